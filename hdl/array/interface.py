@@ -1,0 +1,172 @@
+"""Array and volume tables as other blocks see them, and what the mapper says of a command."""
+
+from amaranth.lib import data, enum, wiring
+from amaranth.lib.wiring import In, Out
+
+from hdl.config import BLOCK_NUMBER_BITS, Config
+from hdl.nvme.interface import HostOpcode, Status
+
+WIDTH_BITS = 6
+"""Width of a number of drives, 1..32."""
+
+
+class Level(enum.Enum, shape=4):
+    """RAID level as the host names it (SNIA CRDS); the hardware only looks at `geometry`."""
+
+    RAID0 = 0
+    RAID1 = 1
+    RAID5 = 5
+    RAID6 = 6
+    RAID10 = 10
+    JBOD = 15
+
+
+def geometry(config: Config) -> data.StructLayout:
+    """Everything the data path needs of an array.
+
+    ``width``: drives in a span (1..32). ``data``: data strips of a stripe before mirroring
+    (``width`` - ``parities`` or ``width``). ``parities``: 0..4. ``copies``: 1, or the copies of
+    each strip. ``spans``: parity sets striped over. ``strip_shift``: log2 of the blocks of a strip,
+    0..8. ``rows``: rows of a span. ``blocks``: blocks the array offers.
+    ``rotate``: parity moves a drive to the left each stripe (left-symmetric), else fixed.
+    """
+    return data.StructLayout(
+        {
+            "valid": 1,
+            "level": Level,
+            "width": WIDTH_BITS,
+            "data": WIDTH_BITS,
+            "parities": 3,
+            "copies": WIDTH_BITS,
+            "spans": WIDTH_BITS,
+            "strip_shift": 4,
+            "rotate": 1,
+            "rows": BLOCK_NUMBER_BITS,
+            "blocks": BLOCK_NUMBER_BITS,
+        }
+    )
+
+
+def volume(config: Config) -> data.StructLayout:
+    """A volume: ``blocks`` blocks of array ``array`` from block ``start``."""
+    return data.StructLayout(
+        {
+            "valid": 1,
+            "array": config.array_bits,
+            "start": BLOCK_NUMBER_BITS,
+            "blocks": BLOCK_NUMBER_BITS,
+        }
+    )
+
+
+def member_address(config: Config) -> data.StructLayout:
+    """Which member: array, and position 0..31 over all spans (span * width + place in the span)."""
+    return data.StructLayout({"position": 5, "array": config.array_bits})
+
+
+class TableRead(wiring.Signature):
+    """A synchronous table read, seen from the reader: ``data`` follows ``address`` by one cycle."""
+
+    def __init__(self, address_shape, data_shape):
+        super().__init__({"address": Out(address_shape), "data": In(data_shape)})
+
+
+def geometry_read(config: Config) -> TableRead:
+    """Reads the geometry of an array."""
+    return TableRead(config.array_bits, geometry(config))
+
+
+def member_read(config: Config) -> TableRead:
+    """Reads the port number of a member."""
+    return TableRead(member_address(config), config.port_bits)
+
+
+def volume_read(config: Config) -> TableRead:
+    """Reads a volume."""
+    return TableRead(config.volume_bits, volume(config))
+
+
+def extent(config: Config) -> data.StructLayout:
+    """Consecutive rows of one strip that a host command touches.
+
+    ``status`` other than SUCCESS: the command fails as a whole, nothing else holds. FLUSH: only
+    ``array`` holds. ``row``: first row (block number on each member, counted from the start of
+    the array's area); ``blocks`` + 1 rows. ``base``: position of the span's first member.
+    ``shift``: place in the span of data strip 0: role r is at ``base`` + (``shift`` + r) mod width,
+    roles being data 0.., then P, Q, R, S; with copies, copy c of data d at place
+    ``shift`` + d * copies + c, which past the width wraps to the next stripe (RAID 1E).
+    ``index``: data strip, 0.. ; ``offset``: index in the host command of the first block.
+    ``final``: the command touches these rows with no later extent. ``last``: last extent of it.
+    """
+    return data.StructLayout(
+        {
+            "slot": config.slot_bits,
+            "opcode": HostOpcode,
+            "fua": 1,
+            "recover": 1,
+            "status": Status,
+            "array": config.array_bits,
+            "base": 5,
+            "shift": 5,
+            "index": 5,
+            "row": BLOCK_NUMBER_BITS,
+            "blocks": config.offset_bits,
+            "offset": config.offset_bits,
+            "final": 1,
+            "last": 1,
+        }
+    )
+
+
+class ManageOpcode(enum.Enum, shape=3):
+    """Changes to the tables."""
+
+    CREATE_ARRAY = 0
+    DELETE_ARRAY = 1
+    CREATE_VOLUME = 2
+    DELETE_VOLUME = 3
+
+
+class ManageStatus(enum.Enum, shape=3):
+    """How a change to the tables ended."""
+
+    DONE = 0
+    INVALID_FIELD = 1
+    """A parameter is out of range or does not fit the level."""
+    DRIVE_UNAVAILABLE = 2
+    """A named drive is absent or belongs to another array."""
+    NO_ENTRY = 3
+    """The table is full, or the named entry does not exist."""
+    IN_USE = 4
+    """The array still has volumes."""
+    NO_SPACE = 5
+    """The volume does not fit, or overlaps another."""
+
+
+def manage_request(config: Config) -> data.StructLayout:
+    """A change to the tables.
+
+    CREATE_ARRAY: ``level``, ``strip_shift``, ``copies`` (RAID 1/10; 0: the level's default),
+    ``spans`` (0 counts as 1), ``drives`` (bit a port; members in ascending port order).
+    DELETE_ARRAY: ``array``. CREATE_VOLUME: ``array``, ``start``, ``blocks`` (0: to the end).
+    DELETE_VOLUME: ``volume``.
+    """
+    return data.StructLayout(
+        {
+            "opcode": ManageOpcode,
+            "array": 8,
+            "volume": 8,
+            "level": 4,
+            "strip_shift": 4,
+            "copies": WIDTH_BITS,
+            "spans": WIDTH_BITS,
+            "drives": 32,
+            "start": BLOCK_NUMBER_BITS,
+            "blocks": BLOCK_NUMBER_BITS,
+        }
+    )
+
+
+def manage_response(config: Config) -> data.StructLayout:
+    """The answer: ``index`` is the array or volume created."""
+    return data.StructLayout({"status": ManageStatus, "index": 8})

@@ -1,0 +1,212 @@
+"""Every size of a controller, in one validated record, and the presets that the project builds.
+
+Anything that another block must agree on is derived here once.
+"""
+
+from dataclasses import dataclass
+
+BLOCK_BYTES = 4096
+"""Bytes of a block: cache line, parity unit, host page and drive unit."""
+
+DWORDS_PER_BLOCK = BLOCK_BYTES // 4
+
+BLOCK_NUMBER_BITS = 40
+"""Width of a block number: 2**40 blocks of 4 KiB are 4 EiB."""
+
+TIME_BITS = 48
+"""Width of `now`, in clock cycles: 13 days at 250 MHz before it wraps."""
+
+MAX_DRIVES = 32
+"""Most drives in an array, and most drive ports of a controller."""
+
+DATA_OFFSET_BLOCKS = 256
+"""Blocks at the start of every member kept free for metadata (1 MiB, as Linux md leaves by default)."""
+
+
+def bits_for_count(count: int) -> int:
+    """Bits of an index into ``count`` entries (at least one)."""
+    return max(1, (count - 1).bit_length())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Sizes of one controller.
+
+    Parameters
+    ----------
+    data_width
+        Bits of every data path, W: 64, 128, 256 or 512.
+    ports
+        Drive ports, 2..32.
+    lines
+        On-chip 4 KiB lines, a power of two.
+    banks
+        Banks of the line store, a power of two; beat b of a line lies in bank b mod ``banks``.
+    commands
+        Host I/O commands inside the controller at once, a power of two.
+    rows
+        Rows being written or reconstructed at once, a power of two.
+    operations
+        Drive operations queued or running at once over all ports, a power of two.
+    drive_tags
+        Commands outstanding per drive, 1..32.
+    read_tags
+        PCIe memory read requests outstanding, a power of two up to 256.
+    completion_headers
+        Completion headers that the PCIe hard block buffers; space is reserved before a request.
+    queue_pairs
+        NVMe I/O queue pairs.
+    queue_depth
+        Most entries of an NVMe I/O queue (CAP.MQES + 1), a power of two.
+    arrays, volumes
+        Entries of the array and volume tables, powers of two.
+    parities
+        Syndromes that the parity engine computes, 1..4.
+    transfer_blocks
+        Longest host transfer in blocks, a power of two (NVMe MDTS).
+    clock_hz
+        Clock frequency, only to turn times into cycles.
+    """
+
+    data_width: int = 256
+    ports: int = 8
+    lines: int = 1024
+    banks: int = 8
+    commands: int = 512
+    rows: int = 512
+    operations: int = 2048
+    drive_tags: int = 32
+    read_tags: int = 64
+    completion_headers: int = 256
+    queue_pairs: int = 8
+    queue_depth: int = 1024
+    arrays: int = 8
+    volumes: int = 16
+    parities: int = 2
+    transfer_blocks: int = 32
+    clock_hz: int = 250_000_000
+
+    def __post_init__(self) -> None:
+        if self.data_width not in (64, 128, 256, 512):
+            raise ValueError(f"data_width must be 64, 128, 256 or 512, not {self.data_width}")
+        if not 2 <= self.ports <= MAX_DRIVES:
+            raise ValueError(f"ports must be 2..{MAX_DRIVES}, not {self.ports}")
+        if not 1 <= self.drive_tags <= 32:
+            raise ValueError(f"drive_tags must be 1..32, not {self.drive_tags}")
+        if not 1 <= self.parities <= 4:
+            raise ValueError(f"parities must be 1..4, not {self.parities}")
+        if not 1 <= self.queue_pairs <= 64:
+            raise ValueError(f"queue_pairs must be 1..64, not {self.queue_pairs}")
+        for name, least, most in (
+            ("lines", 16, 1 << 16),
+            ("banks", 2, 64),
+            ("commands", 2, 4096),
+            ("rows", 4, 4096),
+            ("operations", 16, 1 << 16),
+            ("read_tags", 2, 256),
+            ("queue_depth", 4, 1 << 15),
+            ("arrays", 2, 256),
+            ("volumes", 2, 256),
+            ("transfer_blocks", 2, 64),
+        ):
+            value = getattr(self, name)
+            if value & (value - 1) or not least <= value <= most:
+                raise ValueError(f"{name} must be a power of two in {least}..{most}, not {value}")
+        if self.banks > self.beats:
+            raise ValueError(f"banks must be at most the {self.beats} beats of a line")
+
+    @property
+    def beat_bytes(self) -> int:
+        """Bytes a cycle of a data path."""
+        return self.data_width // 8
+
+    @property
+    def beat_dwords(self) -> int:
+        """32-bit words of a beat."""
+        return self.data_width // 32
+
+    @property
+    def beats(self) -> int:
+        """Beats of a block."""
+        return BLOCK_BYTES // self.beat_bytes
+
+    @property
+    def line_bits(self) -> int:
+        """Width of a line number."""
+        return bits_for_count(self.lines)
+
+    @property
+    def beat_address_bits(self) -> int:
+        """Width of a beat address in the line store: line number, then beat."""
+        return self.line_bits + bits_for_count(self.beats)
+
+    @property
+    def dword_address_bits(self) -> int:
+        """Width of a 32-bit word address in the line store: line number, then word."""
+        return self.line_bits + bits_for_count(DWORDS_PER_BLOCK)
+
+    @property
+    def slot_bits(self) -> int:
+        """Width of a host command slot number."""
+        return bits_for_count(self.commands)
+
+    @property
+    def row_slot_bits(self) -> int:
+        """Width of a row slot number."""
+        return bits_for_count(self.rows)
+
+    @property
+    def port_bits(self) -> int:
+        """Width of a drive port number: fixed, so that tables have one shape."""
+        return bits_for_count(MAX_DRIVES)
+
+    @property
+    def tag_bits(self) -> int:
+        """Width of a drive tag."""
+        return bits_for_count(self.drive_tags)
+
+    @property
+    def offset_bits(self) -> int:
+        """Width of a block's index in its host command."""
+        return bits_for_count(self.transfer_blocks)
+
+    @property
+    def array_bits(self) -> int:
+        """Width of an array number."""
+        return bits_for_count(self.arrays)
+
+    @property
+    def volume_bits(self) -> int:
+        """Width of a volume number."""
+        return bits_for_count(self.volumes)
+
+    @property
+    def line_reserve(self) -> int:
+        """Lines that only rows already launched may take, so that the widest row can finish."""
+        return min(self.ports + self.parities + 1, self.lines // 2)
+
+
+def board(ports: int = 8) -> Config:
+    """The configuration that is simulated and characterised: 256 bits, 4 MiB on chip."""
+    return Config(ports=ports)
+
+
+def small() -> Config:
+    """The configuration that `make synth` places on an ECP5-45: 64 bits, 4 ports."""
+    return Config(
+        data_width=64,
+        ports=4,
+        lines=16,
+        banks=4,
+        commands=16,
+        rows=8,
+        operations=64,
+        drive_tags=8,
+        read_tags=16,
+        queue_pairs=2,
+        queue_depth=64,
+        arrays=2,
+        volumes=4,
+        transfer_blocks=4,
+        clock_hz=80_000_000,
+    )

@@ -1,0 +1,143 @@
+"""Drive operations inside the controller, and the port to a drive's link core."""
+
+from amaranth.lib import data, enum, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from hdl.config import BLOCK_NUMBER_BITS, Config
+
+
+class Opcode(enum.Enum, shape=2):
+    """What a drive is asked to do."""
+
+    READ = 0
+    WRITE = 1
+    FLUSH = 2
+
+
+class DriveStatus(enum.Enum, shape=3):
+    """How a drive command ended."""
+
+    GOOD = 0
+    MEDIUM_ERROR = 1
+    ABORTED = 2
+    GONE = 3
+
+
+class Owner(enum.Enum, shape=1):
+    """Who is told when an operation ends: a row of the stripe engine, or a host command."""
+
+    ROW = 0
+    COMMAND = 1
+
+
+MERGE_BLOCKS = 64
+"""Most blocks of one drive command: 256 KiB."""
+
+MERGE_BITS = 6
+
+
+def owner_bits(config: Config) -> int:
+    """Width of an owner number, a row slot or a command slot."""
+    return max(config.row_slot_bits, config.slot_bits)
+
+
+def operation(config: Config) -> data.StructLayout:
+    """One operation for a drive port.
+
+    ``Owner.ROW``: one block (``blocks`` = 0) in ``line``; ``place`` comes back unchanged.
+    ``Owner.COMMAND``, READ: ``blocks`` + 1 consecutive blocks, the first being block ``place`` of
+    the host command; lines are allocated as the data arrives. ``Owner.COMMAND``, FLUSH: no data.
+    ``more``: the next block of this drive will follow at once, so waiting to merge pays.
+    """
+    return data.StructLayout(
+        {
+            "port": config.port_bits,
+            "opcode": Opcode,
+            "fua": 1,
+            "recover": 1,
+            "more": 1,
+            "block": BLOCK_NUMBER_BITS,
+            "blocks": config.offset_bits,
+            "owner": Owner,
+            "index": owner_bits(config),
+            "place": 6,
+            "line": config.line_bits,
+        }
+    )
+
+
+def finished(config: Config) -> data.StructLayout:
+    """The end of one operation of a row, of one flush, or of one *failed* block of a command.
+
+    A block of a host command's read that succeeds is reported as `landed`, never here.
+    """
+    return data.StructLayout(
+        {
+            "port": config.port_bits,
+            "opcode": Opcode,
+            "recover": 1,
+            "owner": Owner,
+            "index": owner_bits(config),
+            "place": 6,
+            "status": DriveStatus,
+        }
+    )
+
+
+def landed(config: Config) -> data.StructLayout:
+    """A block of a host command's read is complete in ``line``, which now belongs to the receiver."""
+    return data.StructLayout(
+        {"slot": config.slot_bits, "offset": config.offset_bits, "line": config.line_bits}
+    )
+
+
+def drive_command(config: Config) -> data.StructLayout:
+    """A command to a drive: ``blocks`` + 1 blocks of 4 KiB from ``block``."""
+    return data.StructLayout(
+        {
+            "tag": config.tag_bits,
+            "opcode": Opcode,
+            "fua": 1,
+            "block": BLOCK_NUMBER_BITS,
+            "blocks": MERGE_BITS,
+        }
+    )
+
+
+def write_data(config: Config) -> data.StructLayout:
+    """A beat of write data, in the order of the grants; ``last`` ends a block."""
+    return data.StructLayout({"data": config.data_width, "last": 1})
+
+
+def read_data(config: Config) -> data.StructLayout:
+    """A beat of read data. Blocks of one tag come in order; tags change only between blocks."""
+    return data.StructLayout({"data": config.data_width, "tag": config.tag_bits, "last": 1})
+
+
+def drive_completion(config: Config) -> data.StructLayout:
+    """The end of a command. A read's completion follows its last beat."""
+    return data.StructLayout({"tag": config.tag_bits, "status": DriveStatus})
+
+
+class DrivePort(wiring.Signature):
+    """Between the controller and a drive's link core, seen from the controller.
+
+    The drive decides when data moves (as SAS XFER_RDY and SATA DMA Setup do): a ``grant`` asks for
+    the next block of a tag's write data, and read data comes when the drive has it. Contract of the
+    link core: every command completes exactly once; granted data is always taken in the end; when
+    the drive goes away it completes every outstanding and every later command with GONE.
+    ``present`` and ``capacity`` (blocks) are levels.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__(
+            {
+                "command": Out(stream.Signature(drive_command(config))),
+                "grant": In(stream.Signature(data.StructLayout({"tag": config.tag_bits}))),
+                "write_data": Out(stream.Signature(write_data(config))),
+                "read_data": In(stream.Signature(read_data(config))),
+                "completion": In(stream.Signature(drive_completion(config))),
+                "present": In(1),
+                "capacity": In(BLOCK_NUMBER_BITS),
+            }
+        )

@@ -1,0 +1,69 @@
+"""Streams between the NVMe front end and the data path."""
+
+from amaranth.lib import data, enum
+
+from hdl.config import BLOCK_NUMBER_BITS, Config
+
+
+class HostOpcode(enum.Enum, shape=2):
+    """I/O commands that reach the data path."""
+
+    READ = 0
+    WRITE = 1
+    FLUSH = 2
+
+
+class Status(enum.Enum, shape=4):
+    """How a host command ended; the NVMe front end turns it into the specification's status."""
+
+    SUCCESS = 0
+    LBA_OUT_OF_RANGE = 1
+    INVALID_NAMESPACE = 2
+    DATA_TRANSFER_ERROR = 3
+    UNRECOVERED_READ = 4
+    WRITE_FAULT = 5
+    INTERNAL_ERROR = 6
+
+
+def command(config: Config) -> data.StructLayout:
+    """A host command, PRPs already at hand. ``blocks`` + 1 blocks from ``block`` of ``volume``.
+
+    ``offset`` is the index in the host's command of the first block (0 from the host).
+    ``recover``: do not trust the drive that would be read directly (set when a read is retried).
+    """
+    return data.StructLayout(
+        {
+            "slot": config.slot_bits,
+            "opcode": HostOpcode,
+            "fua": 1,
+            "recover": 1,
+            "volume": config.volume_bits,
+            "block": BLOCK_NUMBER_BITS,
+            "blocks": config.offset_bits,
+            "offset": config.offset_bits,
+        }
+    )
+
+
+def completion(config: Config) -> data.StructLayout:
+    """The one completion of a host command."""
+    return data.StructLayout({"slot": config.slot_bits, "status": Status})
+
+
+def transfer(config: Config) -> data.StructLayout:
+    """Move block ``offset`` of the command in ``slot`` between host memory and ``line``."""
+    return data.StructLayout(
+        {"slot": config.slot_bits, "offset": config.offset_bits, "line": config.line_bits}
+    )
+
+
+def fetched(config: Config) -> data.StructLayout:
+    """A block of host write data is in its line, or (``error``) never will be."""
+    return data.StructLayout({"line": config.line_bits, "error": 1})
+
+
+def delivered(config: Config) -> data.StructLayout:
+    """A block has been sent to the host from ``line``, which now belongs to the receiver."""
+    return data.StructLayout(
+        {"slot": config.slot_bits, "line": config.line_bits, "error": 1}
+    )

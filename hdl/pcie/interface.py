@@ -1,0 +1,209 @@
+"""Streams between the PCIe front end and the rest: TLPs, DMA requests, register accesses."""
+
+from amaranth.lib import data, enum, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from hdl.config import BLOCK_BYTES, Config
+
+BAR_BITS = 14
+"""BAR 0 is 16 KiB: NVMe registers, doorbells, MSI-X table and pending bits."""
+
+
+class RequestKind(enum.Enum, shape=1):
+    """Memory requests that the controller sends."""
+
+    READ = 0
+    WRITE = 1
+
+
+class CompletionStatus(enum.Enum, shape=3):
+    """Completion status field (PCIe base specification 2.2.9)."""
+
+    SC = 0
+    UR = 1
+    CRS = 2
+    CA = 4
+
+
+def request_beat(config: Config) -> data.StructLayout:
+    """A beat of a memory request to the host.
+
+    The header fields hold on every beat. Payload starts at word 0 of the first beat; a read is one
+    beat. ``dwords`` is 1..1024 (11 bits); every byte is enabled; no request crosses 4 KiB.
+    """
+    return data.StructLayout(
+        {
+            "kind": RequestKind,
+            "address": 64,
+            "dwords": 11,
+            "tag": 8,
+            "data": config.data_width,
+            "first": 1,
+            "last": 1,
+        }
+    )
+
+
+def completion_beat(config: Config) -> data.StructLayout:
+    """A beat of a completion from the host.
+
+    The header fields hold on every beat. Payload starts at word 0 of the first beat; ``dwords`` is
+    0 without data. ``byte_count`` counts the bytes still due including this completion,
+    ``lower_address`` is the low address of the first byte (PCIe base specification 2.2.9).
+    ``request_completed`` marks the last completion of its request.
+    """
+    return data.StructLayout(
+        {
+            "tag": 8,
+            "status": CompletionStatus,
+            "poisoned": 1,
+            "dwords": 11,
+            "byte_count": 13,
+            "lower_address": 12,
+            "request_completed": 1,
+            "data": config.data_width,
+            "first": 1,
+            "last": 1,
+        }
+    )
+
+
+class Kind(enum.Enum, shape=2):
+    """What a host read is for, and so which memory it lands in."""
+
+    BLOCK = 0
+    """A block of user data: into the line store, ``index`` is the line."""
+    ENTRIES = 1
+    """Submission queue entries: into the inbox, ``index`` chosen by the queue engine."""
+    LIST = 2
+    """A PRP list: into the inbox, ``index`` is the command slot."""
+
+
+def read_index_bits(config: Config) -> int:
+    """Width of the index that names a host read, within its kind."""
+    return max(config.line_bits, config.slot_bits)
+
+
+def inbox_dwords(config: Config) -> int:
+    """32-bit words of the inbox: PRP lists first (one entry a page and slot), then SQ entries."""
+    return config.commands * config.transfer_blocks * 2 + sqe_slots(config) * 16
+
+
+def sqe_slots(config: Config) -> int:
+    """Submission queue entries that the inbox holds."""
+    return 32
+
+
+def inbox_address_bits(config: Config) -> int:
+    """Width of a 32-bit word address in the inbox."""
+    return (inbox_dwords(config) - 1).bit_length()
+
+
+def target_bits(config: Config) -> int:
+    """Width of a 32-bit word address in the line store or the inbox."""
+    return max(config.dword_address_bits, inbox_address_bits(config))
+
+
+def read_request(config: Config) -> data.StructLayout:
+    """Fetch ``dwords`` (1..1024) from host ``address`` to word address ``target``.
+
+    ``address`` is a multiple of 4. (``kind``, ``index``) names a transfer: it may take several
+    requests, the last of which carries ``last``; one `read_done` answers all of them.
+    ``target`` is a word address in the line store (BLOCK) or the inbox (others).
+    """
+    return data.StructLayout(
+        {
+            "kind": Kind,
+            "index": read_index_bits(config),
+            "last": 1,
+            "address": 64,
+            "dwords": 11,
+            "target": target_bits(config),
+        }
+    )
+
+
+def read_done(config: Config) -> data.StructLayout:
+    """Every byte of a transfer is in its memory, or (``error``) never will be."""
+    return data.StructLayout({"kind": Kind, "index": read_index_bits(config), "error": 1})
+
+
+def inbox_beat(config: Config) -> data.StructLayout:
+    """One beat into the inbox: beat address, data, a mask bit per 32-bit word."""
+    return data.StructLayout(
+        {
+            "address": inbox_address_bits(config) - (config.beat_dwords.bit_length() - 1),
+            "data": config.data_width,
+            "mask": config.beat_dwords,
+        }
+    )
+
+
+def write_request(config: Config) -> data.StructLayout:
+    """Send ``dwords`` (1..1024) from word address ``source`` of the line store to host ``address``.
+
+    ``last`` ends the transfer of ``line``; one `write_done` with the line number answers it once
+    its last TLP has been handed over, so that anything posted later arrives later.
+    """
+    return data.StructLayout(
+        {
+            "line": config.line_bits,
+            "last": 1,
+            "address": 64,
+            "dwords": 11,
+            "source": config.dword_address_bits,
+        }
+    )
+
+
+POST_DWORDS = 4
+
+
+def post() -> data.StructLayout:
+    """A small posted write: a completion queue entry or an interrupt; ``dwords`` is 1..4."""
+    return data.StructLayout({"address": 64, "dwords": 3, "data": 32 * POST_DWORDS})
+
+
+class RegisterBus(wiring.Signature):
+    """Register accesses of the host, seen from the PCIe side: one at a time, in order.
+
+    ``request``: a naturally aligned access of up to 8 bytes at byte address ``address`` (a multiple
+    of 8); ``enable`` has a bit per byte. A read is answered by one ``response``, a write by none.
+    """
+
+    def __init__(self):
+        super().__init__(
+            {
+                "request": Out(
+                    stream.Signature(
+                        data.StructLayout(
+                            {"address": BAR_BITS, "write": 1, "data": 64, "enable": 8}
+                        )
+                    )
+                ),
+                "response": In(stream.Signature(64)),
+            }
+        )
+
+
+class PcieStatus(wiring.Signature):
+    """What the hard block reports of its configuration space, seen from the controller.
+
+    ``max_payload``, ``max_read_request``: Device Control encoding (128 << n bytes). ``rcb``: read
+    completion boundary, 0 for 64 and 1 for 128 bytes.
+    """
+
+    def __init__(self):
+        super().__init__(
+            {
+                "max_payload": In(3),
+                "max_read_request": In(3),
+                "rcb": In(1),
+                "bus_master": In(1),
+                "msix_enable": In(1),
+                "msix_mask": In(1),
+            }
+        )
+
+
+assert BLOCK_BYTES == 4096, "requests are split at 4 KiB, the block and the PCIe page alike"
