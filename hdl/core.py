@@ -1,0 +1,188 @@
+"""The controller behind any PCIe hard block: instances in dataflow order and their connections."""
+
+from amaranth.hdl import Cat, Module, Mux
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out, connect, flipped
+
+from hdl.array.mapper import Mapper
+from hdl.array.tables import ArrayTables
+from hdl.array.tracker import Tracker
+from hdl.config import TIME_BITS, Config
+from hdl.drive.drives import Drives
+from hdl.drive.interface import DrivePort, Opcode, Owner, landed, operation
+from hdl.memory.allocator import LineAllocator
+from hdl.memory.store import LineStore
+from hdl.nvme.front_end import NvmeFrontEnd
+from hdl.parity.runner import ParityPass
+from hdl.pcie.endpoint import Endpoint
+from hdl.pcie.interface import PcieStatus, RegisterBus, completion_beat, request_beat
+from hdl.streams import Merge, split
+from hdl.stripe.dispatch import Dispatch
+from hdl.stripe.gather import Gather
+from hdl.stripe.interface import committed
+from hdl.stripe.sequencer import Sequencer
+
+
+class Core(wiring.Component):
+    """Everything between the PCIe transaction layer and the drive ports.
+
+    ``request``, ``completion``: memory requests to the host and what comes back. ``register``:
+    the host's register accesses. ``drives``: the drive ports. ``now``: time in clock cycles, which
+    may jump to ``deadline`` at most while ``quiet`` is 1 and no stream offers anything.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        super().__init__(
+            {
+                "request": Out(stream.Signature(request_beat(config))),
+                "completion": In(stream.Signature(completion_beat(config))),
+                "register": In(RegisterBus()),
+                "status": Out(PcieStatus()),
+                "now": In(TIME_BITS),
+                "quiet": Out(1),
+                "deadline": Out(TIME_BITS),
+                "drives": Out(DrivePort(config)).array(config.ports),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        config = self._config
+        m = Module()
+
+        m.submodules.endpoint = endpoint = Endpoint(config=config)
+        m.submodules.front_end = front_end = NvmeFrontEnd(config=config)
+        m.submodules.tables = tables = ArrayTables(
+            config=config, geometry_readers=5, member_readers=3, volume_readers=2
+        )
+        m.submodules.tracker = tracker = Tracker(config=config)
+        m.submodules.mapper = mapper = Mapper(config=config)
+        m.submodules.dispatch = dispatch = Dispatch(config=config)
+        m.submodules.gather = gather = Gather(config=config)
+        m.submodules.sequencer = sequencer = Sequencer(config=config)
+        m.submodules.parity = parity = ParityPass(config=config)
+        m.submodules.drives = drives = Drives(config=config)
+        m.submodules.store = store = LineStore(config=config, readers=4, writers=5)
+        reserve = config.line_reserve
+        m.submodules.allocator = allocator = LineAllocator(
+            config=config, users=4, returns=4, reserves=(0, 0, 0, reserve)
+        )
+        blocks = [endpoint, front_end, tables, tracker, mapper, dispatch, gather, sequencer]
+        blocks += [parity, drives, store, allocator]
+
+        # Host side: PCIe transactions and registers.
+        connect(m, flipped(self.request), endpoint.request)
+        connect(m, flipped(self.completion), endpoint.completion)
+        connect(m, flipped(self.register), front_end.register)
+        for block in (endpoint, front_end):
+            for name in PcieStatus().members:
+                m.d.comb += getattr(block.status, name).eq(getattr(self.status, name))
+        for block in (endpoint, front_end, gather):
+            m.d.comb += block.now.eq(self.now)
+        connect(m, front_end.read_request, endpoint.read_request)
+        connect(m, endpoint.read_done, front_end.read_done)
+        connect(m, endpoint.inbox_write, front_end.inbox_write)
+        connect(m, front_end.write_request, endpoint.write_request)
+        connect(m, endpoint.write_done, front_end.write_done)
+        connect(m, front_end.post, endpoint.post)
+
+        # Commands down: host, tracker, mapper, dispatch, then drives or rows.
+        connect(m, front_end.command, tracker.host_command)
+        connect(m, tracker.command, mapper.command)
+        connect(m, mapper.extent, dispatch.extent)
+        connect(m, dispatch.gather, gather.extent)
+        connect(m, gather.launch, sequencer.launch)
+        connect(m, sequencer.row_read, gather.row_read)
+        connect(m, sequencer.strip_read, gather.strip_read)
+        connect(m, sequencer.step, parity.step)
+        connect(m, parity.done, sequencer.pass_done)
+        m.submodules.operations = operations = Merge(operation(config), inputs=2)
+        connect(m, sequencer.operation, operations.inputs[0])
+        connect(m, dispatch.operation, operations.inputs[1])
+        connect(m, operations.output, drives.operation)
+
+        # Host data: into lines for writes, out of lines for reads.
+        connect(m, gather.fetch, front_end.fetch)
+        connect(m, front_end.fetched, gather.fetched)
+        m.submodules.deliveries = deliveries = Merge(landed(config), inputs=2)
+        connect(m, drives.landed, deliveries.inputs[0])
+        connect(m, sequencer.recovered, deliveries.inputs[1])
+        connect(m, deliveries.output, front_end.deliver)
+
+        # Completions up.
+        finished = drives.finished
+        of_command = finished.payload.owner == Owner.COMMAND
+        of_flush = finished.payload.opcode == Opcode.FLUSH
+        split(
+            m,
+            finished,
+            [
+                (~of_command, sequencer.finished),
+                (of_command & of_flush, tracker.flushed),
+                (of_command & ~of_flush, tracker.read_failed),
+            ],
+        )
+        connect(m, sequencer.retired, gather.retired)
+        m.submodules.commits = commits = Merge(committed(config), inputs=3)
+        connect(m, sequencer.committed, commits.inputs[0])
+        connect(m, gather.fetch_failed, commits.inputs[1])
+        connect(m, dispatch.unreadable, commits.inputs[2])
+        connect(m, commits.output, tracker.committed)
+        connect(m, sequencer.recover_failed, tracker.recover_failed)
+        connect(m, dispatch.rejected, tracker.rejected)
+        connect(m, dispatch.expected, tracker.expected)
+        connect(m, front_end.delivered, tracker.delivered)
+        connect(m, tracker.completion, front_end.completion)
+
+        # Lines: who gets them, who returns them, who moves their beats.
+        for user, port in zip(
+            (front_end, sequencer, drives, gather), allocator.allocate, strict=True
+        ):
+            connect(m, port, user.allocate)
+        for user, port in zip((front_end, sequencer, tracker, gather), allocator.free, strict=True):
+            connect(m, user.free, port)
+        m.d.comb += gather.available.eq(allocator.available)
+        readers = [endpoint.line_read, parity.line_read, *drives.line_read]
+        writers = [endpoint.line_write, parity.line_write, *drives.line_write, front_end.line_write]
+        for user, port in zip(readers, store.read, strict=True):
+            connect(m, user, port)
+        for user, port in zip(writers, store.write, strict=True):
+            connect(m, user, port)
+
+        # Tables and drive health.
+        for user, port in zip(
+            (front_end, mapper, dispatch, gather, sequencer), tables.geometry_read, strict=True
+        ):
+            connect(m, user.geometry_read, port)
+        for user, port in zip((front_end, dispatch, sequencer), tables.member_read, strict=True):
+            connect(m, user.member_read, port)
+        for user, port in zip((front_end, mapper), tables.volume_read, strict=True):
+            connect(m, user.volume_read, port)
+        connect(m, front_end.port_read, tables.port_read)
+        connect(m, front_end.manage_request, tables.manage_request)
+        connect(m, tables.manage_response, front_end.manage_response)
+        connect(m, sequencer.fail, tables.fail)
+        present = Cat(port.present for port in self.drives)
+        m.d.comb += [tables.present.eq(present), front_end.drive_present.eq(present)]
+        for block in (front_end, dispatch, sequencer, drives):
+            failed = block.drive_failed if block is front_end else block.failed
+            m.d.comb += failed.eq(tables.failed)
+        for table_capacity, port, inner in zip(
+            tables.capacity, self.drives, drives.drives, strict=True
+        ):
+            m.d.comb += table_capacity.eq(port.capacity)
+            connect(m, flipped(port), inner)
+
+        merges = [operations, deliveries, commits]
+        m.d.comb += [
+            self.quiet.eq(~Cat(block.busy for block in blocks + merges).any()),
+            self.deadline.eq(
+                Mux(gather.deadline < endpoint.deadline, gather.deadline, endpoint.deadline)
+            ),
+        ]
+        return m

@@ -1,0 +1,178 @@
+"""NVMe 1.4 commands, completions and identify pages as the driver builds and reads them."""
+
+import struct
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+SQE_BYTES = 64
+CQE_BYTES = 16
+IDENTIFY_BYTES = 4096
+
+BLOCK_BYTES = 4096
+"""Logical block: the controller formats its namespaces with 4096-byte blocks."""
+
+
+class Admin(IntEnum):
+    """Admin opcodes (NVMe 1.4 section 5)."""
+
+    DELETE_SQ = 0x00
+    CREATE_SQ = 0x01
+    GET_LOG_PAGE = 0x02
+    DELETE_CQ = 0x04
+    CREATE_CQ = 0x05
+    IDENTIFY = 0x06
+    ABORT = 0x08
+    SET_FEATURES = 0x09
+    GET_FEATURES = 0x0A
+    ASYNC_EVENT = 0x0C
+
+
+class Io(IntEnum):
+    """NVM command set opcodes (NVMe 1.4 section 6)."""
+
+    FLUSH = 0x00
+    WRITE = 0x01
+    READ = 0x02
+
+
+class Register(IntEnum):
+    """Controller register offsets (NVMe 1.4 section 3.1)."""
+
+    CAP = 0x00
+    VS = 0x08
+    CC = 0x14
+    CSTS = 0x1C
+    AQA = 0x24
+    ASQ = 0x28
+    ACQ = 0x30
+    DOORBELLS = 0x1000
+
+
+FEATURE_NUMBER_OF_QUEUES = 0x07
+
+
+@dataclass(frozen=True)
+class Command:
+    """A submission queue entry without its command identifier."""
+
+    opcode: int
+    namespace: int = 0
+    prp1: int = 0
+    prp2: int = 0
+    dwords: tuple[int, ...] = field(default=())
+    """CDW10 and following, up to six."""
+    flags: int = 0
+
+    def pack(self, identifier: int) -> bytes:
+        """The 64 bytes of the entry (NVMe 1.4 figure 105)."""
+        dwords = list(self.dwords) + [0] * (6 - len(self.dwords))
+        return struct.pack(
+            "<BBHIQQQQ6I",
+            self.opcode,
+            self.flags,
+            identifier,
+            self.namespace,
+            0,
+            0,
+            self.prp1,
+            self.prp2,
+            *dwords,
+        )
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A completion queue entry (NVMe 1.4 figure 123)."""
+
+    result: int
+    sq_head: int
+    sq_identifier: int
+    identifier: int
+    phase: int
+    code: int
+    """Status code, 8 bits."""
+    code_type: int
+    """Status code type, 3 bits."""
+    do_not_retry: bool
+
+    @classmethod
+    def unpack(cls, raw: bytes) -> "Completion":
+        """Reads the 16 bytes of an entry."""
+        result, _, head, queue, identifier, status = struct.unpack("<IIHHHH", raw)
+        return cls(
+            result,
+            head,
+            queue,
+            identifier,
+            status & 1,
+            (status >> 1) & 0xFF,
+            (status >> 9) & 0x7,
+            bool(status >> 15),
+        )
+
+    @property
+    def ok(self) -> bool:
+        """Whether the command succeeded."""
+        return self.code == 0 and self.code_type == 0
+
+
+class NvmeError(Exception):
+    """A command that the device refused or failed."""
+
+    def __init__(self, what: str, completion: Completion):
+        self.completion = completion
+        super().__init__(
+            f"{what}: status code type {completion.code_type:#x}, code {completion.code:#04x}"
+        )
+
+
+def read_write(
+    opcode: Io, namespace: int, block: int, blocks: int, prp1: int, prp2: int, fua: bool = False
+) -> Command:
+    """A Read or Write of ``blocks`` logical blocks from ``block`` (NVMe 1.4 sections 6.9, 6.15)."""
+    dwords = (block & 0xFFFF_FFFF, block >> 32, (blocks - 1) | (int(fua) << 30))
+    return Command(opcode, namespace, prp1, prp2, dwords)
+
+
+@dataclass(frozen=True)
+class IdentifyController:
+    """Identify Controller, the fields that the driver uses (NVMe 1.4 figure 251)."""
+
+    vendor: int
+    serial: str
+    model: str
+    firmware: str
+    max_transfer_pages: int
+    """Longest transfer in 4 KiB pages (0: no limit)."""
+    namespaces: int
+    volatile_write_cache: bool
+
+    @classmethod
+    def unpack(cls, page: bytes) -> "IdentifyController":
+        """Reads the 4096-byte page."""
+        exponent = page[77]
+        return cls(
+            struct.unpack_from("<H", page, 0)[0],
+            page[4:24].decode("ascii").strip(),
+            page[24:64].decode("ascii").strip(),
+            page[64:72].decode("ascii").strip(),
+            1 << exponent if exponent else 0,
+            struct.unpack_from("<I", page, 516)[0],
+            bool(page[525] & 1),
+        )
+
+
+@dataclass(frozen=True)
+class IdentifyNamespace:
+    """Identify Namespace, the fields that the driver uses (NVMe 1.4 figure 249)."""
+
+    blocks: int
+    block_bytes: int
+
+    @classmethod
+    def unpack(cls, page: bytes) -> "IdentifyNamespace":
+        """Reads the 4096-byte page."""
+        size = struct.unpack_from("<Q", page, 0)[0]
+        format_index = page[26] & 0xF
+        shift = page[128 + 4 * format_index + 2]
+        return cls(size, 1 << shift)

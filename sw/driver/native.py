@@ -1,0 +1,121 @@
+"""Transport over the native harness: verilated controller, PCIe link and drive models."""
+
+from collections.abc import Coroutine
+from typing import Any
+
+from sim.native.harness import Harness
+from sw.driver.loop import Loop, LoopEvent
+from sw.driver.transport import PAGE_BYTES
+
+MSIX_TABLE = 0x2000
+MSIX_ENTRY_BYTES = 16
+
+
+class BufferMemory:
+    """Host memory of the harness, handed out from the bottom.
+
+    Parameters
+    ----------
+    buffer
+        The bytes; bus address 0 is byte 0.
+    """
+
+    def __init__(self, buffer: memoryview):
+        self._buffer = buffer
+        self._next = PAGE_BYTES
+
+    def allocate(self, length: int, align: int = PAGE_BYTES) -> int:
+        """Reserves bytes for good; `MemoryError` when the buffer is used up."""
+        address = -(-self._next // align) * align
+        if address + length > len(self._buffer):
+            raise MemoryError(f"host memory of {len(self._buffer)} bytes is used up")
+        self._next = address + length
+        return address
+
+    def read(self, address: int, length: int) -> bytes:
+        """Copies bytes out."""
+        return bytes(self._buffer[address : address + length])
+
+    def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
+        """Copies bytes in."""
+        self._buffer[address : address + len(data)] = data
+
+
+class HarnessMachine:
+    """The harness as an event loop's machine.
+
+    Parameters
+    ----------
+    harness
+        The machine.
+    """
+
+    def __init__(self, harness: Harness):
+        self._harness = harness
+
+    @property
+    def now_ns(self) -> float:
+        """Simulated time."""
+        return self._harness.now_ns
+
+    def advance(self, until_ns: float | None) -> list[int]:
+        """Runs to the next interrupt or to ``until_ns``; the vectors that came."""
+        return [event[1] for event in self._harness.run(until_ns) if event[0] == "interrupt"]
+
+
+class NativeTransport:
+    """One simulated card. Run coroutines on it with `run`.
+
+    Parameters
+    ----------
+    harness
+        The machine; it must outlive the transport.
+    """
+
+    def __init__(self, harness: Harness):
+        self.harness = harness
+        self.memory = BufferMemory(harness.memory)
+        self._loop = Loop(HarnessMachine(harness))
+
+    def run(self, main: Coroutine[Any, Any, Any]) -> Any:
+        """Runs ``main`` to its end in simulated time; its result."""
+        return self._loop.run(main)
+
+    async def read32(self, offset: int) -> int:
+        """Reads a 32-bit register."""
+        return self.harness.mmio_read32(offset)
+
+    async def write32(self, offset: int, value: int) -> None:
+        """Writes a 32-bit register (posted)."""
+        self.harness.mmio_write32(offset, value)
+
+    async def enable_interrupts(self, vectors: int) -> int:
+        """Sets up MSI-X vectors 0 .. ``vectors`` - 1; the count."""
+        granted = min(vectors, self.harness.config.queue_pairs + 1)
+        for vector in range(granted):
+            entry = MSIX_TABLE + MSIX_ENTRY_BYTES * vector
+            address = self.harness.interrupt_address(vector)
+            for offset, value in enumerate((address & 0xFFFF_FFFF, address >> 32, vector, 0)):
+                self.harness.mmio_write32(entry + 4 * offset, value)
+        self.harness.enable_msix()
+        return granted
+
+    def interrupt(self, vector: int) -> LoopEvent:
+        """The event that an interrupt on ``vector`` sets."""
+        return self._loop.interrupt(vector)
+
+    def event(self) -> LoopEvent:
+        """A new event, clear."""
+        return self._loop.event()
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Runs a coroutine beside the caller."""
+        self._loop.spawn(coroutine)
+
+    async def sleep(self, nanoseconds: float) -> None:
+        """Returns after that much simulated time."""
+        await self._loop.sleep(nanoseconds)
+
+    def now_ns(self) -> float:
+        """Simulated time."""
+        return self.harness.now_ns

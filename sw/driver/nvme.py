@@ -1,0 +1,183 @@
+"""NVMe host driver: brings a controller up, creates queues, reads and writes namespaces."""
+
+from sw.driver.commands import (
+    BLOCK_BYTES,
+    FEATURE_NUMBER_OF_QUEUES,
+    IDENTIFY_BYTES,
+    Admin,
+    Command,
+    Completion,
+    IdentifyController,
+    IdentifyNamespace,
+    Io,
+    NvmeError,
+    Register,
+    read_write,
+)
+from sw.driver.queue import QueuePair
+from sw.driver.transport import Transport
+
+ADMIN_DEPTH = 32
+READY_POLL_NS = 1000
+READY_POLLS = 10_000
+CC_ENABLE = 1 | (6 << 16) | (4 << 20)
+"""EN, 64-byte submission and 16-byte completion entries (NVMe 1.4 section 3.1.5)."""
+CSTS_READY = 1
+CSTS_FATAL = 2
+
+
+class Nvme:
+    """One NVMe controller.
+
+    Parameters
+    ----------
+    transport
+        How to reach it.
+    """
+
+    def __init__(self, transport: Transport):
+        self.transport = transport
+        self._admin: QueuePair | None = None
+        self.queues: list[QueuePair] = []
+        self.identity: IdentifyController | None = None
+        self._page = transport.memory.allocate(IDENTIFY_BYTES)
+
+    async def start(self, queue_pairs: int = 1, depth: int = 1024) -> IdentifyController:
+        """Resets and enables the controller, creates up to ``queue_pairs`` I/O queue pairs.
+
+        ``depth`` is reduced to what the controller allows (CAP.MQES). Raises `NvmeError` when a
+        command fails, `TimeoutError` when the controller does not become ready.
+        """
+        transport = self.transport
+        await transport.write32(Register.CC, 0)
+        await self._wait_ready(0)
+        depth = min(depth, (await transport.read32(Register.CAP) & 0xFFFF) + 1)
+        vectors = await transport.enable_interrupts(queue_pairs + 1)
+        admin = self._admin = QueuePair(transport, 0, ADMIN_DEPTH)
+        await transport.write32(Register.AQA, (ADMIN_DEPTH - 1) | ((ADMIN_DEPTH - 1) << 16))
+        for register, address in (
+            (Register.ASQ, admin.sq_address),
+            (Register.ACQ, admin.cq_address),
+        ):
+            await transport.write32(register, address & 0xFFFF_FFFF)
+            await transport.write32(register + 4, address >> 32)
+        await transport.write32(Register.CC, CC_ENABLE)
+        await self._wait_ready(CSTS_READY)
+        admin.start()
+        identity = IdentifyController.unpack(await self.identify(1))
+        self.identity = identity
+        granted = await self.admin(
+            Command(
+                Admin.SET_FEATURES,
+                dwords=(
+                    FEATURE_NUMBER_OF_QUEUES,
+                    (queue_pairs - 1) | ((queue_pairs - 1) << 16),
+                ),
+            )
+        )
+        allowed = min(granted.result & 0xFFFF, granted.result >> 16) + 1
+        for identifier in range(1, min(queue_pairs, allowed, vectors - 1) + 1):
+            await self._create_queue(identifier, depth, identity.max_transfer_pages or 512)
+        return identity
+
+    async def stop(self) -> None:
+        """Disables the controller; queues are gone."""
+        await self.transport.write32(Register.CC, 0)
+        await self._wait_ready(0)
+        for queue in [*self.queues, *([self._admin] if self._admin else [])]:
+            queue.stop()
+        self.queues = []
+        self._admin = None
+
+    async def admin(self, command: Command, what: str = "admin command") -> Completion:
+        """Runs an admin command; raises `NvmeError` unless it succeeds."""
+        return self._check(what, await self._admin_queue().submit(command))
+
+    async def admin_page(self, command: Command, what: str = "admin command") -> bytes:
+        """Runs an admin command that returns one 4096-byte page."""
+        queue = self._admin_queue()
+        self._check(what, await queue.transfer(command, self._page, IDENTIFY_BYTES))
+        return self.transport.memory.read(self._page, IDENTIFY_BYTES)
+
+    async def identify(self, structure: int, namespace: int = 0) -> bytes:
+        """Identify with CNS ``structure`` (NVMe 1.4 section 5.15)."""
+        command = Command(Admin.IDENTIFY, namespace, dwords=(structure,))
+        return await self.admin_page(command, f"Identify, CNS {structure:#x}")
+
+    async def namespace(self, namespace: int) -> IdentifyNamespace:
+        """Size and block size of a namespace."""
+        return IdentifyNamespace.unpack(await self.identify(0, namespace))
+
+    async def read(
+        self, namespace: int, block: int, blocks: int, address: int, queue: int = 0
+    ) -> None:
+        """Reads ``blocks`` blocks into bus address ``address``; raises `NvmeError`."""
+        command = read_write(Io.READ, namespace, block, blocks, 0, 0)
+        await self._data(command, address, blocks, queue, f"Read of block {block}")
+
+    async def write(
+        self,
+        namespace: int,
+        block: int,
+        blocks: int,
+        address: int,
+        queue: int = 0,
+        fua: bool = False,
+    ) -> None:
+        """Writes ``blocks`` blocks from bus address ``address``; raises `NvmeError`."""
+        command = read_write(Io.WRITE, namespace, block, blocks, 0, 0, fua)
+        await self._data(command, address, blocks, queue, f"Write of block {block}")
+
+    async def flush(self, namespace: int, queue: int = 0) -> None:
+        """Makes completed writes durable; raises `NvmeError`."""
+        self._check("Flush", await self.queues[queue].submit(Command(Io.FLUSH, namespace)))
+
+    async def _data(
+        self, command: Command, address: int, blocks: int, queue: int, what: str
+    ) -> None:
+        length = blocks * BLOCK_BYTES
+        self._check(what, await self.queues[queue].transfer(command, address, length))
+
+    def _admin_queue(self) -> QueuePair:
+        if self._admin is None:
+            raise RuntimeError("the controller is not started: call start() first")
+        return self._admin
+
+    @staticmethod
+    def _check(what: str, completion: Completion) -> Completion:
+        if not completion.ok:
+            raise NvmeError(what, completion)
+        return completion
+
+    async def _create_queue(self, identifier: int, depth: int, pages: int) -> None:
+        queue = QueuePair(self.transport, identifier, depth, pages + 1)
+        size = ((depth - 1) << 16) | identifier
+        contiguous, interrupts = 1, 2
+        await self.admin(
+            Command(
+                Admin.CREATE_CQ,
+                prp1=queue.cq_address,
+                dwords=(size, contiguous | interrupts | (identifier << 16)),
+            ),
+            "Create I/O Completion Queue",
+        )
+        await self.admin(
+            Command(
+                Admin.CREATE_SQ,
+                prp1=queue.sq_address,
+                dwords=(size, contiguous | (identifier << 16)),
+            ),
+            "Create I/O Submission Queue",
+        )
+        queue.start()
+        self.queues.append(queue)
+
+    async def _wait_ready(self, wanted: int) -> None:
+        for _ in range(READY_POLLS):
+            status = await self.transport.read32(Register.CSTS)
+            if status & CSTS_FATAL:
+                raise RuntimeError("the controller reports a fatal status (CSTS.CFS)")
+            if status & CSTS_READY == wanted:
+                return
+            await self.transport.sleep(READY_POLL_NS)
+        raise TimeoutError(f"CSTS.RDY did not become {wanted}")

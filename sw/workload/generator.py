@@ -1,0 +1,122 @@
+"""Keeps a number of accesses outstanding on a volume, and measures them."""
+
+import random
+from dataclasses import dataclass
+
+from sw.driver.commands import BLOCK_BYTES
+from sw.driver.nvme import Nvme
+from sw.workload.profiles import RANDOM_SHARE, SEQUENTIAL_SHARE, Profile
+from sw.workload.statistics import Latency, Result
+
+
+@dataclass(frozen=True)
+class Load:
+    """How a profile is run.
+
+    Parameters
+    ----------
+    profile
+        What is accessed.
+    outstanding
+        Accesses kept outstanding.
+    warm_up_ns, measure_ns
+        Simulated time before and of the measurement.
+    least_accesses
+        The measurement goes on until this many accesses were counted, at most
+        ``most_ns`` in all.
+    most_ns
+        Limit of the measurement.
+    seed
+        Of the random addresses and of the order of reads and writes.
+    """
+
+    profile: Profile
+    outstanding: int
+    warm_up_ns: float
+    measure_ns: float
+    least_accesses: int = 0
+    most_ns: float = float("inf")
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if self.outstanding < 1:
+            raise ValueError(f"outstanding must be at least 1, not {self.outstanding}")
+
+
+class Generator:
+    """Runs a `Load` on one namespace of a started controller.
+
+    Parameters
+    ----------
+    nvme
+        The driver.
+    namespace
+        Namespace identifier.
+    blocks
+        Size of the namespace in 4 KiB blocks.
+    load
+        What to run.
+    """
+
+    def __init__(self, nvme: Nvme, namespace: int, blocks: int, load: Load):
+        self._nvme = nvme
+        self._namespace = namespace
+        self._load = load
+        self._random = random.Random(load.seed)
+        self._access_blocks = load.profile.block_bytes // BLOCK_BYTES
+        sequential = max(int(blocks * SEQUENTIAL_SHARE), self._access_blocks)
+        self._next = 0
+        self._sequential_accesses = sequential // self._access_blocks
+        self._random_first = sequential
+        self._random_blocks = max(int(blocks * RANDOM_SHARE) - self._access_blocks, 0) + 1
+        self._stop = False
+        self._running = 0
+        self._samples: list[float] = []
+        self._measuring = False
+
+    async def run(self) -> Result:
+        """Warms up, measures, drains; what was measured."""
+        load, transport = self._load, self._nvme.transport
+        drained = transport.event()
+        self._running = load.outstanding
+        queues = len(self._nvme.queues)
+        for worker in range(load.outstanding):
+            address = transport.memory.allocate(load.profile.block_bytes)
+            transport.spawn(self._work(address, worker % queues, drained))
+        await transport.sleep(load.warm_up_ns)
+        self._measuring = True
+        start = transport.now_ns()
+        await transport.sleep(load.measure_ns)
+        while (
+            len(self._samples) < load.least_accesses and transport.now_ns() - start < load.most_ns
+        ):
+            await transport.sleep(load.measure_ns)
+        seconds = (transport.now_ns() - start) * 1e-9
+        samples = list(self._samples)
+        self._measuring = False
+        self._stop = True
+        await drained.wait()
+        bytes_moved = len(samples) * load.profile.block_bytes
+        return Result(len(samples), bytes_moved, seconds, Latency.of(samples))
+
+    def _address(self) -> int:
+        if self._load.profile.random:
+            return self._random_first + self._random.randrange(self._random_blocks)
+        index = self._next
+        self._next = (index + 1) % self._sequential_accesses
+        return index * self._access_blocks
+
+    async def _work(self, address: int, queue: int, drained) -> None:
+        nvme, transport = self._nvme, self._nvme.transport
+        read_share = self._load.profile.read_share
+        while not self._stop:
+            block = self._address()
+            reads = read_share == 1 or (read_share > 0 and self._random.random() < read_share)
+            access = nvme.read if reads else nvme.write
+            begin = transport.now_ns()
+            await access(self._namespace, block, self._access_blocks, address, queue)
+            if self._measuring:
+                self._samples.append(transport.now_ns() - begin)
+        self._running -= 1
+        if self._running == 0:
+            drained.set()

@@ -1,0 +1,49 @@
+"""Throughput and latency of a measured interval."""
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Latency in microseconds; percentiles by the nearest-rank method."""
+
+    mean: float
+    p50: float
+    p99: float
+    p99_9: float
+
+    @classmethod
+    def of(cls, nanoseconds: list[float]) -> "Latency":
+        """Summarises samples; zeros when there are none."""
+        if not nanoseconds:
+            return cls(0.0, 0.0, 0.0, 0.0)
+        ordered = sorted(nanoseconds)
+
+        def rank(share: float) -> float:
+            index = max(0, -(-int(share * 10_000) * len(ordered) // 10_000) - 1)
+            return ordered[min(index, len(ordered) - 1)] / 1000
+
+        mean = sum(ordered) / len(ordered) / 1000
+        return cls(mean, rank(0.50), rank(0.99), rank(0.999))
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a load generator measured between the end of its warm-up and its last sample."""
+
+    accesses: int
+    bytes: int
+    seconds: float
+    latency: Latency
+
+    @property
+    def mb_s(self) -> float:
+        """Throughput; 1 MB is 2**20 bytes, as in the published figures."""
+        return self.bytes / MIB / self.seconds if self.seconds else 0.0
+
+    @property
+    def io_s(self) -> float:
+        """Accesses a second."""
+        return self.accesses / self.seconds if self.seconds else 0.0
