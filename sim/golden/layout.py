@@ -1,0 +1,196 @@
+"""Where every block of an array lies: the layouts of Linux md, in plain Python.
+
+Reference for the mapper. Parity levels follow md's left-symmetric algorithm (RAID 5 and RAID 6
+defaults, drivers/md/raid5.c `raid5_compute_sector`), mirrors follow md's near layout
+(drivers/md/raid10.c `__raid10_find_phys`; an odd number of drives is RAID 1E). RAID 50 and 60 are
+RAID 5 and 6 with spans: consecutive stripes go round the spans.
+"""
+
+from dataclasses import dataclass
+
+MAX_DRIVES = 32
+MAX_STRIP_BLOCKS = 256
+DATA_OFFSET_BLOCKS = 256
+PARITIES = {"RAID0": 0, "RAID1": 0, "RAID5": 1, "RAID6": 2, "RAID10": 0, "JBOD": 0}
+LEAST_DRIVES = {"RAID0": 2, "RAID1": 2, "RAID5": 3, "RAID6": 4, "RAID10": 2, "JBOD": 1}
+MIRRORED = ("RAID1", "RAID10")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A block of a member: ``position`` over all spans, ``row`` from the start of its area."""
+
+    position: int
+    row: int
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Consecutive rows of one strip, as `hdl.array.interface.extent` names them."""
+
+    base: int
+    shift: int
+    index: int
+    row: int
+    blocks: int
+    offset: int
+    final: bool
+    last: bool
+
+
+@dataclass(frozen=True)
+class Layout:
+    """An array's layout.
+
+    Parameters
+    ----------
+    level
+        RAID0, RAID1, RAID5, RAID6, RAID10 or JBOD.
+    drives
+        Members over all spans.
+    strip_blocks
+        Blocks of a strip, a power of two up to 256.
+    copies
+        Copies of each block; 0 is the level's default.
+    spans
+        Parity sets that stripes go round; 1 unless the level has parity.
+    """
+
+    level: str
+    drives: int
+    strip_blocks: int
+    copies: int = 0
+    spans: int = 1
+
+    def __post_init__(self) -> None:
+        if self.level not in PARITIES:
+            raise ValueError(f"level must be one of {', '.join(PARITIES)}, not {self.level}")
+        if self.strip_blocks & (self.strip_blocks - 1) or not (
+            1 <= self.strip_blocks <= MAX_STRIP_BLOCKS
+        ):
+            raise ValueError(
+                f"strip_blocks must be a power of two in 1..256, not {self.strip_blocks}"
+            )
+        if self.copies == 0:
+            default = {"RAID1": self.drives, "RAID10": 2}.get(self.level, 1)
+            object.__setattr__(self, "copies", default)
+        if self.level in MIRRORED:
+            if not 2 <= self.copies <= self.drives:
+                raise ValueError(f"copies must be 2..{self.drives}, not {self.copies}")
+        elif self.copies != 1:
+            raise ValueError(f"{self.level} has one copy, not {self.copies}")
+        if self.spans < 1 or self.drives % self.spans:
+            raise ValueError(f"{self.spans} spans do not divide {self.drives} drives")
+        if self.spans > 1 and not self.parities:
+            raise ValueError(f"{self.level} has no spans")
+        if self.drives > MAX_DRIVES or self.width < LEAST_DRIVES[self.level]:
+            raise ValueError(f"{self.level} does not fit {self.drives} drives")
+        if self.level == "JBOD" and self.drives != 1:
+            raise ValueError(f"JBOD is one drive, not {self.drives}")
+
+    @property
+    def parities(self) -> int:
+        """Parity blocks of a row."""
+        return PARITIES[self.level]
+
+    @property
+    def width(self) -> int:
+        """Drives of a span."""
+        return self.drives // self.spans
+
+    @property
+    def data(self) -> int:
+        """Data strips of a stripe, before mirroring."""
+        return self.width - self.parities
+
+    def rows(self, capacities) -> int:
+        """Rows that members of ``capacities`` blocks hold, in whole strips."""
+        free = min(capacities) - DATA_OFFSET_BLOCKS
+        return max(0, free // self.strip_blocks * self.strip_blocks)
+
+    def blocks(self, rows: int) -> int:
+        """Blocks that the array offers."""
+        stripes = rows // self.strip_blocks
+        if self.copies > 1:
+            return stripes * self.width // self.copies * self.strip_blocks
+        return stripes * self.data * self.spans * self.strip_blocks
+
+    def roles(self, span: int, row: int) -> list[int]:
+        """Positions of a row's roles: data 0, 1, .., then P, Q. Not for mirrors."""
+        stripe = row // self.strip_blocks
+        n = self.width
+        if self.parities == 0:
+            places = list(range(n))
+        elif self.parities == 1:
+            parity = n - 1 - stripe % n
+            places = [(parity + 1 + d) % n for d in range(n - 1)] + [parity]
+        else:
+            parity = n - 1 - stripe % n
+            places = [(parity + 2 + d) % n for d in range(n - 2)] + [parity, (parity + 1) % n]
+        return [span * n + place for place in places]
+
+    def copies_of(self, block: int) -> list[Place]:
+        """Every place that holds array block ``block``."""
+        strip, within = divmod(block, self.strip_blocks)
+        if self.copies > 1:
+            places = []
+            for copy in range(self.copies):
+                stripe, place = divmod(strip * self.copies + copy, self.width)
+                places.append(Place(place, stripe * self.strip_blocks + within))
+            return places
+        row_set, index = divmod(strip, self.data)
+        stripe, span = divmod(row_set, self.spans)
+        row = stripe * self.strip_blocks + within
+        return [Place(self.roles(span, row)[index], row)]
+
+    def map(self, block: int) -> Place:
+        """The place of array block ``block`` (of its first copy)."""
+        return self.copies_of(block)[0]
+
+    def inverse(self, place: Place) -> int | None:
+        """The array block at ``place``; None for parity."""
+        stripe, within = divmod(place.row, self.strip_blocks)
+        if self.copies > 1:
+            strip = (stripe * self.width + place.position) // self.copies
+            return strip * self.strip_blocks + within
+        span = place.position // self.width
+        index = self.roles(span, place.row).index(place.position)
+        if index >= self.data:
+            return None
+        return ((stripe * self.spans + span) * self.data + index) * self.strip_blocks + within
+
+    def key(self, block: int) -> tuple[int, int, int, int]:
+        """(base, shift, index, row) that name array block ``block`` between blocks of hardware."""
+        place = self.map(block)
+        if self.copies > 1:
+            # The first copies that begin in a stripe are `copies` places apart.
+            return 0, place.position % self.copies, place.position // self.copies, place.row
+        base = place.position // self.width * self.width
+        roles = self.roles(base // self.width, place.row)
+        return base, roles[0] - base, roles.index(place.position), place.row
+
+    def extents(self, block: int, count: int, *, write: bool) -> list[Extent]:
+        """What ``count`` array blocks from ``block`` touch, strip by strip, in order.
+
+        Extents of a write are cut where ``final`` changes; those of a read never are.
+        """
+        keys = [self.key(block + offset) for offset in range(count)]
+        rows = [(base, row) for base, _, _, row in keys]
+        runs: list[list[int]] = []
+        for offset in range(count):
+            strip = (block + offset) // self.strip_blocks
+            final = not write or rows[offset] not in rows[offset + 1 :]
+            if runs and runs[-1][2:] == [strip, final]:
+                runs[-1][1] += 1
+            else:
+                runs.append([offset, 1, strip, final])
+        return [
+            Extent(
+                *keys[offset],
+                blocks=length,
+                offset=offset,
+                final=bool(final),
+                last=offset + length == count,
+            )
+            for offset, length, _, final in runs
+        ]

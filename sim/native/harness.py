@@ -1,0 +1,335 @@
+"""Python binding of the native throughput tier: verilated controller, link, host memory, drives.
+
+    with Harness(config, link=LinkParameters(), drives=[preset] * config.ports) as harness:
+        harness.memory[0:4] = b"data"             # bus address harness.memory_base + 0
+        harness.mmio_write32(0x14, 0x460001)      # posted
+        status = harness.mmio_read32(0x1C)        # runs until the answer is there
+        for event in harness.run():               # runs until something happens
+            ...
+
+Time stands still outside `run` and `mmio_read32`/`mmio_read64`.
+"""
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+from enum import IntEnum
+
+from hdl.config import Config
+from sim.native.build import build_controller
+from sim.native.parameters import DriveParameters, Expander, LinkParameters
+
+DEFAULT_MEMORY_BYTES = 64 << 20
+EVENTS_AT_ONCE = 256
+ERROR_BYTES = 512
+PICOSECONDS_PER_NANOSECOND = 1000
+MMIO_TIMEOUT_NS = 50_000_000
+"""Longest completion timeout of a root port (PCIe base specification 2.8)."""
+
+
+class HarnessError(RuntimeError):
+    """The design broke a rule of one of its ports, or does not answer."""
+
+
+class EventKind(IntEnum):
+    """What ended a run; values of ``EventKind`` in ``harness.hpp``."""
+
+    TIME = 0
+    INTERRUPT = 1
+    MMIO = 2
+    IDLE = 3
+    ERROR = 4
+
+
+class _Event(ctypes.Structure):
+    _fields_ = (("kind", ctypes.c_int64), ("value", ctypes.c_int64), ("time", ctypes.c_int64))
+
+
+def declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Declares the types of the C interface (``api.cpp``)."""
+    pointer, number, text = ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p
+    numbers = ctypes.POINTER(ctypes.c_int64)
+    for name, result, arguments in (
+        ("striata_fields", text, [text]),
+        ("striata_create", pointer, [numbers, numbers, number, numbers, number, number, pointer]),
+        ("striata_destroy", None, [pointer]),
+        ("striata_error", text, [pointer]),
+        ("striata_run", number, [pointer, number, ctypes.POINTER(_Event), number]),
+        ("striata_now", number, [pointer]),
+        ("striata_mmio_write", None, [pointer, number, number, number]),
+        ("striata_mmio_read", number, [pointer, number, number, number]),
+        ("striata_statistics", number, [pointer, number, numbers, number]),
+        ("striata_histogram", None, [pointer, number, numbers, number]),
+        ("striata_set_present", None, [pointer, number, number]),
+        ("striata_wipe", None, [pointer, number]),
+        ("striata_medium_error", None, [pointer, number, number, number]),
+        ("striata_set_jumping", None, [pointer, number]),
+        ("striata_set_status", None, [pointer, text, number]),
+        ("striata_drive_read", None, [pointer, number, number, number, pointer]),
+        ("striata_drive_write", None, [pointer, number, number, number, pointer]),
+        ("striata_drive_blocks", number, [pointer, number, numbers, number]),
+    ):
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    return library
+
+
+def field_array(library: ctypes.CDLL, group: str, parameters: object) -> list[int]:
+    """The values of ``parameters`` in the order that the library names for ``group``."""
+    names = library.striata_fields(group.encode()).decode().split(",")
+    return [int(getattr(parameters, name, 0)) for name in names]
+
+
+def int_array(values: Sequence[int]):
+    """``values`` as a C array of 64-bit integers (at least one element)."""
+    return (ctypes.c_int64 * max(1, len(values)))(*values)
+
+
+class Harness:
+    """A controller with its surroundings.
+
+    Parameters
+    ----------
+    config
+        Sizes of the controller; ``data_width`` 64, 128 or 256.
+    link
+        PCIe link and host memory timing.
+    drives
+        One for each port, or ``None`` for a port with nothing behind it (still `insert`-able: as
+        an `Ideal` of default size, absent).
+    expanders
+        Links shared by drives that name them.
+    memory_bytes
+        Host memory from bus address ``link.memory_base``.
+    jumping
+        Jump over time in which nothing moves. Results are identical without, only slower.
+    component
+        The Amaranth component to verilate instead of ``Controller(config=config)``.
+
+    Attributes
+    ----------
+    memory
+        ``memoryview`` of host memory.
+    memory_base
+        Bus address of ``memory[0]``.
+    msi_address
+        Where MSI-X messages go: a write of ``vector`` to it is the event ("interrupt", vector).
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        link: LinkParameters | None = None,
+        drives: Sequence[DriveParameters | None] = (),
+        expanders: Sequence[Expander] = (),
+        memory_bytes: int = DEFAULT_MEMORY_BYTES,
+        jumping: bool = True,
+        component: object = None,
+    ):
+        link = link or LinkParameters()
+        if len(drives) != config.ports:
+            raise ValueError(f"drives must have one entry for each of the {config.ports} ports,"
+                             f" not {len(drives)}")
+        for drive in drives:
+            if drive is not None and drive.expander >= len(expanders):
+                raise ValueError(f"drive names expander {drive.expander} of {len(expanders)}")
+        self._handle = None
+        self._config = config
+        self._library = declare(ctypes.CDLL(str(build_controller(config, component))))
+        self._map = mmap.mmap(-1, memory_bytes)
+        self._anchor = (ctypes.c_char * memory_bytes).from_buffer(self._map)
+        self.memory = memoryview(self._map)
+        self.memory_base = link.memory_base
+        self.msi_address = link.msi_base
+        self._events = (_Event * EVENTS_AT_ONCE)()
+        self._pending: list[tuple] = []
+        models = [drive or DriveParameters() for drive in drives]
+        flat = [
+            value
+            for model in models
+            for value in (*field_array(self._library, "drive", model),)
+        ]
+        self._handle = self._library.striata_create(
+            int_array(field_array(self._library, "link", link)),
+            int_array(flat),
+            len(models),
+            int_array([expander.rate for expander in expanders]),
+            len(expanders),
+            memory_bytes,
+            ctypes.addressof(self._anchor),
+        )
+        self._raise_error()
+        self._library.striata_set_jumping(self._handle, jumping)
+        for port, drive in enumerate(drives):
+            if drive is None:
+                self.remove(port)
+
+    def __enter__(self) -> "Harness":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Frees the controller, its drives and host memory."""
+        if self._handle is not None:
+            self._library.striata_destroy(self._handle)
+            self._handle = None
+        self._anchor = None
+
+    def _raise_error(self) -> None:
+        message = self._library.striata_error(self._handle)
+        if message:
+            raise HarnessError(message.decode())
+
+    # Time and events
+
+    @property
+    def now_ns(self) -> float:
+        """Simulated time in nanoseconds since reset ended."""
+        return self._library.striata_now(self._handle) / PICOSECONDS_PER_NANOSECOND
+
+    def run(self, until_ns: float | None = None) -> list[tuple]:
+        """Runs until something happens; returns the events, never an empty list.
+
+        ("interrupt", vector): a message arrived; the run ends with the cycle of its arrival.
+        ("time",): ``until_ns`` is reached. ("idle",): nothing will ever move again (only without
+        ``until_ns``). Raises `HarnessError` when the design breaks a rule of a port.
+        """
+        if self._pending:
+            events, self._pending = self._pending, []
+            return events
+        until = 0 if until_ns is None else int(until_ns * PICOSECONDS_PER_NANOSECOND)
+        if until_ns is not None and until <= self._library.striata_now(self._handle):
+            return [("time",)]
+        return self._run(until)
+
+    def _run(self, until: int) -> list[tuple]:
+        count = self._library.striata_run(self._handle, until, self._events, EVENTS_AT_ONCE)
+        self._raise_error()
+        result = []
+        for event in self._events[:count]:
+            if event.kind == EventKind.INTERRUPT:
+                result.append(("interrupt", event.value))
+            elif event.kind == EventKind.TIME:
+                result.append(("time",))
+            elif event.kind == EventKind.IDLE:
+                result.append(("idle",))
+            else:
+                result.append(("mmio", event.value & (1 << 64) - 1))
+        return result
+
+    # Registers
+
+    def mmio_write32(self, offset: int, value: int) -> None:
+        """Posts a 32-bit register write at byte ``offset`` of BAR 0; travels when time runs."""
+        self._library.striata_mmio_write(self._handle, offset, value, 4)
+
+    def mmio_write64(self, offset: int, value: int) -> None:
+        """Posts a 64-bit register write (one TLP)."""
+        signed = value - (1 << 64) if value >> 63 else value
+        self._library.striata_mmio_write(self._handle, offset, signed, 8)
+
+    def mmio_read32(self, offset: int) -> int:
+        """Reads a 32-bit register; runs until the completion is there. Events wait for `run`."""
+        return self._mmio_read(offset, 4) & (1 << 32) - 1
+
+    def mmio_read64(self, offset: int) -> int:
+        """Reads a 64-bit register (one TLP)."""
+        return self._mmio_read(offset, 8)
+
+    def _mmio_read(self, offset: int, length: int) -> int:
+        self._library.striata_mmio_read(self._handle, offset, length, 0)
+        limit = (self.now_ns + MMIO_TIMEOUT_NS) * PICOSECONDS_PER_NANOSECOND
+        while True:
+            for event in self._run(int(limit)):
+                if event[0] == "mmio":
+                    return event[1]
+                if event[0] == "time":
+                    raise HarnessError(f"no completion for a read of offset {offset:#x}")
+                self._pending.append(event)
+
+    # Drives
+
+    def remove(self, port: int) -> None:
+        """Pulls a drive: its commands end with GONE."""
+        self._library.striata_set_present(self._handle, port, 0)
+
+    def insert(self, port: int, *, blank: bool = False) -> None:
+        """Plugs the drive back in; ``blank``: a new one of the same make."""
+        if blank:
+            self._library.striata_wipe(self._handle, port)
+        self._library.striata_set_present(self._handle, port, 1)
+
+    def medium_error(self, port: int, block: int, *, cure_by_write: bool = True) -> None:
+        """Makes reads of a block fail, until it is written or (not cured) for good."""
+        self._library.striata_medium_error(self._handle, port, block, 1 if cure_by_write else 2)
+
+    def clear_medium_error(self, port: int, block: int) -> None:
+        """Takes a medium error back."""
+        self._library.striata_medium_error(self._handle, port, block, 0)
+
+    def read_drive(self, port: int, block: int, count: int = 1) -> bytes:
+        """What is stored on a drive, past the controller."""
+        data = ctypes.create_string_buffer(count * 4096)
+        self._library.striata_drive_read(self._handle, port, block, count, data)
+        return data.raw
+
+    def write_drive(self, port: int, block: int, data: bytes) -> None:
+        """Stores data on a drive, past the controller; whole blocks."""
+        if len(data) % 4096:
+            raise ValueError(f"data must be whole blocks of 4096 bytes, not {len(data)} bytes")
+        self._library.striata_drive_write(self._handle, port, block, len(data) // 4096,
+                                          bytes(data))
+
+    def written_blocks(self, port: int) -> list[int]:
+        """Numbers of the blocks of a drive that hold something other than zeros, ascending."""
+        count = self._library.striata_drive_blocks(self._handle, port, None, 0)
+        numbers = int_array([0] * count)
+        self._library.striata_drive_blocks(self._handle, port, numbers, count)
+        return sorted(numbers[:count])
+
+    def export_drive(self, port: int, path: str) -> None:
+        """Writes a drive to a sparse image file of its written blocks."""
+        with open(path, "wb") as file:
+            for block in self.written_blocks(port):
+                file.seek(block * 4096)
+                file.write(self.read_drive(port, block))
+
+    def import_drive(self, port: int, path: str) -> None:
+        """Loads an image file, from block 0 on."""
+        with open(path, "rb") as file:
+            block = 0
+            while data := file.read(4096):
+                if any(data):
+                    self.write_drive(port, block, data.ljust(4096, b"\0"))
+                block += 1
+
+    # Settings and measurements
+
+    def set_status(self, name: str, value: int) -> None:
+        """Drives an input of the controller's ``status`` (`hdl.pcie.interface.PcieStatus`)."""
+        self._library.striata_set_status(self._handle, name.encode(), value)
+        self._raise_error()
+
+    def statistics(self) -> dict[str, int]:
+        """Counters since reset of the link and of the simulation, by name (``statistics.hpp``)."""
+        return self._counters("run", -1)
+
+    def drive_statistics(self, port: int) -> dict[str, int]:
+        """Counters of a drive: commands, bytes, busy times."""
+        return self._counters("drive_counters", port)
+
+    def _counters(self, group: str, index: int) -> dict[str, int]:
+        names = self._library.striata_fields(group.encode()).decode().split(",")
+        values = int_array([0] * len(names))
+        self._library.striata_statistics(self._handle, index, values, len(names))
+        return dict(zip(names, values, strict=False))
+
+    def drive_latencies(self, port: int) -> list[int]:
+        """Histogram of command times: entry n counts commands of 2**n .. 2**(n + 1) - 1 ns."""
+        values = int_array([0] * 64)
+        self._library.striata_histogram(self._handle, port, values, 64)
+        return list(values)

