@@ -8,11 +8,13 @@ import matplotlib
 
 matplotlib.use("svg")
 
-from matplotlib.figure import Figure  # noqa: E402
+from matplotlib.figure import Figure
 
-from sw.characterise.interfaces import INTERFACES  # noqa: E402
-from sw.characterise.record import Record  # noqa: E402
-from sw.characterise.table import best  # noqa: E402
+from sw.characterise.interfaces import INTERFACES
+from sw.characterise.record import Record
+from sw.characterise.table import best
+
+HEADINGS = ("id", "setup", "profile", "binds", "I/Os", "published", "predicted", "simulated")
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem;
@@ -91,8 +93,7 @@ def write_report(path: Path, records: list[Record]) -> None:
             ]
         )
     results = _table(
-        ["id", "setup", "profile", "binds", "I/Os", "published", "predicted", "simulated"]
-        + ["sim/pub", "mean us", "p99 us"],
+        [*HEADINGS, "sim/pub", "mean us", "p99 us"],
         rows,
         4,
     )

@@ -7,6 +7,7 @@ next interrupt or to the next sleeper's time.
 import heapq
 from collections import deque
 from collections.abc import Coroutine, Generator
+from contextlib import suppress
 from itertools import count
 from typing import Any, Protocol
 
@@ -121,7 +122,5 @@ class Loop:
         ready = self.ready
         while ready:
             task = ready.popleft()
-            try:
+            with suppress(StopIteration):
                 task.send(None).add_waiter(task)
-            except StopIteration:
-                pass

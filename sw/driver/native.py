@@ -17,28 +17,33 @@ class BufferMemory:
     Parameters
     ----------
     buffer
-        The bytes; bus address 0 is byte 0.
+        The bytes.
+    base
+        Bus address of the first byte.
     """
 
-    def __init__(self, buffer: memoryview):
+    def __init__(self, buffer: memoryview, base: int):
         self._buffer = buffer
-        self._next = PAGE_BYTES
+        self._base = base
+        self._next = base
 
     def allocate(self, length: int, align: int = PAGE_BYTES) -> int:
         """Reserves bytes for good; `MemoryError` when the buffer is used up."""
         address = -(-self._next // align) * align
-        if address + length > len(self._buffer):
+        if address + length > self._base + len(self._buffer):
             raise MemoryError(f"host memory of {len(self._buffer)} bytes is used up")
         self._next = address + length
         return address
 
     def read(self, address: int, length: int) -> bytes:
         """Copies bytes out."""
-        return bytes(self._buffer[address : address + length])
+        start = address - self._base
+        return bytes(self._buffer[start : start + length])
 
     def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
         """Copies bytes in."""
-        self._buffer[address : address + len(data)] = data
+        start = address - self._base
+        self._buffer[start : start + len(data)] = data
 
 
 class HarnessMachine:
@@ -60,7 +65,13 @@ class HarnessMachine:
 
     def advance(self, until_ns: float | None) -> list[int]:
         """Runs to the next interrupt or to ``until_ns``; the vectors that came."""
-        return [event[1] for event in self._harness.run(until_ns) if event[0] == "interrupt"]
+        events = self._harness.run(until_ns)
+        if ("idle",) in events:
+            raise RuntimeError(
+                f"the card is idle at {self.now_ns:.0f} ns while the driver waits: "
+                "a command is lost"
+            )
+        return [event[1] for event in events if event[0] == "interrupt"]
 
 
 class NativeTransport:
@@ -70,11 +81,14 @@ class NativeTransport:
     ----------
     harness
         The machine; it must outlive the transport.
+    vectors
+        MSI-X vectors of the card (queue pairs + 1).
     """
 
-    def __init__(self, harness: Harness):
+    def __init__(self, harness: Harness, vectors: int):
         self.harness = harness
-        self.memory = BufferMemory(harness.memory)
+        self._vectors = vectors
+        self.memory = BufferMemory(harness.memory, harness.memory_base)
         self._loop = Loop(HarnessMachine(harness))
 
     def run(self, main: Coroutine[Any, Any, Any]) -> Any:
@@ -91,13 +105,13 @@ class NativeTransport:
 
     async def enable_interrupts(self, vectors: int) -> int:
         """Sets up MSI-X vectors 0 .. ``vectors`` - 1; the count."""
-        granted = min(vectors, self.harness.config.queue_pairs + 1)
+        granted = min(vectors, self._vectors)
+        address = self.harness.msi_address
         for vector in range(granted):
             entry = MSIX_TABLE + MSIX_ENTRY_BYTES * vector
-            address = self.harness.interrupt_address(vector)
-            for offset, value in enumerate((address & 0xFFFF_FFFF, address >> 32, vector, 0)):
-                self.harness.mmio_write32(entry + 4 * offset, value)
-        self.harness.enable_msix()
+            for index, value in enumerate((address & 0xFFFF_FFFF, address >> 32, vector, 0)):
+                self.harness.mmio_write32(entry + 4 * index, value)
+        self.harness.set_status("msix_enable", 1)
         return granted
 
     def interrupt(self, vector: int) -> LoopEvent:

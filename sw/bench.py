@@ -1,0 +1,221 @@
+"""How fast the controller is, as ratios to what bounds it.
+
+    python -m sw.bench [NAME ...] [--list] [--quick]
+
+Each row runs load on the simulated card: 256 bits, 250 MHz, PCIe 3.0 x8, MPS 256, MRRS 512, ideal
+drives, 64 KiB strips, 4 MiB of lines on chip. Prints a table, writes build/bench.json.
+"""
+
+import argparse
+import json
+import resource
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from hdl.array.interface import Level
+from hdl.config import board
+from sim.native.build import build_controller
+from sim.native.parameters import NANOSECOND, Ideal, LinkParameters
+from sw.characterise.limits import read_limit, write_limit
+from sw.driver import raid
+from sw.driver.card import SimulatedCard
+from sw.workload.generator import Generator, Load
+from sw.workload.profiles import KIB, Profile
+from sw.workload.statistics import MIB, Result
+
+RESULTS = Path("build/bench.json")
+LINK = LinkParameters()
+STRIP_KIB = 64
+DRIVE_BLOCKS = 1 << 20
+WARM_UP_NS = 300_000
+MEASURE_NS = 700_000
+QUICK_SHARE = 0.3
+READ_IOPS_LIMIT = 1_600_000
+WRITE_IOPS_LIMIT = 400_000
+ADDED_LATENCY_LIMIT_US = 2.0
+DRIVE_LATENCY_NS = 20_000
+SPEED_LIMITS = {8: 150_000, 24: 100_000}
+PORTS = (8, 24)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure: ``ratio`` is value over limit (limit over value where less is better)."""
+
+    name: str
+    value: float
+    unit: str
+    limit: float
+    ratio: float
+    command: str
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a run gave: its result, and how fast it was simulated."""
+
+    result: Result
+    cycles: int
+    cpu_seconds: float
+
+
+def _cpu_seconds() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_utime
+
+
+def load_card(
+    ports: int, level: Level, profile: Profile, outstanding: int, share: float, latency_ns: int = 0
+) -> Measurement:
+    """Runs a profile on an array over all ports of a fresh card."""
+    drives = [Ideal(capacity=DRIVE_BLOCKS, latency_ps=latency_ns * NANOSECOND)] * ports
+    load = Load(
+        profile,
+        outstanding,
+        warm_up_ns=WARM_UP_NS * share,
+        measure_ns=MEASURE_NS * share,
+    )
+    with SimulatedCard(board(ports), drives, link=LINK) as card:
+
+        async def main() -> tuple[Result, int, float]:
+            nvme = card.nvme
+            await nvme.start(queue_pairs=4)
+            array = await raid.create_array(nvme, level, range(ports), strip_kib=STRIP_KIB)
+            namespace = await raid.create_volume(nvme, array)
+            blocks = (await nvme.namespace(namespace)).blocks
+            cycles = card.harness.statistics()["cycles_evaluated"]
+            cpu = _cpu_seconds()
+            result = await Generator(nvme, namespace, blocks, load).run()
+            cycles = card.harness.statistics()["cycles_evaluated"] - cycles
+            return result, cycles, _cpu_seconds() - cpu
+
+        return Measurement(*card.run(main()))
+
+
+SEQUENTIAL_READ = Profile("sequential read 64 KiB", False, 1.0, 64 * KIB)
+SEQUENTIAL_WRITE = Profile("sequential write 64 KiB", False, 0.0, 64 * KIB)
+RANDOM_READ = Profile("random read 4 KiB", True, 1.0, 4 * KIB)
+RANDOM_WRITE = Profile("random write 4 KiB", True, 0.0, 4 * KIB)
+OUTSTANDING = {8: 128, 24: 256}
+
+
+def _throughput(ports: int, level: Level, profile: Profile, share: float) -> tuple:
+    measured = load_card(ports, level, profile, OUTSTANDING[ports], share)
+    limit = (read_limit if profile.read_share else write_limit)(LINK) / MIB
+    return measured.result.mb_s, "MB/s", limit, measured.result.mb_s / limit
+
+
+def _iops(ports: int, profile: Profile, limit: float, share: float) -> tuple:
+    value = load_card(ports, Level.RAID5, profile, 256, share).result.io_s
+    return value, "IO/s", limit, value / limit
+
+
+def _added_latency(share: float) -> tuple:
+    measured = load_card(8, Level.RAID5, RANDOM_READ, 1, share, DRIVE_LATENCY_NS)
+    added = measured.result.latency.mean - DRIVE_LATENCY_NS / 1000
+    return added, "us", ADDED_LATENCY_LIMIT_US, ADDED_LATENCY_LIMIT_US / added
+
+
+def _speed(ports: int, share: float) -> tuple:
+    level, profile = Level.RAID6, SEQUENTIAL_WRITE
+    measured = load_card(ports, level, profile, OUTSTANDING[ports], share)
+    value = measured.cycles / measured.cpu_seconds
+    return value, "cycles/s", SPEED_LIMITS[ports], value / SPEED_LIMITS[ports]
+
+
+def _rows() -> dict[str, Callable[[float], tuple]]:
+    rows: dict[str, Callable[[float], tuple]] = {}
+    for ports in PORTS:
+        for level in (Level.RAID0, Level.RAID5, Level.RAID6):
+            name = f"read-seq-{level.name.lower()}-{ports}"
+            rows[name] = lambda share, p=ports, v=level: _throughput(p, v, SEQUENTIAL_READ, share)
+        for level in (Level.RAID5, Level.RAID6):
+            name = f"write-seq-{level.name.lower()}-{ports}"
+            rows[name] = lambda share, p=ports, v=level: _throughput(p, v, SEQUENTIAL_WRITE, share)
+        rows[f"read-4k-random-{ports}"] = lambda share, p=ports: _iops(
+            p, RANDOM_READ, READ_IOPS_LIMIT, share
+        )
+        rows[f"write-4k-random-raid5-{ports}"] = lambda share, p=ports: _iops(
+            p, RANDOM_WRITE, WRITE_IOPS_LIMIT, share
+        )
+        rows[f"simulation-speed-{ports}"] = lambda share, p=ports: _speed(p, share)
+    rows["read-4k-added-latency"] = _added_latency
+    return rows
+
+
+ROWS = _rows()
+
+
+def measure(name: str, share: float) -> Row:
+    """Runs the row ``name``; ``share`` shortens the simulated time."""
+    value, unit, limit, ratio = ROWS[name](share)
+    return Row(name, value, unit, limit, ratio, f"make bench BENCH={name}")
+
+
+def print_rows(console: Console, rows: list[Row]) -> None:
+    """Prints the rows as a table."""
+    table = Table(title="Figures and what bounds them")
+    table.add_column("name")
+    for heading in ("value", "limit", "ratio"):
+        table.add_column(heading, justify="right")
+    table.add_column("unit")
+    for row in rows:
+        decimals = 3 if row.value < 100 else 0
+        table.add_row(
+            row.name,
+            f"{row.value:.{decimals}f}",
+            f"{row.limit:.{decimals}f}",
+            f"{row.ratio:.3f}",
+            row.unit,
+        )
+    console.print(table)
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m sw.bench", description=__doc__.split("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="rows to run (all)")
+    parser.add_argument("--list", action="store_true", help="list the names of the rows")
+    parser.add_argument("--quick", action="store_true", help="shorter runs, rougher figures")
+    parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
+    arguments = parser.parse_args()
+    if arguments.list:
+        print("\n".join(ROWS))
+        return 0
+    names = arguments.names or list(ROWS)
+    unknown = [name for name in names if name not in ROWS]
+    if unknown:
+        print(f"bench: no row is called {unknown[0]}; --list shows them", file=sys.stderr)
+        return 2
+    share = QUICK_SHARE if arguments.quick else 1.0
+    console = Console()
+    for ports in PORTS:
+        if any(name.endswith(f"-{ports}") for name in names) or ports == PORTS[0]:
+            console.print(f"building the {ports}-port controller")
+            build_controller(board(ports))
+    rows = []
+    # Speeds are taken one at a time, so that nothing else runs on the machine meanwhile.
+    alone = [name for name in names if name.startswith("simulation-speed")]
+    shared = [name for name in names if name not in alone]
+    with ProcessPoolExecutor(max_workers=arguments.jobs) as pool:
+        for row in pool.map(measure, shared, [share] * len(shared)):
+            console.print(f"{row.name}: {row.value:.6g} {row.unit}, ratio {row.ratio:.3f}")
+            rows.append(row)
+    rows += [measure(name, share) for name in alone]
+    print_rows(console, rows)
+    RESULTS.parent.mkdir(exist_ok=True)
+    kept = []
+    if RESULTS.exists() and arguments.names:
+        kept = [row for row in json.loads(RESULTS.read_text()) if row["name"] not in names]
+    RESULTS.write_text(json.dumps(kept + [asdict(row) for row in rows], indent=1) + "\n")
+    console.print(f"written to {RESULTS}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

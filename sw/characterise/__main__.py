@@ -1,0 +1,99 @@
+"""Runs the characterisation.
+
+    python -m sw.characterise [--quick] [--jobs N] [--seed N] [--out DIR] [ID ...]
+
+Prints tables; writes results.json and report.html.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+from hdl.config import board
+from sim.native.build import build_controller, build_models
+from sw.characterise.measure import Point, measure
+from sw.characterise.points import points
+from sw.characterise.published import CASES
+from sw.characterise.record import Record
+from sw.characterise.report import write_report
+from sw.characterise.table import print_interfaces, print_results
+
+OUTPUT = Path("build/characterise")
+
+
+def _run(console: Console, work: list[Point], jobs: int) -> list[Record]:
+    """Measures all points on ``jobs`` processes, the slowest first; records in order."""
+    records: dict[int, Record] = {}
+    order = sorted(range(len(work)), key=lambda i: -work[i].drives * work[i].load.measure_ns)
+    with (
+        Progress(
+            *Progress.get_default_columns(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+        ) as progress,
+        ProcessPoolExecutor(max_workers=jobs) as pool,
+    ):
+        task = progress.add_task("points", total=len(work))
+        futures = {pool.submit(measure, work[index]): index for index in order}
+        for future in as_completed(futures):
+            index = futures[future]
+            records[index] = record = future.result()
+            progress.advance(task)
+            if not console.is_terminal:
+                console.print(
+                    f"{len(records)}/{len(work)} {record.id} {record.setup}, {record.profile}, "
+                    f"{record.outstanding} outstanding: {record.simulated:.0f} {record.unit}"
+                )
+    return [records[index] for index in range(len(work))]
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sw.characterise",
+        description="Runs published load profiles on the simulated card, beside published figures.",
+    )
+    known = sorted({case.id for case in CASES})
+    parser.add_argument("ids", nargs="*", metavar="ID", help=f"only these of {', '.join(known)}")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter points")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (all)")
+    parser.add_argument("--seed", type=int, default=1, help="of the random accesses (1)")
+    parser.add_argument("--out", type=Path, default=OUTPUT, help=f"where to write ({OUTPUT})")
+    arguments = parser.parse_args()
+    for name in arguments.ids:
+        if name not in known:
+            parser.error(f"no result is called {name}; take some of {', '.join(known)}")
+    if arguments.jobs < 1:
+        parser.error(f"--jobs must be at least 1, not {arguments.jobs}")
+    console = Console()
+    work = points(quick=arguments.quick, seed=arguments.seed, ids=arguments.ids)
+    begin = time.monotonic()
+    build_models()
+    for ports in sorted({max(point.drives, 8) for point in work}):
+        console.print(f"building the {ports}-port controller (cached by content)")
+        build_controller(board(ports))
+    records = _run(console, work, arguments.jobs)
+    print_interfaces(console)
+    print_results(console, records)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    results = arguments.out / "results.json"
+    results.write_text(json.dumps([record.as_json() for record in records], indent=1) + "\n")
+    write_report(arguments.out / "report.html", records)
+    cycles = sum(record.cycles for record in records)
+    console.print(
+        f"{len(records)} points, {cycles / 1e6:.0f} million clock cycles in "
+        f"{time.monotonic() - begin:.0f} s; written to {results} and report.html beside it"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

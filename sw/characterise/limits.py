@@ -1,0 +1,49 @@
+"""Throughput limits in closed form: the PCIe link, and drives measured alone.
+
+Sources: PCI Express base specification 3.0, sections 2.2 (headers), 3.5 (data link layer), 4.2
+(framing, SKP ordered sets).
+"""
+
+from sim.native.parameters import LinkParameters
+
+LINE_RATE = {1: 2.5e9, 2: 5.0e9, 3: 8.0e9, 4: 16.0e9, 5: 32.0e9}
+"""Bits a second of a lane by generation."""
+FRAMING_BYTES = 8
+"""Framing, sequence number and LCRC of a TLP: 8 bytes at every generation."""
+HEADER_64_BYTES = 16
+"""Header of a memory request with a 64-bit address."""
+COMPLETION_HEADER_BYTES = 12
+SKIP_SHARE_8B10B = 4 / (1538 + 4)
+"""A 4-symbol SKP ordered set at most every 1538 symbols."""
+SKIP_SHARE_128B130B = 1 / (375 + 1)
+"""One block of 130 bits at most every 375 blocks."""
+
+
+def line_bytes(link: LinkParameters) -> float:
+    """Bytes a second one way after line code and SKP ordered sets."""
+    coded = LINE_RATE[link.generation] * link.lanes / 8
+    if link.generation <= 2:
+        return coded * 0.8 * (1 - SKIP_SHARE_8B10B * link.skip)
+    return coded * 128 / 130 * (1 - SKIP_SHARE_128B130B * link.skip)
+
+
+def read_limit(link: LinkParameters) -> float:
+    """Payload bytes a second that the card can write to host memory (host reads)."""
+    payload = link.max_payload
+    return line_bytes(link) * payload / (payload + FRAMING_BYTES + HEADER_64_BYTES)
+
+
+def write_limit(link: LinkParameters) -> float:
+    """Payload bytes a second that completions can bring from host memory (host writes)."""
+    payload = min(link.completion_bytes or link.max_payload, link.max_read_request)
+    return line_bytes(link) * payload / (payload + FRAMING_BYTES + COMPLETION_HEADER_BYTES)
+
+
+def link_limit(link: LinkParameters, read_share: float) -> float:
+    """Bytes a second of accesses of which ``read_share`` are reads; the directions are separate."""
+    limits = []
+    if read_share > 0:
+        limits.append(read_limit(link) / read_share)
+    if read_share < 1:
+        limits.append(write_limit(link) / (1 - read_share))
+    return min(limits)

@@ -1,0 +1,60 @@
+"""Which points a characterisation runs, and for how long in simulated time."""
+
+from sim.native.presets import PRESETS
+
+from sim.native.parameters import Hdd, LinkParameters
+from sw.characterise.measure import Point
+from sw.characterise.published import CASES, Case
+from sw.workload.generator import Load
+from sw.workload.profiles import OUTSTANDING, PROFILES
+
+LINK = LinkParameters(max_payload=128)
+"""PCIe 3.0 x8 with the 128-byte payloads that the published limits point to."""
+
+STRIP_KIB = 64
+QUICK_OUTSTANDING = (8, 128)
+QUICK_IDS = ("R1", "R5", "R14")
+SSD_WARM_UP_NS = 500_000
+SSD_MEASURE_NS = 1_000_000
+HDD_WARM_UP_NS = 10_000_000
+HDD_MEASURE_NS = 20_000_000
+LEAST_ACCESSES = 50
+LONGEST = 8
+"""The measurement is prolonged for slow points, up to this many times."""
+
+
+def _load(case: Case, outstanding: int, seed: int, share: float) -> Load:
+    slow = isinstance(PRESETS[case.drive], Hdd)
+    measure = (HDD_MEASURE_NS if slow else SSD_MEASURE_NS) * share
+    return Load(
+        PROFILES[case.profile],
+        outstanding,
+        warm_up_ns=(HDD_WARM_UP_NS if slow else SSD_WARM_UP_NS) * share,
+        measure_ns=measure,
+        least_accesses=LEAST_ACCESSES,
+        most_ns=measure * LONGEST,
+        seed=seed,
+    )
+
+
+def points(*, quick: bool, seed: int, ids: list[str]) -> list[Point]:
+    """The points of a run; ``ids`` restricts it to some results (empty: all)."""
+    chosen = []
+    for case in CASES:
+        if (ids and case.id not in ids) or (quick and not ids and case.id not in QUICK_IDS):
+            continue
+        for outstanding in QUICK_OUTSTANDING if quick else OUTSTANDING:
+            chosen.append(
+                Point(
+                    id=case.id,
+                    setup=case.setup,
+                    published=case.published,
+                    level=case.level,
+                    drives=case.drives,
+                    drive=PRESETS[case.drive],
+                    strip_kib=STRIP_KIB,
+                    link=LINK,
+                    load=_load(case, outstanding, seed, 0.5 if quick else 1.0),
+                )
+            )
+    return chosen

@@ -1,0 +1,93 @@
+"""What a setup should reach: the lowest of the host link's, the drives' and the load's limit.
+
+Nothing here looks at the controller. Drive rates come from the drive model run alone with the
+drive's share of the load; the write penalty is the textbook one (drive accesses per random write:
+1 without redundancy, one per copy with mirrors, 2 + 2 per parity with parity).
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+from hdl.array.interface import Level
+from hdl.config import BLOCK_BYTES
+from sim.native.models import Load as DriveLoad
+from sim.native.models import run_load
+from sim.native.parameters import MILLISECOND, SECOND, DriveParameters, Hdd, LinkParameters
+from sw.characterise.limits import link_limit
+from sw.workload.generator import Load
+from sw.workload.profiles import RANDOM_SHARE, SEQUENTIAL_SHARE
+from sw.workload.statistics import MIB
+
+PARITIES = {Level.RAID5: 1, Level.RAID6: 2}
+MIRRORED = (Level.RAID1, Level.RAID10)
+DRIVE_TAGS = 32
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The lowest limit and its name."""
+
+    mb_s: float
+    binds: str
+
+
+@cache
+def _drive_alone(
+    drive: DriveParameters, depth: int, read_percent: int, blocks: int, sequential: bool
+) -> tuple[float, float]:
+    """Accesses a second and mean latency in seconds of one drive."""
+    slow = isinstance(drive, Hdd)
+    span = drive.capacity
+    result = run_load(
+        drive,
+        DriveLoad(
+            depth=depth,
+            read_percent=read_percent,
+            blocks=blocks,
+            sequential=sequential,
+            first=0 if sequential else int(span * SEQUENTIAL_SHARE),
+            range=int(span * (SEQUENTIAL_SHARE if sequential else RANDOM_SHARE)),
+            warm_up_ps=2 * SECOND if slow else 100 * MILLISECOND,
+            measure_ps=4 * SECOND if slow else 200 * MILLISECOND,
+        ),
+    )
+    return result.iops, result.latency_ps / SECOND
+
+
+def _penalty(level: Level, drives: int, sequential: bool) -> float:
+    """Drive accesses per host write."""
+    parities = PARITIES.get(level, 0)
+    if level in MIRRORED:
+        return 2.0
+    if parities and sequential:
+        return drives / (drives - parities)
+    return 2.0 + 2 * parities if parities else 1.0
+
+
+def predict(
+    level: Level, drives: int, drive: DriveParameters, link: LinkParameters, load: Load
+) -> Prediction:
+    """The limits of ``load`` on an array of ``drives`` drives behind ``link``."""
+    profile = load.profile
+    sequential = not profile.random
+    reads = profile.read_share
+    accesses = reads + (1 - reads) * _penalty(level, drives, sequential)
+    drive_reads = reads + (1 - reads) * (
+        0.0 if sequential else _penalty(level, drives, False) / 2 if level in PARITIES else 0.0
+    )
+    share = load.outstanding * accesses / drives
+    blocks = profile.block_bytes // BLOCK_BYTES
+    depth = min(max(round(share), 1), DRIVE_TAGS)
+    percent = round(100 * drive_reads / accesses)
+    iops, _ = _drive_alone(drive, depth, percent, blocks, sequential)
+    _, latency = _drive_alone(drive, 1, percent, blocks, sequential)
+    usable = drives
+    if sequential and reads and level in PARITIES and isinstance(drive, Hdd):
+        usable = drives - PARITIES[level]  # parity passes under the head unread
+    limits = {
+        "host link": link_limit(link, reads),
+        "drives": usable * iops / accesses * profile.block_bytes,
+        "outstanding I/Os": load.outstanding * profile.block_bytes / latency,
+    }
+    binds = min(limits, key=lambda name: limits[name])
+    return Prediction(limits[binds] / MIB, binds)
