@@ -7,8 +7,12 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from hdl.config import TIME_BITS, Config
 from hdl.core import Core
 from hdl.drive.interface import DrivePort
+from hdl.pcie.axis import axis_ports
 from hdl.pcie.interface import PcieStatus
-from hdl.pcie.ultrascale import UltrascaleShim, axi_ports
+from hdl.pcie.ultrascale import UltrascaleShim
+
+AXIS = {name: member for bus in ("rq", "rc", "cq", "cc") for name, member in axis_ports(bus).items()}
+"""The hard block's streams (PG213), as the user's side sees them."""
 
 
 class Controller(wiring.Component):
@@ -25,7 +29,7 @@ class Controller(wiring.Component):
         self._config = config
         super().__init__(
             {
-                **axi_ports(config),
+                **AXIS,
                 "status": Out(PcieStatus()),
                 "now": In(TIME_BITS),
                 "quiet": Out(1),
@@ -41,7 +45,7 @@ class Controller(wiring.Component):
         connect(m, core.request, shim.request)
         connect(m, shim.completion, core.completion)
         connect(m, shim.register, core.register)
-        for name, member in axi_ports(self._config).items():
+        for name, member in AXIS.items():
             inner, outer = getattr(shim, name), getattr(self, name)
             m.d.comb += inner.eq(outer) if member.flow is In else outer.eq(inner)
         for name in PcieStatus().members:

@@ -22,8 +22,6 @@ class Merge(wiring.Component):
         Number of inputs, at least 1.
     """
 
-    busy: Out(1)
-
     def __init__(self, shape, *, inputs: int):
         if inputs < 1:
             raise ValueError(f"inputs must be at least 1, not {inputs}")

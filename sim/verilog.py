@@ -8,12 +8,14 @@ import hashlib
 import os
 import re
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-from amaranth.back import rtlil, verilog
+from amaranth.back import rtlil, verilog  # pyright: ignore[reportAttributeAccessIssue]
 from amaranth.lib import wiring
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,6 +23,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 BUILD = ROOT / "build"
 """Everything that can be made again."""
+
+_CONSTANT = re.compile(r"^  always @\*\n(    [^=\n]* = \d+'\w+;)$", re.MULTILINE)
+"""An assignment of a constant to a part of a variable: ``@*`` would wait for an event for ever."""
 
 _PORT = re.compile(r"^  (input|output) (?:\[(\d+):0\] )?(\\\S+ |\w+);$", re.MULTILINE)
 
@@ -72,17 +77,44 @@ def to_rtlil(component: wiring.Component, *, top: str = "top", platform=None) ->
     return rtlil.convert(component, name=top, platform=platform, emit_src=False)
 
 
+@contextmanager
+def _zeros_implied() -> Iterator[None]:
+    """Memories that begin as zeros get no initial contents in RTLIL.
+
+    A two-state simulator begins with zeros anyway, and writing out every bit of 4 MiB of lines
+    takes minutes.
+    """
+    emitter = rtlil.ModuleEmitter
+    emit = emitter.emit_memory
+
+    def emit_unless_zero(self, index, cell) -> None:
+        if any(cell.init):
+            emit(self, index, cell)
+
+    emitter.emit_memory = emit_unless_zero
+    try:
+        yield
+    finally:
+        emitter.emit_memory = emit
+
+
 def to_verilog(component: wiring.Component, *, top: str = "top") -> Netlist:
     """Verilog of ``component`` as module ``top``, from the cache when its RTLIL is known.
 
     Ports are the component's members flattened with ``__``, then ``clk`` and ``rst``.
     """
-    text = to_rtlil(component, top=top)
+    with _zeros_implied():
+        text = to_rtlil(component, top=top)
     path = BUILD / "verilog" / f"{digest(_converter(), text)}.v"
     if not path.exists():
-        write_atomically(path, verilog._convert_rtlil_text(text))
+        write_atomically(path, _convert(text))
     result = path.read_text()
     return Netlist(top=top, text=result, ports=_ports(result, top))
+
+
+def _convert(text: str) -> str:
+    convert = verilog._convert_rtlil_text  # pyright: ignore[reportAttributeAccessIssue]
+    return _CONSTANT.sub(r"  always_comb\n\1", convert(text))
 
 
 @cache

@@ -11,12 +11,11 @@ import sys
 import time
 from pathlib import Path
 
-from sim.native.presets import SAS_12G_SSD
-
 from hdl.array.interface import Level
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, board
 from sim.golden.layout import Layout
 from sim.isal import IsalError, load_isal
+from sim.native.presets import SAS_12G_SSD
 from sw.driver import raid
 from sw.driver.card import SimulatedCard
 from sw.driver.commands import NvmeError

@@ -96,7 +96,9 @@ def extent(config: Config) -> data.StructLayout:
     roles being data 0.., then P, Q, R, S; with copies, copy c of data d at place
     ``shift`` + d * copies + c, which past the width wraps to the next stripe (RAID 1E).
     ``index``: data strip, 0.. ; ``offset``: index in the host command of the first block.
-    ``final``: the command touches these rows with no later extent. ``last``: last extent of it.
+    ``final``: the command touches these rows with no later extent (exact for a write, whose
+    extents are cut where it changes; 1 for a read). ``last``: last extent of it.
+    With copies, ``index`` counts the strips whose first copy begins in the stripe of ``row``.
     """
     return data.StructLayout(
         {
@@ -116,6 +118,24 @@ def extent(config: Config) -> data.StructLayout:
             "last": 1,
         }
     )
+
+
+def expected(config: Config) -> data.StructLayout:
+    """A FLUSH of ``slot`` will end ``count`` times, once for each live drive.
+
+    ``tolerant``: the array is redundant, so a drive that goes away meanwhile is no error.
+    """
+    return data.StructLayout({"slot": config.slot_bits, "count": WIDTH_BITS, "tolerant": 1})
+
+
+def port_use(config: Config) -> data.StructLayout:
+    """Which array a drive port belongs to, if any."""
+    return data.StructLayout({"used": 1, "array": 8})
+
+
+def port_read(config: Config) -> TableRead:
+    """Reads the use of a drive port."""
+    return TableRead(config.port_bits, port_use(config))
 
 
 class ManageOpcode(enum.Enum, shape=3):

@@ -48,7 +48,7 @@ class Mapper(wiring.Component):
     volume_read, geometry_read
         Tables.
 
-    Latency: 21 cycles from command to first extent, mirrors 4 more and one for each bit of the
+    Latency: 21 cycles from command to first extent, mirrors 3 more and one for each bit of the
     number of copies; 3 cycles for each later extent. One command at a time. Back-pressure on
     ``extent`` holds everything.
 
@@ -132,9 +132,7 @@ class Mapper(wiring.Component):
         writes = request.opcode == HostOpcode.WRITE
         m.d.comb += [
             shared.eq(
-                Mux(
-                    next_strip.turns | ~writes, 0, Mux(beyond < strip_blocks, beyond, strip_blocks)
-                )
+                Mux(next_strip.turns | ~writes, 0, Mux(beyond < strip_blocks, beyond, strip_blocks))
             ),
             final.eq(within >= shared),
             piece.eq(Mux(~final & (within + length > shared), shared - within, length)),
@@ -271,9 +269,6 @@ class Mapper(wiring.Component):
 
             with m.State("CUT"):
                 m.d.sync += [
-                    out.eq(
-                        Const(0, extent(config).size)
-                    ),
                     out.slot.eq(request.slot),
                     out.opcode.eq(request.opcode),
                     out.fua.eq(request.fua),

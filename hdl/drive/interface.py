@@ -85,7 +85,7 @@ def finished(config: Config) -> data.StructLayout:
 
 
 def landed(config: Config) -> data.StructLayout:
-    """A block of a host command's read is complete in ``line``, which now belongs to the receiver."""
+    """A block of a host command's read is complete in ``line``, now owned by the receiver."""
     return data.StructLayout(
         {"slot": config.slot_bits, "offset": config.offset_bits, "line": config.line_bits}
     )

@@ -64,6 +64,4 @@ def fetched(config: Config) -> data.StructLayout:
 
 def delivered(config: Config) -> data.StructLayout:
     """A block has been sent to the host from ``line``, which now belongs to the receiver."""
-    return data.StructLayout(
-        {"slot": config.slot_bits, "line": config.line_bits, "error": 1}
-    )
+    return data.StructLayout({"slot": config.slot_bits, "line": config.line_bits, "error": 1})

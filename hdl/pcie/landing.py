@@ -286,7 +286,9 @@ class Landing(wiring.Component):
         address = Signal(len(s2_address))
         merged = [
             Mux(s2_low[place] & ~spilling, old, new)
-            for place, (old, new) in enumerate(zip(words_of(kept_words), words_of(s2_words)))
+            for place, (old, new) in enumerate(
+                zip(words_of(kept_words), words_of(s2_words), strict=True)
+            )
         ]
         with m.If(spilling):
             m.d.comb += [mask.eq(s2_mask & s2_low), address.eq(s2_address + 1)]

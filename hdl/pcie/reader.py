@@ -145,7 +145,19 @@ class HostReader(wiring.Component):
         ]
 
         issuing = Signal()
-        sent = Signal()
+
+        def proceed():
+            """To the next part of the request, or to the next request."""
+            m.d.sync += [
+                job.address[2:64].eq(job_low + chunk),
+                job.target.eq(job.target + chunk),
+                job.dwords.eq(job.dwords - chunk),
+            ]
+            with m.If(chunk == job.dwords):
+                m.next = "TAKE"
+            with m.Else():
+                m.next = "CUT"
+
         with m.FSM(name="issue"):
             with m.State("TAKE"):
                 m.d.comb += self.request.ready.eq(transfers.cleared & landing.cleared)
@@ -178,29 +190,13 @@ class HostReader(wiring.Component):
                     with m.Else():
                         m.next = "REFUSE"
             with m.State("SEND"):
-                m.d.comb += [
-                    self.tlp.valid.eq(1),
-                    issuing.eq(1),
-                    sent.eq(self.tlp.ready),
-                ]
+                m.d.comb += [self.tlp.valid.eq(1), issuing.eq(1)]
+                with m.If(self.tlp.ready):
+                    proceed()
             with m.State("REFUSE"):
-                m.d.comb += [
-                    refusing.eq(1),
-                    issuing.eq(1),
-                    sent.eq(landing.abandon_taken),
-                ]
-            # After the last two: the next part of the request, or the next request.
-            with m.If(sent):
-                m.d.sync += [
-                    job.address[2:64].eq(job_low + chunk),
-                    job.target.eq(job.target + chunk),
-                    job.dwords.eq(job.dwords - chunk),
-                ]
-                with m.If(chunk == job.dwords):
-                    m.next = "TAKE"
-                with m.Else():
-                    m.next = "CUT"
-
+                m.d.comb += [refusing.eq(1), issuing.eq(1)]
+                with m.If(landing.abandon_taken):
+                    proceed()
         m.d.comb += self.busy.eq(
             issuing
             | self.request.valid

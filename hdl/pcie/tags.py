@@ -1,4 +1,4 @@
-"""Tags of memory reads: which are free, waiting for completions, or quarantined, and for how long."""
+"""Tags of memory reads: which are free, waiting for completions, or quarantined."""
 
 from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import memory, stream, wiring

@@ -12,8 +12,11 @@ Time stands still outside `run` and `mmio_read32`/`mmio_read64`.
 
 import ctypes
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
+from pathlib import Path
+
+from amaranth.lib import wiring
 
 from hdl.config import Config
 from sim.native.build import build_controller
@@ -57,7 +60,7 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
         ("striata_run", number, [pointer, number, ctypes.POINTER(_Event), number]),
         ("striata_now", number, [pointer]),
         ("striata_mmio_write", None, [pointer, number, number, number]),
-        ("striata_mmio_read", number, [pointer, number, number, number]),
+        ("striata_mmio_read", None, [pointer, number, number]),
         ("striata_statistics", number, [pointer, number, numbers, number]),
         ("striata_histogram", None, [pointer, number, numbers, number]),
         ("striata_set_present", None, [pointer, number, number]),
@@ -105,7 +108,8 @@ class Harness:
     jumping
         Jump over time in which nothing moves. Results are identical without, only slower.
     component
-        The Amaranth component to verilate instead of ``Controller(config=config)``.
+        Makes the Amaranth component to verilate instead of ``Controller(config=config)``; it has
+        the same ports.
 
     Attributes
     ----------
@@ -126,7 +130,7 @@ class Harness:
         expanders: Sequence[Expander] = (),
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         jumping: bool = True,
-        component: object = None,
+        component: Callable[[], wiring.Component] | None = None,
     ):
         link = link or LinkParameters()
         if len(drives) != config.ports:
@@ -241,7 +245,7 @@ class Harness:
         return self._mmio_read(offset, 8)
 
     def _mmio_read(self, offset: int, length: int) -> int:
-        self._library.striata_mmio_read(self._handle, offset, length, 0)
+        self._library.striata_mmio_read(self._handle, offset, length)
         limit = (self.now_ns + MMIO_TIMEOUT_NS) * PICOSECONDS_PER_NANOSECOND
         while True:
             for event in self._run(int(limit)):
@@ -291,16 +295,16 @@ class Harness:
         self._library.striata_drive_blocks(self._handle, port, numbers, count)
         return sorted(numbers[:count])
 
-    def export_drive(self, port: int, path: str) -> None:
+    def export_drive(self, port: int, path: str | Path) -> None:
         """Writes a drive to a sparse image file of its written blocks."""
-        with open(path, "wb") as file:
+        with Path(path).open("wb") as file:
             for block in self.written_blocks(port):
                 file.seek(block * 4096)
                 file.write(self.read_drive(port, block))
 
-    def import_drive(self, port: int, path: str) -> None:
+    def import_drive(self, port: int, path: str | Path) -> None:
         """Loads an image file, from block 0 on."""
-        with open(path, "rb") as file:
+        with Path(path).open("rb") as file:
             block = 0
             while data := file.read(4096):
                 if any(data):

@@ -17,7 +17,7 @@
     X(cache_blocks) X(keep_data) X(latency_ps) X(revolution_ps) X(media_rate) X(settle_ps)      \
     X(seek_root_ps) X(seek_linear_ps) X(write_settle_ps) X(read_window) X(write_window)         \
     X(read_ahead_blocks) X(dies) X(read_ps) X(program_ps) X(random_read_ps)                     \
-    X(random_program_ps) X(protected)
+    X(random_program_ps) X(lookup_ps) X(power_safe)
 
 // Upstream is from the device to the host. Payload is user data; wire is everything sent; busy is
 // the time that the serialiser spends on TLPs and DLLPs.
@@ -27,7 +27,7 @@
     X(down_tlps) X(down_payload_bytes) X(down_wire_bytes) X(down_busy_ps)                       \
     X(memory_writes) X(memory_reads) X(interrupts) X(mmio_writes) X(mmio_reads)                 \
     X(most_completion_headers) X(most_completion_bytes) X(rq_stall_cycles) X(rc_stall_cycles)   \
-    X(reads_outstanding_most)
+    X(reads_outstanding_most) X(stray_writes) X(stray_reads)
 
 #define STRIATA_DRIVE_COUNTERS(X)                                                               \
     X(reads) X(writes) X(flushes) X(read_blocks) X(written_blocks) X(errors)                    \
@@ -43,12 +43,9 @@ namespace striata {
 struct LinkFields {
     STRIATA_LINK_FIELDS(STRIATA_FIELD)
 };
-// `protected` is a C++ keyword: the list keeps Python's name, the structure uses another.
-#define protected protected_buffer
 struct DriveFields {
     STRIATA_DRIVE_FIELDS(STRIATA_FIELD)
 };
-#undef protected
 struct RunCounters {
     STRIATA_RUN_COUNTERS(STRIATA_ZERO_FIELD)
 };

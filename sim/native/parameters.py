@@ -231,7 +231,9 @@ class Ssd(DriveParameters):
         Time of a page in a sequential stream.
     random_read_ps, random_program_ps
         More of it outside a stream (no prefetch; garbage collection).
-    protected
+    lookup_ps
+        More for the first page of a read outside a stream (mapping table).
+    power_safe
         The write buffer survives power loss: FLUSH and FUA need not wait for the medium.
     """
 
@@ -240,7 +242,8 @@ class Ssd(DriveParameters):
     program_ps: int = 200 * MICROSECOND
     random_read_ps: int = 0
     random_program_ps: int = 0
-    protected: bool = True
+    lookup_ps: int = 0
+    power_safe: bool = True
 
     kind = KIND_SSD
 

@@ -1,8 +1,7 @@
 """Which points a characterisation runs, and for how long in simulated time."""
 
-from sim.native.presets import PRESETS
-
 from sim.native.parameters import Hdd, LinkParameters
+from sim.native.presets import PRESETS
 from sw.characterise.measure import Point
 from sw.characterise.published import CASES, Case
 from sw.workload.generator import Load

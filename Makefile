@@ -1,0 +1,76 @@
+# `make help` lists the targets. Every target sets up .venv first; nothing outside the checkout is
+# touched, but for system packages when `make setup` runs as root.
+
+SHELL := /bin/sh
+VENV := .venv/bin/python
+PYTHON ?= python3
+STAMP := .venv/setup.stamp
+PROCESSES ?= 2
+SEED ?=
+FILE ?=
+BLOCKS ?=
+
+export SEED PYTHON
+export PYTHONDONTWRITEBYTECODE := 1
+
+PYTEST := $(VENV) -m pytest -q
+PARALLEL := -n $(PROCESSES) --dist worksteal
+
+.PHONY: help setup lint format types unit formal mutants smoke test test-full synth bench \
+	characterise demo clean distclean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "  Variables: SEED=n (random stimulus), WAVES=1, PROCESSES=n, PYTHON=python3.12 (setup)"
+
+setup: $(STAMP) ## create .venv with pinned packages, check the system's tools (idempotent)
+
+$(STAMP): requirements.txt tools/setup.sh
+	@tools/setup.sh
+	@touch $@
+
+lint: $(STAMP) ## ruff, codespell, verilator -Wall on the controller
+	$(VENV) -m ruff check .
+	$(VENV) -m codespell_lib
+	$(VENV) -m tools.lint_hdl
+
+format: $(STAMP) ## sort imports and apply ruff's safe fixes
+	$(VENV) -m ruff check --fix .
+
+types: $(STAMP) ## pyright
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(VENV) -m pyright
+
+unit: $(STAMP) ## unit tests: cocotb on Verilator, reference models, proofs; without slow ones
+	$(PYTEST) $(PARALLEL) -m "not slow"
+
+formal: $(STAMP) ## all registered proofs
+	$(VENV) -m sim.formal
+
+mutants: $(STAMP) ## bugs planted in the design, which the proofs must find
+	$(VENV) -m sim.formal --mutants
+
+smoke: $(STAMP) ## a short characterisation run
+	$(VENV) -m sw.characterise --smoke
+
+test: lint types smoke unit ## what every change must pass; ends with pytest's summary
+
+test-full: lint types smoke ## as test, slow tests too
+	$(PYTEST) $(PARALLEL)
+
+synth: $(STAMP) ## area and clock frequency of each block on an ECP5 (BLOCKS='mapper ..')
+	$(VENV) -m synth $(BLOCKS)
+
+bench: $(STAMP) ## speed of the simulation itself
+	$(VENV) -m sw.bench
+
+characterise: $(STAMP) ## measure the controller under load profiles, write docs/results
+	$(VENV) -m sw.characterise
+
+demo: $(STAMP) ## store FILE on a simulated array, fail drives, read it back (FILE=path)
+	$(VENV) -m sw.demo $(FILE)
+
+clean: ## remove everything built; .venv stays
+	rm -rf build
+
+distclean: ## remove .venv as well
+	rm -rf build .venv

@@ -1,0 +1,67 @@
+"""What the tests of the array blocks share: tables behind read ports, and random layouts."""
+
+import cocotb
+from cocotb.triggers import RisingEdge
+
+from cocotb_tests.streams import pack
+from hdl.array.interface import Level, geometry, volume
+from hdl.config import MAX_DRIVES
+from sim.golden.layout import LEAST_DRIVES, MIRRORED, PARITIES, Layout
+
+STRIP_SHIFTS = 9
+
+
+class Table:
+    """Answers table reads from ``entries`` (address to packed data), a cycle later."""
+
+    def __init__(self, dut, name: str):
+        self.entries: dict[int, int] = {}
+        self._clock = dut.clk
+        self._address = getattr(dut, f"{name}__address")
+        self._data = getattr(dut, f"{name}__data")
+        self._data.value = 0
+        cocotb.start_soon(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            await RisingEdge(self._clock)
+            self._data.value = self.entries.get(int(self._address.value), 0)
+
+
+def random_layout(generator, *, drives: int = MAX_DRIVES) -> Layout:
+    """A layout of at most ``drives`` members, every level and shape."""
+    while True:
+        level = generator.choice(list(PARITIES))
+        count = 1 if level == "JBOD" else generator.randint(LEAST_DRIVES[level], drives)
+        copies = generator.randint(2, count) if level in MIRRORED and count > 1 else 0
+        if level == "RAID10" and generator.random() < 0.7:
+            copies = 2
+        spans = generator.choice((1, 1, 2, 3, 4, 8)) if PARITIES[level] else 1
+        strip_shift = generator.randrange(STRIP_SHIFTS)
+        try:
+            return Layout(level, count, 1 << strip_shift, copies, spans)
+        except ValueError:
+            continue
+
+
+def pack_geometry(config, layout: Layout, rows: int) -> int:
+    """The entry of the geometry table for ``layout`` with ``rows`` rows."""
+    return pack(
+        geometry(config),
+        valid=1,
+        level=Level[layout.level],
+        width=layout.width,
+        data=layout.data,
+        parities=layout.parities,
+        copies=layout.copies,
+        spans=layout.spans,
+        strip_shift=layout.strip_blocks.bit_length() - 1,
+        rotate=int(layout.parities > 0),
+        rows=rows,
+        blocks=layout.blocks(rows),
+    )
+
+
+def pack_volume(config, array: int, start: int, blocks: int) -> int:
+    """The entry of the volume table."""
+    return pack(volume(config), valid=1, array=array, start=start, blocks=blocks)

@@ -1,0 +1,586 @@
+"""A host, its memory and a data path around `NvmeFrontEnd`, for its tests."""
+
+import random
+from dataclasses import dataclass, field
+
+import cocotb
+from cocotb.triggers import ClockCycles, Event, RisingEdge
+
+from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
+from hdl.array.interface import (
+    Level,
+    ManageOpcode,
+    ManageStatus,
+    geometry,
+    manage_request,
+    manage_response,
+    volume,
+)
+from hdl.config import Config
+from hdl.memory.interface import write_beat
+from hdl.nvme.interface import (
+    HostOpcode,
+    Status,
+    command,
+    completion,
+    delivered,
+    fetched,
+    transfer,
+)
+from hdl.nvme.pages import port_state
+from hdl.pcie.interface import (
+    Kind,
+    RegisterBus,
+    inbox_beat,
+    inbox_dwords,
+    post,
+    read_done,
+    read_request,
+    write_request,
+)
+from sim.golden import nvme
+from sim.golden.nvme import PAGE, Cqe, Sqe
+
+MEMORY_BYTES = 1 << 23
+MESSAGE_BASE = 0xFEE0_0000
+ADMIN_LINES = 2
+ADMIN_DEPTH = 8
+LATENCY = 40
+"""Most cycles that the host's memory and the data path take to answer."""
+
+
+def test_config(data_width: int = 256) -> Config:
+    """Small enough to build quickly, large enough for several of everything."""
+    return Config(
+        data_width=data_width,
+        ports=4,
+        lines=64,
+        banks=4,
+        commands=16,
+        rows=8,
+        operations=64,
+        queue_pairs=3,
+        queue_depth=64,
+        arrays=2,
+        volumes=4,
+        transfer_blocks=8,
+    )
+
+
+test_config.__test__ = False
+
+
+def contents(volume_number: int, block: int) -> bytes:
+    """What the data path's volumes hold before they are written."""
+    return random.Random(volume_number << 48 | block).randbytes(64) * (PAGE // 64)
+
+
+@dataclass
+class Queue:
+    """A queue pair as the host keeps it."""
+
+    number: int
+    entries: int
+    sq: int
+    cq: int
+    cq_number: int
+    sq_tail: int = 0
+    waiting: dict[int, Event] = field(default_factory=dict)
+    done: dict[int, Cqe] = field(default_factory=dict)
+
+
+@dataclass
+class Completions:
+    """A completion queue as the host keeps it; ``automatic`` rings its doorbell at once."""
+
+    number: int
+    entries: int
+    base: int
+    tail: int = 0
+    head: int = 0
+    phase: int = 1
+    automatic: bool = True
+
+
+class Bench:
+    """Drivers, monitors and the host's state. Every check that always holds is made here.
+
+    Parameters
+    ----------
+    active
+        Chance that a stream moves in a cycle.
+    """
+
+    def __init__(self, dut, config: Config, seed: int, active: float = 0.7):
+        self.dut = dut
+        self.config = config
+        self.random = random.Random(seed)
+        self.memory = bytearray(MEMORY_BYTES)
+        self._pages = list(range(1, MEMORY_BYTES // PAGE))
+        self.random.shuffle(self._pages)
+        self.lines: list[bytearray] = [bytearray(PAGE) for _ in range(config.lines)]
+        self.free_lines = list(range(ADMIN_LINES, config.lines))
+        self.latency = LATENCY
+        self.queues: dict[int, Queue] = {}
+        self.completions: dict[int, Completions] = {}
+        self.interrupts: list[int] = []
+        self.posts = 0
+        self.poisoned: set[int] = set()
+        self.statuses: dict[tuple[int, int], Status] = {}
+        self.commands: list = []
+        self.written: dict[tuple[int, int], bytes] = {}
+        self.hold = False
+        self.manage_answer = (ManageStatus.DONE, 0)
+        self.manage_requests: list = []
+        self.geometries: dict[int, dict] = {}
+        self.volumes: dict[int, dict] = {}
+        self.members: dict[tuple[int, int], int] = {}
+        self.ports: dict[int, dict] = {}
+        self.capacities: dict[int, int] = {}
+        self.in_flight = 0
+        self._transfers: dict[tuple, list] = {}
+        self._sending: dict[int, list] = {}
+        self._moved: dict[int, Event] = {}
+        self._errors: dict[int, bool] = {}
+
+        def sink(name, layout, callback):
+            return StreamSink(dut, name, layout=layout, active=active, callback=callback)
+
+        def source(name, layout):
+            return StreamSource(dut, name, layout=layout, active=active)
+
+        access = RegisterBus().members["request"].signature.members["payload"].shape
+        self.register = source("register__request", access)
+        self.response = StreamSink(dut, "register__response", active=active)
+        self.inbox = source("inbox_write", inbox_beat(config))
+        self.read_done = source("read_done", read_done(config))
+        self.write_done = source("write_done", None)
+        self.completion = source("completion", completion(config))
+        self.fetch = source("fetch", transfer(config))
+        self.deliver = source("deliver", transfer(config))
+        self.manage_response = source("manage_response", manage_response(config))
+        self.allocate = source("allocate", None)
+        self.sinks = [
+            sink("read_request", read_request(config), self._read),
+            sink("write_request", write_request(config), self._write),
+            sink("post", post(), self._post),
+            sink("command", command(config), self._command),
+            sink("fetched", fetched(config), self._fetched),
+            sink("delivered", delivered(config), self._delivered),
+            sink("manage_request", manage_request(config), self._manage),
+            sink("line_write", write_beat(config), self._line_write),
+            sink("free", None, self.allocate.send),
+        ]
+        self.allocate.send_all(range(ADMIN_LINES))
+
+    async def reset(self) -> None:
+        """Starts the clock; MSI-X and bus mastering are enabled."""
+        dut = self.dut
+        for name in ("max_payload", "max_read_request", "rcb", "msix_mask"):
+            getattr(dut, f"status__{name}").value = 0
+        dut.status__bus_master.value = 1
+        dut.status__msix_enable.value = 1
+        dut.now.value = 0
+        dut.drive_present.value = 0
+        dut.drive_failed.value = 0
+        await start(dut)
+        cocotb.start_soon(self._tables())
+
+    # Registers.
+
+    async def write32(self, address: int, value: int) -> None:
+        """A 32-bit register write; returns when it has been taken."""
+        high = address % 8 == 4
+        self.register.send(
+            address=address & ~7,
+            write=1,
+            data=value << 32 if high else value,
+            enable=0xF0 if high else 0x0F,
+        )
+        await self.register.drained()
+
+    async def write64(self, address: int, value: int) -> None:
+        """A 64-bit register write."""
+        self.register.send(address=address, write=1, data=value, enable=0xFF)
+        await self.register.drained()
+
+    async def read64(self, address: int) -> int:
+        """A 64-bit register read."""
+        self.register.send(address=address, write=0, data=0, enable=0xFF)
+        return await self.response.receive()
+
+    async def read32(self, address: int) -> int:
+        """A 32-bit register read."""
+        value = await self.read64(address & ~7)
+        return value >> 32 if address % 8 else value & 0xFFFF_FFFF
+
+    # Bringing the controller up.
+
+    def page(self, count: int = 1) -> int:
+        """A page of host memory, or ``count`` adjacent ones."""
+        if count == 1:
+            return self._pages.pop() * PAGE
+        free = set(self._pages)
+        first = next(p for p in sorted(free) if all(p + n in free for n in range(count)))
+        self._pages = [p for p in self._pages if not first <= p < first + count]
+        return first * PAGE
+
+    async def enable(self, *, sq_entries: int = ADMIN_DEPTH, cq_entries: int = ADMIN_DEPTH) -> None:
+        """Creates the admin queues, unmasks all vectors and waits for CSTS.RDY."""
+        queue = Queue(0, sq_entries, self.page(), self.page(), 0)
+        self.queues = {0: queue}
+        self.completions = {0: Completions(0, cq_entries, queue.cq)}
+        for vector in range(self.config.queue_pairs + 1):
+            table = nvme.MSIX_TABLE + 16 * vector
+            await self.write64(table, MESSAGE_BASE + 4 * vector)
+            await self.write64(table + 8, 0x4000 | vector)
+        await self.write32(nvme.AQA, (cq_entries - 1) << 16 | sq_entries - 1)
+        await self.write64(nvme.ASQ, queue.sq)
+        await self.write64(nvme.ACQ, queue.cq)
+        await self.write32(nvme.CC, nvme.CC_ENABLE)
+        await self.wait_status(nvme.CSTS_READY)
+
+    async def wait_status(self, wanted: int, mask: int = 0xF, polls: int = 400) -> None:
+        """Polls CSTS."""
+        for _ in range(polls):
+            status = await self.read32(nvme.CSTS)
+            if status & mask == wanted:
+                return
+        raise AssertionError(f"CSTS is {status:#x}, not {wanted:#x}")
+
+    async def create_pair(
+        self, number: int, entries: int, *, cq_entries: int = 0, vector: int | None = None
+    ) -> Queue:
+        """Creates CQ and SQ ``number``."""
+        cq_entries = cq_entries or entries
+        queue = Queue(
+            number,
+            entries,
+            self.page(-(-entries * 64 // PAGE)),
+            self.page(),
+            number,
+        )
+        vector = number if vector is None else vector
+        self.completions[number] = Completions(number, cq_entries, queue.cq)
+        await self.good(
+            opcode=nvme.CREATE_CQ,
+            prp1=queue.cq,
+            dwords=(cq_entries - 1 << 16 | number, vector << 16 | 3),
+        )
+        await self.good(
+            opcode=nvme.CREATE_SQ,
+            prp1=queue.sq,
+            dwords=(entries - 1 << 16 | number, number << 16 | 1),
+        )
+        self.queues[number] = queue
+        return queue
+
+    # Commands.
+
+    def place(self, queue: Queue, **fields) -> int:
+        """Puts a command into the submission queue; the doorbell is `ring`."""
+        identifier = self.random.randrange(1 << 16)
+        while identifier in queue.waiting:
+            identifier = self.random.randrange(1 << 16)
+        assert len(queue.waiting) < queue.entries - 1, "the test overfills a submission queue"
+        entry = Sqe(identifier=identifier, **fields).pack()
+        at = queue.sq + queue.sq_tail * nvme.SQE_BYTES
+        self.memory[at : at + nvme.SQE_BYTES] = entry
+        queue.sq_tail = (queue.sq_tail + 1) % queue.entries
+        queue.waiting[identifier] = Event()
+        return identifier
+
+    async def ring(self, queue: Queue) -> None:
+        """Writes the submission queue's tail doorbell."""
+        await self.write32(nvme.DOORBELLS + 8 * queue.number, queue.sq_tail)
+
+    async def ring_head(self, number: int) -> None:
+        """Writes a completion queue's head doorbell: all entries so far have been taken."""
+        queue = self.completions[number]
+        queue.head = queue.tail
+        await self.write32(nvme.DOORBELLS + 8 * number + 4, queue.head)
+
+    async def result(self, queue: Queue, identifier: int, cycles: int = 50_000) -> Cqe:
+        """Waits for a command's completion."""
+        await wait_until(
+            self.dut,
+            lambda: identifier in queue.done,
+            cycles=cycles,
+            what=f"completion of command {identifier:#x} of queue {queue.number}",
+        )
+        return queue.done.pop(identifier)
+
+    async def run(self, queue: int = 0, **fields) -> Cqe:
+        """Runs one command."""
+        pair = self.queues[queue]
+        identifier = self.place(pair, **fields)
+        await self.ring(pair)
+        return await self.result(pair, identifier)
+
+    async def good(self, queue: int = 0, **fields) -> int:
+        """Runs a command that must succeed; returns DW0."""
+        answer = await self.run(queue, **fields)
+        assert answer.code == nvme.SUCCESS, f"{fields}: {answer}"
+        return answer.result
+
+    async def bad(self, code: int, queue: int = 0, **fields) -> None:
+        """Runs a command that must fail with ``code``."""
+        answer = await self.run(queue, **fields)
+        assert answer.code == code, f"{fields}: {answer.code:#x}, expected {code:#x}"
+        assert answer.do_not_retry == (code not in nvme.MAY_RETRY), f"{fields}: DNR"
+
+    async def page_of(self, *, length: int = PAGE, offset: int = 0, **fields) -> bytes:
+        """Runs an admin command with data to the host, and returns the data."""
+        pages = [self.page(), self.page()]
+        for page in pages:
+            self.memory[page : page + PAGE] = b"\xee" * PAGE
+        prp1, prp2 = pages[0] + offset, pages[1] if offset + length > PAGE else 0
+        await self.good(prp1=prp1, prp2=prp2, **fields)
+        first = min(length, PAGE - offset)
+        data = self.memory[prp1 : prp1 + first]
+        data += self.memory[pages[1] : pages[1] + length - first]
+        rest = self.memory[pages[1] + length - first : pages[1] + PAGE]
+        assert rest == b"\xee" * len(rest), "more was sent than asked for"
+        self._pages = [*self._pages, *(p // PAGE for p in pages)]
+        return bytes(data)
+
+    def buffer(self, blocks: int, *, offset: int = 0, list_room: int = PAGE // 8):
+        """Host pages for a transfer and its PRPs: (pages, prp1, prp2).
+
+        ``list_room``: entries from the list's first to the end of its page.
+        """
+        pages = [self.page() for _ in range(blocks + bool(offset))]
+        lists = [self.page() + PAGE - 8 * list_room, self.page()]
+
+        def write(address: int, data: bytes) -> None:
+            self.memory[address : address + len(data)] = data
+
+        prp1, prp2 = nvme.build_prps(pages, offset, write, lists)
+        return pages, prp1, prp2
+
+    def host_block(self, pages: list[int], offset: int, block: int) -> bytes:
+        """The host's bytes of ``block`` of a transfer."""
+        return b"".join(
+            bytes(self.memory[a : a + n]) for a, n in nvme.segments(pages, offset, block)
+        )
+
+    async def settle(self, cycles: int = 20_000) -> None:
+        """Waits until nothing moves, then checks that nothing is left over."""
+
+        def quiet() -> bool:
+            return not self.in_flight and all(sink.idle for sink in self.sinks) and all(
+                s.idle
+                for s in (self.register, self.inbox, self.read_done, self.write_done,
+                          self.completion, self.fetch, self.deliver, self.manage_response)
+            )  # fmt: skip
+
+        await wait_until(self.dut, quiet, cycles=cycles, what="quiet")
+        await ClockCycles(self.dut.clk, 200)
+        assert quiet(), "something moved after everything had ended"
+        assert not int(self.dut.busy.value), "busy although nothing can move"
+        assert self.allocate.waiting == ADMIN_LINES, "an admin line was not given back"
+        assert len(self.free_lines) == self.config.lines - ADMIN_LINES
+        assert not self._transfers and not self._sending
+        for queue in self.queues.values():
+            assert not queue.done, f"queue {queue.number}: unexpected {queue.done}"
+
+    # Host side of the streams.
+
+    def _read(self, request) -> None:
+        key = (request.kind, request.index)
+        assert request.address % 4 == 0 and 1 <= request.dwords <= 1024
+        self._transfers.setdefault(key, []).append(request)
+        if request.last:
+            cocotb.start_soon(self._answer(key, self._transfers.pop(key)))
+
+    async def _answer(self, key, requests) -> None:
+        kind, index = key
+        self.in_flight += 1
+        await ClockCycles(self.dut.clk, self.random.randint(1, self.latency))
+        error = any(request.address // PAGE in self.poisoned for request in requests)
+        for request in requests:
+            data = self.memory[request.address : request.address + 4 * request.dwords]
+            assert len(data) == 4 * request.dwords, f"read outside memory: {request}"
+            if kind == Kind.BLOCK:
+                assert request.target >> 10 == index, request
+                begin = 4 * (request.target & 1023)
+                self.lines[index][begin : begin + len(data)] = data
+            elif not error:
+                self._fill_inbox(request.target, data)
+        goal = self.inbox.sent + self.inbox.waiting
+        while self.inbox.sent < goal:
+            await RisingEdge(self.dut.clk)
+        self.read_done.send(kind=kind, index=index, error=int(error))
+        self.in_flight -= 1
+
+    def _fill_inbox(self, target: int, data: bytes) -> None:
+        words = self.config.beat_dwords
+        assert target + len(data) // 4 <= inbox_dwords(self.config)
+        position = 0
+        while position < len(data):
+            word = target + position // 4
+            here = min(words - word % words, (len(data) - position) // 4)
+            value = int.from_bytes(data[position : position + 4 * here], "little")
+            self.inbox.send(
+                address=word // words,
+                data=value << 32 * (word % words),
+                mask=((1 << here) - 1) << word % words,
+            )
+            position += 4 * here
+
+    def _write(self, request) -> None:
+        assert request.source >> 10 == request.line and 1 <= request.dwords <= 1024
+        begin = 4 * (request.source & 1023)
+        data = self.lines[request.line][begin : begin + 4 * request.dwords]
+        assert len(data) == 4 * request.dwords, f"write beyond the line: {request}"
+        self.memory[request.address : request.address + len(data)] = data
+        if request.last:
+            cocotb.start_soon(self._sent(request.line))
+
+    async def _sent(self, line: int) -> None:
+        self.in_flight += 1
+        await ClockCycles(self.dut.clk, self.random.randint(1, self.latency))
+        self.write_done.send(line)
+        self.in_flight -= 1
+
+    def _post(self, request) -> None:
+        self.posts += 1
+        data = request.data.to_bytes(16, "little")[: 4 * request.dwords]
+        if request.address >= MESSAGE_BASE:
+            vector = (request.address - MESSAGE_BASE) // 4
+            assert data == (0x4000 | vector).to_bytes(4, "little"), data
+            self.interrupts.append(vector)
+            return
+        assert len(data) == nvme.CQE_BYTES
+        entry = Cqe.unpack(data)
+        queue = self.queues[entry.queue] if entry.queue in self.queues else None
+        assert queue is not None, f"completion for queue {entry.queue}: {entry}"
+        target = self.completions[queue.cq_number]
+        expected = target.base + nvme.CQE_BYTES * target.tail
+        assert request.address == expected, f"entry at {request.address:#x}, not {expected:#x}"
+        assert entry.phase == target.phase, f"phase of {entry}"
+        target.tail = (target.tail + 1) % target.entries
+        if target.tail == 0:
+            target.phase ^= 1
+        assert target.tail != target.head, f"completion queue {target.number} overrun"
+        assert entry.identifier in queue.waiting, f"not outstanding: {entry}"
+        queue.waiting.pop(entry.identifier).set()
+        queue.done[entry.identifier] = entry
+        if target.automatic:
+            target.head = target.tail
+            self.register.send(
+                address=nvme.DOORBELLS + 8 * target.number,
+                write=1,
+                data=target.head << 32,
+                enable=0xF0,
+            )
+
+    # Data path.
+
+    def _command(self, request) -> None:
+        self.commands.append(request)
+        cocotb.start_soon(self._execute(request))
+
+    async def _execute(self, request) -> None:
+        self.in_flight += 1
+        await ClockCycles(self.dut.clk, self.random.randint(1, self.latency))
+        while self.hold:
+            await RisingEdge(self.dut.clk)
+        entry = self.volumes.get(request.volume)
+        status = self.statuses.get((request.volume, request.block), Status.SUCCESS)
+        count = request.blocks + 1
+        if entry is None:
+            status = Status.INVALID_NAMESPACE
+        elif request.opcode != HostOpcode.FLUSH:
+            if request.block + count > entry["blocks"]:
+                status = Status.LBA_OUT_OF_RANGE
+            elif status == Status.SUCCESS:
+                order = list(range(count))
+                self.random.shuffle(order)
+                moves = [cocotb.start_soon(self._move(request, n)) for n in order]
+                results = [await move for move in moves]
+                if not all(results):
+                    status = Status.DATA_TRANSFER_ERROR
+        self.completion.send(slot=request.slot, status=status)
+        self.in_flight -= 1
+
+    async def _move(self, request, offset: int) -> bool:
+        while not self.free_lines:
+            await RisingEdge(self.dut.clk)
+        line = self.free_lines.pop(self.random.randrange(len(self.free_lines)))
+        key = (request.volume, request.block + offset)
+        self._moved[line] = Event()
+        port = self.fetch
+        if request.opcode == HostOpcode.READ:
+            port = self.deliver
+            self.lines[line][:] = self.written.get(key) or contents(*key)
+            self._sending[line] = [request.slot]
+        port.send(slot=request.slot, offset=offset, line=line)
+        await self._moved[line].wait()
+        if request.opcode == HostOpcode.WRITE and not self._errors[line]:
+            self.written[key] = bytes(self.lines[line])
+        self.lines[line][:] = b"\xdd" * PAGE
+        self.free_lines.append(line)
+        return not self._errors[line]
+
+    def _fetched(self, answer) -> None:
+        self._errors[answer.line] = bool(answer.error)
+        self._moved[answer.line].set()
+
+    def _delivered(self, answer) -> None:
+        (slot,) = self._sending.pop(answer.line)
+        assert answer.slot == slot and not answer.error, answer
+        self._errors[answer.line] = False
+        self._moved[answer.line].set()
+
+    # Tables.
+
+    def _manage(self, request) -> None:
+        self.manage_requests.append(request)
+        status, index = self.manage_answer
+        self.manage_response.send(status=status, index=index)
+
+    def _line_write(self, beat) -> None:
+        line, number = divmod(beat.address, self.config.beats)
+        data = beat.data.to_bytes(self.config.beat_bytes, "little")
+        assert beat.mask == (1 << self.config.beat_dwords) - 1
+        begin = number * self.config.beat_bytes
+        self.lines[line][begin : begin + len(data)] = data
+
+    async def _tables(self) -> None:
+        """Synchronous reads: data one cycle after the address."""
+        dut, config = self.dut, self.config
+        tables = (
+            ("geometry_read", lambda a: pack(geometry(config), **self.geometries.get(a, {}))),
+            ("volume_read", lambda a: pack(volume(config), **self.volumes.get(a, {}))),
+            ("member_read", lambda a: self.members.get((a >> 5, a & 31), 0)),
+            ("port_read", lambda a: pack(port_state(), **self.ports.get(a, {}))),
+            ("drive_capacity_read", lambda a: self.capacities.get(a, 0)),
+        )
+        handles = [
+            (getattr(dut, f"{name}__address"), getattr(dut, f"{name}__data"), look)
+            for name, look in tables
+        ]
+        shown: list[int | None] = [None] * len(handles)
+        while True:
+            await RisingEdge(dut.clk)
+            for number, (address, data, look) in enumerate(handles):
+                value = look(int(address.value))
+                if value != shown[number]:
+                    data.value = shown[number] = value
+
+
+def fresh_geometry(**fields) -> dict:
+    """A valid geometry for tables that are only listed."""
+    return {
+        "valid": 1, "level": Level.RAID5, "width": 4, "data": 3, "parities": 1, "copies": 1,
+        "spans": 1, "strip_shift": 4, "rotate": 1, "rows": 1000, "blocks": 3000, **fields,
+    }  # fmt: skip
+
+
+MANAGE_OPCODES = {
+    nvme.CREATE_ARRAY: ManageOpcode.CREATE_ARRAY,
+    nvme.DELETE_ARRAY: ManageOpcode.DELETE_ARRAY,
+    nvme.CREATE_VOLUME: ManageOpcode.CREATE_VOLUME,
+    nvme.DELETE_VOLUME: ManageOpcode.DELETE_VOLUME,
+}

@@ -1,0 +1,322 @@
+"""A host around a device under test: root complex and UltraScale+ block of cocotbext-pcie.
+
+    host = PcieHost(dut)
+    await host.start()
+    address, memory = host.allocate(1 << 20)
+    await host.write_register(0x14, 1, 4)
+
+The device under test has the ports of `hdl.pcie.ultrascale.UltrascaleShim` (``rq_``, ``rc_``,
+``cq_``, ``cc_``), ``status__*`` of `hdl.pcie.interface.PcieStatus`, ``now``, ``clk`` and ``rst``.
+The model drives clock and reset.
+"""
+
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import cocotb
+from cocotb.triggers import Event, RisingEdge, Timer
+from cocotb.utils import get_sim_time
+from cocotbext.axi import AxiStreamBus
+from cocotbext.pcie.core import RootComplex
+from cocotbext.pcie.core.tlp import CplStatus, Tlp, TlpType
+from cocotbext.pcie.core.utils import PcieId
+from cocotbext.pcie.xilinx.us import UltraScalePlusPcieDevice
+
+from hdl.config import TIME_BITS
+from hdl.pcie.interface import BAR_BITS
+
+CLOCK_HZ = 250e6
+STATUS_PERIOD = 4
+"""Cycles between updates of the status inputs that the model does not drive itself."""
+
+PAGE_BYTES = 4096
+
+FAULTS = ("unsupported", "abort", "poisoned", "lost", "refused")
+"""What the host can do to a read: bad status at once or in the middle, poisoned data, a completion
+that never comes, no completion at all."""
+
+
+@dataclass
+class ReadBehaviour:
+    """How the host answers memory reads.
+
+    Parameters
+    ----------
+    latency_ns
+        Shortest and longest time until the first completion.
+    shuffle
+        Completions of different reads overtake each other (those of one read never do).
+    split
+        ``largest``: completions as long as the maximum payload size allows. ``smallest``: cut at
+        every read completion boundary. ``random``: cut at some of them.
+    fault
+        Called with each read's TLP; returns one of `FAULTS`, or None.
+    """
+
+    latency_ns: tuple[int, int] = (0, 0)
+    shuffle: bool = False
+    split: str = "largest"
+    fault: Callable[[Tlp], str | None] | None = None
+    planted: list[tuple[str, int]] = field(default_factory=list)
+
+
+class Host(RootComplex):
+    """A root complex whose reads take time, overtake, split and fail as `ReadBehaviour` says."""
+
+    def __init__(self, *args, seed: int = 1, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.reads = ReadBehaviour()
+        self.on_lost: Callable[[int], None] = lambda tag: None
+        self._rng = random.Random(f"{seed}/host")
+        self._pending: list[tuple[float, list[Tlp]]] = []
+        self._arrived = Event()
+        cocotb.start_soon(self._answer())
+
+    @property
+    def reads_pending(self) -> int:
+        """Reads not answered completely."""
+        return len(self._pending)
+
+    async def handle_mem_read_tlp(self, tlp: Tlp) -> None:
+        """Prepares the completions of a read; they leave later."""
+        low, high = self.reads.latency_ns
+        due = get_sim_time("ns") + self._rng.uniform(low, high)
+        completions = await self._completions(tlp)
+        if completions:
+            self._pending.append((due, completions))
+            self._arrived.set()
+
+    async def _completions(self, tlp: Tlp) -> list[Tlp]:
+        fault = self.reads.fault(tlp) if self.reads.fault else None
+        if fault:
+            self.reads.planted.append((fault, tlp.address))
+        size = 4 * tlp.length
+        readable = bool(self.mem_address_space.find_regions(tlp.address, size))
+        assert tlp.address % PAGE_BYTES + size <= PAGE_BYTES, "a read crosses 4 KiB"
+        if fault == "refused":
+            self.on_lost(tlp.tag)
+            return []
+        if not readable:
+            return [Tlp.create_ur_completion_for_tlp(tlp, PcieId(0, 0, 0))]
+        data = bytes(await self.mem_address_space.read(tlp.address, size))
+        result = []
+        first = tlp.address + tlp.get_first_be_offset()
+        due = tlp.get_be_byte_count()
+        for start, stop in self._cuts(tlp.address, tlp.address + size):
+            completion = Tlp.create_completion_data_for_tlp(tlp, PcieId(0, 0, 0))
+            completion.byte_count = due - (max(start, first) - first)
+            completion.lower_address = max(start, first) & 0x7F
+            completion.set_data(data[start - tlp.address : stop - tlp.address])
+            result.append(completion)
+        return self._spoil(tlp, result, fault) if fault else result
+
+    def _cuts(self, start: int, end: int) -> list[tuple[int, int]]:
+        rcb = 128 if self.read_completion_boundary else 64
+        most = 128 << self.max_payload_size
+        result = []
+        while start < end:
+            limit = min(end, start - start % rcb + most)
+            inner = range(start - start % rcb + rcb, limit, rcb)
+            if self.reads.split == "smallest":
+                stop = inner[0] if inner else limit
+            elif self.reads.split == "random":
+                stop = self._rng.choice([*inner, limit])
+            else:
+                stop = limit
+            result.append((start, stop))
+            start = stop
+        return result
+
+    def _spoil(self, tlp: Tlp, completions: list[Tlp], fault: str) -> list[Tlp]:
+        place = self._rng.randrange(len(completions))
+        if fault == "poisoned":
+            completions[place].ep = True
+            return completions
+        if fault == "lost":
+            self.on_lost(tlp.tag)
+            return completions[:-1]
+        status = CplStatus.UR if fault == "unsupported" else CplStatus.CA
+        bad = Tlp.create_completion_for_tlp(tlp, PcieId(0, 0, 0), False, status)
+        bad.byte_count = completions[place].byte_count
+        bad.lower_address = completions[place].lower_address
+        return [*completions[:place], bad]
+
+    async def _answer(self) -> None:
+        while True:
+            if not self._pending:
+                self._arrived.clear()
+                await self._arrived.wait()
+            now = get_sim_time("ns")
+            ready = [place for place, (due, _) in enumerate(self._pending) if due <= now]
+            if not self.reads.shuffle:
+                ready = ready[:1] if ready and ready[0] == 0 else []
+            if not ready:
+                due = min(due for due, _ in self._pending)
+                if not self.reads.shuffle:
+                    due = self._pending[0][0]
+                await Timer(max(1, round(due - now)), "ns")
+                continue
+            place = self._rng.choice(ready) if self.reads.shuffle else ready[0]
+            completions = self._pending[place][1]
+            completion = completions.pop(0)
+            if not completions:
+                self._pending.pop(place)
+            await self.send(completion)
+
+
+class PcieHost:
+    """Root complex, hard block and device under test, connected.
+
+    Parameters
+    ----------
+    max_payload, max_read_request
+        Bytes: the link's maximum payload and the device's maximum read request.
+    rcb
+        Read completion boundary, 64 or 128 bytes.
+    generation, lanes
+        Of the link.
+    drive_now
+        Count clock cycles on the device's ``now``.
+    device_options
+        More arguments of `UltraScalePlusPcieDevice`, for example its MSI-X table.
+
+    Attributes
+    ----------
+    rc, device, function
+        The models. ``rc.reads`` is the `ReadBehaviour`.
+    """
+
+    def __init__(
+        self,
+        dut,
+        *,
+        seed: int = 1,
+        max_payload: int = 256,
+        max_read_request: int = 512,
+        rcb: int = 64,
+        generation: int = 3,
+        lanes: int = 8,
+        drive_now: bool = True,
+        **device_options,
+    ):
+        self.dut = dut
+        self.cycle = 0
+        self._max_read_request = max_read_request
+        self._drive_now = drive_now
+        self._bar: Any = None
+        self.pci: Any = None
+        dut.now.value = 0
+        # The models log every TLP (slower than simulating it), and warn of the faults planted.
+        logging.getLogger("cocotb.pcie").setLevel(logging.ERROR)
+        for name in ("rcb", "bus_master", "msix_enable", "msix_mask"):
+            getattr(dut, f"status__{name}").value = 0
+        self.rc = Host(seed=seed)
+        self.rc.max_payload_size = (max_payload // 128 - 1).bit_length()
+        self.rc.read_completion_boundary = rcb == 128
+        self.device = UltraScalePlusPcieDevice(
+            pcie_generation=generation,
+            pcie_link_width=lanes,
+            user_clk_frequency=CLOCK_HZ,
+            alignment="dword",
+            max_payload_size=max_payload,
+            enable_client_tag=True,
+            enable_extended_tag=True,
+            user_clk=dut.clk,
+            user_reset=dut.rst,
+            rq_bus=AxiStreamBus.from_prefix(dut, "rq"),
+            rc_bus=AxiStreamBus.from_prefix(dut, "rc"),
+            cq_bus=AxiStreamBus.from_prefix(dut, "cq"),
+            cc_bus=AxiStreamBus.from_prefix(dut, "cc"),
+            cfg_max_payload=dut.status__max_payload,
+            cfg_max_read_req=dut.status__max_read_request,
+            **device_options,
+        )
+        for bus in (
+            self.device.rq_sink,
+            self.device.rc_source,
+            self.device.cq_source,
+            self.device.cc_sink,
+        ):
+            assert bus is not None
+            bus.log.setLevel(logging.WARNING)
+        self.function = self.device.functions[0]
+        self.function.configure_bar(0, 1 << BAR_BITS, ext=True)
+        self.rc.make_port().connect(self.device)
+        self.rc.on_lost = self._forget
+
+    def _forget(self, tag: int) -> None:
+        # The block would time out by itself; the model never does.
+        self.device.active_request[tag] = None
+
+    async def start(self) -> None:
+        """Leaves reset, enumerates, and allows bus mastering."""
+        cocotb.start_soon(self._run())
+        await RisingEdge(self.dut.rst)
+        while int(self.dut.rst.value):
+            await RisingEdge(self.dut.clk)
+        await self.rc.enumerate()
+        device: Any = self.rc.find_device(self.function.pcie_id)
+        await device.enable_device()
+        await device.set_master()
+        await device.set_readrq((self._max_read_request // 128 - 1).bit_length())
+        self._bar = device.bar_window[0]
+        self.pci = device
+        for _ in range(2 * STATUS_PERIOD):
+            await RisingEdge(self.dut.clk)
+
+    def allocate(self, size: int) -> tuple[int, Any]:
+        """Host memory: its bus address, and its contents as a mutable buffer."""
+        address, memory = self.rc.alloc_region(size)
+        assert address is not None
+        return address, memory
+
+    async def read_register(self, address: int, size: int = 4) -> int:
+        """An access to BAR 0."""
+        return int.from_bytes(await self._bar.read(address, size), "little")
+
+    async def write_register(self, address: int, value: int, size: int = 4) -> None:
+        """An access to BAR 0."""
+        await self._bar.write(address, value.to_bytes(size, "little"))
+
+    async def request(self, tlp_type: TlpType, address: int, **fields) -> list[Tlp]:
+        """Sends any request at a BAR 0 address and returns its completions (none if posted)."""
+        tlp = Tlp()
+        tlp.fmt_type = tlp_type
+        tlp.requester_id = PcieId(0, 0, 0)
+        tlp.address = self.bar_address + address
+        for name, value in fields.items():
+            if name == "data":
+                tlp.set_data(value)
+            else:
+                setattr(tlp, name, value)
+        if tlp_type in (TlpType.MEM_WRITE, TlpType.MEM_WRITE_64):
+            await self.rc.perform_posted_operation(tlp)
+            return []
+        return await self.rc.perform_nonposted_operation(tlp, timeout=20_000, timeout_unit="ns")
+
+    @property
+    def bar_address(self) -> int:
+        """Bus address of BAR 0."""
+        return self.pci.bar_addr[0]
+
+    @property
+    def outstanding(self) -> int:
+        """Reads of the device that the block still waits for."""
+        return sum(request is not None for request in self.device.active_request)
+
+    async def _run(self) -> None:
+        dut = self.dut
+        while True:
+            await RisingEdge(dut.clk)
+            self.cycle += 1
+            if self._drive_now:
+                dut.now.value = self.cycle & ((1 << TIME_BITS) - 1)
+            if self.cycle % STATUS_PERIOD == 0:
+                function = self.function
+                dut.status__bus_master.value = int(function.bus_master_enable)
+                dut.status__rcb.value = int(self.rc.read_completion_boundary)
+                dut.status__msix_enable.value = int(function.msix_cap.msix_enable)
+                dut.status__msix_mask.value = int(function.msix_cap.msix_function_mask)

@@ -1,0 +1,386 @@
+"""Behavioural models around the stripe engine: tables, lines, drives and the parity engine.
+
+Blocks are short byte strings: the stripe engine never sees data, so what matters is which block
+went where, and through which sums.
+"""
+
+import random
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+import cocotb
+from cocotb.triggers import RisingEdge
+
+from cocotb_tests.streams import StreamSink, StreamSource, pack, unpack
+from hdl.array.interface import geometry, member_address
+from hdl.config import DATA_OFFSET_BLOCKS, Config
+from hdl.drive.interface import DriveStatus, Opcode, Owner, finished, operation
+from hdl.parity.interface import StepKind, pass_done, step
+
+BLOCK = 8
+"""Bytes that stand for a block."""
+
+_EXP = [1]
+for _ in range(254):
+    _value = _EXP[-1] << 1
+    _EXP.append(_value ^ 0x11D if _value & 0x100 else _value)
+_LOG = {value: power for power, value in enumerate(_EXP)}
+
+
+def multiply(a: int, b: int) -> int:
+    """Product in GF(2^8)."""
+    return _EXP[(_LOG[a] + _LOG[b]) % 255] if a and b else 0
+
+
+def scale(coefficient: int, block: bytes) -> bytes:
+    """A block times a constant."""
+    return bytes(multiply(coefficient, byte) for byte in block)
+
+
+def add(a: bytes, b: bytes) -> bytes:
+    """The sum of two blocks."""
+    return bytes(x ^ y for x, y in zip(a, b, strict=True))
+
+
+def syndromes(blocks: dict[int, bytes], count: int) -> list[bytes]:
+    """Sums of g**(j * role) times each block, for j in 0..``count`` - 1."""
+    sums = [bytes(BLOCK)] * count
+    for role, block in blocks.items():
+        for j in range(count):
+            sums[j] = add(sums[j], scale(_EXP[j * role % 255], block))
+    return sums
+
+
+def solve(
+    known: dict[int, bytes], parities: dict[int, bytes], erased: list[int]
+) -> dict[int, bytes] | None:
+    """The blocks of roles ``erased`` from the known ones and as many parities, or None."""
+    rows = []
+    for j, value in sorted(parities.items())[: len(erased)]:
+        rest = add(value, syndromes(known, j + 1)[j])
+        rows.append(([_EXP[j * role % 255] for role in erased], rest))
+    if len(rows) < len(erased):
+        return None
+    for column in range(len(erased)):
+        pivot = next((r for r in range(column, len(rows)) if rows[r][0][column]), None)
+        if pivot is None:
+            return None
+        rows[column], rows[pivot] = rows[pivot], rows[column]
+        factors, value = rows[column]
+        inverse = _EXP[-_LOG[factors[column]] % 255]
+        factors, value = [multiply(inverse, f) for f in factors], scale(inverse, value)
+        rows[column] = factors, value
+        for other, (others, rest) in enumerate(rows):
+            if other != column and others[column]:
+                ratio = others[column]
+                rows[other] = (
+                    [x ^ multiply(ratio, f) for x, f in zip(others, factors, strict=True)],
+                    add(rest, scale(ratio, value)),
+                )
+    return {role: rows[i][1] for i, role in enumerate(erased)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayModel:
+    """One array: its geometry and the ports of its members."""
+
+    width: int
+    parities: int = 0
+    copies: int = 1
+    spans: int = 1
+    strip_shift: int = 2
+    ports: tuple[int, ...] = field(default=())
+
+    @property
+    def data(self) -> int:
+        return self.width - self.parities
+
+    @property
+    def mirrored(self) -> bool:
+        return self.copies > 1
+
+    def packed(self, config: Config) -> int:
+        return pack(
+            geometry(config),
+            valid=1,
+            width=self.width,
+            data=self.data,
+            parities=self.parities,
+            copies=self.copies,
+            spans=self.spans,
+            strip_shift=self.strip_shift,
+            rotate=self.parities != 0,
+            rows=1 << 20,
+            blocks=1 << 20,
+        )
+
+    def port(self, position: int) -> int:
+        return self.ports[position]
+
+    def places(self, *, base: int, shift: int, index: int, row: int) -> list[tuple[int, int]]:
+        """(port, drive block) of each copy of data strip ``index`` of a row."""
+        found = []
+        for copy in range(self.copies):
+            place = shift + (index * self.copies if self.mirrored else index) + copy
+            if self.mirrored:
+                wraps, place = divmod(place, self.width)
+            else:
+                wraps, place = 0, place % self.width
+            block = DATA_OFFSET_BLOCKS + row + (wraps << self.strip_shift)
+            found.append((self.port(base + place), block))
+        return found
+
+    def parity_place(self, *, base: int, shift: int, parity: int, row: int) -> tuple[int, int]:
+        """(port, drive block) of a parity of a row."""
+        place = (shift + self.data + parity) % self.width
+        return self.port(base + place), DATA_OFFSET_BLOCKS + row
+
+
+class TableServer:
+    """Answers table reads of ``dut`` one cycle after the address, as a synchronous memory does."""
+
+    def __init__(self, dut, name: str, answer):
+        self._address = getattr(dut, f"{name}__address")
+        self._data = getattr(dut, f"{name}__data")
+        self._answer = answer
+        self._data.value = 0
+        cocotb.start_soon(self._run(dut.clk))
+
+    async def _run(self, clock) -> None:
+        while True:
+            await RisingEdge(clock)
+            self._data.value = self._answer(int(self._address.value))
+
+
+class Tables:
+    """Geometry and member tables of some arrays."""
+
+    def __init__(self, dut, config: Config, arrays: list[ArrayModel], *, members: bool = True):
+        self._config = config
+        self._arrays = arrays
+        TableServer(dut, "geometry_read", self.geometry_of)
+        if members:
+            TableServer(dut, "member_read", self._member)
+
+    def geometry_of(self, address: int) -> int:
+        """The packed geometry of an array."""
+        if address >= len(self._arrays):
+            return 0
+        return self._arrays[address].packed(self._config)
+
+    def _member(self, address: int) -> int:
+        fields = unpack(member_address(self._config), address)
+        if fields.array >= len(self._arrays):
+            return 0
+        ports = self._arrays[fields.array].ports
+        return ports[fields.position] if fields.position < len(ports) else 0
+
+
+class Lines:
+    """Who owns which line, and what is in it; every misuse is an error."""
+
+    def __init__(self, count: int):
+        self.count = count
+        self.free = deque(range(count))
+        self.taken: dict[int, str] = {}
+        self.contents: dict[int, bytes] = {}
+
+    def take(self, owner: str) -> int:
+        line = self.free.popleft()
+        self.taken[line] = owner
+        return line
+
+    def give_back(self, line: int) -> None:
+        assert line in self.taken, f"line {line} given back twice"
+        del self.taken[line]
+        self.contents.pop(line, None)
+        self.free.append(line)
+
+    def read(self, line: int) -> bytes:
+        assert line in self.taken, f"line {line} is read but free"
+        assert line in self.contents, f"line {line} is read but was never written"
+        return self.contents[line]
+
+    def write(self, line: int, block: bytes) -> None:
+        assert line in self.taken, f"line {line} is written but free"
+        self.contents[line] = block
+
+
+class Allocator:
+    """Offers lines on ``name`` of ``dut`` while more than ``reserve`` are free."""
+
+    def __init__(self, dut, lines: Lines, *, name: str, reserve: int = 0, active: float, seed):
+        self._lines = lines
+        self._reserve = reserve
+        self._name = name
+        self._random = random.Random(f"{seed}/{name}")
+        self._active = active
+        self._valid = getattr(dut, f"{name}__valid")
+        self._payload = getattr(dut, f"{name}__payload")
+        self._ready = getattr(dut, f"{name}__ready")
+        self._valid.value = 0
+        cocotb.start_soon(self._run(dut.clk))
+
+    async def _run(self, clock) -> None:
+        offered = None
+        while True:
+            if offered is None and len(self._lines.free) > self._reserve:
+                if self._random.random() < self._active:
+                    offered = self._lines.take(f"offered by {self._name}")
+                    self._payload.value = offered
+                    self._valid.value = 1
+            await RisingEdge(clock)
+            if offered is not None and int(self._ready.value):
+                self._lines.taken[offered] = self._name
+                offered = None
+                self._valid.value = 0
+
+    def offered(self) -> int:
+        """Lines on offer, which count as free."""
+        return sum(owner == f"offered by {self._name}" for owner in self._lines.taken.values())
+
+
+class DrivesModel:
+    """Drives that answer operations in any order, fail, and lose blocks.
+
+    ``blocks`` is what is stored; ``unreadable`` blocks give MEDIUM_ERROR until written; ``aborts``,
+    ``write_errors``: chance of ABORTED, and of MEDIUM_ERROR on a write to a port that
+    ``may_fail`` allows. Ports in ``gone`` answer GONE.
+    """
+
+    def __init__(
+        self, dut, config: Config, lines: Lines, *, active: float, seed, latency: int = 40
+    ):
+        self.config = config
+        self.lines = lines
+        self.blocks: dict[tuple[int, int], bytes] = {}
+        self.unreadable: set[tuple[int, int]] = set()
+        self.gone: set[int] = set()
+        self.aborts = 0.0
+        self.write_errors = 0.0
+        self.may_fail = lambda port: False
+        self.counts: Counter = Counter()
+        self.outstanding = 0
+        self.latency = latency
+        self._random = random.Random(f"{seed}/drives")
+        self._clock = dut.clk
+        self._finished = StreamSource(
+            dut, "finished", layout=finished(config), active=active, seed=seed
+        )
+        StreamSink(
+            dut,
+            "operation",
+            layout=operation(config),
+            active=active,
+            seed=seed,
+            callback=lambda one: cocotb.start_soon(self._serve(one)),
+        )
+
+    async def _serve(self, one) -> None:
+        assert one.owner == Owner.ROW and one.blocks == 0
+        self.outstanding += 1
+        self.counts[one.opcode] += 1
+        key = one.port, one.block
+        for _ in range(self._random.randrange(1, self.latency)):
+            await RisingEdge(self._clock)
+        status = DriveStatus.GOOD
+        if one.port in self.gone:
+            status = DriveStatus.GONE
+        elif self._random.random() < self.aborts:
+            status = DriveStatus.ABORTED
+        elif one.opcode == Opcode.READ:
+            if key in self.unreadable:
+                status = DriveStatus.MEDIUM_ERROR
+            else:
+                self.lines.write(one.line, self.blocks.get(key, bytes(BLOCK)))
+        else:
+            if self._random.random() < self.write_errors and self.may_fail(one.port):
+                status = DriveStatus.MEDIUM_ERROR
+            else:
+                self.blocks[key] = self.lines.read(one.line)
+                self.unreadable.discard(key)
+        if one.opcode == Opcode.WRITE:
+            self.lines.read(one.line)
+        self.outstanding -= 1
+        self._finished.send(
+            port=one.port,
+            opcode=one.opcode,
+            owner=Owner.ROW,
+            index=one.index,
+            place=one.place,
+            status=status,
+        )
+
+
+class ParityModel:
+    """The parity engine: passes in order, real sums."""
+
+    def __init__(self, dut, config: Config, lines: Lines, *, active: float, seed):
+        self.lines = lines
+        self.passes = 0
+        self._random = random.Random(f"{seed}/parity")
+        self._clock = dut.clk
+        self._steps: deque = deque()
+        self._done = StreamSource(
+            dut, "pass_done", layout=pass_done(config), active=active, seed=seed
+        )
+        StreamSink(
+            dut, "step", layout=step(config), active=active, seed=seed, callback=self._steps.append
+        )
+        cocotb.start_soon(self._run())
+
+    @property
+    def idle(self) -> bool:
+        return not self._steps
+
+    async def _next(self):
+        while not self._steps:
+            await RisingEdge(self._clock)
+        for _ in range(self._random.randrange(4)):
+            await RisingEdge(self._clock)
+        return self._steps.popleft()
+
+    async def _run(self) -> None:
+        while True:
+            begin = await self._next()
+            assert begin.kind in (StepKind.GENERATE, StepKind.RECOVER), begin
+            known: list[tuple[int, bytes]] = []
+            parities: dict[int, bytes] = {}
+            results: dict[int, bytes] | None = None
+            solved = True
+            while True:
+                one = await self._next()
+                if one.kind == StepKind.DATA:
+                    assert results is None, "input after an output"
+                    known.append((one.role, self.lines.read(one.line)))
+                elif one.kind == StepKind.PARITY:
+                    assert results is None, "input after an output"
+                    assert one.role not in parities
+                    parities[one.role] = self.lines.read(one.line)
+                else:
+                    assert one.kind == StepKind.OUTPUT, one
+                    if results is None:
+                        results = self._compute(begin, known, parities)
+                        solved = results is not None
+                        results = results or {}
+                    if solved:
+                        self.lines.write(one.line, results[one.role])
+                    if one.last:
+                        break
+            self.passes += 1
+            self._done.send(index=one.index, error=int(not solved))
+
+    def _compute(self, begin, known, parities) -> dict[int, bytes] | None:
+        if begin.kind == StepKind.GENERATE:
+            results = {}
+            for j in range(4):
+                total = parities.get(j, bytes(BLOCK))
+                for role, block in known:
+                    total = add(total, scale(_EXP[j * role % 255], block))
+                results[j] = total
+            return results
+        erased = [role for role in range(32) if begin.erased >> role & 1]
+        assert {j for j in range(4) if begin.parities >> j & 1} == set(parities)
+        assert len(parities) == len(erased)
+        solution = solve(dict(known), parities, erased)
+        return None if solution is None else {b: solution[r] for b, r in enumerate(erased)}

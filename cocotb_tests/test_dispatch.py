@@ -1,0 +1,294 @@
+"""Dispatch against the reference layout: healthy, degraded and dead arrays of every level."""
+
+import os
+import random
+from collections import Counter
+
+import cocotb
+import pytest
+from cocotb.triggers import RisingEdge
+
+from cocotb_tests.array_models import Table, pack_geometry, random_layout
+from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
+from hdl.array.interface import expected, extent, member_address
+from hdl.config import DATA_OFFSET_BLOCKS, MAX_DRIVES, Config, small
+from hdl.drive.interface import Opcode, Owner, operation
+from hdl.nvme.interface import HostOpcode, Status, completion
+from hdl.stripe.dispatch import Dispatch
+from hdl.stripe.interface import committed
+from sim.golden.layout import Layout
+
+CONFIGS = {"board": Config(), "small": small()}
+BATCHES = 30
+COMMANDS = 12
+ROWS = 1 << 24
+READ_CYCLES = 8
+
+
+def preferred_copy(layout: Layout, stripe: int, index: int) -> int:
+    """The copy that a strip prefers: turns are counted in bit-reversed order."""
+    turn = (stripe + index) % 32
+    return int(f"{turn:05b}"[::-1], 2) * layout.copies // 32
+
+
+class Bench:
+    """Arrays on random ports, and what must come of each extent."""
+
+    def __init__(self, dut, config: Config, generator: random.Random):
+        self.dut = dut
+        self.config = config
+        self.generator = generator
+        self.geometries = Table(dut, "geometry_read")
+        self.members = Table(dut, "member_read")
+        self.extents = StreamSource(dut, "extent", layout=extent(config))
+        self.expected: dict[str, list[dict]] = {}
+        self.sinks = {}
+        self.used: Counter[int] = Counter()
+        for name, layout in (
+            ("operation", operation(config)),
+            ("gather", extent(config)),
+            ("rejected", completion(config)),
+            ("unreadable", committed(config)),
+            ("expected", expected(config)),
+        ):
+            self.expected[name] = []
+            self.sinks[name] = StreamSink(
+                dut, name, layout=layout, callback=lambda seen, to=name: self._check(to, seen)
+            )
+        self.layouts: dict[int, Layout] = {}
+        self.ports: dict[int, list[int]] = {}
+        self.failed = 0
+        self.announced = 0
+        dut.failed.value = 0
+
+    def _check(self, name: str, seen) -> None:
+        assert self.expected[name], f"{name}: nothing expected, got {seen}"
+        wanted = self.expected[name].pop(0)
+        for field, value in wanted.items():
+            assert seen[field] == value, f"{name}.{field}: {seen[field]}, expected {value}\n{seen}"
+        if name == "operation":
+            self.used[seen.port] += 1
+            if seen.opcode == Opcode.FLUSH:
+                self.announced -= 1
+                assert self.announced >= 0, "a flush came before its count was taken"
+        elif name == "expected":
+            self.announced += seen.count
+
+    def rebuild(self, layouts: list[Layout] | None = None) -> None:
+        generator, config = self.generator, self.config
+        self.geometries.entries.clear()
+        self.members.entries.clear()
+        for array in range(config.arrays):
+            layout = layouts[array % len(layouts)] if layouts else random_layout(generator)
+            ports = generator.sample(range(MAX_DRIVES), layout.drives)
+            self.layouts[array], self.ports[array] = layout, ports
+            self.geometries.entries[array] = pack_geometry(config, layout, ROWS)
+            for position, port in enumerate(ports):
+                address = pack(member_address(config), array=array, position=position)
+                self.members.entries[address] = port
+
+    def fail(self, chance: float) -> None:
+        """Fails each port with ``chance``."""
+        self.failed = sum(
+            1 << port for port in range(MAX_DRIVES) if self.generator.random() < chance
+        )
+        self.dut.failed.value = self.failed
+
+    def live(self, port: int) -> bool:
+        return not self.failed >> port & 1
+
+    def flush(self, fields: dict, array: int) -> None:
+        layout, ports = self.layouts[array], self.ports[array]
+        spans = [ports[at : at + layout.width] for at in range(0, layout.drives, layout.width)]
+        dead = max(sum(not self.live(port) for port in span) for span in spans)
+        alive = [port for port in ports if self.live(port)]
+        self.extents.send(**fields, opcode=HostOpcode.FLUSH, array=array, last=1)
+        if not alive or (layout.copies == 1 and dead > layout.parities):
+            self.expected["rejected"].append({**fields, "status": Status.WRITE_FAULT})
+            return
+        redundant = layout.copies > 1 or layout.parities > 0
+        self.expected["expected"].append(
+            {**fields, "count": len(alive), "tolerant": int(redundant)}
+        )
+        for port in sorted(alive):
+            self.expected["operation"].append(
+                {
+                    "port": port,
+                    "opcode": Opcode.FLUSH,
+                    "owner": Owner.COMMAND,
+                    "index": fields["slot"],
+                }
+            )
+
+    def read(self, fields: dict, array: int, block: int, piece: dict) -> None:
+        """What a read extent must give; ``block`` is the array block it begins with."""
+        layout, ports = self.layouts[array], self.ports[array]
+        places = layout.copies_of(block)
+        if layout.copies > 1:
+            first = preferred_copy(layout, piece["row"] // layout.strip_blocks, piece["index"])
+            order = [(first + step) % layout.copies for step in range(layout.copies)]
+            if piece["recover"]:
+                order.reverse()
+            places = [places[copy] for copy in order]
+        candidates = [place for place in places if self.live(ports[place.position])]
+        if layout.parities and (piece["recover"] or not candidates):
+            self.expected["gather"].append(piece)
+        elif candidates:
+            place = candidates[0]
+            self.expected["operation"].append(
+                {
+                    "port": ports[place.position],
+                    "opcode": Opcode.READ,
+                    "fua": piece["fua"],
+                    "recover": piece["recover"],
+                    "block": DATA_OFFSET_BLOCKS + place.row,
+                    "blocks": piece["blocks"],
+                    "owner": Owner.COMMAND,
+                    "index": fields["slot"],
+                    "place": piece["offset"],
+                }
+            )
+        else:
+            self.expected["unreadable"] += [{**fields, "status": Status.UNRECOVERED_READ}] * (
+                piece["blocks"] + 1
+            )
+
+    def request(self) -> None:
+        """Sends the extents of a random command."""
+        config, generator = self.config, self.generator
+        array = generator.randrange(config.arrays)
+        layout = self.layouts[array]
+        fields = {"slot": generator.randrange(config.commands)}
+        opcode = generator.choice(
+            (HostOpcode.READ, HostOpcode.READ, HostOpcode.READ, HostOpcode.WRITE, HostOpcode.FLUSH)
+        )
+        if generator.random() < 0.05:
+            status = generator.choice((Status.INVALID_NAMESPACE, Status.LBA_OUT_OF_RANGE))
+            self.extents.send(**fields, opcode=opcode, status=status, last=1)
+            self.expected["rejected"].append({**fields, "status": status})
+            return
+        if opcode == HostOpcode.FLUSH:
+            self.flush(fields, array)
+            return
+        count = generator.choice((1, generator.randint(1, config.transfer_blocks)))
+        block = generator.randrange(layout.blocks(ROWS) - count)
+        recover = int(opcode == HostOpcode.READ and generator.random() < 0.3)
+        fua = generator.getrandbits(1)
+        for found in layout.extents(block, count, write=opcode == HostOpcode.WRITE):
+            piece = {
+                **fields,
+                "opcode": opcode,
+                "fua": fua,
+                "recover": recover,
+                "status": Status.SUCCESS,
+                "array": array,
+                "base": found.base,
+                "shift": found.shift,
+                "index": found.index,
+                "row": found.row,
+                "blocks": found.blocks - 1,
+                "offset": found.offset,
+                "final": int(found.final),
+                "last": int(found.last),
+            }
+            self.extents.send(**piece)
+            if opcode == HostOpcode.WRITE:
+                self.expected["gather"].append(piece)
+            else:
+                self.read(fields, array, block + found.offset, piece)
+
+    async def settled(self) -> None:
+        await wait_until(
+            self.dut,
+            lambda: self.extents.idle and not any(self.expected.values()),
+            cycles=100_000,
+            what="rest",
+        )
+        for _ in range(4):
+            await RisingEdge(self.dut.clk)
+        assert int(self.dut.busy.value) == 0, "busy at rest"
+        assert self.announced == 0, "flushes are missing"
+        for name in self.sinks:
+            assert not int(getattr(self.dut, f"{name}__valid").value), f"{name} left over"
+
+
+@cocotb.test(timeout_time=20, timeout_unit="ms")
+async def sends_every_extent_where_it_belongs(dut):
+    generator = random.Random(int(os.environ["SEED"]))
+    bench = Bench(dut, CONFIGS[os.environ["CONFIG"]], generator)
+    await start(dut)
+    for _ in range(BATCHES):
+        bench.rebuild()
+        bench.fail(generator.choice((0, 0.03, 0.1, 0.5, 0.97)))
+        for sink in bench.sinks.values():
+            sink.active = generator.choice((1.0, 1.0, 0.3))
+        bench.extents.active = generator.choice((1.0, 0.2))
+        for _ in range(COMMANDS):
+            bench.request()
+        await bench.settled()
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def spreads_reads_over_mirrors(dut):
+    """Consecutive strips of a RAID 10 keep every drive equally busy; and the rate."""
+    config = CONFIGS[os.environ["CONFIG"]]
+    bench = Bench(dut, config, random.Random(1))
+    await start(dut)
+    layout = Layout("RAID10", 4, 1)
+    bench.rebuild([layout])
+    strips = 64
+    for block in range(strips):
+        base, shift, index, row = layout.key(block)
+        piece = {"base": base, "shift": shift, "index": index, "row": row}
+        bench.extents.send(opcode=HostOpcode.READ, **piece)
+        bench.expected["operation"].append({"opcode": Opcode.READ})
+    cycles = await wait_until(
+        dut, lambda: bench.sinks["operation"].received == strips, cycles=10_000, what="reads"
+    )
+    dut._log.info("%.1f cycles a direct read", cycles / strips)
+    assert cycles <= READ_CYCLES * strips
+    assert set(bench.used.values()) == {strips // 4}
+    await bench.settled()
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_dispatch(config):
+    simulate(
+        Dispatch(config=CONFIGS[config]),
+        name=f"dispatch_{config}",
+        module=__name__,
+        parameters={"CONFIG": config},
+    )
+
+
+class IgnoresFailures(Dispatch):
+    """Planted bug: every drive counts as live."""
+
+    def elaborate(self, platform):
+        outer = self.failed
+        self.failed = type(outer)(len(outer), name="ignored")
+        try:
+            return super().elaborate(platform)
+        finally:
+            self.failed = outer
+
+
+def test_planted_bugs_are_found(monkeypatch):
+    with pytest.raises(SimulationError, match="sends_every_extent"):
+        simulate(
+            IgnoresFailures(config=CONFIGS["board"]),
+            name="dispatch_ignores_failures",
+            module=__name__,
+            testcase="sends_every_extent_where_it_belongs",
+            parameters={"CONFIG": "board"},
+        )
+    monkeypatch.setattr("hdl.stripe.dispatch.DATA_OFFSET_BLOCKS", 0)
+    with pytest.raises(SimulationError, match="sends_every_extent"):
+        simulate(
+            Dispatch(config=CONFIGS["board"]),
+            name="dispatch_forgets_the_offset",
+            module=__name__,
+            testcase="sends_every_extent_where_it_belongs",
+            parameters={"CONFIG": "board"},
+        )

@@ -1,0 +1,231 @@
+"""The native harness around a stand-in: data, time, jumps, errors, drives that come and go."""
+
+import random
+from functools import partial
+
+import pytest
+
+from cocotb_tests.native_stand_in import (
+    BLOCK,
+    BLOCKS,
+    HOST_HIGH,
+    HOST_LOW,
+    JOB,
+    JOB_FLUSH,
+    JOB_READ,
+    JOB_SLEEP,
+    JOB_WRITE,
+    PORT,
+    StandIn,
+)
+from hdl.config import BLOCK_BYTES, Config
+from sim.native.harness import Harness, HarnessError
+from sim.native.parameters import (
+    MICROSECOND,
+    MILLISECOND,
+    Expander,
+    Hdd,
+    Ideal,
+    LinkParameters,
+    Ssd,
+    link_rate,
+)
+
+CONFIG = Config(ports=3)
+LINK = LinkParameters(max_payload=4096, max_read_request=4096, posted_data=2048)
+DRIVES = [
+    Ideal(latency_ps=2 * MICROSECOND),
+    Ssd(rate=link_rate(12)),
+    Hdd(rate=link_rate(6), half_duplex=True, revolution_ps=8 * MILLISECOND),
+]
+MEDIUM_ERROR, GONE = 1, 3
+CYCLE_NS = 4
+GOOD = partial(StandIn, config=CONFIG)
+TORN = partial(StandIn, config=CONFIG, torn=True)
+
+
+def bench(drives=DRIVES, *, link=LINK, torn=False, **more) -> Harness:
+    """The stand-in with its surroundings."""
+    return Harness(CONFIG, link=link, drives=drives, component=TORN if torn else GOOD, **more)
+
+
+def start(harness: Harness, job: int, *, port=0, block=0, blocks=1, offset=0) -> None:
+    """Posts a job's registers."""
+    host = harness.memory_base + offset
+    for register, value in ((BLOCK, block), (BLOCKS, blocks - 1), (HOST_LOW, host & 0xFFFF_FFFF),
+                            (HOST_HIGH, host >> 32), (PORT, port), (JOB, job)):
+        harness.mmio_write32(register, value)
+
+
+def do(harness: Harness, job: int, **arguments) -> int:
+    """Runs a job to its end; returns the drive's status."""
+    start(harness, job, **arguments)
+    events = harness.run()
+    assert len(events) == 1 and events[0][0] == "interrupt"
+    assert events[0][1] & 0xFF == arguments.get("port", 0)
+    return events[0][1] >> 8
+
+
+def random_jobs(harness: Harness, *, seed: int, count: int) -> list[float]:
+    """Random writes and reads on every drive, checked against what was written; end times."""
+    rng = random.Random(seed)
+    stored: dict[tuple[int, int], bytes] = {}
+    times = []
+    for _ in range(count):
+        port, block, blocks = rng.randrange(3), rng.randrange(40), rng.randrange(1, 5)
+        if rng.random() < 0.5:
+            data = rng.randbytes(blocks * BLOCK_BYTES)
+            harness.memory[: len(data)] = data
+            assert do(harness, JOB_WRITE, port=port, block=block, blocks=blocks) == 0
+            for index in range(blocks):
+                start_byte = index * BLOCK_BYTES
+                stored[port, block + index] = data[start_byte : start_byte + BLOCK_BYTES]
+        else:
+            assert do(harness, JOB_READ, port=port, block=block, blocks=blocks,
+                      offset=1 << 20) == 0
+            for index in range(blocks):
+                place = (1 << 20) + index * BLOCK_BYTES
+                expected = stored.get((port, block + index), bytes(BLOCK_BYTES))
+                assert harness.memory[place : place + BLOCK_BYTES] == expected
+        times.append(harness.now_ns)
+    assert do(harness, JOB_FLUSH, port=2) == 0
+    for (port, block), data in stored.items():
+        assert harness.read_drive(port, block) == data
+    assert harness.run(until_ns=harness.now_ns + 1_000_000) == [("time",)]
+    return times
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_data_and_jumps(seed):
+    """Every byte is right, and a run without jumps gives the same times and counters."""
+    print(f"seed {seed}")
+    outcomes = []
+    for jumping in (True, False):
+        with bench(jumping=jumping) as harness:
+            times = random_jobs(harness, seed=seed, count=24)
+            statistics = harness.statistics()
+            outcomes.append((times, [harness.drive_statistics(port) for port in range(3)],
+                             [harness.drive_latencies(port) for port in range(3)],
+                             {name: value for name, value in statistics.items()
+                              if "cycles" not in name and name != "jumps"}))
+            if jumping:
+                assert statistics["cycles_skipped"] > statistics["cycles_evaluated"]
+            else:
+                assert statistics["cycles_skipped"] == 0
+    assert outcomes[0] == outcomes[1]
+
+
+def test_scoreboard_catches_torn_data():
+    """The check of read data fails on a planted bug."""
+    with bench(torn=True) as harness, pytest.raises(AssertionError):
+        random_jobs(harness, seed=1, count=24)
+
+
+def test_registers():
+    """Reads answer with what was written, after a round trip over the link."""
+    with bench() as harness:
+        for value in (0, 0x1234_5678, 0xFFFF_FFFF):
+            harness.mmio_write32(BLOCK, value)
+            before = harness.now_ns
+            assert harness.mmio_read32(BLOCK) == value
+            assert harness.now_ns - before >= 2 * LINK.propagation_ps / 1000
+
+
+def test_deadline_ends_a_jump():
+    """A timer in the design expires in its cycle although nothing else happens."""
+    with bench() as harness:
+        start(harness, JOB_SLEEP, block=1_000_000)
+        assert harness.run() == [("interrupt", 0)]
+        late = harness.now_ns - 1_000_000 * CYCLE_NS - LINK.propagation_ps / 1000
+        assert 0 <= late < 30
+        assert harness.statistics()["cycles_evaluated"] < 1000
+        assert harness.run(until_ns=9_000_000) == [("time",)]
+        assert harness.now_ns == 9_000_000
+        assert harness.run() == [("idle",)]
+
+
+def test_medium_error_and_cure():
+    """A bad block fails until it is written."""
+    with bench() as harness:
+        for port in range(3):
+            harness.medium_error(port, 6)
+            assert do(harness, JOB_READ, port=port, block=4, blocks=4) == MEDIUM_ERROR
+            assert do(harness, JOB_READ, port=port, block=4, blocks=2) == 0
+            assert do(harness, JOB_WRITE, port=port, block=6) == 0
+            assert do(harness, JOB_READ, port=port, block=4, blocks=4) == 0
+            assert harness.drive_statistics(port)["errors"] == 1
+
+
+@pytest.mark.parametrize("port", [0, 1, 2])
+@pytest.mark.parametrize("job", [JOB_READ, JOB_WRITE, JOB_FLUSH])
+def test_removal_ends_every_command(port, job):
+    """Pulled at any moment, a drive ends its command once, and later ones with GONE."""
+    with bench() as harness:
+        for delay in (0, 300, 900, 2_000, 6_000, 40_000):
+            harness.insert(port, blank=True)
+            start(harness, job, port=port, blocks=8)
+            for event in harness.run(until_ns=harness.now_ns + delay + 1):
+                assert event == ("time",) or event[0] == "interrupt"
+                ended = event[0] == "interrupt"
+            harness.remove(port)
+            if not ended:
+                assert harness.run() in ([("interrupt", port)],
+                                         [("interrupt", port | GONE << 8)])
+            assert do(harness, job, port=port, blocks=2) == GONE
+            assert harness.run() == [("idle",)]
+        harness.insert(port)
+        assert do(harness, JOB_WRITE, port=port) == 0
+
+
+def test_images(tmp_path):
+    """A drive goes to a file and back."""
+    data = random.Random(3).randbytes(2 * BLOCK_BYTES)
+    with bench() as harness:
+        harness.write_drive(1, 5, data)
+        harness.write_drive(1, 9, bytes(BLOCK_BYTES))
+        assert harness.written_blocks(1) == [5, 6]
+        harness.export_drive(1, str(tmp_path / "image"))
+        harness.import_drive(0, str(tmp_path / "image"))
+        assert harness.read_drive(0, 5, 2) == data
+        assert harness.written_blocks(0) == [5, 6]
+
+
+def test_expander_is_shared():
+    """Alone, a drive gets its own link rate, or that of the expander when it is lower."""
+    times = {}
+    for name, rate in (("wide", link_rate(12, lanes=4)), ("narrow", link_rate(3))):
+        drives = [Ideal(rate=link_rate(12), expander=0)] * 3
+        with bench(drives, expanders=[Expander(rate=rate)]) as harness:
+            harness.run(until_ns=1000)
+            before = harness.now_ns
+            do(harness, JOB_READ, blocks=8)
+            times[name] = harness.now_ns - before
+    blocks_ns = 8 * BLOCK_BYTES * 1e9
+    assert 0 < times["wide"] - blocks_ns / link_rate(12) < 5000
+    assert 0 < times["narrow"] - blocks_ns / link_rate(3) < 5000
+
+
+def test_design_errors_are_reported():
+    """A request that breaks a rule of the link ends the run with one line that says which."""
+    with bench(link=LinkParameters()) as harness:
+        start(harness, JOB_WRITE)
+        with pytest.raises(HarnessError, match="Max_Read_Request_Size"):
+            harness.run()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LinkParameters(generation=6), "generation must be 1..5, not 6"),
+        (lambda: LinkParameters(lanes=3), "lanes must be a power of two in 1..16, not 3"),
+        (lambda: Ideal(capacity=0), "capacity must be 1"),
+        (lambda: Ssd(cache_blocks=1), "cache_blocks must be 64"),
+        (lambda: link_rate(5), "3, 6 or 12"),
+        (lambda: bench(DRIVES[:2]), "one entry for each of the 3 ports"),
+        (lambda: bench([Ideal(expander=0)] * 3), "names expander 0 of 0"),
+    ],
+)
+def test_parameters_are_checked(make, message):
+    """Bad parameters are refused in one line."""
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,436 @@
+"""The NVMe front end's registers, interrupts and admin commands."""
+
+import os
+import struct
+
+import cocotb
+from cocotb.triggers import ClockCycles
+
+from cocotb_tests.nvme_bench import MANAGE_OPCODES, Bench, fresh_geometry, test_config
+from cocotb_tests.runner import simulate
+from hdl.array.interface import Level, ManageStatus
+from hdl.nvme.front_end import NvmeFrontEnd
+from sim.golden import nvme
+from sim.golden.nvme import PAGE
+
+CONFIG = test_config()
+GIB_BLOCKS = 1 << 18
+
+
+def bench(dut) -> Bench:
+    result = Bench(dut, CONFIG, int(os.environ["SEED"]))
+    result.volumes = {
+        0: {"valid": 1, "array": 1, "start": 0, "blocks": GIB_BLOCKS},
+        2: {"valid": 1, "array": 0, "start": 77, "blocks": 0x12_3456_789A},
+    }
+    return result
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def registers_read_as_specified(dut):
+    host = bench(dut)
+    await host.reset()
+    cap = await host.read64(nvme.CAP)
+    assert cap & 0xFFFF == CONFIG.queue_depth - 1
+    assert cap >> 16 & 1 and cap >> 37 & 1 and not cap >> 32 & 0xF and not cap >> 48
+    assert await host.read32(nvme.VS) == 0x0001_0400
+    assert await host.read32(nvme.CSTS) == 0
+    await host.write64(nvme.ASQ, 0x1234_5678_9ABC_D000)
+    await host.write32(nvme.ASQ, 0x1111_1000)
+    assert await host.read64(nvme.ASQ) == 0x1234_5678_1111_1000
+    await host.write32(nvme.CAP, 0xFFFF_FFFF)
+    assert await host.read64(nvme.CAP) == cap
+    assert await host.read64(0xF00) == 0 and await host.read64(nvme.INTMS & ~7) == 0x10400
+    # MSI-X table: any byte, reserved bits of Vector Control read 0, masked after reset.
+    assert await host.read32(nvme.MSIX_TABLE + 12) == 1
+    await host.write32(nvme.MSIX_TABLE + 8, 0xCAFE_F00D)
+    await host.write32(nvme.MSIX_TABLE + 12, 0xFFFF_FFFE)
+    assert await host.read64(nvme.MSIX_TABLE + 8) == 0xCAFE_F00D
+    assert await host.read64(nvme.MSIX_TABLE + 16 * (CONFIG.queue_pairs + 1)) == 0
+    assert await host.read64(nvme.MSIX_PENDING) == 0
+    await host.settle()
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def controller_comes_and_goes(dut):
+    host = bench(dut)
+    await host.reset()
+    # A doorbell of a controller that is not ready does nothing.
+    await host.write32(nvme.DOORBELLS, 3)
+    for wrong in (1 << 4, 1 << 7, 1 << 11):
+        await host.write32(nvme.CC, nvme.CC_ENABLE | wrong)
+        await host.wait_status(nvme.CSTS_FATAL)
+        await host.write32(nvme.CC, 0)
+        await host.wait_status(0)
+    await host.enable()
+    assert await host.good(opcode=nvme.ABORT, dwords=(5 << 16,)) == 1
+    # Commands in flight when the controller is disabled end silently.
+    await host.create_pair(1, 8)
+    host.hold = True
+    host.place(host.queues[1], opcode=nvme.FLUSH, nsid=1)
+    await host.ring(host.queues[1])
+    await ClockCycles(dut.clk, 300)
+    assert len(host.commands) == 1
+    posts = host.posts
+    await host.write32(nvme.CC, 0)
+    await ClockCycles(dut.clk, 200)
+    assert await host.read32(nvme.CSTS) & nvme.CSTS_READY
+    host.hold = False
+    await host.wait_status(0)
+    assert host.posts == posts
+    await host.enable()
+    await host.good(opcode=nvme.ABORT)
+    await host.bad(nvme.INVALID_QUEUE, opcode=nvme.DELETE_SQ, dwords=(1,))
+    # Shutdown.
+    await host.write32(nvme.CC, nvme.CC_ENABLE | nvme.CC_SHUTDOWN_NORMAL)
+    await host.wait_status(nvme.CSTS_READY | nvme.CSTS_SHUTDOWN_COMPLETE)
+    await host.write32(nvme.CC, 0)
+    await host.wait_status(0)
+    await host.settle()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def identifies(dut):
+    host = bench(dut)
+    await host.reset()
+    await host.enable()
+    page = await host.page_of(opcode=nvme.IDENTIFY, dwords=(1,))
+    assert page[4:24].decode().strip() and page[24:64].decode().strip() == "Striata"
+    assert 1 << page[77] == CONFIG.transfer_blocks
+    assert struct.unpack_from("<I", page, 80)[0] == 0x10400
+    assert page[111] == 1 and page[512] == 0x66 and page[513] == 0x44 and page[525] & 1
+    assert struct.unpack_from("<I", page, 516)[0] == CONFIG.volumes
+    assert page[768:].startswith(b"nqn.2014-08.org.nvmexpress:uuid:")
+    assert not any(page[1024:])
+
+    ids = set()
+    for nsid in (1, 3):
+        blocks = host.volumes[nsid - 1]["blocks"]
+        page = await host.page_of(opcode=nvme.IDENTIFY, nsid=nsid, offset=PAGE - 12)
+        assert struct.unpack_from("<QQQ", page) == (blocks,) * 3
+        assert page[25] == 0 and page[26] == 0 and page[130] == 12
+        eui64, nguid = page[120:128], page[104:120]
+        assert eui64[-2:] == bytes((0, nsid)) and nguid[-2:] == bytes((0, nsid))
+        ids |= {eui64, nguid}
+        page = await host.page_of(opcode=nvme.IDENTIFY, nsid=nsid, dwords=(3,))
+        assert page[:4] == bytes((1, 8, 0, 0)) and page[4:12] == eui64
+        assert page[12:16] == bytes((2, 16, 0, 0)) and page[16:32] == nguid
+        assert not any(page[32:])
+    assert len(ids) == 4
+    assert not any(await host.page_of(opcode=nvme.IDENTIFY, nsid=2))
+    for nsid, expected in ((0, (1, 3)), (1, (3,)), (3, ())):
+        page = await host.page_of(opcode=nvme.IDENTIFY, nsid=nsid, dwords=(2,))
+        assert struct.unpack("<1024I", page) == (*expected, *[0] * (1024 - len(expected)))
+
+    async def refused(code, **fields):
+        await host.bad(code, opcode=nvme.IDENTIFY, prp1=host.page(), **fields)
+
+    await refused(nvme.INVALID_FIELD, dwords=(6,))
+    await refused(nvme.INVALID_NAMESPACE, nsid=0)
+    await refused(nvme.INVALID_NAMESPACE, nsid=CONFIG.volumes + 1)
+    await refused(nvme.INVALID_NAMESPACE, nsid=0xFFFF_FFFF)
+    await refused(nvme.INVALID_NAMESPACE, nsid=2, dwords=(3,))
+    await refused(nvme.INVALID_NAMESPACE, nsid=0xFFFF_FFFE, dwords=(2,))
+    await host.bad(nvme.INVALID_PRP_OFFSET, opcode=nvme.IDENTIFY, prp1=2, dwords=(1,))
+    await host.bad(nvme.INVALID_PRP_OFFSET, opcode=nvme.IDENTIFY, prp1=4, prp2=8, dwords=(1,))
+    await refused(nvme.INVALID_FIELD, dwords=(1,), psdt=1)
+    await refused(nvme.INVALID_FIELD, dwords=(1,), fuse=2)
+    await host.settle()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def logs_and_features(dut):
+    host = bench(dut)
+    await host.reset()
+    host.ports = {1: {"used": 1, "array": 0}}
+    await host.enable()
+
+    async def log(page, length, **fields):
+        return await host.page_of(
+            opcode=nvme.GET_LOG, dwords=(page | (length // 4 - 1) << 16,), length=length, **fields
+        )
+
+    smart = await log(2, 512, nsid=0xFFFF_FFFF, offset=PAGE - 100)
+    assert smart[0] == 0 and smart[3] == 100 and not any(smart[32:])
+    dut.drive_failed.value = 0b10
+    await host.create_pair(1, 8)
+    host.volumes[0]["blocks"] = 10_000
+    for index in range(32):
+        _, prp1, prp2 = host.buffer(8)
+        await host.good(1, **nvme.read_write(nvme.READ, 1, index, 8), prp1=prp1, prp2=prp2)
+    _, prp1, prp2 = host.buffer(1)
+    await host.good(1, **nvme.read_write(nvme.WRITE, 1, 0, 1), prp1=prp1)
+    smart = await log(2, 512)
+    assert smart[0] == 4, "a failed member degrades reliability"
+    units = [int.from_bytes(smart[at : at + 16], "little") for at in (32, 48, 64, 80)]
+    assert units == [32 * 8 * 8 // 1000, 0, 32, 1]
+    assert not any(await log(1, 64))
+    slots = await log(3, 512)
+    assert slots[0] == 1 and slots[8:16].strip() and not any(slots[16:])
+    await host.bad(nvme.INVALID_LOG_PAGE, opcode=nvme.GET_LOG, dwords=(0x42,))
+    await host.bad(nvme.INVALID_FIELD, opcode=nvme.GET_LOG, dwords=(2 | 1024 << 16,))
+
+    async def get(feature, value=0):
+        return await host.good(opcode=nvme.GET_FEATURES, dwords=(feature, value))
+
+    async def put(feature, value, code=nvme.SUCCESS, save=0):
+        fields = {"opcode": nvme.SET_FEATURES, "dwords": (feature | save << 31, value)}
+        if code:
+            await host.bad(code, **fields)
+        else:
+            await host.good(**fields)
+
+    queues = (CONFIG.queue_pairs - 1) * 0x10001
+    assert await get(7) == queues
+    await put(7, 0, nvme.COMMAND_SEQUENCE)
+    initial = {1: 3, 2: 0, 4: 0xFFFF, 5: 0, 6: 1, 8: 0, 10: 0, 11: 0}
+    for feature, value in initial.items():
+        assert await get(feature) == value
+        await put(feature, value)
+        await put(feature, value ^ 0x8000_0000, nvme.NOT_CHANGEABLE)
+        await put(feature, value, nvme.NOT_SAVEABLE, save=1)
+    await put(4, 350)
+    assert await get(4) == 350
+    assert await get(9, 2) == 1 << 16 | 2
+    await put(9, 1 << 16 | 2)
+    await put(9, 2, nvme.NOT_CHANGEABLE)
+    await put(9, CONFIG.queue_pairs + 1, nvme.INVALID_FIELD)
+    for feature in (0, 3, 0x0C, 0x16, 0x86):
+        await put(feature, 0, nvme.INVALID_FIELD)
+        await host.bad(nvme.INVALID_FIELD, opcode=nvme.GET_FEATURES, dwords=(feature,))
+    # Without the write cache every write is forced to the drives.
+    await put(6, 0)
+    await host.good(1, **nvme.read_write(nvme.WRITE, 1, 0, 1), prp1=prp1)
+    assert host.commands[-1].fua
+    await host.write32(nvme.CC, 0)
+    await host.wait_status(0)
+    await host.enable()
+    assert await get(4) == 0xFFFF and await get(6) == 1
+    await put(7, 0xFFFF, nvme.INVALID_FIELD)
+    assert await host.good(opcode=nvme.SET_FEATURES, dwords=(7, 0)) == queues
+    await host.settle()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def queues_are_created_and_deleted(dut):
+    host = bench(dut)
+    await host.reset()
+    await host.enable()
+
+    async def create_cq(code, number=1, last=7, flags=3, vector=1, **fields):
+        fields.setdefault("prp1", 0x1000)
+        dwords = (last << 16 | number, vector << 16 | flags)
+        await host.bad(code, opcode=nvme.CREATE_CQ, dwords=dwords, **fields)
+
+    async def create_sq(code, number=1, last=7, flags=1, cq=1, **fields):
+        fields.setdefault("prp1", 0x1000)
+        dwords = (last << 16 | number, cq << 16 | flags)
+        await host.bad(code, opcode=nvme.CREATE_SQ, dwords=dwords, **fields)
+
+    pairs = CONFIG.queue_pairs
+    for create in (create_cq, create_sq):
+        for number in (0, pairs + 1, 0x8001):
+            await create(nvme.INVALID_QUEUE, number=number)
+        for last in (0, CONFIG.queue_depth, 0xFFFF):
+            await create(nvme.INVALID_QUEUE_SIZE, last=last)
+        await create(nvme.INVALID_FIELD, flags=2)
+        await create(nvme.INVALID_PRP_OFFSET, prp1=0x1004)
+    await create_cq(nvme.INVALID_VECTOR, vector=pairs + 1)
+    await create_sq(nvme.INVALID_CQ)
+    for cq in (0, pairs + 1):
+        await create_sq(nvme.INVALID_QUEUE, cq=cq)
+    await host.bad(nvme.INVALID_QUEUE, opcode=nvme.DELETE_CQ, dwords=(1,))
+    await host.bad(nvme.INVALID_QUEUE, opcode=nvme.DELETE_SQ, dwords=(1,))
+    await host.bad(nvme.INVALID_QUEUE, opcode=nvme.DELETE_SQ, dwords=(0,))
+
+    pair = await host.create_pair(1, 8)
+    await create_cq(nvme.INVALID_QUEUE)
+    await create_sq(nvme.INVALID_QUEUE)
+    await host.bad(nvme.INVALID_QUEUE_DELETION, opcode=nvme.DELETE_CQ, dwords=(1,))
+    # Deleting a queue waits for what was fetched from it; a second one goes on.
+    await host.create_pair(2, 8)
+    host.hold = True
+    inside = host.place(pair, opcode=nvme.FLUSH, nsid=1)
+    await host.ring(pair)
+    await ClockCycles(dut.clk, 300)
+    admin = host.queues[0]
+    delete = host.place(admin, opcode=nvme.DELETE_SQ, dwords=(1,))
+    await host.ring(admin)
+    await ClockCycles(dut.clk, 300)
+    assert delete in admin.waiting and not int(dut.busy.value)
+    await host.ring(pair)
+    await host.bad(nvme.INVALID_OPCODE, 2, opcode=0x55, nsid=1)
+    host.hold = False
+    assert (await host.result(pair, inside)).code == nvme.SUCCESS
+    assert (await host.result(admin, delete)).code == nvme.SUCCESS
+    await host.ring(pair)
+    await host.good(opcode=nvme.DELETE_CQ, dwords=(1,))
+    # A shared completion queue, and queues that come again.
+    pair = await host.create_pair(1, 16)
+    await host.good(opcode=nvme.DELETE_SQ, dwords=(1,))
+    await host.good(opcode=nvme.CREATE_SQ, prp1=pair.sq, dwords=(15 << 16 | 1, 2 << 16 | 1))
+    pair.cq_number, pair.sq_tail = 2, 0
+    for queue in (1, 2, 1):
+        await host.good(queue, opcode=nvme.FLUSH, nsid=3)
+    await host.bad(nvme.INVALID_QUEUE_DELETION, opcode=nvme.DELETE_CQ, dwords=(2,))
+    await host.good(opcode=nvme.DELETE_CQ, dwords=(1,))
+    # Entry sizes of CC that I/O queues cannot have.
+    await host.write32(nvme.CC, 1)
+    await create_cq(nvme.INVALID_QUEUE_SIZE, number=3)
+    await host.settle()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def events_aborts_and_unknown_commands(dut):
+    host = bench(dut)
+    await host.reset()
+    # Two entries: a held request must not use the only one of the completion queue.
+    await host.enable(cq_entries=2)
+    admin = host.queues[0]
+    for _ in range(4):
+        host.place(admin, opcode=nvme.ASYNC_EVENT)
+        await host.ring(admin)
+    await host.bad(nvme.ASYNC_EVENT_LIMIT, opcode=nvme.ASYNC_EVENT)
+    assert len(admin.waiting) == 4
+    admin.waiting.clear()
+    for opcode in (0x03, 0x0D, 0x10, 0x18, 0x80, 0xC1, 0xFF):
+        await host.bad(nvme.INVALID_OPCODE, opcode=opcode)
+    assert await host.good(opcode=nvme.ABORT) == 1
+    await host.settle()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def arrays_and_volumes_are_managed(dut):
+    host = bench(dut)
+    await host.reset()
+    await host.enable()
+    host.manage_answer = (ManageStatus.DONE, 5)
+    dwords = (
+        6 | 4 << 8 | 2 << 16 | 3 << 24, 0xF00F, 0, 0,
+    )  # fmt: skip
+    assert await host.good(opcode=nvme.CREATE_ARRAY, dwords=dwords) == 5
+    request = host.manage_requests.pop()
+    assert request.opcode == MANAGE_OPCODES[nvme.CREATE_ARRAY]
+    assert (request.level, request.strip_shift, request.copies, request.spans) == (6, 4, 2, 3)
+    assert request.drives == 0xF00F
+    dwords = (3, 0x1111_2222, 0xAB, 0x3333_4444, 0xCD)
+    assert await host.good(opcode=nvme.CREATE_VOLUME, dwords=dwords) == 5
+    request = host.manage_requests.pop()
+    assert request.array == 3 and request.start == 0xAB_1111_2222
+    assert request.blocks == 0xCD_3333_4444
+    for opcode in (nvme.DELETE_ARRAY, nvme.DELETE_VOLUME):
+        await host.good(opcode=opcode, dwords=(7,))
+        request = host.manage_requests.pop()
+        assert request.opcode == MANAGE_OPCODES[opcode]
+        assert request.array == 7 and request.volume == 7
+    for status, code in (
+        (ManageStatus.INVALID_FIELD, nvme.INVALID_FIELD),
+        (ManageStatus.DRIVE_UNAVAILABLE, nvme.DRIVE_UNAVAILABLE),
+        (ManageStatus.NO_ENTRY, nvme.NO_ENTRY),
+        (ManageStatus.IN_USE, nvme.IN_USE),
+        (ManageStatus.NO_SPACE, nvme.NO_SPACE),
+    ):
+        host.manage_answer = (status, 0)
+        await host.bad(code, opcode=nvme.DELETE_ARRAY, dwords=(1,))
+    host.manage_requests.clear()
+    for dwords in ((0, 0, 0x100), (0, 0, 0, 0, 0x100)):
+        await host.bad(nvme.INVALID_FIELD, opcode=nvme.CREATE_VOLUME, dwords=dwords)
+    await host.bad(nvme.INVALID_FIELD, opcode=nvme.CREATE_ARRAY, psdt=1)
+    assert not host.manage_requests
+    await host.settle()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def tables_are_listed(dut):
+    host = bench(dut)
+    await host.reset()
+    await host.enable()
+    host.geometries = {
+        1: fresh_geometry(width=2, spans=2, data=1, rows=0x12_0000_0003, blocks=0x45_0000_0006)
+    }
+    host.members = {(1, 0): 3, (1, 1): 0, (1, 2): 2, (1, 3): 1}
+    host.ports = {port: {"used": port < 3, "array": 1} for port in range(4)}
+    host.capacities = {port: 0x98_0000_0000 + port for port in range(4)}
+    dut.drive_present.value = 0b1011
+    dut.drive_failed.value = 0b0100
+    page = await host.page_of(opcode=nvme.LIST, dwords=(0,))
+    assert not any(page[:256]) and not any(page[512:])
+    words = struct.unpack_from("<64I", page, 256)
+    present = [1, 1, 0, 1]
+    for member, port in enumerate((3, 0, 2, 1)):
+        failed = port == 2
+        assert words[member] == 1 << 31 | present[port] << 9 | failed << 8 | port
+    assert not any(words[4:32])
+    assert words[32] == 1 | Level.RAID5.value << 4 | 0b11 << 8 | 1 << 16 | 1 << 24
+    assert words[33] == 2 | 1 << 8 | 1 << 16 | 1 << 24
+    assert words[34] == 2 | 4 << 8
+    assert words[36:40] == (3, 0x12, 6, 0x45) and not any(words[40:])
+    assert (await host.page_of(opcode=nvme.LIST, dwords=(1 << 8,)))[:256] == page[256:512]
+
+    page = await host.page_of(opcode=nvme.LIST, dwords=(1,))
+    for number in range(CONFIG.volumes):
+        words = struct.unpack_from("<8I", page, 32 * number)
+        entry = host.volumes.get(number)
+        if entry is None:
+            assert not any(words)
+            continue
+        start, blocks = entry["start"], entry["blocks"]
+        assert words[0] == 1 | entry["array"] << 8 and words[1] == number + 1
+        assert words[2] | words[3] << 32 == start and words[4] | words[5] << 32 == blocks
+    assert not any(page[32 * CONFIG.volumes :])
+
+    page = await host.page_of(opcode=nvme.LIST, dwords=(2,))
+    for port in range(CONFIG.ports):
+        words = struct.unpack_from("<8I", page, 32 * port)
+        flags = present[port] | (port == 2) << 1 | (port < 3) << 2
+        assert words == (flags | 1 << 8, port, port, 0x98, 0, 0, 0, 0)
+    assert not any(page[32 * CONFIG.ports :])
+    await host.bad(nvme.INVALID_FIELD, opcode=nvme.LIST, dwords=(3,))
+    await host.settle()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def interrupts_follow_completions(dut):
+    host = bench(dut)
+    await host.reset()
+    await host.enable()
+    await host.create_pair(1, 8, vector=2)
+    await host.settle()
+    assert set(host.interrupts) == {0}
+    host.interrupts.clear()
+    await host.good(1, opcode=nvme.FLUSH, nsid=1)
+    await host.settle()
+    assert host.interrupts == [2]
+    # Masked: pending, and one message for all once unmasked.
+    host.interrupts.clear()
+    await host.write32(nvme.MSIX_TABLE + 16 * 2 + 12, 1)
+    for _ in range(3):
+        await host.good(1, opcode=nvme.FLUSH, nsid=1)
+    assert await host.read64(nvme.MSIX_PENDING) == 1 << 2
+    await host.write32(nvme.MSIX_TABLE + 16 * 2 + 12, 0)
+    await host.settle()
+    assert host.interrupts == [2] and await host.read64(nvme.MSIX_PENDING) == 0
+    # The same for the function mask; disabled MSI-X sends nothing at all.
+    host.interrupts.clear()
+    dut.status__msix_mask.value = 1
+    await host.good(1, opcode=nvme.FLUSH, nsid=1)
+    await host.settle()
+    assert not host.interrupts
+    dut.status__msix_mask.value = 0
+    await host.settle()
+    assert host.interrupts == [2]
+    dut.status__msix_enable.value = 0
+    await host.good(1, opcode=nvme.FLUSH, nsid=1)
+    await host.settle()
+    dut.status__msix_enable.value = 1
+    await host.settle()
+    assert host.interrupts == [2]
+    # A completion queue without interrupts.
+    await host.good(opcode=nvme.CREATE_CQ, prp1=0x5000, dwords=(7 << 16 | 2, 1))
+    await host.settle()
+
+
+def test_nvme_admin():
+    simulate(
+        NvmeFrontEnd(config=CONFIG), name="nvme_w256", module=__name__, parameters={"SEED": "1"}
+    )

@@ -1,0 +1,81 @@
+"""The synthesis flow counts cells and refuses memories that an FPGA does not have."""
+
+from dataclasses import replace
+
+import pytest
+from amaranth.hdl import Module
+from amaranth.lib import memory, wiring
+from amaranth.lib.wiring import In, Out
+
+from sim.verilog import to_rtlil
+from synth.flow import asynchronous_memories, synthesise
+
+WIDTH = 36
+
+
+class Table(wiring.Component):
+    """A memory with one read port.
+
+    Parameters
+    ----------
+    depth
+        Words.
+    domain
+        Of the read port; ``comb`` is asynchronous.
+    writers
+        Write ports, which write to neighbouring words; no RAM has more than two ports.
+    """
+
+    write_address: In(10)
+    write_data: In(WIDTH)
+    write_enable: In(1)
+    read_address: In(10)
+    read_data: Out(WIDTH)
+
+    def __init__(self, *, depth: int, domain: str = "sync", writers: int = 1):
+        self._depth = depth
+        self._domain = domain
+        self._writers = writers
+        super().__init__()
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.table = table = memory.Memory(shape=WIDTH, depth=self._depth, init=[])
+        for index in range(self._writers):
+            write = table.write_port()
+            m.d.comb += [
+                write.addr.eq(self.write_address + index),
+                write.data.eq(self.write_data),
+                write.en.eq(self.write_enable),
+            ]
+        read = table.read_port(domain=self._domain)
+        m.d.comb += [
+            read.addr.eq(self.read_address),
+            self.read_data.eq(read.data),
+        ]
+        return m
+
+
+def test_block_memory():
+    result = synthesise("table", Table(depth=1024))
+    assert (result.rams, result.multipliers) == (2, 0)
+    # Reading the old word while it is written takes some logic beside the RAM.
+    assert result.luts < 100
+    assert result.registers < 100
+    assert result.hertz > 100e6
+    assert not result.faults
+    # A second call is answered from the cache.
+    assert replace(result, seconds=0) == replace(
+        synthesise("table", Table(depth=1024)), seconds=0
+    )
+
+
+def test_memory_of_registers():
+    assert synthesise("registers", Table(depth=16, writers=2)).faults == [
+        f"memory table of {16 * WIDTH} bits is made of flip-flops"
+    ]
+
+
+@pytest.mark.parametrize(("domain", "found"), [("comb", ["table"]), ("sync", [])])
+def test_asynchronous_memory(domain, found):
+    assert asynchronous_memories(to_rtlil(Table(depth=16, domain=domain))) == found

@@ -1,0 +1,369 @@
+"""Array tables against a model: random changes, legal and not, drives that come and go."""
+
+import gc
+import os
+import random
+from dataclasses import dataclass
+
+import cocotb
+import pytest
+from cocotb.triggers import FallingEdge, RisingEdge
+
+from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.streams import StreamSink, StreamSource, start, unpack
+from hdl.array.interface import (
+    Level,
+    ManageOpcode,
+    ManageStatus,
+    geometry,
+    manage_request,
+    manage_response,
+    port_use,
+    volume,
+)
+from hdl.array.tables import ArrayTables
+from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BLOCKS, MAX_DRIVES, Config, small
+from sim.golden.layout import MAX_STRIP_BLOCKS, MIRRORED, Layout
+
+CONFIGS = {"board": Config(ports=24), "full": Config(ports=32, arrays=4), "small": small()}
+CHANGES = 260
+READERS = 2
+CHANGE_CYCLES = 400
+
+
+@dataclass
+class ModelArray:
+    """An array of the model."""
+
+    layout: Layout
+    members: list[int]
+    rows: int
+
+    @property
+    def blocks(self) -> int:
+        return self.layout.blocks(self.rows)
+
+
+class Model:
+    """What the tables must hold, in plain Python."""
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.arrays: dict[int, ModelArray] = {}
+        self.volumes: dict[int, tuple[int, int, int]] = {}
+        self.present = 0
+        self.lost = 0
+        self.capacity = [0] * config.ports
+
+    @property
+    def used(self) -> int:
+        return sum(1 << port for array in self.arrays.values() for port in array.members)
+
+    @property
+    def failed(self) -> int:
+        return (~self.present & (1 << MAX_DRIVES) - 1) | self.lost
+
+    def watch(self) -> None:
+        """Drives in use that are absent are lost."""
+        self.lost |= self.used & ~self.present
+
+    def create_array(self, request: dict) -> tuple[ManageStatus, int | None]:
+        members = [port for port in range(MAX_DRIVES) if request["drives"] >> port & 1]
+        if any((self.used | ~self.present) >> port & 1 for port in members):
+            return ManageStatus.DRIVE_UNAVAILABLE, None
+        try:
+            level = Level(request["level"]).name
+            layout = Layout(
+                level,
+                len(members),
+                1 << request["strip_shift"],
+                request["copies"],
+                request["spans"] or 1,
+            )
+        except ValueError:
+            return ManageStatus.INVALID_FIELD, None
+        if layout.parities > self.config.parities:
+            return ManageStatus.INVALID_FIELD, None
+        rows = layout.rows([self.capacity[port] for port in members])
+        if rows == 0:
+            return ManageStatus.NO_SPACE, None
+        if layout.blocks(rows) >= 1 << BLOCK_NUMBER_BITS:
+            return ManageStatus.INVALID_FIELD, None
+        number = next((n for n in range(self.config.arrays) if n not in self.arrays), None)
+        if number is None:
+            return ManageStatus.NO_ENTRY, None
+        self.arrays[number] = ModelArray(layout, members, rows)
+        self.lost &= ~sum(1 << port for port in members)
+        return ManageStatus.DONE, number
+
+    def delete_array(self, request: dict) -> tuple[ManageStatus, int | None]:
+        number = request["array"]
+        if number not in self.arrays:
+            return ManageStatus.NO_ENTRY, None
+        if any(array == number for array, _, _ in self.volumes.values()):
+            return ManageStatus.IN_USE, None
+        del self.arrays[number]
+        return ManageStatus.DONE, number
+
+    def create_volume(self, request: dict) -> tuple[ManageStatus, int | None]:
+        array, first = request["array"], request["start"]
+        if array not in self.arrays:
+            return ManageStatus.NO_ENTRY, None
+        blocks = self.arrays[array].blocks
+        end = first + request["blocks"] if request["blocks"] else blocks
+        if first >= blocks or end > blocks:
+            return ManageStatus.NO_SPACE, None
+        for other, other_start, other_blocks in self.volumes.values():
+            if other == array and other_start < end and first < other_start + other_blocks:
+                return ManageStatus.NO_SPACE, None
+        number = next((n for n in range(self.config.volumes) if n not in self.volumes), None)
+        if number is None:
+            return ManageStatus.NO_ENTRY, None
+        self.volumes[number] = (array, first, end - first)
+        return ManageStatus.DONE, number
+
+    def delete_volume(self, request: dict) -> tuple[ManageStatus, int | None]:
+        number = request["volume"]
+        if number not in self.volumes:
+            return ManageStatus.NO_ENTRY, None
+        del self.volumes[number]
+        return ManageStatus.DONE, number
+
+
+class Bench:
+    """Drives, requests, and a look at every entry after each change."""
+
+    def __init__(self, dut, config: Config, generator: random.Random):
+        self.dut = dut
+        self.config = config
+        self.generator = generator
+        self.model = Model(config)
+        self.requests = StreamSource(dut, "manage_request", layout=manage_request(config))
+        self.responses = StreamSink(dut, "manage_response", layout=manage_response(config))
+        self.fail = StreamSource(dut, "fail")
+        self.seen: dict[ManageStatus, int] = dict.fromkeys(ManageStatus, 0)
+        dut.present.value = 0
+        for port in range(config.ports):
+            getattr(dut, f"capacity__{port}").value = 0
+
+    def plug(self, port: int, capacity: int | None) -> None:
+        """A drive of ``capacity`` blocks comes, or (None) it goes."""
+        model = self.model
+        if capacity is None:
+            model.present &= ~(1 << port)
+        else:
+            model.present |= 1 << port
+            model.capacity[port] = capacity
+            getattr(self.dut, f"capacity__{port}").value = capacity
+        self.dut.present.value = model.present
+        model.watch()
+
+    async def change(self, opcode: ManageOpcode, **fields) -> ManageStatus:
+        """Makes a change and compares the answer."""
+        request = dict.fromkeys(
+            ("array", "volume", "level", "strip_shift", "copies", "spans", "drives"), 0
+        )
+        request |= {"start": 0, "blocks": 0} | fields
+        self.requests.send(opcode=opcode, **request)
+        status, index = getattr(self.model, opcode.name.lower())(request)
+        self.model.watch()
+        answer = await self.responses.receive(cycles=CHANGE_CYCLES)
+        assert answer.status == status, f"{opcode} {request}: {answer.status}, expected {status}"
+        assert index is None or answer.index == index
+        self.seen[status] += 1
+        return status
+
+    async def look(self, name: str, shape, address: int, readers: int | None) -> list:
+        """The entry at ``address``, as each reader sees it."""
+        ports = [name] if readers is None else [f"{name}__{reader}" for reader in range(readers)]
+        for port in ports:
+            getattr(self.dut, f"{port}__address").value = address
+        await RisingEdge(self.dut.clk)
+        await FallingEdge(self.dut.clk)
+        return [unpack(shape, int(getattr(self.dut, f"{port}__data").value)) for port in ports]
+
+    async def compare(self) -> None:
+        """Every table and the health of every port equal the model."""
+        config, model = self.config, self.model
+        for number in range(config.arrays):
+            wanted = model.arrays.get(number)
+            for entry in await self.look("geometry_read", geometry(config), number, READERS):
+                assert entry.valid == (wanted is not None), f"array {number}"
+                if wanted is None:
+                    continue
+                layout = wanted.layout
+                assert entry == {
+                    "valid": 1,
+                    "level": Level[layout.level],
+                    "width": layout.width,
+                    "data": layout.data,
+                    "parities": layout.parities,
+                    "copies": layout.copies,
+                    "spans": layout.spans,
+                    "strip_shift": layout.strip_blocks.bit_length() - 1,
+                    "rotate": int(layout.parities > 0),
+                    "rows": wanted.rows,
+                    "blocks": wanted.blocks,
+                }
+            for position, port in enumerate(wanted.members if wanted else []):
+                address = number << 5 | position
+                for entry in await self.look("member_read", config.port_bits, address, READERS):
+                    assert entry == port
+        for number in range(config.volumes):
+            for entry in await self.look("volume_read", volume(config), number, READERS):
+                if number in model.volumes:
+                    assert (entry.array, entry.start, entry.blocks) == model.volumes[number]
+                assert entry.valid == (number in model.volumes)
+        for port in range(MAX_DRIVES):
+            (entry,) = await self.look("port_read", port_use(config), port, None)
+            owner = [n for n, array in model.arrays.items() if port in array.members]
+            assert entry.used == len(owner)
+            assert not owner or entry.array == owner[0]
+        assert int(self.dut.failed.value) == model.failed
+
+    def array_request(self) -> dict:
+        """A random array, mostly one that can exist."""
+        generator, model = self.generator, self.model
+        free = [
+            port
+            for port in range(self.config.ports)
+            if not (model.used | ~model.present) >> port & 1
+        ]
+        if generator.random() < 0.1:
+            free = list(range(MAX_DRIVES))
+        level = generator.choice((*Level, *Level, Level.RAID10))
+        code = level.value if generator.random() < 0.97 else generator.choice((2, 3, 4, 14))
+        count = 1 if level == Level.JBOD else generator.randint(0, min(len(free), 12))
+        if generator.random() < 0.2:
+            count = len(free)
+        spans = generator.choice((0, 0, 1, 2, 3, 4))
+        if level not in (Level.RAID5, Level.RAID6) and generator.random() < 0.9:
+            spans = generator.choice((0, 1))
+        copies = generator.choice((0, 0, 1, 2, 3))
+        if level.name not in MIRRORED and generator.random() < 0.9:
+            copies = generator.choice((0, 1))
+        return {
+            "level": code,
+            "strip_shift": generator.choice((0, 1, 4, 8, generator.randrange(10))),
+            "copies": copies,
+            "spans": spans,
+            "drives": sum(1 << port for port in generator.sample(free, min(count, len(free)))),
+        }
+
+    def volume_request(self) -> dict:
+        """A random volume: whole arrays, parts, edges, and some that do not fit."""
+        generator, model = self.generator, self.model
+        array = generator.choice([*model.arrays, generator.randrange(256)])
+        blocks = model.arrays[array].blocks if array in model.arrays else 1000
+        inside = generator.randrange(blocks)
+        first = generator.choice((0, 0, blocks // 2, blocks - 1, blocks, inside))
+        length = generator.choice((0, 1, blocks // 4, blocks - first, blocks - first + 1, blocks))
+        return {"array": array, "start": first, "blocks": max(0, length)}
+
+
+@cocotb.test(timeout_time=20, timeout_unit="ms")
+async def holds_what_the_model_holds(dut):
+    generator = random.Random(int(os.environ["SEED"]))
+    config = CONFIGS[os.environ["CONFIG"]]
+    bench = Bench(dut, config, generator)
+    await start(dut)
+    sizes = (DATA_OFFSET_BLOCKS, DATA_OFFSET_BLOCKS + 200, 100_000, 1 << 32, (1 << 40) - 1)
+    for port in range(config.ports):
+        bench.plug(port, generator.choice(sizes[2:4]))
+    for step in range(CHANGES):
+        draw = generator.random()
+        if draw < 0.35:
+            await bench.change(ManageOpcode.CREATE_ARRAY, **bench.array_request())
+        elif draw < 0.5:
+            array = generator.choice([*bench.model.arrays, generator.randrange(256)])
+            await bench.change(ManageOpcode.DELETE_ARRAY, array=array)
+        elif draw < 0.75:
+            await bench.change(ManageOpcode.CREATE_VOLUME, **bench.volume_request())
+        elif draw < 0.9:
+            number = generator.choice([*bench.model.volumes, generator.randrange(256)])
+            await bench.change(ManageOpcode.DELETE_VOLUME, volume=number)
+        elif draw < 0.95:
+            port = generator.randrange(config.ports)
+            absent = not bench.model.present >> port & 1
+            size = generator.choice(sizes) + generator.randrange(MAX_STRIP_BLOCKS)
+            bench.plug(port, min(size, (1 << 40) - 1) if absent else None)
+        else:
+            port = generator.randrange(MAX_DRIVES)
+            bench.fail.send(port)
+            await bench.fail.drained()
+            bench.model.lost |= bench.model.used & 1 << port
+        await RisingEdge(dut.clk)
+        if step % 20 == 0 or step == CHANGES - 1:
+            await bench.compare()
+    assert int(dut.busy.value) == 0, "busy at rest"
+    dut._log.info("answers: %s", {status.name: count for status, count in bench.seen.items()})
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def remembers_lost_drives(dut):
+    """A drive that was away stays failed until an array is created on it; changes are pulsed."""
+    config = CONFIGS[os.environ["CONFIG"]]
+    bench = Bench(dut, config, random.Random(1))
+    await start(dut)
+    for port in range(4):
+        bench.plug(port, 100_000)
+    array = {"level": Level.RAID5.value, "strip_shift": 2, "drives": 0b0111}
+    assert await bench.change(ManageOpcode.CREATE_ARRAY, **array) == ManageStatus.DONE
+    await bench.compare()
+
+    async def pulses(action) -> int:
+        action()
+        count = 0
+        for _ in range(6):
+            await RisingEdge(dut.clk)
+            count += int(dut.changed.value)
+        return count
+
+    assert await pulses(lambda: bench.plug(1, None)) == 1
+    assert await pulses(lambda: bench.plug(1, 100_000)) == 0, "a lost drive came back by itself"
+    assert bench.model.failed & 0b1111 == 0b0010
+    await bench.compare()
+    assert await pulses(lambda: bench.plug(3, None)) == 1
+    assert await pulses(lambda: bench.plug(3, 100_000)) == 1
+    await bench.compare()
+    await bench.change(ManageOpcode.DELETE_ARRAY, array=0)
+    await bench.compare()
+    assert await bench.change(ManageOpcode.CREATE_ARRAY, **array) == ManageStatus.DONE
+    assert bench.model.failed & 0b1111 == 0
+    await bench.compare()
+
+
+def tables(config: Config) -> ArrayTables:
+    return ArrayTables(
+        config=config, geometry_readers=READERS, member_readers=READERS, volume_readers=READERS
+    )
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_tables(config):
+    simulate(
+        tables(CONFIGS[config]),
+        name=f"tables_{config}",
+        module=__name__,
+        parameters={"CONFIG": config},
+    )
+
+
+def test_planted_bug_is_found(monkeypatch):
+    """Strips of 2 MiB are let through."""
+    monkeypatch.setattr("hdl.array.admission.MAX_STRIP_SHIFT", 9)
+    with pytest.raises(SimulationError, match="holds_what_the_model_holds"):
+        simulate(
+            tables(CONFIGS["board"]),
+            name="tables_allow_long_strips",
+            module=__name__,
+            testcase="holds_what_the_model_holds",
+            parameters={"CONFIG": "board"},
+        )
+
+
+@pytest.mark.filterwarnings("ignore:.*created but never used")
+def test_readers_are_checked():
+    with pytest.raises(ValueError, match="member_readers must be at least 1"):
+        ArrayTables(config=Config(), geometry_readers=1, member_readers=0, volume_readers=1)
+    gc.collect()

@@ -1,0 +1,404 @@
+"""Tracker against a model of what is due: random outcomes of every block, in random order."""
+
+import os
+import random
+from dataclasses import dataclass, field
+
+import cocotb
+import pytest
+from cocotb.triggers import RisingEdge
+
+from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.streams import Fields, StreamSink, StreamSource, start, wait_until
+from hdl.array.interface import expected
+from hdl.array.tracker import Tracker
+from hdl.config import Config, small
+from hdl.drive.interface import DriveStatus, Opcode, Owner, finished
+from hdl.nvme.interface import HostOpcode, Status, command, completion, delivered
+from hdl.stripe.interface import committed
+
+CONFIGS = {"board": Config(), "small": small()}
+COMMANDS = 400
+EVENT_CYCLES = 6
+BAD_DRIVE = (DriveStatus.MEDIUM_ERROR, DriveStatus.ABORTED, DriveStatus.GONE)
+EVENTS = {
+    "host_command": command,
+    "rejected": completion,
+    "expected": expected,
+    "flushed": finished,
+    "read_failed": finished,
+    "committed": committed,
+    "recover_failed": committed,
+    "delivered": delivered,
+}
+
+
+@dataclass
+class Slot:
+    """What the model knows of a command."""
+
+    fields: Fields
+    due: int
+    status: Status = Status.SUCCESS
+    tolerant: bool = False
+    retries: set[int] = field(default_factory=set)
+    mapped: bool = False
+
+    def end(self, status: Status) -> None:
+        """A block or a flush has ended."""
+        assert self.due > 0
+        self.due -= 1
+        if self.status == Status.SUCCESS:
+            self.status = status
+
+
+class Bench:
+    """The rest of the controller: takes commands, invents what becomes of them."""
+
+    def __init__(self, dut, config: Config, generator: random.Random):
+        self.dut = dut
+        self.config = config
+        self.generator = generator
+        self.sources = {
+            name: StreamSource(dut, name, layout=layout(config)) for name, layout in EVENTS.items()
+        }
+        self.commands = StreamSink(
+            dut, "command", layout=command(config), callback=self._take_command
+        )
+        self.completions = StreamSink(
+            dut, "completion", layout=completion(config), callback=self._complete
+        )
+        self.free = StreamSink(dut, "free", callback=self._free)
+        self.queued: dict[str, list[Fields]] = {name: [] for name in EVENTS}
+        self.slots: dict[int, Slot] = {}
+        self.lines: list[int] = []
+        self.unsent: list[tuple[str, dict]] = []
+        self.completed = 0
+        self.statuses: set[Status] = set()
+        self.trouble = 0.2
+        cocotb.start_soon(self._watch())
+
+    def send(self, name: str, **fields) -> None:
+        self.sources[name].send(**fields)
+        self.queued[name].append(Fields(fields))
+
+    async def _watch(self) -> None:
+        """Applies each event to the model in the cycle in which the tracker takes it."""
+        handshakes = {
+            name: (getattr(self.dut, f"{name}__valid"), getattr(self.dut, f"{name}__ready"))
+            for name in EVENTS
+        }
+        while True:
+            await RisingEdge(self.dut.clk)
+            if int(self.dut.rst.value):
+                continue
+            for name, (valid, ready) in handshakes.items():
+                if int(valid.value) and int(ready.value):
+                    getattr(self, f"_on_{name}")(self.queued[name].pop(0))
+
+    def _on_host_command(self, event: Fields) -> None:
+        assert event.slot not in self.slots
+        flush = event.opcode == HostOpcode.FLUSH
+        self.slots[event.slot] = Slot(event, due=0 if flush else event.blocks + 1)
+
+    def _on_rejected(self, event: Fields) -> None:
+        slot = self.slots[event.slot]
+        slot.due = slot.due if slot.mapped and slot.due else 1
+        slot.end(event.status)
+
+    def _on_expected(self, event: Fields) -> None:
+        slot = self.slots[event.slot]
+        slot.due, slot.tolerant = event.count, bool(event.tolerant)
+        for _ in range(event.count):
+            status = DriveStatus.GOOD
+            if self.generator.random() < self.trouble / 4:
+                status = self.generator.choice(BAD_DRIVE)
+            self.unsent.append(
+                ("flushed", {"index": event.slot, "opcode": Opcode.FLUSH, "status": status})
+            )
+
+    def _on_flushed(self, event: Fields) -> None:
+        slot = self.slots[event.index]
+        good = event.status == DriveStatus.GOOD
+        excused = event.status == DriveStatus.GONE and slot.tolerant
+        slot.end(Status.SUCCESS if good or excused else Status.WRITE_FAULT)
+
+    def _on_read_failed(self, event: Fields) -> None:
+        slot = self.slots[event.index]
+        if event.recover:
+            slot.end(Status.UNRECOVERED_READ)
+        else:
+            assert event.place not in slot.retries
+            slot.retries.add(event.place)
+
+    def _on_committed(self, event: Fields) -> None:
+        self.slots[event.slot].end(event.status)
+
+    _on_recover_failed = _on_committed
+
+    def _on_delivered(self, event: Fields) -> None:
+        self.lines.append(event.line)
+        self.slots[event.slot].end(Status.DATA_TRANSFER_ERROR if event.error else Status.SUCCESS)
+
+    def _take_command(self, seen) -> None:
+        slot = self.slots[seen.slot]
+        if seen.recover:
+            assert seen.offset in slot.retries, f"nobody asked to retry {seen}"
+            slot.retries.remove(seen.offset)
+            assert seen.opcode == HostOpcode.READ and seen.blocks == 0
+            assert seen.volume == slot.fields.volume
+            assert seen.block == slot.fields.block + seen.offset
+            if self.generator.random() < 0.05:
+                # The volume was deleted meanwhile.
+                self.unsent.append(
+                    ("rejected", {"slot": seen.slot, "status": Status.INVALID_NAMESPACE})
+                )
+            else:
+                self._read_block(seen.slot, seen.offset, recover=1)
+            return
+        for name, value in slot.fields.items():
+            assert seen[name] == value, f"{name} of {seen} should be {value}"
+        assert seen.offset == 0
+        if self.generator.random() < self.trouble / 4:
+            status = self.generator.choice((Status.INVALID_NAMESPACE, Status.LBA_OUT_OF_RANGE))
+            self.unsent.append(("rejected", {"slot": seen.slot, "status": status}))
+            return
+        slot.mapped = True
+        if seen.opcode == HostOpcode.FLUSH:
+            count = self.generator.choice((0, 1, 4, 32))
+            tolerant = self.generator.getrandbits(1)
+            self.unsent.append(
+                ("expected", {"slot": seen.slot, "count": count, "tolerant": tolerant})
+            )
+            return
+        for offset in range(seen.blocks + 1):
+            if seen.opcode == HostOpcode.READ:
+                self._read_block(seen.slot, offset, recover=0)
+            else:
+                status = Status.SUCCESS
+                if self.generator.random() < self.trouble / 4:
+                    status = self.generator.choice((Status.WRITE_FAULT, Status.DATA_TRANSFER_ERROR))
+                self.unsent.append(("committed", {"slot": seen.slot, "status": status}))
+
+    def _read_block(self, slot: int, offset: int, recover: int) -> None:
+        if self.generator.random() >= self.trouble:
+            self.unsent.append(
+                (
+                    "delivered",
+                    {
+                        "slot": slot,
+                        "line": self.generator.randrange(self.config.lines),
+                        "error": int(self.generator.random() < self.trouble / 8),
+                    },
+                )
+            )
+            return
+        choice = self.generator.randrange(4)
+        if choice == 0:
+            self.unsent.append(("committed", {"slot": slot, "status": Status.UNRECOVERED_READ}))
+        elif choice == 1 and recover:
+            self.unsent.append(
+                ("recover_failed", {"slot": slot, "status": Status.UNRECOVERED_READ})
+            )
+        else:
+            self.unsent.append(
+                (
+                    "read_failed",
+                    {
+                        "port": self.generator.randrange(32),
+                        "opcode": Opcode.READ,
+                        "recover": recover,
+                        "owner": Owner.COMMAND,
+                        "index": slot,
+                        "place": offset,
+                        "status": self.generator.choice(BAD_DRIVE),
+                    },
+                )
+            )
+
+    def _complete(self, seen) -> None:
+        slot = self.slots.pop(seen.slot)
+        assert slot.due == 0, f"completed {seen} with {slot.due} blocks due"
+        assert not slot.retries
+        assert seen.status == slot.status, f"{seen} should end with {slot.status}"
+        self.statuses.add(seen.status)
+        self.completed += 1
+
+    def _free(self, line: int) -> None:
+        assert line == self.lines.pop(0)
+
+    def issue(self) -> bool:
+        """Sends a random host command if a slot is free."""
+        taken = {event.slot for event in self.queued["host_command"]} | set(self.slots)
+        free = [slot for slot in range(self.config.commands) if slot not in taken]
+        if not free:
+            return False
+        generator, config = self.generator, self.config
+        opcode = generator.choice(
+            (HostOpcode.READ, HostOpcode.READ, HostOpcode.WRITE, HostOpcode.FLUSH)
+        )
+        most = config.transfer_blocks
+        blocks = 1 if opcode == HostOpcode.FLUSH else generator.choice((1, 1, most))
+        self.send(
+            "host_command",
+            slot=generator.choice(free),
+            opcode=opcode,
+            fua=generator.getrandbits(1),
+            volume=generator.randrange(config.volumes),
+            block=generator.getrandbits(40) >> 1,
+            blocks=generator.randint(0, blocks - 1),
+        )
+        return True
+
+    def pass_on(self, most: int) -> None:
+        """Reports up to ``most`` outcomes, picked at random."""
+        for _ in range(min(most, len(self.unsent))):
+            index = self.generator.randrange(len(self.unsent))
+            self.unsent[index], self.unsent[-1] = self.unsent[-1], self.unsent[index]
+            name, fields = self.unsent.pop()
+            self.send(name, **fields)
+
+    @property
+    def drained(self) -> bool:
+        return all(source.idle for source in self.sources.values())
+
+    async def settled(self) -> None:
+        """Waits until nothing is due, which includes every line; then nothing may be left over."""
+        await wait_until(
+            self.dut,
+            lambda: not (self.slots or self.unsent or self.lines) and self.drained,
+            cycles=10_000,
+            what="rest",
+        )
+        for _ in range(4):
+            await RisingEdge(self.dut.clk)
+        assert int(self.dut.busy.value) == 0, "busy at rest"
+        for name in ("command", "completion", "free"):
+            assert not int(getattr(self.dut, f"{name}__valid").value), f"{name} left over"
+
+
+@cocotb.test(timeout_time=20, timeout_unit="ms")
+async def completes_every_command_once(dut):
+    generator = random.Random(int(os.environ["SEED"]))
+    bench = Bench(dut, CONFIGS[os.environ["CONFIG"]], generator)
+    await start(dut)
+    left = COMMANDS
+    while left or bench.slots or bench.unsent or not bench.drained:
+        if generator.random() < 0.01:
+            for sink in (bench.commands, bench.completions, bench.free):
+                sink.active = generator.choice((1.0, 0.3, 0.05))
+            bench.trouble = generator.choice((0.0, 0.2, 0.8))
+        if left and generator.random() < 0.05 and bench.issue():
+            left -= 1
+        if generator.random() < 0.3:
+            bench.pass_on(generator.choice((1, 1, 5)))
+        await RisingEdge(dut.clk)
+    await bench.settled()
+    assert bench.completed == COMMANDS
+    dut._log.info("statuses seen: %s", sorted(status.name for status in bench.statuses))
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def takes_events_while_its_outputs_are_blocked(dut):
+    """Every direct read fails while neither a command nor a completion is taken."""
+    config = CONFIGS[os.environ["CONFIG"]]
+    bench = Bench(dut, config, random.Random(1))
+    bench.trouble = 0.0
+    await start(dut)
+    count, most = min(config.commands, 16), config.transfer_blocks
+    for slot in range(count):
+        bench.send(
+            "host_command",
+            slot=slot,
+            opcode=HostOpcode.READ,
+            fua=0,
+            volume=1,
+            block=slot * most,
+            blocks=most - 1,
+        )
+    await wait_until(dut, lambda: bench.commands.received == count, cycles=1000, what="commands")
+    bench.unsent.clear()
+    bench.commands.paused = bench.completions.paused = True
+    for slot in range(count):
+        for offset in range(most - 1):
+            bench.send("read_failed", index=slot, place=offset, recover=0, status=DriveStatus.GONE)
+        bench.send("committed", slot=slot, status=Status.UNRECOVERED_READ)
+    events = count * most
+    cycles = await wait_until(
+        dut, lambda: bench.drained, cycles=EVENT_CYCLES * events + 20, what="events"
+    )
+    dut._log.info("%.1f cycles an event", cycles / events)
+    bench.commands.paused = bench.completions.paused = False
+    while bench.slots:
+        bench.pass_on(8)
+        await RisingEdge(dut.clk)
+    await bench.settled()
+    assert bench.commands.received == count * most
+    assert bench.statuses == {Status.UNRECOVERED_READ}
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_tracker(config):
+    simulate(
+        Tracker(config=CONFIGS[config]),
+        name=f"tracker_{config}",
+        module=__name__,
+        parameters={"CONFIG": config},
+    )
+
+
+class WrongLine(Tracker):
+    """Planted bug: line 0 is given back."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.sync += self.free.payload.eq(0)
+        return m
+
+
+class LongRetry(Tracker):
+    """Planted bug: a retry asks for two blocks."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        with m.If(self.command.payload.recover & ~self.command.valid):
+            m.d.sync += self.command.payload.blocks.eq(1)
+        return m
+
+
+class WrongSlot(Tracker):
+    """Planted bug: slot 0 completes, whichever was due."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.completion.payload.slot.eq(0)
+        return m
+
+
+class LenientStatus:
+    """Planted bug: a flush that a drive aborted counts as good."""
+
+    GOOD = DriveStatus.ABORTED
+    GONE = DriveStatus.GONE
+
+
+def refuses(tracker: Tracker, name: str) -> None:
+    """The test of the tracker must fail on ``tracker``."""
+    with pytest.raises(SimulationError, match="completes_every_command_once"):
+        simulate(
+            tracker,
+            name=f"tracker_{name}",
+            module=__name__,
+            testcase="completes_every_command_once",
+            parameters={"CONFIG": "small"},
+        )
+
+
+@pytest.mark.parametrize("bug", [WrongLine, LongRetry, WrongSlot])
+def test_planted_bugs_are_found(bug):
+    refuses(bug(config=CONFIGS["small"]), bug.__name__)
+
+
+def test_planted_status_is_found(monkeypatch):
+    monkeypatch.setattr("hdl.array.tracker.DriveStatus", LenientStatus)
+    refuses(Tracker(config=CONFIGS["small"]), "lenient_status")

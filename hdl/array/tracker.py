@@ -1,0 +1,321 @@
+"""Host commands in flight: every block is accounted for, then the command completes, once."""
+
+from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.lib import data, enum, stream, wiring
+from amaranth.lib.fifo import SyncFIFOBuffered
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+
+from hdl.array.interface import WIDTH_BITS, expected
+from hdl.config import BLOCK_NUMBER_BITS, Config, bits_for_count
+from hdl.drive.interface import DriveStatus, finished
+from hdl.memory.interface import line_stream
+from hdl.nvme.interface import HostOpcode, Status, command, completion, delivered
+from hdl.stripe.interface import committed
+
+
+class Action(enum.Enum, shape=3):
+    """What an event does to its command."""
+
+    START = 0
+    """A new host command."""
+    ISSUE = 1
+    """Send the next retry."""
+    REJECT = 2
+    """The command failed as it was mapped."""
+    EXPECT = 3
+    """A FLUSH learns how many drives will answer."""
+    RETRY = 4
+    """A block could not be read directly."""
+    COUNT = 5
+    """A block, or a drive's flush, is done."""
+
+
+class Tracker(wiring.Component):
+    """Owns the state of every host command slot.
+
+    Each block of a READ ends by `delivered`, `committed` (a drive lost before it was asked),
+    `recover_failed`, or a second `read_failed`; each block of a WRITE by `committed`; a FLUSH by
+    as many `flushed` as `expected` said. The command completes when the last one has ended, with
+    the first error that was seen. A block whose direct read failed is sent again on ``command`` as
+    a one-block READ with ``recover`` = 1, same slot, ``offset`` its index in the host's command.
+
+    No event ever waits for ``command`` or ``completion``: blocks to be retried are a bit each of
+    their slot's state, slots with retries queue up once each, and so do completions. Hence the
+    stripe engine and the drives can always report, and what holds up ``command`` gets done.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+
+    Ports
+    -----
+    host_command
+        From the NVMe front end, in a slot that is not in use.
+    command
+        To the mapper; retries go first.
+    completion
+        One for each host command; its slot may be used again from then on.
+    rejected
+        The command (or the retry) failed as it was mapped; no other event will come for it.
+    expected, flushed
+        How many drives take part in a FLUSH, and the end of each. A drive that went away is an
+        error only if the array is not redundant.
+    read_failed
+        A failed block of a direct read.
+    committed
+        A block written, or failed for good.
+    recover_failed
+        A block that could not be reconstructed.
+    delivered, free
+        A block sent to the host; its line goes back.
+
+    Rate: 3 cycles an event. Events take turns.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        super().__init__(
+            {
+                "host_command": In(stream.Signature(command(config))),
+                "command": Out(stream.Signature(command(config))),
+                "completion": Out(stream.Signature(completion(config))),
+                "rejected": In(stream.Signature(completion(config))),
+                "expected": In(stream.Signature(expected(config))),
+                "flushed": In(stream.Signature(finished(config))),
+                "read_failed": In(stream.Signature(finished(config))),
+                "committed": In(stream.Signature(committed(config))),
+                "recover_failed": In(stream.Signature(committed(config))),
+                "delivered": In(stream.Signature(delivered(config))),
+                "free": Out(line_stream(config)),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        config = self._config
+        m = Module()
+
+        # What a retry needs of the host's command, and what is still due.
+        origin = data.StructLayout({"volume": config.volume_bits, "block": BLOCK_NUMBER_BITS})
+        progress = data.StructLayout(
+            {
+                "remaining": max(config.offset_bits + 1, WIDTH_BITS),
+                "status": Status,
+                "retried": 1,
+                "tolerant": 1,
+                "retries": config.transfer_blocks,
+            }
+        )
+        m.submodules.origins = origins = Memory(shape=origin, depth=config.commands, init=[])
+        m.submodules.progresses = progresses = Memory(
+            shape=progress, depth=config.commands, init=[]
+        )
+        origin_read, origin_write = origins.read_port(), origins.write_port()
+        read, write = progresses.read_port(), progresses.write_port()
+
+        # Each slot is in either queue at most once, so they cannot overflow.
+        m.submodules.retries = retries = SyncFIFOBuffered(
+            width=config.slot_bits, depth=config.commands
+        )
+        completion_shape = completion(config)
+        m.submodules.completions = completions = SyncFIFOBuffered(
+            width=completion_shape.size, depth=config.commands
+        )
+        ending = Signal(completion_shape)
+        m.d.comb += [
+            completions.w_data.eq(ending),
+            self.completion.valid.eq(completions.r_rdy),
+            self.completion.payload.eq(completions.r_data),
+            completions.r_en.eq(self.completion.ready),
+        ]
+
+        with m.If(self.command.ready):
+            m.d.sync += self.command.valid.eq(0)
+        with m.If(self.free.ready):
+            m.d.sync += self.free.valid.eq(0)
+
+        # The event being served.
+        action = Signal(Action)
+        slot = Signal(config.slot_bits)
+        status = Signal(Status)
+        gone = Signal()
+        count = Signal(WIDTH_BITS)
+        tolerant = Signal()
+        place = Signal(config.offset_bits)
+
+        def good_or(failed, error):
+            return Mux(failed, error, Status.SUCCESS)
+
+        def decode_read_failed(event):
+            again = event.recover
+            m.d.sync += [
+                action.eq(Mux(again, Action.COUNT, Action.RETRY)),
+                status.eq(Status.UNRECOVERED_READ),
+                slot.eq(event.index),
+                place.eq(event.place),
+            ]
+
+        def decode_flushed(event):
+            m.d.sync += [
+                action.eq(Action.COUNT),
+                status.eq(good_or(event.status != DriveStatus.GOOD, Status.WRITE_FAULT)),
+                gone.eq(event.status == DriveStatus.GONE),
+                slot.eq(event.index),
+            ]
+
+        def decode_status(event):
+            m.d.sync += [action.eq(Action.COUNT), status.eq(event.status), slot.eq(event.slot)]
+
+        def decode_delivered(event):
+            m.d.sync += [
+                action.eq(Action.COUNT),
+                status.eq(good_or(event.error, Status.DATA_TRANSFER_ERROR)),
+                slot.eq(event.slot),
+                self.free.payload.eq(event.line),
+                self.free.valid.eq(1),
+            ]
+
+        def decode_rejected(event):
+            m.d.sync += [action.eq(Action.REJECT), status.eq(event.status), slot.eq(event.slot)]
+
+        def decode_expected(event):
+            m.d.sync += [
+                action.eq(Action.EXPECT),
+                status.eq(Status.SUCCESS),
+                slot.eq(event.slot),
+                count.eq(event.count),
+                tolerant.eq(event.tolerant),
+            ]
+
+        def decode_start(event):
+            m.d.sync += [
+                action.eq(Action.START),
+                slot.eq(event.slot),
+                self.command.payload.eq(event),
+            ]
+
+        command_free = ~self.command.valid
+        inputs = [
+            (self.host_command, decode_start, command_free & ~retries.r_rdy),
+            (self.rejected, decode_rejected, 1),
+            (self.expected, decode_expected, 1),
+            (self.flushed, decode_flushed, 1),
+            (self.read_failed, decode_read_failed, 1),
+            (self.committed, decode_status, 1),
+            (self.recover_failed, decode_status, 1),
+            (self.delivered, decode_delivered, ~self.free.valid),
+        ]
+        sources = len(inputs) + 1
+        issue = len(inputs)
+        waiting = Signal(sources)
+        m.d.comb += waiting.eq(
+            Cat(
+                *(port.valid & allowed for port, _, allowed in inputs), retries.r_rdy & command_free
+            )
+        )
+        turn = Signal(range(sources))
+        chosen = Signal(range(sources))
+        # Lowest waiting source from `turn` on, else the lowest of all.
+        for first in (0, turn):
+            for index in reversed(range(sources)):
+                with m.If(waiting[index] & (first <= index)):
+                    m.d.comb += chosen.eq(index)
+
+        m.d.comb += [read.addr.eq(slot), origin_read.addr.eq(slot), write.addr.eq(slot)]
+        before, after = Signal(progress), Signal(progress)
+        m.d.comb += [before.eq(read.data), after.eq(before), write.data.eq(after)]
+        m.d.comb += [
+            origin_write.addr.eq(slot),
+            origin_write.data.volume.eq(self.command.payload.volume),
+            origin_write.data.block.eq(self.command.payload.block),
+            ending.slot.eq(slot),
+            ending.status.eq(after.status),
+        ]
+
+        # The lowest block to be retried.
+        retry = Signal(bits_for_count(config.transfer_blocks))
+        for index in reversed(range(config.transfer_blocks)):
+            with m.If(before.retries[index]):
+                m.d.comb += retry.eq(index)
+
+        error = Signal(Status)
+        m.d.comb += error.eq(Mux(gone & before.tolerant, Status.SUCCESS, status))
+
+        def end_blocks(remaining):
+            """Notes the first error; completes when nothing is left."""
+            m.d.comb += after.remaining.eq(remaining)
+            with m.If(before.status == Status.SUCCESS):
+                m.d.comb += after.status.eq(error)
+            with m.If(remaining == 0):
+                m.d.comb += completions.w_en.eq(1)
+
+        with m.FSM(name="track") as fsm:
+            with m.State("TAKE"):
+                m.d.sync += gone.eq(0)
+                for index, (port, decode, allowed) in enumerate(inputs):
+                    with m.If((chosen == index) & port.valid & allowed):
+                        m.d.comb += port.ready.eq(1)
+                        decode(port.payload)
+                with m.If((chosen == issue) & waiting[issue]):
+                    m.d.sync += [action.eq(Action.ISSUE), slot.eq(retries.r_data)]
+                with m.If(waiting.any()):
+                    m.d.sync += turn.eq(Mux(chosen == sources - 1, 0, chosen + 1))
+                    m.next = "LOOK"
+
+            with m.State("LOOK"):
+                m.next = "UPDATE"
+
+            with m.State("UPDATE"):
+                m.d.comb += write.en.eq(1)
+                m.next = "TAKE"
+                with m.Switch(action):
+                    with m.Case(Action.START):
+                        m.d.comb += [
+                            origin_write.en.eq(1),
+                            after.eq(0),
+                            after.remaining.eq(self.command.payload.blocks + 1),
+                        ]
+                        m.d.sync += self.command.valid.eq(1)
+                    with m.Case(Action.ISSUE):
+                        m.d.comb += after.retries.eq(before.retries & (before.retries - 1))
+                        with m.If(after.retries == 0):
+                            m.d.comb += retries.r_en.eq(1)
+                        request = self.command.payload
+                        m.d.sync += [
+                            self.command.valid.eq(1),
+                            request.slot.eq(slot),
+                            request.opcode.eq(HostOpcode.READ),
+                            request.fua.eq(0),
+                            request.recover.eq(1),
+                            request.volume.eq(origin_read.data.volume),
+                            request.block.eq(origin_read.data.block + retry),
+                            request.blocks.eq(0),
+                            request.offset.eq(retry),
+                        ]
+                    with m.Case(Action.REJECT):
+                        # Once a block was retried, the command as a whole has been mapped.
+                        end_blocks(Mux(before.retried, before.remaining - 1, 0))
+                    with m.Case(Action.EXPECT):
+                        m.d.comb += after.tolerant.eq(tolerant)
+                        end_blocks(count)
+                    with m.Case(Action.RETRY):
+                        m.d.comb += [
+                            after.retried.eq(1),
+                            after.retries.bit_select(place, 1).eq(1),
+                            retries.w_data.eq(slot),
+                            retries.w_en.eq(before.retries == 0),
+                        ]
+                    with m.Case(Action.COUNT):
+                        end_blocks(before.remaining - 1)
+
+            completing = (completions.level > 0) & (~self.completion.valid | self.completion.ready)
+            m.d.comb += self.busy.eq(
+                ~fsm.ongoing("TAKE")
+                | waiting.any()
+                | completing
+                | (self.command.valid & self.command.ready)
+                | (self.free.valid & self.free.ready)
+            )
+        return m

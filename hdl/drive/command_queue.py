@@ -1,0 +1,445 @@
+"""Operations waiting for their drives: merged into commands, launched, and reported at the end."""
+
+from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.fifo import SyncFIFOBuffered
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+
+from hdl.array.interface import TableRead
+from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config, bits_for_count
+from hdl.drive.interface import (
+    MERGE_BLOCKS,
+    DriveStatus,
+    Opcode,
+    Owner,
+    drive_command,
+    finished,
+    operation,
+)
+from hdl.drive.records import (
+    BLOCK_COUNT_BITS,
+    command_end,
+    command_start,
+    command_tag,
+    operation_bits,
+    queued_operation,
+)
+from hdl.memory.free_list import FreeList
+from hdl.memory.round_robin import RoundRobin
+
+
+def port_queue(config: Config) -> data.StructLayout:
+    """The queue of a port: runs of operations that will be one command each, and the tags in use.
+
+    A run is named by its first operation. The remaining fields describe the last run, as long as
+    there is one: ``tail`` is its last operation, ``follows`` the block after it, ``blocks`` its
+    length, ``more`` whether its neighbour is expected.
+    """
+    number = operation_bits(config)
+    return data.StructLayout(
+        {
+            "runs": bits_for_count(config.operations + 1),
+            "first": number,
+            "last": number,
+            "tail": number,
+            "opcode": Opcode,
+            "fua": 1,
+            "more": 1,
+            "blocks": BLOCK_COUNT_BITS,
+            "follows": BLOCK_NUMBER_BITS,
+            "tags": config.drive_tags,
+        }
+    )
+
+
+def run(config: Config) -> data.StructLayout:
+    """A run: its last operation and its length."""
+    return data.StructLayout({"tail": operation_bits(config), "blocks": BLOCK_COUNT_BITS})
+
+
+def span(config: Config) -> data.StructLayout:
+    """The operations of a command that has been sent."""
+    number = operation_bits(config)
+    return data.StructLayout({"head": number, "tail": number})
+
+
+class CommandQueue(wiring.Component):
+    """Queues operations for all ports, merges neighbours, sends commands, tells who asked.
+
+    A run grows by an operation with the same opcode and ``fua`` whose block follows, up to
+    `MERGE_BLOCKS`; FLUSH stays alone. Runs of a port are sent in order. The last run waits for its
+    neighbour while its ``more`` is set, it has room, and the port has a command outstanding.
+    Operations for a port in ``failed`` end with GONE and are not sent.
+
+    Cycles: 2 an operation, 3 a command sent, 2 and one an operation (or failed block) for a
+    command that ended. An operation is offered to an idle drive 5 cycles after it was taken.
+    Back-pressure: an operation waits while all ``config.operations`` are in use; ``end`` waits
+    while as many `finished` wait to be taken.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+
+    Ports
+    -----
+    operation, finished
+        As in `hdl.drive.interface`.
+    failed
+        A bit per port.
+    command
+        To the drive ports.
+    start
+        A command is about to be sent.
+    end
+        A command is over.
+    operations, next_operation
+        The queued operation, and its successor in the run, for the block control.
+    busy
+        Something can be done.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        number = operation_bits(config)
+        super().__init__(
+            {
+                "operation": In(stream.Signature(operation(config))),
+                "finished": Out(stream.Signature(finished(config))),
+                "failed": In(MAX_DRIVES),
+                "command": Out(stream.Signature(drive_command(config))).array(config.ports),
+                "start": Out(stream.Signature(command_start(config))),
+                "end": In(stream.Signature(command_end(config))),
+                "operations": In(TableRead(number, queued_operation(config))),
+                "next_operation": In(TableRead(number, number)),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        config = self._config
+        ports, number = config.ports, operation_bits(config)
+        port_bits = bits_for_count(ports)
+        tag_address = command_tag(config).size
+
+        def table(name, shape, depth, readers=1):
+            memory = Memory(shape=shape, depth=depth, init=[])
+            m.submodules[name] = memory
+            return memory.write_port(), *(memory.read_port() for _ in range(readers))
+
+        write_operation, read_operation, lookup_operation = table(
+            "operation_table", queued_operation(config), config.operations, 2
+        )
+        write_next, read_next, lookup_next = table("next_table", number, config.operations, 2)
+        write_run, read_run = table("run_table", run(config), config.operations)
+        write_next_run, read_next_run = table("next_run_table", number, config.operations)
+        write_span, read_span = table("span_table", span(config), 1 << tag_address)
+        write_queue, read_queue = table("queue_table", port_queue(config), 1 << port_bits)
+        m.submodules.free = free = FreeList(count=config.operations)
+        m.submodules.finished_fifo = fifo = SyncFIFOBuffered(
+            width=finished(config).size, depth=config.operations
+        )
+        m.d.comb += [
+            lookup_operation.addr.eq(self.operations.address),
+            self.operations.data.eq(lookup_operation.data),
+            lookup_next.addr.eq(self.next_operation.address),
+            self.next_operation.data.eq(lookup_next.data),
+            self.finished.valid.eq(fifo.r_rdy),
+            self.finished.payload.eq(fifo.r_data),
+            fifo.r_en.eq(self.finished.ready),
+        ]
+
+        # Ports whose queue or tags have changed, and whose command register is empty.
+        check = Signal(ports)
+        offered = Signal(ports)
+        accepted = Signal(ports)
+        m.submodules.choose = choose = RoundRobin(count=ports)
+        m.d.comb += [
+            choose.requests.eq(check & (~offered | self.failed[:ports])),
+            accepted.eq(Cat(port.ready for port in self.command)),
+        ]
+        sent = Signal(ports)
+        m.d.sync += offered.eq((offered & ~accepted) | sent)
+        for index, port in enumerate(self.command):
+            m.d.comb += port.valid.eq(offered[index])
+
+        incoming = Signal(operation(config))
+        new = Signal(number)
+        port = Signal(port_bits)
+        mask = Signal(ports)
+        marked = Signal(ports)
+        cleared = Signal(ports)
+        m.d.sync += check.eq((check & ~cleared) | marked)
+
+        queue = read_queue.data
+        updated = Signal(port_queue(config))
+        m.d.comb += [
+            read_queue.addr.eq(port),
+            write_queue.addr.eq(port),
+            write_queue.data.eq(updated),
+            updated.eq(queue),
+        ]
+
+        # The run that a new operation joins or begins.
+        length = Signal(BLOCK_COUNT_BITS)
+        total = Signal(BLOCK_COUNT_BITS + 1)
+        joins = Signal()
+        joined = Signal(run(config))
+        m.d.comb += [
+            length.eq(incoming.blocks + 1),
+            total.eq(queue.blocks + length),
+            joins.eq(
+                queue.runs.any()
+                & (queue.opcode == incoming.opcode)
+                & (queue.fua == incoming.fua)
+                & (queue.follows == incoming.block)
+                & (incoming.opcode != Opcode.FLUSH)
+                & (total <= MERGE_BLOCKS)
+            ),
+            joined.tail.eq(new),
+            joined.blocks.eq(Mux(joins, total, length)),
+            write_operation.addr.eq(new),
+            write_next.addr.eq(queue.tail),
+            write_next.data.eq(new),
+            write_run.addr.eq(Mux(joins, queue.last, new)),
+            write_run.data.eq(joined),
+            write_next_run.addr.eq(queue.last),
+            write_next_run.data.eq(new),
+        ]
+        for name, _ in queued_operation(config):
+            m.d.comb += write_operation.data[name].eq(incoming[name])
+
+        # A free tag: the lowest.
+        tag = Signal(config.tag_bits)
+        tag_mask = Signal(config.drive_tags)
+        free_tags = Signal(config.drive_tags)
+        m.d.comb += [free_tags.eq(~queue.tags), tag_mask.eq(free_tags & -free_tags)]
+        m.d.comb += tag.eq(
+            Cat(
+                (tag_mask & sum(1 << t for t in range(config.drive_tags) if t >> bit & 1)).any()
+                for bit in range(config.tag_bits)
+            )
+        )
+        port_failed = Signal()
+        waits = Signal()
+        s_tag = Signal(config.tag_bits)
+        s_tag_mask = Signal(config.drive_tags)
+        s_queue = Signal(port_queue(config))
+        s_failed = Signal()
+        m.d.comb += [
+            port_failed.eq((self.failed[:ports] & mask).any()),
+            waits.eq(
+                (queue.runs == 1)
+                & queue.more
+                & (queue.opcode != Opcode.FLUSH)
+                & (queue.blocks < MERGE_BLOCKS)
+                & queue.tags.any()
+            ),
+            read_run.addr.eq(queue.first),
+            read_next_run.addr.eq(queue.first),
+        ]
+
+        # The walk over the operations of a command.
+        cursor = Signal(number)
+        tail = Signal(number)
+        moved = Signal(BLOCK_COUNT_BITS)
+        status = Signal(DriveStatus)
+        ended = Signal(command_end(config))
+        walked = read_operation.data
+        report = Signal(finished(config))
+        is_read_command = (walked.owner == Owner.COMMAND) & (walked.opcode == Opcode.READ)
+        all_moved = moved > walked.blocks
+        short = (status == DriveStatus.GOOD) & (walked.opcode != Opcode.FLUSH) & ~moved.any()
+        m.d.comb += [
+            read_operation.addr.eq(cursor),
+            read_next.addr.eq(cursor),
+            free.give.payload.eq(cursor),
+            fifo.w_data.eq(report),
+            report.port.eq(port),
+            report.opcode.eq(walked.opcode),
+            report.recover.eq(walked.recover),
+            report.owner.eq(walked.owner),
+            report.index.eq(walked.index),
+            report.place.eq(walked.place + Mux(is_read_command, moved, 0)),
+            report.status.eq(status),
+        ]
+        with m.If(Mux(is_read_command, status == DriveStatus.GOOD, short)):
+            m.d.comb += report.status.eq(DriveStatus.ABORTED)
+        advance = Signal()
+
+        start_payload = Signal(command_start(config))
+        start_valid = Signal()
+        m.d.comb += [self.start.valid.eq(start_valid), self.start.payload.eq(start_payload)]
+        with m.If(self.start.ready):
+            m.d.sync += start_valid.eq(0)
+        m.d.comb += [
+            write_span.addr.eq(Cat(s_tag, port)),
+            write_span.data.head.eq(s_queue.first),
+            write_span.data.tail.eq(read_run.data.tail),
+            read_span.addr.eq(self.end.payload.command),
+        ]
+        payload = Signal(drive_command(config))
+        m.d.comb += [
+            payload.tag.eq(s_tag),
+            payload.opcode.eq(walked.opcode),
+            payload.fua.eq(walked.fua),
+            payload.block.eq(walked.block),
+            payload.blocks.eq(read_run.data.blocks - 1),
+        ]
+        for index, drive in enumerate(self.command):
+            with m.If(sent[index]):
+                m.d.sync += drive.payload.eq(payload)
+
+        cleaning = Signal(port_bits)
+        with m.FSM(name="command_queue") as fsm:
+            with m.State("CLEAR"):
+                m.d.comb += [
+                    write_queue.addr.eq(cleaning),
+                    write_queue.data.eq(0),
+                    write_queue.en.eq(1),
+                ]
+                m.d.sync += cleaning.eq(cleaning + 1)
+                with m.If(cleaning == (1 << port_bits) - 1):
+                    m.next = "PICK"
+            with m.State("PICK"):
+                with m.If(self.end.valid):
+                    m.d.comb += read_queue.addr.eq(self.end.payload.command.port)
+                    m.d.sync += [
+                        ended.eq(self.end.payload),
+                        port.eq(self.end.payload.command.port),
+                        moved.eq(self.end.payload.moved),
+                        status.eq(self.end.payload.status),
+                    ]
+                    m.d.comb += self.end.ready.eq(1)
+                    m.next = "RELEASE"
+                with m.Elif(choose.any):
+                    m.d.comb += [choose.advance.eq(1), read_queue.addr.eq(choose.index)]
+                    m.d.sync += [port.eq(choose.index), mask.eq(choose.chosen)]
+                    m.next = "INSPECT"
+                with m.Elif(self.operation.valid & free.take.valid):
+                    m.d.comb += [
+                        self.operation.ready.eq(1),
+                        free.take.ready.eq(1),
+                        read_queue.addr.eq(self.operation.payload.port),
+                    ]
+                    m.d.sync += [
+                        incoming.eq(self.operation.payload),
+                        new.eq(free.take.payload),
+                        port.eq(self.operation.payload.port),
+                    ]
+                    m.next = "ENQUEUE"
+            with m.State("ENQUEUE"):
+                m.d.comb += [
+                    write_operation.en.eq(1),
+                    write_next.en.eq(joins),
+                    write_run.en.eq(1),
+                    write_next_run.en.eq(~joins & queue.runs.any()),
+                    write_queue.en.eq(1),
+                    updated.tail.eq(new),
+                    updated.opcode.eq(incoming.opcode),
+                    updated.fua.eq(incoming.fua),
+                    updated.more.eq(incoming.more),
+                    updated.blocks.eq(joined.blocks),
+                    updated.follows.eq(incoming.block + length),
+                    marked.eq(1 << port),
+                ]
+                with m.If(~joins):
+                    m.d.comb += [updated.last.eq(new), updated.runs.eq(queue.runs + 1)]
+                    with m.If(~queue.runs.any()):
+                        m.d.comb += updated.first.eq(new)
+                m.next = "PICK"
+            with m.State("INSPECT"):
+                m.d.comb += read_operation.addr.eq(queue.first)
+                m.d.sync += [
+                    s_queue.eq(queue),
+                    s_tag.eq(tag),
+                    s_tag_mask.eq(tag_mask),
+                    s_failed.eq(port_failed),
+                ]
+                launches = port_failed | (free_tags.any() & ~waits & ~(offered & mask).any())
+                with m.If(queue.runs.any() & launches):
+                    m.next = "LAUNCH"
+                with m.Elif((offered & mask).any()):
+                    m.next = "PICK"
+                with m.Else():
+                    m.d.comb += cleared.eq(mask)
+                    m.next = "PICK"
+            with m.State("LAUNCH"):
+                # Hold the addresses: the run and its first operation are at hand.
+                m.d.comb += [
+                    read_run.addr.eq(s_queue.first),
+                    read_next_run.addr.eq(s_queue.first),
+                    read_operation.addr.eq(s_queue.first),
+                    read_next.addr.eq(s_queue.first),
+                    updated.eq(s_queue),
+                    updated.first.eq(read_next_run.data),
+                    updated.runs.eq(s_queue.runs - 1),
+                ]
+                with m.If(s_failed):
+                    m.d.comb += write_queue.en.eq(1)
+                    m.d.sync += [
+                        cursor.eq(s_queue.first),
+                        tail.eq(read_run.data.tail),
+                        moved.eq(0),
+                        status.eq(DriveStatus.GONE),
+                    ]
+                    m.next = "WALK"
+                with m.Elif(~start_valid):
+                    m.d.comb += [
+                        write_queue.en.eq(1),
+                        updated.tags.eq(s_queue.tags | s_tag_mask),
+                        write_span.en.eq(1),
+                        sent.eq(mask),
+                    ]
+                    m.d.sync += [
+                        start_valid.eq(1),
+                        start_payload.command.tag.eq(s_tag),
+                        start_payload.command.port.eq(port),
+                        start_payload.operation.eq(s_queue.first),
+                    ]
+                    m.next = "PICK"
+            with m.State("RELEASE"):
+                m.d.comb += [
+                    updated.tags.eq(queue.tags & ~(1 << ended.command.tag)),
+                    write_queue.en.eq(1),
+                    marked.eq(1 << port),
+                    read_operation.addr.eq(read_span.data.head),
+                    read_next.addr.eq(read_span.data.head),
+                ]
+                m.d.sync += [cursor.eq(read_span.data.head), tail.eq(read_span.data.tail)]
+                m.next = "WALK"
+            with m.State("WALK"):
+                with m.If(is_read_command & all_moved):
+                    m.d.comb += advance.eq(1)
+                    m.d.sync += moved.eq(moved - walked.blocks - 1)
+                with m.Elif(fifo.w_rdy):
+                    m.d.comb += fifo.w_en.eq(1)
+                    with m.If(~is_read_command):
+                        m.d.comb += advance.eq(1)
+                        m.d.sync += moved.eq(Mux(moved.any(), moved - 1, 0))
+                    with m.Elif(moved == walked.blocks):
+                        m.d.comb += advance.eq(1)
+                        m.d.sync += moved.eq(0)
+                    with m.Else():
+                        m.d.sync += moved.eq(moved + 1)
+                with m.If(advance):
+                    m.d.comb += [
+                        free.give.valid.eq(1),
+                        read_operation.addr.eq(read_next.data),
+                        read_next.addr.eq(read_next.data),
+                    ]
+                    m.d.sync += cursor.eq(read_next.data)
+                    with m.If(cursor == tail):
+                        m.next = "PICK"
+            m.d.comb += self.busy.eq(
+                ~fsm.ongoing("PICK")
+                | self.end.valid
+                | choose.any
+                | (self.operation.valid & free.take.valid)
+                | free.busy
+                | start_valid
+                | ((fifo.level != 0) & (self.finished.ready | ~fifo.r_rdy))
+            )
+        return m

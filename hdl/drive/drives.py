@@ -1,0 +1,107 @@
+"""All drive ports: operations in, commands to the drives, data between drives and line store."""
+
+from amaranth.hdl import Cat, Module
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out, connect, flipped
+
+from hdl.config import MAX_DRIVES, Config
+from hdl.drive.block_control import BlockControl
+from hdl.drive.command_queue import CommandQueue
+from hdl.drive.interface import DrivePort, finished, landed, operation
+from hdl.drive.read_path import ReadPath
+from hdl.drive.records import PATHS, path_ports
+from hdl.drive.write_path import WritePath
+from hdl.memory.interface import ReadPort, line_stream, write_port
+
+
+class Drives(wiring.Component):
+    """Runs operations on the drive ports and moves their data.
+
+    `CommandQueue` merges operations into commands and reports their ends, `BlockControl` gives each
+    block its line, two paths each way move the data: even ports on path 0, odd ports on path 1.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+
+    Ports
+    -----
+    operation
+        What to do; see `hdl.drive.interface.operation`. Taken in about 2 cycles; waits while
+        ``config.operations`` are in the block.
+    finished
+        Ends of operations; `hdl.drive.interface.finished`. Order is that of the drives.
+    landed
+        Blocks read for host commands. A block is offered about 10 cycles after its last beat was
+        taken into the line store.
+    allocate
+        Lines for blocks of host commands. A port that finds none waits alone.
+    line_read, line_write
+        The paths' ports of the line store: a beat a cycle each.
+    drives
+        The drive ports. A read that ends inside a block must offer its completion before more data.
+    failed
+        A bit per port: what is not yet sent ends at once with GONE. Commands that have been sent
+        end when the drive says so.
+    busy
+        Something moves without a drive, a host or a line being waited for.
+
+    Errors: an operation ends with the status of its drive command. A command that ends well without
+    having moved all its data counts as ABORTED.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        super().__init__(
+            {
+                "operation": In(stream.Signature(operation(config))),
+                "finished": Out(stream.Signature(finished(config))),
+                "landed": Out(stream.Signature(landed(config))),
+                "allocate": In(line_stream(config)),
+                "line_read": Out(ReadPort(config)).array(PATHS),
+                "line_write": Out(write_port(config)).array(PATHS),
+                "drives": Out(DrivePort(config)).array(config.ports),
+                "failed": In(MAX_DRIVES),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        config = self._config
+        m.submodules.queue = queue = CommandQueue(config=config)
+        m.submodules.blocks = blocks = BlockControl(config=config)
+        connect(m, flipped(self.operation), queue.operation)
+        connect(m, queue.finished, flipped(self.finished))
+        connect(m, queue.start, blocks.start)
+        connect(m, blocks.end, queue.end)
+        connect(m, blocks.operations, queue.operations)
+        connect(m, blocks.next_operation, queue.next_operation)
+        connect(m, blocks.landed, flipped(self.landed))
+        connect(m, flipped(self.allocate), blocks.allocate)
+        m.d.comb += queue.failed.eq(self.failed)
+
+        parts = [queue, blocks]
+        for path in range(PATHS):
+            ports = path_ports(config, path)
+            reader = ReadPath(config=config, ports=ports)
+            writer = WritePath(config=config, ports=ports)
+            m.submodules[f"read_path_{path}"] = reader
+            m.submodules[f"write_path_{path}"] = writer
+            connect(m, getattr(blocks, f"read_control_{path}"), reader.reads)
+            connect(m, getattr(blocks, f"read_path_{path}"), reader.control)
+            connect(m, getattr(blocks, f"write_path_{path}"), writer.control)
+            connect(m, reader.line_write, flipped(self.line_write[path]))
+            connect(m, writer.line_read, flipped(self.line_read[path]))
+            for place in range(ports):
+                drive = self.drives[path + place * PATHS]
+                connect(m, flipped(drive.read_data), reader.data[place])
+                connect(m, writer.data[place], flipped(drive.write_data))
+            parts += [reader, writer]
+        for index, drive in enumerate(self.drives):
+            connect(m, queue.command[index], flipped(drive.command))
+            connect(m, flipped(drive.grant), blocks.grant[index])
+            connect(m, flipped(drive.completion), blocks.completion[index])
+        m.d.comb += self.busy.eq(Cat(part.busy for part in parts).any())
+        return m

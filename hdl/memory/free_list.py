@@ -1,0 +1,70 @@
+"""Free numbers 0..count-1: each is handed out, and comes back, once."""
+
+from amaranth.hdl import Module, Mux, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.fifo import SyncFIFOBuffered
+from amaranth.lib.wiring import In, Out
+
+from hdl.config import bits_for_count
+
+
+class FreeList(wiring.Component):
+    """Hands out the numbers 0..``count`` - 1, first from a counter, then those that came back.
+
+    Starting from a counter means that the memory needs no initial contents, so a reset returns
+    every number at once.
+
+    Parameters
+    ----------
+    count
+        Numbers, at least 2.
+
+    Ports
+    -----
+    take
+        Free numbers; one a cycle.
+    give
+        Numbers that come back; one a cycle, never refused. Giving back a number that is free is
+        an error of the user.
+    level
+        Free numbers. A number given back can be taken two cycles later.
+    busy
+        A number is on its way from ``give`` to ``take``.
+    """
+
+    def __init__(self, *, count: int):
+        if count < 2:
+            raise ValueError(f"count must be at least 2, not {count}")
+        self._count = count
+        number = bits_for_count(count)
+        super().__init__(
+            {
+                "take": Out(stream.Signature(number)),
+                "give": In(stream.Signature(number)),
+                "level": Out(range(count + 1)),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        count = self._count
+        m.submodules.returned = returned = SyncFIFOBuffered(
+            width=bits_for_count(count), depth=count
+        )
+        fresh = Signal(range(count + 1))
+        counting = Signal()
+        m.d.comb += [
+            counting.eq(fresh != count),
+            self.take.valid.eq(counting | returned.r_rdy),
+            self.take.payload.eq(Mux(counting, fresh, returned.r_data)),
+            returned.r_en.eq(self.take.ready & ~counting),
+            returned.w_en.eq(self.give.valid),
+            returned.w_data.eq(self.give.payload),
+            self.give.ready.eq(1),
+            self.level.eq(count - fresh + returned.level),
+            self.busy.eq((returned.level != 0) & ~returned.r_rdy),
+        ]
+        with m.If(self.take.ready & counting):
+            m.d.sync += fresh.eq(fresh + 1)
+        return m

@@ -1,0 +1,245 @@
+"""Decode of submission queue entries (NVMe 1.4 sections 4.2, 6)."""
+
+from amaranth.hdl import Cat, Module, Signal
+from amaranth.lib import memory, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from hdl.config import BLOCK_NUMBER_BITS, Config, bits_for_count
+from hdl.nvme.codes import (
+    SQE_BITS,
+    SQE_DWORDS,
+    STATUS_BITS,
+    IoOpcode,
+    StatusCode,
+    status_field,
+)
+from hdl.nvme.interface import HostOpcode
+from hdl.nvme.records import admit, assign, entry, finish, queue_bits, rejected, sqe
+from hdl.pcie.interface import sqe_slots
+
+BLOCK_COUNT_BITS = 16
+"""NLB in CDW12 of Read and Write."""
+
+FUA_BIT = 30
+"""FUA in CDW12 of Read and Write."""
+
+
+class Decode(wiring.Component):
+    """Reads entries out of the inbox, checks I/O commands and gives each one a slot.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+
+    Ports
+    -----
+    entry
+        Entries that have arrived; taken once copied.
+    beat, beat_data
+        Synchronous read of the inbox's entries: place, then beat.
+    allocate
+        Free slots.
+    store, store_slot, store_queue, store_identifier
+        A pulse: what a slot carries (`SlotTable`).
+    admit
+        I/O commands whose fields are good; PRPs are not looked at yet.
+    rejected
+        I/O commands that are not: unknown opcode, fused, SGL, namespace, length, LBA.
+    dropped
+        Entries that could not be read: they end without a completion queue entry.
+    admin
+        Admin commands, not looked at.
+    write_through
+        The volatile write cache is off: every write has FUA.
+
+    Latency: 4 cycles and one for each beat of an entry (64 bytes); 7 cycles a command at 256 bits.
+    Back-pressure on any output holds the rest.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        self._beats = -(-SQE_BITS // config.data_width)
+        self._beat_bits = bits_for_count(self._beats) if self._beats > 1 else 0
+        super().__init__(
+            {
+                "entry": In(stream.Signature(entry(config))),
+                "beat": Out(bits_for_count(sqe_slots(config)) + self._beat_bits),
+                "beat_data": In(config.data_width),
+                "allocate": In(stream.Signature(config.slot_bits)),
+                "store": Out(1),
+                "store_slot": Out(config.slot_bits),
+                "store_queue": Out(queue_bits(config)),
+                "store_identifier": Out(16),
+                "admit": Out(stream.Signature(admit(config))),
+                "rejected": Out(stream.Signature(rejected(config))),
+                "dropped": Out(stream.Signature(finish(config))),
+                "admin": Out(stream.Signature(sqe())),
+                "write_through": In(1),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        config = self._config
+        m = Module()
+        fields = Signal(sqe())
+        queue = Signal(queue_bits(config))
+        error = Signal()
+        step = Signal(range(self._beats + 1))
+        slot = Signal(config.slot_bits)
+        status = Signal(STATUS_BITS)
+
+        block = Cat(fields.cdw10, fields.cdw11)
+        length = fields.cdw12[:BLOCK_COUNT_BITS]
+        opcode = Signal(HostOpcode)
+        known = Signal()
+        with m.Switch(fields.opcode):
+            for wire, inner in (
+                (IoOpcode.READ, HostOpcode.READ),
+                (IoOpcode.WRITE, HostOpcode.WRITE),
+                (IoOpcode.FLUSH, HostOpcode.FLUSH),
+            ):
+                with m.Case(wire.value):
+                    m.d.comb += [known.eq(1), opcode.eq(inner)]
+        moves_data = opcode != HostOpcode.FLUSH
+
+        checks = (
+            (~known, StatusCode.INVALID_OPCODE),
+            ((fields.fuse != 0) | (fields.psdt != 0), StatusCode.INVALID_FIELD),
+            ((fields.nsid == 0) | (fields.nsid > config.volumes), StatusCode.INVALID_NAMESPACE),
+            (moves_data & (length >= config.transfer_blocks), StatusCode.INVALID_FIELD),
+            (moves_data & block[BLOCK_NUMBER_BITS:].any(), StatusCode.LBA_OUT_OF_RANGE),
+        )
+
+        command = self.admit.payload.command
+        m.d.comb += [
+            *assign(
+                command,
+                slot=slot,
+                opcode=opcode,
+                fua=fields.cdw12[FUA_BIT] | (self.write_through & (opcode == HostOpcode.WRITE)),
+                recover=0,
+                volume=fields.nsid - 1,
+                block=block,
+                blocks=length,
+                offset=0,
+            ),
+            self.admit.payload.prp1.eq(fields.prp1),
+            self.admit.payload.prp2.eq(fields.prp2),
+            *assign(self.rejected.payload, slot=slot, status=status),
+            *assign(
+                self.dropped.payload,
+                queue=queue,
+                identifier=fields.identifier,
+                status=status_field(StatusCode.DATA_TRANSFER_ERROR),
+                post=0,
+            ),
+            self.admin.payload.eq(fields),
+            self.store_slot.eq(self.allocate.payload),
+            self.store_queue.eq(queue),
+            self.store_identifier.eq(fields.identifier),
+            self.beat.eq(Cat(step[: self._beat_bits], self.entry.payload.place)),
+        ]
+        with m.If(~moves_data):
+            m.d.comb += [command.fua.eq(0), command.block.eq(0), command.blocks.eq(0)]
+
+        with m.FSM(name="decode") as fsm:
+            with m.State("TAKE"):
+                m.d.sync += [
+                    queue.eq(self.entry.payload.queue),
+                    error.eq(self.entry.payload.error),
+                ]
+                with m.If(self.entry.valid):
+                    m.d.sync += step.eq(1)
+                    m.next = "COPY"
+
+            with m.State("COPY"):
+                m.d.sync += [
+                    fields.eq(Cat(fields.as_value(), self.beat_data)[-SQE_BITS:]),
+                    step.eq(step + 1),
+                ]
+                with m.If(step == self._beats):
+                    m.d.comb += self.entry.ready.eq(1)
+                    m.d.sync += step.eq(0)
+                    m.next = "CHECK"
+                    with m.If(error):
+                        m.next = "DROP"
+                    with m.Elif(queue == 0):
+                        m.next = "ADMIN"
+
+            with m.State("CHECK"):
+                m.d.sync += [slot.eq(self.allocate.payload), status.eq(0)]
+                for condition, code in reversed(checks):
+                    with m.If(condition):
+                        m.d.sync += status.eq(status_field(code))
+                with m.If(self.allocate.valid):
+                    m.d.comb += [self.allocate.ready.eq(1), self.store.eq(1)]
+                    m.next = "DECIDE"
+
+            with m.State("DECIDE"):
+                with m.If(status == 0):
+                    m.d.comb += self.admit.valid.eq(1)
+                with m.Else():
+                    m.d.comb += self.rejected.valid.eq(1)
+                with m.If(
+                    (self.admit.valid & self.admit.ready)
+                    | (self.rejected.valid & self.rejected.ready)
+                ):
+                    m.next = "TAKE"
+
+            with m.State("DROP"):
+                m.d.comb += self.dropped.valid.eq(1)
+                with m.If(self.dropped.ready):
+                    m.next = "TAKE"
+
+            with m.State("ADMIN"):
+                m.d.comb += self.admin.valid.eq(1)
+                with m.If(self.admin.ready):
+                    m.next = "TAKE"
+
+            waits = (
+                (fsm.ongoing("TAKE") & ~self.entry.valid)
+                | (fsm.ongoing("CHECK") & ~self.allocate.valid)
+                | (self.admit.valid & ~self.admit.ready)
+                | (self.rejected.valid & ~self.rejected.ready)
+                | (self.dropped.valid & ~self.dropped.ready)
+                | (self.admin.valid & ~self.admin.ready)
+            )
+            m.d.comb += self.busy.eq(~waits)
+        assert SQE_DWORDS * 32 == SQE_BITS
+        return m
+
+
+class EntryMemory(wiring.Component):
+    """The part of the inbox that holds submission queue entries; read latency one cycle."""
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        beats = sqe_slots(config) * SQE_BITS // config.data_width
+        self._beats = beats
+        super().__init__(
+            {
+                "write_beat": In(bits_for_count(beats)),
+                "write_data": In(config.data_width),
+                "write_mask": In(config.beat_dwords),
+                "read_beat": In(bits_for_count(beats)),
+                "read_data": Out(config.data_width),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.beats = beats = memory.Memory(
+            shape=self._config.data_width, depth=self._beats, init=[]
+        )
+        write, read = beats.write_port(granularity=32), beats.read_port()
+        m.d.comb += [
+            write.addr.eq(self.write_beat),
+            write.data.eq(self.write_data),
+            write.en.eq(self.write_mask),
+            read.addr.eq(self.read_beat),
+            self.read_data.eq(read.data),
+        ]
+        return m

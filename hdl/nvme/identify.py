@@ -1,0 +1,149 @@
+"""What the controller says of itself: fixed contents of Identify and log pages (NVMe 1.4)."""
+
+import struct
+import uuid
+from dataclasses import dataclass
+
+from hdl.config import BLOCK_BYTES, Config
+from hdl.nvme.codes import (
+    ASYNC_EVENT_LIMIT,
+    CQ_ENTRY_EXPONENT,
+    SQ_ENTRY_EXPONENT,
+    VERSION,
+)
+from hdl.nvme.records import PageKind
+
+IMAGE_WORDS = 256
+"""Words of an image; what follows in a page is 0."""
+
+PAGE_WORDS = BLOCK_BYTES // 4
+
+SMART_SPARE_PERCENT = 100
+SMART_SPARE_THRESHOLD = 10
+IO_CONTROLLER = 1
+EUI64_DESCRIPTOR, EUI64_BYTES = 1, 8
+NGUID_DESCRIPTOR, NGUID_BYTES = 2, 16
+UUID_NQN = "nqn.2014-08.org.nvmexpress:uuid:"
+LOCAL_OUI = bytes((0x02, 0x00, 0x00))
+"""A locally administered OUI: the project has none of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What names a card.
+
+    Parameters
+    ----------
+    serial
+        Serial number, up to 20 printable ASCII characters; also makes the NQN, EUI-64 and NGUID.
+    model
+        Model, up to 40 characters.
+    firmware
+        Revision, up to 8 characters.
+    vendor
+        PCI vendor and subsystem vendor, as in the configuration space of the hard block.
+    """
+
+    serial: str = "STRIATA0000000001"
+    model: str = "Striata"
+    firmware: str = "1.0"
+    vendor: int = 0x10EE
+
+    def __post_init__(self) -> None:
+        for name, most in (("serial", 20), ("model", 40), ("firmware", 8)):
+            value = getattr(self, name)
+            if not value.isascii() or not value.isprintable() or not 1 <= len(value) <= most:
+                raise ValueError(f"{name} must be 1..{most} printable ASCII characters")
+        if not 0 <= self.vendor < 1 << 16:
+            raise ValueError(f"vendor must have 16 bits, not {self.vendor:#x}")
+
+    @property
+    def uuid(self) -> uuid.UUID:
+        """A UUID that follows from the serial number."""
+        return uuid.uuid5(uuid.NAMESPACE_OID, self.serial)
+
+    @property
+    def eui64(self) -> bytes:
+        """EUI-64 of namespace 0; the last two bytes are the namespace, big-endian."""
+        return LOCAL_OUI + self.uuid.bytes[:3] + bytes(2)
+
+    @property
+    def nguid(self) -> bytes:
+        """NGUID of namespace 0; the last two bytes are the namespace, big-endian."""
+        return self.uuid.bytes[:8] + LOCAL_OUI + self.uuid.bytes[8:11] + bytes(2)
+
+
+def controller_image(config: Config, identity: Identity) -> bytes:
+    """Identify Controller (figure 251)."""
+    page = bytearray(4 * IMAGE_WORDS)
+    identity_format = "<HH20s40s8s"
+    struct.pack_into(
+        identity_format,
+        page,
+        0,
+        identity.vendor,
+        identity.vendor,
+        identity.serial.ljust(20).encode("ascii"),
+        identity.model.ljust(40).encode("ascii"),
+        identity.firmware.ljust(8).encode("ascii"),
+    )
+    page[73:76] = bytes(reversed(LOCAL_OUI))
+    page[77] = config.transfer_blocks.bit_length() - 1  # MDTS
+    struct.pack_into("<I", page, 80, VERSION)
+    page[111] = IO_CONTROLLER  # CNTRLTYPE
+    page[259] = ASYNC_EVENT_LIMIT - 1  # AERL
+    page[260] = 0x03  # FRMW: one slot, read only
+    page[512] = SQ_ENTRY_EXPONENT << 4 | SQ_ENTRY_EXPONENT  # SQES
+    page[513] = CQ_ENTRY_EXPONENT << 4 | CQ_ENTRY_EXPONENT  # CQES
+    struct.pack_into("<I", page, 516, config.volumes)  # NN
+    page[525] = 0x01  # VWC: present; Flush for one namespace
+    nqn = f"{UUID_NQN}{identity.uuid}".encode("ascii")
+    page[768 : 768 + len(nqn)] = nqn
+    return bytes(page)
+
+
+def namespace_image(identity: Identity) -> bytes:
+    """Identify Namespace (figure 249) without sizes: one format, 4096-byte blocks."""
+    page = bytearray(4 * IMAGE_WORDS)
+    page[104:120] = identity.nguid
+    page[120:128] = identity.eui64
+    page[128 + 2] = BLOCK_BYTES.bit_length() - 1  # LBAF0.LBADS
+    return bytes(page)
+
+
+def descriptors_image(identity: Identity) -> bytes:
+    """Namespace Identification Descriptors (figure 253): EUI-64, NGUID."""
+    return (
+        bytes((EUI64_DESCRIPTOR, EUI64_BYTES, 0, 0))
+        + identity.eui64
+        + bytes((NGUID_DESCRIPTOR, NGUID_BYTES, 0, 0))
+        + identity.nguid
+    )
+
+
+def smart_image() -> bytes:
+    """SMART / Health Information (figure 196) without counters; no temperature is reported."""
+    return bytes((0, 0, 0, SMART_SPARE_PERCENT, SMART_SPARE_THRESHOLD))
+
+
+def firmware_image(identity: Identity) -> bytes:
+    """Firmware Slot Information (figure 198): slot 1 is active and holds the only revision."""
+    return b"\x01" + bytes(7) + identity.firmware.ljust(8).encode("ascii")
+
+
+def images(config: Config, identity: Identity) -> list[int]:
+    """Words of the ROM: `IMAGE_WORDS` for each page kind that has an image."""
+    contents = {
+        PageKind.CONTROLLER: controller_image(config, identity),
+        PageKind.NAMESPACE: namespace_image(identity),
+        PageKind.DESCRIPTORS: descriptors_image(identity),
+        PageKind.SMART: smart_image(),
+        PageKind.FIRMWARE_SLOT: firmware_image(identity),
+        PageKind.ERROR: b"",
+    }
+    words: list[int] = []
+    for kind, content in sorted(contents.items(), key=lambda item: item[0].value):
+        if kind.value * IMAGE_WORDS != len(words):
+            raise ValueError("page kinds with an image must be numbered from 0")
+        words += struct.unpack(f"<{IMAGE_WORDS}I", content.ljust(4 * IMAGE_WORDS, b"\0"))
+    return words

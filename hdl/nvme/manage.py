@@ -1,0 +1,134 @@
+"""Vendor admin commands that change the tables: fields in, status and index out."""
+
+from amaranth.hdl import Cat, Module
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from hdl.array.interface import (
+    ManageOpcode,
+    ManageStatus,
+    manage_request,
+    manage_response,
+)
+from hdl.config import BLOCK_NUMBER_BITS, Config
+from hdl.nvme.codes import STATUS_BITS, AdminOpcode, StatusCode, status_field
+from hdl.nvme.records import assign, sqe
+
+HIGH_BITS = BLOCK_NUMBER_BITS - 32
+"""Used bits of the upper half of a block number."""
+
+OPCODES = {
+    AdminOpcode.CREATE_ARRAY: ManageOpcode.CREATE_ARRAY,
+    AdminOpcode.DELETE_ARRAY: ManageOpcode.DELETE_ARRAY,
+    AdminOpcode.CREATE_VOLUME: ManageOpcode.CREATE_VOLUME,
+    AdminOpcode.DELETE_VOLUME: ManageOpcode.DELETE_VOLUME,
+}
+
+CODES = {
+    ManageStatus.DONE: StatusCode.SUCCESS,
+    ManageStatus.INVALID_FIELD: StatusCode.INVALID_FIELD,
+    ManageStatus.DRIVE_UNAVAILABLE: StatusCode.DRIVE_UNAVAILABLE,
+    ManageStatus.NO_ENTRY: StatusCode.NO_ENTRY,
+    ManageStatus.IN_USE: StatusCode.IN_USE,
+    ManageStatus.NO_SPACE: StatusCode.NO_SPACE,
+}
+
+
+class Manage(wiring.Component):
+    """Forwards one table change at a time.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+
+    Ports
+    -----
+    entry, start
+        The command, held until ``done``, and a pulse. Its opcode is one of `OPCODES`.
+    done, status, result
+        A pulse with the status field and DW0: the number of the array or volume.
+    manage_request, manage_response
+        To and from the tables.
+
+    Errors: Invalid Field for block numbers beyond 40 bits, without asking the tables.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        super().__init__(
+            {
+                "entry": In(sqe()),
+                "start": In(1),
+                "done": Out(1),
+                "status": Out(STATUS_BITS),
+                "result": Out(32),
+                "manage_request": Out(stream.Signature(manage_request(config))),
+                "manage_response": In(stream.Signature(manage_response(config))),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        entry = self.entry
+        request = self.manage_request.payload
+        response = self.manage_response.payload
+        creates_volume = entry.opcode == AdminOpcode.CREATE_VOLUME.value
+
+        with m.Switch(entry.opcode):
+            for opcode, operation in OPCODES.items():
+                with m.Case(opcode.value):
+                    m.d.comb += request.opcode.eq(operation)
+        m.d.comb += assign(
+            request,
+            array=entry.cdw10[:8],
+            volume=entry.cdw10[:8],
+            level=entry.cdw10[:4],
+            strip_shift=entry.cdw10[8:12],
+            copies=entry.cdw10[16:22],
+            spans=entry.cdw10[24:30],
+            drives=entry.cdw11,
+            start=Cat(entry.cdw11, entry.cdw12[:HIGH_BITS]),
+            blocks=Cat(entry.cdw13, entry.cdw14[:HIGH_BITS]),
+        )
+        too_large = creates_volume & (entry.cdw12[HIGH_BITS:] | entry.cdw14[HIGH_BITS:]).any()
+
+        with m.FSM(name="manage") as fsm:
+            with m.State("TAKE"):
+                with m.If(self.start):
+                    m.next = "ASK"
+                    with m.If(too_large):
+                        m.next = "REFUSE"
+
+            with m.State("ASK"):
+                m.d.comb += self.manage_request.valid.eq(1)
+                with m.If(self.manage_request.ready):
+                    m.next = "ANSWER"
+
+            with m.State("ANSWER"):
+                m.d.comb += self.manage_response.ready.eq(1)
+                with m.Switch(response.status):
+                    for inner, code in CODES.items():
+                        with m.Case(inner):
+                            m.d.comb += self.status.eq(status_field(code))
+                    with m.Default():
+                        m.d.comb += self.status.eq(status_field(StatusCode.INTERNAL_ERROR))
+                with m.If(self.manage_response.valid):
+                    m.d.comb += [self.done.eq(1), self.result.eq(response.index)]
+                    m.next = "TAKE"
+
+            with m.State("REFUSE"):
+                m.d.comb += [
+                    self.done.eq(1),
+                    self.status.eq(status_field(StatusCode.INVALID_FIELD)),
+                ]
+                m.next = "TAKE"
+
+            waits = (
+                (fsm.ongoing("TAKE") & ~self.start)
+                | (self.manage_request.valid & ~self.manage_request.ready)
+                | (fsm.ongoing("ANSWER") & ~self.manage_response.valid)
+            )
+            m.d.comb += self.busy.eq(~waits)
+        return m

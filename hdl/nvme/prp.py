@@ -1,0 +1,402 @@
+"""PRP entries: lists are fetched before a command is passed on, then blocks find their pages."""
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from amaranth.lib import data, fifo, memory, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from hdl.config import BLOCK_BYTES, DWORDS_PER_BLOCK, Config, bits_for_count
+from hdl.nvme.codes import PAGE_SHIFT, StatusCode, status_field
+from hdl.nvme.interface import HostOpcode, command, transfer
+from hdl.nvme.records import admit, assign, rejected
+from hdl.pcie.interface import Kind, read_request, write_request
+
+ENTRY_BITS = 64
+ENTRY_DWORDS = ENTRY_BITS // 32
+ENTRIES_PER_PAGE = BLOCK_BYTES * 8 // ENTRY_BITS
+ENTRY_SHIFT = (ENTRY_BITS // 8).bit_length() - 1
+REQUESTS = 4
+"""Requests queued towards the host in each direction; a block takes up to two."""
+
+
+def moves(queue: fifo.SyncFIFOBuffered, taken):
+    """Whether ``queue`` changes by itself: an entry is on its way out, or is being taken."""
+    return ((queue.level != 0) & ~queue.r_rdy) | (queue.r_rdy & taken)
+
+
+class Prp(wiring.Component):
+    """Passes commands on once their PRPs are known good, and turns blocks into host requests.
+
+    Entry 0 of a command is PRP1 and may begin inside its page; then every block spans the end of
+    one page and the beginning of the next. Entry 1 is PRP2 when the command spans two pages; when
+    it spans more, PRP2 points to the list of all entries from 1 on (NVMe 1.4 section 4.3). A list
+    that reaches the end of a page goes on where that page's last entry points.
+
+    Parameters
+    ----------
+    config
+        Sizes. A command spans at most ``transfer_blocks`` + 1 pages, so that its list has at most
+        ``transfer_blocks`` entries and crosses at most one page end.
+
+    Ports
+    -----
+    admit
+        Decoded commands.
+    command
+        Commands whose PRPs are at hand. Those without a list pass those that wait for one.
+    rejected
+        Commands with a bad PRP (Invalid PRP Offset), or whose list could not be read (Data
+        Transfer Error).
+    list_done, list_done_slot, list_done_error
+        A pulse: a list read has ended; never refused.
+    write_beat, write_data, write_mask
+        Writes into the inbox's lists.
+    fetch, deliver
+        Blocks to move from the host into a line and from a line to the host.
+    read_request, write_request
+        What they become: kinds BLOCK and LIST.
+    delivers, delivers_slot, delivers_line
+        A pulse: ``deliver`` has been taken.
+
+    Rate: ``admit`` in 4 cycles; a list in 6 cycles and one for each entry; a block in 5 cycles, in
+    7 when it spans two pages. Back-pressure on one direction's requests does not hold the other's,
+    nor does back-pressure on ``command`` hold either.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        entries = config.commands * config.transfer_blocks
+        self._entries_per_beat = config.data_width // ENTRY_BITS
+        if entries % self._entries_per_beat:
+            raise ValueError("the PRP lists must fill whole beats")
+        self._beats = entries // self._entries_per_beat
+        super().__init__(
+            {
+                "admit": In(stream.Signature(admit(config))),
+                "command": Out(stream.Signature(command(config))),
+                "rejected": Out(stream.Signature(rejected(config))),
+                "list_done": In(1),
+                "list_done_slot": In(config.slot_bits),
+                "list_done_error": In(1),
+                "write_beat": In(bits_for_count(self._beats)),
+                "write_data": In(config.data_width),
+                "write_mask": In(config.beat_dwords),
+                "fetch": In(stream.Signature(transfer(config))),
+                "deliver": In(stream.Signature(transfer(config))),
+                "read_request": Out(stream.Signature(read_request(config))),
+                "write_request": Out(stream.Signature(write_request(config))),
+                "delivers": Out(1),
+                "delivers_slot": Out(config.slot_bits),
+                "delivers_line": Out(config.line_bits),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        config = self._config
+        m = Module()
+        index_bits = bits_for_count(config.transfer_blocks + 2)
+        lane_bits = (self._entries_per_beat - 1).bit_length()
+
+        m.submodules.lists = lists = memory.Memory(
+            shape=config.data_width, depth=self._beats, init=[]
+        )
+        list_write, list_read = lists.write_port(granularity=32), lists.read_port()
+        pointers = data.StructLayout({"prp1": 64, "prp2": 64, "listed": 1})
+        m.submodules.pointers = pointer_table = memory.Memory(
+            shape=pointers, depth=config.commands, init=[]
+        )
+        pointer_write, pointer_read = pointer_table.write_port(), pointer_table.read_port()
+        m.submodules.held = held_table = memory.Memory(
+            shape=command(config), depth=config.commands, init=[]
+        )
+        held_write, held_read = held_table.write_port(), held_table.read_port()
+        m.submodules.hopped = hopped_table = memory.Memory(shape=1, depth=config.commands, init=[])
+        hopped_write, hopped_read = hopped_table.write_port(), hopped_table.read_port()
+
+        ended = data.StructLayout({"slot": config.slot_bits, "error": 1})
+        m.submodules.lists_done = lists_done = fifo.SyncFIFOBuffered(
+            width=ended.size, depth=config.commands
+        )
+        m.submodules.reads = reads = fifo.SyncFIFOBuffered(
+            width=read_request(config).size, depth=REQUESTS
+        )
+        m.submodules.writes = writes = fifo.SyncFIFOBuffered(
+            width=write_request(config).size, depth=REQUESTS
+        )
+        list_end = data.View(ended, lists_done.r_data)
+        read_out = data.View(read_request(config), Signal(read_request(config).size, name="read"))
+        write_out = data.View(
+            write_request(config), Signal(write_request(config).size, name="write")
+        )
+        m.d.comb += [
+            list_write.addr.eq(self.write_beat),
+            list_write.data.eq(self.write_data),
+            list_write.en.eq(self.write_mask),
+            lists_done.w_data.eq(Cat(self.list_done_slot, self.list_done_error)),
+            lists_done.w_en.eq(self.list_done),
+            reads.w_data.eq(read_out.as_value()),
+            writes.w_data.eq(write_out.as_value()),
+            self.read_request.valid.eq(reads.r_rdy),
+            self.read_request.payload.eq(reads.r_data),
+            reads.r_en.eq(self.read_request.ready),
+            self.write_request.valid.eq(writes.r_rdy),
+            self.write_request.payload.eq(writes.r_data),
+            writes.r_en.eq(self.write_request.ready),
+        ]
+
+        with m.If(self.command.ready):
+            m.d.sync += self.command.valid.eq(0)
+        with m.If(self.rejected.ready):
+            m.d.sync += self.rejected.valid.eq(0)
+
+        slot = Signal(config.slot_bits)
+        block = Signal(config.offset_bits)
+        line = Signal(config.line_bits)
+        to_host = Signal()
+        failed = Signal()
+        # Entry of the list that is being looked at, counted from PRP2's.
+        place = Signal(index_bits)
+        last_place = Signal(index_bits)
+        bad = Signal()
+
+        pointer = pointer_read.data
+        within = pointer.prp1[:PAGE_SHIFT]
+        list_index = Signal(config.slot_bits + config.offset_bits)
+        list_lane = Signal(max(lane_bits, 1))
+        list_entry = Signal(ENTRY_BITS)
+        m.d.comb += [
+            pointer_read.addr.eq(slot),
+            held_read.addr.eq(slot),
+            hopped_read.addr.eq(slot),
+            list_index.eq(Cat(place[: config.offset_bits], slot)),
+            list_read.addr.eq(list_index >> lane_bits),
+            list_entry.eq(list_read.data.word_select(list_lane, ENTRY_BITS)),
+        ]
+        if lane_bits:
+            m.d.sync += list_lane.eq(list_index[:lane_bits])
+
+        # Page of entry `place` + 1 of the command, one cycle after `place`.
+        page = Signal(ENTRY_BITS - PAGE_SHIFT)
+        m.d.comb += page.eq(Mux(pointer.listed, list_entry, pointer.prp2)[PAGE_SHIFT:])
+
+        def request_move(address, dwords, source, last):
+            """One request of the current block, in its direction."""
+            m.d.comb += [
+                reads.w_en.eq(~to_host),
+                writes.w_en.eq(to_host),
+                *assign(
+                    read_out,
+                    kind=Kind.BLOCK,
+                    index=line,
+                    last=last,
+                    address=address,
+                    dwords=dwords,
+                    target=Cat(source, line),
+                ),
+                *assign(
+                    write_out,
+                    line=line,
+                    last=last,
+                    address=address,
+                    dwords=dwords,
+                    source=Cat(source, line),
+                ),
+            ]
+
+        def request_list(address, dwords, first_place):
+            m.d.comb += [
+                reads.w_en.eq(1),
+                *assign(
+                    read_out,
+                    kind=Kind.LIST,
+                    index=slot,
+                    last=1,
+                    address=address,
+                    dwords=dwords,
+                    target=Cat(
+                        Const(0, (ENTRY_DWORDS - 1).bit_length()),
+                        first_place[: config.offset_bits],
+                        slot,
+                    ),
+                ),
+            ]
+
+        def reject(code: StatusCode):
+            return [
+                self.rejected.valid.eq(1),
+                *assign(self.rejected.payload, slot=slot, status=status_field(code)),
+            ]
+
+        # Pages of a command after the first: list entries, when there is more than one.
+        admitted = Signal(admit(config))
+        asked = Signal(command(config))
+        prp1, prp2 = Signal(64), Signal(64)
+        more = Signal(index_bits)
+        here = Signal(range(ENTRIES_PER_PAGE + 1))
+        crosses = Signal()
+        in_admit = Signal()
+        m.d.comb += [
+            asked.eq(Mux(in_admit, admitted.command.as_value(), held_read.data.as_value())),
+            prp1.eq(Mux(in_admit, admitted.prp1, pointer.prp1)),
+            prp2.eq(Mux(in_admit, admitted.prp2, pointer.prp2)),
+            more.eq(asked.blocks + (prp1[:PAGE_SHIFT] != 0)),
+            here.eq(ENTRIES_PER_PAGE - prp2[ENTRY_SHIFT:PAGE_SHIFT]),
+            crosses.eq(more > here),
+            pointer_write.addr.eq(slot),
+            held_write.addr.eq(slot),
+            held_write.data.eq(admitted.command),
+            *assign(pointer_write.data, prp1=admitted.prp1, prp2=admitted.prp2, listed=more > 1),
+            hopped_write.addr.eq(slot),
+        ]
+        moves_data = asked.opcode != HostOpcode.FLUSH
+
+        ends_free = ~self.command.valid & ~self.rejected.valid
+        can_deliver = self.deliver.valid & (writes.w_level <= REQUESTS - 2)
+        can_fetch = self.fetch.valid & (reads.w_level <= REQUESTS - 2)
+        can_list = lists_done.r_rdy & ends_free & reads.w_rdy
+        can_admit = self.admit.valid & ends_free & reads.w_rdy
+
+        with m.FSM(name="resolve") as fsm:
+            with m.State("CHOOSE"):
+                m.d.sync += [bad.eq(0), failed.eq(0)]
+                with m.If(can_deliver):
+                    m.d.comb += [
+                        self.deliver.ready.eq(1),
+                        self.delivers.eq(1),
+                    ]
+                    m.d.sync += [
+                        slot.eq(self.deliver.payload.slot),
+                        block.eq(self.deliver.payload.offset),
+                        line.eq(self.deliver.payload.line),
+                        to_host.eq(1),
+                    ]
+                    m.next = "LOAD"
+                with m.Elif(can_fetch):
+                    m.d.comb += self.fetch.ready.eq(1)
+                    m.d.sync += [
+                        slot.eq(self.fetch.payload.slot),
+                        block.eq(self.fetch.payload.offset),
+                        line.eq(self.fetch.payload.line),
+                        to_host.eq(0),
+                    ]
+                    m.next = "LOAD"
+                with m.Elif(can_list):
+                    m.d.comb += lists_done.r_en.eq(1)
+                    m.d.sync += [slot.eq(list_end.slot), failed.eq(list_end.error)]
+                    m.next = "LOAD_LIST"
+                with m.Elif(can_admit):
+                    m.d.comb += self.admit.ready.eq(1)
+                    m.d.sync += [
+                        admitted.eq(self.admit.payload),
+                        slot.eq(self.admit.payload.command.slot),
+                    ]
+                    m.next = "ADMIT"
+
+            with m.State("ADMIT"):
+                m.d.comb += [
+                    in_admit.eq(1),
+                    pointer_write.en.eq(1),
+                    held_write.en.eq(1),
+                    hopped_write.en.eq(1),
+                ]
+                m.next = "CHOOSE"
+                with m.If(moves_data & prp1[:2].any()):
+                    m.d.sync += reject(StatusCode.INVALID_PRP_OFFSET)
+                with m.Elif(moves_data & (more == 1) & prp2[:PAGE_SHIFT].any()):
+                    m.d.sync += reject(StatusCode.INVALID_PRP_OFFSET)
+                with m.Elif(moves_data & (more > 1)):
+                    with m.If(prp2[:ENTRY_SHIFT].any()):
+                        m.d.sync += reject(StatusCode.INVALID_PRP_OFFSET)
+                    with m.Else():
+                        request_list(prp2, Mux(crosses, here, more) << 1, Const(0, index_bits))
+                with m.Else():
+                    m.d.sync += [self.command.valid.eq(1), self.command.payload.eq(asked)]
+
+            # A list, or its first part, has arrived.
+            with m.State("LOAD_LIST"):
+                m.next = "JUDGE"
+
+            with m.State("JUDGE"):
+                m.d.sync += last_place.eq(more - 1)
+                with m.If(failed):
+                    m.d.sync += reject(StatusCode.DATA_TRANSFER_ERROR)
+                    m.next = "CHOOSE"
+                with m.Elif(crosses & ~hopped_read.data):
+                    m.d.sync += place.eq(here - 1)
+                    m.next = "LOAD_HOP"
+                with m.Else():
+                    m.d.sync += place.eq(0)
+                    m.next = "CHECK_FIRST"
+
+            with m.State("LOAD_HOP"):
+                m.next = "HOP"
+
+            with m.State("HOP"):
+                m.d.comb += hopped_write.data.eq(1)
+                with m.If(list_entry[:PAGE_SHIFT].any()):
+                    m.d.sync += reject(StatusCode.INVALID_PRP_OFFSET)
+                with m.Else():
+                    m.d.comb += hopped_write.en.eq(1)
+                    request_list(list_entry, (more - place) << 1, place)
+                m.next = "CHOOSE"
+
+            with m.State("CHECK_FIRST"):
+                m.d.sync += place.eq(1)
+                m.next = "CHECK"
+
+            # `list_entry` is entry `place` - 1.
+            with m.State("CHECK"):
+                m.d.sync += [
+                    bad.eq(bad | list_entry[:PAGE_SHIFT].any()),
+                    place.eq(place + 1),
+                ]
+                with m.If(place > last_place):
+                    m.next = "PASS"
+
+            with m.State("PASS"):
+                with m.If(bad):
+                    m.d.sync += reject(StatusCode.INVALID_PRP_OFFSET)
+                with m.Else():
+                    m.d.sync += [self.command.valid.eq(1), self.command.payload.eq(asked)]
+                m.next = "CHOOSE"
+
+            # A block: entry `block`, and the next one when PRP1 begins inside its page.
+            with m.State("LOAD"):
+                m.d.sync += place.eq(block - 1)
+                m.next = "LOCATE"
+
+            with m.State("LOCATE"):
+                m.d.sync += place.eq(block)
+                m.next = "MOVE"
+
+            with m.State("MOVE"):
+                first_page = Mux(block == 0, pointer.prp1[PAGE_SHIFT:], page)
+                request_move(
+                    Cat(within, first_page),
+                    DWORDS_PER_BLOCK - within[2:],
+                    Const(0, bits_for_count(DWORDS_PER_BLOCK)),
+                    within == 0,
+                )
+                m.next = "CHOOSE"
+                with m.If(within != 0):
+                    m.next = "MOVE_REST"
+
+            with m.State("MOVE_REST"):
+                rest = within[2:]
+                source = Signal(bits_for_count(DWORDS_PER_BLOCK))
+                m.d.comb += source.eq(DWORDS_PER_BLOCK - rest)
+                request_move(Cat(Const(0, PAGE_SHIFT), page), rest, source, 1)
+                m.next = "CHOOSE"
+
+            idle = fsm.ongoing("CHOOSE") & ~(can_deliver | can_fetch | can_list | can_admit)
+        m.d.comb += [
+            self.delivers_slot.eq(self.deliver.payload.slot),
+            self.delivers_line.eq(self.deliver.payload.line),
+            self.busy.eq(
+                ~idle
+                | self.list_done
+                | Cat(moves(queue, queue.r_en) for queue in (reads, writes)).any()
+                | moves(lists_done, 0)
+            ),
+        ]
+        return m

@@ -1,0 +1,146 @@
+"""Streams between the parts of the NVMe front end."""
+
+from amaranth.hdl import Value
+from amaranth.lib import data, enum
+
+from hdl.config import Config, bits_for_count
+from hdl.nvme.codes import SQE_BITS, STATUS_BITS
+from hdl.nvme.interface import command
+from hdl.pcie.interface import sqe_slots
+
+FETCH_ENTRIES = 8
+"""Most submission queue entries of one read."""
+
+FETCHES = 8
+"""Reads of submission queue entries in flight."""
+
+ADMIN_INDEX_BITS = 12
+"""Admin queues have at most 4096 entries (AQA)."""
+
+PAGE_NUMBER_BITS = 52
+"""A 64-bit address without the offset in its 4 KiB page."""
+
+
+def assign(view: data.View, **fields) -> list:
+    """Assignments of ``fields`` to the fields of ``view`` of the same names."""
+    return [Value.cast(getattr(view, name)).eq(value) for name, value in fields.items()]
+
+
+def queue_bits(config: Config) -> int:
+    """Width of a queue number; 0 is the admin pair."""
+    return bits_for_count(config.queue_pairs + 1)
+
+
+def position_bits(config: Config) -> int:
+    """Width of a position in a queue."""
+    return max(ADMIN_INDEX_BITS, bits_for_count(config.queue_depth))
+
+
+def doorbell(config: Config) -> data.StructLayout:
+    """A doorbell of pair ``queue``: SQ tail, or (``head``) CQ head."""
+    return data.StructLayout({"queue": queue_bits(config), "head": 1, "value": 16})
+
+
+def entry(config: Config) -> data.StructLayout:
+    """A submission queue entry is at ``place`` of the inbox, or (``error``) never will be."""
+    return data.StructLayout(
+        {
+            "queue": queue_bits(config),
+            "place": bits_for_count(sqe_slots(config)),
+            "error": 1,
+        }
+    )
+
+
+def finish(config: Config) -> data.StructLayout:
+    """The end of a command of SQ ``queue``; without ``post`` no completion queue entry is sent."""
+    return data.StructLayout(
+        {
+            "queue": queue_bits(config),
+            "identifier": 16,
+            "status": STATUS_BITS,
+            "result": 32,
+            "post": 1,
+        }
+    )
+
+
+class QueueOperation(enum.Enum, shape=2):
+    """Changes to the I/O queues."""
+
+    CREATE_CQ = 0
+    CREATE_SQ = 1
+    DELETE_CQ = 2
+    DELETE_SQ = 3
+
+
+def change(config: Config) -> data.StructLayout:
+    """A change to queue ``queue`` (1..). ``last``: entries - 1. ``completion``: CQ of an SQ."""
+    return data.StructLayout(
+        {
+            "operation": QueueOperation,
+            "queue": queue_bits(config),
+            "page": PAGE_NUMBER_BITS,
+            "last": position_bits(config),
+            "completion": queue_bits(config),
+            "vector": queue_bits(config),
+            "interrupt": 1,
+        }
+    )
+
+
+def admit(config: Config) -> data.StructLayout:
+    """A decoded I/O command with its two PRP entries."""
+    return data.StructLayout({"command": command(config), "prp1": 64, "prp2": 64})
+
+
+def rejected(config: Config) -> data.StructLayout:
+    """An I/O command that ends before it reaches the data path."""
+    return data.StructLayout({"slot": config.slot_bits, "status": STATUS_BITS})
+
+
+def sqe() -> data.StructLayout:
+    """A submission queue entry (NVMe 1.4 figure 105)."""
+    layout = data.StructLayout(
+        {
+            "opcode": 8,
+            "fuse": 2,
+            "reserved": 4,
+            "psdt": 2,
+            "identifier": 16,
+            "nsid": 32,
+            "cdw2": 32,
+            "cdw3": 32,
+            "metadata": 64,
+            "prp1": 64,
+            "prp2": 64,
+            "cdw10": 32,
+            "cdw11": 32,
+            "cdw12": 32,
+            "cdw13": 32,
+            "cdw14": 32,
+            "cdw15": 32,
+        }
+    )
+    assert layout.size == SQE_BITS
+    return layout
+
+
+class PageKind(enum.Enum, shape=4):
+    """Pages that `hdl.nvme.identify.PageGenerator` builds; the first six have an image in ROM."""
+
+    CONTROLLER = 0
+    NAMESPACE = 1
+    DESCRIPTORS = 2
+    SMART = 3
+    FIRMWARE_SLOT = 4
+    ERROR = 5
+    ACTIVE_NAMESPACES = 6
+    ARRAYS = 7
+    VOLUMES = 8
+    DRIVES = 9
+
+
+def page_request(config: Config) -> data.StructLayout:
+    """Build a page in ``line``. ``nsid``: namespace, or first entry of a list."""
+    return data.StructLayout({"kind": PageKind, "nsid": 32, "line": config.line_bits})

@@ -1,0 +1,288 @@
+"""Multiply-accumulate of whole blocks: out[j] = sum of coefficient[j] * block, W bits a cycle."""
+
+from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+
+from hdl.config import Config, bits_for_count
+from hdl.parity.field import ELEMENT_BITS, RAID_FIELD
+from hdl.parity.galois import bit_matrix, multiply_word
+
+BANKS = 2
+"""Rows in the engine at once: one that accumulates while the one before it drains."""
+
+
+def coefficients(config: Config) -> data.ArrayLayout:
+    """The weight of one block in each syndrome."""
+    return data.ArrayLayout(ELEMENT_BITS, config.parities)
+
+
+def engine_beat(config: Config) -> data.StructLayout:
+    """A beat of an input block. Everything but ``data`` holds on all beats of the block.
+
+    ``first_input`` begins a row (what was accumulated is forgotten), ``last_input`` ends it.
+    """
+    return data.StructLayout(
+        {
+            "data": config.data_width,
+            "coefficients": coefficients(config),
+            "first_input": 1,
+            "last_input": 1,
+        }
+    )
+
+
+def syndrome_bits(config: Config) -> int:
+    """Width of the number of a syndrome."""
+    return bits_for_count(config.parities)
+
+
+def drain_request(config: Config, tag_bits: int) -> data.StructLayout:
+    """Send ``syndrome`` of the oldest row; ``release`` ends that row. ``tag`` goes along."""
+    return data.StructLayout(
+        {"syndrome": syndrome_bits(config), "release": 1, "tag": tag_bits}
+    )
+
+
+def drained_beat(config: Config, tag_bits: int) -> data.StructLayout:
+    """Beat number ``beat`` of a syndrome; ``last`` is its last beat."""
+    return data.StructLayout(
+        {
+            "data": config.data_width,
+            "beat": bits_for_count(config.beats),
+            "last": 1,
+            "tag": tag_bits,
+        }
+    )
+
+
+class ParityEngine(wiring.Component):
+    """Accumulates the weighted sums of the blocks of a row, one for each syndrome.
+
+    Rows come as whole blocks of ``config.beats`` beats. There are two banks of accumulators: a row
+    is drained while the next accumulates. A row's drained blocks do not depend on what follows.
+
+    Parameters
+    ----------
+    config
+        Uses ``data_width``, ``beats`` and ``parities``.
+    tag_bits
+        Width of what travels from a drain request to its beats.
+
+    Ports
+    -----
+    beats
+        Input blocks. One beat a cycle with no pause between blocks or rows; refused only at the
+        first beat of a row while the row two before it has not been drained.
+    drain
+        Which syndrome to send next, in any order and any number of times, until ``release``. Taken
+        when its last beat has been read, so the request must stay; waits for a complete row. The
+        first beat is offered 5 cycles after the last input beat was taken.
+    output
+        Drained beats, one a cycle with no pause between requests, in order.
+    released
+        1 in the cycle in which a bank becomes free.
+    draining
+        A beat is on its way to ``output``.
+    busy
+        Something moves.
+
+    Source: H. P. Anvin, The mathematics of RAID-6, sections 2 and 3.
+    """
+
+    def __init__(self, *, config: Config, tag_bits: int = 1):
+        self._config = config
+        super().__init__(
+            {
+                "beats": In(stream.Signature(engine_beat(config))),
+                "drain": In(stream.Signature(drain_request(config, tag_bits))),
+                "output": Out(stream.Signature(drained_beat(config, tag_bits))),
+                "released": Out(1),
+                "draining": Out(1),
+                "busy": Out(1),
+            }
+        )
+        self._tag_bits = tag_bits
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        config = self._config
+        width = config.data_width
+        parities = config.parities
+        beat_bits = bits_for_count(config.beats)
+        last_beat = config.beats - 1
+
+        memories = []
+        for bank in range(BANKS):
+            for syndrome in range(parities):
+                memory = Memory(shape=width, depth=config.beats, init=[])
+                m.submodules[f"accumulator_{bank}_{syndrome}"] = memory
+                memories.append((memory.write_port(), memory.read_port()))
+
+        # Banks: `claimed` from a row's last beat taken until it is drained, `full` when it is
+        # complete in memory.
+        claimed = Signal(BANKS)
+        full = Signal(BANKS)
+        fill_bank = Signal()
+        drain_bank = Signal()
+
+        # Stage 0: a beat is taken. The matrices are made at the first beat of a block.
+        s0_beat = Signal(beat_bits)
+        s0_last = Signal()
+        beat = self.beats.payload
+        taken = self.beats.valid & self.beats.ready
+        m.d.comb += [
+            self.beats.ready.eq(~claimed.bit_select(fill_bank, 1)),
+            s0_last.eq(s0_beat == last_beat),
+        ]
+        s1_valid = Signal()
+        s1_data = Signal(width, reset_less=True)
+        s1_beat = Signal(beat_bits, reset_less=True)
+        s1_first = Signal(reset_less=True)
+        s1_end = Signal(reset_less=True)
+        s1_bank = Signal(reset_less=True)
+        s1_columns = [
+            [
+                Signal(ELEMENT_BITS, reset_less=True, name=f"s1_column_{syndrome}_{bit}")
+                for bit in range(ELEMENT_BITS)
+            ]
+            for syndrome in range(parities)
+        ]
+        m.d.sync += s1_valid.eq(taken)
+        with m.If(taken):
+            m.d.sync += [
+                s1_data.eq(beat.data),
+                s1_beat.eq(s0_beat),
+                s1_first.eq(beat.first_input),
+                s1_end.eq(beat.last_input & s0_last),
+                s1_bank.eq(fill_bank),
+                s0_beat.eq(Mux(s0_last, 0, s0_beat + 1)),
+            ]
+            with m.If(s0_beat == 0):
+                for syndrome, columns in enumerate(s1_columns):
+                    matrix = bit_matrix(RAID_FIELD, beat.coefficients[syndrome])
+                    m.d.sync += [
+                        column.eq(value) for column, value in zip(columns, matrix, strict=True)
+                    ]
+            with m.If(beat.last_input & s0_last):
+                m.d.sync += fill_bank.eq(~fill_bank)
+
+        # Stage 1: products; the accumulators are being read.
+        products = multiply_word(m, RAID_FIELD, s1_data, s1_columns, name="s1_word")
+        s2_valid = Signal()
+        s2_products = [
+            Signal(width, reset_less=True, name=f"s2_product_{syndrome}")
+            for syndrome in range(parities)
+        ]
+        s2_beat = Signal(beat_bits, reset_less=True)
+        s2_first = Signal(reset_less=True)
+        s2_end = Signal(reset_less=True)
+        s2_bank = Signal(reset_less=True)
+        m.d.sync += s2_valid.eq(s1_valid)
+        with m.If(s1_valid):
+            m.d.sync += [
+                s2_beat.eq(s1_beat),
+                s2_first.eq(s1_first),
+                s2_end.eq(s1_end),
+                s2_bank.eq(s1_bank),
+                *(
+                    register.eq(value)
+                    for register, value in zip(s2_products, products, strict=True)
+                ),
+            ]
+
+        # Stage 2: add and write back. An address comes again after `config.beats` cycles at the
+        # earliest, and its sum is in memory after two.
+        for index, (write, read) in enumerate(memories):
+            bank, syndrome = divmod(index, parities)
+            old = Mux(s2_first, 0, read.data)
+            m.d.comb += [
+                write.addr.eq(s2_beat),
+                write.data.eq(s2_products[syndrome] ^ old),
+                write.en.eq(s2_valid & (s2_bank == bank)),
+            ]
+
+        # Drain: address, memory output (held while it cannot move on), output register.
+        d0_beat = Signal(beat_bits)
+        d0_last = Signal()
+        d0_go = Signal()
+        d1_valid = Signal()
+        d1_bank = Signal(reset_less=True)
+        d1_release = Signal(reset_less=True)
+        d1_syndrome = Signal(syndrome_bits(config), reset_less=True)
+        d1_beat = Signal(beat_bits, reset_less=True)
+        d1_last = Signal(reset_less=True)
+        d1_tag = Signal(self._tag_bits, reset_less=True)
+        d1_move = Signal()
+        request = self.drain.payload
+        output = self.output
+        m.d.comb += [
+            d1_move.eq(~output.valid | output.ready),
+            d0_last.eq(d0_beat == last_beat),
+            d0_go.eq(
+                self.drain.valid
+                & full.bit_select(drain_bank, 1)
+                & (~d1_valid | d1_move)
+            ),
+            self.drain.ready.eq(d0_go & d0_last),
+            self.released.eq(d1_valid & d1_move & d1_release),
+            self.draining.eq(d1_valid | output.valid),
+        ]
+        for index, (_, read) in enumerate(memories):
+            bank, syndrome = divmod(index, parities)
+            adding = s1_valid & ~s1_first & (s1_bank == bank)
+            reading = d0_go & (drain_bank == bank) & (request.syndrome == syndrome)
+            m.d.comb += [
+                read.addr.eq(Mux(adding, s1_beat, d0_beat)),
+                read.en.eq(adding | reading),
+            ]
+        with m.If(d0_go):
+            m.d.sync += [
+                d0_beat.eq(Mux(d0_last, 0, d0_beat + 1)),
+                d1_valid.eq(1),
+                d1_bank.eq(drain_bank),
+                d1_release.eq(d0_last & request.release),
+                d1_syndrome.eq(request.syndrome),
+                d1_beat.eq(d0_beat),
+                d1_last.eq(d0_last),
+                d1_tag.eq(request.tag),
+            ]
+        with m.Elif(d1_move):
+            m.d.sync += d1_valid.eq(0)
+        with m.If(d1_move):
+            m.d.sync += output.valid.eq(d1_valid)
+            with m.If(d1_valid):
+                m.d.sync += [
+                    output.payload.beat.eq(d1_beat),
+                    output.payload.last.eq(d1_last),
+                    output.payload.tag.eq(d1_tag),
+                ]
+                with m.Switch(Cat(d1_bank, d1_syndrome)):
+                    for index, (_, read) in enumerate(memories):
+                        bank, syndrome = divmod(index, parities)
+                        with m.Case(bank | syndrome * BANKS):
+                            m.d.sync += output.payload.data.eq(read.data)
+
+        for bank in range(BANKS):
+            with m.If(taken & beat.last_input & s0_last & (fill_bank == bank)):
+                m.d.sync += claimed[bank].eq(1)
+            with m.If(s2_valid & s2_end & (s2_bank == bank)):
+                m.d.sync += full[bank].eq(1)
+            with m.If(self.released & (d1_bank == bank)):
+                m.d.sync += claimed[bank].eq(0)
+            with m.If(d0_go & d0_last & request.release & (drain_bank == bank)):
+                m.d.sync += full[bank].eq(0)
+        with m.If(d0_go & d0_last & request.release):
+            m.d.sync += drain_bank.eq(~drain_bank)
+
+        m.d.comb += self.busy.eq(
+            Cat(
+                self.beats.valid,
+                s1_valid,
+                s2_valid,
+                self.drain.valid & full.bit_select(drain_bank, 1),
+                self.draining,
+            ).any()
+        )
+        return m

@@ -1,0 +1,116 @@
+"""Reads the input blocks of parity passes from the line store, with no pause between them."""
+
+from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from hdl.config import Config, bits_for_count
+from hdl.memory.interface import ReadPort
+from hdl.parity.decoder import input_block
+from hdl.parity.engine import BANKS, coefficients, engine_beat
+
+BLOCKS_IN_FLIGHT = 2
+"""Blocks whose beats may be on their way at once: one that ends and the next that begins."""
+
+
+class BlockFetcher(wiring.Component):
+    """Asks for the beats of each input block and gives them to the engine as they come.
+
+    The first block of a pass waits until the engine has a bank for it, so that beats, which cannot
+    be refused, are always taken.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+
+    Ports
+    -----
+    inputs
+        Blocks to read; one is taken when its last beat has been asked for.
+    line_read
+        Reading side of the line store. One beat a cycle, without a pause between blocks or passes
+        while ``inputs`` offers the next and the engine has a bank.
+    beats
+        To `hdl.parity.engine.ParityEngine`, whose ``ready`` must be 1 whenever fewer than two
+        passes are in it.
+    released
+        From the engine: a pass has left it.
+    busy
+        A beat is on its way, or a block waits.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        super().__init__(
+            {
+                "inputs": In(stream.Signature(input_block(config))),
+                "line_read": Out(ReadPort(config)),
+                "beats": Out(stream.Signature(engine_beat(config))),
+                "released": In(1),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        config = self._config
+        beat_bits = bits_for_count(config.beats)
+        last_beat = config.beats - 1
+
+        # Asking.
+        block = self.inputs.payload
+        request = self.line_read.request
+        asked = Signal(beat_bits)
+        passes = Signal(range(BANKS + 1))
+        in_flight = Signal(range(BLOCKS_IN_FLIGHT + 1))
+        room = (in_flight != BLOCKS_IN_FLIGHT) & (~block.first | (passes != BANKS))
+        taken = request.valid & request.ready
+        begins = taken & (asked == 0)
+        m.d.comb += [
+            request.valid.eq(self.inputs.valid & ((asked != 0) | room)),
+            request.payload.eq(Cat(asked, block.line)),
+            self.inputs.ready.eq(taken & (asked == last_beat)),
+        ]
+        with m.If(taken):
+            m.d.sync += asked.eq(Mux(asked == last_beat, 0, asked + 1))
+
+        # Answers: `ahead` describes the block being asked for, `current` the one being answered.
+        answered = Signal(beat_bits)
+        ends = self.line_read.response_valid & (answered == last_beat)
+        slot_in = Signal()
+        slot_out = Signal()
+        beat = self.beats.payload
+        m.d.comb += [
+            self.beats.valid.eq(self.line_read.response_valid),
+            beat.data.eq(self.line_read.response),
+        ]
+        for slot in range(BLOCKS_IN_FLIGHT):
+            weights = Signal(coefficients(config), name=f"weights_{slot}")
+            first = Signal(name=f"first_{slot}")
+            last = Signal(name=f"last_{slot}")
+            with m.If(begins & (slot_in == slot)):
+                m.d.sync += [
+                    weights.eq(block.coefficients),
+                    first.eq(block.first),
+                    last.eq(block.last),
+                ]
+            with m.If(slot_out == slot):
+                m.d.comb += [
+                    beat.coefficients.eq(weights),
+                    beat.first_input.eq(first),
+                    beat.last_input.eq(last),
+                ]
+        with m.If(begins):
+            m.d.sync += slot_in.eq(~slot_in)
+        with m.If(ends):
+            m.d.sync += slot_out.eq(~slot_out)
+        with m.If(self.line_read.response_valid):
+            m.d.sync += answered.eq(Mux(answered == last_beat, 0, answered + 1))
+
+        m.d.sync += [
+            in_flight.eq(in_flight + begins - ends),
+            passes.eq(passes + (begins & block.first) - self.released),
+        ]
+        m.d.comb += self.busy.eq(self.inputs.valid | (in_flight != 0))
+        return m

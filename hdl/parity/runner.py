@@ -1,0 +1,146 @@
+"""Parity passes from line store to line store."""
+
+from amaranth.hdl import Cat, Module, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.fifo import SyncFIFOBuffered
+from amaranth.lib.wiring import In, Out, connect, flipped
+
+from hdl.config import Config
+from hdl.memory.interface import ReadPort, write_port
+from hdl.parity.decoder import StepDecoder, input_block, output_block
+from hdl.parity.engine import ParityEngine
+from hdl.parity.fetcher import BlockFetcher
+from hdl.parity.interface import pass_done, step
+
+INPUT_BLOCKS = 8
+"""Input blocks decoded ahead: their transfer covers the decoding of the pass after them."""
+
+OUTPUT_BLOCKS = 8
+"""Output blocks decoded ahead: those of two passes of the widest kind."""
+
+
+class ParityPass(wiring.Component):
+    """Executes parity passes: reads blocks, computes their weighted sums, writes the results.
+
+    A pass reads all its inputs before it writes its first output, so an output line may be one of
+    its inputs. Outputs are written while the next pass reads; a pass that needs the result of
+    another must be sent after that one is done.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+
+    Ports
+    -----
+    step
+        Passes as `hdl.parity.interface.step` defines them, whole and in order. Steps of the next
+        passes may be sent at any time; they wait while eight blocks to read are ahead.
+    done
+        One answer a pass, in order, after the last beat of its last output was taken; with
+        ``error`` when the erasures cannot be solved, and then nothing was read or written.
+        Output of later passes stops while it waits.
+    line_read
+        One beat a cycle. No idle cycle between the blocks of a pass or between passes as long as
+        the steps are there, except that a pass waits for the outputs of the pass two before it,
+        which happens when passes have no more inputs than outputs.
+    line_write
+        One beat a cycle, every word enabled; the first output beat is offered 5 cycles after the
+        last input beat arrived.
+    busy
+        Something moves; waiting for steps is not busy.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        super().__init__(
+            {
+                "step": In(stream.Signature(step(config))),
+                "done": Out(stream.Signature(pass_done(config))),
+                "line_read": Out(ReadPort(config)),
+                "line_write": Out(write_port(config)),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        config = self._config
+        tag_layout = data.StructLayout(
+            {"line": config.line_bits, "index": config.row_slot_bits, "last": 1}
+        )
+
+        m.submodules.decoder = decoder = StepDecoder(config=config)
+        m.submodules.fetcher = fetcher = BlockFetcher(config=config)
+        m.submodules.engine = engine = ParityEngine(config=config, tag_bits=tag_layout.size)
+        m.submodules.inputs = inputs = SyncFIFOBuffered(
+            width=input_block(config).size, depth=INPUT_BLOCKS
+        )
+        m.submodules.outputs = outputs = SyncFIFOBuffered(
+            width=output_block(config).size, depth=OUTPUT_BLOCKS
+        )
+
+        connect(m, flipped(self.step), decoder.step)
+        connect(m, fetcher.line_read, flipped(self.line_read))
+        connect(m, fetcher.beats, engine.beats)
+        m.d.comb += fetcher.released.eq(engine.released)
+        for source, fifo in ((decoder.inputs, inputs), (decoder.outputs, outputs)):
+            m.d.comb += [
+                fifo.w_data.eq(source.payload),
+                fifo.w_en.eq(source.valid),
+                source.ready.eq(fifo.w_rdy),
+            ]
+        m.d.comb += [
+            fetcher.inputs.payload.eq(inputs.r_data),
+            fetcher.inputs.valid.eq(inputs.r_rdy),
+            inputs.r_en.eq(fetcher.inputs.ready),
+        ]
+
+        # Outputs: to the engine, or, for a pass without any, straight to the answer.
+        block = data.View(output_block(config), outputs.r_data)
+        refused = Signal()
+        tag = data.View(tag_layout, engine.drain.payload.tag)
+        m.d.comb += [
+            engine.drain.valid.eq(outputs.r_rdy & ~block.error),
+            engine.drain.payload.syndrome.eq(block.syndrome),
+            engine.drain.payload.release.eq(block.last),
+            tag.line.eq(block.line),
+            tag.index.eq(block.index),
+            tag.last.eq(block.last),
+            refused.eq(outputs.r_rdy & block.error & ~engine.draining & ~self.done.valid),
+            outputs.r_en.eq(engine.drain.ready | refused),
+        ]
+
+        # Beats to lines. The last beat of a pass waits until its answer has a place.
+        beat = engine.output.payload
+        drained_tag = data.View(tag_layout, beat.tag)
+        ends = beat.last & drained_tag.last
+        allowed = ~(ends & self.done.valid)
+        write = self.line_write
+        m.d.comb += [
+            write.valid.eq(engine.output.valid & allowed),
+            engine.output.ready.eq(write.ready & allowed),
+            write.payload.address.eq(Cat(beat.beat, drained_tag.line)),
+            write.payload.data.eq(beat.data),
+            write.payload.mask.eq(~0),
+        ]
+        with m.If(self.done.valid & self.done.ready):
+            m.d.sync += self.done.valid.eq(0)
+        with m.If(write.valid & write.ready & ends):
+            m.d.sync += [
+                self.done.valid.eq(1),
+                self.done.payload.index.eq(drained_tag.index),
+                self.done.payload.error.eq(0),
+            ]
+        with m.If(refused):
+            m.d.sync += [
+                self.done.valid.eq(1),
+                self.done.payload.index.eq(block.index),
+                self.done.payload.error.eq(1),
+            ]
+
+        waiting = inputs.r_rdy | (inputs.level != 0) | (outputs.level != 0)
+        m.d.comb += self.busy.eq(
+            decoder.busy | fetcher.busy | engine.busy | waiting | self.done.valid
+        )
+        return m

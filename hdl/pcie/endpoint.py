@@ -1,0 +1,121 @@
+"""The controller's side of the PCIe link: host reads and writes share one stream of requests."""
+
+from amaranth.hdl import Module, Mux, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out, connect, flipped
+
+from hdl.config import TIME_BITS, Config
+from hdl.memory.interface import ReadPort, line_stream, write_port
+from hdl.pcie.interface import (
+    PcieStatus,
+    RequestKind,
+    completion_beat,
+    inbox_beat,
+    post,
+    read_done,
+    read_request,
+    request_beat,
+    write_request,
+)
+from hdl.pcie.packets import PacketMerge
+from hdl.pcie.reader import HostReader
+from hdl.pcie.writer import HostWriter
+
+
+class Endpoint(wiring.Component):
+    """`HostReader` and `HostWriter` behind one stream of requests and one of completions.
+
+    Reads and writes alternate, packet by packet, when both wait, so a read waits for at most one
+    TLP. Writes leave in the order in which `write_done` and ``post`` promise. Without bus
+    mastering, writes are taken and dropped, and reads end with an error.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+    timeout
+        Completion timeout in cycles, see `HostReader`.
+
+    Ports
+    -----
+    request, completion, status
+        Towards the hard block's shim.
+    read_request, read_done, inbox_write, line_write
+        See `HostReader`.
+    write_request, write_done, post, line_read
+        See `HostWriter`.
+    now, deadline
+        Time in cycles, and when a timer is due next (all ones: never).
+
+    Throughput one beat a cycle out and one in; latency two cycles more than the reader or writer.
+    """
+
+    def __init__(self, *, config: Config, timeout: int | None = None):
+        self._config = config
+        self._timeout = timeout
+        super().__init__(
+            {
+                "request": Out(stream.Signature(request_beat(config))),
+                "completion": In(stream.Signature(completion_beat(config))),
+                "read_request": In(stream.Signature(read_request(config))),
+                "read_done": Out(stream.Signature(read_done(config))),
+                "inbox_write": Out(stream.Signature(inbox_beat(config))),
+                "line_write": Out(write_port(config)),
+                "write_request": In(stream.Signature(write_request(config))),
+                "write_done": Out(line_stream(config)),
+                "line_read": Out(ReadPort(config)),
+                "post": In(stream.Signature(post())),
+                "status": Out(PcieStatus()),
+                "now": In(TIME_BITS),
+                "deadline": Out(TIME_BITS),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        config = self._config
+        m.submodules.reader = reader = HostReader(config=config, timeout=self._timeout)
+        m.submodules.writer = writer = HostWriter(config=config)
+        m.submodules.merge = merge = PacketMerge(config=config)
+        connect(m, flipped(self.read_request), reader.request)
+        connect(m, reader.done, flipped(self.read_done))
+        connect(m, flipped(self.completion), reader.completion)
+        connect(m, reader.line_write, flipped(self.line_write))
+        connect(m, reader.inbox_write, flipped(self.inbox_write))
+        connect(m, flipped(self.write_request), writer.request)
+        connect(m, writer.done, flipped(self.write_done))
+        connect(m, writer.line_read, flipped(self.line_read))
+        connect(m, flipped(self.post), writer.post)
+        connect(m, reader.tlp, merge.first_input)
+        connect(m, writer.tlp, merge.second_input)
+        for block in (reader, writer):
+            for name in self.status.signature.members:
+                m.d.comb += getattr(block.status, name).eq(getattr(self.status, name))
+
+        # Writes without permission end here. What has been offered is not withdrawn.
+        beat = merge.output
+        offered = Signal()
+        dropping = Signal()
+        drops = Signal()
+        m.d.comb += [
+            drops.eq(
+                Mux(
+                    beat.payload.first,
+                    (beat.payload.kind == RequestKind.WRITE)
+                    & ~self.status.bus_master
+                    & ~offered,
+                    dropping,
+                )
+            ),
+            self.request.payload.eq(beat.payload),
+            self.request.valid.eq(beat.valid & ~drops),
+            beat.ready.eq(self.request.ready | drops),
+            reader.now.eq(self.now),
+            self.deadline.eq(reader.deadline),
+            self.busy.eq(reader.busy | writer.busy | merge.busy),
+        ]
+        m.d.sync += offered.eq(self.request.valid & ~self.request.ready)
+        with m.If(beat.valid & beat.ready):
+            m.d.sync += dropping.eq(drops)
+        return m

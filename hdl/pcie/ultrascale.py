@@ -1,0 +1,285 @@
+"""Shim between the internal TLP streams and the Xilinx UltraScale+ PCIe block (PG213)."""
+
+from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out, connect, flipped
+
+from hdl.config import Config
+from hdl.pcie.axis import SHIM_DWORDS, SHIM_WIDTH, axis_ports
+from hdl.pcie.completer import Completer
+from hdl.pcie.descriptors import (
+    RC_DESCRIPTOR_DWORDS,
+    RQ_DESCRIPTOR_DWORDS,
+    ErrorCode,
+    RequesterCompletion,
+    RequesterCompletionUser,
+    RequesterRequest,
+    RequesterRequestUser,
+    RequestType,
+)
+from hdl.pcie.interface import (
+    CompletionStatus,
+    RegisterBus,
+    RequestKind,
+    completion_beat,
+    request_beat,
+)
+from hdl.pcie.rotate import below
+
+
+class RequestInserter(wiring.Component):
+    """Puts the RQ descriptor before a request: payload moves up by four words.
+
+    Throughput one beat a cycle and no idle beat between packets: n words of payload are
+    ceil((n + 4) / 8) beats. The output is registered.
+    """
+
+    def __init__(self, *, config: Config):
+        super().__init__(
+            {
+                "request": In(stream.Signature(request_beat(config))),
+                "busy": Out(1),
+                **axis_ports("rq"),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        beat = self.request.payload
+        high = SHIM_DWORDS - RQ_DESCRIPTOR_DWORDS
+        descriptor = Signal(RequesterRequest)
+        user = Signal(RequesterRequestUser)
+        kept = Signal(32 * RQ_DESCRIPTOR_DWORDS)  # words of the previous beat that did not fit
+        left = Signal(11)  # words of the packet not sent yet, valid inside it
+        due = Signal(12)  # words not sent yet, descriptor included
+        tail = Signal()  # the last beat was taken, `kept` has words that must still go
+        valid = Signal()
+        room = Signal()
+        last = Signal()
+        m.d.comb += [
+            descriptor.address.eq(beat.address[2:]),
+            descriptor.dwords.eq(beat.dwords),
+            descriptor.kind.eq(
+                Mux(
+                    beat.kind == RequestKind.READ,
+                    RequestType.MEMORY_READ,
+                    RequestType.MEMORY_WRITE,
+                )
+            ),
+            descriptor.tag.eq(beat.tag),
+            user.first_enable.eq(~0),
+            user.last_enable.eq(Mux(beat.dwords > 1, 0b1111, 0)),
+            valid.eq(tail | self.request.valid),
+            room.eq(~self.rq_tvalid | self.rq_tready),
+            self.request.ready.eq(room & ~tail),
+            self.busy.eq(self.request.valid | tail | self.rq_tvalid),
+        ]
+        with m.If(~tail & beat.first):
+            m.d.comb += due.eq(
+                Mux(beat.kind == RequestKind.READ, 0, beat.dwords) + RQ_DESCRIPTOR_DWORDS
+            )
+        with m.Else():
+            m.d.comb += due.eq(left)
+        m.d.comb += last.eq(due <= SHIM_DWORDS)
+        with m.If(room):
+            m.d.sync += self.rq_tvalid.eq(valid)
+            with m.If(valid):
+                m.d.sync += [
+                    kept.eq(beat.data[32 * high :]),
+                    left.eq(due - SHIM_DWORDS),
+                    tail.eq(~tail & beat.last & ~last),
+                    self.rq_tdata.eq(
+                        Cat(
+                            Mux(~tail & beat.first, descriptor.as_value(), kept),
+                            beat.data[: 32 * high],
+                        )
+                    ),
+                    self.rq_tkeep.eq(below(due, SHIM_DWORDS)),
+                    self.rq_tlast.eq(last),
+                ]
+                with m.If(~tail & beat.first):
+                    m.d.sync += self.rq_tuser.eq(user)
+        return m
+
+
+class CompletionStripper(wiring.Component):
+    """Takes the RC descriptor off a completion: payload moves down by three words.
+
+    A completion of n words comes in ceil((n + 3) / 8) beats and leaves in ceil(n / 8), without a
+    pause beyond the descriptor's: the last words of one packet leave while the next begins.
+    Packets that the block itself found to belong to no request (mismatched fields, unknown tag)
+    are dropped; a request that the block gave up appears as a completer abort. The output is
+    registered.
+    """
+
+    def __init__(self, *, config: Config):
+        self._layout = completion_beat(config)
+        super().__init__(
+            {
+                "completion": Out(stream.Signature(self._layout)),
+                "busy": Out(1),
+                **axis_ports("rc"),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        low = RC_DESCRIPTOR_DWORDS
+        high = SHIM_DWORDS - low
+        descriptor = RequesterCompletion(self.rc_tdata[: 32 * low])
+        user = RequesterCompletionUser(self.rc_tuser)
+        header = Signal(self._layout)  # of the packet whose beat arrives
+        kept_header = Signal(self._layout)
+        kept = Signal(32 * high)
+        begins = Signal(init=1)  # the next beat starts a packet
+        owed = Signal()  # part of the packet being sent has left: the next is not its first beat
+        tail = Signal()  # `kept` ends a packet and must still leave
+        given_up = Signal()
+        strays = Signal()
+        stray = Signal()  # the rest of a packet to be dropped
+        emits = Signal()  # the arriving beat completes a beat of payload
+        tails = Signal()
+        taken = Signal()
+        room = Signal()
+        m.d.comb += [
+            given_up.eq(
+                (descriptor.error == ErrorCode.TIMEOUT)
+                | (descriptor.error == ErrorCode.FUNCTION_RESET)
+            ),
+            strays.eq(
+                Mux(
+                    begins,
+                    (descriptor.error == ErrorCode.MISMATCH)
+                    | (descriptor.error == ErrorCode.BAD_TAG),
+                    stray,
+                )
+            ),
+            emits.eq(~strays & (~begins | self.rc_tlast)),
+            # Words of the last beat beyond those that complete a beat of payload.
+            tails.eq(~begins & ~strays & self.rc_tlast & self.rc_tkeep[low]),
+            room.eq(~self.completion.valid | self.completion.ready),
+            self.rc_tready.eq(room & ~(tail & emits)),
+            taken.eq(self.rc_tvalid & self.rc_tready),
+        ]
+        with m.If(begins):
+            m.d.comb += [
+                header.tag.eq(descriptor.tag),
+                header.status.eq(
+                    Mux(given_up, CompletionStatus.CA.value, descriptor.status)
+                ),
+                header.dwords.eq(Mux(given_up, 0, descriptor.dwords)),
+                header.byte_count.eq(descriptor.byte_count),
+                header.lower_address.eq(descriptor.lower_address),
+                header.request_completed.eq(descriptor.request_completed),
+                header.poisoned.eq(
+                    descriptor.poisoned
+                    | user.discontinue
+                    | (descriptor.error == ErrorCode.POISONED)
+                    | (descriptor.error == ErrorCode.BAD_LENGTH)
+                    | (descriptor.error == ErrorCode.BAD_ADDRESS)
+                ),
+            ]
+        with m.Else():
+            m.d.comb += [
+                header.eq(kept_header),
+                header.poisoned.eq(kept_header.poisoned | user.discontinue),
+            ]
+        with m.If(taken):
+            m.d.sync += [
+                begins.eq(self.rc_tlast),
+                stray.eq(strays),
+                kept.eq(self.rc_tdata[32 * low :]),
+                kept_header.eq(header),
+            ]
+        output = self.completion.payload
+        with m.If(room):
+            m.d.sync += [
+                self.completion.valid.eq(tail | (taken & emits)),
+                tail.eq(taken & tails),
+            ]
+            with m.If(tail):
+                m.d.sync += [
+                    output.eq(kept_header),
+                    output.data.eq(kept),
+                    output.first.eq(0),
+                    output.last.eq(1),
+                ]
+            with m.Elif(taken & emits):
+                m.d.sync += [
+                    output.eq(header),
+                    output.data.eq(
+                        Mux(
+                            begins,
+                            self.rc_tdata[32 * low :],
+                            Cat(kept, self.rc_tdata[: 32 * low]),
+                        )
+                    ),
+                    output.first.eq(~owed),
+                    output.last.eq(self.rc_tlast & ~tails),
+                    owed.eq(~self.rc_tlast),
+                ]
+        m.d.comb += self.busy.eq(self.rc_tvalid | tail | self.completion.valid)
+        return m
+
+
+class UltrascaleShim(wiring.Component):
+    """Connects the controller to the UltraScale+ PCIe block, 256 bits wide.
+
+    The block is configured for dword alignment, no straddling, client tags, and BAR 0 as described
+    in `hdl.pcie.interface`; drive its ``pcie_cq_np_req`` with 1. Ports are named as its AXI4-Stream
+    interfaces without the ``s_axis_`` and ``m_axis_``.
+
+    Ports
+    -----
+    rq_*, rc_*, cq_*, cc_*
+        The block's interfaces.
+    request, completion, register
+        The controller's side: `RequestInserter`, `CompletionStripper`, `Completer`.
+
+    Throughput and latency: a 256-byte write in 9 beats, back to back, latency 1; a 256-byte
+    completion in 9 beats gives 8, latency 2; a register access about 6 cycles.
+    Back-pressure on each interface acts on that one alone.
+    """
+
+    def __init__(self, *, config: Config):
+        if config.data_width != SHIM_WIDTH:
+            raise ValueError(f"data_width must be {SHIM_WIDTH}, not {config.data_width}")
+        self._config = config
+        super().__init__(
+            {
+                "request": In(stream.Signature(request_beat(config))),
+                "completion": Out(stream.Signature(completion_beat(config))),
+                "register": Out(RegisterBus()),
+                "busy": Out(1),
+                **axis_ports("rq"),
+                **axis_ports("rc"),
+                **axis_ports("cq"),
+                **axis_ports("cc"),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        config = self._config
+        m.submodules.inserter = inserter = RequestInserter(config=config)
+        m.submodules.stripper = stripper = CompletionStripper(config=config)
+        m.submodules.completer = completer = Completer()
+        connect(m, flipped(self.request), inserter.request)
+        connect(m, stripper.completion, flipped(self.completion))
+        connect(m, completer.register, flipped(self.register))
+        for prefix, block in (
+            ("rq", inserter),
+            ("rc", stripper),
+            ("cq", completer),
+            ("cc", completer),
+        ):
+            members = block.signature.members
+            for name in members:
+                if not name.startswith(f"{prefix}_"):
+                    continue
+                if members[name].flow is Out:
+                    m.d.comb += getattr(self, name).eq(getattr(block, name))
+                else:
+                    m.d.comb += getattr(block, name).eq(getattr(self, name))
+        m.d.comb += self.busy.eq(inserter.busy | stripper.busy | completer.busy)
+        return m

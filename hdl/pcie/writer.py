@@ -1,0 +1,293 @@
+"""Host memory writes: lines read, cut into TLPs, rotated to payload order; posts in between."""
+
+from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.fifo import SyncFIFOBuffered
+from amaranth.lib.wiring import In, Out, connect
+
+from hdl.config import Config
+from hdl.memory.interface import ReadPort, line_stream
+from hdl.pcie.interface import (
+    POST_DWORDS,
+    PcieStatus,
+    RequestKind,
+    post,
+    request_beat,
+    write_request,
+)
+from hdl.pcie.packets import PacketMerge
+from hdl.pcie.reader import size_limit
+from hdl.pcie.rotate import rotate_right, words_of
+
+PREFETCH_BEATS = 32
+"""Beats read ahead: covers the line store's latency and a run of bank conflicts."""
+
+PREFETCH_CHUNKS = 16
+"""TLPs cut ahead, at most: the smallest take one beat each."""
+
+DONE_SLOTS = 4
+"""Finished lines that wait to be reported before TLPs wait for them."""
+
+
+def write_chunk(config: Config) -> data.StructLayout:
+    """One TLP: ``dwords`` words from word address ``source``; ``last`` ends the transfer."""
+    return data.StructLayout(
+        {
+            "line": config.line_bits,
+            "last": 1,
+            "address": 64,
+            "dwords": 11,
+            "source": config.dword_address_bits,
+        }
+    )
+
+
+class ChunkReader(wiring.Component):
+    """Cuts write requests into TLPs and reads their beats ahead.
+
+    Requests are cut at multiples of the maximum payload size, hence never cross 4 KiB. ``chunk``
+    is offered when its first beat has been asked for; ``beat`` carries the beats of all chunks in
+    order, a beat that two chunks share twice. Throughput one beat a cycle, also from one chunk and
+    one request to the next. No more beats are asked for than there is room for.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        super().__init__(
+            {
+                "request": In(stream.Signature(write_request(config))),
+                "status": Out(PcieStatus()),
+                "line_read": Out(ReadPort(config)),
+                "chunk": Out(stream.Signature(write_chunk(config))),
+                "beat": Out(stream.Signature(config.data_width)),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        config = self._config
+        width = config.beat_dwords
+        shift = (width - 1).bit_length()
+        layout = write_chunk(config)
+        m.submodules.chunks = chunks = SyncFIFOBuffered(width=layout.size, depth=PREFETCH_CHUNKS)
+        m.submodules.beats = beats = SyncFIFOBuffered(
+            width=config.data_width, depth=PREFETCH_BEATS
+        )
+
+        # Cut: what is left of a request, and its next chunk.
+        cutting = Signal()
+        job = Signal(write_request(config))
+        chunk = Signal(layout)
+        room = Signal(11)
+        final = Signal()
+        takes_chunk = Signal()
+        job_low = job.address[2:64]
+        m.d.comb += [
+            room.eq((~job_low & size_limit(self.status.max_payload)) + 1),
+            final.eq(job.dwords <= room),
+            chunk.line.eq(job.line),
+            chunk.last.eq(job.last & final),
+            chunk.address.eq(job.address),
+            chunk.dwords.eq(Mux(final, job.dwords, room)),
+            chunk.source.eq(job.source),
+            self.request.ready.eq(~cutting | (takes_chunk & final)),
+        ]
+        with m.If(self.request.ready):
+            m.d.sync += [cutting.eq(self.request.valid), job.eq(self.request.payload)]
+        with m.Elif(takes_chunk):
+            m.d.sync += [
+                job.address[2:64].eq(job_low + room),
+                job.source.eq(job.source + room),
+                job.dwords.eq(job.dwords - room),
+            ]
+
+        # Read: the beats of a chunk. Its description goes ahead.
+        reading = Signal()
+        address = Signal(config.beat_address_bits)
+        left = Signal(range(1024 // width + 2))  # beats still to ask for, less one
+        free = Signal(range(PREFETCH_BEATS + 1), init=PREFETCH_BEATS)
+        asked = Signal()
+        taken = Signal()
+        m.d.comb += [
+            self.line_read.request.valid.eq(reading & (free != 0)),
+            self.line_read.request.payload.eq(address),
+            asked.eq(self.line_read.request.valid & self.line_read.request.ready),
+            takes_chunk.eq(
+                cutting & chunks.w_rdy & (~reading | (asked & (left == 0)))
+            ),
+            chunks.w_en.eq(takes_chunk),
+            chunks.w_data.eq(chunk),
+            beats.w_en.eq(self.line_read.response_valid),
+            beats.w_data.eq(self.line_read.response),
+            taken.eq(self.beat.valid & self.beat.ready),
+        ]
+        m.d.sync += free.eq(free - asked + taken)
+        with m.If(takes_chunk):
+            m.d.sync += [
+                reading.eq(1),
+                address.eq(chunk.source[shift:]),
+                left.eq((chunk.source[:shift] + chunk.dwords - 1) >> shift),
+            ]
+        with m.Elif(asked):
+            m.d.sync += [
+                reading.eq(left != 0),
+                address.eq(address + 1),
+                left.eq(left - 1),
+            ]
+
+        m.d.comb += [
+            self.chunk.valid.eq(chunks.r_rdy),
+            self.chunk.payload.eq(chunks.r_data),
+            chunks.r_en.eq(self.chunk.ready),
+            self.beat.valid.eq(beats.r_rdy),
+            self.beat.payload.eq(beats.r_data),
+            beats.r_en.eq(self.beat.ready),
+            self.busy.eq(
+                self.request.valid
+                | cutting
+                | reading
+                | (free != PREFETCH_BEATS)
+                | chunks.r_rdy
+            ),
+        ]
+        return m
+
+
+class HostWriter(wiring.Component):
+    """Sends lines, completion queue entries and interrupts to host memory.
+
+    One `write_done` a transfer, with its line, once the last beat of its last TLP has been handed
+    over; a post taken after that arrives at the host after it. Between TLPs a waiting post goes
+    next, alternating with TLPs of lines.
+
+    Ports
+    -----
+    request, done, line_read
+        `hdl.pcie.interface.write_request`; the lines that have been sent; where they are read.
+    post
+        Small writes, see `hdl.pcie.interface.post`.
+    tlp
+        Memory write requests.
+    status
+        Configuration space: the maximum payload size.
+
+    Rate: aligned data (source and payload in the same words of a beat) one beat a cycle without a
+    pause between TLPs, requests and lines; rotated data one cycle more a TLP, which its header
+    takes on the link anyway. Latency about 7 cycles plus the line store's. No errors of its own.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        super().__init__(
+            {
+                "request": In(stream.Signature(write_request(config))),
+                "done": Out(line_stream(config)),
+                "post": In(stream.Signature(post())),
+                "tlp": Out(stream.Signature(request_beat(config))),
+                "line_read": Out(ReadPort(config)),
+                "status": Out(PcieStatus()),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        config = self._config
+        width = config.beat_dwords
+        shift = (width - 1).bit_length()
+        m.submodules.reader = reader = ChunkReader(config=config)
+        m.submodules.merge = merge = PacketMerge(config=config)
+        m.submodules.done = done = SyncFIFOBuffered(width=config.line_bits, depth=DONE_SLOTS)
+        connect(m, wiring.flipped(self.request), reader.request)
+        connect(m, reader.line_read, wiring.flipped(self.line_read))
+        connect(m, merge.output, wiring.flipped(self.tlp))
+        m.d.comb += [
+            reader.status.max_payload.eq(self.status.max_payload),
+            self.done.valid.eq(done.r_rdy),
+            self.done.payload.eq(done.r_data),
+            done.r_en.eq(self.done.ready),
+        ]
+
+        # Emit: word i of the payload is word i + amount of the source, over two beats of it.
+        chunk = reader.chunk.payload
+        tlp = merge.first_input
+        amount = chunk.source[:shift]
+        place = Signal(range(1024 // width + 1))  # beats of the payload sent
+        primed = Signal()  # the first beat of the source is in `kept`
+        kept = Signal(config.data_width)
+        fresh = Signal(config.data_width)
+        last_out = Signal(range(1024 // width + 1))
+        last_in = Signal.like(last_out)
+        rotated = Signal()
+        wants = Signal()
+        holds = Signal(width)
+        sends = Signal()
+        m.d.comb += [
+            last_out.eq((chunk.dwords - 1) >> shift),
+            last_in.eq((amount + chunk.dwords - 1) >> shift),
+            rotated.eq(amount != 0),
+            # The last beat of a rotated payload may lie wholly in the previous beat.
+            wants.eq(~rotated | ~primed | (place != last_in)),
+            fresh.eq(Cat(rotate_right(words_of(reader.beat.payload), amount))),
+            holds.eq(Cat(rotated & (place_ + amount < width) for place_ in range(width))),
+            tlp.payload.kind.eq(RequestKind.WRITE),
+            tlp.payload.address.eq(chunk.address),
+            tlp.payload.dwords.eq(chunk.dwords),
+            tlp.payload.data.eq(
+                Cat(
+                    Mux(hold, old, new)
+                    for hold, old, new in zip(
+                        holds, words_of(kept), words_of(fresh), strict=True
+                    )
+                )
+            ),
+            tlp.payload.first.eq(place == 0),
+            tlp.payload.last.eq(place == last_out),
+            tlp.valid.eq(
+                reader.chunk.valid
+                & (~rotated | primed)
+                & (~wants | reader.beat.valid)
+                & (~(tlp.payload.last & chunk.last) | done.w_rdy)
+            ),
+            sends.eq(tlp.valid & tlp.ready),
+            reader.beat.ready.eq(
+                reader.chunk.valid & wants & (sends | (rotated & ~primed))
+            ),
+            reader.chunk.ready.eq(sends & tlp.payload.last),
+            done.w_en.eq(sends & tlp.payload.last & chunk.last),
+            done.w_data.eq(chunk.line),
+        ]
+        with m.If(reader.beat.valid & reader.beat.ready):
+            m.d.sync += kept.eq(fresh)
+        with m.If(sends):
+            m.d.sync += place.eq(Mux(tlp.payload.last, 0, place + 1))
+        with m.If(reader.chunk.ready):
+            m.d.sync += primed.eq(0)
+        with m.Elif(reader.beat.valid & reader.beat.ready):
+            m.d.sync += primed.eq(1)
+
+        # Posts.
+        small = self.post.payload
+        beats = max(1, 32 * POST_DWORDS // config.data_width)
+        offset = Signal(range(max(2, beats)))
+        letter = merge.second_input
+        m.d.comb += [
+            letter.valid.eq(self.post.valid),
+            letter.payload.kind.eq(RequestKind.WRITE),
+            letter.payload.address.eq(small.address),
+            letter.payload.dwords.eq(small.dwords),
+            letter.payload.data.eq(
+                small.data.word_select(offset, config.data_width) if beats > 1 else small.data
+            ),
+            letter.payload.first.eq(offset == 0),
+            letter.payload.last.eq(offset == (small.dwords - 1) >> shift),
+            self.post.ready.eq(letter.ready & letter.payload.last),
+        ]
+        with m.If(letter.valid & letter.ready):
+            m.d.sync += offset.eq(Mux(letter.payload.last, 0, offset + 1))
+
+        m.d.comb += self.busy.eq(
+            reader.busy | merge.busy | self.post.valid | done.r_rdy
+        )
+        return m

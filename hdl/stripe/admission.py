@@ -1,0 +1,311 @@
+"""Admission of launched rows: where the roles lie, which drives are left, what to do, lines."""
+
+from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.fifo import SyncFIFOBuffered
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out, connect, flipped
+
+from hdl.array.interface import TableRead, geometry_read, member_read
+from hdl.config import MAX_DRIVES, Config
+from hdl.memory.interface import line_stream
+from hdl.stripe.interface import PlanKind, RowKind, row_state
+from hdl.stripe.planner import Planner
+from hdl.stripe.program import lowest_bit, program, role_bits, target, target_bits
+
+
+class Admission(wiring.Component):
+    """Turns a launched row, or one whose reads failed, into a program with all the lines it needs.
+
+    One row at a time takes lines, and takes all of them before the next, so rows cannot starve
+    each other; the sequencer behind it never waits for a line. ``launch`` and ``again`` queue as
+    many row slots as there are, so neither is ever refused for long.
+
+    ``launch``: row slots to begin. ``again``: row slots whose reads failed; ``bad`` is then read
+    for the roles that could not be read. ``ready``: row slots whose program may be run.
+    ``program_read``, ``target_read``, ``line_read``: what was worked out, for the sequencer;
+    addresses are the row slot, below it the target or the role.
+
+    About 12 + width cycles a row, one more for each line (mirrors: one for each copy instead of
+    width). Back-pressure: waits for lines and for ``ready``.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        slot = config.row_slot_bits
+        super().__init__(
+            {
+                "launch": In(stream.Signature(slot)),
+                "again": In(stream.Signature(slot)),
+                "ready": Out(stream.Signature(slot)),
+                "row_read": Out(TableRead(slot, row_state(config))),
+                "bad_read": Out(TableRead(slot, MAX_DRIVES)),
+                "geometry_read": Out(geometry_read(config)),
+                "member_read": Out(member_read(config)),
+                "failed": In(MAX_DRIVES),
+                "allocate": In(line_stream(config)),
+                "program_read": In(TableRead(slot, program(config))),
+                "target_read": In(TableRead(slot + target_bits(config), target(config))),
+                "line_read": In(TableRead(slot + role_bits(config), config.line_bits)),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        config = self._config
+        m = Module()
+        m.submodules.planner = planner = Planner(config=config)
+        launches = SyncFIFOBuffered(width=config.row_slot_bits, depth=config.rows)
+        retries = SyncFIFOBuffered(width=config.row_slot_bits, depth=config.rows)
+        m.submodules.launches = launches
+        m.submodules.retries = retries
+        connect(m, flipped(self.launch), launches.w_stream)
+        connect(m, flipped(self.again), retries.w_stream)
+
+        m.submodules.programs = programs = Memory(
+            shape=program(config), depth=config.rows, init=[]
+        )
+        m.submodules.targets = targets = Memory(
+            shape=target(config), depth=config.rows << target_bits(config), init=[]
+        )
+        m.submodules.lines = lines = Memory(
+            shape=config.line_bits, depth=config.rows << role_bits(config), init=[]
+        )
+        for memory, port in (
+            (programs, self.program_read),
+            (targets, self.target_read),
+            (lines, self.line_read),
+        ):
+            read = memory.read_port()
+            m.d.comb += [read.addr.eq(port.address), port.data.eq(read.data)]
+        program_write = programs.write_port()
+        target_write = targets.write_port()
+        line_write = lines.write_port()
+
+        slot = Signal(config.row_slot_bits)
+        retried = Signal()
+        todo = Signal(program(config))
+        row = self.row_read.data
+        geometry = self.geometry_read.data
+        mirrored = geometry.copies > 1
+        recover = row.kind == RowKind.RECOVER
+        m.d.comb += [
+            self.row_read.address.eq(slot),
+            self.bad_read.address.eq(slot),
+            self.geometry_read.address.eq(row.array),
+            program_write.addr.eq(slot),
+            program_write.data.eq(todo),
+            self.ready.payload.eq(slot),
+        ]
+
+        # One lookup a cycle, answered in the next: `ask` is the lookup, `got` its answer.
+        strips = Signal(MAX_DRIVES)
+        strip = lowest_bit(m, strips, "strip")
+        place = Signal(7)
+        wrapped = Signal()
+        copy = Signal(6)
+        role = Signal(6)
+        ask = Signal()
+        got = Signal()
+        got_role = Signal(5)
+        got_wrapped = Signal()
+        number = Signal(target_bits(config))
+        port = self.member_read.data
+        gone = self.failed.bit_select(port, 1)
+        m.d.comb += [
+            self.member_read.address.array.eq(row.array),
+            self.member_read.address.position.eq(row.base + place),
+            target_write.addr.eq(Cat(number, slot)),
+            target_write.data.port.eq(port),
+            target_write.data.strip.eq(got_role),
+            target_write.data.wrapped.eq(got_wrapped),
+        ]
+        m.d.sync += [
+            got.eq(ask),
+            got_role.eq(Mux(mirrored, strip, role)),
+            got_wrapped.eq(wrapped),
+        ]
+        with m.If(got):
+            m.d.comb += target_write.en.eq(1)
+            with m.If(mirrored):
+                with m.If(~gone):
+                    m.d.sync += [
+                        todo.write.eq(todo.write | (1 << number)),
+                        number.eq(number + 1),
+                    ]
+            with m.Else():
+                m.d.sync += number.eq(number + 1)
+                with m.If(gone):
+                    m.d.sync += todo.dead.eq(todo.dead | (1 << got_role))
+
+        # A parity that could not be read is not updated but generated anew, from all data.
+        parity_mask = Signal(4)
+        data_mask = Signal(MAX_DRIVES)
+        dead_parities = Signal(4)
+        live_parities = Signal(4)
+        bad_parities = Signal(4)
+        anew = Signal()
+        m.d.comb += [
+            parity_mask.eq((1 << geometry.parities) - 1),
+            data_mask.eq((1 << geometry.data) - 1),
+            dead_parities.eq(todo.dead >> geometry.data),
+            live_parities.eq(parity_mask & ~dead_parities),
+            bad_parities.eq(todo.bad >> geometry.data),
+            anew.eq(~recover & (bad_parities & live_parities).any()),
+        ]
+        request = planner.request.payload
+        m.d.comb += [
+            request.kind.eq(Mux(anew, RowKind.RECOVER, row.kind)),
+            request.data.eq(geometry.data),
+            request.parities.eq(geometry.parities),
+            request.joined.eq(Mux(anew, 0, row.joined)),
+            request.dead.eq(todo.dead | todo.bad),
+        ]
+        plan = planner.plan.payload
+
+        pending = Signal(MAX_DRIVES)
+        wanted = lowest_bit(m, pending, "wanted")
+        m.d.comb += [
+            line_write.addr.eq(Cat(wanted[: role_bits(config)], slot)),
+            line_write.data.eq(self.allocate.payload),
+        ]
+
+        with m.FSM(name="admit") as fsm:
+            with m.State("TAKE"):
+                m.d.sync += retried.eq(retries.r_rdy)
+                with m.If(retries.r_rdy):
+                    m.d.comb += retries.r_en.eq(1)
+                    m.d.sync += slot.eq(retries.r_data)
+                    m.next = "READ-ROW"
+                with m.Elif(launches.r_rdy):
+                    m.d.comb += launches.r_en.eq(1)
+                    m.d.sync += slot.eq(launches.r_data)
+                    m.next = "READ-ROW"
+            with m.State("READ-ROW"):
+                m.next = "READ-GEOMETRY"
+            with m.State("READ-GEOMETRY"):
+                m.d.sync += [
+                    todo.eq(0),
+                    strips.eq(row.joined),
+                    role.eq(0),
+                    copy.eq(0),
+                    wrapped.eq(0),
+                    number.eq(0),
+                ]
+                m.next = "LOCATE"
+            with m.State("LOCATE"):
+                m.d.sync += [
+                    todo.kind.eq(row.kind),
+                    todo.fua.eq(row.fua),
+                    todo.more.eq(row.more),
+                    todo.row.eq(row.row),
+                    todo.joined.eq(row.joined),
+                    todo.mirrored.eq(mirrored),
+                    todo.redundant.eq(mirrored | (geometry.parities != 0)),
+                    todo.data.eq(geometry.data),
+                    todo.parities.eq(geometry.parities),
+                    todo.strip_shift.eq(geometry.strip_shift),
+                    todo.bad.eq(Mux(retried, self.bad_read.data, 0)),
+                    todo.possible.eq(1),
+                    wrapped.eq(0),
+                    place.eq(row.shift + Mux(mirrored, strip * geometry.copies, 0)),
+                ]
+                m.next = "WALK"
+            with m.State("WALK"):
+                m.d.comb += ask.eq(1)
+                m.d.sync += [copy.eq(copy + 1), role.eq(role + 1)]
+                with m.If(place + 1 >= geometry.width):
+                    m.d.sync += [place.eq(0), wrapped.eq(mirrored)]
+                with m.Else():
+                    m.d.sync += place.eq(place + 1)
+                with m.If(mirrored):
+                    with m.If(copy + 1 == geometry.copies):
+                        m.d.sync += [strips.eq(strips & (strips - 1)), copy.eq(0)]
+                        m.next = "STEP"
+                with m.Elif(role + 1 == geometry.width):
+                    m.next = "SETTLE"
+            with m.State("STEP"):
+                m.d.sync += [
+                    wrapped.eq(0),
+                    place.eq(row.shift + strip * geometry.copies),
+                ]
+                m.next = "WALK"
+                with m.If(strips == 0):
+                    m.next = "SETTLE"
+            with m.State("SETTLE"):
+                # The last answer is being taken.
+                m.next = "PLAN"
+            with m.State("PLAN"):
+                with m.If(mirrored):
+                    m.d.sync += todo.possible.eq(~recover)
+                    m.next = "PUBLISH"
+                with m.Elif(geometry.parities == 0):
+                    m.d.sync += [
+                        todo.possible.eq(~recover),
+                        todo.write.eq(row.joined & ~todo.dead),
+                    ]
+                    m.next = "PUBLISH"
+                with m.Else():
+                    m.d.comb += planner.request.valid.eq(1)
+                    with m.If(planner.request.ready):
+                        m.next = "ANSWER"
+            with m.State("ANSWER"):
+                m.d.comb += planner.plan.ready.eq(1)
+                with m.If(planner.plan.valid):
+                    m.d.sync += [
+                        todo.possible.eq(plan.kind != PlanKind.IMPOSSIBLE),
+                        todo.update.eq(plan.kind == PlanKind.UPDATE),
+                        todo.use_parity.eq(plan.use_parity),
+                        todo.erased.eq(plan.erased),
+                        todo.read.eq(plan.read_data | (plan.read_parity << geometry.data)),
+                    ]
+                    with m.If(~recover):
+                        with m.If(plan.kind != PlanKind.WRITE_ONLY):
+                            m.d.sync += todo.generate.eq(live_parities)
+                        with m.If((plan.erased & ~row.joined) == 0):
+                            # Nothing lost that is not being written: no recovery needed.
+                            m.d.sync += [todo.erased.eq(0), todo.use_parity.eq(0)]
+                            with m.If(plan.kind != PlanKind.UPDATE):
+                                m.d.sync += todo.read.eq(plan.read_data & ~row.joined)
+                    m.next = "COUNT"
+            with m.State("COUNT"):
+                outputs = Mux(recover, row.joined, todo.erased & ~row.joined)
+                need = Signal(MAX_DRIVES)
+                m.d.comb += need.eq(todo.read | outputs | (todo.generate << geometry.data))
+                with m.If(todo.possible):
+                    m.d.sync += [todo.aux.eq(need), pending.eq(need)]
+                    with m.If(~recover):
+                        m.d.sync += todo.write.eq(
+                            (row.joined & ~todo.dead & data_mask)
+                            | (todo.generate << geometry.data)
+                        )
+                    m.next = "ALLOCATE"
+                with m.Else():
+                    m.next = "PUBLISH"
+            with m.State("ALLOCATE"):
+                with m.If(pending == 0):
+                    m.next = "PUBLISH"
+                with m.Else():
+                    m.d.comb += self.allocate.ready.eq(1)
+                    with m.If(self.allocate.valid):
+                        m.d.comb += line_write.en.eq(1)
+                        m.d.sync += pending.eq(pending & (pending - 1))
+            with m.State("PUBLISH"):
+                m.d.comb += program_write.en.eq(1)
+                m.next = "OFFER"
+            with m.State("OFFER"):
+                m.d.comb += self.ready.valid.eq(1)
+                with m.If(self.ready.ready):
+                    m.next = "TAKE"
+
+        waiting = fsm.ongoing("ALLOCATE") & (pending != 0) & ~self.allocate.valid
+        idle = fsm.ongoing("TAKE") & ~launches.r_rdy & ~retries.r_rdy
+        m.d.comb += self.busy.eq(
+            ~(waiting | idle) | (launches.level != 0) & idle | (retries.level != 0) & idle
+        )
+        return m

@@ -1,0 +1,281 @@
+"""Reads go straight to a drive, flushes to all of them, the rest to the stripe engine."""
+
+from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from hdl.array.interface import (
+    WIDTH_BITS,
+    expected,
+    extent,
+    geometry,
+    geometry_read,
+    member_read,
+)
+from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
+from hdl.drive.interface import Opcode, Owner, operation
+from hdl.nvme.interface import HostOpcode, Status, completion
+from hdl.stripe.interface import committed
+
+COPY_BITS = WIDTH_BITS - 1
+"""Width of a copy or place number, 0..31."""
+
+
+class Dispatch(wiring.Component):
+    """Decides where each extent goes.
+
+    - WRITE: to ``gather``.
+    - READ: one drive operation, if the drive that holds the strip is live. With parity, a read that
+      must not use that drive (failed, or ``recover``) goes to ``gather``. Without redundancy a
+      ``recover`` read asks the drive once more, and a failed drive makes every block of the extent
+      `unreadable`.
+    - READ of mirrors: strips prefer copies by turns (the bit-reversed sum of stripe and index), so
+      that random and sequential reads use every drive. A plain read takes the first live copy from
+      the preferred one upwards, a ``recover`` read the first one downwards from below it: another
+      copy whenever two are live, and never a third attempt.
+    - FLUSH: `expected` says how many drives will answer, then each live member gets one operation.
+      An array that has lost data (in a span more drives failed than parities, or no drive left) is
+      rejected with WRITE_FAULT.
+    - An extent whose ``status`` is not SUCCESS is `rejected` with it.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+
+    Ports
+    -----
+    extent
+        From the mapper.
+    operation
+        Direct reads and flushes, ``Owner.COMMAND``, ``index`` the command slot.
+    gather
+        Extents that need a row.
+    rejected
+        Commands that fail as a whole; nothing else is said of them.
+    unreadable
+        One UNRECOVERED_READ for each block that no drive holds any more.
+    expected
+        Drives that a FLUSH waits for, said before its operations are.
+    geometry_read, member_read
+        Tables.
+    failed
+        Bit a port: its drive cannot be used.
+
+    Throughput: 6 cycles for a direct read and 2 more for each failed copy passed over; 2 for a
+    write; 2 a member and 1 a port for a FLUSH. One extent at a time; back-pressure on any output
+    holds the extents behind it.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        super().__init__(
+            {
+                "extent": In(stream.Signature(extent(config))),
+                "operation": Out(stream.Signature(operation(config))),
+                "gather": Out(stream.Signature(extent(config))),
+                "rejected": Out(stream.Signature(completion(config))),
+                "unreadable": Out(stream.Signature(committed(config))),
+                "expected": Out(stream.Signature(expected(config))),
+                "geometry_read": Out(geometry_read(config)),
+                "member_read": Out(member_read(config)),
+                "failed": In(MAX_DRIVES),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        config = self._config
+        m = Module()
+
+        item = Signal(extent(config))
+        shape = Signal(geometry(config))
+        port = Signal(config.port_bits)
+        row = Signal(BLOCK_NUMBER_BITS)
+        first_row = Signal(BLOCK_NUMBER_BITS)
+
+        # Reads: the place of copy 0, and the copies left to try.
+        first = Signal(WIDTH_BITS + 1)
+        copy = Signal(COPY_BITS)
+        tries = Signal(WIDTH_BITS)
+        place = Signal(WIDTH_BITS + 1)
+        turns = Signal()
+        turn = Signal(COPY_BITS)
+        preferred = Signal(COPY_BITS)
+        mirrored = Signal()
+        m.d.comb += [
+            mirrored.eq(shape.copies > 1),
+            place.eq(first + copy),
+            turns.eq(place >= shape.width),
+            preferred.eq((Cat(*reversed(list(turn))) * shape.copies) >> COPY_BITS),
+        ]
+
+        def copy_below(number):
+            return Mux(number == 0, shape.copies - 1, number - 1)
+
+        def copy_above(number):
+            return Mux(number + 1 == shape.copies, 0, number + 1)
+
+        # Flushes: a walk over the members, then over the ports that they are at.
+        position = Signal(COPY_BITS)
+        walk_place = Signal(COPY_BITS)
+        walk_span = Signal(COPY_BITS)
+        dead = Signal(WIDTH_BITS)
+        live = Signal(WIDTH_BITS)
+        lost = Signal()
+        targets = Signal(MAX_DRIVES)
+
+        port_failed = Signal()
+        m.d.comb += port_failed.eq(self.failed.bit_select(self.member_read.data, 1))
+
+        m.d.comb += [
+            self.geometry_read.address.eq(self.extent.payload.array),
+            self.member_read.address.array.eq(item.array),
+            self.gather.payload.eq(item),
+            self.rejected.payload.slot.eq(item.slot),
+            self.rejected.payload.status.eq(item.status),
+            self.unreadable.payload.slot.eq(item.slot),
+            self.unreadable.payload.status.eq(Status.UNRECOVERED_READ),
+            self.expected.payload.slot.eq(item.slot),
+            self.expected.payload.count.eq(live),
+            self.expected.payload.tolerant.eq(mirrored | (shape.parities > 0)),
+            self.operation.payload.port.eq(port),
+            self.operation.payload.opcode.eq(
+                Mux(item.opcode == HostOpcode.FLUSH, Opcode.FLUSH, Opcode.READ)
+            ),
+            self.operation.payload.fua.eq(item.fua),
+            self.operation.payload.recover.eq(item.recover),
+            self.operation.payload.block.eq(row),
+            self.operation.payload.blocks.eq(item.blocks),
+            self.operation.payload.owner.eq(Owner.COMMAND),
+            self.operation.payload.index.eq(item.slot),
+            self.operation.payload.place.eq(item.offset),
+        ]
+
+        def offer(output, following):
+            m.d.comb += output.valid.eq(1)
+            with m.If(output.ready):
+                m.next = following
+
+        with m.FSM(name="dispatch") as fsm:
+            with m.State("TAKE"):
+                m.d.comb += self.extent.ready.eq(1)
+                m.d.sync += item.eq(self.extent.payload)
+                with m.If(self.extent.valid):
+                    with m.If(self.extent.payload.status != Status.SUCCESS):
+                        m.next = "REJECT"
+                    with m.Elif(self.extent.payload.opcode == HostOpcode.WRITE):
+                        m.next = "GATHER"
+                    with m.Else():
+                        m.next = "LOOK"
+
+            with m.State("REJECT"):
+                offer(self.rejected, "TAKE")
+
+            with m.State("GATHER"):
+                offer(self.gather, "TAKE")
+
+            with m.State("LOOK"):
+                m.d.sync += [
+                    shape.eq(self.geometry_read.data),
+                    turn.eq((item.row >> self.geometry_read.data.strip_shift) + item.index),
+                    first_row.eq(DATA_OFFSET_BLOCKS + item.row),
+                    position.eq(0),
+                    walk_place.eq(0),
+                    walk_span.eq(0),
+                    dead.eq(0),
+                    live.eq(0),
+                    lost.eq(0),
+                    targets.eq(0),
+                ]
+                m.next = "PREFER"
+                with m.If(item.opcode == HostOpcode.FLUSH):
+                    m.next = "ASK"
+
+            with m.State("PREFER"):
+                m.d.sync += [
+                    first.eq(item.shift + item.index * shape.copies),
+                    copy.eq(Mux(item.recover, copy_below(preferred), preferred)),
+                    tries.eq(shape.copies),
+                ]
+                m.next = "CHOOSE"
+                with m.If(item.recover & (shape.parities > 0)):
+                    m.next = "GATHER"
+
+            with m.State("CHOOSE"):
+                m.d.comb += self.member_read.address.position.eq(
+                    item.base + Mux(turns, place - shape.width, place)
+                )
+                # Copies that do not fit in a stripe go on in the next one.
+                m.d.sync += row.eq(first_row + Mux(turns & mirrored, 1 << shape.strip_shift, 0))
+                m.next = "PROBE"
+
+            with m.State("PROBE"):
+                m.d.sync += [
+                    port.eq(self.member_read.data),
+                    tries.eq(tries - 1),
+                    copy.eq(Mux(item.recover, copy_below(copy), copy_above(copy))),
+                ]
+                with m.If(~port_failed):
+                    m.next = "READ"
+                with m.Elif(shape.parities > 0):
+                    m.next = "GATHER"
+                with m.Elif(tries > 1):
+                    m.next = "CHOOSE"
+                with m.Else():
+                    m.next = "REFUSE"
+
+            with m.State("READ"):
+                offer(self.operation, "TAKE")
+
+            with m.State("REFUSE"):
+                m.d.comb += self.unreadable.valid.eq(1)
+                with m.If(self.unreadable.ready):
+                    m.d.sync += item.blocks.eq(item.blocks - 1)
+                    with m.If(item.blocks == 0):
+                        m.next = "TAKE"
+
+            with m.State("ASK"):
+                m.d.comb += self.member_read.address.position.eq(position)
+                m.next = "COUNT"
+
+            with m.State("COUNT"):
+                span_dead = Signal(WIDTH_BITS)
+                m.d.comb += span_dead.eq(dead + port_failed)
+                m.d.sync += [
+                    position.eq(position + 1),
+                    walk_place.eq(walk_place + 1),
+                    live.eq(live + ~port_failed),
+                    dead.eq(span_dead),
+                ]
+                with m.If(~port_failed):
+                    m.d.sync += targets.bit_select(self.member_read.data, 1).eq(1)
+                with m.If(~mirrored & (span_dead > shape.parities)):
+                    m.d.sync += lost.eq(1)
+                m.next = "ASK"
+                with m.If(walk_place + 1 == shape.width):
+                    m.d.sync += [walk_place.eq(0), walk_span.eq(walk_span + 1), dead.eq(0)]
+                    with m.If(walk_span + 1 == shape.spans):
+                        m.next = "JUDGE"
+
+            with m.State("JUDGE"):
+                m.d.sync += [row.eq(0), port.eq(0)]
+                m.next = "EXPECT"
+                with m.If(lost | (live == 0)):
+                    m.d.sync += item.status.eq(Status.WRITE_FAULT)
+                    m.next = "REJECT"
+
+            with m.State("EXPECT"):
+                offer(self.expected, "FLUSH")
+
+            with m.State("FLUSH"):
+                m.d.comb += self.operation.valid.eq(targets[0])
+                with m.If(~targets[0] | self.operation.ready):
+                    m.d.sync += [targets.eq(targets >> 1), port.eq(port + 1)]
+                    with m.If(targets[1:] == 0):
+                        m.next = "TAKE"
+
+            outputs = [self.operation, self.gather, self.rejected, self.unreadable, self.expected]
+            waits = Cat(output.valid & ~output.ready for output in outputs).any()
+            m.d.comb += self.busy.eq(~waits & ~(fsm.ongoing("TAKE") & ~self.extent.valid))
+        return m

@@ -1,0 +1,81 @@
+"""What admission works out for a row once, so that the sequencer only follows it."""
+
+from amaranth.hdl import Module, Signal, Value
+from amaranth.lib import data
+
+from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config, bits_for_count
+from hdl.stripe.interface import RowKind
+
+
+def targets(config: Config) -> int:
+    """Most operations of one phase of a row; a copy may wrap past the last drive, so more than
+    drives."""
+    return 2 * config.ports
+
+
+def target_bits(config: Config) -> int:
+    """Width of a target number."""
+    return bits_for_count(targets(config))
+
+
+def role_bits(config: Config) -> int:
+    """Width of a role, which is less than the drives there are."""
+    return bits_for_count(config.ports)
+
+
+def program(config: Config) -> data.StructLayout:
+    """Everything the sequencer does for a row slot.
+
+    Roles are counted as in a row: data 0.., then P, Q, .. from ``data`` on. ``possible``: 0 when
+    too many drives are gone. ``redundant``: losing one copy or role loses no data. ``read``: roles
+    to read. ``erased``, ``use_parity``: data roles to recover, from which parities (none: no such
+    pass). ``update``: generate from old and new data and old parity, else from all data.
+    ``generate``: parities to generate. ``write``: bit per target to write. ``aux``: roles with a
+    line of the row's own. ``dead``: roles whose drive cannot be used; ``bad``: roles that could
+    not be read.
+    """
+    return data.StructLayout(
+        {
+            "kind": RowKind,
+            "fua": 1,
+            "more": 1,
+            "possible": 1,
+            "mirrored": 1,
+            "redundant": 1,
+            "update": 1,
+            "data": 6,
+            "parities": 3,
+            "strip_shift": 4,
+            "row": BLOCK_NUMBER_BITS,
+            "joined": MAX_DRIVES,
+            "read": MAX_DRIVES,
+            "erased": MAX_DRIVES,
+            "use_parity": 4,
+            "generate": 4,
+            "write": targets(config),
+            "aux": MAX_DRIVES,
+            "dead": MAX_DRIVES,
+            "bad": MAX_DRIVES,
+        }
+    )
+
+
+def target(config: Config) -> data.StructLayout:
+    """Where one block goes: port, data strip, and whether it lies in the next stripe.
+
+    Without mirroring the target's number is the role; with it targets are numbered in the order
+    of strips and copies, live ones only.
+    """
+    return data.StructLayout({"port": config.port_bits, "strip": 5, "wrapped": 1})
+
+
+def lowest_bit(m: Module, mask: Value, name: str) -> Signal:
+    """The number of the lowest bit set in ``mask`` (0 when none is), combinational."""
+    width = len(mask)
+    single = Signal(width, name=f"{name}_single")
+    index = Signal(range(width), name=name)
+    m.d.comb += single.eq(mask & -mask)
+    for bit in range(len(index)):
+        choose = sum(1 << number for number in range(width) if number >> bit & 1)
+        m.d.comb += index[bit].eq((single & choose).any())
+    return index

@@ -1,0 +1,605 @@
+"""Row sequencer: runs each launched row's program on the drives and through the parity engine."""
+
+from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.lib import data, enum, stream, wiring
+from amaranth.lib.fifo import SyncFIFOBuffered
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out, connect, flipped
+
+from hdl.array.interface import TableRead, geometry_read, member_read
+from hdl.config import DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
+from hdl.drive.interface import DriveStatus, Opcode, Owner, finished, landed, operation
+from hdl.memory.interface import line_stream
+from hdl.nvme.interface import Status
+from hdl.parity.interface import StepKind, pass_done, step
+from hdl.stripe.admission import Admission
+from hdl.stripe.interface import RowKind, committed, row_state, strip_state
+from hdl.stripe.program import lowest_bit, role_bits, target_bits, targets
+
+ATTEMPTS = 4
+"""Times that operations a drive aborts are sent before they count as failed."""
+
+
+class Phase(enum.Enum, shape=3):
+    """What a row waits for."""
+
+    READ = 0
+    RECOVER = 1
+    GENERATE = 2
+    WRITE = 3
+    ABANDON = 4
+
+
+class Next(enum.Enum, shape=2):
+    """What follows once a row's own lines have been given back."""
+
+    PLAN = 0
+    WRITE = 1
+    CLOSE = 2
+    RETIRE = 3
+
+
+def progress(config: Config) -> data.StructLayout:
+    """How far a row is.
+
+    ``remaining``: operations outstanding. ``bad``: roles that could not be read. ``lost``: roles
+    that could not be written. ``good``: data strips of which a copy is written. ``retry``: targets
+    to write again.
+    """
+    return data.StructLayout(
+        {
+            "phase": Phase,
+            "remaining": target_bits(config) + 1,
+            "attempts": range(ATTEMPTS + 1),
+            "bad": MAX_DRIVES,
+            "lost": MAX_DRIVES,
+            "good": MAX_DRIVES,
+            "retry": targets(config),
+        }
+    )
+
+
+class Sequencer(wiring.Component):
+    """Brings launched rows to their new contents, or recovers a block; many rows at once.
+
+    A WRITE row ends in one ``committed`` for each joined block, after all its drives have answered,
+    and gives back all its lines; a RECOVER row in ``recovered`` (the line belongs to the receiver)
+    or ``recover_failed``. Then ``retired`` gives the row slot back.
+
+    A role that cannot be read is planned around and, if its drive is alive and it belongs to the
+    row's new contents, written anew. A write that fails loses its role: with redundancy the drive
+    is reported on ``fail`` (before any ``committed`` of the row), and the row still succeeds
+    while the level tolerates what is lost. Without redundancy the block ends with WRITE_FAULT and
+    the drive stays. ABORTED operations are sent `ATTEMPTS` times first. GONE is always reported.
+
+    ``operation`` has owner ROW, index = row slot, place = target number (without mirroring the
+    role: data 0.., then P, Q, ..); ``finished`` brings both back. ``finished`` and ``pass_done``
+    are taken whatever ``operation``, ``step`` and ``allocate`` do: the operations of a row are
+    queued inside, and a row begins a phase only when all of them fit. ``committed``, ``recovered``,
+    ``recover_failed``, ``fail``, ``free`` and ``retired`` must be taken in the end without waiting
+    for anything of the sequencer.
+
+    About 4 cycles to send and 6 to finish an operation, 3 a parity step, 30 + width more a row.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        slot = config.row_slot_bits
+        super().__init__(
+            {
+                "launch": In(stream.Signature(slot)),
+                "row_read": Out(TableRead(slot, row_state(config))),
+                "strip_read": Out(TableRead(slot + 5, strip_state(config))),
+                "geometry_read": Out(geometry_read(config)),
+                "member_read": Out(member_read(config)),
+                "failed": In(MAX_DRIVES),
+                "allocate": In(line_stream(config)),
+                "free": Out(line_stream(config)),
+                "operation": Out(stream.Signature(operation(config))),
+                "finished": In(stream.Signature(finished(config))),
+                "step": Out(stream.Signature(step(config))),
+                "pass_done": In(stream.Signature(pass_done(config))),
+                "committed": Out(stream.Signature(committed(config))),
+                "recovered": Out(stream.Signature(landed(config))),
+                "recover_failed": Out(stream.Signature(committed(config))),
+                "fail": Out(stream.Signature(config.port_bits)),
+                "retired": Out(stream.Signature(slot)),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        config = self._config
+        m = Module()
+        m.submodules.admission = admission = Admission(config=config)
+        connect(m, flipped(self.launch), admission.launch)
+        connect(m, admission.row_read, flipped(self.row_read))
+        connect(m, admission.geometry_read, flipped(self.geometry_read))
+        connect(m, admission.member_read, flipped(self.member_read))
+        connect(m, flipped(self.allocate), admission.allocate)
+        m.d.comb += admission.failed.eq(self.failed)
+
+        # Longest phase: every target of a mirrored row; old and new data and the parities.
+        most_operations = targets(config)
+        most_steps = 2 * config.ports + 2 * config.parities + 2
+        operation_depth = 1 << (2 * most_operations - 1).bit_length()
+        step_depth = 1 << (2 * most_steps - 1).bit_length()
+        operations = SyncFIFOBuffered(width=operation(config).size, depth=operation_depth)
+        steps = SyncFIFOBuffered(width=step(config).size, depth=step_depth)
+        todo = SyncFIFOBuffered(width=config.row_slot_bits, depth=config.rows)
+        m.submodules.operations = operations
+        m.submodules.steps = steps
+        m.submodules.todo = todo
+        m.d.comb += [
+            self.operation.payload.eq(operations.r_data),
+            self.operation.valid.eq(operations.r_rdy),
+            operations.r_en.eq(self.operation.ready),
+            self.step.payload.eq(steps.r_data),
+            self.step.valid.eq(steps.r_rdy),
+            steps.r_en.eq(self.step.ready),
+        ]
+        room = Signal()
+        m.d.comb += room.eq(
+            (operations.level <= operation_depth - most_operations)
+            & (steps.level <= step_depth - most_steps)
+        )
+
+        m.submodules.states = states = Memory(shape=progress(config), depth=config.rows, init=[])
+        state_read = states.read_port()
+        state_write = states.write_port()
+        bad_read = states.read_port()
+        m.d.comb += [
+            bad_read.addr.eq(admission.bad_read.address),
+            admission.bad_read.data.eq(bad_read.data.bad),
+        ]
+
+        # The row at hand: its program and progress follow `slot` by one cycle, and what belongs to
+        # target `number`, or to role `index`, follows that by one.
+        slot = Signal(config.row_slot_bits)
+        number = Signal(target_bits(config))
+        index = Signal(5)
+        now = Signal(progress(config))
+        program = admission.program_read.data
+        target = admission.target_read.data
+        own_line = admission.line_read.data
+        strip = self.strip_read.data
+        m.d.comb += [
+            admission.program_read.address.eq(slot),
+            admission.target_read.address.eq(Cat(number, slot)),
+            admission.line_read.address.eq(Cat(index[: role_bits(config)], slot)),
+            self.strip_read.address.eq(Cat(index, slot)),
+            state_read.addr.eq(slot),
+            state_write.addr.eq(slot),
+            state_write.data.eq(now),
+        ]
+        data_roles = Signal(MAX_DRIVES)
+        parity_roles = Signal(MAX_DRIVES)
+        recover = program.kind == RowKind.RECOVER
+        is_strip = program.mirrored | (index < program.data)
+        m.d.comb += [
+            data_roles.eq((1 << program.data) - 1),
+            parity_roles.eq(program.generate << program.data),
+        ]
+
+        # Operations of one phase: `pending` targets.
+        pending = Signal(max(targets(config), MAX_DRIVES))
+        lowest = lowest_bit(m, pending, "lowest")
+        writing = Signal()
+        sent = Signal(operation(config))
+        wrap = Mux(target.wrapped, 1 << program.strip_shift, 0)
+        m.d.comb += [
+            operations.w_data.eq(sent),
+            sent.port.eq(target.port),
+            sent.opcode.eq(Mux(writing, Opcode.WRITE, Opcode.READ)),
+            sent.fua.eq(writing & program.fua),
+            sent.more.eq(writing & program.more),
+            sent.block.eq(program.row + DATA_OFFSET_BLOCKS + wrap),
+            sent.owner.eq(Owner.ROW),
+            sent.index.eq(slot),
+            sent.place.eq(number),
+            sent.line.eq(Mux(writing & is_strip, strip.line, own_line)),
+        ]
+
+        # Steps of one pass: a begin, then the inputs in `olds` (own lines), `news` (joined lines)
+        # and `parities`, then those of `outputs` that are in `wants`.
+        olds = Signal(MAX_DRIVES)
+        news = Signal(MAX_DRIVES)
+        parities = Signal(4)
+        outputs = Signal(MAX_DRIVES)
+        wants = Signal(MAX_DRIVES)
+        old = lowest_bit(m, olds, "old")
+        new = lowest_bit(m, news, "new")
+        parity = lowest_bit(m, parities, "parity")
+        output = lowest_bit(m, outputs, "output")
+        recovering = Signal()
+        erasure = Signal(5)
+        own = Signal()
+        item = Signal(step(config))
+        written = Signal(step(config))
+        m.d.comb += [steps.w_data.eq(written), written.eq(item)]
+        m.d.comb += written.line.eq(Mux(own, own_line, strip.line))
+
+        # Lines to give back, and what to do then.
+        doomed = Signal(MAX_DRIVES)
+        doomed_role = lowest_bit(m, doomed, "doomed_role")
+
+        afterwards = Signal(Next)
+
+        event = Signal(finished(config))
+        unsolved = Signal()
+        ended = Signal()
+        report = Signal()
+        release = Signal()
+        missing = Signal(MAX_DRIVES)
+        tolerance = Signal(3)
+        abandoned = Signal()
+        fault = Signal()
+        unprotected = program.mirrored | (program.parities == 0)
+        m.d.comb += [
+            self.fail.payload.eq(event.port),
+            self.retired.payload.eq(slot),
+            admission.again.payload.eq(slot),
+            todo.w_data.eq(slot),
+            self.committed.payload.slot.eq(strip.slot),
+            self.committed.payload.status.eq(
+                Mux(
+                    fault | (unprotected & ~now.good.bit_select(index, 1)),
+                    Status.WRITE_FAULT,
+                    Status.SUCCESS,
+                )
+            ),
+            self.recovered.payload.slot.eq(strip.slot),
+            self.recovered.payload.offset.eq(strip.offset),
+            self.recovered.payload.line.eq(own_line),
+            self.recover_failed.payload.slot.eq(strip.slot),
+            self.recover_failed.payload.status.eq(Status.UNRECOVERED_READ),
+        ]
+
+        def begin_recovery() -> None:
+            m.d.sync += [
+                now.phase.eq(Phase.RECOVER),
+                recovering.eq(1),
+                olds.eq(program.read & data_roles),
+                news.eq(0),
+                parities.eq(program.use_parity),
+                outputs.eq(program.erased),
+                wants.eq(program.erased & Mux(recover, program.joined, ~program.joined)),
+            ]
+            m.next = "BEGIN-PASS"
+
+        def begin_generation() -> None:
+            olds_of_update = program.joined & data_roles
+            olds_of_rebuild = data_roles & ~program.joined
+            m.d.sync += [
+                now.phase.eq(Phase.GENERATE),
+                recovering.eq(0),
+                olds.eq(Mux(program.update, olds_of_update, olds_of_rebuild)),
+                news.eq(program.joined & data_roles),
+                parities.eq(Mux(program.update, program.generate, 0)),
+                outputs.eq(program.generate),
+                wants.eq(program.generate),
+            ]
+            m.next = "BEGIN-PASS"
+
+        def begin_operations(*, targets, write: int) -> None:
+            m.d.sync += [
+                now.phase.eq(Phase.WRITE if write else Phase.READ),
+                pending.eq(targets),
+                writing.eq(write),
+            ]
+            m.next = "SELECT-TARGET"
+
+        def try_again(*, write: int) -> None:
+            m.d.sync += [now.retry.eq(0), now.attempts.eq(now.attempts + 1)]
+            begin_operations(targets=now.retry, write=write)
+
+        def give_back(roles, *, then: Next) -> None:
+            m.d.sync += [doomed.eq(roles), afterwards.eq(then)]
+            m.next = "SELECT-LINE"
+
+        with m.FSM(name="sequence") as fsm:
+            with m.State("IDLE"):
+                m.d.sync += [ended.eq(0), abandoned.eq(0), report.eq(0), release.eq(0)]
+                with m.If(self.finished.valid):
+                    m.d.comb += self.finished.ready.eq(1)
+                    m.d.sync += [
+                        event.eq(self.finished.payload),
+                        slot.eq(self.finished.payload.index),
+                        number.eq(self.finished.payload.place),
+                    ]
+                    m.next = "LOAD-EVENT"
+                with m.Elif(self.pass_done.valid):
+                    m.d.comb += self.pass_done.ready.eq(1)
+                    m.d.sync += [
+                        slot.eq(self.pass_done.payload.index),
+                        unsolved.eq(self.pass_done.payload.error),
+                    ]
+                    m.next = "LOAD-PASS"
+                with m.Elif(todo.r_rdy & room):
+                    m.d.comb += todo.r_en.eq(1)
+                    m.d.sync += slot.eq(todo.r_data)
+                    m.next = "LOAD-ROW"
+                with m.Elif(admission.ready.valid & room):
+                    m.d.comb += admission.ready.ready.eq(1)
+                    m.d.sync += slot.eq(admission.ready.payload)
+                    m.next = "LOAD-PROGRAM"
+
+            # An operation has ended.
+            with m.State("LOAD-EVENT"):
+                m.next = "COPY-EVENT"
+            with m.State("COPY-EVENT"):
+                m.d.sync += [now.eq(state_read.data), index.eq(target.strip)]
+                m.next = "JUDGE-EVENT"
+            with m.State("JUDGE-EVENT"):
+                good = event.status == DriveStatus.GOOD
+                gone = event.status == DriveStatus.GONE
+                retry = (event.status == DriveStatus.ABORTED) & (now.attempts != ATTEMPTS - 1)
+                m.d.sync += [
+                    now.remaining.eq(now.remaining - 1),
+                    ended.eq(now.remaining == 1),
+                ]
+                with m.If(retry):
+                    m.d.sync += now.retry.eq(now.retry | (1 << number))
+                with m.Elif(event.opcode == Opcode.READ):
+                    with m.If(~good):
+                        m.d.sync += now.bad.eq(now.bad | (1 << index))
+                    m.d.sync += report.eq(gone)
+                with m.Else():
+                    with m.If(good):
+                        m.d.sync += now.good.eq(now.good | (1 << index))
+                    with m.Else():
+                        m.d.sync += now.lost.eq(now.lost | (1 << index))
+                    m.d.sync += [
+                        report.eq(gone | (~good & program.redundant)),
+                        release.eq(~program.mirrored),
+                    ]
+                m.next = "SETTLE-EVENT"
+            with m.State("SETTLE-EVENT"):
+                m.d.comb += [
+                    self.fail.valid.eq(report),
+                    self.free.valid.eq(release & ~report),
+                    self.free.payload.eq(Mux(is_strip, strip.line, own_line)),
+                ]
+                with m.If(report):
+                    with m.If(self.fail.ready):
+                        m.d.sync += report.eq(0)
+                with m.Elif(~release | self.free.ready):
+                    m.next = "STORE"
+
+            # A parity pass has ended.
+            with m.State("LOAD-PASS"):
+                m.next = "COPY-PASS"
+            with m.State("COPY-PASS"):
+                m.d.sync += [now.eq(state_read.data), ended.eq(1)]
+                with m.If(unsolved):
+                    m.d.sync += now.phase.eq(Phase.ABANDON)
+                m.next = "STORE"
+
+            with m.State("STORE"):
+                m.d.comb += [state_write.en.eq(1), todo.w_en.eq(ended)]
+                m.next = "IDLE"
+
+            # A row begins, or has ended a phase.
+            with m.State("LOAD-PROGRAM"):
+                m.next = "BEGIN"
+            with m.State("BEGIN"):
+                m.d.sync += [now.eq(0), now.bad.eq(program.bad)]
+                with m.If(~program.possible):
+                    m.next = "CLOSE"
+                with m.Elif(program.read.any()):
+                    begin_operations(targets=program.read, write=0)
+                with m.Elif(program.generate.any()):
+                    begin_generation()
+                with m.Else():
+                    m.next = "WRITE"
+            with m.State("LOAD-ROW"):
+                m.next = "COPY-ROW"
+            with m.State("COPY-ROW"):
+                m.d.sync += now.eq(state_read.data)
+                m.next = "RESUME"
+            with m.State("RESUME"):
+                with m.Switch(now.phase):
+                    with m.Case(Phase.READ):
+                        with m.If(now.retry.any()):
+                            try_again(write=0)
+                        with m.Elif(now.bad != program.bad):
+                            give_back(program.aux, then=Next.PLAN)
+                        with m.Elif(program.erased.any()):
+                            begin_recovery()
+                        with m.Else():
+                            begin_generation()
+                    with m.Case(Phase.RECOVER):
+                        with m.If(recover):
+                            m.d.sync += pending.eq(program.joined)
+                            m.next = "FIND-RECOVERED"
+                        with m.Else():
+                            begin_generation()
+                    with m.Case(Phase.GENERATE):
+                        give_back(program.aux & ~parity_roles, then=Next.WRITE)
+                    with m.Case(Phase.WRITE):
+                        m.next = "CLOSE"
+                        with m.If(now.retry.any()):
+                            try_again(write=1)
+                    with m.Default():
+                        m.d.sync += abandoned.eq(1)
+                        give_back(program.aux, then=Next.CLOSE)
+            with m.State("WRITE"):
+                m.d.sync += now.attempts.eq(0)
+                begin_operations(targets=program.write, write=1)
+                with m.If(~program.write.any()):
+                    m.next = "CLOSE"
+
+            # Operations of a phase.
+            with m.State("SELECT-TARGET"):
+                m.d.sync += [number.eq(lowest), pending.eq(pending & (pending - 1))]
+                m.next = "FIND-TARGET"
+                with m.If(~pending.any()):
+                    m.next = "STORE"
+            with m.State("FIND-TARGET"):
+                m.next = "FIND-ROLE"
+            with m.State("FIND-ROLE"):
+                m.d.sync += [index.eq(target.strip), now.remaining.eq(now.remaining + 1)]
+                m.next = "FIND-LINE"
+            with m.State("FIND-LINE"):
+                m.next = "SEND"
+            with m.State("SEND"):
+                m.d.comb += operations.w_en.eq(1)
+                m.next = "SELECT-TARGET"
+
+            # Steps of a pass.
+            with m.State("BEGIN-PASS"):
+                m.d.comb += [
+                    steps.w_en.eq(1),
+                    written.kind.eq(Mux(recovering, StepKind.RECOVER, StepKind.GENERATE)),
+                    written.erased.eq(program.erased),
+                    written.parities.eq(program.use_parity),
+                    written.role.eq(0),
+                    written.last.eq(0),
+                    written.index.eq(slot),
+                ]
+                m.d.sync += [item.eq(0), item.index.eq(slot), erasure.eq(0), own.eq(1)]
+                m.next = "SELECT-STEP"
+            with m.State("SELECT-STEP"):
+                m.next = "FIND-STEP"
+                with m.If(olds.any()):
+                    m.d.sync += [
+                        olds.eq(olds & (olds - 1)),
+                        item.kind.eq(StepKind.DATA),
+                        item.role.eq(old),
+                        index.eq(old),
+                    ]
+                with m.Elif(news.any()):
+                    m.d.sync += [
+                        news.eq(news & (news - 1)),
+                        item.kind.eq(StepKind.DATA),
+                        item.role.eq(new),
+                        index.eq(new),
+                        own.eq(0),
+                    ]
+                with m.Elif(parities.any()):
+                    m.d.sync += [
+                        parities.eq(parities & (parities - 1)),
+                        item.kind.eq(StepKind.PARITY),
+                        item.role.eq(parity),
+                        index.eq(program.data + parity),
+                        own.eq(1),
+                    ]
+                with m.Elif(wants.any()):
+                    m.d.sync += [
+                        outputs.eq(outputs & (outputs - 1)),
+                        wants.eq(wants & ~(1 << output)),
+                        erasure.eq(erasure + 1),
+                        item.kind.eq(StepKind.OUTPUT),
+                        item.role.eq(Mux(recovering, erasure, output)),
+                        item.last.eq((wants & ~(1 << output)) == 0),
+                        index.eq(Mux(recovering, output, program.data + output)),
+                        own.eq(1),
+                    ]
+                    with m.If(~wants.bit_select(output, 1)):
+                        m.next = "SELECT-STEP"
+                with m.Else():
+                    m.next = "STORE"
+            with m.State("FIND-STEP"):
+                m.next = "SEND-STEP"
+            with m.State("SEND-STEP"):
+                m.d.comb += steps.w_en.eq(1)
+                m.next = "SELECT-STEP"
+
+            # Own lines given back.
+            with m.State("SELECT-LINE"):
+                m.d.sync += [index.eq(doomed_role), doomed.eq(doomed & (doomed - 1))]
+                m.next = "FIND-DOOMED"
+                with m.If(~doomed.any()):
+                    with m.Switch(afterwards):
+                        with m.Case(Next.PLAN):
+                            m.next = "PLAN"
+                        with m.Case(Next.WRITE):
+                            m.next = "WRITE"
+                        with m.Case(Next.CLOSE):
+                            m.next = "CLOSE"
+                        with m.Case(Next.RETIRE):
+                            m.next = "RETIRE"
+            with m.State("FIND-DOOMED"):
+                m.next = "FREE"
+            with m.State("FREE"):
+                m.d.comb += [self.free.valid.eq(1), self.free.payload.eq(own_line)]
+                with m.If(self.free.ready):
+                    m.next = "SELECT-LINE"
+            with m.State("PLAN"):
+                m.d.comb += admission.again.valid.eq(1)
+                with m.If(admission.again.ready):
+                    m.next = "IDLE"
+
+            # A row ends.
+            with m.State("CLOSE"):
+                unread = now.bad & data_roles & ~program.joined
+                m.d.sync += [
+                    missing.eq(now.lost | program.dead | unread),
+                    tolerance.eq(program.parities),
+                    fault.eq(abandoned | ~program.possible),
+                    pending.eq(program.joined),
+                ]
+                m.next = "COUNT"
+            with m.State("COUNT"):
+                m.d.sync += [missing.eq(missing & (missing - 1)), tolerance.eq(tolerance - 1)]
+                with m.If(unprotected | fault | (tolerance == 0)):
+                    m.next = "SELECT-STRIP"
+                    with m.If(~unprotected & missing.any()):
+                        m.d.sync += fault.eq(1)
+            with m.State("SELECT-STRIP"):
+                m.d.sync += [index.eq(lowest), pending.eq(pending & (pending - 1))]
+                m.next = "FIND-STRIP"
+                with m.If(~pending.any()):
+                    m.next = "RETIRE"
+            with m.State("FIND-STRIP"):
+                m.next = "COMMIT"
+            with m.State("COMMIT"):
+                m.d.comb += [
+                    self.committed.valid.eq(~recover),
+                    self.recover_failed.valid.eq(recover),
+                ]
+                with m.If(Mux(recover, self.recover_failed.ready, self.committed.ready)):
+                    m.next = "SELECT-STRIP"
+                    # Lines written have been freed one by one, but not those of mirrors.
+                    kept = program.mirrored | abandoned | ~program.write.bit_select(index, 1)
+                    with m.If(~recover & kept):
+                        m.next = "FREE-STRIP"
+            with m.State("FREE-STRIP"):
+                m.d.comb += [self.free.valid.eq(1), self.free.payload.eq(strip.line)]
+                with m.If(self.free.ready):
+                    m.next = "SELECT-STRIP"
+            with m.State("FIND-RECOVERED"):
+                m.d.sync += index.eq(lowest)
+                m.next = "FETCH-RECOVERED"
+            with m.State("FETCH-RECOVERED"):
+                m.next = "DELIVER"
+            with m.State("DELIVER"):
+                m.d.comb += self.recovered.valid.eq(1)
+                with m.If(self.recovered.ready):
+                    give_back(program.aux & ~program.joined, then=Next.RETIRE)
+            with m.State("RETIRE"):
+                m.d.comb += self.retired.valid.eq(1)
+                with m.If(self.retired.ready):
+                    m.next = "IDLE"
+
+        # With nothing at hand only what arrives, or room for what is queued, moves anything.
+        arriving = self.finished.valid | self.pass_done.valid
+        begins = room & (todo.r_rdy | admission.ready.valid)
+        leaving = Cat(port.valid & port.ready for port in (self.operation, self.step)).any()
+        filling = (todo.level != 0) & ~todo.r_rdy
+        m.d.comb += self.busy.eq(
+            ~fsm.ongoing("IDLE")
+            | arriving
+            | begins
+            | leaving
+            | filling
+            | ((operations.level != 0) & ~operations.r_rdy)
+            | ((steps.level != 0) & ~steps.r_rdy)
+            | admission.busy
+        )
+        return m

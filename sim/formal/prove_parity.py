@@ -1,0 +1,184 @@
+"""The parity engine: products are those of the field, and every drained block is the sum it owes."""
+
+from dataclasses import dataclass
+from functools import reduce
+from operator import xor
+from unittest import mock
+
+from amaranth.hdl import Assert, Assume, Cat, Module, Mux, Signal, Value
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, connect, flipped
+
+from hdl.parity import engine as engine_module
+from hdl.parity.engine import ParityEngine
+from hdl.parity.field import ELEMENT_BITS, RAID_FIELD
+from hdl.parity.galois import bit_matrix, multiply, multiply_word
+from sim.formal.runner import Proof
+from sim.formal.stream_rules import StreamRules
+from sim.golden.gf import RAID
+
+WORD_ELEMENTS = 3
+
+
+def golden_product(a: Value, b: Value) -> Value:
+    """The product as the golden model's tables say it of every pair of powers of x."""
+    terms = [
+        (a[i] & b[j]).replicate(ELEMENT_BITS) & RAID.mul(1 << i, 1 << j)
+        for i in range(ELEMENT_BITS)
+        for j in range(ELEMENT_BITS)
+    ]
+    return reduce(xor, terms)
+
+
+class MultiplierSpecification(wiring.Component):
+    """Both multipliers agree with the golden tables for all operands."""
+
+    coefficient: In(ELEMENT_BITS)
+    word: In(ELEMENT_BITS * WORD_ELEMENTS)
+
+    def __init__(self, *, polynomial: int = RAID_FIELD.polynomial):
+        self._field = type(RAID_FIELD)(polynomial=polynomial, generator=RAID_FIELD.generator)
+        super().__init__()
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        matrix = bit_matrix(self._field, self.coefficient)
+        (product,) = multiply_word(m, self._field, self.word, [matrix], name="word")
+        for place in range(WORD_ELEMENTS):
+            lane = slice(place * ELEMENT_BITS, (place + 1) * ELEMENT_BITS)
+            element = self.word[lane]
+            wanted = golden_product(self.coefficient, element)
+            m.d.comb += [
+                Assert(product[lane] == wanted),
+                Assert(multiply(self._field, self.coefficient, element) == wanted),
+            ]
+        return m
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinySizes:
+    """What the engine needs of a configuration, as small as it works."""
+
+    data_width: int = ELEMENT_BITS
+    beats: int = 2
+    parities: int = 1
+
+
+class EngineSpecification(wiring.Component):
+    """Whatever the streams do, a drained block is the weighted sum of its row's inputs.
+
+    Rows are numbered modulo the two that the engine holds; the number travels in the tag of the
+    drain requests. What a row owes is summed with the golden product beside the engine.
+    """
+
+    def __init__(self, engine: ParityEngine):
+        self._engine = engine
+        super().__init__(engine.signature)
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        sizes = TinySizes()
+        m.submodules.engine = engine = self._engine
+        connect(m, flipped(self.beats), engine.beats)
+        connect(m, flipped(self.drain), engine.drain)
+        connect(m, engine.output, flipped(self.output))
+        for name, port, role in (
+            ("beats", engine.beats, Assume),
+            ("drain", engine.drain, Assume),
+            ("output", engine.output, Assert),
+        ):
+            m.submodules[f"{name}_rules"] = StreamRules(port, role=role)
+
+        # The environment: blocks are whole, rows begin where rows end, tags number the rows.
+        beat = engine.beats.payload
+        taken = engine.beats.valid & engine.beats.ready
+        number = Signal(range(sizes.beats))
+        row_in = Signal()
+        row_out = Signal()
+        begins_row = Signal(init=1)
+        block = Cat(beat.coefficients, beat.first_input, beat.last_input)
+        block_before = Signal(len(block))
+        with m.If(engine.beats.valid):
+            m.d.comb += Assume(beat.first_input == begins_row)
+            with m.If(number != 0):
+                m.d.comb += Assume(block == block_before)
+        ends_block = number == sizes.beats - 1
+        with m.If(taken):
+            m.d.sync += [number.eq(Mux(ends_block, 0, number + 1)), block_before.eq(block)]
+            with m.If(ends_block):
+                m.d.sync += begins_row.eq(beat.last_input)
+                with m.If(beat.last_input):
+                    m.d.sync += row_in.eq(~row_in)
+        request = engine.drain.payload
+        with m.If(engine.drain.valid):
+            m.d.comb += [Assume(request.tag == row_out), Assume(request.syndrome == 0)]
+        with m.If(engine.drain.valid & engine.drain.ready & request.release):
+            m.d.sync += row_out.eq(~row_out)
+
+        # What is owed, by row and beat, and the check of what comes out.
+        product = golden_product(beat.coefficients[0], beat.data)
+        output = engine.output
+        shown = Signal()
+        m.d.sync += shown.eq(output.valid & ~output.ready)
+        for row in range(2):
+            for place in range(sizes.beats):
+                owed = Signal(sizes.data_width, name=f"owed_{row}_{place}")
+                with m.If(taken & (row_in == row) & (number == place)):
+                    m.d.sync += owed.eq(product ^ Mux(beat.first_input, 0, owed))
+                here = (output.payload.tag == row) & (output.payload.beat == place)
+                with m.If(output.valid & ~shown & here):
+                    m.d.comb += [
+                        Assert(output.payload.data == owed),
+                        Assert(output.payload.last == (place == sizes.beats - 1)),
+                    ]
+        return m
+
+
+class PatchedEngine(ParityEngine):
+    """A mutant: the engine elaborated with another function in place of ``name``."""
+
+    def __init__(self, name: str, function, **parameters):
+        super().__init__(**parameters)
+        self._patch = (name, function)
+
+    def elaborate(self, platform) -> Module:
+        with mock.patch.object(engine_module, *self._patch):
+            return super().elaborate(platform)
+
+
+def _keep_words(select, then, other):
+    """Never forgets the row before."""
+    return other if len(Value.cast(other)) == TinySizes().data_width else Mux(select, then, other)
+
+
+def _wrong_matrix(field, coefficient):
+    """Two columns of the bit matrix exchanged."""
+    columns = bit_matrix(field, coefficient)
+    return [columns[1], columns[0], *columns[2:]]
+
+
+def _engine(kind=ParityEngine, *arguments) -> EngineSpecification:
+    return EngineSpecification(kind(*arguments, config=TinySizes()))
+
+
+def _wrong_multiplier() -> MultiplierSpecification:
+    return MultiplierSpecification(polynomial=0x12D)
+
+
+PROOFS = [
+    Proof(
+        name="galois_multipliers",
+        build=MultiplierSpecification,
+        mutants=[_wrong_multiplier],
+    ),
+    Proof(
+        name="parity_engine",
+        build=_engine,
+        mode="bmc",
+        depth=16,
+        mutants=[
+            lambda: _engine(PatchedEngine, "Mux", _keep_words),
+            lambda: _engine(PatchedEngine, "bit_matrix", _wrong_matrix),
+        ],
+    ),
+]

@@ -1,0 +1,141 @@
+"""Every plan is one that works with the drives that are left, and none of the ways reads less.
+
+Rows of up to eight drives; the masks are as wide as ever.
+"""
+
+from unittest import mock
+
+from amaranth.hdl import Assert, Assume, Module, Mux, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import connect, flipped
+
+from hdl.config import small
+from hdl.stripe import planner as planner_module
+from hdl.stripe.interface import PlanKind, RowKind, plan_request
+from hdl.stripe.planner import Planner
+from sim.formal.runner import Proof
+from sim.formal.stream_rules import StreamRules
+
+WIDTH = 8
+PARITIES = 4
+
+
+class PlannerSpecification(wiring.Component):
+    """What a plan must satisfy, from the request alone."""
+
+    def __init__(self, planner: Planner):
+        self._planner = planner
+        super().__init__(planner.signature)
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.planner = planner = self._planner
+        connect(m, flipped(self.request), planner.request)
+        connect(m, planner.plan, flipped(self.plan))
+        m.submodules.request_rules = asked = StreamRules(planner.request, role=Assume)
+        m.submodules.plan_rules = answered = StreamRules(planner.plan, role=Assert)
+
+        asking = planner.request.payload
+        m.d.comb += [
+            Assume(asking.data + asking.parities <= WIDTH),
+            Assume(asking.parities <= PARITIES),
+            Assume(asking.data != 0),
+            Assume(asking.joined < 1 << WIDTH),
+            Assume(asking.dead < 1 << WIDTH),
+        ]
+        request = Signal(plan_request(small()))
+        waiting = Signal()
+        with m.If(asked.transfer):
+            m.d.comb += Assert(~waiting)
+            m.d.sync += [request.eq(asking), waiting.eq(1)]
+        with m.If(answered.transfer):
+            m.d.comb += Assert(waiting)
+            m.d.sync += waiting.eq(0)
+
+        plan = planner.plan.payload
+        strips = Signal(WIDTH)
+        live = Signal(PARITIES)
+        joined = Signal(WIDTH)
+        dead = Signal(WIDTH)
+        lost = Signal(WIDTH)
+        recover = request.kind == RowKind.RECOVER
+        m.d.comb += [
+            strips.eq((1 << request.data) - 1),
+            live.eq(((1 << request.parities) - 1) & ~(request.dead >> request.data)),
+            joined.eq(request.joined & strips),
+            dead.eq(request.dead & strips),
+            lost.eq(Mux(recover, joined | dead, dead)),
+        ]
+        reads = _count(plan.read_data[:WIDTH]) + _count(plan.read_parity)
+        too_many = _count(lost) > _count(live)
+        is_kind = {kind: plan.kind == kind for kind in PlanKind}
+        impossible = is_kind[PlanKind.IMPOSSIBLE]
+        solves = is_kind[PlanKind.RECOVER] | is_kind[PlanKind.RECOVER_RECONSTRUCT]
+        with m.If(planner.plan.valid):
+            m.d.comb += [
+                # Only drives that are there.
+                Assert(((plan.read_data | plan.write_data) & ~(strips & ~dead)) == 0),
+                Assert(((plan.read_parity | plan.write_parity) & ~live) == 0),
+                # Refused exactly when the level does not tolerate it.
+                Assert(impossible == (too_many & (recover | (request.parities != 0)))),
+                Assert(is_kind[PlanKind.RECOVER] == (recover & ~too_many)),
+            ]
+            with m.If(~recover & ~impossible):
+                m.d.comb += [
+                    Assert(plan.write_data == joined & ~dead),
+                    Assert(plan.write_parity == live),
+                ]
+            with m.Else():
+                m.d.comb += [Assert(plan.write_data == 0), Assert(plan.write_parity == 0)]
+            with m.If(solves):
+                m.d.comb += [
+                    Assert(plan.erased == lost),
+                    Assert(plan.read_data == strips & ~lost),
+                    Assert(plan.read_parity == plan.use_parity),
+                    Assert(_count(plan.use_parity) == _count(lost)),
+                ]
+            with m.Else():
+                m.d.comb += [Assert(plan.erased == 0), Assert(plan.use_parity == 0)]
+            with m.Switch(plan.kind):
+                with m.Case(PlanKind.WRITE_ONLY):
+                    m.d.comb += Assert(live == 0)
+                with m.Case(PlanKind.FULL):
+                    m.d.comb += Assert(joined == strips)
+                with m.Case(PlanKind.UPDATE):
+                    m.d.comb += [
+                        Assert(plan.read_data == joined),
+                        Assert(plan.read_parity == live),
+                    ]
+                with m.Case(PlanKind.RECONSTRUCT):
+                    m.d.comb += Assert(plan.read_data | joined == strips)
+            with m.If(~recover & ~impossible & (live != 0)):
+                with m.If((joined & dead) == 0):
+                    m.d.comb += Assert(reads <= _count(joined) + _count(live))
+                with m.If((dead & ~joined) == 0):
+                    m.d.comb += Assert(reads <= request.data - _count(joined))
+                m.d.comb += Assert(reads <= request.data)
+        return m
+
+
+def _count(mask):
+    return sum(mask[1:], start=mask[0])
+
+
+class PatchedPlanner(Planner):
+    """A mutant: the lowest bit of a mask is not counted."""
+
+    def elaborate(self, platform) -> Module:
+        count = planner_module._ones
+        with mock.patch.object(planner_module, "_ones", lambda mask: count(mask[1:])):
+            return super().elaborate(platform)
+
+
+PROOFS = [
+    Proof(
+        name="planner",
+        build=lambda: PlannerSpecification(Planner(config=small())),
+        mode="prove",
+        depth=12,
+        mutants=[lambda: PlannerSpecification(PatchedPlanner(config=small()))],
+    )
+]

@@ -1,0 +1,148 @@
+"""NVMe 1.4 as a host sees it: entries, PRPs, pages and codes, in plain Python.
+
+Written from the specification, sharing nothing with the hardware: the reference for its tests.
+"""
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+PAGE = 4096
+SQE_BYTES = 64
+CQE_BYTES = 16
+MSIX_TABLE = 0x2000
+MSIX_PENDING = 0x3000
+DOORBELLS = 0x1000
+
+CAP, VS, INTMS, INTMC, CC, CSTS, AQA, ASQ, ACQ = (
+    0x00, 0x08, 0x0C, 0x10, 0x14, 0x1C, 0x24, 0x28, 0x30,
+)  # fmt: skip
+
+CC_ENABLE = 1 | 6 << 16 | 4 << 20
+CC_SHUTDOWN_NORMAL = 1 << 14
+CSTS_READY, CSTS_FATAL = 1, 2
+CSTS_SHUTDOWN_COMPLETE = 2 << 2
+
+DELETE_SQ, CREATE_SQ, GET_LOG, DELETE_CQ, CREATE_CQ, IDENTIFY, ABORT = 0, 1, 2, 4, 5, 6, 8
+SET_FEATURES, GET_FEATURES, ASYNC_EVENT = 9, 10, 12
+CREATE_ARRAY, LIST, DELETE_ARRAY, CREATE_VOLUME, DELETE_VOLUME = 0xC0, 0xC2, 0xC4, 0xC8, 0xCC
+FLUSH, WRITE, READ = 0, 1, 2
+
+SUCCESS = 0x000
+INVALID_OPCODE = 0x001
+INVALID_FIELD = 0x002
+DATA_TRANSFER_ERROR = 0x004
+INTERNAL_ERROR = 0x006
+INVALID_NAMESPACE = 0x00B
+COMMAND_SEQUENCE = 0x00C
+INVALID_PRP_OFFSET = 0x013
+LBA_OUT_OF_RANGE = 0x080
+INVALID_CQ = 0x100
+INVALID_QUEUE = 0x101
+INVALID_QUEUE_SIZE = 0x102
+ASYNC_EVENT_LIMIT = 0x105
+INVALID_VECTOR = 0x108
+INVALID_LOG_PAGE = 0x109
+INVALID_QUEUE_DELETION = 0x10C
+NOT_SAVEABLE = 0x10D
+NOT_CHANGEABLE = 0x10E
+DRIVE_UNAVAILABLE, NO_ENTRY, IN_USE, NO_SPACE = 0x1C0, 0x1C1, 0x1C2, 0x1C3
+WRITE_FAULT = 0x280
+UNRECOVERED_READ = 0x281
+
+MAY_RETRY = {SUCCESS, DATA_TRANSFER_ERROR, INTERNAL_ERROR, WRITE_FAULT, UNRECOVERED_READ}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sqe:
+    """A submission queue entry; ``dwords`` are CDW10 on."""
+
+    opcode: int
+    identifier: int = 0
+    nsid: int = 0
+    prp1: int = 0
+    prp2: int = 0
+    dwords: tuple[int, ...] = ()
+    fuse: int = 0
+    psdt: int = 0
+
+    def pack(self) -> bytes:
+        """The 64 bytes."""
+        dwords = [*self.dwords, 0, 0, 0, 0, 0, 0][:6]
+        flags = self.fuse | self.psdt << 6
+        head = struct.pack("<BBHIQQ", self.opcode, flags, self.identifier, self.nsid, 0, 0)
+        return head + struct.pack("<QQ6I", self.prp1, self.prp2, *dwords)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cqe:
+    """A completion queue entry."""
+
+    result: int
+    sq_head: int
+    queue: int
+    identifier: int
+    phase: int
+    code: int
+    """Status code type and status code, 11 bits."""
+    do_not_retry: bool
+
+    @classmethod
+    def unpack(cls, raw: bytes) -> "Cqe":
+        """Reads the 16 bytes."""
+        result, reserved, sq_head, queue, identifier, status = struct.unpack("<IIHHHH", raw)
+        if reserved:
+            raise ValueError("reserved dword 1 is not 0")
+        return cls(
+            result=result,
+            sq_head=sq_head,
+            queue=queue,
+            identifier=identifier,
+            phase=status & 1,
+            code=status >> 1 & 0x7FF,
+            do_not_retry=bool(status >> 15),
+        )
+
+
+def read_write(opcode: int, nsid: int, block: int, blocks: int, *, fua: bool = False) -> dict:
+    """Fields of a Read or Write of ``blocks`` blocks."""
+    dwords = (block & 0xFFFF_FFFF, block >> 32, (blocks - 1) | int(fua) << 30)
+    return {"opcode": opcode, "nsid": nsid, "dwords": dwords}
+
+
+def build_prps(
+    pages: Sequence[int], offset: int, write: Callable[[int, bytes], None], lists: Sequence[int]
+) -> tuple[int, int]:
+    """PRP1 and PRP2 for ``pages`` (page addresses), data beginning ``offset`` bytes into the first.
+
+    ``lists`` are addresses for the PRP list: the first may lie inside its page, the others are
+    pages that it goes on in when it reaches the end of a page. ``write`` stores the list.
+    """
+    prp1 = pages[0] + offset
+    rest = list(pages[1:])
+    if not rest:
+        return prp1, 0
+    if len(rest) == 1:
+        return prp1, rest[0]
+    places = list(lists)
+    place = first = places.pop(0)
+    while rest:
+        room = (PAGE - place % PAGE) // 8
+        if len(rest) <= room:
+            here, rest, follow = rest, [], None
+        else:
+            here, rest, follow = rest[: room - 1], rest[room - 1 :], places.pop(0)
+        write(place, struct.pack(f"<{len(here)}Q", *here))
+        if follow is not None:
+            write(place + 8 * len(here), struct.pack("<Q", follow))
+            place = follow
+    return prp1, first
+
+
+def segments(pages: Sequence[int], offset: int, block: int) -> list[tuple[int, int]]:
+    """(address, bytes) pieces of host memory that hold ``block`` of a transfer."""
+    begin = offset + block * PAGE
+    first = (pages[begin // PAGE] + begin % PAGE, PAGE - begin % PAGE)
+    if first[1] == PAGE:
+        return [first]
+    return [first, (pages[begin // PAGE + 1], PAGE - first[1])]

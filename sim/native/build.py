@@ -1,0 +1,220 @@
+"""Builds the shared libraries of the native tier, once per content, under ``build/native``.
+
+`build_controller`: verilated controller, models and harness for one configuration.
+`build_models`: the models alone, for fitting drives and testing the link.
+"""
+
+import re
+import subprocess
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+
+from amaranth.lib import wiring
+
+from hdl.config import TIME_BITS, Config
+from sim import verilator
+from sim.verilog import BUILD, ROOT, Netlist, digest, to_verilog, write_atomically
+
+TOP = "controller"
+PREFIX = "Vcontroller"
+SOURCES = Path(__file__).resolve().parent
+MODELS = ("pcie", "drive", "ideal", "hdd", "ssd", "direct")
+MODEL_API = ("bench", "models_api")
+HARNESS = ("axis", "port", "harness", "api")
+WARNINGS = ("-Wall", "-Wextra", "-Werror")
+OPTIMISATION = ("-O2", "-march=native")
+COMPILE = ("-std=c++17", "-fPIC", *WARNINGS, *OPTIMISATION)
+PICOSECONDS = 1_000_000_000_000
+SHIM_WIDTHS = (64, 128, 256)
+"""Widths at which the hard block's ``tuser`` fields lie where ``axis.cpp`` expects them."""
+
+VERILATE = (
+    "--cc",
+    "--prefix", PREFIX,
+    "--top-module", TOP,
+    "--no-timing",
+    "--no-assert",
+    "-O3",
+    "--x-assign", "fast",
+    "--x-initial", "fast",
+    "-Wno-fatal",
+    "-Wno-lint",
+    "-Wno-style",
+    "-CFLAGS", "-fPIC",
+)  # fmt: skip
+
+INPUTS_CHANGED = "vlSelfRef.__VicoFirstIteration = 1U;"
+INPUTS_CHANGED_WITH_CLOCK_LOW = "vlSelfRef.__VicoFirstIteration = !vlSelfRef.clk;"
+"""Verilator settles everything that depends on inputs in each evaluation. The harness changes inputs
+only while the clock is low, so the evaluation of the rising edge need not (a fifth of the time)."""
+
+_PORT = re.compile(r"VL_(?:IN|OUT|INOUT)\w*\(&(\w+),")
+
+STREAMS = ("command", "grant", "write_data", "read_data", "completion")
+AXI = {"data": "tdata", "keep": "tkeep", "last": "tlast", "user": "tuser", "valid": "tvalid",
+       "ready": "tready"}  # fmt: skip
+STATUS = ("max_payload", "max_read_request", "rcb", "bus_master", "msix_enable", "msix_mask")
+
+
+@cache
+def build_controller(
+    config: Config, component: Callable[[], wiring.Component] | None = None
+) -> Path:
+    """The shared library of the harness around ``component()`` (default: the controller).
+
+    For the controller, the sources under ``hdl/`` name the result, so nothing is converted twice.
+    """
+    if config.data_width not in SHIM_WIDTHS:
+        raise ValueError(f"data_width must be one of {SHIM_WIDTHS}, not {config.data_width}")
+    stamp = None
+    if component is None:
+        stamp = BUILD / "native" / "index" / digest(repr(config), _text_of(ROOT / "hdl", "py"),
+                                                    _tools(), _sources())
+        if stamp.exists() and (library := BUILD / "native" / stamp.read_text()).exists():
+            return library
+        from hdl.controller import Controller  # late: tests bring their own component
+
+        component = partial(Controller, config=config)
+    netlist = to_verilog(component(), top=TOP)
+    model = _verilate(netlist)
+    header = _header(config, model)
+    target = BUILD / "native" / f"controller-{digest(model.name, header, _sources())}"
+    with verilator.build_once(target) as draft:
+        if draft is not None:
+            (draft / "dut.hpp").write_text(header)
+            runtime = verilator.executable().parent.parent / "include"
+            system = ("-I", str(draft), "-isystem", str(model), "-isystem", str(runtime),
+                      "-isystem", str(runtime / "vltstd"))
+            objects = _compile(draft, (*MODELS, *HARNESS), system)
+            archives = [str(path) for path in sorted(model.glob("*.a"), reverse=True)]
+            _link(draft / "library.so", [*objects, *archives], model)
+    library = target / "library.so"
+    if stamp is not None:
+        write_atomically(stamp, str(library.relative_to(BUILD / "native")))
+    return library
+
+
+def build_models() -> Path:
+    """The shared library of the link and drive models without a controller."""
+    target = BUILD / "native" / f"models-{digest(_tools(), _sources())}"
+    with verilator.build_once(target) as draft:
+        if draft is not None:
+            _link(draft / "library.so", _compile(draft, (*MODELS, *MODEL_API), ()))
+    return target / "library.so"
+
+
+def _text_of(directory: Path, suffix: str) -> str:
+    files = sorted(directory.rglob(f"*.{suffix}"))
+    return "\0".join(f"{file.relative_to(directory)}\0{file.read_text()}" for file in files)
+
+
+def _sources() -> str:
+    own = Path(__file__).read_text()
+    return digest(_text_of(SOURCES, "cpp"), _text_of(SOURCES, "hpp"), own)
+
+
+def _tools() -> str:
+    flags = re.search(r"^(?:flags|Features)\s*:.*", Path("/proc/cpuinfo").read_text(), re.M)
+    return digest(verilator.toolchain().identity, flags[0] if flags else "", *COMPILE, *VERILATE,
+                  INPUTS_CHANGED_WITH_CLOCK_LOW)
+
+
+def _run(command: Sequence[str], directory: Path) -> None:
+    result = subprocess.run(command, cwd=directory, env=verilator.environment(), check=False,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if result.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{result.stdout[-8000:]}")
+
+
+def _verilate(netlist: Netlist) -> Path:
+    """A directory with the verilated model's headers and archives."""
+    target = BUILD / "native" / f"verilated-{digest(netlist.digest, _tools())}"
+    with verilator.build_once(target) as draft:
+        if draft is not None:
+            (draft / "controller.v").write_text(netlist.text)
+            _run([str(verilator.executable()), *VERILATE, "--Mdir", str(draft), "controller.v"],
+                 draft)
+            for source in draft.glob(f"{PREFIX}___024root__*.cpp"):
+                text = source.read_text()
+                source.write_text(text.replace(INPUTS_CHANGED, INPUTS_CHANGED_WITH_CLOCK_LOW))
+            fast = " ".join(OPTIMISATION)
+            arguments = verilator.toolchain().make_arguments(fast=fast, slow="-O1", library=fast)
+            _run(["make", "-f", f"{PREFIX}.mk", *arguments, f"lib{PREFIX}"], draft)
+    return target
+
+
+def _compile(directory: Path, names: Sequence[str], options: Sequence[str]) -> list[str]:
+    objects = []
+    for name in names:
+        result = str(directory / f"{name}.o")
+        _run([verilator.toolchain().compiler, *COMPILE, *options, "-I", str(SOURCES), "-c",
+              str(SOURCES / f"{name}.cpp"), "-o", result], directory)
+        objects.append(result)
+    return objects
+
+
+def _link(library: Path, parts: Sequence[str], model: Path | None = None) -> None:
+    toolchain = verilator.toolchain()
+    more = ["-pthread", *(["-latomic"] if toolchain.is_clang else [])] if model else []
+    _run([toolchain.compiler, "-shared", "-o", str(library), *parts, *more], library.parent)
+
+
+def _header(config: Config, model: Path) -> str:
+    """``dut.hpp``: the model as class ``Dut``, and where its ports are."""
+    text = (model / f"{PREFIX}.h").read_text()
+    members = {name.replace("___05F", "__"): name for name in _PORT.findall(text)}
+
+    def pointer(port: str, kind: str = "uint8_t") -> str:
+        if port not in members:
+            raise ValueError(f"the controller has no port {port}")
+        return f"reinterpret_cast<{kind}*>(&top_.{members[port]})"
+
+    binds = [
+        f"pins.clock = {pointer('clk')};",
+        f"pins.reset = {pointer('rst')};",
+        f"pins.now = {pointer('now', 'uint64_t')};",
+        f"pins.quiet = {pointer('quiet')};",
+        f"pins.deadline = {pointer('deadline', 'uint64_t')};",
+    ]
+    for bus in ("rq", "rc", "cq", "cc"):
+        binds += [f"pins.{bus}.{pin} = {pointer(f'{bus}_{port}')};" for pin, port in AXI.items()]
+    binds += [f"pins.status.{name} = {pointer(f'status__{name}')};" for name in STATUS]
+    for port in range(config.ports):
+        for stream in STREAMS:
+            binds += [
+                f"pins.drives[{port}].{stream}.{pin} = "
+                f"{pointer(f'drives__{port}__{stream}__{pin}')};"
+                for pin in ("payload", "valid", "ready")
+            ]
+        binds += [
+            f"pins.drives[{port}].present = {pointer(f'drives__{port}__present')};",
+            f"pins.drives[{port}].capacity = {pointer(f'drives__{port}__capacity', 'uint64_t')};",
+        ]
+    body = "\n        ".join(binds)
+    clock_ps = PICOSECONDS // config.clock_hz
+    return f"""// Generated by sim/native/build.py.
+#pragma once
+#include "{PREFIX}.h"
+#include "pins.hpp"
+
+namespace striata {{
+
+constexpr Shape kShape = {{{config.ports}, {config.beat_bytes}, {config.tag_bits}, {clock_ps},
+                          {TIME_BITS}}};
+
+class Dut {{
+public:
+    ~Dut() {{ top_.final(); }}
+    void eval() {{ top_.eval(); }}
+    void bind(Pins& pins) {{
+        {body}
+    }}
+
+private:
+    VerilatedContext context_;
+    {PREFIX} top_{{&context_, "{TOP}"}};
+}};
+
+}}  // namespace striata
+"""

@@ -1,0 +1,248 @@
+#include "drive.hpp"
+
+#include <algorithm>
+
+namespace striata {
+
+Drive::Drive(const DriveFields& fields, ExpanderLink* expander)
+    : fields_(fields), storage_(fields.keep_data), expander_(expander) {}
+
+void Drive::advance(Ps now) {
+    while (!events_.empty() && events_.top().time <= now) {
+        const TimedEvent event = events_.top();
+        events_.pop();
+        switch (event.type) {
+            case kBegin: begin(event.argument, event.time); break;
+            case kReady: block_ready(event.argument, event.index, event.time); break;
+            case kDone: complete(event.argument, DriveStatus(event.index), event.time); break;
+            case kDerived: due(event.argument, event.time); break;
+            }
+    }
+}
+
+void Drive::submit(const DriveCommand& command, Ps now) {
+    Slot& s = slot(command.tag);
+    if (s.active) throw ModelError("drive: tag " + std::to_string(command.tag) + " is in use");
+    if (command.operation != Operation::kFlush &&
+        (command.block < 0 || command.block + command.blocks > fields_.capacity) && present_)
+        throw ModelError("drive: block " + std::to_string(command.block) + " is past the end");
+    s = Slot();
+    s.active = true;
+    s.command = command;
+    s.since = now;
+    s.error_at = command.blocks;
+    counters_.outstanding_most = std::max(counters_.outstanding_most, int64_t(++outstanding_));
+    controller_free_ = std::max(controller_free_, now) + fields_.command_ps;
+    push_event(controller_free_, kBegin, command.tag, 0);
+}
+
+void Drive::begin(int tag, Ps now) {
+    Slot& s = slot(tag);
+    if (!present_) {
+        s.doomed = true;
+        end_doomed(tag, now);
+        return;
+    }
+    switch (s.command.operation) {
+        case Operation::kRead:
+            ++counters_.reads;
+            s.error_at = storage_.first_bad(s.command.block, s.command.blocks);
+            read(tag, now);
+            break;
+        case Operation::kWrite:
+            ++counters_.writes;
+            s.remaining = s.command.blocks;
+            write(tag, now);
+            break;
+        case Operation::kFlush:
+            ++counters_.flushes;
+            flush(tag, now);
+            break;
+    }
+}
+
+// Reading
+
+void Drive::block_ready(int tag, int index, Ps now) {
+    Slot& s = slot(tag);
+    s.ready |= uint64_t(1) << index;
+    while (s.emitted < s.command.blocks && s.ready >> s.emitted & 1) {
+        if (s.emitted == s.error_at) {
+            // The blocks before it may still be on the link: the last of them ends the command.
+            s.failed = true;
+            s.ready = 0;
+            if (s.taken == s.emitted) finish(tag, DriveStatus::kMediumError, now);
+            return;
+        }
+        outbound_.push({tag, s.emitted++, now});
+    }
+    send();
+}
+
+// Occupies the link, and what drives share, for one block; returns when its last byte is through.
+Ps Drive::reserve(Ps start, Ps* shared_free, int64_t* busy) {
+    Ps end = start + transfer_time(kBlockBytes, fields_.rate);
+    if (expander_) {
+        *shared_free = std::max(*shared_free, start) + transfer_time(kBlockBytes, expander_->rate);
+        end = std::max(end, *shared_free);
+    }
+    *busy += end - start;
+    return end;
+}
+
+// Starts blocks on the link while the link core has room for them.
+void Drive::send() {
+    while (!outbound_.empty()) {
+        if (frame_count_ == kLinkFrames) {
+            space_blocked_ = true;
+            return;
+        }
+        const Outbound next = outbound_.front();
+        outbound_.pop();
+        const Ps ready = space_blocked_ ? std::max(next.ready, space_time_) : next.ready;
+        space_blocked_ = false;
+        Frame& frame = frames_[(frame_first_ + frame_count_++) % kLinkFrames];
+        frame.tag = next.tag;
+        frame.start = std::max(ready, out_free_);
+        frame.end = reserve(frame.start, expander_ ? &expander_->out_free : nullptr,
+                            &counters_.out_busy_ps);
+        out_free_ = frame.end;
+        if (fields_.half_duplex) in_free_ = std::max(in_free_, out_free_);
+        storage_.read(slot(next.tag).command.block + next.index, frame.data);
+        ++counters_.read_blocks;
+    }
+}
+
+void Drive::frame_taken(Ps now) {
+    const int tag = frame().tag;
+    frame_first_ = (frame_first_ + 1) % kLinkFrames;
+    --frame_count_;
+    space_time_ = now;
+    Slot& s = slot(tag);
+    ++s.taken;
+    if (s.doomed) {
+        end_doomed(tag, now);
+    } else if (s.taken == s.command.blocks) {
+        finish(tag, DriveStatus::kGood, now);
+    } else if (s.failed && s.taken == s.emitted) {
+        finish(tag, DriveStatus::kMediumError, now);
+    }
+    send();
+}
+
+// Writing
+
+void Drive::ask(int tag) {
+    asking_.push(tag);
+    grant_more();
+}
+
+void Drive::grant_more() {
+    while (!asking_.empty() && grants_out_ < kGrantsAhead) {
+        Slot& s = slot(asking_.front());
+        grants_.push(asking_.front());
+        ++grants_out_;
+        if (++s.asked == s.command.blocks) asking_.pop();
+    }
+}
+
+void Drive::grant_taken() {
+    ++slot(grants_.front()).in_flight;
+    grants_.pop();
+}
+
+void Drive::inbound(Ps now, Ps* start, Ps* end) {
+    *start = std::max(now, in_free_);
+    *end = reserve(*start, expander_ ? &expander_->in_free : nullptr, &counters_.in_busy_ps);
+    in_free_ = *end;
+    if (fields_.half_duplex) out_free_ = std::max(out_free_, in_free_);
+}
+
+void Drive::block_received(int tag, const uint8_t* data, Ps now) {
+    Slot& s = slot(tag);
+    --grants_out_;
+    --s.in_flight;
+    // The controller may have been slower than the link.
+    in_free_ = std::max(in_free_, now);
+    const int index = s.received++;
+    if (s.doomed) {
+        end_doomed(tag, now);
+        return;
+    }
+    ++counters_.written_blocks;
+    storage_.write(s.command.block + index, data);
+    grant_more();
+    received(tag, index, now);
+}
+
+// Ending
+
+void Drive::finish(int tag, DriveStatus status, Ps now) {
+    out_free_ = std::max(out_free_, now) + fields_.status_ps;
+    if (fields_.half_duplex) in_free_ = std::max(in_free_, out_free_);
+    push_event(out_free_, kDone, tag, int(status));
+}
+
+void Drive::complete(int tag, DriveStatus status, Ps now) {
+    const Ps latency = now - slot(tag).since;
+    counters_.latency_sum_ps += latency;
+    counters_.latency_most_ps = std::max(counters_.latency_most_ps, latency);
+    int bin = 0;
+    for (Ps nanoseconds = latency / 1000; nanoseconds > 1; nanoseconds >>= 1) ++bin;
+    ++histogram_[bin];
+    if (status != DriveStatus::kGood) ++counters_.errors;
+    completions_.push({tag, status});
+}
+
+void Drive::completion_taken() {
+    slot(completions_.front().tag).active = false;
+    completions_.pop();
+    --outstanding_;
+}
+
+// Going away
+
+void Drive::end_doomed(int tag, Ps now) {
+    const Slot& s = slot(tag);
+    if (s.in_flight || (s.command.operation == Operation::kRead && s.taken != s.emitted)) return;
+    complete(tag, DriveStatus::kGone, now);
+}
+
+void Drive::set_present(bool present, bool frame_started, bool grant_offered, Ps now) {
+    if (present == present_) return;
+    present_ = present;
+    if (present) return;
+    forget();
+    events_ = {};
+    outbound_.clear();
+    asking_.clear();
+    const size_t frames_kept = frame_started ? 1 : 0;
+    const int grant_tag = grant_offered ? grants_.front() : -1;
+    grants_out_ = 0;
+    grants_.clear();
+    if (grant_offered) grants_.push(grant_tag);
+    frame_count_ = frames_kept;
+    bool ended[kMaxTags] = {};
+    for (size_t i = 0; i < completions_.size(); ++i) ended[completions_[i].tag] = true;
+    for (int tag = 0; tag < kMaxTags; ++tag) {
+        Slot& s = slot(tag);
+        if (!s.active || ended[tag]) continue;
+        const bool on_pins = frames_kept && frame().tag == tag;
+        s.doomed = true;
+        s.emitted = s.taken + (on_pins ? 1 : 0);
+        grants_out_ += size_t(s.in_flight) + (tag == grant_tag ? 1 : 0);
+        // A grant on the pins will be taken, and its data with it.
+        if (tag != grant_tag) end_doomed(tag, now);
+    }
+}
+
+std::unique_ptr<Drive> make_drive(const DriveFields& fields, ExpanderLink* expander) {
+    switch (DriveKind(fields.kind)) {
+        case DriveKind::kHdd: return make_hdd(fields, expander);
+        case DriveKind::kSsd: return make_ssd(fields, expander);
+        case DriveKind::kIdeal: break;
+    }
+    return make_ideal(fields, expander);
+}
+
+}  // namespace striata

@@ -1,0 +1,180 @@
+// A drive: commands, its link, completions. What happens on the medium is in the derived classes.
+#pragma once
+
+#include <memory>
+#include <queue>
+#include <vector>
+
+#include "common.hpp"
+#include "parameters.hpp"
+#include "storage.hpp"
+
+namespace striata {
+
+constexpr int kMaxTags = 32;
+constexpr int kMaxCommandBlocks = 64;
+constexpr size_t kLinkFrames = 4;    // blocks that the link core buffers towards the controller
+constexpr size_t kGrantsAhead = 16;  // blocks of write data asked for at once
+constexpr int kHistogramBins = 64;
+
+enum class Operation : uint8_t { kRead = 0, kWrite = 1, kFlush = 2 };
+enum class DriveStatus : uint8_t { kGood = 0, kMediumError = 1, kAborted = 2, kGone = 3 };
+
+struct DriveCommand {
+    int tag;
+    Operation operation;
+    bool fua;
+    int64_t block;
+    int blocks;
+};
+
+// The wide link that drives behind an expander share, each way.
+struct ExpanderLink {
+    int64_t rate = 0;
+    Ps out_free = 0;
+    Ps in_free = 0;
+};
+
+// A block on its way to the controller: byte n is there at start + (end - start) * n / 4096.
+struct Frame {
+    int tag;
+    bool last;  // of its command
+    Ps start;
+    Ps end;
+    alignas(32) uint8_t data[kBlockBytes];
+};
+
+struct Completion {
+    int tag;
+    DriveStatus status;
+};
+
+class Drive {
+public:
+    Drive(const DriveFields& fields, ExpanderLink* expander);
+    virtual ~Drive() = default;
+
+    // Time: `advance` does everything due until `now`.
+    Ps next_event() const { return events_.empty() ? kNever : events_.top().time; }
+    void advance(Ps now);
+
+    // Commands and their ends.
+    void submit(const DriveCommand& command, Ps now);
+    Ring<Completion>& completions() { return completions_; }
+    void completion_taken();
+
+    // Read data: the frame at the front is on the link, or about to be.
+    bool frame_waiting() const { return frame_count_ != 0; }
+    Frame& frame() { return frames_[frame_first_]; }
+    void frame_taken(Ps now);
+
+    // Write data: tags whose next block is asked for, in order. `inbound` reserves the link for a
+    // block (its beats come evenly from `start` to `end`); `block_received` ends it.
+    Ring<int>& grants() { return grants_; }
+    void grant_taken();
+    void inbound(Ps now, Ps* start, Ps* end);
+    void block_received(int tag, const uint8_t* data, Ps now);
+
+    // `frame_started`, `grant_offered`: the front of that queue is on the pins and must stay.
+    void set_present(bool present, bool frame_started, bool grant_offered, Ps now);
+    bool present() const { return present_; }
+
+    Storage& storage() { return storage_; }
+    const DriveFields& fields() const { return fields_; }
+    const DriveCounters& counters() const { return counters_; }
+    const int64_t* histogram() const { return histogram_; }
+
+protected:
+    struct Slot {
+        bool active = false;
+        bool doomed = false;  // the drive went away
+        DriveCommand command{};
+        Ps since = 0;
+        uint64_t ready = 0;    // blocks that came off the medium
+        int emitted = 0;       // blocks handed to the link
+        int taken = 0;         // blocks that the controller has
+        bool failed = false;   // the next block cannot be read
+        int error_at = 0;      // first block that cannot be read
+        int asked = 0;         // grants made
+        int in_flight = 0;     // grants taken whose data is not here yet
+        int received = 0;
+        int remaining = 0;     // blocks that a derived class still has to write
+    };
+
+    // Derived classes: a command begins; a block of write data is here; an event of theirs is due.
+    virtual void read(int tag, Ps now) = 0;
+    virtual void write(int tag, Ps now) = 0;
+    virtual void flush(int tag, Ps now) = 0;
+    virtual void received(int tag, int index, Ps now) = 0;
+    virtual void due(int argument, Ps now) = 0;
+    virtual void forget() = 0;
+
+    // For derived classes.
+    void schedule(Ps time, int argument) { push_event(time, kDerived, argument, 0); }
+    void ready_at(int tag, int index, Ps time) { push_event(time, kReady, tag, index); }
+    void ask(int tag);  // asks for all write data of a command
+    void finish(int tag, DriveStatus status, Ps now);
+    Slot& slot(int tag) { return slots_[size_t(tag)]; }
+
+    DriveFields fields_;
+    DriveCounters counters_;
+
+private:
+    enum EventType : uint8_t { kBegin, kReady, kDone, kDerived };
+    struct TimedEvent {
+        Ps time;
+        uint64_t order;
+        EventType type;
+        int argument;
+        int index;
+        bool operator<(const TimedEvent& other) const {
+            return time != other.time ? time > other.time : order > other.order;
+        }
+    };
+    struct Outbound {
+        int tag;
+        int index;
+        Ps ready;
+    };
+
+    void push_event(Ps time, EventType type, int argument, int index) {
+        events_.push({time, order_++, type, argument, index});
+    }
+    void begin(int tag, Ps now);
+    void block_ready(int tag, int index, Ps now);
+    void send();
+    void grant_more();
+    void complete(int tag, DriveStatus status, Ps now);
+    void end_doomed(int tag, Ps now);
+    Ps reserve(Ps start, Ps* shared_free, int64_t* busy);
+
+    bool present_ = true;
+    Storage storage_;
+    ExpanderLink* expander_;
+    Slot slots_[kMaxTags];
+    int outstanding_ = 0;
+    std::priority_queue<TimedEvent> events_;
+    uint64_t order_ = 0;
+    Ps controller_free_ = 0;
+    Ps out_free_ = 0;
+    Ps in_free_ = 0;
+    Ps space_time_ = 0;
+    bool space_blocked_ = false;
+
+    Ring<Outbound> outbound_;
+    Frame frames_[kLinkFrames];
+    size_t frame_first_ = 0;
+    size_t frame_count_ = 0;
+    Ring<int> asking_;  // commands whose data is asked for, oldest first
+    Ring<int> grants_;
+    size_t grants_out_ = 0;
+    Ring<Completion> completions_;
+    int64_t histogram_[kHistogramBins] = {};
+};
+
+std::unique_ptr<Drive> make_ideal(const DriveFields& fields, ExpanderLink* expander);
+std::unique_ptr<Drive> make_hdd(const DriveFields& fields, ExpanderLink* expander);
+std::unique_ptr<Drive> make_ssd(const DriveFields& fields, ExpanderLink* expander);
+std::unique_ptr<Drive> make_drive(const DriveFields& fields, ExpanderLink* expander);
+
+}  // namespace striata

@@ -1,0 +1,62 @@
+// Runs the verilated controller with its surroundings, one clock cycle at a time, and jumps over
+// cycles in which nothing can move.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "axis.hpp"
+#include "dut.hpp"
+#include "port.hpp"
+
+namespace striata {
+
+class Harness {
+public:
+    Harness(const LinkFields& link, const std::vector<DriveFields>& drives,
+            const std::vector<int64_t>& expander_rates, uint8_t* memory, int64_t memory_bytes);
+
+    // Runs to the next event, or to `until` (picoseconds; 0: no end). Returns events written.
+    int64_t run(Ps until, Event* events, int64_t most);
+    Ps now() const { return cycle_ * shape_.clock_ps; }
+
+    Link& link() {
+        streak_ = 0;
+        return link_;
+    }
+    Drive& drive(int64_t port) { return *drives_.at(size_t(port)); }
+    void set_present(int64_t port, bool present);
+    void set_jumping(bool jumping) { jumping_ = jumping; }
+    void set_status(const std::string& name, int64_t value);
+    const RunCounters& counters();
+
+private:
+    void reset();
+    void step();
+    void jump(int64_t until_cycle);
+    int64_t next_cycle() const;
+    int64_t cycle_at(Ps time) const {
+        return time == kNever ? INT64_MAX : (time + shape_.clock_ps - 1) / shape_.clock_ps;
+    }
+
+    Shape shape_;
+    Dut dut_;
+    Pins pins_{};
+    Link link_;
+    std::vector<ExpanderLink> expanders_;
+    std::vector<std::unique_ptr<Drive>> drives_;
+    std::vector<std::unique_ptr<Port>> ports_;
+    std::unique_ptr<PacketSink> rq_;
+    std::unique_ptr<PacketSink> cc_;
+    std::unique_ptr<PacketSource> rc_;
+    std::unique_ptr<PacketSource> cq_;
+    // Times of the ports side by side, so that a cycle looks at little memory.
+    int64_t wake_[kMaxPorts] = {};
+    Ps due_[kMaxPorts] = {};
+    int64_t cycle_ = 0;
+    int streak_ = 0;  // cycles in a row in which nothing moved
+    bool jumping_ = true;
+};
+
+}  // namespace striata

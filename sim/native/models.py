@@ -1,0 +1,119 @@
+"""The models without a controller: a load on one drive, a device that saturates the link."""
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+
+from sim.native.build import build_models
+from sim.native.harness import field_array, int_array
+from sim.native.parameters import SECOND, DriveParameters, LinkParameters
+
+RESULT_VALUES = 5
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(build_models()))
+    library.striata_fields.restype = ctypes.c_char_p
+    library.striata_fields.argtypes = [ctypes.c_char_p]
+    library.striata_model_error.restype = ctypes.c_char_p
+    library.striata_bench_write.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 2,
+                                            ctypes.c_void_p]
+    library.striata_bench_read.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 4,
+                                           ctypes.c_void_p]
+    return library
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """Commands on one drive, ``depth`` at a time (the port carries at most 32).
+
+    Parameters
+    ----------
+    read_percent
+        Reads among the commands.
+    blocks
+        Blocks a command, 1..64.
+    sequential
+        One command after the other through the range, else at random blocks of it.
+    first, range
+        Blocks of the drive that are used.
+    warm_up_ps, measure_ps
+        Time before, and time of, the measurement.
+    """
+
+    depth: int
+    read_percent: int
+    blocks: int
+    sequential: bool
+    first: int
+    range: int
+    warm_up_ps: int = SECOND
+    measure_ps: int = SECOND
+    seed: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadResult:
+    """Commands a second and their mean latency."""
+
+    iops: float
+    latency_ps: int
+    read_ahead_hits: int
+    medium_busy_ps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchResult:
+    """Payload rate and what was checked on the way."""
+
+    bytes_per_second: float
+    errors: int
+    completions: int
+    out_of_order: int
+
+
+def run_load(drive: DriveParameters, load: Load) -> LoadResult:
+    """Runs a load on a drive alone."""
+    library = _library()
+    result = int_array([0] * RESULT_VALUES)
+    done = library.striata_load(
+        int_array(field_array(library, "drive", drive)),
+        int_array(field_array(library, "load", load)),
+        result,
+    )
+    if not done:
+        raise RuntimeError(library.striata_model_error().decode())
+    return LoadResult(
+        iops=result[0] * SECOND / load.measure_ps,
+        latency_ps=result[1],
+        read_ahead_hits=result[2],
+        medium_busy_ps=result[3],
+    )
+
+
+def bench_write(link: LinkParameters, *, payload: int, count: int = 20_000) -> BenchResult:
+    """Memory writes of ``payload`` bytes back to back."""
+    return _bench("striata_bench_write", link, payload, count)
+
+
+def bench_read(
+    link: LinkParameters, *, length: int, offset: int = 0, outstanding: int = 64,
+    count: int = 20_000,
+) -> BenchResult:
+    """Memory reads of ``length`` bytes at ``offset`` in their page, checked byte by byte."""
+    return _bench("striata_bench_read", link, length, offset, outstanding, count)
+
+
+def _bench(name: str, link: LinkParameters, *arguments: int) -> BenchResult:
+    library = _library()
+    result = int_array([0] * RESULT_VALUES)
+    fields = int_array(field_array(library, "link", link))
+    if not getattr(library, name)(fields, *arguments, result):
+        raise RuntimeError(library.striata_model_error().decode())
+    return BenchResult(
+        bytes_per_second=result[0] * SECOND / result[1],
+        errors=result[2],
+        completions=result[3],
+        out_of_order=result[4],
+    )

@@ -1,0 +1,68 @@
+// The controller's ports as memory: Verilator keeps every port little endian, so a pointer to its
+// first byte serves any width. The generated dut.hpp fills these in.
+#pragma once
+
+#include <cstdint>
+
+namespace striata {
+
+constexpr int kMaxPorts = 32;
+
+struct StreamPins {
+    uint8_t* payload;
+    uint8_t* valid;
+    uint8_t* ready;
+};
+
+struct AxiPins {
+    uint8_t* data;
+    uint8_t* keep;
+    uint8_t* last;
+    uint8_t* user;
+    uint8_t* valid;
+    uint8_t* ready;
+};
+
+struct DrivePins {
+    StreamPins command;
+    StreamPins grant;
+    StreamPins write_data;
+    StreamPins read_data;
+    StreamPins completion;
+    uint8_t* present;
+    uint64_t* capacity;
+};
+
+struct StatusPins {
+    uint8_t* max_payload;
+    uint8_t* max_read_request;
+    uint8_t* rcb;
+    uint8_t* bus_master;
+    uint8_t* msix_enable;
+    uint8_t* msix_mask;
+};
+
+struct Pins {
+    uint8_t* clock;
+    uint8_t* reset;
+    AxiPins rq;
+    AxiPins rc;
+    AxiPins cq;
+    AxiPins cc;
+    StatusPins status;
+    uint64_t* now;
+    uint8_t* quiet;
+    uint64_t* deadline;
+    DrivePins drives[kMaxPorts];
+};
+
+// Sizes that the generated header takes from the controller's configuration.
+struct Shape {
+    int ports;
+    int beat_bytes;
+    int tag_bits;
+    int64_t clock_ps;
+    int time_bits;
+};
+
+}  // namespace striata

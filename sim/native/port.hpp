@@ -1,0 +1,70 @@
+// A drive port's pins: the link core between a drive and the controller.
+#pragma once
+
+#include <cmath>
+
+#include "drive.hpp"
+#include "pins.hpp"
+
+namespace striata {
+
+class Port {
+public:
+    Port(const DrivePins& pins, Drive& drive, const Shape& shape);
+
+    // Sets the pins for `cycle`; true if one changed. Needed only when `wake` has come.
+    bool drive_pins(int64_t cycle);
+    // Next cycle in which `drive_pins` has something to do without anything else happening.
+    int64_t wake() const { return wake_; }
+    void poke() { wake_ = 0; }
+
+    // Before the clock edge: notes what is transferred; true if something is.
+    bool sample() {
+        const int moved = (*pins_.command.valid) | (read_valid_ & *pins_.read_data.ready) << 1 |
+                          (write_ready_ & *pins_.write_data.valid) << 2 |
+                          (grant_valid_ & *pins_.grant.ready) << 3 |
+                          (completion_valid_ & *pins_.completion.ready) << 4;
+        if (!moved) return false;
+        capture(moved);
+        return true;
+    }
+    // After the clock edge: what was transferred reaches the drive.
+    void commit(int64_t cycle);
+
+    void set_present(bool present, int64_t cycle);
+    Drive& drive() { return drive_; }
+
+private:
+    void capture(int moved);
+    bool drive_read(int64_t cycle);
+    bool drive_write(int64_t cycle);
+    int64_t cycle_of(double time) const { return int64_t(std::ceil(time * cycles_per_ps_)); }
+
+    DrivePins pins_;
+    Drive& drive_;
+    Shape shape_;
+    int beats_;
+    double cycles_per_ps_;
+    int64_t wake_ = 0;
+
+    uint8_t read_valid_ = 0;
+    uint8_t write_ready_ = 0;
+    uint8_t grant_valid_ = 0;
+    uint8_t completion_valid_ = 0;
+    int moved_ = 0;
+    DriveCommand command_{};
+
+    bool frame_loaded_ = false;
+    int read_beat_ = 0;
+    double read_start_ = 0;  // cycles
+    double read_step_ = 0;
+
+    Ring<int> inbound_;  // tags of grants taken, oldest first
+    bool inbound_started_ = false;
+    int write_beat_ = 0;
+    double write_start_ = 0;  // cycles
+    double write_step_ = 0;
+    alignas(32) uint8_t block_[kBlockBytes];
+};
+
+}  // namespace striata

@@ -1,0 +1,183 @@
+"""Array management over the vendor admin commands (docs/host-interface.md)."""
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hdl.array.interface import Level
+from hdl.config import BLOCK_BYTES
+from sw.driver.commands import Command
+from sw.driver.nvme import Nvme
+
+CREATE_ARRAY = 0xC0
+LIST = 0xC2
+DELETE_ARRAY = 0xC4
+CREATE_VOLUME = 0xC8
+DELETE_VOLUME = 0xCC
+
+LIST_ARRAYS = 0
+LIST_VOLUMES = 1
+LIST_DRIVES = 2
+
+ARRAY_ENTRY_BYTES = 256
+ENTRY_BYTES = 32
+MEMBERS = 32
+KIB = 1024
+LARGEST_STRIP_KIB = 1024
+
+
+@dataclass(frozen=True)
+class Member:
+    """A member of an array: its port and whether its drive is failed or present."""
+
+    port: int
+    failed: bool
+    present: bool
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array as the card reports it. Sizes are blocks of 4 KiB."""
+
+    number: int
+    level: Level
+    degraded: bool
+    missing: int
+    width: int
+    data: int
+    parities: int
+    copies: int
+    spans: int
+    strip_blocks: int
+    blocks: int
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A volume as the card reports it. Sizes are blocks of 4 KiB."""
+
+    namespace: int
+    array: int
+    start: int
+    blocks: int
+
+
+@dataclass(frozen=True)
+class Drive:
+    """A drive port as the card reports it; ``array`` is None for a drive of no array."""
+
+    port: int
+    present: bool
+    failed: bool
+    array: int | None
+    blocks: int
+
+
+async def create_array(
+    nvme: Nvme,
+    level: Level,
+    drives: Iterable[int],
+    *,
+    strip_kib: int = 64,
+    copies: int = 0,
+    spans: int = 1,
+) -> int:
+    """Creates an array of ``level`` over the drives at ports ``drives``; its number.
+
+    ``copies`` 0 is the level's default. Raises `ValueError` for what no card takes and
+    `sw.driver.commands.NvmeError` for what this one refuses.
+    """
+    blocks = strip_kib * KIB // BLOCK_BYTES
+    if blocks & (blocks - 1) or not BLOCK_BYTES // KIB <= strip_kib <= LARGEST_STRIP_KIB:
+        raise ValueError(f"strip_kib must be a power of two in 4..1024, not {strip_kib}")
+    mask = 0
+    for port in drives:
+        if not 0 <= port < MEMBERS:
+            raise ValueError(f"ports are 0..{MEMBERS - 1}, not {port}")
+        mask |= 1 << port
+    shift = blocks.bit_length() - 1
+    fields = level.value | shift << 8 | copies << 16 | spans << 24
+    done = await nvme.admin(Command(CREATE_ARRAY, dwords=(fields, mask)), "create array")
+    return done.result
+
+
+async def delete_array(nvme: Nvme, array: int) -> None:
+    """Deletes an array that has no volumes."""
+    await nvme.admin(Command(DELETE_ARRAY, dwords=(array,)), f"delete array {array}")
+
+
+async def create_volume(nvme: Nvme, array: int, start: int = 0, blocks: int = 0) -> int:
+    """Creates a volume of ``blocks`` blocks (0: to the end) of an array; its namespace number."""
+    mask = 0xFFFF_FFFF
+    dwords = (array, start & mask, start >> 32, blocks & mask, blocks >> 32)
+    done = await nvme.admin(Command(CREATE_VOLUME, dwords=dwords), "create volume")
+    return done.result + 1
+
+
+async def delete_volume(nvme: Nvme, namespace: int) -> None:
+    """Deletes a volume."""
+    command = Command(DELETE_VOLUME, dwords=(namespace - 1,))
+    await nvme.admin(command, f"delete volume {namespace}")
+
+
+async def _page(nvme: Nvme, page: int, first: int) -> bytes:
+    return await nvme.admin_page(Command(LIST, dwords=(page | first << 8,)), "list")
+
+
+def _entries(page: bytes, size: int) -> list[bytes]:
+    return [page[start : start + size] for start in range(0, len(page), size)]
+
+
+async def arrays(nvme: Nvme) -> list[Array]:
+    """All arrays, in order of their numbers."""
+    found = []
+    for entry in _entries(await _page(nvme, LIST_ARRAYS, 0), ARRAY_ENTRY_BYTES):
+        words = struct.unpack("<64I", entry)
+        kind, flags, missing, number = entry[128:132]
+        if not kind & 1:
+            continue
+        width, data, parities, copies, spans, shift = entry[132:138]
+        members = tuple(
+            Member(word & 0xFF, bool(word >> 8 & 1), bool(word >> 9 & 1))
+            for word in words[:MEMBERS]
+            if word >> 31
+        )
+        found.append(
+            Array(
+                number,
+                Level(kind >> 4),
+                bool(flags & 2),
+                missing,
+                width,
+                data,
+                parities,
+                copies,
+                spans,
+                1 << shift,
+                words[38] | words[39] << 32,
+                members,
+            )
+        )
+    return found
+
+
+async def volumes(nvme: Nvme) -> list[Volume]:
+    """All volumes, in order of their namespace numbers."""
+    found = []
+    for entry in _entries(await _page(nvme, LIST_VOLUMES, 0), ENTRY_BYTES):
+        flags, array, _, namespace, start, blocks = struct.unpack_from("<BBHIQQ", entry)
+        if flags & 1:
+            found.append(Volume(namespace, array, start, blocks))
+    return found
+
+
+async def drives(nvme: Nvme) -> list[Drive]:
+    """All drive ports, in order."""
+    found = []
+    for entry in _entries(await _page(nvme, LIST_DRIVES, 0), ENTRY_BYTES):
+        flags, array, _, port, blocks = struct.unpack_from("<BBHIQ", entry)
+        if len(found) == port:
+            used = array if flags & 4 else None
+            found.append(Drive(port, bool(flags & 1), bool(flags & 2), used, blocks))
+    return found

@@ -1,0 +1,52 @@
+"""``python -m synth [BLOCK ...]``: area and clock frequency of blocks of `hdl.config.small`.
+
+Prints a table, writes build/synth.json. Fails when a block is slower than the target, does not fit,
+reads a memory without a clock, or makes a large memory of flip-flops.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+
+from hdl.config import small
+from sim.verilog import BUILD, write_atomically
+from synth.blocks import BLOCKS
+from synth.flow import Result, synthesise
+
+ROW = "{:<12} {:>7} {:>7} {:>5} {:>5} {:>9} {:>7}"
+
+
+def main() -> int:
+    """Returns the number of blocks that failed."""
+    parser = argparse.ArgumentParser(prog="python -m synth", description=__doc__)
+    parser.add_argument("blocks", metavar="BLOCK", nargs="*", help="default: all")
+    arguments = parser.parse_args()
+    unknown = set(arguments.blocks) - set(BLOCKS)
+    if unknown:
+        parser.error(f"no block is called {', '.join(sorted(unknown))}; there are {list(BLOCKS)}")
+    results: list[Result] = []
+    print(ROW.format("block", "LUT4", "FF", "EBR", "DSP", "Fmax MHz", "s"))
+    for name in arguments.blocks or BLOCKS:
+        result = synthesise(name, BLOCKS[name](small()))
+        results.append(result)
+        print(
+            ROW.format(
+                name,
+                result.luts,
+                result.registers,
+                result.rams,
+                result.multipliers,
+                f"{result.hertz / 1e6:.1f}",
+                f"{result.seconds:.0f}",
+            ),
+            flush=True,
+        )
+        for fault in result.faults:
+            print(f"    {fault}")
+    write_atomically(BUILD / "synth.json", json.dumps([asdict(r) for r in results], indent=2))
+    return sum(bool(result.faults) for result in results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

