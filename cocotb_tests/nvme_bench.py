@@ -6,28 +6,21 @@ from dataclasses import dataclass, field
 import cocotb
 from cocotb.triggers import ClockCycles, Event, RisingEdge
 
-from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
+from cocotb_tests.nvme_model import ADMIN_LINES, DataPath
+from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
 from hdl.array.interface import (
-    Level,
-    ManageOpcode,
-    ManageStatus,
-    geometry,
     manage_request,
     manage_response,
-    volume,
 )
 from hdl.config import Config
 from hdl.memory.interface import write_beat
 from hdl.nvme.interface import (
-    HostOpcode,
-    Status,
     command,
     completion,
     delivered,
     fetched,
     transfer,
 )
-from hdl.nvme.pages import port_state
 from hdl.pcie.interface import (
     Kind,
     RegisterBus,
@@ -43,13 +36,10 @@ from sim.golden.nvme import PAGE, Cqe, Sqe
 
 MEMORY_BYTES = 1 << 23
 MESSAGE_BASE = 0xFEE0_0000
-ADMIN_LINES = 2
 ADMIN_DEPTH = 8
-LATENCY = 40
-"""Most cycles that the host's memory and the data path take to answer."""
 
 
-def test_config(data_width: int = 256) -> Config:
+def bench_config(data_width: int = 256) -> Config:
     """Small enough to build quickly, large enough for several of everything."""
     return Config(
         data_width=data_width,
@@ -65,14 +55,6 @@ def test_config(data_width: int = 256) -> Config:
         volumes=4,
         transfer_blocks=8,
     )
-
-
-test_config.__test__ = False
-
-
-def contents(volume_number: int, block: int) -> bytes:
-    """What the data path's volumes hold before they are written."""
-    return random.Random(volume_number << 48 | block).randbytes(64) * (PAGE // 64)
 
 
 @dataclass
@@ -102,7 +84,7 @@ class Completions:
     automatic: bool = True
 
 
-class Bench:
+class Bench(DataPath):
     """Drivers, monitors and the host's state. Every check that always holds is made here.
 
     Parameters
@@ -118,30 +100,13 @@ class Bench:
         self.memory = bytearray(MEMORY_BYTES)
         self._pages = list(range(1, MEMORY_BYTES // PAGE))
         self.random.shuffle(self._pages)
-        self.lines: list[bytearray] = [bytearray(PAGE) for _ in range(config.lines)]
-        self.free_lines = list(range(ADMIN_LINES, config.lines))
-        self.latency = LATENCY
+        self._start_data_path()
         self.queues: dict[int, Queue] = {}
         self.completions: dict[int, Completions] = {}
         self.interrupts: list[int] = []
         self.posts = 0
         self.poisoned: set[int] = set()
-        self.statuses: dict[tuple[int, int], Status] = {}
-        self.commands: list = []
-        self.written: dict[tuple[int, int], bytes] = {}
-        self.hold = False
-        self.manage_answer = (ManageStatus.DONE, 0)
-        self.manage_requests: list = []
-        self.geometries: dict[int, dict] = {}
-        self.volumes: dict[int, dict] = {}
-        self.members: dict[tuple[int, int], int] = {}
-        self.ports: dict[int, dict] = {}
-        self.capacities: dict[int, int] = {}
-        self.in_flight = 0
         self._transfers: dict[tuple, list] = {}
-        self._sending: dict[int, list] = {}
-        self._moved: dict[int, Event] = {}
-        self._errors: dict[int, bool] = {}
 
         def sink(name, layout, callback):
             return StreamSink(dut, name, layout=layout, active=active, callback=callback)
@@ -453,7 +418,7 @@ class Bench:
             return
         assert len(data) == nvme.CQE_BYTES
         entry = Cqe.unpack(data)
-        queue = self.queues[entry.queue] if entry.queue in self.queues else None
+        queue = self.queues.get(entry.queue)
         assert queue is not None, f"completion for queue {entry.queue}: {entry}"
         target = self.completions[queue.cq_number]
         expected = target.base + nvme.CQE_BYTES * target.tail
@@ -474,113 +439,3 @@ class Bench:
                 data=target.head << 32,
                 enable=0xF0,
             )
-
-    # Data path.
-
-    def _command(self, request) -> None:
-        self.commands.append(request)
-        cocotb.start_soon(self._execute(request))
-
-    async def _execute(self, request) -> None:
-        self.in_flight += 1
-        await ClockCycles(self.dut.clk, self.random.randint(1, self.latency))
-        while self.hold:
-            await RisingEdge(self.dut.clk)
-        entry = self.volumes.get(request.volume)
-        status = self.statuses.get((request.volume, request.block), Status.SUCCESS)
-        count = request.blocks + 1
-        if entry is None:
-            status = Status.INVALID_NAMESPACE
-        elif request.opcode != HostOpcode.FLUSH:
-            if request.block + count > entry["blocks"]:
-                status = Status.LBA_OUT_OF_RANGE
-            elif status == Status.SUCCESS:
-                order = list(range(count))
-                self.random.shuffle(order)
-                moves = [cocotb.start_soon(self._move(request, n)) for n in order]
-                results = [await move for move in moves]
-                if not all(results):
-                    status = Status.DATA_TRANSFER_ERROR
-        self.completion.send(slot=request.slot, status=status)
-        self.in_flight -= 1
-
-    async def _move(self, request, offset: int) -> bool:
-        while not self.free_lines:
-            await RisingEdge(self.dut.clk)
-        line = self.free_lines.pop(self.random.randrange(len(self.free_lines)))
-        key = (request.volume, request.block + offset)
-        self._moved[line] = Event()
-        port = self.fetch
-        if request.opcode == HostOpcode.READ:
-            port = self.deliver
-            self.lines[line][:] = self.written.get(key) or contents(*key)
-            self._sending[line] = [request.slot]
-        port.send(slot=request.slot, offset=offset, line=line)
-        await self._moved[line].wait()
-        if request.opcode == HostOpcode.WRITE and not self._errors[line]:
-            self.written[key] = bytes(self.lines[line])
-        self.lines[line][:] = b"\xdd" * PAGE
-        self.free_lines.append(line)
-        return not self._errors[line]
-
-    def _fetched(self, answer) -> None:
-        self._errors[answer.line] = bool(answer.error)
-        self._moved[answer.line].set()
-
-    def _delivered(self, answer) -> None:
-        (slot,) = self._sending.pop(answer.line)
-        assert answer.slot == slot and not answer.error, answer
-        self._errors[answer.line] = False
-        self._moved[answer.line].set()
-
-    # Tables.
-
-    def _manage(self, request) -> None:
-        self.manage_requests.append(request)
-        status, index = self.manage_answer
-        self.manage_response.send(status=status, index=index)
-
-    def _line_write(self, beat) -> None:
-        line, number = divmod(beat.address, self.config.beats)
-        data = beat.data.to_bytes(self.config.beat_bytes, "little")
-        assert beat.mask == (1 << self.config.beat_dwords) - 1
-        begin = number * self.config.beat_bytes
-        self.lines[line][begin : begin + len(data)] = data
-
-    async def _tables(self) -> None:
-        """Synchronous reads: data one cycle after the address."""
-        dut, config = self.dut, self.config
-        tables = (
-            ("geometry_read", lambda a: pack(geometry(config), **self.geometries.get(a, {}))),
-            ("volume_read", lambda a: pack(volume(config), **self.volumes.get(a, {}))),
-            ("member_read", lambda a: self.members.get((a >> 5, a & 31), 0)),
-            ("port_read", lambda a: pack(port_state(), **self.ports.get(a, {}))),
-            ("drive_capacity_read", lambda a: self.capacities.get(a, 0)),
-        )
-        handles = [
-            (getattr(dut, f"{name}__address"), getattr(dut, f"{name}__data"), look)
-            for name, look in tables
-        ]
-        shown: list[int | None] = [None] * len(handles)
-        while True:
-            await RisingEdge(dut.clk)
-            for number, (address, data, look) in enumerate(handles):
-                value = look(int(address.value))
-                if value != shown[number]:
-                    data.value = shown[number] = value
-
-
-def fresh_geometry(**fields) -> dict:
-    """A valid geometry for tables that are only listed."""
-    return {
-        "valid": 1, "level": Level.RAID5, "width": 4, "data": 3, "parities": 1, "copies": 1,
-        "spans": 1, "strip_shift": 4, "rotate": 1, "rows": 1000, "blocks": 3000, **fields,
-    }  # fmt: skip
-
-
-MANAGE_OPCODES = {
-    nvme.CREATE_ARRAY: ManageOpcode.CREATE_ARRAY,
-    nvme.DELETE_ARRAY: ManageOpcode.DELETE_ARRAY,
-    nvme.CREATE_VOLUME: ManageOpcode.CREATE_VOLUME,
-    nvme.DELETE_VOLUME: ManageOpcode.DELETE_VOLUME,
-}

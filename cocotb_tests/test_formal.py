@@ -47,6 +47,20 @@ class Saturating(Elaboratable):
         return m
 
 
+class Combinational(Elaboratable):
+    """Has no register, and claims that a byte is never ``forbidden`` (None: nothing is)."""
+
+    def __init__(self, *, forbidden: int | None):
+        self._forbidden = forbidden
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        byte = any_sequence(8)
+        claim = (byte ^ byte) == 0 if self._forbidden is None else byte != self._forbidden
+        m.d.comb += Assert(claim)
+        return m
+
+
 ENGINES = [("prove", "abc pdr"), ("bmc", "abc bmc3"), ("bmc", "smtbmc yices"), ("bmc", "smtbmc z3")]
 
 
@@ -55,6 +69,13 @@ def test_engines_tell_true_from_false(mode, engine):
     prove(Saturating(limit=6, claim=7), "saturating", mode=mode, depth=9, engine=engine)
     with pytest.raises(Refuted, match=r"trace\.vcd"):
         prove(Saturating(limit=6, claim=6), "saturating", mode=mode, depth=9, engine=engine)
+
+
+@pytest.mark.parametrize(("mode", "engine"), [("prove", "abc pdr"), ("bmc", "abc bmc3")])
+def test_designs_without_registers(mode, engine):
+    prove(Combinational(forbidden=None), "combinational", mode=mode, engine=engine)
+    with pytest.raises(Refuted):
+        prove(Combinational(forbidden=7), "combinational", mode=mode, engine=engine)
 
 
 def test_cover():

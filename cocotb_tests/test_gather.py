@@ -369,13 +369,11 @@ WORK = (
 
 
 class LosesPartners(Gather):
-    """A planted bug: a launched row shows all but one of its blocks."""
+    """A planted bug: a launched row does not show its block of data strip 1."""
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        joined = self.row_read.data.joined
-        with m.If((joined & (joined - 1)).any()):
-            m.d.comb += self.row_read.data.joined[0].eq(0)
+        m.d.comb += self.row_read.data.joined[1].eq(0)
         return m
 
 
@@ -388,12 +386,12 @@ class KeepsLines(Gather):
         return m
 
 
-class FetchesTwice(Gather):
-    """A planted bug: odd blocks of a command are fetched as the ones before them."""
+class LaunchesAnother(Gather):
+    """A planted bug: the row slot before an odd one is launched instead."""
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += self.fetch.payload.offset[0].eq(0)
+        m.d.comb += self.launch.payload[0].eq(0)
         return m
 
 
@@ -407,7 +405,7 @@ class NeverWaits(Gather):
 MUTANTS = {
     LosesPartners: "places_every_block_once",
     KeepsLines: "drops_only_blocks_that_cannot_be_fetched",
-    FetchesTwice: "places_every_block_once",
+    LaunchesAnother: "places_every_block_once",
     NeverWaits: "fills_rows_of_sequential_streams",
 }
 

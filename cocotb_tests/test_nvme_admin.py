@@ -6,14 +6,15 @@ import struct
 import cocotb
 from cocotb.triggers import ClockCycles
 
-from cocotb_tests.nvme_bench import MANAGE_OPCODES, Bench, fresh_geometry, test_config
+from cocotb_tests.nvme_bench import Bench, bench_config
+from cocotb_tests.nvme_model import MANAGE_OPCODES, fresh_geometry
 from cocotb_tests.runner import simulate
 from hdl.array.interface import Level, ManageStatus
 from hdl.nvme.front_end import NvmeFrontEnd
 from sim.golden import nvme
 from sim.golden.nvme import PAGE
 
-CONFIG = test_config()
+CONFIG = bench_config()
 GIB_BLOCKS = 1 << 18
 
 

@@ -9,7 +9,8 @@ import pytest
 from cocotb.triggers import ClockCycles
 from cocotb.utils import get_sim_time
 
-from cocotb_tests.nvme_bench import Bench, contents, test_config
+from cocotb_tests.nvme_bench import Bench, bench_config
+from cocotb_tests.nvme_model import contents
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import CLOCK_PERIOD_NS
 from hdl.nvme import prp, slots
@@ -25,7 +26,7 @@ PER_LINK_BLOCK = 147
 
 
 def config():
-    return test_config(int(os.environ["DATA_WIDTH"]))
+    return bench_config(int(os.environ["DATA_WIDTH"]))
 
 
 async def bench(dut, **options) -> Bench:
@@ -306,7 +307,7 @@ async def commands_per_second(dut):
 @pytest.mark.parametrize("data_width", [64, 256])
 def test_nvme_io(data_width):
     simulate(
-        NvmeFrontEnd(config=test_config(data_width)),
+        NvmeFrontEnd(config=bench_config(data_width)),
         name=f"nvme_w{data_width}",
         module=__name__,
         parameters={"SEED": "1", "DATA_WIDTH": str(data_width)},
@@ -317,7 +318,7 @@ def test_missing_list_hop_is_caught(monkeypatch):
     monkeypatch.setattr(prp, "ENTRIES_PER_PAGE", 2 * prp.ENTRIES_PER_PAGE)
     with pytest.raises(SimulationError, match="every_prp_shape"):
         simulate(
-            NvmeFrontEnd(config=test_config()),
+            NvmeFrontEnd(config=bench_config()),
             name="nvme_mutant_hop",
             module=__name__,
             testcase="every_prp_shape",
@@ -330,7 +331,7 @@ def test_wrong_status_is_caught(monkeypatch):
     monkeypatch.setattr(slots, "DATA_PATH_CODES", wrong)
     with pytest.raises(SimulationError, match="every_error"):
         simulate(
-            NvmeFrontEnd(config=test_config()),
+            NvmeFrontEnd(config=bench_config()),
             name="nvme_mutant_status",
             module=__name__,
             testcase="every_error",

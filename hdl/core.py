@@ -1,6 +1,6 @@
 """The controller behind any PCIe hard block: instances in dataflow order and their connections."""
 
-from amaranth.hdl import Cat, Module, Mux
+from amaranth.hdl import Array, Cat, Module, Mux
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -172,6 +172,9 @@ class Core(wiring.Component):
         for block in (front_end, dispatch, sequencer, drives):
             failed = block.drive_failed if block is front_end else block.failed
             m.d.comb += failed.eq(tables.failed)
+        capacities = Array(port.capacity for port in self.drives)
+        asked = front_end.drive_capacity_read
+        m.d.sync += asked.data.eq(capacities[asked.address])
         for table_capacity, port, inner in zip(
             tables.capacity, self.drives, drives.drives, strict=True
         ):

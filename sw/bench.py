@@ -21,10 +21,12 @@ from rich.table import Table
 from hdl.array.interface import Level
 from hdl.config import board
 from sim.native.build import build_controller
-from sim.native.parameters import NANOSECOND, Ideal, LinkParameters
+from sim.native.parameters import MICROSECOND, NANOSECOND, Ideal, LinkParameters
 from sw.characterise.limits import read_limit, write_limit
 from sw.driver import raid
 from sw.driver.card import SimulatedCard
+from sw.driver.commands import BLOCK_BYTES, CQE_BYTES, SQE_BYTES
+from sw.driver.queue import PRP_ENTRY_BYTES
 from sw.workload.generator import Generator, Load
 from sw.workload.profiles import KIB, Profile
 from sw.workload.statistics import MIB, Result
@@ -33,15 +35,17 @@ RESULTS = Path("build/bench.json")
 LINK = LinkParameters()
 STRIP_KIB = 64
 DRIVE_BLOCKS = 1 << 20
-WARM_UP_NS = 300_000
-MEASURE_NS = 700_000
-QUICK_SHARE = 0.3
+WARM_UP_NS = 600_000
+MEASURE_NS = 1_200_000
+QUICK_SHARE = 0.5
 READ_IOPS_LIMIT = 1_600_000
 WRITE_IOPS_LIMIT = 400_000
 ADDED_LATENCY_LIMIT_US = 2.0
 DRIVE_LATENCY_NS = 20_000
 SPEED_LIMITS = {8: 150_000, 24: 100_000}
 PORTS = (8, 24)
+MSI_BYTES = 4
+DRIVE_COUNTERS = ("latency_sum_ps", "reads")
 
 
 @dataclass(frozen=True)
@@ -58,9 +62,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a run gave: its result, and how fast it was simulated."""
+    """What a run gave: its result, what was counted meanwhile, and how fast it was simulated."""
 
     result: Result
+    counted: dict[str, int]
     cycles: int
     cpu_seconds: float
 
@@ -82,17 +87,25 @@ def load_card(
     )
     with SimulatedCard(board(ports), drives, link=LINK) as card:
 
-        async def main() -> tuple[Result, int, float]:
+        def count() -> dict[str, int]:
+            totals = card.harness.statistics()
+            drives = [card.harness.drive_statistics(port) for port in range(ports)]
+            for name in DRIVE_COUNTERS:
+                totals[name] = sum(drive[name] for drive in drives)
+            return totals
+
+        async def main() -> tuple[Result, dict[str, int], int, float]:
             nvme = card.nvme
-            await nvme.start(queue_pairs=4)
+            await nvme.start(queue_pairs=4 if profile.random else 1)
             array = await raid.create_array(nvme, level, range(ports), strip_kib=STRIP_KIB)
             namespace = await raid.create_volume(nvme, array)
             blocks = (await nvme.namespace(namespace)).blocks
             cycles = card.harness.statistics()["cycles_evaluated"]
             cpu = _cpu_seconds()
-            result = await Generator(nvme, namespace, blocks, load).run()
+            generator = Generator(nvme, namespace, blocks, load, count)
+            result = await generator.run()
             cycles = card.harness.statistics()["cycles_evaluated"] - cycles
-            return result, cycles, _cpu_seconds() - cpu
+            return result, generator.probed, cycles, _cpu_seconds() - cpu
 
         return Measurement(*card.run(main()))
 
@@ -105,9 +118,20 @@ OUTSTANDING = {8: 128, 24: 256}
 
 
 def _throughput(ports: int, level: Level, profile: Profile, share: float) -> tuple:
+    """User data over the link in the measured time.
+
+    Whole stripes complete at once, so counting completions would depend on where the interval
+    begins; the link's payload counter does not. Queue entries and PRP lists are taken off.
+    """
     measured = load_card(ports, level, profile, OUTSTANDING[ports], share)
-    limit = (read_limit if profile.read_share else write_limit)(LINK) / MIB
-    return measured.result.mb_s, "MB/s", limit, measured.result.mb_s / limit
+    reads = profile.read_share == 1
+    pages = profile.block_bytes // BLOCK_BYTES
+    entries = CQE_BYTES + MSI_BYTES if reads else SQE_BYTES + PRP_ENTRY_BYTES * (pages - 1)
+    payload = measured.counted["up_payload_bytes" if reads else "down_payload_bytes"]
+    data = payload * profile.block_bytes / (profile.block_bytes + entries)
+    value = data / measured.result.seconds / MIB
+    limit = (read_limit if reads else write_limit)(LINK) / MIB
+    return value, "MB/s", limit, value / limit
 
 
 def _iops(ports: int, profile: Profile, limit: float, share: float) -> tuple:
@@ -117,7 +141,9 @@ def _iops(ports: int, profile: Profile, limit: float, share: float) -> tuple:
 
 def _added_latency(share: float) -> tuple:
     measured = load_card(8, Level.RAID5, RANDOM_READ, 1, share, DRIVE_LATENCY_NS)
-    added = measured.result.latency.mean - DRIVE_LATENCY_NS / 1000
+    counted = measured.counted
+    drive_us = counted["latency_sum_ps"] / (counted["reads"] * MICROSECOND)
+    added = measured.result.latency.mean - drive_us
     return added, "us", ADDED_LATENCY_LIMIT_US, ADDED_LATENCY_LIMIT_US / added
 
 

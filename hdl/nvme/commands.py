@@ -7,7 +7,6 @@ from amaranth.lib.wiring import In, Out
 from hdl.config import BLOCK_NUMBER_BITS, Config, bits_for_count
 from hdl.nvme.codes import (
     SQE_BITS,
-    SQE_DWORDS,
     STATUS_BITS,
     IoOpcode,
     StatusCode,
@@ -207,7 +206,6 @@ class Decode(wiring.Component):
                 | (self.admin.valid & ~self.admin.ready)
             )
             m.d.comb += self.busy.eq(~waits)
-        assert SQE_DWORDS * 32 == SQE_BITS
         return m
 
 

@@ -9,6 +9,7 @@ from hdl.array.interface import (
     manage_request,
     manage_response,
     member_read,
+    port_read,
     volume_read,
 )
 from hdl.config import MAX_DRIVES, TIME_BITS, Config
@@ -20,7 +21,7 @@ from hdl.nvme.delivery import Delivery
 from hdl.nvme.identify import Identity
 from hdl.nvme.interface import command, completion, delivered, fetched, transfer
 from hdl.nvme.interrupts import Interrupts
-from hdl.nvme.pages import PageGenerator, capacity_read, port_read
+from hdl.nvme.pages import PageGenerator, capacity_read
 from hdl.nvme.prp import Prp
 from hdl.nvme.queues import QueueEngine
 from hdl.nvme.records import finish, rejected

@@ -1,7 +1,7 @@
 """Builds the 4 KiB pages that Identify, Get Log Page and LIST return."""
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal
-from amaranth.lib import data, memory, stream, wiring
+from amaranth.lib import memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.array.interface import (
@@ -9,6 +9,7 @@ from hdl.array.interface import (
     TableRead,
     geometry_read,
     member_read,
+    port_read,
     volume_read,
 )
 from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config, bits_for_count
@@ -28,16 +29,6 @@ ARRAY_SHIFT = 6
 
 NSID_BYTES = 16
 """Bits of a namespace number inside an EUI-64 or NGUID."""
-
-
-def port_state() -> data.StructLayout:
-    """Whether a drive port belongs to an array, and to which."""
-    return data.StructLayout({"used": 1, "array": 8})
-
-
-def port_read(config: Config) -> TableRead:
-    """Reads the state of a drive port."""
-    return TableRead(config.port_bits, port_state())
 
 
 def capacity_read(config: Config) -> TableRead:

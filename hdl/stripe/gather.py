@@ -60,11 +60,11 @@ def fill(config: Config) -> data.StructLayout:
 class Gather(wiring.Component):
     """Turns extents into rows and launches each row once, with all the blocks it could get.
 
-    A row slot owns its row from the first block until ``retired``. A block of a WRITE extent joins
-    its row unless the row is launched or the block is taken; then the rest of the extent parks
-    until that row retires, and is tried again before any new extent (other extents pass it). A
-    block that joins gets a line and a ``fetch``; a row launches when it is closed and all its
-    blocks are ``fetched``. A row closes:
+    A row slot owns its row (without parity: its block) from the first block until ``retired``. A
+    block of a WRITE extent joins its row unless the row is launched or the block is taken; then
+    the rest of the extent parks until that row retires, and is tried again before any new extent
+    (other extents pass it). A block that joins gets a line and a ``fetch``; a row launches when it
+    is closed and all its blocks are ``fetched``. A row closes:
 
     - when all its data strips have joined, or its array has no parity;
     - when a command touches it with its last extent, unless the command continues an earlier one
@@ -82,7 +82,8 @@ class Gather(wiring.Component):
     sequencer reads of a launched row. ``available`` counts free lines. ``deadline`` is the
     next time at which a row closes by itself (all ones: none).
 
-    About 16 cycles to join a block, 6 to note its data, 10 to retire a row. ``retired`` and
+    About 16 cycles to join a block, 6 to note its data and 8 to retire a row: 22 a block in long
+    commands, 28 in commands of one block, all included. ``retired`` and
     ``fetched`` are taken whatever ``fetch``, ``launch`` and ``allocate`` do; ``fetch_failed`` and
     ``free`` must be taken in the end.
 
@@ -200,6 +201,7 @@ class Gather(wiring.Component):
             index.slot.eq(slot),
             index.key.array.eq(row.array),
             index.key.base.eq(row.base),
+            index.key.shift.eq(row.shift),
             index.key.row.eq(row.row),
             launches.w_data.eq(slot),
             unused.w_data.eq(slot),
@@ -307,6 +309,12 @@ class Gather(wiring.Component):
                 m.next = "KEEP-NOTE"
             with m.State("KEEP-NOTE"):
                 m.d.sync += sequential.eq(detector.sequential)
+                with m.If(geometry.parities == 0):
+                    # Each strip is a row of its own: strip 0 of a stripe that begins at its place.
+                    m.d.sync += [
+                        hand.shift.eq(hand.shift + hand.index * geometry.copies),
+                        hand.index.eq(0),
+                    ]
                 m.next = "REST"
             with m.State("READ-GEOMETRY"):
                 m.next = "REST"

@@ -9,9 +9,10 @@ from hdl.config import BLOCK_NUMBER_BITS, Config
 
 
 def row_key(config: Config) -> data.StructLayout:
-    """What names a row."""
+    """What names a row. ``shift`` follows from ``row`` where there is parity; else it tells the
+    strips of a row apart, which do not depend on each other."""
     return data.StructLayout(
-        {"array": config.array_bits, "base": 5, "row": BLOCK_NUMBER_BITS}
+        {"array": config.array_bits, "base": 5, "shift": 5, "row": BLOCK_NUMBER_BITS}
     )
 
 
@@ -64,6 +65,7 @@ class RowIndex(wiring.Component):
             folded = folded ^ self.key.row[low : low + hash_bits]
         folded = folded ^ (self.key.base << (hash_bits - 5 if hash_bits > 5 else 0))
         folded = folded ^ (self.key.array << (hash_bits // 2))
+        folded = folded ^ (self.key.shift << 1)
         chain = Signal(hash_bits)
         sweep = Signal(hash_bits)
         probe = Signal(slot_bits)
@@ -81,7 +83,7 @@ class RowIndex(wiring.Component):
             self.found.eq(probe),
         ]
 
-        with m.FSM(name="index") as fsm:
+        with m.FSM(name="index"):
             with m.State("CLEAR"):
                 m.d.comb += [chain_write.addr.eq(sweep), chain_write.en.eq(1)]
                 m.d.sync += sweep.eq(sweep + 1)
@@ -152,5 +154,4 @@ class RowIndex(wiring.Component):
                     m.d.sync += self.hit.eq(0)
                     m.d.comb += self.done.eq(1)
                     m.next = "WAIT"
-        del fsm
         return m

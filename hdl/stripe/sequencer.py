@@ -79,7 +79,7 @@ class Sequencer(wiring.Component):
     ``recover_failed``, ``fail``, ``free`` and ``retired`` must be taken in the end without waiting
     for anything of the sequencer.
 
-    About 4 cycles to send and 6 to finish an operation, 3 a parity step, 30 + width more a row.
+    About 5 cycles to send and 6 to finish an operation, 3 a parity step, 30 + width more a row.
 
     Parameters
     ----------

@@ -47,7 +47,8 @@ def main(arguments: list[str]) -> int:
 def _in_words(verdict: str, commands: str) -> str:
     status, frame = verdict.split()[:2]
     if status == "snl_SAT":
-        return f"Output 0 of miter 'model' was asserted in frame {frame}."
+        # ABC counts the frames that held, so that one that fails at once gives -1.
+        return f"Output 0 of miter 'model' was asserted in frame {max(0, int(frame))}."
     if status == "snl_UNSAT":
         return "Property proved."
     depth = re.search(r"bmc3 .*?-F (\d+)", commands)

@@ -1,17 +1,17 @@
-"""The parity engine: products are those of the field, and every drained block is the sum it owes."""
+"""The parity engine: products are those of the field, drained blocks the sums that they owe."""
 
 from dataclasses import dataclass
 from functools import reduce
 from operator import xor
 from unittest import mock
 
-from amaranth.hdl import Assert, Assume, Cat, Module, Mux, Signal, Value
+from amaranth.hdl import Assert, Assume, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, connect, flipped
 
 from hdl.parity import engine as engine_module
 from hdl.parity.engine import ParityEngine
-from hdl.parity.field import ELEMENT_BITS, RAID_FIELD
+from hdl.parity.field import ELEMENT_BITS, RAID_FIELD, Field
 from hdl.parity.galois import bit_matrix, multiply, multiply_word
 from sim.formal.runner import Proof
 from sim.formal.stream_rules import StreamRules
@@ -30,45 +30,91 @@ def golden_product(a: Value, b: Value) -> Value:
     return reduce(xor, terms)
 
 
-class MultiplierSpecification(wiring.Component):
-    """Both multipliers agree with the golden tables for all operands."""
+class MatrixSpecification(wiring.Component):
+    """Bit matrices hold the golden products of a coefficient, and words are multiplied by matrices.
+
+    In two parts, so that each is easy: the columns for all coefficients, then the product of a word
+    by any matrix, also one that belongs to no coefficient. Combinational, so one cycle proves it.
+    """
 
     coefficient: In(ELEMENT_BITS)
     word: In(ELEMENT_BITS * WORD_ELEMENTS)
+    columns: In(ELEMENT_BITS * ELEMENT_BITS)
 
-    def __init__(self, *, polynomial: int = RAID_FIELD.polynomial):
-        self._field = type(RAID_FIELD)(polynomial=polynomial, generator=RAID_FIELD.generator)
+    def __init__(self, *, polynomial: int = RAID_FIELD.polynomial, lane_step: int = ELEMENT_BITS):
+        self._field = Field(polynomial=polynomial, generator=RAID_FIELD.generator)
+        self._lane_step = lane_step
         super().__init__()
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        matrix = bit_matrix(self._field, self.coefficient)
+        for place, column in enumerate(bit_matrix(self._field, self.coefficient)):
+            wanted = golden_product(self.coefficient, Const(1 << place, ELEMENT_BITS))
+            m.d.comb += Assert(column == wanted)
+        matrix = [self.columns.word_select(k, ELEMENT_BITS) for k in range(ELEMENT_BITS)]
         (product,) = multiply_word(m, self._field, self.word, [matrix], name="word")
         for place in range(WORD_ELEMENTS):
-            lane = slice(place * ELEMENT_BITS, (place + 1) * ELEMENT_BITS)
-            element = self.word[lane]
-            wanted = golden_product(self.coefficient, element)
-            m.d.comb += [
-                Assert(product[lane] == wanted),
-                Assert(multiply(self._field, self.coefficient, element) == wanted),
+            element = self.word[place * self._lane_step :][:ELEMENT_BITS]
+            chosen = [
+                column & bit.replicate(ELEMENT_BITS)
+                for column, bit in zip(matrix, element, strict=False)
             ]
+            m.d.comb += Assert(product.word_select(place, ELEMENT_BITS) == reduce(xor, chosen))
         return m
+
+
+class MultiplierSpecification(wiring.Component):
+    """The multiplier of two elements agrees with the golden tables. Combinational."""
+
+    a: In(ELEMENT_BITS)
+    b: In(ELEMENT_BITS)
+
+    def __init__(self, *, polynomial: int = RAID_FIELD.polynomial):
+        self._field = Field(polynomial=polynomial, generator=RAID_FIELD.generator)
+        super().__init__()
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        product = multiply(self._field, self.a, self.b)
+        m.d.comb += Assert(product == golden_product(self.a, self.b))
+        return m
+
+
+TINY_FIELD = Field(polynomial=0b111, generator=0b10)
+"""GF(4): the engine is the same for every field, and the products have their own proof."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TinySizes:
     """What the engine needs of a configuration, as small as it works."""
 
-    data_width: int = ELEMENT_BITS
+    data_width: int = TINY_FIELD.width
     beats: int = 2
     parities: int = 1
+
+
+class TinyEngine(ParityEngine):
+    """The engine over `TINY_FIELD`; ``replaced`` plants a bug, by names that the module uses."""
+
+    def __init__(self, **replaced):
+        self._names = {
+            "RAID_FIELD": TINY_FIELD,
+            "ELEMENT_BITS": TINY_FIELD.width,
+            **replaced,
+        }
+        with mock.patch.multiple(engine_module, **self._names):
+            super().__init__(config=TinySizes())
+
+    def elaborate(self, platform) -> Module:
+        with mock.patch.multiple(engine_module, **self._names):
+            return super().elaborate(platform)
 
 
 class EngineSpecification(wiring.Component):
     """Whatever the streams do, a drained block is the weighted sum of its row's inputs.
 
     Rows are numbered modulo the two that the engine holds; the number travels in the tag of the
-    drain requests. What a row owes is summed with the golden product beside the engine.
+    drain requests. What a row owes is summed beside the engine.
     """
 
     def __init__(self, engine: ParityEngine):
@@ -116,7 +162,7 @@ class EngineSpecification(wiring.Component):
             m.d.sync += row_out.eq(~row_out)
 
         # What is owed, by row and beat, and the check of what comes out.
-        product = golden_product(beat.coefficients[0], beat.data)
+        product = multiply(TINY_FIELD, beat.coefficients[0], beat.data)
         output = engine.output
         shown = Signal()
         m.d.sync += shown.eq(output.valid & ~output.ready)
@@ -134,18 +180,6 @@ class EngineSpecification(wiring.Component):
         return m
 
 
-class PatchedEngine(ParityEngine):
-    """A mutant: the engine elaborated with another function in place of ``name``."""
-
-    def __init__(self, name: str, function, **parameters):
-        super().__init__(**parameters)
-        self._patch = (name, function)
-
-    def elaborate(self, platform) -> Module:
-        with mock.patch.object(engine_module, *self._patch):
-            return super().elaborate(platform)
-
-
 def _keep_words(select, then, other):
     """Never forgets the row before."""
     return other if len(Value.cast(other)) == TinySizes().data_width else Mux(select, then, other)
@@ -157,28 +191,35 @@ def _wrong_matrix(field, coefficient):
     return [columns[1], columns[0], *columns[2:]]
 
 
-def _engine(kind=ParityEngine, *arguments) -> EngineSpecification:
-    return EngineSpecification(kind(*arguments, config=TinySizes()))
-
-
-def _wrong_multiplier() -> MultiplierSpecification:
-    return MultiplierSpecification(polynomial=0x12D)
-
+OTHER_POLYNOMIAL = 0x12D
+"""Irreducible as well, and another field: only for mutants."""
 
 PROOFS = [
     Proof(
-        name="galois_multipliers",
+        name="galois_matrix",
+        build=MatrixSpecification,
+        mode="bmc",
+        depth=1,
+        mutants=[
+            lambda: MatrixSpecification(polynomial=OTHER_POLYNOMIAL),
+            lambda: MatrixSpecification(lane_step=ELEMENT_BITS - 1),
+        ],
+    ),
+    Proof(
+        name="galois_multiplier",
         build=MultiplierSpecification,
-        mutants=[_wrong_multiplier],
+        mode="bmc",
+        depth=1,
+        mutants=[lambda: MultiplierSpecification(polynomial=OTHER_POLYNOMIAL)],
     ),
     Proof(
         name="parity_engine",
-        build=_engine,
+        build=lambda: EngineSpecification(TinyEngine()),
         mode="bmc",
-        depth=16,
+        depth=20,
         mutants=[
-            lambda: _engine(PatchedEngine, "Mux", _keep_words),
-            lambda: _engine(PatchedEngine, "bit_matrix", _wrong_matrix),
+            lambda: EngineSpecification(TinyEngine(Mux=_keep_words)),
+            lambda: EngineSpecification(TinyEngine(bit_matrix=_wrong_matrix)),
         ],
     ),
 ]

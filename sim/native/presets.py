@@ -1,8 +1,8 @@
 """Drives of the published measurements (Fujitsu, "RAID Controller Performance 2016", "Measurement
 environment"), with the drive's own cache on.
 
-The numbers marked "fitted" come from ``python -m sim.native.fit``, which prints how the model alone
-compares with the publication. The rest is from data sheets, or typical of the class.
+``python -m sim.native.fit`` prints how the models compare with the publication; the numbers below
+each "fitted" come from its ``--search``. The rest is from data sheets, or typical of the class.
 """
 
 from sim.native.parameters import (
@@ -30,14 +30,15 @@ SATA_6G_HDD = Hdd(
     status_ps=1 * MICROSECOND,
     cache_blocks=64 * MEBIBYTE // 4096,
     revolution_ps=60_000 * MILLISECOND // 7200,
-    media_rate=108 * MEBIBYTE,
     seek_linear_ps=9 * MILLISECOND,
     read_ahead_blocks=8 * MEBIBYTE // 4096,
+    # fitted
     settle_ps=1_076_480_000,
     seek_root_ps=10_764_800_000,
     write_settle_ps=287_742_182,
     read_window=32,
     write_window=23,
+    media_rate=108 * MEBIBYTE,
 )
 """7200 rpm, 1000 GB."""
 
@@ -46,16 +47,17 @@ SAS_12G_HDD = Hdd(
     rate=link_rate(12),
     command_ps=20 * MICROSECOND,
     status_ps=500_000,
-    cache_blocks=640,
     revolution_ps=60_000 * MILLISECOND // 15_000,
-    media_rate=237 * MEBIBYTE,
     seek_linear_ps=3 * MILLISECOND,
     read_ahead_blocks=16 * MEBIBYTE // 4096,
-    settle_ps=200 * MICROSECOND,
-    seek_root_ps=3 * MILLISECOND,
-    write_settle_ps=300 * MICROSECOND,
-    read_window=32,
-    write_window=64,
+    # fitted
+    settle_ps=312_179_200,
+    seek_root_ps=4_036_800_000,
+    write_settle_ps=348_000_000,
+    read_window=19,
+    write_window=77,
+    cache_blocks=751,
+    media_rate=237 * MEBIBYTE,
 )
 """15000 rpm, 450 GB."""
 
@@ -66,11 +68,12 @@ SATA_6G_SSD = Ssd(
     status_ps=500_000,
     cache_blocks=1024,
     dies=32,
-    command_ps=5 * MICROSECOND,
-    read_ps=250 * MICROSECOND,
-    program_ps=280 * MICROSECOND,
-    random_read_ps=50 * MICROSECOND,
-    random_program_ps=50 * MICROSECOND,
+    # fitted
+    read_ps=267_182_604,
+    program_ps=286_917_646,
+    random_read_ps=103_565_787,
+    random_program_ps=106_961_614,
+    command_ps=21_690_562,
 )
 """400 GB."""
 
@@ -81,11 +84,12 @@ SAS_12G_SSD = Ssd(
     cache_blocks=1024,
     dies=32,
     command_ps=2 * MICROSECOND,
+    # fitted
     read_ps=131_500_000,
     program_ps=297_500_000,
-    random_read_ps=68_000_000,
-    random_program_ps=87_000_000,
-    lookup_ps=60_000_000,
+    random_read_ps=62_151_198,
+    random_program_ps=98_014_561,
+    lookup_ps=70_300_101,
 )
 """400 GB."""
 

@@ -1,6 +1,7 @@
 """Keeps a number of accesses outstanding on a volume, and measures them."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sw.driver.commands import BLOCK_BYTES
@@ -56,9 +57,18 @@ class Generator:
         Size of the namespace in 4 KiB blocks.
     load
         What to run.
+    probe
+        Read at the beginning and the end of the measurement; `probed` is the difference.
     """
 
-    def __init__(self, nvme: Nvme, namespace: int, blocks: int, load: Load):
+    def __init__(
+        self,
+        nvme: Nvme,
+        namespace: int,
+        blocks: int,
+        load: Load,
+        probe: Callable[[], dict[str, int]] = dict,
+    ):
         self._nvme = nvme
         self._namespace = namespace
         self._load = load
@@ -73,6 +83,8 @@ class Generator:
         self._running = 0
         self._samples: list[float] = []
         self._measuring = False
+        self._probe = probe
+        self.probed: dict[str, int] = {}
 
     async def run(self) -> Result:
         """Warms up, measures, drains; what was measured."""
@@ -86,12 +98,14 @@ class Generator:
         await transport.sleep(load.warm_up_ns)
         self._measuring = True
         start = transport.now_ns()
+        before = self._probe()
         await transport.sleep(load.measure_ns)
         while (
             len(self._samples) < load.least_accesses and transport.now_ns() - start < load.most_ns
         ):
             await transport.sleep(load.measure_ns)
         seconds = (transport.now_ns() - start) * 1e-9
+        self.probed = {name: value - before[name] for name, value in self._probe().items()}
         samples = list(self._samples)
         self._measuring = False
         self._stop = True

@@ -1,0 +1,168 @@
+"""The data path and the tables around `NvmeFrontEnd`, as its tests need them."""
+
+import random
+
+import cocotb
+from cocotb.triggers import ClockCycles, Event, RisingEdge
+
+from cocotb_tests.streams import StreamSource, pack
+from hdl.array.interface import Level, ManageOpcode, ManageStatus, geometry, port_use, volume
+from hdl.config import Config
+from hdl.nvme.interface import HostOpcode, Status
+from sim.golden import nvme
+from sim.golden.nvme import PAGE
+
+ADMIN_LINES = 2
+"""Lines that the allocator offers to the front end; the rest are the data path's."""
+
+LATENCY = 40
+"""Most cycles that the host's memory and the data path take to answer."""
+
+
+def contents(volume_number: int, block: int) -> bytes:
+    """What the data path's volumes hold before they are written."""
+    return random.Random(volume_number << 48 | block).randbytes(64) * (PAGE // 64)
+
+
+class DataPath:
+    """Executes commands in random order and time; blocks are kept per (volume, block).
+
+    ``statuses``: the end of commands that begin at a (volume, block). ``hold``: nothing ends.
+    ``manage_answer``: status and index of every change to the tables.
+    """
+
+    dut: cocotb.handle.HierarchyObject
+    config: Config
+    random: random.Random
+    fetch: StreamSource
+    deliver: StreamSource
+    completion: StreamSource
+    manage_response: StreamSource
+
+    def _start_data_path(self) -> None:
+        self.lines = [bytearray(PAGE) for _ in range(self.config.lines)]
+        self.free_lines = list(range(ADMIN_LINES, self.config.lines))
+        self.latency = LATENCY
+        self.statuses: dict[tuple[int, int], Status] = {}
+        self.commands: list = []
+        self.written: dict[tuple[int, int], bytes] = {}
+        self.hold = False
+        self.manage_answer = (ManageStatus.DONE, 0)
+        self.manage_requests: list = []
+        self.geometries: dict[int, dict] = {}
+        self.volumes: dict[int, dict] = {}
+        self.members: dict[tuple[int, int], int] = {}
+        self.ports: dict[int, dict] = {}
+        self.capacities: dict[int, int] = {}
+        self.in_flight = 0
+        self._sending: dict[int, list] = {}
+        self._moved: dict[int, Event] = {}
+        self._errors: dict[int, bool] = {}
+
+    def _command(self, request) -> None:
+        self.commands.append(request)
+        cocotb.start_soon(self._execute(request))
+
+    async def _execute(self, request) -> None:
+        self.in_flight += 1
+        await ClockCycles(self.dut.clk, self.random.randint(1, self.latency))
+        while self.hold:
+            await RisingEdge(self.dut.clk)
+        entry = self.volumes.get(request.volume)
+        status = self.statuses.get((request.volume, request.block), Status.SUCCESS)
+        count = request.blocks + 1
+        if entry is None:
+            status = Status.INVALID_NAMESPACE
+        elif request.opcode != HostOpcode.FLUSH:
+            if request.block + count > entry["blocks"]:
+                status = Status.LBA_OUT_OF_RANGE
+            elif status == Status.SUCCESS:
+                order = list(range(count))
+                self.random.shuffle(order)
+                moves = [cocotb.start_soon(self._move(request, n)) for n in order]
+                results = [await move for move in moves]
+                if not all(results):
+                    status = Status.DATA_TRANSFER_ERROR
+        self.completion.send(slot=request.slot, status=status)
+        self.in_flight -= 1
+
+    async def _move(self, request, offset: int) -> bool:
+        while not self.free_lines:
+            await RisingEdge(self.dut.clk)
+        line = self.free_lines.pop(self.random.randrange(len(self.free_lines)))
+        key = (request.volume, request.block + offset)
+        self._moved[line] = Event()
+        port = self.fetch
+        if request.opcode == HostOpcode.READ:
+            port = self.deliver
+            self.lines[line][:] = self.written.get(key) or contents(*key)
+            self._sending[line] = [request.slot]
+        port.send(slot=request.slot, offset=offset, line=line)
+        await self._moved[line].wait()
+        if request.opcode == HostOpcode.WRITE and not self._errors[line]:
+            self.written[key] = bytes(self.lines[line])
+        self.lines[line][:] = b"\xdd" * PAGE
+        self.free_lines.append(line)
+        return not self._errors[line]
+
+    def _fetched(self, answer) -> None:
+        self._errors[answer.line] = bool(answer.error)
+        self._moved[answer.line].set()
+
+    def _delivered(self, answer) -> None:
+        (slot,) = self._sending.pop(answer.line)
+        assert answer.slot == slot and not answer.error, answer
+        self._errors[answer.line] = False
+        self._moved[answer.line].set()
+
+    # Tables.
+
+    def _manage(self, request) -> None:
+        self.manage_requests.append(request)
+        status, index = self.manage_answer
+        self.manage_response.send(status=status, index=index)
+
+    def _line_write(self, beat) -> None:
+        line, number = divmod(beat.address, self.config.beats)
+        data = beat.data.to_bytes(self.config.beat_bytes, "little")
+        assert beat.mask == (1 << self.config.beat_dwords) - 1
+        begin = number * self.config.beat_bytes
+        self.lines[line][begin : begin + len(data)] = data
+
+    async def _tables(self) -> None:
+        """Synchronous reads: data one cycle after the address."""
+        dut, config = self.dut, self.config
+        tables = (
+            ("geometry_read", lambda a: pack(geometry(config), **self.geometries.get(a, {}))),
+            ("volume_read", lambda a: pack(volume(config), **self.volumes.get(a, {}))),
+            ("member_read", lambda a: self.members.get((a >> 5, a & 31), 0)),
+            ("port_read", lambda a: pack(port_use(config), **self.ports.get(a, {}))),
+            ("drive_capacity_read", lambda a: self.capacities.get(a, 0)),
+        )
+        handles = [
+            (getattr(dut, f"{name}__address"), getattr(dut, f"{name}__data"), look)
+            for name, look in tables
+        ]
+        shown: list[int | None] = [None] * len(handles)
+        while True:
+            await RisingEdge(dut.clk)
+            for number, (address, data, look) in enumerate(handles):
+                value = look(int(address.value))
+                if value != shown[number]:
+                    data.value = shown[number] = value
+
+
+def fresh_geometry(**fields) -> dict:
+    """A valid geometry for tables that are only listed."""
+    return {
+        "valid": 1, "level": Level.RAID5, "width": 4, "data": 3, "parities": 1, "copies": 1,
+        "spans": 1, "strip_shift": 4, "rotate": 1, "rows": 1000, "blocks": 3000, **fields,
+    }  # fmt: skip
+
+
+MANAGE_OPCODES = {
+    nvme.CREATE_ARRAY: ManageOpcode.CREATE_ARRAY,
+    nvme.DELETE_ARRAY: ManageOpcode.DELETE_ARRAY,
+    nvme.CREATE_VOLUME: ManageOpcode.CREATE_VOLUME,
+    nvme.DELETE_VOLUME: ManageOpcode.DELETE_VOLUME,
+}

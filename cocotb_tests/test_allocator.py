@@ -1,0 +1,217 @@
+"""`hdl.memory.allocator.LineAllocator`: no line has two owners, none is lost, reserves hold."""
+
+import os
+import random
+
+import cocotb
+import pytest
+from amaranth.hdl import Module
+from amaranth.lib import wiring
+from amaranth.lib.wiring import connect, flipped
+from cocotb.triggers import RisingEdge
+
+from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
+from hdl.config import Config
+from hdl.memory.allocator import LineAllocator
+
+LINES = 32
+USERS = 4
+RETURNS = 3
+RESERVES = (0, 0, 3, 8)
+
+
+def sizes() -> Config:
+    return Config(lines=LINES)
+
+
+class Bench:
+    """Users that take and return at random; the scoreboard knows who owns what."""
+
+    def __init__(self, dut, *, seed: int, active: float = 1.0):
+        self.dut = dut
+        self.random = random.Random(f"{seed}/allocator")
+        self.owned: list[list[int]] = [[] for _ in range(USERS)]
+        self.returning: set[int] = set()
+        self.taken = 0
+        self.sinks = [
+            StreamSink(
+                dut,
+                f"allocate__{user}",
+                active=active,
+                callback=lambda line, user=user: self._on_taken(user, line),
+            )
+            for user in range(USERS)
+        ]
+        self.sources = [StreamSource(dut, f"free__{n}", active=active) for n in range(RETURNS)]
+
+    def _on_taken(self, user: int, line: int) -> None:
+        assert line < LINES, f"no such line: {line}"
+        for other, lines in enumerate(self.owned):
+            assert line not in lines, f"line {line} given to {user}, owned by {other}"
+        self.owned[user].append(line)
+        self.taken += 1
+
+    @property
+    def in_use(self) -> int:
+        """Lines that users own, those on their way back included."""
+        return sum(map(len, self.owned)) + sum(source.waiting for source in self.sources)
+
+    def give_back(self, user: int) -> None:
+        """One random line of ``user``."""
+        lines = self.owned[user]
+        line = lines.pop(self.random.randrange(len(lines)))
+        self.random.choice(self.sources).send(line)
+
+    async def settle(self) -> None:
+        """Every line comes back and is available again."""
+        for sink in self.sinks:
+            sink.paused = True
+        for _ in range(4):
+            await RisingEdge(self.dut.clk)
+        for user in range(USERS):
+            while self.owned[user]:
+                self.give_back(user)
+        for source in self.sources:
+            await source.drained()
+        await wait_until(
+            self.dut,
+            lambda: int(self.dut.available.value) == LINES,
+            cycles=10,
+            what="all lines available",
+        )
+        await wait_until(self.dut, lambda: not int(self.dut.busy.value), cycles=20, what="rest")
+        for sink in self.sinks:
+            sink.paused = False
+            sink.active = 1.0
+        self.sinks[3].paused = True
+        self.sinks[2].paused = True
+        before = self.taken
+        for _ in range(3 * LINES):
+            await RisingEdge(self.dut.clk)
+        assert self.taken - before == LINES - 2, "lines have been lost"
+        assert int(self.dut.available.value) == 2, "offered lines are available"
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def random_users(dut):
+    """Random takes and returns by everybody."""
+    seed = int(os.environ["SEED"])
+    print(f"SEED={seed}")
+    bench = Bench(dut, seed=seed, active=0.6)
+    await start(dut)
+    for _ in range(4000):
+        await RisingEdge(dut.clk)
+        available = int(dut.available.value)
+        assert available <= LINES
+        assert LINES - bench.in_use - USERS <= available <= LINES - bench.in_use + USERS
+        for user in range(USERS):
+            if bench.owned[user] and bench.random.random() < 0.2:
+                bench.give_back(user)
+    assert bench.taken > 1000
+    await bench.settle()
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def reserves(dut):
+    """A user with a reserve leaves that many lines, whatever it takes."""
+    bench = Bench(dut, seed=1)
+    await start(dut)
+    for user in (0, 1, 2):
+        bench.sinks[user].paused = True
+    for _ in range(100):
+        await RisingEdge(dut.clk)
+    held = len(bench.owned[3])
+    assert LINES - held >= RESERVES[3], f"user 3 got {held} lines"
+    assert int(dut.available.value) <= RESERVES[3] + USERS, "refused user sees no pressure"
+    bench.sinks[1].paused = False
+    for _ in range(100):
+        await RisingEdge(dut.clk)
+    assert len(bench.owned[1]) >= RESERVES[3], f"user 1 got only {len(bench.owned[1])}"
+    await bench.settle()
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def rate(dut):
+    """A user alone gets and returns a line a cycle."""
+    bench = Bench(dut, seed=1)
+    for user in (1, 2, 3):
+        bench.sinks[user].paused = True
+    await start(dut)
+    for _ in range(10):
+        await RisingEdge(dut.clk)
+    before = bench.taken
+    cycles = 200
+    for _ in range(cycles):
+        while len(bench.owned[0]) > 4:
+            bench.sources[0].send(bench.owned[0].pop())
+        await RisingEdge(dut.clk)
+    print(f"{(bench.taken - before) / cycles:.3f} lines a cycle")
+    assert bench.taken - before >= cycles - 2
+    await bench.settle()
+
+
+class Faulty(wiring.Component):
+    """`LineAllocator` with one fault at its ports."""
+
+    def __init__(self, *, fault: str):
+        self._inner = LineAllocator(
+            config=sizes(), users=USERS, returns=RETURNS, reserves=RESERVES
+        )
+        self._fault = fault
+        super().__init__(self._inner.signature)
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.inner = inner = self._inner
+        for name in ("allocate", "free"):
+            for ours, theirs in zip(getattr(self, name), getattr(inner, name), strict=True):
+                connect(m, flipped(ours), theirs)
+        m.d.comb += [self.busy.eq(inner.busy), self.available.eq(inner.available)]
+        if self._fault == "double":
+            with m.If(inner.allocate[1].payload == 9):
+                m.d.comb += self.allocate[1].payload.eq(8)
+        elif self._fault == "lost":
+            with m.If(self.free[0].payload == 5):
+                m.d.comb += inner.free[0].valid.eq(0)
+        elif self._fault == "miscount":
+            m.d.comb += self.available.eq(inner.available - inner.allocate[0].valid)
+        return m
+
+
+def build() -> LineAllocator:
+    return LineAllocator(config=sizes(), users=USERS, returns=RETURNS, reserves=RESERVES)
+
+
+@pytest.mark.parametrize("testcase", ["random_users", "reserves", "rate"])
+def test_allocator(testcase):
+    simulate(build(), name="allocator", module=__name__, testcase=testcase)
+
+
+@pytest.mark.parametrize("fault", ["double", "lost", "miscount"])
+def test_faults_are_caught(fault):
+    with pytest.raises(SimulationError):
+        simulate(
+            Faulty(fault=fault),
+            name=f"allocator_{fault}",
+            module=__name__,
+            testcase="random_users",
+        )
+
+
+def test_reserve_is_caught():
+    """The reserve check fails on an allocator without reserves."""
+    with pytest.raises(SimulationError):
+        simulate(
+            LineAllocator(config=sizes(), users=USERS, returns=RETURNS, reserves=(0, 0, 0, 0)),
+            name="allocator_no_reserve",
+            module=__name__,
+            testcase="reserves",
+        )
+
+
+def test_arguments():
+    with pytest.raises(ValueError, match="reserves must have 2 entries, not 1"):
+        LineAllocator(config=sizes(), users=2, returns=1, reserves=(0,))
+    with pytest.raises(ValueError, match=r"a reserve must be 0\.\.31, not 32"):
+        LineAllocator(config=sizes(), users=1, returns=1, reserves=(LINES,))

@@ -1,0 +1,221 @@
+"""`hdl.memory.store.LineStore` under random and sequential users, against a dictionary."""
+
+import os
+import random
+from collections import deque
+
+import cocotb
+import pytest
+from amaranth.hdl import Module
+from amaranth.lib import wiring
+from amaranth.lib.wiring import connect, flipped
+from cocotb.triggers import RisingEdge
+
+from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.streams import pack, start
+from hdl.config import Config
+from hdl.memory.interface import write_beat
+from hdl.memory.store import READ_LATENCY, LineStore
+
+READERS = 4
+WRITERS = 5
+MOST_READ_WAIT = READERS - 1
+MOST_WRITE_WAIT = WRITERS - 1
+
+
+def sizes(width: int) -> Config:
+    """Few lines, so that users meet."""
+    return Config(data_width=width, lines=16, banks=8)
+
+
+class Bench:
+    """Drives every port each cycle; the scoreboard holds the beats as the store must."""
+
+    def __init__(self, dut, config: Config, *, seed: int, active: float, sequential: bool):
+        self.dut = dut
+        self.config = config
+        self.random = random.Random(f"{seed}/store")
+        self.active = active
+        self.sequential = sequential
+        self.beats: dict[int, int] = {}
+        self.taken = {"read": [0] * READERS, "write": [0] * WRITERS}
+        self.longest = {"read": 0, "write": 0}
+        self.answered = 0
+
+    def _port(self, name: str, *parts: str):
+        return [getattr(self.dut, f"{name}__{part}") for part in parts]
+
+    async def run(self, cycles: int) -> None:
+        """``cycles`` of traffic, then enough to see every answer."""
+        config, layout = self.config, write_beat(self.config)
+        total = config.lines * config.beats
+        reads = [
+            self._port(
+                f"read__{n}",
+                "request__valid",
+                "request__ready",
+                "request__payload",
+                "response_valid",
+                "response",
+            )
+            for n in range(READERS)
+        ]
+        writes = [self._port(f"write__{n}", "valid", "ready", "payload") for n in range(WRITERS)]
+        offers: dict[tuple[str, int], tuple[int, int, int]] = {}
+        waited: dict[tuple[str, int], int] = {}
+        position = {("read", n): self.random.randrange(total) for n in range(READERS)}
+        position |= {("write", n): self.random.randrange(total) for n in range(WRITERS)}
+        expected = [deque([None] * READ_LATENCY) for _ in range(READERS)]
+        word = (1 << 32) - 1
+        for cycle in range(cycles + READ_LATENCY + MOST_WRITE_WAIT + 1):
+            for kind, ports in (("read", reads), ("write", writes)):
+                for n, port in enumerate(ports):
+                    if (kind, n) in offers:
+                        continue
+                    if cycle >= cycles or self.random.random() >= self.active:
+                        port[0].value = 0
+                        continue
+                    if self.sequential:
+                        address = position[kind, n] = (position[kind, n] + 1) % total
+                    else:
+                        address = self.random.randrange(total)
+                    beat = self.random.getrandbits(config.data_width)
+                    full = (1 << config.beat_dwords) - 1
+                    mask = self.random.choice((full, self.random.randint(0, full)))
+                    port[0].value = 1
+                    port[2].value = (
+                        address
+                        if kind == "read"
+                        else pack(layout, address=address, data=beat, mask=mask)
+                    )
+                    offers[kind, n] = (address, beat, mask)
+            await RisingEdge(self.dut.clk)
+            stored = []
+            for kind, ports in (("read", reads), ("write", writes)):
+                for n, port in enumerate(ports):
+                    offer = offers.get((kind, n))
+                    taken = offer is not None and int(port[1].value)
+                    if offer is None:
+                        pass
+                    elif taken:
+                        del offers[kind, n]
+                        waited[kind, n] = 0
+                        self.taken[kind][n] += 1
+                    else:
+                        waited[kind, n] = waited.get((kind, n), 0) + 1
+                        self.longest[kind] = max(self.longest[kind], waited[kind, n])
+                    if kind == "read":
+                        answer = None
+                        if taken:
+                            assert offer is not None
+                            answer = (offer[0], self.beats.get(offer[0]))
+                        expected[n].append(answer)
+                        due = expected[n].popleft()
+                        assert int(port[3].value) == (due is not None), f"reader {n}: latency"
+                        if due is not None:
+                            self.answered += 1
+                            if due[1] is not None:
+                                assert int(port[4].value) == due[1], (
+                                    f"reader {n}: address {due[0]:#x} holds {due[1]:#x}, "
+                                    f"not {int(port[4].value):#x}"
+                                )
+                    elif taken:
+                        stored.append(offer)
+            for address, beat, mask in stored:
+                keep = bits = 0
+                for index in range(config.beat_dwords):
+                    if mask >> index & 1:
+                        bits |= beat & word << 32 * index
+                    else:
+                        keep |= word << 32 * index
+                if address in self.beats or not keep:
+                    self.beats[address] = self.beats.get(address, 0) & keep | bits
+        assert not offers, f"never taken: {offers}"
+        assert self.answered == sum(self.taken["read"]), "answers are missing"
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def random_users(dut):
+    """Every user at random addresses and times: contents, latency, nobody starves."""
+    seed = int(os.environ["SEED"])
+    print(f"SEED={seed}")
+    config = sizes(int(os.environ["WIDTH"]))
+    for active in (1.0, 0.4):
+        bench = Bench(dut, config, seed=seed, active=active, sequential=False)
+        await start(dut)
+        await bench.run(2500)
+        assert bench.longest["read"] <= MOST_READ_WAIT, bench.longest
+        assert bench.longest["write"] <= MOST_WRITE_WAIT, bench.longest
+        await RisingEdge(dut.clk)
+        await RisingEdge(dut.clk)
+        assert not int(dut.busy.value), "busy at rest"
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def sequential_users(dut):
+    """Users that move lines in order fall into step: a beat a cycle each."""
+    seed = int(os.environ["SEED"])
+    bench = Bench(dut, sizes(int(os.environ["WIDTH"])), seed=seed, active=1.0, sequential=True)
+    await start(dut)
+    cycles = 1500
+    await bench.run(cycles)
+    rates = {kind: [count / cycles for count in taken] for kind, taken in bench.taken.items()}
+    print(f"beats a cycle: {rates}")
+    lost = READERS * WRITERS
+    assert all(min(taken) >= cycles - lost for taken in bench.taken.values()), rates
+
+
+class Faulty(wiring.Component):
+    """`LineStore` with one fault at its ports."""
+
+    def __init__(self, *, config: Config, fault: str):
+        self._inner = LineStore(config=config, readers=READERS, writers=WRITERS)
+        self._fault = fault
+        super().__init__(self._inner.signature)
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.inner = inner = self._inner
+        for name in ("read", "write"):
+            for ours, theirs in zip(getattr(self, name), getattr(inner, name), strict=True):
+                connect(m, flipped(ours), theirs)
+        m.d.comb += self.busy.eq(inner.busy)
+        ours, theirs = self.write[2].payload, inner.write[2].payload
+        if self._fault == "mask":
+            m.d.comb += theirs.mask.eq(ours.mask | 1)
+        elif self._fault == "address":
+            m.d.comb += theirs.address.eq(ours.address ^ (ours.address == 77))
+        elif self._fault == "late":
+            m.d.sync += self.read[1].response_valid.eq(inner.read[1].response_valid)
+        elif self._fault == "starved":
+            m.d.comb += [self.read[3].request.ready.eq(0), inner.read[3].request.valid.eq(0)]
+        return m
+
+
+@pytest.mark.parametrize("width", [64, 256])
+@pytest.mark.parametrize("testcase", ["random_users", "sequential_users"])
+def test_store(testcase, width):
+    simulate(
+        LineStore(config=sizes(width), readers=READERS, writers=WRITERS),
+        name=f"line_store_w{width}",
+        module=__name__,
+        testcase=testcase,
+        parameters={"WIDTH": str(width)},
+    )
+
+
+@pytest.mark.parametrize("fault", ["mask", "address", "late", "starved"])
+def test_faults_are_caught(fault):
+    with pytest.raises(SimulationError):
+        simulate(
+            Faulty(config=sizes(64), fault=fault),
+            name=f"line_store_{fault}",
+            module=__name__,
+            testcase="random_users",
+            parameters={"WIDTH": "64"},
+        )
+
+
+def test_arguments():
+    with pytest.raises(ValueError, match="readers must be at least 1, not 0"):
+        LineStore(config=sizes(64), readers=0, writers=1)
