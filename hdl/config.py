@@ -20,7 +20,7 @@ MAX_DRIVES = 32
 """Most drives in an array, and most drive ports of a controller."""
 
 DATA_OFFSET_BLOCKS = 256
-"""Blocks at the start of every member kept free for metadata (1 MiB, as Linux md leaves by default)."""
+"""Blocks at the start of every member kept free for metadata: 1 MiB, as Linux md leaves."""
 
 
 def bits_for_count(count: int) -> int:

@@ -11,7 +11,8 @@ from hdl.pcie.axis import axis_ports
 from hdl.pcie.interface import PcieStatus
 from hdl.pcie.ultrascale import UltrascaleShim
 
-AXIS = {name: member for bus in ("rq", "rc", "cq", "cc") for name, member in axis_ports(bus).items()}
+BUSES = ("rq", "rc", "cq", "cc")
+AXIS = {name: member for bus in BUSES for name, member in axis_ports(bus).items()}
 """The hard block's streams (PG213), as the user's side sees them."""
 
 
