@@ -19,6 +19,9 @@ from hdl.memory.store import READ_LATENCY, LineStore
 
 READERS = 4
 WRITERS = 5
+MEETING_PLACES = 100
+"""Addresses of random users: few, so that what is written is read."""
+
 MOST_READ_WAIT = READERS - 1
 MOST_WRITE_WAIT = WRITERS - 1
 
@@ -66,6 +69,7 @@ class Bench:
         position = {("read", n): self.random.randrange(total) for n in range(READERS)}
         position |= {("write", n): self.random.randrange(total) for n in range(WRITERS)}
         expected = [deque([None] * READ_LATENCY) for _ in range(READERS)]
+        meeting = [self.random.randrange(total) for _ in range(MEETING_PLACES)]
         word = (1 << 32) - 1
         for cycle in range(cycles + READ_LATENCY + MOST_WRITE_WAIT + 1):
             for kind, ports in (("read", reads), ("write", writes)):
@@ -78,7 +82,7 @@ class Bench:
                     if self.sequential:
                         address = position[kind, n] = (position[kind, n] + 1) % total
                     else:
-                        address = self.random.randrange(total)
+                        address = self.random.choice(meeting)
                     beat = self.random.getrandbits(config.data_width)
                     full = (1 << config.beat_dwords) - 1
                     mask = self.random.choice((full, self.random.randint(0, full)))
@@ -178,15 +182,18 @@ class Faulty(wiring.Component):
         m.submodules.inner = inner = self._inner
         for name in ("read", "write"):
             for ours, theirs in zip(getattr(self, name), getattr(inner, name), strict=True):
-                connect(m, flipped(ours), theirs)
+                if self._fault == "late" and ours is self.read[1]:
+                    connect(m, flipped(ours.request), theirs.request)
+                    m.d.comb += ours.response.eq(theirs.response)
+                    m.d.sync += ours.response_valid.eq(theirs.response_valid)
+                else:
+                    connect(m, flipped(ours), theirs)
         m.d.comb += self.busy.eq(inner.busy)
         ours, theirs = self.write[2].payload, inner.write[2].payload
         if self._fault == "mask":
             m.d.comb += theirs.mask.eq(ours.mask | 1)
         elif self._fault == "address":
-            m.d.comb += theirs.address.eq(ours.address ^ (ours.address == 77))
-        elif self._fault == "late":
-            m.d.sync += self.read[1].response_valid.eq(inner.read[1].response_valid)
+            m.d.comb += theirs.address.eq(ours.address ^ (ours.address[:4] == 7))
         elif self._fault == "starved":
             m.d.comb += [self.read[3].request.ready.eq(0), inner.read[3].request.valid.eq(0)]
         return m

@@ -62,10 +62,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a run gave: its result, what was counted meanwhile, and how fast it was simulated."""
+    """What a run gave, and how fast it was simulated.
+
+    ``counted`` is of the measured time, ``drained`` of the whole run, in which every command that
+    a drive was sent has ended.
+    """
 
     result: Result
     counted: dict[str, int]
+    drained: dict[str, int]
     cycles: int
     cpu_seconds: float
 
@@ -94,18 +99,18 @@ def load_card(
                 totals[name] = sum(drive[name] for drive in drives)
             return totals
 
-        async def main() -> tuple[Result, dict[str, int], int, float]:
+        async def main() -> tuple[Result, dict[str, int], dict[str, int], int, float]:
             nvme = card.nvme
             await nvme.start(queue_pairs=4 if profile.random else 1)
             array = await raid.create_array(nvme, level, range(ports), strip_kib=STRIP_KIB)
             namespace = await raid.create_volume(nvme, array)
             blocks = (await nvme.namespace(namespace)).blocks
-            cycles = card.harness.statistics()["cycles_evaluated"]
-            cpu = _cpu_seconds()
+            before, cpu = count(), _cpu_seconds()
             generator = Generator(nvme, namespace, blocks, load, count)
             result = await generator.run()
-            cycles = card.harness.statistics()["cycles_evaluated"] - cycles
-            return result, generator.probed, cycles, _cpu_seconds() - cpu
+            cpu = _cpu_seconds() - cpu
+            drained = {name: value - before[name] for name, value in count().items()}
+            return result, generator.probed, drained, drained["cycles_evaluated"], cpu
 
         return Measurement(*card.run(main()))
 
@@ -141,8 +146,8 @@ def _iops(ports: int, profile: Profile, limit: float, share: float) -> tuple:
 
 def _added_latency(share: float) -> tuple:
     measured = load_card(8, Level.RAID5, RANDOM_READ, 1, share, DRIVE_LATENCY_NS)
-    counted = measured.counted
-    drive_us = counted["latency_sum_ps"] / (counted["reads"] * MICROSECOND)
+    drained = measured.drained
+    drive_us = drained["latency_sum_ps"] / (drained["reads"] * MICROSECOND)
     added = measured.result.latency.mean - drive_us
     return added, "us", ADDED_LATENCY_LIMIT_US, ADDED_LATENCY_LIMIT_US / added
 

@@ -215,8 +215,6 @@ PROOFS = [
     Proof(
         name="parity_engine",
         build=lambda: EngineSpecification(TinyEngine()),
-        mode="bmc",
-        depth=20,
         mutants=[
             lambda: EngineSpecification(TinyEngine(Mux=_keep_words)),
             lambda: EngineSpecification(TinyEngine(bit_matrix=_wrong_matrix)),
