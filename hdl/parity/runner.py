@@ -42,8 +42,9 @@ class ParityPass(wiring.Component):
         Output of later passes stops while it waits.
     line_read
         One beat a cycle. No idle cycle between the blocks of a pass or between passes as long as
-        the steps are there, except that a pass waits for the outputs of the pass two before it,
-        which happens when passes have no more inputs than outputs.
+        the steps are there, except that a pass waits until the outputs of the pass two before it
+        have left the engine: never while the pass in between has more inputs than that one
+        outputs, 3 cycles when as many.
     line_write
         One beat a cycle, every word enabled; the first output beat is offered 5 cycles after the
         last input beat arrived.
