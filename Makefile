@@ -50,7 +50,7 @@ mutants: $(STAMP) ## bugs planted in the design, which the proofs must find
 	$(VENV) -m sim.formal --mutants
 
 smoke: $(STAMP) ## a short characterisation run
-	$(VENV) -m sw.characterise --smoke
+	$(VENV) -m sw.characterise --quick --out build/smoke P2 R5
 
 test: lint types smoke unit ## what every change must pass; ends with pytest's summary
 

@@ -1,6 +1,6 @@
 """cocotb model of a drive and its link core, at one port of `hdl.drive.interface.DrivePort`.
 
-Sparse storage, commands served out of order, random latency, grant and data timing, errors on demand,
+Sparse storage, commands served out of order, random latency and data timing, errors on demand,
 removal. It checks the controller's side of the port: stream rules, tags used once, requests within
 the drive, and exactly the beats that were granted.
 """

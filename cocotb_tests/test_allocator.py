@@ -155,9 +155,7 @@ class Faulty(wiring.Component):
     """`LineAllocator` with one fault at its ports."""
 
     def __init__(self, *, fault: str):
-        self._inner = LineAllocator(
-            config=sizes(), users=USERS, returns=RETURNS, reserves=RESERVES
-        )
+        self._inner = LineAllocator(config=sizes(), users=USERS, returns=RETURNS, reserves=RESERVES)
         self._fault = fault
         super().__init__(self._inner.signature)
 

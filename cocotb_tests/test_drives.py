@@ -30,9 +30,10 @@ from hdl.memory.interface import write_beat
 from hdl.memory.store import READ_LATENCY
 
 
-def sizes(ports: int) -> Config:
+def sizes(ports: int, width: int = 256) -> Config:
     """Few operations and tags, so that both run out."""
     return Config(
+        data_width=width,
         ports=ports,
         lines=256,
         commands=128,
@@ -328,9 +329,7 @@ class Bench:
 
     def _rests(self) -> bool:
         return (
-            not self.pending
-            and self.operations.idle
-            and all(drive.idle for drive in self.drives)
+            not self.pending and self.operations.idle and all(drive.idle for drive in self.drives)
         )
 
     async def settle(self, *, cycles: int = 200_000) -> None:
@@ -401,7 +400,7 @@ def environment() -> tuple[Config, int]:
     """Configuration and seed of this simulation."""
     seed = int(os.environ["SEED"])
     print(f"SEED={seed}")
-    return sizes(int(os.environ["PORTS"])), seed
+    return sizes(int(os.environ["PORTS"]), int(os.environ.get("WIDTH", "256"))), seed
 
 
 async def run_traffic(bench: Bench, count: int) -> None:
@@ -422,10 +421,12 @@ async def random_traffic(dut):
     config, seed = environment()
     bench = Bench(dut, config, seed=seed, timing=RANDOM, active=0.5, stall=0.3)
     await start(dut)
-    await run_traffic(bench, int(os.environ.get("COUNT", "300")))
+    count = int(os.environ.get("COUNT", "300"))
+    await run_traffic(bench, count)
     await bench.settle()
     assert not bench.lent, "lines leaked"
-    assert bench.statuses[DriveStatus.GOOD] > 100 and bench.landed_blocks > 100
+    assert bench.statuses[DriveStatus.GOOD] > count // 3
+    assert bench.landed_blocks
     longest = max(drive.counts.longest for drive in bench.drives)
     assert longest > 8, f"nothing merged: longest command {longest}"
     assert longest <= MERGE_BLOCKS
@@ -619,30 +620,32 @@ class Faulty(wiring.Component):
         count = Signal(6)
         with m.If(inner.finished.valid & inner.finished.ready):
             m.d.sync += count.eq(count + 1)
-        seventh = count == 40
+        fortieth = count == 40
         landing = Signal(6)
         with m.If(inner.landed.valid & inner.landed.ready):
             m.d.sync += landing.eq(landing + 1)
         if fault == "lost finished":
-            with m.If(seventh):
+            with m.If(fortieth):
                 m.d.comb += [self.finished.valid.eq(0), inner.finished.ready.eq(1)]
         elif fault == "wrong place":
-            with m.If(seventh):
+            with m.If(fortieth):
                 m.d.comb += self.finished.payload.place.eq(~inner.finished.payload.place)
         elif fault == "wrong status":
-            with m.If(seventh):
+            with m.If(fortieth):
                 m.d.comb += self.finished.payload.status.eq(DriveStatus.ABORTED)
         elif fault == "recover":
             m.d.comb += self.finished.payload.recover.eq(0)
         elif fault == "read data":
-            with m.If(seventh):
-                m.d.comb += self.line_write[0].payload.data[0].eq(
-                    ~inner.line_write[0].payload.data[0]
+            with m.If(fortieth):
+                m.d.comb += (
+                    self.line_write[0].payload.data[0].eq(~inner.line_write[0].payload.data[0])
                 )
         elif fault == "write data":
-            with m.If(seventh):
-                m.d.comb += self.drives[0].write_data.payload.data[7].eq(
-                    ~inner.drives[0].write_data.payload.data[7]
+            with m.If(count[5]):
+                m.d.comb += (
+                    self.drives[0]
+                    .write_data.payload.data[7]
+                    .eq(~inner.drives[0].write_data.payload.data[7])
                 )
         elif fault == "wrong line":
             with m.If(landing == 40):
@@ -651,12 +654,8 @@ class Faulty(wiring.Component):
             with m.If(landing == 40):
                 m.d.comb += [self.allocate.ready.eq(1), inner.allocate.valid.eq(0)]
         elif fault == "tag":
-            with m.If(seventh):
+            with m.If(fortieth):
                 m.d.comb += self.drives[0].command.payload.tag.eq(0)
-        elif fault == "unstable":
-            with m.If(~self.landed.ready):
-                m.d.comb += self.landed.payload.offset.eq(landing + count)
-            m.d.sync += count.eq(count + 1)
         return m
 
 
@@ -688,6 +687,17 @@ def run(ports: int, testcase: str, **more: str) -> None:
 @pytest.mark.parametrize("testcase", ["random_traffic", "errors"])
 def test_traffic(testcase, ports, seed):
     run(ports, testcase, SEED=seed)
+
+
+def test_odd_ports_narrow():
+    """Paths with different numbers of ports, blocks of 512 beats."""
+    simulate(
+        Drives(config=sizes(5, 64)),
+        name="drives_p5_w64",
+        module=__name__,
+        testcase="random_traffic",
+        parameters={"PORTS": "5", "WIDTH": "64", "COUNT": "60"},
+    )
 
 
 @pytest.mark.parametrize("testcase", ["failed_port", "without_lines", "merging", "latencies"])

@@ -65,9 +65,7 @@ class Bench:
         by_isal = isal.encode(weights, blocks)
         for place, syndrome in enumerate(syndromes):
             tag = self.random.randrange(1 << TAG_BITS)
-            self.drain.send(
-                syndrome=syndrome, release=int(place == len(syndromes) - 1), tag=tag
-            )
+            self.drain.send(syndrome=syndrome, release=int(place == len(syndromes) - 1), tag=tag)
             block = RAID.weigh(list(zip(weights[syndrome], blocks, strict=True)))
             assert block == by_isal[syndrome], "the golden model and ISA-L disagree"
             self.expected.append((tag, block))
@@ -101,9 +99,7 @@ class Bench:
 
 def config_of(environment) -> Config:
     """The configuration that a test's process was started with."""
-    return Config(
-        data_width=int(environment["DATA_WIDTH"]), parities=int(environment["PARITIES"])
-    )
+    return Config(data_width=int(environment["DATA_WIDTH"]), parities=int(environment["PARITIES"]))
 
 
 async def _transfers(dut, name: str, cycles: list[int]) -> None:

@@ -142,9 +142,7 @@ class Bench:
                 used.append(line)
             expected[line] = bytes(self.lines.content[line]) if error else content
             last = place == len(outputs) - 1
-            self.step.send(
-                kind=StepKind.OUTPUT, role=role, line=line, last=int(last), index=index
-            )
+            self.step.send(kind=StepKind.OUTPUT, role=role, line=line, last=int(last), index=index)
         self.running.append((index, error, expected, used))
 
     async def finish_one(self) -> None:

@@ -113,9 +113,7 @@ def test_reads_of_a_dead_drive_are_caught():
     ],
 )
 def test_examples(data, parities, joined, dead, kind, reads):
-    chosen = golden.plan(
-        recover_row=False, data=data, parities=parities, joined=joined, dead=dead
-    )
+    chosen = golden.plan(recover_row=False, data=data, parities=parities, joined=joined, dead=dead)
     assert (chosen.kind, chosen.reads) == (kind, reads)
 
 

@@ -121,7 +121,5 @@ def encode(matrix: Sequence[Sequence[int]], blocks: Sequence[bytes]) -> list[byt
     library.ec_init_tables(columns, rows, flat, tables)
     source = _Buffers(blocks)
     target = _Buffers([bytes(source.length)] * rows)
-    library.ec_encode_data(
-        source.length, columns, rows, tables, source.pointers, target.pointers
-    )
+    library.ec_encode_data(source.length, columns, rows, tables, source.pointers, target.pointers)
     return [target[-rows + row] for row in range(rows)]

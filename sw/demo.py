@@ -13,8 +13,8 @@ from pathlib import Path
 
 from hdl.array.interface import Level
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, board
+from sim import isal
 from sim.golden.layout import Layout
-from sim.isal import IsalError, load_isal
 from sim.native.presets import SAS_12G_SSD
 from sw.driver import raid
 from sw.driver.card import SimulatedCard
@@ -100,7 +100,6 @@ class Demo:
 
     def check_parity(self) -> tuple[int, int]:
         """Rows that the file touches, and how many of them have a P or Q that ISA-L disputes."""
-        isal = load_isal()
         layout = Layout("RAID6", self._drives, STRIP_KIB * 1024 // BLOCK_BYTES)
         rows = sorted({layout.map(block).row for block in range(self._blocks)})
         wrong = 0
@@ -168,7 +167,7 @@ def main() -> int:
     """Command line."""
     try:
         return run(_arguments())
-    except (OSError, ValueError, IsalError, NvmeError) as error:
+    except (OSError, ValueError, isal.MissingLibraryError, NvmeError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 2
 

@@ -103,9 +103,9 @@ class BlockControl(wiring.Component):
         number = operation_bits(config)
         members = {
             "start": In(stream.Signature(command_start(config))),
-            "grant": In(
-                stream.Signature(data.StructLayout({"tag": config.tag_bits}))
-            ).array(config.ports),
+            "grant": In(stream.Signature(data.StructLayout({"tag": config.tag_bits}))).array(
+                config.ports
+            ),
             "completion": In(stream.Signature(drive_completion(config))).array(config.ports),
             "end": Out(stream.Signature(command_end(config))),
             "landed": Out(stream.Signature(landed(config))),

@@ -95,9 +95,7 @@ class BurstScheduler(wiring.Component):
             self.chosen.eq(Mux(step, choose.chosen, 0)),
         ]
 
-        m.submodules.lines = lines = Memory(
-            shape=config.line_bits, depth=1 << (place + 1), init=[]
-        )
+        m.submodules.lines = lines = Memory(shape=config.line_bits, depth=1 << (place + 1), init=[])
         write_line, read_line = lines.write_port(), lines.read_port()
         load_slot = (control.load_slot & target).any()
         slot = (move_slot & choose.chosen).any()

@@ -33,8 +33,8 @@ class Drives(wiring.Component):
     finished
         Ends of operations; `hdl.drive.interface.finished`. Order is that of the drives.
     landed
-        Blocks read for host commands. A block is offered about 10 cycles after its last beat was
-        taken into the line store.
+        Blocks read for host commands. A block is offered 6 cycles after its last beat was
+        taken by the line store, when the block control has nothing else to do.
     allocate
         Lines for blocks of host commands. A port that finds none waits alone.
     line_read, line_write

@@ -63,9 +63,7 @@ class ReadPath(wiring.Component):
             init=[],
         )
         store_beat, fetch_beat = memory.write_port(), memory.read_port()
-        m.submodules.tags = tags = Memory(
-            shape=config.tag_bits, depth=1 << place_width, init=[]
-        )
+        m.submodules.tags = tags = Memory(shape=config.tag_bits, depth=1 << place_width, init=[])
         store_tag, fetch_tag = tags.write_port(), tags.read_port()
 
         # A port's bursts: arrived, chosen to be moved, moved. Each wraps at twice the capacity.

@@ -53,16 +53,12 @@ def queued_operation(config: Config) -> data.StructLayout:
 
 def command_tag(config: Config) -> data.StructLayout:
     """A tag of a port, also the address of its command."""
-    return data.StructLayout(
-        {"tag": config.tag_bits, "port": bits_for_count(config.ports)}
-    )
+    return data.StructLayout({"tag": config.tag_bits, "port": bits_for_count(config.ports)})
 
 
 def command_start(config: Config) -> data.StructLayout:
     """A command is about to be sent; its first operation is ``operation``."""
-    return data.StructLayout(
-        {"command": command_tag(config), "operation": operation_bits(config)}
-    )
+    return data.StructLayout({"command": command_tag(config), "operation": operation_bits(config)})
 
 
 def command_end(config: Config) -> data.StructLayout:

@@ -92,9 +92,7 @@ class WritePath(wiring.Component):
 
         filling = []
         for index, port in enumerate(self.data):
-            fifo = SyncFIFOBuffered(
-                width=config.data_width, depth=FIFO_BURSTS * BURST_BEATS + 1
-            )
+            fifo = SyncFIFOBuffered(width=config.data_width, depth=FIFO_BURSTS * BURST_BEATS + 1)
             m.submodules[f"fifo_{index}"] = fifo
             taken = Signal(
                 max(bits_for_count(config.beats), BURST_BITS + FIFO_BITS + 1),

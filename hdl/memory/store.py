@@ -140,9 +140,7 @@ class LineStore(wiring.Component):
         # Stage 1: the winner's row, and for writes its beat, in the bank's registers.
         read_data = []
         for bank in range(banks):
-            memory = Memory(
-                shape=config.data_width, depth=1 << row_bits, init=[]
-            )
+            memory = Memory(shape=config.data_width, depth=1 << row_bits, init=[])
             m.submodules[f"bank_{bank}"] = memory
             write_side = memory.write_port(granularity=DWORD_BITS)
             read_side = memory.read_port(transparent_for=())

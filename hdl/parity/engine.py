@@ -40,9 +40,7 @@ def syndrome_bits(config: Config) -> int:
 
 def drain_request(config: Config, tag_bits: int) -> data.StructLayout:
     """Send ``syndrome`` of the oldest row; ``release`` ends that row. ``tag`` goes along."""
-    return data.StructLayout(
-        {"syndrome": syndrome_bits(config), "release": 1, "tag": tag_bits}
-    )
+    return data.StructLayout({"syndrome": syndrome_bits(config), "release": 1, "tag": tag_bits})
 
 
 def drained_beat(config: Config, tag_bits: int) -> data.StructLayout:
@@ -220,11 +218,7 @@ class ParityEngine(wiring.Component):
         m.d.comb += [
             d1_move.eq(~output.valid | output.ready),
             d0_last.eq(d0_beat == last_beat),
-            d0_go.eq(
-                self.drain.valid
-                & full.bit_select(drain_bank, 1)
-                & (~d1_valid | d1_move)
-            ),
+            d0_go.eq(self.drain.valid & full.bit_select(drain_bank, 1) & (~d1_valid | d1_move)),
             self.drain.ready.eq(d0_go & d0_last),
             self.released.eq(d1_valid & d1_move & d1_release),
             self.draining.eq(d1_valid | output.valid),

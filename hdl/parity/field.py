@@ -25,9 +25,7 @@ class Field:
         if self.polynomial < 0b111:
             raise ValueError(f"polynomial must have degree 2 or more, not {self.polynomial:#x}")
         if not 2 <= self.generator < 1 << self.width:
-            raise ValueError(
-                f"generator must be 2..{(1 << self.width) - 1}, not {self.generator}"
-            )
+            raise ValueError(f"generator must be 2..{(1 << self.width) - 1}, not {self.generator}")
 
     @property
     def width(self) -> int:

@@ -127,8 +127,7 @@ def multiply_word(
             spread.append(mask)
         for piece, columns in zip(pieces, matrices, strict=True):
             terms = [
-                mask & column.replicate(lanes)
-                for mask, column in zip(spread, columns, strict=True)
+                mask & column.replicate(lanes) for mask, column in zip(spread, columns, strict=True)
             ]
             piece.append(_sum(terms))
     return [Cat(*piece) for piece in pieces]

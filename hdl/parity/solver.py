@@ -268,9 +268,7 @@ class Solver(wiring.Component):
 
 
 def _elements(vector: Value) -> list[Value]:
-    return [
-        vector[start : start + ELEMENT_BITS] for start in range(0, len(vector), ELEMENT_BITS)
-    ]
+    return [vector[start : start + ELEMENT_BITS] for start in range(0, len(vector), ELEMENT_BITS)]
 
 
 def _pack(elements: list[int]) -> int:

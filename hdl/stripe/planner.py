@@ -101,9 +101,7 @@ class Planner(wiring.Component):
 
         kind = Signal(PlanKind)
         with m.If(recover):
-            m.d.comb += kind.eq(
-                Mux(lost_count > live_count, PlanKind.IMPOSSIBLE, PlanKind.RECOVER)
-            )
+            m.d.comb += kind.eq(Mux(lost_count > live_count, PlanKind.IMPOSSIBLE, PlanKind.RECOVER))
         with m.Elif(no_parity):
             m.d.comb += kind.eq(PlanKind.WRITE_ONLY)
         with m.Elif(lost_count > live_count):
@@ -182,5 +180,6 @@ def _ones(mask: Value) -> Value:
     """How many bits of ``mask`` are set, as a balanced tree of adders."""
     counts = list(mask)
     while len(counts) > 1:
-        counts = [sum(counts[i + 1 : i + 2], start=counts[i]) for i in range(0, len(counts), 2)]
+        pairs = [a + b for a, b in zip(counts[::2], counts[1::2], strict=False)]
+        counts = [*pairs, *counts[2 * len(pairs) :]]
     return counts[0]

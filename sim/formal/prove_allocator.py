@@ -86,9 +86,10 @@ class AllocatorSpecification(wiring.Component):
         returned = Signal()
         m.d.comb += [
             returned.eq(
-                sum(give & (port.payload == mark) for give, port in zip(
-                    gives, allocator.free, strict=True
-                ))
+                sum(
+                    give & (port.payload == mark)
+                    for give, port in zip(gives, allocator.free, strict=True)
+                )
             ),
             Assume(sum(given) <= 1),
             Assume((sum(given) == 0) | owned),

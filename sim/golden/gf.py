@@ -90,9 +90,7 @@ class Gf:
             There is none.
         """
         size = len(matrix)
-        work = [
-            [*row, *(int(i == j) for j in range(size))] for i, row in enumerate(matrix)
-        ]
+        work = [[*row, *(int(i == j) for j in range(size))] for i, row in enumerate(matrix)]
         for column in range(size):
             pivot = next((r for r in range(column, size) if work[r][column]), None)
             if pivot is None:

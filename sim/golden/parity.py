@@ -34,14 +34,10 @@ def generate(blocks: Sequence[bytes], parities: int) -> list[bytes]:
     ]
 
 
-def update(
-    parity: Sequence[bytes], role: int, old: bytes, new: bytes
-) -> list[bytes]:
+def update(parity: Sequence[bytes], role: int, old: bytes, new: bytes) -> list[bytes]:
     """The syndromes after data role ``role`` changed from ``old`` to ``new``."""
     change = RAID.add(old, new)
-    return [
-        RAID.add(block, RAID.scale(weight(j, role), change)) for j, block in enumerate(parity)
-    ]
+    return [RAID.add(block, RAID.scale(weight(j, role), change)) for j, block in enumerate(parity)]
 
 
 def consistent(blocks: Sequence[bytes], parity: Sequence[bytes]) -> bool:
@@ -91,9 +87,7 @@ def recover(
     return [RAID.weigh(list(zip(row, sums, strict=True))) for row in inverse]
 
 
-def reconstruct(
-    row: Sequence[bytes | None], parities: int
-) -> list[bytes]:
+def reconstruct(row: Sequence[bytes | None], parities: int) -> list[bytes]:
     """A whole row (data, then parities) from one in which lost blocks are None.
 
     Every set of surviving syndromes of the right size is tried.

@@ -235,6 +235,8 @@ class Ssd(DriveParameters):
         More for the first page of a read outside a stream (mapping table).
     power_safe
         The write buffer survives power loss: FLUSH and FUA need not wait for the medium.
+    dirty_blocks
+        Blocks in the write buffer at power-on, from random writes: a drive that has been at work.
     """
 
     dies: int = 32
@@ -244,6 +246,7 @@ class Ssd(DriveParameters):
     random_program_ps: int = 0
     lookup_ps: int = 0
     power_safe: bool = True
+    dirty_blocks: int = 0
 
     kind = KIND_SSD
 
@@ -251,6 +254,7 @@ class Ssd(DriveParameters):
         super().__post_init__()
         _check("dies", self.dies, 1, 4096)
         _check("cache_blocks", self.cache_blocks, 64, 1 << 24)
+        _check("dirty_blocks", self.dirty_blocks, 0, self.cache_blocks)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,12 @@ private:
 class Ssd final : public Drive {
 public:
     Ssd(const DriveFields& fields, ExpanderLink* expander)
-        : Drive(fields, expander), dies_(size_t(fields.dies)) {}
+        : Drive(fields, expander), dies_(size_t(fields.dies)) {
+        const Ps time = fields.program_ps + fields.random_program_ps;
+        for (; used_ < fields.dirty_blocks; ++used_)
+            dies_[size_t(used_ % fields.dies)].programs.push({-1, 0, time});
+        for (size_t number = 0; number < dies_.size(); ++number) start(number, 0);
+    }
 
 private:
     struct Page {

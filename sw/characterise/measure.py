@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from hdl.array.interface import Level
 from hdl.config import board
-from sim.native.parameters import DriveParameters, LinkParameters
+from sim.native.parameters import DriveParameters, LinkParameters, Ssd
 from sw.characterise.predict import Prediction, predict
 from sw.characterise.record import Record
 from sw.driver import raid
@@ -69,7 +69,11 @@ async def _run(card: SimulatedCard, point: Point) -> tuple[Result, dict[str, int
 def measure(point: Point) -> Record:
     """Runs ``point`` from reset on a card of its own; what was measured."""
     config = board(max(point.drives, 8))
-    drives = [point.drive] * point.drives + [None] * (config.ports - point.drives)
+    drive = point.drive.changed(keep_data=False)
+    if isinstance(drive, Ssd) and point.profile.read_share < 1:
+        # The steady state is what is published: begin with the write buffers full.
+        drive = drive.changed(dirty_blocks=drive.cache_blocks)
+    drives = [drive] * point.drives + [None] * (config.ports - point.drives)
     with SimulatedCard(config, drives, link=point.link) as card:
         result, _, after = card.run(_run(card, point))
         cycles = round(card.harness.now_ns * 1e-9 * config.clock_hz)
