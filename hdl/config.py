@@ -22,6 +22,9 @@ MAX_DRIVES = 32
 DATA_OFFSET_BLOCKS = 256
 """Blocks at the start of every member kept free for metadata: 1 MiB, as Linux md leaves."""
 
+LINE_USERS = 4
+"""Blocks that take lines: front end, sequencer, drives, gatherer."""
+
 
 def bits_for_count(count: int) -> int:
     """Bits of an index into ``count`` entries (at least one)."""
@@ -182,8 +185,12 @@ class Config:
 
     @property
     def line_reserve(self) -> int:
-        """Lines that only rows already launched may take, so that the widest row can finish."""
-        return min(self.ports + self.parities + 1, self.lines // 2)
+        """Lines that only rows already launched may take, so that the widest row can finish.
+
+        Such a row takes at most a line a drive; as many may lie unused in the drive ports, and one
+        on offer to each user. Fewer than that in tables too small for a whole controller.
+        """
+        return min(2 * self.ports + LINE_USERS, self.lines * 3 // 4)
 
 
 def board(ports: int = 8) -> Config:

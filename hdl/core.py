@@ -7,7 +7,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from hdl.array.mapper import Mapper
 from hdl.array.tables import ArrayTables
 from hdl.array.tracker import Tracker
-from hdl.config import TIME_BITS, Config
+from hdl.config import LINE_USERS, TIME_BITS, Config
 from hdl.drive.drives import Drives
 from hdl.drive.interface import DrivePort, Opcode, Owner, landed, operation
 from hdl.memory.allocator import LineAllocator
@@ -37,6 +37,8 @@ class Core(wiring.Component):
     """
 
     def __init__(self, *, config: Config):
+        if config.line_reserve < 2 * config.ports + LINE_USERS:
+            raise ValueError(f"{config.lines} lines are too few for {config.ports} ports")
         self._config = config
         super().__init__(
             {
@@ -70,7 +72,7 @@ class Core(wiring.Component):
         m.submodules.store = store = LineStore(config=config, readers=4, writers=5)
         reserve = config.line_reserve
         m.submodules.allocator = allocator = LineAllocator(
-            config=config, users=4, returns=4, reserves=(0, 0, 0, reserve)
+            config=config, users=LINE_USERS, returns=4, reserves=(0, 0, 0, reserve)
         )
         blocks = [endpoint, front_end, tables, tracker, mapper, dispatch, gather, sequencer]
         blocks += [parity, drives, store, allocator]

@@ -7,7 +7,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.array.interface import TableRead, extent, geometry_read
-from hdl.config import TIME_BITS, Config
+from hdl.config import LINE_USERS, TIME_BITS, Config
 from hdl.memory.interface import line_stream
 from hdl.nvme.interface import HostOpcode, Status, fetched, transfer
 from hdl.stripe.interface import RowKind, committed, row_state, strip_state
@@ -230,7 +230,9 @@ class Gather(wiring.Component):
         ]
 
         # What can be done next, most urgent first.
-        wants_line = holding & writes & (self.available <= config.line_reserve)
+        # Lines on offer to somebody count as available, but cannot be had.
+        short = self.available <= config.line_reserve + LINE_USERS
+        wants_line = holding & writes & short
         many_lines = (closed_rows == 0) | (open_lines > config.lines // 2)
         many_rows = (closed_rows == 0) | (open_rows.count > config.rows // 2)
         can_place = holding & ~starved & (~writes | (self.allocate.valid & ~self.fetch.valid))
