@@ -118,10 +118,10 @@ class ParityEngine(wiring.Component):
                 m.submodules[f"accumulator_{bank}_{syndrome}"] = memory
                 memories.append((memory.write_port(), memory.read_port()))
 
-        # Banks: `claimed` from a row's last beat taken until it is drained, `full` when it is
-        # complete in memory.
-        claimed = Signal(BANKS)
-        full = Signal(BANKS)
+        # Rows that hold a bank: `claimed` from the last beat taken until drained, `complete` when
+        # all sums are in memory and draining has not come to the end.
+        claimed = Signal(range(BANKS + 1))
+        complete = Signal(range(BANKS + 1))
         fill_bank = Signal()
         drain_bank = Signal()
 
@@ -131,7 +131,7 @@ class ParityEngine(wiring.Component):
         beat = self.beats.payload
         taken = self.beats.valid & self.beats.ready
         m.d.comb += [
-            self.beats.ready.eq(~claimed.bit_select(fill_bank, 1)),
+            self.beats.ready.eq(claimed != BANKS),
             s0_last.eq(s0_beat == last_beat),
         ]
         s1_valid = Signal()
@@ -218,7 +218,7 @@ class ParityEngine(wiring.Component):
         m.d.comb += [
             d1_move.eq(~output.valid | output.ready),
             d0_last.eq(d0_beat == last_beat),
-            d0_go.eq(self.drain.valid & full.bit_select(drain_bank, 1) & (~d1_valid | d1_move)),
+            d0_go.eq(self.drain.valid & (complete != 0) & (~d1_valid | d1_move)),
             self.drain.ready.eq(d0_go & d0_last),
             self.released.eq(d1_valid & d1_move & d1_release),
             self.draining.eq(d1_valid | output.valid),
@@ -258,16 +258,13 @@ class ParityEngine(wiring.Component):
                         with m.Case(bank | syndrome * BANKS):
                             m.d.sync += output.payload.data.eq(read.data)
 
-        for bank in range(BANKS):
-            with m.If(taken & beat.last_input & s0_last & (fill_bank == bank)):
-                m.d.sync += claimed[bank].eq(1)
-            with m.If(s2_valid & s2_end & (s2_bank == bank)):
-                m.d.sync += full[bank].eq(1)
-            with m.If(self.released & (d1_bank == bank)):
-                m.d.sync += claimed[bank].eq(0)
-            with m.If(d0_go & d0_last & request.release & (drain_bank == bank)):
-                m.d.sync += full[bank].eq(0)
-        with m.If(d0_go & d0_last & request.release):
+        takes_last = taken & beat.last_input & s0_last
+        reads_last = d0_go & d0_last & request.release
+        m.d.sync += [
+            claimed.eq(claimed + takes_last - self.released),
+            complete.eq(complete + (s2_valid & s2_end) - reads_last),
+        ]
+        with m.If(reads_last):
             m.d.sync += drain_bank.eq(~drain_bank)
 
         m.d.comb += self.busy.eq(
@@ -275,7 +272,7 @@ class ParityEngine(wiring.Component):
                 self.beats.valid,
                 s1_valid,
                 s2_valid,
-                self.drain.valid & full.bit_select(drain_bank, 1),
+                self.drain.valid & (complete != 0),
                 self.draining,
             ).any()
         )

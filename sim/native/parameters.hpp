@@ -17,7 +17,8 @@
     X(cache_blocks) X(keep_data) X(latency_ps) X(revolution_ps) X(media_rate) X(settle_ps)      \
     X(seek_root_ps) X(seek_linear_ps) X(write_settle_ps) X(read_window) X(write_window)         \
     X(read_ahead_blocks) X(dies) X(read_ps) X(program_ps) X(random_read_ps)                     \
-    X(random_program_ps) X(lookup_ps) X(power_safe) X(dirty_blocks)
+    X(random_program_ps) X(lookup_ps) X(power_safe)                     \
+    X(dirty_blocks) X(dirty_random)
 
 // Upstream is from the device to the host. Payload is user data; wire is everything sent; busy is
 // the time that the serialiser spends on TLPs and DLLPs.

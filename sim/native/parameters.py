@@ -235,8 +235,9 @@ class Ssd(DriveParameters):
         More for the first page of a read outside a stream (mapping table).
     power_safe
         The write buffer survives power loss: FLUSH and FUA need not wait for the medium.
-    dirty_blocks
-        Blocks in the write buffer at power-on, from random writes: a drive that has been at work.
+    dirty_blocks, dirty_random
+        Blocks in the write buffer at power-on, and whether from random writes or from a stream: a
+        drive that has been at work.
     """
 
     dies: int = 32
@@ -247,6 +248,7 @@ class Ssd(DriveParameters):
     lookup_ps: int = 0
     power_safe: bool = True
     dirty_blocks: int = 0
+    dirty_random: bool = False
 
     kind = KIND_SSD
 

@@ -34,7 +34,7 @@ class Ssd final : public Drive {
 public:
     Ssd(const DriveFields& fields, ExpanderLink* expander)
         : Drive(fields, expander), dies_(size_t(fields.dies)) {
-        const Ps time = fields.program_ps + fields.random_program_ps;
+        const Ps time = fields.program_ps + (fields.dirty_random ? fields.random_program_ps : 0);
         for (; used_ < fields.dirty_blocks; ++used_)
             dies_[size_t(used_ % fields.dies)].programs.push({-1, 0, time});
         for (size_t number = 0; number < dies_.size(); ++number) start(number, 0);

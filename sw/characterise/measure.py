@@ -72,7 +72,9 @@ def measure(point: Point) -> Record:
     drive = point.drive.changed(keep_data=False)
     if isinstance(drive, Ssd) and point.profile.read_share < 1:
         # The steady state is what is published: begin with the write buffers full.
-        drive = drive.changed(dirty_blocks=drive.cache_blocks)
+        drive = drive.changed(
+            dirty_blocks=drive.cache_blocks, dirty_random=point.profile.random
+        )
     drives = [drive] * point.drives + [None] * (config.ports - point.drives)
     with SimulatedCard(config, drives, link=point.link) as card:
         result, _, after = card.run(_run(card, point))
