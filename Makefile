@@ -9,6 +9,9 @@ PROCESSES ?= 2
 SEED ?=
 FILE ?=
 BLOCKS ?=
+BENCH ?=
+IDS ?=
+QUICK ?=
 
 export SEED PYTHON
 export PYTHONDONTWRITEBYTECODE := 1
@@ -60,14 +63,15 @@ test-full: lint types smoke ## as test, slow tests too
 synth: $(STAMP) ## area and clock frequency of each block on an ECP5 (BLOCKS='mapper ..')
 	$(VENV) -m synth $(BLOCKS)
 
-bench: $(STAMP) ## speed of the simulation itself
-	$(VENV) -m sw.bench
+bench: $(STAMP) ## how fast, as ratios to what bounds it (BENCH='row ..', QUICK=1)
+	$(VENV) -m sw.bench $(if $(QUICK),--quick) $(BENCH)
 
-characterise: $(STAMP) ## measure the controller under load profiles, write docs/results
-	$(VENV) -m sw.characterise
+characterise: $(STAMP) ## load profiles beside the published figures (QUICK=1, IDS='R1 ..')
+	$(VENV) -m sw.characterise $(if $(QUICK),--quick) $(IDS)
 
-demo: $(STAMP) ## store FILE on a simulated array, fail drives, read it back (FILE=path)
-	$(VENV) -m sw.demo $(FILE)
+demo: $(STAMP) ## store FILE on a RAID 6, pull two drives, read it back (FILE=path)
+	@test -n "$(FILE)" || { echo "demo: name the file: make demo FILE=path" >&2; exit 2; }
+	$(VENV) -m sw.demo "$(FILE)"
 
 clean: ## remove everything built; .venv stays
 	rm -rf build

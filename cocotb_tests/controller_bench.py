@@ -2,14 +2,15 @@
 
 import os
 import random
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import cocotb
-from amaranth.hdl import Module
+from amaranth.hdl import Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import Out
+from cocotb.task import Task
 from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.drive_model import RANDOM, DriveModel, Timing
@@ -19,8 +20,6 @@ from cocotb_tests.volume_model import VolumeModel
 from hdl.array.interface import Level
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, TIME_BITS, Config
 from hdl.controller import Controller
-from hdl.core import Core
-from hdl.memory.allocator import LineAllocator
 from sim import isal
 from sim.golden import parity
 from sim.golden.layout import Layout
@@ -41,17 +40,20 @@ QUIET_CYCLES = 64
 SETTLE_CYCLES = 200_000
 JUMPS = 8
 GUARD = b"\xa5"
-RESULT_BYTES = 4096
 
 
 class ObservedController(Controller):
     """The controller with the number of free lines as one more output, ``available``."""
 
     def __init__(self, *, config: Config):
-        self._config = config
-        ports = Controller(config=config).signature.members
-        available = Out(range(config.lines + 1))
-        wiring.Component.__init__(self, {**ports, "available": available})
+        super().__init__(config=config)
+        self.available = Signal(range(config.lines + 1))
+
+    @property
+    def signature(self) -> wiring.Signature:
+        """The controller's, and ``available``."""
+        more = {"available": Out(self.available.shape())}
+        return wiring.Signature({**super().signature.members, **more})
 
     def elaborate(self, platform) -> Module:
         m = super().elaborate(platform)
@@ -60,11 +62,9 @@ class ObservedController(Controller):
 
         def observe(platform) -> Module:
             inner = elaborate(platform)
-            allocator: LineAllocator = inner.submodules.allocator
-            inner.d.comb += self.available.eq(allocator.available)
+            inner.d.comb += self.available.eq(inner.submodules.allocator.available)
             return inner
 
-        assert isinstance(core, Core)
         core.elaborate = observe
         return m
 
@@ -146,7 +146,8 @@ class Bench:
         self.transport: CocotbTransport
         self.nvme: Nvme
         self.lines = 0
-        self.errors: list[int] = []
+        self.failed: set[int] = set()
+        self._workers: list[Task] = []
 
     def _pauses(self, share: float):
         chance = random.Random(f"{self.seed}/pauses/{self.random.random()}")
@@ -208,8 +209,9 @@ class Bench:
         )
 
     def pull(self, port: int) -> None:
-        """Removes a drive."""
+        """Removes a drive; from now on it counts as failed."""
         self.drives[port].remove()
+        self.failed.add(port)
 
     # Accesses
 
@@ -293,9 +295,26 @@ class Bench:
                 statuses.append(status)
 
         tasks = [cocotb.start_soon(work()) for _ in range(workers)]
+        self._workers += tasks
         for task in tasks:
             await task
+            self._workers.remove(task)
         return statuses
+
+    async def jumping(self, *coroutines: Coroutine[Any, Any, Any]) -> list[Any]:
+        """Runs them all; when nothing moves any more, time jumps to the next deadline."""
+        tasks = [cocotb.start_soon(coroutine) for coroutine in coroutines]
+        while not all(task.done() for task in tasks):
+            jumped = await self.jump()
+            assert jumped or all(task.done() for task in tasks), f"nothing moves: {self.state()}"
+        return [task.result() for task in tasks]
+
+    def abandon(self, volume: Volume, tasks: Iterable[Task]) -> None:
+        """After a reset: ends what waits for completions that will not come."""
+        for task in [*tasks, *self._workers]:
+            task.cancel()
+        self._workers.clear()
+        volume.model.abandon()
 
     async def io(self, command: Command, blocks: int = 1, queue: int = 0) -> int:
         """Sends any I/O command with a buffer of ``blocks`` blocks; the status."""
@@ -346,8 +365,17 @@ class Bench:
             assert not queue.outstanding, f"queue {queue.identifier}: commands are outstanding"
         free = int(self.dut.available.value)
         assert free == self.lines, f"{self.lines - free} lines are lost"
+        await self.check_health()
         for volume in volumes:
             self.check(volume)
+
+    async def check_health(self) -> None:
+        """Checks that the card counts those drives as failed that should be, and no others."""
+        members = {drive.port for drive in await raid.drives(self.nvme) if drive.array is not None}
+        failed = {drive.port for drive in await raid.drives(self.nvme) if drive.failed}
+        assert failed & members == self.failed & members, (
+            f"failed drives: {sorted(failed)}, not {sorted(self.failed)}"
+        )
 
     def check(self, volume: Volume) -> None:
         """Every block where the layout says, every row's parity as ISA-L computes it.
@@ -369,16 +397,17 @@ class Bench:
                 volume.model.check(block, data, layout.level)
 
     def _stored(self, volume: Volume, place) -> bytes | None:
-        drive = self.drives[volume.ports[place.position]]
-        return drive.read_block(DATA_OFFSET_BLOCKS + place.row) if drive.present else None
+        return self._read_drive(volume.ports[place.position], place.row)
+
+    def _read_drive(self, port: int, row: int) -> bytes | None:
+        if port in self.failed:
+            return None
+        return self.drives[port].read_block(DATA_OFFSET_BLOCKS + row)
 
     def _check_row(self, volume: Volume, span: int, row: int) -> None:
         layout = volume.layout
-        drives = [self.drives[volume.ports[position]] for position in layout.roles(span, row)]
-        held = [
-            drive.read_block(DATA_OFFSET_BLOCKS + row) if drive.present else None
-            for drive in drives
-        ]
+        roles = layout.roles(span, row)
+        held = [self._read_drive(volume.ports[position], row) for position in roles]
         if None in held:
             held = parity.reconstruct(held, layout.parities)
         blocks, syndromes = held[: layout.data], held[layout.data :]

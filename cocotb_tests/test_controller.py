@@ -1,30 +1,471 @@
-"""The whole controller under cocotbext-pcie: driver, root complex, drives and golden volumes."""
+"""The whole controller: host driver, cocotbext-pcie, drive models and golden volumes."""
+
+import os
+from functools import partial
 
 import cocotb
+import pytest
+from cocotb.triggers import ClockCycles
 
-from cocotb_tests.controller_bench import CONFIG, Bench, ObservedController
-from cocotb_tests.runner import simulate
+from cocotb_tests.controller_bench import CONFIG, Bench, ObservedController, code
+from cocotb_tests.drive_model import IDEAL
+from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.volume_model import DataError, VolumeModel
 from hdl.array.interface import Level
-import os
+from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
+from hdl.core import Core
+from hdl.drive.interface import DriveStatus
+from hdl.parity.interface import StepKind
+from hdl.stripe.gather import Gather
+from hdl.stripe.sequencer import Sequencer
+from sim.golden import nvme
+from sw.driver import raid
+from sw.driver.commands import Command, Io, NvmeError, Register, read_write
+from sw.driver.queue import PRP_ENTRY_BYTES
+from sw.driver.transport import PAGE_BYTES
 
-LIMIT = {"timeout_time": 2, "timeout_unit": "ms"}
+LIMIT = {"timeout_time": 60, "timeout_unit": "ms"}
+PAUSES = 0.15
+"""Share of the cycles in which each stream of the hard block stands still."""
+
+ALL_PORTS = tuple(range(CONFIG.ports))
+
+
+def setting(name: str) -> dict:
+    """An array of each kind: arguments of `Bench.create`."""
+    return {
+        "RAID0": {"level": Level.RAID0, "ports": ALL_PORTS},
+        "RAID1": {"level": Level.RAID1, "ports": (1, 4, 5)},
+        "RAID5": {"level": Level.RAID5, "ports": ALL_PORTS},
+        "RAID6": {"level": Level.RAID6, "ports": ALL_PORTS},
+        "RAID10": {"level": Level.RAID10, "ports": ALL_PORTS},
+        "RAID1E": {"level": Level.RAID10, "ports": ALL_PORTS[1:]},
+        "RAID50": {"level": Level.RAID5, "ports": ALL_PORTS, "spans": 2, "strip_blocks": 2},
+        "JBOD": {"level": Level.JBOD, "ports": (3,)},
+    }[name]
+
+
+def busy_host(bench: Bench) -> None:
+    """Completions come late, out of order and in odd pieces."""
+    reads = bench.host.rc.reads
+    reads.latency_ns = (200, 1500)
+    reads.shuffle = True
+    reads.split = "random"
+
+
+async def refusal(coroutine) -> int:
+    """The status with which a command that must fail did."""
+    try:
+        await coroutine
+    except NvmeError as error:
+        return code(error)
+    raise AssertionError("not refused")
+
+
+@cocotb.test(**LIMIT)
+async def brings_up_and_manages(dut):
+    bench = await Bench(dut, timing=IDEAL, pauses=PAUSES).start()
+    identity = bench.nvme.identity
+    assert identity is not None
+    assert identity.max_transfer_pages == CONFIG.transfer_blocks
+    assert identity.namespaces == CONFIG.volumes
+    assert len(bench.nvme.queues) == CONFIG.queue_pairs
+    drives = await raid.drives(bench.nvme)
+    assert [drive.port for drive in drives] == list(ALL_PORTS)
+    assert all(drive.present and not drive.failed and drive.array is None for drive in drives)
+    assert {drive.blocks for drive in drives} == {bench.drives[0].capacity}
+    assert await raid.arrays(bench.nvme) == [] == await raid.volumes(bench.nvme)
+
+    create = partial(raid.create_array, bench.nvme)
+    volume = partial(raid.create_volume, bench.nvme)
+    assert await refusal(create(Level.RAID5, (0, 1))) == nvme.INVALID_FIELD
+    assert await refusal(create(Level.RAID6, (0, 1, 2))) == nvme.INVALID_FIELD
+    assert await refusal(create(Level.JBOD, (0, 1))) == nvme.INVALID_FIELD
+    assert await refusal(create(Level.RAID0, (0, 7))) == nvme.DRIVE_UNAVAILABLE
+    raid6 = await create(Level.RAID6, (0, 1, 2, 3), strip_kib=8)
+    mirror = await create(Level.RAID1, (4, 5), strip_kib=4)
+    assert await refusal(create(Level.RAID1, (3, 4))) == nvme.DRIVE_UNAVAILABLE
+    assert await refusal(volume(7)) == nvme.NO_ENTRY
+    assert await refusal(volume(raid6, 0, 101)) == nvme.NO_SPACE
+    first = await volume(raid6, 0, 40)
+    second = await volume(raid6, 60)
+    assert await refusal(volume(raid6, 39, 2)) == nvme.NO_SPACE
+    third = await volume(mirror)
+
+    found = await raid.arrays(bench.nvme)
+    assert [(array.number, array.level, array.blocks) for array in found] == [
+        (raid6, Level.RAID6, 100),
+        (mirror, Level.RAID1, 50),
+    ]
+    assert [member.port for member in found[0].members] == [0, 1, 2, 3]
+    assert not any(array.degraded or array.missing for array in found)
+    listed = await raid.volumes(bench.nvme)
+    assert [(v.namespace, v.array, v.start, v.blocks) for v in listed] == [
+        (first, raid6, 0, 40),
+        (second, raid6, 60, 40),
+        (third, mirror, 0, 50),
+    ]
+    active = await bench.nvme.identify(2)
+    numbers = [int.from_bytes(active[4 * n : 4 * n + 4], "little") for n in range(4)]
+    assert numbers == [first, second, third, 0]
+
+    assert await refusal(raid.delete_array(bench.nvme, mirror)) == nvme.IN_USE
+    await raid.delete_volume(bench.nvme, third)
+    assert await refusal(raid.delete_volume(bench.nvme, third)) == nvme.NO_ENTRY
+    await raid.delete_array(bench.nvme, mirror)
+    assert await refusal(raid.delete_array(bench.nvme, mirror)) == nvme.NO_ENTRY
+    again = await bench.create(Level.RAID0, (4, 5))
+    await bench.load(again, 8)
+    await bench.finish(again)
 
 
 @cocotb.test(**LIMIT)
 async def random_accesses(dut):
-    bench = await Bench(dut, pauses=0.2).start()
-    print("started", bench.host.cycle, flush=True)
-    bench.host.rc.reads.latency_ns = (0, 1500)
-    bench.host.rc.reads.shuffle = True
-    bench.host.rc.reads.split = "random"
-    volume = await bench.create(Level[os.environ.get("LEVEL", "RAID10")], range(6))
-    print("created", bench.host.cycle, flush=True)
-    await bench.load(volume, 20)
-    print("loaded", bench.host.cycle, flush=True)
+    bench = await Bench(dut, pauses=PAUSES).start()
+    busy_host(bench)
+    volume = await bench.create(**setting(os.environ["ARRAY"]))
+    await bench.load(volume, int(os.environ["COMMANDS"]))
+    await bench.nvme.flush(volume.namespace)
     await bench.finish(volume)
-    print("cycles", bench.host.cycle)
 
 
-def test_controller():
-    simulate(ObservedController(config=CONFIG), name="controller", module=__name__,
-             testcase="random_accesses")
+@cocotb.test(**LIMIT)
+async def as_many_as_it_holds(dut):
+    """Both queues full of short commands to two volumes, on fast and slow drives."""
+    bench = await Bench(dut).start()
+    busy_host(bench)
+    for port in (1, 4):
+        bench.drives[port].timing = IDEAL
+    volumes = [
+        await bench.create(Level.RAID5, (0, 1, 2), strip_blocks=2),
+        await bench.create(Level.RAID10, (3, 4, 5)),
+    ]
+    for share in (0.9, 0.1):
+        loads = [
+            cocotb.start_soon(bench.load(volume, 120, workers=60, longest=2, writes=share))
+            for volume in volumes
+        ]
+        for load in loads:
+            await load
+    await bench.finish(*volumes)
+
+
+@cocotb.test(**LIMIT)
+async def goes_on_degraded(dut):
+    """Drives are pulled amid accesses: nobody notices but the list of arrays."""
+    bench = await Bench(dut, pauses=PAUSES).start()
+    busy_host(bench)
+    volume = await bench.create(**setting(os.environ["ARRAY"]))
+    commands = int(os.environ["COMMANDS"])
+    load = cocotb.start_soon(bench.load(volume, commands))
+    pulled = [int(port) for port in os.environ["PULLED"].split(",")]
+    for port in pulled:
+        await ClockCycles(dut.clk, bench.random.randint(500, 5000))
+        bench.pull(port)
+    await load
+    await bench.finish(volume)
+    [array] = await raid.arrays(bench.nvme)
+    assert array.degraded
+    assert array.missing == len(pulled)
+    assert [member.port for member in array.members if member.failed] == sorted(pulled)
+    await bench.load(volume, commands)
+    await bench.finish(volume)
+
+
+@cocotb.test(**LIMIT)
+async def tells_the_truth_beyond_tolerance(dut):
+    """Of an array that lost too much, a block ends with success exactly if its drive is there."""
+    bench = await Bench(dut).start()
+    for name, pulled in (("RAID0", {2}), ("RAID5", {1, 4})):
+        volume = await bench.create(**setting(name))
+        other = {nvme.SUCCESS, nvme.UNRECOVERED_READ, nvme.WRITE_FAULT}
+        load = cocotb.start_soon(bench.load(volume, 20, allowed=other))
+        await ClockCycles(dut.clk, 3000)
+        for port in pulled:
+            bench.pull(port)
+        statuses = await load
+        assert set(statuses) - {nvme.SUCCESS}, "no command noticed"
+        memory = bench.buffer(1)
+        for block in bench.random.sample(range(len(volume.model)), 24):
+            gone = volume.ports[volume.layout.map(block).position] in pulled
+            status = await bench.read(volume, block, 1, memory)
+            assert status == (nvme.UNRECOVERED_READ if gone else nvme.SUCCESS), f"block {block}"
+        await bench.finish()
+        await raid.delete_volume(bench.nvme, volume.namespace)
+        await raid.delete_array(bench.nvme, volume.array)
+        for port in pulled:
+            bench.drives[port].insert()
+            bench.failed.discard(port)
+
+
+@cocotb.test(**LIMIT)
+async def plans_around_bad_blocks(dut):
+    """Unreadable blocks, permanent and passing, are recovered and never cost a drive."""
+    bench = await Bench(dut).start()
+    volume = await bench.create(**setting(os.environ["ARRAY"]))
+    tolerated = volume.layout.parities or volume.layout.copies - 1
+    kinds = (DriveStatus.MEDIUM_ERROR, DriveStatus.ABORTED)
+    for kind in kinds:
+        for drive in bench.drives:
+            drive.error = kind
+            drive.bad_reads.clear()
+        for row in range(volume.rows):
+            if volume.layout.parities:
+                bad = bench.random.sample(volume.ports, bench.random.randint(0, tolerated))
+            else:
+                bad = [port for port in volume.ports if (row + port) % 4 == 0 and port % 2]
+            for port in bad:
+                bench.drives[port].bad_reads.add(DATA_OFFSET_BLOCKS + row)
+        await bench.load(volume, 25)
+    await bench.finish(volume)
+
+
+@cocotb.test(**LIMIT)
+async def refuses_bad_commands(dut):
+    """Each with the specification's status, amid accesses that go on."""
+    bench = await Bench(dut).start()
+    busy_host(bench)
+    volume = await bench.create(Level.RAID5, (0, 1, 2, 3))
+    size, good = len(volume.model), volume.namespace
+    largest = CONFIG.transfer_blocks
+    load = cocotb.start_soon(bench.load(volume, 40, workers=6))
+    rows: list[tuple[Command, int, int]] = []
+    for opcode in (Io.READ, Io.WRITE):
+        for block, blocks in ((size, 1), (size - 1, 2), (1 << 39, 1), (1 << 63, 4)):
+            rows.append((read_write(opcode, good, block, blocks, 0, 0), blocks, 0x080))
+        rows += [
+            (read_write(opcode, number, 0, 1, 0, 0), 1, nvme.INVALID_NAMESPACE)
+            for number in (0, good + 1, CONFIG.volumes + 1, 0xFFFF_FFFF)
+        ]
+        rows.append((read_write(opcode, good, 0, largest + 1, 0, 0), largest, nvme.INVALID_FIELD))
+        fused = read_write(opcode, good, 0, 1, 0, 0)
+        rows.append((Command(opcode, good, dwords=fused.dwords, flags=1), 1, nvme.INVALID_FIELD))
+    rows.append((Command(Io.FLUSH, good + 1), 1, nvme.INVALID_NAMESPACE))
+    rows += [(Command(opcode, good), 1, nvme.INVALID_OPCODE) for opcode in (0x03, 0x55, 0xFF)]
+    bench.random.shuffle(rows)
+    for command, blocks, expected in rows:
+        status = await bench.io(command, blocks, queue=bench.random.randrange(2))
+        assert status == expected, f"{command}: {status:#x}, not {expected:#x}"
+    page = bench.buffer(3)
+    for prp1, prp2, blocks in (
+        (page + 2, 0, 1),
+        (page, page + PAGE_BYTES + 8, 2),
+        (page, page + PAGE_BYTES + 4, 3),
+    ):
+        command = read_write(Io.READ, good, 0, blocks, prp1, prp2)
+        done = await bench.nvme.queues[0].submit(command)
+        assert done.code == nvme.INVALID_PRP_OFFSET, f"{prp1:#x}, {prp2:#x}: {done.code:#x}"
+    await load
+    await bench.finish(volume)
+
+
+def plant(bench: Bench, kind: str, start: int, length: int) -> None:
+    """The next host read of these addresses goes wrong once."""
+    reads = bench.host.rc.reads
+    left = [kind]
+
+    def fault(tlp) -> str | None:
+        hit = start <= tlp.address < start + length
+        return left.pop() if hit and left else None
+
+    reads.fault = fault
+
+
+@cocotb.test(**LIMIT)
+async def host_faults_cost_one_command(dut):
+    """A read of the host's memory that fails, or has no end, fails the command it was for."""
+    bench = await Bench(dut).start()
+    busy_host(bench)
+    volume = await bench.create(Level.RAID5, (0, 1, 2, 3))
+    memory = bench.buffer(CONFIG.transfer_blocks)
+    planted = 0
+    for kind in ("poisoned", "unsupported", "abort", "lost", "refused"):
+        blocks = bench.random.randint(1, CONFIG.transfer_blocks)
+        address = memory + 4 * bench.random.randrange(PAGE_BYTES // 4)
+        place = bench.random.randrange(blocks) * BLOCK_BYTES
+        plant(bench, kind, address + place, BLOCK_BYTES)
+        first = bench.random.randint(0, len(volume.model) - blocks)
+        status, _ = await bench.jumping(
+            bench.write(volume, first, blocks, address), bench.load(volume, 12, workers=6)
+        )
+        planted += 1
+        assert len(bench.host.rc.reads.planted) == planted, kind
+        assert status == nvme.DATA_TRANSFER_ERROR, f"{kind}: {status:#x}"
+        # The same, of a PRP list.
+        plist = bench.buffer(1)
+        entries = [memory + (n + 1) * PAGE_BYTES for n in range(4)]
+        raw = b"".join(entry.to_bytes(PRP_ENTRY_BYTES, "little") for entry in entries)
+        bench.transport.memory.write(plist, raw)
+        plant(bench, kind, plist, PAGE_BYTES)
+        command = read_write(Io.READ, volume.namespace, 0, 5, memory, plist)
+        done, _ = await bench.jumping(
+            bench.nvme.queues[1].submit(command), bench.load(volume, 4, workers=2)
+        )
+        planted += 1
+        assert len(bench.host.rc.reads.planted) == planted, kind
+        assert done.code == nvme.DATA_TRANSFER_ERROR, f"PRP list {kind}: {done.code:#x}"
+    bench.host.rc.reads.fault = None
+    await bench.finish(volume)
+
+
+@cocotb.test(**LIMIT)
+async def starts_again(dut):
+    """A reset amid accesses, and one after a submission entry that could not be read."""
+    bench = await Bench(dut).start()
+    busy_host(bench)
+    volume = await bench.create(Level.RAID6, range(5))
+    for _ in range(2):
+        workers = [cocotb.start_soon(bench.load(volume, 100, workers=12))]
+        await ClockCycles(dut.clk, bench.random.randint(2000, 8000))
+        await bench.nvme.stop()
+        bench.abandon(volume, workers)
+        await bench.nvme.start(CONFIG.queue_pairs, CONFIG.queue_depth)
+        await bench.load(volume, 10)
+        await bench.finish(volume)
+    pair = bench.nvme.queues[0]
+    plant(bench, "poisoned", pair.sq_address, pair.depth * nvme.SQE_BYTES)
+    lost = cocotb.start_soon(bench.read(volume, 0, 1, bench.buffer(1)))
+    for _ in range(100):
+        if await bench.transport.read32(Register.CSTS) & nvme.CSTS_FATAL:
+            break
+        await ClockCycles(dut.clk, 100)
+    else:
+        raise AssertionError("no fatal status")
+    bench.abandon(volume, [lost])
+    await bench.transport.write32(Register.CC, 0)
+    await ClockCycles(dut.clk, 1000)
+    await bench.nvme.stop()
+    await bench.nvme.start(CONFIG.queue_pairs, CONFIG.queue_depth)
+    await bench.load(volume, 10)
+    await bench.finish(volume)
+
+
+def run(testcase: str, name: str = "controller", **parameters) -> None:
+    simulate(
+        ObservedController(config=CONFIG),
+        name=name,
+        module=__name__,
+        testcase=testcase,
+        parameters={key.upper(): str(value) for key, value in parameters.items()},
+    )
+
+
+def test_bring_up_and_management():
+    run("brings_up_and_manages")
+
+
+@pytest.mark.parametrize(
+    ("array", "commands"),
+    [
+        ("RAID0", 60),
+        ("RAID1", 50),
+        ("RAID5", 60),
+        ("RAID6", 50),
+        ("RAID10", 50),
+        ("RAID1E", 40),
+        ("RAID50", 50),
+        ("JBOD", 30),
+    ],
+)
+def test_random_accesses(array, commands):
+    run("random_accesses", array=array, commands=commands)
+
+
+def test_full_queues():
+    run("as_many_as_it_holds")
+
+
+@pytest.mark.parametrize(
+    ("array", "pulled"),
+    [("RAID1", "1,5"), ("RAID5", "2"), ("RAID6", "0,4"), ("RAID10", "1,2"), ("RAID50", "1,3")],
+)
+def test_degraded(array, pulled):
+    run("goes_on_degraded", array=array, pulled=pulled, commands=25)
+
+
+def test_beyond_tolerance():
+    run("tells_the_truth_beyond_tolerance")
+
+
+@pytest.mark.parametrize("array", ["RAID5", "RAID6", "RAID10"])
+def test_bad_blocks(array):
+    run("plans_around_bad_blocks", array=array)
+
+
+def test_bad_commands():
+    run("refuses_bad_commands")
+
+
+def test_host_faults():
+    run("host_faults_cost_one_command")
+
+
+def test_resets():
+    run("starts_again")
+
+
+class MisplacesReads(Core):
+    """A planted bug: every second block of a read goes where the one before it went."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += m.submodules.front_end.deliver.payload.offset[0].eq(0)
+        return m
+
+
+class ConfusesParities(Sequencer):
+    """A planted bug: every parity is P."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        with m.If(self.step.payload.kind == StepKind.OUTPUT):
+            m.d.comb += self.step.payload.role.eq(0)
+        return m
+
+
+class KeepsLines(Gather):
+    """A planted bug: the line of a block that cannot be fetched is not given back."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.free.valid.eq(0)
+        return m
+
+
+@pytest.mark.parametrize(
+    ("place", "mutant", "testcase", "message"),
+    [
+        ("hdl.controller.Core", MisplacesReads, "random_accesses", "read, is wrong"),
+        ("hdl.core.Sequencer", ConfusesParities, "random_accesses", "parity is wrong"),
+        ("hdl.core.Gather", KeepsLines, "host_faults_cost_one_command", "lines are lost"),
+    ],
+)
+def test_planted_bugs_are_caught(monkeypatch, place, mutant, testcase, message):
+    monkeypatch.setattr(place, mutant)
+    with pytest.raises(SimulationError, match=message):
+        run(testcase, name=mutant.__name__, array="RAID6", commands=20)
+
+
+def test_golden_volume_allows_what_can_be():
+    """Writes that overlap in time may end in any order, one that began later wins."""
+    old, new, newer = (bytes([value]) * BLOCK_BYTES for value in range(3))
+    model = VolumeModel([old] * 3)
+    read = model.begin_read(0, 3)
+    first = model.begin_write(0, [new, new])
+    second = model.begin_write(1, [newer])
+    assert model.possible(1) == {old, new, newer}
+    model.end_write(second)
+    model.end_write(first)
+    assert [model.possible(block) for block in range(3)] == [{new}, {new, newer}, {old}]
+    model.end_read(read, [new, old, old])
+    third = model.begin_write(1, [old])
+    model.end_write(third)
+    assert model.possible(1) == {old}
+    failed = model.begin_write(1, [new])
+    model.end_write(failed, done=False)
+    assert model.possible(1) == {old, new}
+    assert model.idle
+    with pytest.raises(DataError, match="block 0, number 0 of 2 read"):
+        model.end_read(model.begin_read(0, 2), [old, old])
+    with pytest.raises(DataError, match="block 2 in drive 1"):
+        model.check(2, newer, "drive 1")

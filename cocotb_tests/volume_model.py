@@ -93,6 +93,12 @@ class VolumeModel:
                     + self._source(block)
                 )
 
+    def abandon(self) -> None:
+        """Ends every access without an answer: any block of the writes may have been written."""
+        for write in list(self._writes):
+            self.end_write(write, done=False)
+        self._reads.clear()
+
     def check(self, block: int, data: bytes, where: str) -> None:
         """Checks what a drive holds of ``block``."""
         if data not in self.possible(block):
