@@ -100,7 +100,7 @@ class Bench:
         self.fetches: dict[int, tuple[int, int]] = {}
         self.errors = 0.0
         self.failed_blocks = 0
-        self.active_rows: dict[tuple[int, int], int] = {}
+        self.active_rows: dict[tuple[int, int, int], int] = {}
         self.rows: list[Counter] = []
         self.launched: deque[int] = deque()
         self.joined_sizes: Counter = Counter()
@@ -165,7 +165,9 @@ class Bench:
             await RisingEdge(self.dut.clk)
             row = unpack(row_state(CONFIG), int(self.dut.row_read__data.value))
             assert row.array == 1 and not row.failed
-            key = row.base, row.row
+            # Without parity each strip is a row of its own, named by its place.
+            first = 0 if self.array.parities else row.shift // self.array.copies
+            key = row.base, row.row, first
             assert key not in self.active_rows, f"row {key} is launched twice"
             assert slot not in self.active_rows.values(), f"row slot {slot} is launched twice"
             self.active_rows[key] = slot
@@ -179,7 +181,8 @@ class Bench:
                 await RisingEdge(self.dut.clk)
                 strip = unpack(strip_state(CONFIG), int(self.dut.strip_read__data.value))
                 expected = self.blocks[strip.slot, strip.offset]
-                assert expected == (*key, index), f"{expected} is in row {key} as {index}"
+                found = row.base, row.row, first + index
+                assert expected == found, f"{expected} is in row {key} as {index}"
                 if row.kind == RowKind.WRITE:
                     self.lines.read(strip.line)
                     assert self.fetches.pop(strip.line) == (strip.slot, strip.offset)

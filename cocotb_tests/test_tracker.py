@@ -125,7 +125,7 @@ class Bench:
 
     def _on_read_failed(self, event: Fields) -> None:
         slot = self.slots[event.index]
-        if event.recover:
+        if event.recover and event.status != DriveStatus.GONE:
             slot.end(Status.UNRECOVERED_READ)
         else:
             assert event.place not in slot.retries

@@ -39,7 +39,7 @@ class Merge(wiring.Component):
         m = Module()
         count = self._count
         valids = Cat(port.valid for port in self.inputs)
-        turn = Signal(range(count))
+        turn = Signal(bits_for_count(count))
         chosen = Signal(bits_for_count(count))
         room = Signal()
 

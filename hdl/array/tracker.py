@@ -35,8 +35,8 @@ class Tracker(wiring.Component):
     """Owns the state of every host command slot.
 
     Each block of a READ ends by `delivered`, `committed` (a drive lost before it was asked),
-    `recover_failed`, or a second `read_failed`; each block of a WRITE by `committed`; a FLUSH by
-    as many `flushed` as `expected` said. The command completes when the last one has ended, with
+    `recover_failed`, or a second `read_failed` (other than GONE); each block of a WRITE by
+    `committed`; a FLUSH by as many `flushed` as `expected` said. The command completes when the last one has ended, with
     the first error that was seen. A block whose direct read failed is sent again on ``command`` as
     a one-block READ with ``recover`` = 1, same slot, ``offset`` its index in the host's command.
 
@@ -149,9 +149,10 @@ class Tracker(wiring.Component):
             return Mux(failed, error, Status.SUCCESS)
 
         def decode_read_failed(event):
-            again = event.recover
+            # A drive that is gone is not asked again, so there are no more retries than drives.
+            last = event.recover & (event.status != DriveStatus.GONE)
             m.d.sync += [
-                action.eq(Mux(again, Action.COUNT, Action.RETRY)),
+                action.eq(Mux(last, Action.COUNT, Action.RETRY)),
                 status.eq(Status.UNRECOVERED_READ),
                 slot.eq(event.index),
                 place.eq(event.place),

@@ -78,7 +78,7 @@ class Solver(wiring.Component):
         )
         table = inverse_table(RAID_FIELD)
         m.submodules.inverses = inverse_rom = Memory(
-            shape=ELEMENT_BITS, depth=len(table), init=table
+            shape=ELEMENT_BITS, depth=len(table), init=table, attrs={"rom_style": "block"}
         )
         power_read = power_rom.read_port()
         inverse_read = inverse_rom.read_port()

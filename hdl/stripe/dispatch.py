@@ -32,7 +32,7 @@ class Dispatch(wiring.Component):
     - READ of mirrors: strips prefer copies by turns (the bit-reversed sum of stripe and index), so
       that random and sequential reads use every drive. A plain read takes the first live copy from
       the preferred one upwards, a ``recover`` read the first one downwards from below it: another
-      copy whenever two are live, and never a third attempt.
+      copy whenever two are live.
     - FLUSH: `expected` says how many drives will answer, then each live member gets one operation.
       An array that has lost data (in a span more drives failed than parities, or no drive left) is
       rejected with WRITE_FAULT.

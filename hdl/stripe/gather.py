@@ -17,9 +17,9 @@ from hdl.stripe.row_index import RowIndex
 from hdl.stripe.stream_detector import StreamDetector
 
 IDLE_NS = 2_000
-"""How long a row waits for partners when no write of its array is on its way to the drives."""
+"""How long a row waits for partners once nothing that could bring them is on its way."""
 
-LIMIT_NS = 500_000
+LIMIT_NS = 50_000_000
 """How long a row waits for partners at most, from its first block."""
 
 NEVER = (1 << TIME_BITS) - 1
@@ -41,8 +41,9 @@ def fill(config: Config) -> data.StructLayout:
     """How full a row slot is.
 
     ``count``: blocks joined; ``missing``: those not fetched yet. ``listed``: among the open rows.
-    ``closed``: waits for no partner. ``launched``: the sequencer has it. ``first``, ``last``: when
-    its first and its newest block joined.
+    ``closed``: waits for no partner. ``launched``: the sequencer has it. ``first``: when its first
+    block joined. ``awaited``: the count of retired rows of its array at which those that were on
+    their way when its newest block joined have retired; ``settled``: they had, at ``since``.
     """
     return data.StructLayout(
         {
@@ -51,10 +52,22 @@ def fill(config: Config) -> data.StructLayout:
             "listed": 1,
             "closed": 1,
             "launched": 1,
+            "settled": 1,
+            "awaited": flight_bits(config),
             "first": TIME_BITS,
-            "last": TIME_BITS,
+            "since": TIME_BITS,
         }
     )
+
+
+def flight_bits(config: Config) -> int:
+    """Width of a count of rows that wraps, in which earlier and later can be told apart."""
+    return config.row_slot_bits + 2
+
+
+def flight(config: Config) -> data.StructLayout:
+    """The closed rows of an array: how many are on their way, and a count of those retired."""
+    return data.StructLayout({"flying": flight_bits(config), "retired": flight_bits(config)})
 
 
 class Gather(wiring.Component):
@@ -70,8 +83,9 @@ class Gather(wiring.Component):
     - when a command touches it with its last extent, unless the command continues an earlier one
       (`StreamDetector`): then the row stays open for what follows;
     - when another write needs a block it already has;
-    - `IDLE_NS` after its newest block, if no closed row of its array is on its way (so nothing
-      will complete that would make the host send more), and `LIMIT_NS` after its first at most;
+    - `IDLE_NS` after the last of the array's rows that were on their way when its newest block
+      joined (their completion would make the host send more), and `LIMIT_NS` after its first block
+      at most;
     - oldest first when a block waits for a line or a row slot, and either no closed row is on its
       way to free some or open rows hold more than half.
 
@@ -138,14 +152,15 @@ class Gather(wiring.Component):
         m.submodules.unused = unused = SyncFIFOBuffered(width=slot_bits, depth=config.rows)
 
         place = data.StructLayout({"index": 5, "slot": slot_bits})
-        flight_bits = slot_bits + 1
         m.submodules.states = states = Memory(shape=row_state(config), depth=config.rows, init=[])
         m.submodules.fills = fills = Memory(shape=fill(config), depth=config.rows, init=[])
         m.submodules.strips = strips = Memory(
             shape=strip_state(config), depth=config.rows * 32, init=[]
         )
         m.submodules.places = places = Memory(shape=place, depth=config.lines, init=[])
-        m.submodules.flights = flights = Memory(shape=flight_bits, depth=config.arrays, init=[])
+        m.submodules.flights = flights = Memory(
+            shape=flight(config), depth=config.arrays, init=[]
+        )
         for memory, port in ((states, self.row_read), (strips, self.strip_read)):
             read = memory.read_port()
             m.d.comb += [read.addr.eq(port.address), port.data.eq(read.data)]
@@ -169,7 +184,7 @@ class Gather(wiring.Component):
         strip = Signal(5)
         event = Signal(fetched(config))
         fresh = Signal(range(config.rows + 1))
-        closed_rows = Signal(flight_bits)
+        closed_rows = Signal(slot_bits + 1)
         open_lines = Signal(config.line_bits + 1)
         starved = Signal()
         after = Signal(After)
@@ -222,12 +237,19 @@ class Gather(wiring.Component):
         earliest = Signal(TIME_BITS)
         due = Signal(TIME_BITS)
         soon = Signal(TIME_BITS)
+        ahead = Signal(flight_bits(config))
+        settles = Signal()
         m.d.comb += [
-            due.eq(
-                Mux(flight_read.data == 0, level.last + self._idle, level.first + self._limit)
-            ),
+            # Rows still awaited; once there are none it wraps below zero.
+            ahead.eq(level.awaited - flight_read.data.retired),
+            settles.eq(~level.settled & ((ahead == 0) | ahead[-1])),
             soon.eq(self.now + self._idle),
+            due.eq(level.first + self._limit),
         ]
+        with m.If(settles):
+            m.d.comb += due.eq(soon)
+        with m.Elif(level.settled):
+            m.d.comb += due.eq(level.since + self._idle)
 
         # What can be done next, most urgent first.
         # Lines on offer to somebody count as available, but cannot be had.
@@ -366,7 +388,8 @@ class Gather(wiring.Component):
                     row.joined.eq(row.joined | (1 << hand.index)),
                     row.fua.eq(row.fua | hand.fua),
                     row.more.eq(row.more | (writes & (hand.blocks != 0))),
-                    level.last.eq(self.now),
+                    level.settled.eq(0),
+                    level.awaited.eq(flight_read.data.retired + flight_read.data.flying),
                     level.count.eq(level.count + 1),
                 ]
                 with m.If(writes):
@@ -432,7 +455,8 @@ class Gather(wiring.Component):
                 m.next = "COUNT"
             with m.State("COUNT"):
                 m.d.comb += [
-                    flight_write.data.eq(flight_read.data + 1),
+                    flight_write.data.flying.eq(flight_read.data.flying + 1),
+                    flight_write.data.retired.eq(flight_read.data.retired),
                     flight_write.en.eq(1),
                 ]
                 m.next = "LAUNCH"
@@ -498,12 +522,12 @@ class Gather(wiring.Component):
             with m.State("UNCOUNT"):
                 with m.If(index.done):
                     m.d.comb += [
-                        flight_write.data.eq(flight_read.data - 1),
+                        flight_write.data.flying.eq(flight_read.data.flying - 1),
+                        flight_write.data.retired.eq(flight_read.data.retired + 1),
                         flight_write.en.eq(1),
                         unused.w_en.eq(1),
                     ]
-                    with m.If(flight_read.data == 1):
-                        m.d.sync += again.eq(1)
+                    m.d.sync += again.eq(1)
                     m.next = "REST"
 
             # The oldest open row gives way.
@@ -528,6 +552,11 @@ class Gather(wiring.Component):
                     close(then=After.REST)
                 with m.Else():
                     m.next = "REST"
+                    m.d.comb += [
+                        fill_write.en.eq(settles),
+                        fill_write.data.settled.eq(1),
+                        fill_write.data.since.eq(self.now),
+                    ]
                     m.d.sync += cursor.eq(open_rows.newer)
                     with m.If(due < earliest):
                         m.d.sync += earliest.eq(due)

@@ -111,16 +111,22 @@ class Completion:
         )
 
     @property
+    def status(self) -> int:
+        """Status code type and status code together, 11 bits, as docs/host-interface.md lists."""
+        return self.code_type << 8 | self.code
+
+    @property
     def ok(self) -> bool:
         """Whether the command succeeded."""
-        return self.code == 0 and self.code_type == 0
+        return self.status == 0
 
 
 class NvmeError(Exception):
-    """A command that the device refused or failed."""
+    """A command that the device refused or failed; ``status`` as in `Completion.status`."""
 
     def __init__(self, what: str, completion: Completion):
         self.completion = completion
+        self.status = completion.status
         super().__init__(
             f"{what}: status code type {completion.code_type:#x}, code {completion.code:#04x}"
         )

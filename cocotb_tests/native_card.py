@@ -1,0 +1,288 @@
+"""The simulated card of the native tier with golden volumes, for tests of the whole controller."""
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cocotb_tests.volume_model import VolumeModel
+from hdl.array.interface import Level
+from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, board
+from sim import isal
+from sim.golden import parity
+from sim.golden.layout import Layout, Place
+from sim.native.parameters import DriveParameters
+from sw.driver import raid
+from sw.driver.card import SimulatedCard
+from sw.driver.commands import NvmeError
+from sw.driver.transport import PAGE_BYTES
+
+PORTS = 8
+MEMORY_BYTES = 64 << 20
+GUARD = b"\xa5"
+
+
+@dataclass(kw_only=True)
+class Volume:
+    """A volume over the whole of an array of its own, and its golden contents."""
+
+    namespace: int
+    layout: Layout
+    ports: list[int]
+    rows: int
+    model: VolumeModel
+
+
+class Card:
+    """A card with its driver, and what every volume on it should hold; a context manager.
+
+    Parameters
+    ----------
+    drives
+        One a port; shorter lists leave the last ports empty.
+    seed
+        Of contents and accesses.
+    jumping
+        As for `Harness`.
+    queue_pairs
+        I/O queue pairs.
+    """
+
+    def __init__(
+        self,
+        drives: list[DriveParameters],
+        *,
+        seed: int,
+        jumping: bool = True,
+        queue_pairs: int = 2,
+    ):
+        print(f"SEED={seed}")
+        self.random = random.Random(f"{seed}/card")
+        config = board(PORTS)
+        padded = [*drives, *[None] * (PORTS - len(drives))]
+        self.card = SimulatedCard(config, padded, memory_bytes=MEMORY_BYTES, jumping=jumping)
+        self.harness = self.card.harness
+        self.nvme = self.card.nvme
+        self.run = self.card.run
+        self._drives = drives
+        self.gone: set[int] = set()
+        self.ends_ns: list[float] = []
+        self.run(self.nvme.start(queue_pairs=queue_pairs))
+
+    def __enter__(self) -> "Card":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.card.close()
+
+    async def create(
+        self, level: Level, ports: Iterable[int], *, strip_blocks: int = 4, **options: int
+    ) -> Volume:
+        """An array over drives full of random but consistent data, and a volume over all of it."""
+        ports = sorted(ports)
+        layout = Layout(level.name, len(ports), strip_blocks, **options)
+        rows = layout.rows([self._drives[port].capacity for port in ports])
+        contents = [self.random.randbytes(BLOCK_BYTES) for _ in range(layout.blocks(rows))]
+        for block, data in enumerate(contents):
+            for place in layout.copies_of(block):
+                self.store(ports[place.position], place.row, data)
+        if layout.parities:
+            for span in range(layout.spans):
+                for row in range(rows):
+                    roles = [ports[position] for position in layout.roles(span, row)]
+                    data = [self.stored(port, row) for port in roles[: layout.data]]
+                    syndromes = parity.generate(data, layout.parities)
+                    for port, syndrome in zip(roles[layout.data :], syndromes, strict=True):
+                        self.store(port, row, syndrome)
+        strip_kib = strip_blocks * BLOCK_BYTES // 1024
+        array = await raid.create_array(self.nvme, level, ports, strip_kib=strip_kib, **options)
+        namespace = await raid.create_volume(self.nvme, array)
+        size = (await self.nvme.namespace(namespace)).blocks
+        assert size == len(contents), f"{level.name}: {size} blocks, not {len(contents)}"
+        return Volume(
+            namespace=namespace,
+            layout=layout,
+            ports=ports,
+            rows=rows,
+            model=VolumeModel(contents),
+        )
+
+    # Drives, past the controller
+
+    def store(self, port: int, row: int, data: bytes) -> None:
+        """Stores a block of a member."""
+        self.harness.write_drive(port, DATA_OFFSET_BLOCKS + row, data)
+
+    def stored(self, port: int, row: int) -> bytes:
+        """Reads a block of a member."""
+        return self.harness.read_drive(port, DATA_OFFSET_BLOCKS + row)
+
+    def spoil(self, volume: Volume, place: Place) -> None:
+        """Makes a block of a member unreadable until it is written."""
+        self.harness.medium_error(volume.ports[place.position], DATA_OFFSET_BLOCKS + place.row)
+
+    def pull(self, port: int) -> None:
+        """Removes a drive."""
+        self.harness.remove(port)
+        self.gone.add(port)
+
+    # Accesses
+
+    async def write(
+        self, volume: Volume, first: int, blocks: int, address: int, queue: int, *, fua: bool
+    ) -> int:
+        """Writes random data; the status (0: success). The golden model follows."""
+        data = self.random.randbytes(blocks * BLOCK_BYTES)
+        self.card.transport.memory.write(address, data)
+        write = volume.model.begin_write(first, _blocks(data))
+        try:
+            await self.nvme.write(volume.namespace, first, blocks, address, queue, fua)
+        except NvmeError as error:
+            volume.model.end_write(write, done=False)
+            return error.status
+        volume.model.end_write(write)
+        return 0
+
+    async def read(
+        self, volume: Volume, first: int, blocks: int, address: int, queue: int = 0
+    ) -> int:
+        """Reads, and checks the data and that nothing around it changed; the status."""
+        memory = self.card.transport.memory
+        length = blocks * BLOCK_BYTES
+        page = address - address % PAGE_BYTES
+        end = -(-(address + length) // PAGE_BYTES) * PAGE_BYTES
+        memory.write(page, GUARD * (end - page))
+        read = volume.model.begin_read(first, blocks)
+        try:
+            await self.nvme.read(volume.namespace, first, blocks, address, queue)
+        except NvmeError as error:
+            volume.model.end_read(read, None)
+            return error.status
+        around = memory.read(page, address - page)
+        around += memory.read(address + length, end - address - length)
+        assert not around.strip(GUARD), f"bytes around a read at {address:#x} changed"
+        volume.model.end_read(read, _blocks(memory.read(address, length)))
+        return 0
+
+    async def flush(self, volume: Volume, queue: int = 0) -> int:
+        """Flushes; the status."""
+        try:
+            await self.nvme.flush(volume.namespace, queue)
+        except NvmeError as error:
+            return error.status
+        return 0
+
+    def buffer(self, blocks: int) -> int:
+        """Host memory for a transfer of ``blocks`` blocks at any offset in a page."""
+        return self.card.transport.memory.allocate((blocks + 1) * BLOCK_BYTES)
+
+    async def load(
+        self,
+        volume: Volume,
+        commands: int,
+        *,
+        workers: int = 12,
+        writes: float = 0.5,
+        longest: int = 32,
+        allowed: Iterable[int] = (0,),
+    ) -> list[int]:
+        """Random reads, writes and flushes over all queues, ``workers`` at once; their statuses.
+
+        Half of them are short; some begin inside a page; writes may overlap anything.
+        """
+        done = self.card.transport.event()
+        running = workers
+        left = commands
+        statuses: list[int] = []
+
+        async def access(memory: int) -> int:
+            blocks = self.random.randint(1, 4 if self.random.random() < 0.5 else longest)
+            first = self.random.randint(0, len(volume.model) - blocks)
+            address = memory
+            if self.random.random() < 0.5:
+                address += 4 * self.random.randrange(PAGE_BYTES // 4)
+            queue = self.random.randrange(len(self.nvme.queues))
+            if self.random.random() < 0.05:
+                return await self.flush(volume, queue)
+            if self.random.random() < writes:
+                fua = self.random.random() < 0.2
+                return await self.write(volume, first, blocks, address, queue, fua=fua)
+            return await self.read(volume, first, blocks, address, queue)
+
+        async def work() -> None:
+            nonlocal left, running
+            memory = self.buffer(longest)
+            while left > 0:
+                left -= 1
+                statuses.append(await access(memory))
+                self.ends_ns.append(self.harness.now_ns)
+                assert statuses[-1] in allowed, f"status {statuses[-1]:#x}"
+            running -= 1
+            if not running:
+                done.set()
+
+        for _ in range(workers):
+            self.card.transport.spawn(work())
+        await done.wait()
+        return statuses
+
+    async def read_all(self, volume: Volume, blocks: int = 8) -> None:
+        """Reads and checks every block of a volume."""
+        address = self.buffer(blocks)
+        for first in range(0, len(volume.model), blocks):
+            count = min(blocks, len(volume.model) - first)
+            status = await self.read(volume, first, count, address)
+            assert status == 0, f"read of block {first}: status {status:#x}"
+
+    # The end
+
+    def finish(self, *volumes: Volume) -> None:
+        """Checks that nothing is left over, then what the drives hold."""
+        events = self.harness.run()
+        while events != [("idle",)]:
+            assert all(event[0] == "interrupt" for event in events), events
+            events = self.harness.run()
+        for queue in self.nvme.queues:
+            assert not queue.outstanding, f"queue {queue.identifier}: commands are outstanding"
+        for volume in volumes:
+            self.check(volume)
+
+    def check(self, volume: Volume) -> None:
+        """Every block where the layout says, every row's parity as ISA-L computes it.
+
+        Blocks of drives that are gone are recovered from the others.
+        """
+        assert volume.model.idle
+        layout = volume.layout
+        if layout.parities:
+            for span in range(layout.spans):
+                for row in range(volume.rows):
+                    self._check_row(volume, span, row)
+            return
+        for block in range(len(volume.model)):
+            held = {
+                self.stored(volume.ports[place.position], place.row)
+                for place in layout.copies_of(block)
+                if volume.ports[place.position] not in self.gone
+            }
+            assert len(held) <= 1, f"copies of block {block} differ"
+            for data in held:
+                volume.model.check(block, data, layout.level)
+
+    def _check_row(self, volume: Volume, span: int, row: int) -> None:
+        layout = volume.layout
+        ports = [volume.ports[position] for position in layout.roles(span, row)]
+        held = [None if port in self.gone else self.stored(port, row) for port in ports]
+        if None in held:
+            held = parity.reconstruct(held, layout.parities)
+        blocks, syndromes = held[: layout.data], held[layout.data :]
+        expected = isal.pq(blocks)[: layout.parities]
+        assert list(expected) == syndromes, f"{layout.level} span {span} row {row}: parity is wrong"
+        start = row - row % layout.strip_blocks
+        for index, data in enumerate(blocks):
+            strip = (start // layout.strip_blocks * layout.spans + span) * layout.data + index
+            block = strip * layout.strip_blocks + row - start
+            volume.model.check(block, data, f"{layout.level} row {row}")
+
+
+def _blocks(data: bytes) -> list[bytes]:
+    return [data[start : start + BLOCK_BYTES] for start in range(0, len(data), BLOCK_BYTES)]

@@ -1,0 +1,261 @@
+"""The whole 8-port controller on the native tier: driver, PCIe link, drive models, golden volumes.
+
+The controller is built once per content (about a minute) under ``build/native``.
+"""
+
+import os
+
+import pytest
+
+from cocotb_tests.native_card import PORTS, Card, Volume
+from cocotb_tests.volume_model import DataError
+from hdl.array.interface import Level
+from hdl.config import DATA_OFFSET_BLOCKS
+from sim.golden.nvme import UNRECOVERED_READ, WRITE_FAULT
+from sim.native.parameters import MICROSECOND, Hdd, Ideal, Ssd, link_rate
+from sw.driver import raid
+
+SEED = int(os.environ.get("SEED") or "1")
+ROWS = 48
+CAPACITY = DATA_OFFSET_BLOCKS + ROWS
+COMMANDS = 150
+FAST = Ideal(capacity=CAPACITY, latency_ps=5 * MICROSECOND)
+SLOW_HDD = Hdd(
+    capacity=CAPACITY,
+    rate=link_rate(6),
+    half_duplex=True,
+    revolution_ps=400 * MICROSECOND,
+    settle_ps=50 * MICROSECOND,
+    seek_root_ps=200 * MICROSECOND,
+    seek_linear_ps=50 * MICROSECOND,
+    write_settle_ps=20 * MICROSECOND,
+    cache_blocks=64,
+    read_ahead_blocks=16,
+)
+SLOW_SSD = Ssd(capacity=CAPACITY, rate=link_rate(12), dies=4)
+
+LEVELS = [
+    pytest.param(Level.RAID0, 5, {}, id="RAID0"),
+    pytest.param(Level.RAID1, 3, {}, id="RAID1"),
+    pytest.param(Level.RAID5, 7, {}, id="RAID5"),
+    pytest.param(Level.RAID6, 8, {}, id="RAID6"),
+    pytest.param(Level.RAID10, 6, {}, id="RAID10"),
+    pytest.param(Level.RAID10, 5, {}, id="RAID1E"),
+    pytest.param(Level.RAID5, 8, {"spans": 2}, id="RAID50"),
+    pytest.param(Level.RAID6, 8, {"spans": 2}, id="RAID60"),
+]
+
+
+@pytest.mark.parametrize(("level", "drives", "options"), LEVELS)
+def test_random_accesses(level, drives, options):
+    """Every byte read is right, and the drives hold what the layout and ISA-L say."""
+    with Card([FAST] * PORTS, seed=SEED) as card:
+
+        async def main() -> Volume:
+            volume = await card.create(level, range(drives), **options)
+            await card.load(volume, COMMANDS)
+            await card.read_all(volume)
+            return volume
+
+        card.finish(card.run(main()))
+
+
+def test_volumes_beside_each_other():
+    """Two arrays at once keep to their drives."""
+    with Card([FAST] * PORTS, seed=SEED) as card:
+
+        async def main() -> tuple[Volume, Volume]:
+            first = await card.create(Level.RAID5, (0, 2, 4, 6))
+            second = await card.create(Level.RAID10, (1, 3, 5, 7), strip_blocks=1)
+            done = card.card.transport.event()
+
+            async def other() -> None:
+                await card.load(second, COMMANDS // 2)
+                done.set()
+
+            card.card.transport.spawn(other())
+            await card.load(first, COMMANDS // 2)
+            await done.wait()
+            return first, second
+
+        card.finish(*card.run(main()))
+
+
+def test_jumps_change_nothing():
+    """Without time jumps: the same data, completion times and counters, in slow drives' time."""
+    outcomes = []
+    for jumping in (True, False):
+        drives = [SLOW_HDD, SLOW_SSD, FAST, SLOW_HDD, SLOW_SSD]
+        with Card(drives, seed=SEED, jumping=jumping) as card:
+
+            async def main(card: Card = card) -> Volume:
+                volume = await card.create(Level.RAID5, range(len(drives)))
+                await card.load(volume, 40, workers=6, longest=12)
+                return volume
+
+            card.finish(card.run(main()))
+            statistics = card.harness.statistics()
+            skipped = statistics.pop("cycles_skipped")
+            evaluated = statistics.pop("cycles_evaluated")
+            assert (statistics.pop("jumps") > 0) == jumping == (skipped > 0)
+            assert not jumping or skipped > evaluated
+            ports = range(PORTS)
+            outcomes.append(
+                (
+                    card.ends_ns,
+                    statistics,
+                    [card.harness.drive_statistics(port) for port in ports],
+                    [card.harness.drive_latencies(port) for port in ports],
+                )
+            )
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize(
+    ("level", "drives", "lost"),
+    [(Level.RAID5, 5, 1), (Level.RAID6, 6, 2), (Level.RAID1, 2, 1), (Level.RAID10, 4, 1)],
+    ids=["RAID5", "RAID6", "RAID1", "RAID10"],
+)
+def test_medium_errors_are_recovered(level, drives, lost):
+    """As many unreadable blocks of a row as the level tolerates cost nothing but time."""
+    with Card([FAST] * PORTS, seed=SEED) as card:
+
+        async def main() -> Volume:
+            volume = await card.create(level, range(drives))
+            for block in range(0, len(volume.model), 17):
+                places = volume.layout.copies_of(block)[:1]
+                if volume.layout.parities:
+                    row = places[0].row
+                    roles = volume.layout.roles(0, row)
+                    others = [type(places[0])(p, row) for p in roles if p != places[0].position]
+                    places += card.random.sample(others, lost - 1)
+                for place in places:
+                    card.spoil(volume, place)
+            await card.read_all(volume)
+            await card.load(volume, COMMANDS // 2)
+            return volume
+
+        volume = card.run(main())
+        errors = [card.harness.drive_statistics(port)["errors"] for port in range(drives)]
+        assert sum(errors) > 0
+        state = card.run(raid.arrays(card.nvme))
+        assert not state[0].degraded, "a medium error is not a failed drive"
+        card.finish(volume)
+
+
+def test_medium_error_without_redundancy():
+    """RAID 0: the block's read fails with Unrecovered Read, others do not; a write cures it."""
+    with Card([FAST] * PORTS, seed=SEED) as card:
+
+        async def main() -> Volume:
+            volume = await card.create(Level.RAID0, range(4))
+            address = card.buffer(8)
+            block = 21
+            card.spoil(volume, volume.layout.map(block))
+            assert await card.read(volume, block, 1, address) == UNRECOVERED_READ
+            assert await card.read(volume, block - 4, 8, address) == UNRECOVERED_READ
+            assert await card.read(volume, block + 1, 8, address) == 0
+            assert await card.write(volume, block, 1, address, 0, fua=True) == 0
+            assert await card.read(volume, block - 4, 8, address) == 0
+            return volume
+
+        card.finish(card.run(main()))
+
+
+@pytest.mark.parametrize(
+    ("level", "drives", "pulled"),
+    [
+        pytest.param(Level.RAID5, 6, (2,), id="RAID5"),
+        pytest.param(Level.RAID6, 8, (1, 6), id="RAID6"),
+        pytest.param(Level.RAID1, 3, (0, 2), id="RAID1"),
+        pytest.param(Level.RAID10, 6, (0, 3), id="RAID10"),
+    ],
+)
+@pytest.mark.parametrize("delay_ns", [2_000, 30_000, 150_000])
+def test_pulled_drives(level, drives, pulled, delay_ns):
+    """Drives that go away under load: every command completes well, and no data is lost."""
+    with Card([FAST] * PORTS, seed=SEED + delay_ns) as card:
+
+        async def pull() -> None:
+            for port in pulled:
+                await card.card.transport.sleep(delay_ns)
+                card.pull(port)
+
+        async def main() -> Volume:
+            volume = await card.create(level, range(drives))
+            card.card.transport.spawn(pull())
+            statuses = await card.load(volume, COMMANDS)
+            assert len(statuses) == COMMANDS
+            while card.gone != set(pulled):
+                await card.card.transport.sleep(delay_ns)
+            await card.read_all(volume)
+            (array,) = await raid.arrays(card.nvme)
+            assert array.degraded and array.missing == len(pulled)
+            failed = {member.port for member in array.members if member.failed}
+            assert failed == set(pulled)
+            await card.load(volume, COMMANDS // 2)
+            return volume
+
+        card.finish(card.run(main()))
+
+
+def test_pulled_drive_without_redundancy():
+    """RAID 0 without a drive: what lies on it fails truthfully, every command completes."""
+    with Card([FAST] * PORTS, seed=SEED) as card:
+
+        async def main() -> Volume:
+            volume = await card.create(Level.RAID0, range(4))
+            card.pull(2)
+            faults = (0, WRITE_FAULT, UNRECOVERED_READ)
+            statuses = await card.load(volume, COMMANDS, allowed=faults)
+            assert set(statuses) == set(faults)
+            return volume
+
+        card.finish(card.run(main()))
+
+
+def test_scoreboard_catches_changed_data():
+    """The checks fail on a block that changes behind the controller's back."""
+    with Card([FAST] * PORTS, seed=SEED) as card:
+
+        async def main() -> Volume:
+            volume = await card.create(Level.RAID5, range(4))
+            place = volume.layout.map(9)
+            port = volume.ports[place.position]
+            data = bytearray(card.stored(port, place.row))
+            data[100] ^= 1
+            card.store(port, place.row, bytes(data))
+            return volume
+
+        volume = card.run(main())
+        with pytest.raises(AssertionError, match="parity is wrong"):
+            card.check(volume)
+        with pytest.raises(DataError, match="block 9, "):
+            card.run(card.read_all(volume))
+
+
+@pytest.mark.parametrize("drives", [2, 3, 4])
+def test_read_follows_the_last_copy(drives):
+    """Each drive of a mirror goes away just as it is asked; the last one answers."""
+    slow = FAST.changed(latency_ps=20 * MICROSECOND)
+    with Card([slow] * drives, seed=SEED) as card:
+
+        def reads() -> list[int]:
+            return [card.harness.drive_statistics(port)["reads"] for port in range(drives)]
+
+        async def chase() -> None:
+            before = reads()
+            while len(card.gone) < drives - 1:
+                await card.card.transport.sleep(1_000)
+                for port, (then, now) in enumerate(zip(before, reads(), strict=True)):
+                    if now > then and port not in card.gone:
+                        card.pull(port)
+
+        async def main() -> Volume:
+            volume = await card.create(Level.RAID1, range(drives))
+            card.card.transport.spawn(chase())
+            assert await card.read(volume, 5, 3, card.buffer(3)) == 0
+            assert len(card.gone) == drives - 1
+            return volume
+
+        card.finish(card.run(main()))
