@@ -226,7 +226,7 @@ class Ssd(DriveParameters):
     Parameters
     ----------
     dies
-        Pages read or programmed at once; page b is on die b mod ``dies``.
+        Pages read or programmed at once; consecutive pages are on different dies.
     read_ps, program_ps
         Time of a page in a sequential stream.
     random_read_ps, random_program_ps

@@ -54,12 +54,19 @@ private:
         Ring<Page> programs{4};
     };
 
+    // A group of consecutive pages is spread over all dies; the next begins half way further on, so
+    // that no stride keeps to a part of them.
+    size_t die_of(int64_t block) const {
+        const int64_t turn = block / fields_.dies * (fields_.dies / 2 + 1);
+        return size_t((block + turn) % fields_.dies);
+    }
+
     void read(int tag, Ps now) override {
         const DriveCommand& command = slot(tag).command;
         const bool stream = read_streams_.continues(command.block, command.blocks);
         const Ps time = fields_.read_ps + (stream ? 0 : fields_.random_read_ps);
         for (int i = 0; i < command.blocks; ++i) {
-            const size_t number = size_t((command.block + i) % fields_.dies);
+            const size_t number = die_of(command.block + i);
             const Ps lookup = i == 0 && !stream ? fields_.lookup_ps : 0;
             dies_[number].reads.push({tag, i, time + lookup});
             start(number, now);
@@ -87,7 +94,7 @@ private:
     void received(int tag, int index, Ps now) override {
         const Slot& s = slot(tag);
         const Ps time = fields_.program_ps + (random_[tag] ? fields_.random_program_ps : 0);
-        const size_t number = size_t((s.command.block + index) % fields_.dies);
+        const size_t number = die_of(s.command.block + index);
         const bool waits = !fields_.power_safe && s.command.fua;
         dies_[number].programs.push({waits ? tag : -1, index, time});
         if (!waits && s.received == s.command.blocks) finish(tag, DriveStatus::kGood, now);

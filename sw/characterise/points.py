@@ -1,11 +1,15 @@
 """Which points a characterisation runs, and for how long in simulated time."""
 
+from dataclasses import replace
+
 from sim.native.parameters import Hdd, LinkParameters
 from sim.native.presets import PRESETS
 from sw.characterise.measure import Point
+from sw.characterise.predict import predict
 from sw.characterise.published import CASES, Case
 from sw.workload.generator import Load
 from sw.workload.profiles import OUTSTANDING, PROFILES
+from sw.workload.statistics import MIB
 
 LINK = LinkParameters(max_payload=128)
 """PCIe 3.0 x8 with the 128-byte payloads that the published limits point to."""
@@ -18,21 +22,31 @@ SSD_MEASURE_NS = 1_000_000
 HDD_WARM_UP_NS = 10_000_000
 HDD_MEASURE_NS = 20_000_000
 LEAST_ACCESSES = 50
+LONGEST_TURN_NS = 20_000_000
 LONGEST = 8
 """The measurement is prolonged for slow points, up to this many times."""
 
 
 def _load(case: Case, outstanding: int, seed: int, share: float) -> Load:
-    slow = isinstance(PRESETS[case.drive], Hdd)
-    measure = (HDD_MEASURE_NS if slow else SSD_MEASURE_NS) * share
-    return Load(
+    """The least times of the drive kind, or one turn of all outstanding accesses if longer."""
+    drive = PRESETS[case.drive]
+    slow = isinstance(drive, Hdd)
+    load = Load(
         PROFILES[case.profile],
         outstanding,
         warm_up_ns=(HDD_WARM_UP_NS if slow else SSD_WARM_UP_NS) * share,
-        measure_ns=measure,
+        measure_ns=(HDD_MEASURE_NS if slow else SSD_MEASURE_NS) * share,
         least_accesses=LEAST_ACCESSES,
-        most_ns=measure * LONGEST,
         seed=seed,
+    )
+    mb_s = predict(case.level, case.drives, drive, LINK, load).mb_s
+    turn = min(outstanding * load.profile.block_bytes / (mb_s * MIB) * 1e9, LONGEST_TURN_NS)
+    measure = max(load.measure_ns, turn)
+    return replace(
+        load,
+        warm_up_ns=max(load.warm_up_ns, turn),
+        measure_ns=measure,
+        most_ns=measure * LONGEST,
     )
 
 
