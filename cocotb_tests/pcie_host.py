@@ -177,7 +177,9 @@ class PcieHost:
     rcb
         Read completion boundary, 64 or 128 bytes.
     generation, lanes
-        Of the link.
+        Of the hard block.
+    slot_lanes
+        Lanes of the slot, if fewer: the link is as wide as the narrower of the two.
     drive_now
         Count clock cycles on the device's ``now``.
     device_options
@@ -199,6 +201,7 @@ class PcieHost:
         rcb: int = 64,
         generation: int = 3,
         lanes: int = 8,
+        slot_lanes: int | None = None,
         drive_now: bool = True,
         **device_options,
     ):
@@ -244,7 +247,9 @@ class PcieHost:
             bus.log.setLevel(logging.WARNING)
         self.function = self.device.functions[0]
         self.function.configure_bar(0, 1 << BAR_BITS, ext=True)
-        self.rc.make_port().connect(self.device)
+        slot = self.rc.make_port()
+        slot.downstream_port.max_link_width = slot_lanes
+        slot.connect(self.device)
         self.rc.on_lost = self._forget
 
     def _forget(self, tag: int) -> None:

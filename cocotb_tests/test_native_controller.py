@@ -12,8 +12,11 @@ from cocotb_tests.volume_model import DataError
 from hdl.array.interface import Level
 from hdl.config import DATA_OFFSET_BLOCKS
 from sim.golden.nvme import UNRECOVERED_READ, WRITE_FAULT
-from sim.native.parameters import MICROSECOND, Hdd, Ideal, Ssd, link_rate
+from sim.native.parameters import MICROSECOND, Hdd, Ideal, LinkParameters, Ssd, link_rate
+from sw.characterise.measure import Point, measure
 from sw.driver import raid
+from sw.workload.generator import Load
+from sw.workload.profiles import PROFILES
 
 SEED = int(os.environ.get("SEED") or "1")
 ROWS = 48
@@ -89,7 +92,7 @@ def test_jumps_change_nothing():
         with Card(drives, seed=SEED, jumping=jumping) as card:
 
             async def main(card: Card = card) -> Volume:
-                volume = await card.create(Level.RAID5, range(len(drives)))
+                volume = await card.create(Level.RAID5, range(5))
                 await card.load(volume, 40, workers=6, longest=12)
                 return volume
 
@@ -212,6 +215,72 @@ def test_pulled_drive_without_redundancy():
             return volume
 
         card.finish(card.run(main()))
+
+
+def test_lists():
+    """Arrays, volumes and drives as the card reports them, once each."""
+    drives = [FAST.changed(capacity=CAPACITY + port) for port in range(PORTS - 1)]
+    with Card(drives, seed=SEED) as card:
+
+        async def main() -> None:
+            nvme = card.nvme
+            assert (await raid.arrays(nvme), await raid.volumes(nvme)) == ([], [])
+            first = await raid.create_array(nvme, Level.RAID6, (1, 2, 3, 5), strip_kib=16)
+            second = await raid.create_array(nvme, Level.RAID1, (0, 4), strip_kib=4)
+            spaces = [
+                await raid.create_volume(nvme, first, 0, 40),
+                await raid.create_volume(nvme, second),
+                await raid.create_volume(nvme, first, 40),
+            ]
+            card.pull(2)
+            arrays = await raid.arrays(nvme)
+            assert [array.number for array in arrays] == [first, second]
+            assert [array.degraded for array in arrays] == [True, False]
+            assert arrays[0].level == Level.RAID6
+            assert (arrays[0].width, arrays[0].data, arrays[0].parities) == (4, 2, 2)
+            assert arrays[0].strip_blocks == 4 and arrays[0].blocks == 2 * ROWS
+            assert [member.port for member in arrays[0].members] == [1, 2, 3, 5]
+            assert [member.present for member in arrays[0].members] == [True, False, True, True]
+            assert (arrays[1].copies, arrays[1].blocks) == (2, ROWS)
+            assert await raid.volumes(nvme) == [
+                raid.Volume(spaces[0], first, 0, 40),
+                raid.Volume(spaces[1], second, 0, ROWS),
+                raid.Volume(spaces[2], first, 40, 2 * ROWS - 40),
+            ]
+            reported = await raid.drives(nvme)
+            assert [drive.port for drive in reported] == list(range(PORTS))
+            assert [drive.blocks for drive in reported[:7]] == [d.capacity for d in drives]
+            assert [drive.present for drive in reported] == [True] * 2 + [False] + [True] * 4 + [
+                False
+            ]
+            used = [second, first, first, first, second, first, None, None]
+            assert [drive.array for drive in reported] == used
+            await raid.delete_volume(nvme, spaces[1])
+            await raid.delete_array(nvme, second)
+            assert [array.number for array in await raid.arrays(nvme)] == [first]
+
+        card.run(main())
+
+
+def test_point_of_a_characterisation():
+    """One point from reset to record, twice: the same figures, and what bounds them."""
+    load = Load(PROFILES["Streaming"], 16, warm_up_ns=500_000, measure_ns=1_000_000)
+    point = Point(
+        id="X",
+        setup="RAID 5, 4 ideal drives",
+        published=None,
+        level=Level.RAID5,
+        drives=4,
+        drive=Ideal(capacity=1 << 16, rate=link_rate(6), latency_ps=10 * MICROSECOND),
+        strip_kib=64,
+        link=LinkParameters(),
+        load=load,
+    )
+    record = measure(point)
+    assert record == measure(point)
+    assert record.binds == "drives"
+    assert record.mb_s == pytest.approx(record.predicted, rel=0.1)
+    assert record.mb_s == pytest.approx(record.io_s / 16)
 
 
 def test_scoreboard_catches_changed_data():

@@ -13,7 +13,6 @@ from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, start, unpack
 from hdl.streams import Merge
 
-INPUTS = 3
 COUNT = 200
 PAYLOAD_BITS = 16
 
@@ -57,16 +56,17 @@ class Relay(wiring.Component):
 @cocotb.test(timeout_time=100, timeout_unit="us")
 async def merges_everything_in_order(dut):
     await start(dut)
+    inputs = int(os.environ["INPUTS"])
     generator = random.Random(int(os.environ["SEED"]))
-    sources = [StreamSource(dut, f"inputs__{i}", active=0.6) for i in range(INPUTS)]
+    sources = [StreamSource(dut, f"inputs__{i}", active=0.6) for i in range(inputs)]
     sink = StreamSink(dut, "output", active=0.7)
     expected = []
     for index, source in enumerate(sources):
         values = [index << 12 | generator.randrange(1 << 12) for _ in range(COUNT)]
         source.send_all(values)
         expected.append(values)
-    received = await sink.receive_all(INPUTS * COUNT)
-    assert [[v for v in received if v >> 12 == i] for i in range(INPUTS)] == expected
+    received = await sink.receive_all(inputs * COUNT)
+    assert [[v for v in received if v >> 12 == i] for i in range(inputs)] == expected
     assert sink.idle
     assert all(source.idle for source in sources)
 
@@ -74,14 +74,15 @@ async def merges_everything_in_order(dut):
 @cocotb.test(timeout_time=100, timeout_unit="us")
 async def merges_one_payload_a_cycle(dut):
     await start(dut)
-    sources = [StreamSource(dut, f"inputs__{i}") for i in range(INPUTS)]
+    inputs = int(os.environ["INPUTS"])
+    sources = [StreamSource(dut, f"inputs__{i}") for i in range(inputs)]
     sink = StreamSink(dut, "output")
     for source in sources:
         source.send_all(range(COUNT))
     await sink.receive()
     begin = cocotb.utils.get_sim_time("ns")
-    await sink.receive_all(INPUTS * COUNT - 1)
-    assert (cocotb.utils.get_sim_time("ns") - begin) / 4 == INPUTS * COUNT - 1
+    await sink.receive_all(inputs * COUNT - 1)
+    assert round((cocotb.utils.get_sim_time("ns") - begin) / 4) == inputs * COUNT - 1
 
 
 @cocotb.test(timeout_time=100, timeout_unit="us")
@@ -93,11 +94,13 @@ async def relays(dut):
     assert await sink.receive_all(COUNT) == list(range(COUNT))
 
 
-def test_merge():
+@pytest.mark.parametrize("inputs", [1, 3])
+def test_merge(inputs):
     simulate(
-        Merge(PAYLOAD_BITS, inputs=INPUTS),
-        name="merge",
+        Merge(PAYLOAD_BITS, inputs=inputs),
+        name=f"merge_{inputs}",
         module=__name__,
+        parameters={"INPUTS": str(inputs)},
         testcase=["merges_everything_in_order", "merges_one_payload_a_cycle"],
     )
 

@@ -6,7 +6,6 @@ Each row runs load on the simulated card: 256 bits, 250 MHz, PCIe 3.0 x8, MPS 25
 drives, 64 KiB strips, 4 MiB of lines on chip. Prints a table, writes build/bench.json.
 """
 
-import argparse
 import json
 import resource
 import sys
@@ -23,6 +22,7 @@ from hdl.config import board
 from sim.native.build import build_controller
 from sim.native.parameters import MICROSECOND, NANOSECOND, Ideal, LinkParameters
 from sw.characterise.limits import read_limit, write_limit
+from sw.cli import Parser, positive
 from sw.driver import raid
 from sw.driver.card import SimulatedCard
 from sw.driver.commands import BLOCK_BYTES, CQE_BYTES, SQE_BYTES
@@ -46,6 +46,10 @@ SPEED_LIMITS = {8: 150_000, 24: 100_000}
 PORTS = (8, 24)
 MSI_BYTES = 4
 DRIVE_COUNTERS = ("latency_sum_ps", "reads")
+
+
+Figure = tuple[float, str, float, float]
+"""Value, unit, limit and ratio of a row."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ RANDOM_WRITE = Profile("random write 4 KiB", True, 0.0, 4 * KIB)
 OUTSTANDING = {8: 128, 24: 256}
 
 
-def _throughput(ports: int, level: Level, profile: Profile, share: float) -> tuple:
+def _throughput(ports: int, level: Level, profile: Profile, share: float) -> Figure:
     """User data over the link in the measured time.
 
     Whole stripes complete at once, so counting completions would depend on where the interval
@@ -139,12 +143,12 @@ def _throughput(ports: int, level: Level, profile: Profile, share: float) -> tup
     return value, "MB/s", limit, value / limit
 
 
-def _iops(ports: int, profile: Profile, limit: float, share: float) -> tuple:
+def _iops(ports: int, profile: Profile, limit: float, share: float) -> Figure:
     value = load_card(ports, Level.RAID5, profile, 256, share).result.io_s
     return value, "IO/s", limit, value / limit
 
 
-def _added_latency(share: float) -> tuple:
+def _added_latency(share: float) -> Figure:
     measured = load_card(8, Level.RAID5, RANDOM_READ, 1, share, DRIVE_LATENCY_NS)
     drained = measured.drained
     drive_us = drained["latency_sum_ps"] / (drained["reads"] * MICROSECOND)
@@ -152,15 +156,15 @@ def _added_latency(share: float) -> tuple:
     return added, "us", ADDED_LATENCY_LIMIT_US, ADDED_LATENCY_LIMIT_US / added
 
 
-def _speed(ports: int, share: float) -> tuple:
+def _speed(ports: int, share: float) -> Figure:
     level, profile = Level.RAID6, SEQUENTIAL_WRITE
     measured = load_card(ports, level, profile, OUTSTANDING[ports], share)
     value = measured.cycles / measured.cpu_seconds
     return value, "cycles/s", SPEED_LIMITS[ports], value / SPEED_LIMITS[ports]
 
 
-def _rows() -> dict[str, Callable[[float], tuple]]:
-    rows: dict[str, Callable[[float], tuple]] = {}
+def _rows() -> dict[str, Callable[[float], Figure]]:
+    rows: dict[str, Callable[[float], Figure]] = {}
     for ports in PORTS:
         for level in (Level.RAID0, Level.RAID5, Level.RAID6):
             name = f"read-seq-{level.name.lower()}-{ports}"
@@ -180,6 +184,12 @@ def _rows() -> dict[str, Callable[[float], tuple]]:
 
 
 ROWS = _rows()
+
+
+def _ports_of(name: str) -> int:
+    """Drive ports of the controller that a row runs on: the number at the end of its name, or 8."""
+    number = name.rpartition("-")[2]
+    return int(number) if number.isdigit() else PORTS[0]
 
 
 def measure(name: str, share: float) -> Row:
@@ -209,26 +219,24 @@ def print_rows(console: Console, rows: list[Row]) -> None:
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m sw.bench", description=__doc__.split("\n")[0])
+    parser = Parser(prog="bench", description="How fast the controller is, as ratios to limits.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="rows to run (all)")
     parser.add_argument("--list", action="store_true", help="list the names of the rows")
     parser.add_argument("--quick", action="store_true", help="shorter runs, rougher figures")
-    parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
+    parser.add_argument("--jobs", type=positive, default=2, help="processes (2)")
     arguments = parser.parse_args()
     if arguments.list:
         print("\n".join(ROWS))
         return 0
     names = arguments.names or list(ROWS)
-    unknown = [name for name in names if name not in ROWS]
-    if unknown:
-        print(f"bench: no row is called {unknown[0]}; --list shows them", file=sys.stderr)
-        return 2
+    for name in names:
+        if name not in ROWS:
+            parser.error(f"no row is called {name}; --list shows them")
     share = QUICK_SHARE if arguments.quick else 1.0
     console = Console()
-    for ports in PORTS:
-        if any(name.endswith(f"-{ports}") for name in names) or ports == PORTS[0]:
-            console.print(f"building the {ports}-port controller")
-            build_controller(board(ports))
+    for ports in sorted({_ports_of(name) for name in names}):
+        console.print(f"building the {ports}-port controller")
+        build_controller(board(ports))
     rows = []
     # Speeds are taken one at a time, so that nothing else runs on the machine meanwhile.
     alone = [name for name in names if name.startswith("simulation-speed")]

@@ -16,6 +16,7 @@ from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, board
 from sim import isal
 from sim.golden.layout import Layout
 from sim.native.presets import SAS_12G_SSD
+from sw.cli import Parser
 from sw.driver import raid
 from sw.driver.card import SimulatedCard
 from sw.driver.commands import NvmeError
@@ -114,7 +115,10 @@ class Demo:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m sw.demo", description=__doc__.split("\n")[0])
+    parser = Parser(
+        prog="demo",
+        description="Writes a file to a simulated RAID 6, pulls two drives, reads it back.",
+    )
     parser.add_argument("file", type=Path, help="the file to write, up to 128 MiB")
     parser.add_argument("--drives", type=int, default=8, help="drives of the array, 4..8 (8)")
     parser.add_argument("--pull", default="", help="two ports to pull, as A,B (drawn at random)")
@@ -134,14 +138,19 @@ def _pulled(arguments: argparse.Namespace) -> list[int]:
     return ports
 
 
+def _content(file: Path) -> bytes:
+    size = file.stat().st_size
+    if not file.is_file() or not 0 < size <= LARGEST_FILE:
+        raise ValueError(f"{file} is no file of 1 byte to 128 MiB")
+    return file.read_bytes()
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Runs the demonstration; the exit status."""
     if not 4 <= arguments.drives <= 8:
         raise ValueError(f"--drives must be 4..8, not {arguments.drives}")
     pulled = _pulled(arguments)
-    content = arguments.file.read_bytes()
-    if not 0 < len(content) <= LARGEST_FILE:
-        raise ValueError(f"{arguments.file} has {len(content)} bytes; take 1 byte to 128 MiB")
+    content = _content(arguments.file)
     config = board(8)
     drives = [SAS_12G_SSD] * arguments.drives + [None] * (config.ports - arguments.drives)
     print(f"{arguments.file}: {len(content)} bytes to a RAID 6 of {arguments.drives} drives")

@@ -13,6 +13,7 @@ from hdl.config import small
 from sim.verilog import BUILD, write_atomically
 from synth.blocks import BLOCKS
 from synth.flow import Result, synthesise
+from synth.remembered import recall
 
 ROW = "{:<12} {:>7} {:>7} {:>5} {:>5} {:>9} {:>7}"
 
@@ -28,7 +29,7 @@ def main() -> int:
     results: list[Result] = []
     print(ROW.format("block", "LUT4", "FF", "EBR", "DSP", "Fmax MHz", "s"))
     for name in arguments.blocks or BLOCKS:
-        result = synthesise(name, BLOCKS[name](small()))
+        result = recall(name, lambda name=name: synthesise(name, BLOCKS[name](small())))
         results.append(result)
         print(
             ROW.format(

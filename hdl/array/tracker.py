@@ -36,9 +36,10 @@ class Tracker(wiring.Component):
 
     Each block of a READ ends by `delivered`, `committed` (a drive lost before it was asked),
     `recover_failed`, or a second `read_failed` (other than GONE); each block of a WRITE by
-    `committed`; a FLUSH by as many `flushed` as `expected` said. The command completes when the last one has ended, with
-    the first error that was seen. A block whose direct read failed is sent again on ``command`` as
-    a one-block READ with ``recover`` = 1, same slot, ``offset`` its index in the host's command.
+    `committed`; a FLUSH by as many `flushed` as `expected` said. The command completes when the
+    last one has ended, with the first error that was seen. A block whose direct read failed is sent
+    again on ``command`` as a one-block READ with ``recover`` = 1, same slot, ``offset`` its index
+    in the host's command.
 
     No event ever waits for ``command`` or ``completion``: blocks to be retried are a bit each of
     their slot's state, slots with retries queue up once each, and so do completions. Hence the

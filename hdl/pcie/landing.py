@@ -141,7 +141,7 @@ class Landing(wiring.Component):
         s1_beat = Signal(completion_beat(config))
         s1_tag = Signal(tag_bits)
         s2_takes = Signal()
-        s1_goes = Signal()  # needs stage 2
+        s1_goes = Signal()  # has something for stage 2
         s1_moves = Signal()
         m.d.comb += s1_takes.eq(self.cleared & (~s1_valid | s1_moves))
         with m.If(s1_takes):
@@ -197,7 +197,8 @@ class Landing(wiring.Component):
             broken.eq(~refused & (~expected | short | (s1_beat.request_completed & ~fills))),
             closes.eq(live & s1_beat.last & (s1_abandon | refused | broken | fills)),
             s1_goes.eq(writes | closes),
-            s1_moves.eq(s1_valid & (s2_takes | ~s1_goes)),
+            # What is dropped waits as well: the check is too long to decide that in time.
+            s1_moves.eq(s1_valid & s2_takes),
             self.close.eq(s1_moves & closes),
         ]
         with m.If(s1_moves):

@@ -44,7 +44,7 @@ class Admission(wiring.Component):
                 "again": In(stream.Signature(slot)),
                 "ready": Out(stream.Signature(slot)),
                 "row_read": Out(TableRead(slot, row_state(config))),
-                "bad_read": Out(TableRead(slot, MAX_DRIVES)),
+                "bad_read": Out(TableRead(slot, config.ports)),
                 "geometry_read": Out(geometry_read(config)),
                 "member_read": Out(member_read(config)),
                 "failed": In(MAX_DRIVES),
@@ -103,9 +103,17 @@ class Admission(wiring.Component):
             self.ready.payload.eq(slot),
         ]
 
+        # A row has no more members than there are drive ports.
+        data = Signal(range(config.ports + 1))
+        m.d.comb += data.eq(geometry.data)
+
         # One lookup a cycle, answered in the next: `ask` is the lookup, `got` its answer.
-        strips = Signal(MAX_DRIVES)
-        strip = lowest_bit(m, strips, "strip")
+        # `strips` are those after `strip`; what `following` says of them is a cycle old.
+        strips = Signal(config.ports)
+        lowest = lowest_bit(m, strips, "lowest")
+        following = Signal.like(lowest)
+        strip = Signal.like(lowest)
+        m.d.sync += following.eq(lowest)
         place = Signal(7)
         wrapped = Signal()
         copy = Signal(6)
@@ -145,33 +153,33 @@ class Admission(wiring.Component):
 
         # A parity that could not be read is not updated but generated anew, from all data.
         parity_mask = Signal(4)
-        data_mask = Signal(MAX_DRIVES)
+        data_mask = Signal(config.ports)
         dead_parities = Signal(4)
         live_parities = Signal(4)
         bad_parities = Signal(4)
         anew = Signal()
         m.d.comb += [
             parity_mask.eq((1 << geometry.parities) - 1),
-            data_mask.eq((1 << geometry.data) - 1),
-            dead_parities.eq(todo.dead >> geometry.data),
+            data_mask.eq((1 << data) - 1),
+            dead_parities.eq(todo.dead >> data),
             live_parities.eq(parity_mask & ~dead_parities),
-            bad_parities.eq(todo.bad >> geometry.data),
+            bad_parities.eq(todo.bad >> data),
             anew.eq(~recover & (bad_parities & live_parities).any()),
         ]
         request = planner.request.payload
         m.d.comb += [
             request.kind.eq(Mux(anew, RowKind.RECOVER, row.kind)),
-            request.data.eq(geometry.data),
+            request.data.eq(data),
             request.parities.eq(geometry.parities),
             request.joined.eq(Mux(anew, 0, row.joined)),
             request.dead.eq(todo.dead | todo.bad),
         ]
         plan = planner.plan.payload
 
-        pending = Signal(MAX_DRIVES)
+        pending = Signal(config.ports)
         wanted = lowest_bit(m, pending, "wanted")
         m.d.comb += [
-            line_write.addr.eq(Cat(wanted[: role_bits(config)], slot)),
+            line_write.addr.eq(Cat(wanted, slot)),
             line_write.data.eq(self.allocate.payload),
         ]
 
@@ -207,15 +215,17 @@ class Admission(wiring.Component):
                     todo.joined.eq(row.joined),
                     todo.mirrored.eq(mirrored),
                     todo.redundant.eq(mirrored | (geometry.parities != 0)),
-                    todo.data.eq(geometry.data),
+                    todo.data.eq(data),
                     todo.parities.eq(geometry.parities),
                     todo.strip_shift.eq(geometry.strip_shift),
                     todo.bad.eq(Mux(retried, self.bad_read.data, 0)),
                     todo.possible.eq(1),
                     wrapped.eq(0),
-                    place.eq(row.shift + Mux(mirrored, strip * geometry.copies, 0)),
+                    place.eq(row.shift),
                 ]
                 m.next = "WALK"
+                with m.If(mirrored):
+                    m.next = "STEP"
             with m.State("WALK"):
                 m.d.comb += ask.eq(1)
                 m.d.sync += [copy.eq(copy + 1), role.eq(role + 1)]
@@ -225,14 +235,17 @@ class Admission(wiring.Component):
                     m.d.sync += place.eq(place + 1)
                 with m.If(mirrored):
                     with m.If(copy + 1 == geometry.copies):
-                        m.d.sync += [strips.eq(strips & (strips - 1)), copy.eq(0)]
+                        m.d.sync += copy.eq(0)
                         m.next = "STEP"
                 with m.Elif(role + 1 == geometry.width):
                     m.next = "SETTLE"
             with m.State("STEP"):
+                # The walk of a strip takes two copies at least: `following` holds again by then.
                 m.d.sync += [
                     wrapped.eq(0),
-                    place.eq(row.shift + strip * geometry.copies),
+                    strip.eq(following),
+                    strips.eq(strips & (strips - 1)),
+                    place.eq(row.shift + following * geometry.copies),
                 ]
                 m.next = "WALK"
                 with m.If(strips == 0):
@@ -262,7 +275,7 @@ class Admission(wiring.Component):
                         todo.update.eq(plan.kind == PlanKind.UPDATE),
                         todo.use_parity.eq(plan.use_parity),
                         todo.erased.eq(plan.erased),
-                        todo.read.eq(plan.read_data | (plan.read_parity << geometry.data)),
+                        todo.read.eq(plan.read_data | (plan.read_parity << data)),
                     ]
                     with m.If(~recover):
                         with m.If(plan.kind != PlanKind.WRITE_ONLY):
@@ -275,14 +288,14 @@ class Admission(wiring.Component):
                     m.next = "COUNT"
             with m.State("COUNT"):
                 outputs = Mux(recover, row.joined, todo.erased & ~row.joined)
-                need = Signal(MAX_DRIVES)
-                m.d.comb += need.eq(todo.read | outputs | (todo.generate << geometry.data))
+                need = Signal(config.ports)
+                m.d.comb += need.eq(todo.read | outputs | (todo.generate << data))
                 with m.If(todo.possible):
                     m.d.sync += [todo.aux.eq(need), pending.eq(need)]
                     with m.If(~recover):
                         m.d.sync += todo.write.eq(
                             (row.joined & ~todo.dead & data_mask)
-                            | (todo.generate << geometry.data)
+                            | (todo.generate << data)
                         )
                     m.next = "ALLOCATE"
                 with m.Else():

@@ -16,10 +16,14 @@ from hdl.stripe.parking import Parking
 from hdl.stripe.row_index import RowIndex
 from hdl.stripe.stream_detector import StreamDetector
 
-IDLE_NS = 2_000
-"""How long a row waits for partners once nothing that could bring them is on its way."""
+IDLE_NS = 10_000
+"""How long a row waits for partners once nothing that could bring them is on its way.
 
-LIMIT_NS = 50_000_000
+A host answers a completion with the next write after an interrupt, a doorbell and two reads of its
+memory: 2 us in simulation, a few more with an operating system.
+"""
+
+LIMIT_NS = 20_000_000
 """How long a row waits for partners at most, from its first block."""
 
 NEVER = (1 << TIME_BITS) - 1
@@ -66,8 +70,11 @@ def flight_bits(config: Config) -> int:
 
 
 def flight(config: Config) -> data.StructLayout:
-    """The closed rows of an array: how many are on their way, and a count of those retired."""
-    return data.StructLayout({"flying": flight_bits(config), "retired": flight_bits(config)})
+    """The rows of an array: how many closed ones are on their way, a count of those retired, and
+    when a write that continues another last joined one."""
+    return data.StructLayout(
+        {"flying": flight_bits(config), "retired": flight_bits(config), "latest": TIME_BITS}
+    )
 
 
 class Gather(wiring.Component):
@@ -84,8 +91,8 @@ class Gather(wiring.Component):
       (`StreamDetector`): then the row stays open for what follows;
     - when another write needs a block it already has;
     - `IDLE_NS` after the last of the array's rows that were on their way when its newest block
-      joined (their completion would make the host send more), and `LIMIT_NS` after its first block
-      at most;
+      joined (their completion would make the host send more) and after the newest block of the
+      array's streams, and `LIMIT_NS` after its first block at most;
     - oldest first when a block waits for a line or a row slot, and either no closed row is on its
       way to free some or open rows hold more than half.
 
@@ -213,6 +220,7 @@ class Gather(wiring.Component):
             place_write.data.index.eq(hand.index),
             flight_read.addr.eq(row.array),
             flight_write.addr.eq(row.array),
+            flight_write.data.eq(flight_read.data),
             index.slot.eq(slot),
             index.key.array.eq(row.array),
             index.key.base.eq(row.base),
@@ -237,6 +245,7 @@ class Gather(wiring.Component):
         earliest = Signal(TIME_BITS)
         due = Signal(TIME_BITS)
         soon = Signal(TIME_BITS)
+        since = Signal(TIME_BITS)
         ahead = Signal(flight_bits(config))
         settles = Signal()
         m.d.comb += [
@@ -244,12 +253,15 @@ class Gather(wiring.Component):
             ahead.eq(level.awaited - flight_read.data.retired),
             settles.eq(~level.settled & ((ahead == 0) | ahead[-1])),
             soon.eq(self.now + self._idle),
+            since.eq(
+                Mux(flight_read.data.latest > level.since, flight_read.data.latest, level.since)
+            ),
             due.eq(level.first + self._limit),
         ]
         with m.If(settles):
             m.d.comb += due.eq(soon)
-        with m.Elif(level.settled):
-            m.d.comb += due.eq(level.since + self._idle)
+        with m.Elif(level.settled & (since + self._idle < level.first + self._limit)):
+            m.d.comb += due.eq(since + self._idle)
 
         # What can be done next, most urgent first.
         # Lines on offer to somebody count as available, but cannot be had.
@@ -273,7 +285,11 @@ class Gather(wiring.Component):
         sweep = Signal(config.array_bits)
         with m.FSM(name="gather") as fsm:
             with m.State("CLEAR"):
-                m.d.comb += [flight_write.addr.eq(sweep), flight_write.en.eq(1)]
+                m.d.comb += [
+                    flight_write.addr.eq(sweep),
+                    flight_write.data.eq(0),
+                    flight_write.en.eq(1),
+                ]
                 m.d.sync += sweep.eq(sweep + 1)
                 with m.If(sweep == config.arrays - 1):
                     m.next = "REST"
@@ -415,7 +431,11 @@ class Gather(wiring.Component):
             with m.State("RECORD"):
                 enough = (level.count == geometry.data) | (geometry.parities == 0)
                 complete = hand.final & ~sequential
-                m.d.comb += state_write.en.eq(1)
+                m.d.comb += [
+                    state_write.en.eq(1),
+                    flight_write.data.latest.eq(self.now),
+                    flight_write.en.eq(sequential),
+                ]
                 with m.If(level.closed):
                     m.d.comb += fill_write.en.eq(1)
                     m.next = "ADVANCE"
@@ -456,7 +476,6 @@ class Gather(wiring.Component):
             with m.State("COUNT"):
                 m.d.comb += [
                     flight_write.data.flying.eq(flight_read.data.flying + 1),
-                    flight_write.data.retired.eq(flight_read.data.retired),
                     flight_write.en.eq(1),
                 ]
                 m.next = "LAUNCH"

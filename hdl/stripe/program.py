@@ -3,7 +3,7 @@
 from amaranth.hdl import Module, Signal, Value
 from amaranth.lib import data
 
-from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config, bits_for_count
+from hdl.config import BLOCK_NUMBER_BITS, Config, bits_for_count
 from hdl.stripe.interface import RowKind
 
 
@@ -26,7 +26,8 @@ def role_bits(config: Config) -> int:
 def program(config: Config) -> data.StructLayout:
     """Everything the sequencer does for a row slot.
 
-    Roles are counted as in a row: data 0.., then P, Q, .. from ``data`` on. ``possible``: 0 when
+    Roles are counted as in a row: data 0.., then P, Q, .. from ``data`` on; there are no more than
+    drive ports. ``possible``: 0 when
     too many drives are gone. ``redundant``: losing one copy or role loses no data. ``read``: roles
     to read. ``erased``, ``use_parity``: data roles to recover, from which parities (none: no such
     pass). ``update``: generate from old and new data and old parity, else from all data.
@@ -43,19 +44,19 @@ def program(config: Config) -> data.StructLayout:
             "mirrored": 1,
             "redundant": 1,
             "update": 1,
-            "data": 6,
+            "data": range(config.ports + 1),
             "parities": 3,
             "strip_shift": 4,
             "row": BLOCK_NUMBER_BITS,
-            "joined": MAX_DRIVES,
-            "read": MAX_DRIVES,
-            "erased": MAX_DRIVES,
+            "joined": config.ports,
+            "read": config.ports,
+            "erased": config.ports,
             "use_parity": 4,
             "generate": 4,
             "write": targets(config),
-            "aux": MAX_DRIVES,
-            "dead": MAX_DRIVES,
-            "bad": MAX_DRIVES,
+            "aux": config.ports,
+            "dead": config.ports,
+            "bad": config.ports,
         }
     )
 
@@ -66,7 +67,7 @@ def target(config: Config) -> data.StructLayout:
     Without mirroring the target's number is the role; with it targets are numbered in the order
     of strips and copies, live ones only.
     """
-    return data.StructLayout({"port": config.port_bits, "strip": 5, "wrapped": 1})
+    return data.StructLayout({"port": config.port_bits, "strip": role_bits(config), "wrapped": 1})
 
 
 def lowest_bit(m: Module, mask: Value, name: str) -> Signal:

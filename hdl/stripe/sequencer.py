@@ -7,7 +7,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.array.interface import TableRead, geometry_read, member_read
-from hdl.config import DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
+from hdl.config import DATA_OFFSET_BLOCKS, MAX_DRIVES, Config, bits_for_count
 from hdl.drive.interface import DriveStatus, Opcode, Owner, finished, landed, operation
 from hdl.memory.interface import line_stream
 from hdl.nvme.interface import Status
@@ -51,9 +51,9 @@ def progress(config: Config) -> data.StructLayout:
             "phase": Phase,
             "remaining": target_bits(config) + 1,
             "attempts": range(ATTEMPTS + 1),
-            "bad": MAX_DRIVES,
-            "lost": MAX_DRIVES,
-            "good": MAX_DRIVES,
+            "bad": config.ports,
+            "lost": config.ports,
+            "good": config.ports,
             "retry": targets(config),
         }
     )
@@ -162,7 +162,7 @@ class Sequencer(wiring.Component):
         # target `number`, or to role `index`, follows that by one.
         slot = Signal(config.row_slot_bits)
         number = Signal(target_bits(config))
-        index = Signal(5)
+        index = Signal(role_bits(config))
         now = Signal(progress(config))
         program = admission.program_read.data
         target = admission.target_read.data
@@ -171,14 +171,14 @@ class Sequencer(wiring.Component):
         m.d.comb += [
             admission.program_read.address.eq(slot),
             admission.target_read.address.eq(Cat(number, slot)),
-            admission.line_read.address.eq(Cat(index[: role_bits(config)], slot)),
-            self.strip_read.address.eq(Cat(index, slot)),
+            admission.line_read.address.eq(Cat(index, slot)),
+            self.strip_read.address.eq((slot << bits_for_count(MAX_DRIVES)) | index),
             state_read.addr.eq(slot),
             state_write.addr.eq(slot),
             state_write.data.eq(now),
         ]
-        data_roles = Signal(MAX_DRIVES)
-        parity_roles = Signal(MAX_DRIVES)
+        data_roles = Signal(config.ports)
+        parity_roles = Signal(config.ports)
         recover = program.kind == RowKind.RECOVER
         is_strip = program.mirrored | (index < program.data)
         m.d.comb += [
@@ -187,7 +187,7 @@ class Sequencer(wiring.Component):
         ]
 
         # Operations of one phase: `pending` targets.
-        pending = Signal(max(targets(config), MAX_DRIVES))
+        pending = Signal(targets(config))
         lowest = lowest_bit(m, pending, "lowest")
         writing = Signal()
         sent = Signal(operation(config))
@@ -207,17 +207,17 @@ class Sequencer(wiring.Component):
 
         # Steps of one pass: a begin, then the inputs in `olds` (own lines), `news` (joined lines)
         # and `parities`, then those of `outputs` that are in `wants`.
-        olds = Signal(MAX_DRIVES)
-        news = Signal(MAX_DRIVES)
+        olds = Signal(config.ports)
+        news = Signal(config.ports)
         parities = Signal(4)
-        outputs = Signal(MAX_DRIVES)
-        wants = Signal(MAX_DRIVES)
+        outputs = Signal(config.ports)
+        wants = Signal(config.ports)
         old = lowest_bit(m, olds, "old")
         new = lowest_bit(m, news, "new")
         parity = lowest_bit(m, parities, "parity")
         output = lowest_bit(m, outputs, "output")
         recovering = Signal()
-        erasure = Signal(5)
+        erasure = Signal(role_bits(config))
         own = Signal()
         item = Signal(step(config))
         written = Signal(step(config))
@@ -225,7 +225,7 @@ class Sequencer(wiring.Component):
         m.d.comb += written.line.eq(Mux(own, own_line, strip.line))
 
         # Lines to give back, and what to do then.
-        doomed = Signal(MAX_DRIVES)
+        doomed = Signal(config.ports)
         doomed_role = lowest_bit(m, doomed, "doomed_role")
 
         afterwards = Signal(Next)
@@ -235,7 +235,7 @@ class Sequencer(wiring.Component):
         ended = Signal()
         report = Signal()
         release = Signal()
-        missing = Signal(MAX_DRIVES)
+        missing = Signal(config.ports)
         tolerance = Signal(3)
         abandoned = Signal()
         fault = Signal()

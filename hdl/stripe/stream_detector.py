@@ -19,9 +19,9 @@ class StreamDetector(wiring.Component):
     by a hash; a collision forgets the older, and an entry that stays too long only makes one
     unrelated write wait a little for partners.
 
-    ``extent`` and ``geometry`` (of its array) must hold for a cycle before ``note``, which takes
-    one cycle: with a command's first extent ``sequential`` then tells whether it was expected, and
-    is kept for the command's others; the end of its last one is remembered.
+    ``extent`` and ``geometry`` (of its array) must hold for a cycle before ``note`` and one after:
+    with a command's first extent ``sequential`` then tells whether it was expected, and is kept for
+    the command's others; the end of its last one is remembered.
     """
 
     def __init__(self, *, config: Config):
@@ -56,39 +56,43 @@ class StreamDetector(wiring.Component):
         shape = self.geometry
         begin = Signal(place)
         follow = Signal(place)
-        row = Signal(BLOCK_NUMBER_BITS)
+        s1_row = Signal(BLOCK_NUMBER_BITS)
+        s1_last_index = Signal()
+        s1_last_span = Signal()
+        s1_note = Signal()
         strip_mask = Signal(9)
         first_of_strip = Signal()
-        last_index = Signal()
-        last_span = Signal()
         m.d.comb += [
             begin.array.eq(this.array),
             begin.base.eq(this.base),
             begin.index.eq(this.index),
             begin.row.eq(this.row),
             # Down the strip, then the next strip of the stripe, the next span, the next stripe.
-            row.eq(this.row + this.blocks + 1),
             strip_mask.eq((1 << shape.strip_shift) - 1),
-            first_of_strip.eq((row & strip_mask) == 0),
-            last_index.eq(this.index + 1 == shape.data),
-            last_span.eq(this.base + shape.width >= shape.width * shape.spans),
+            first_of_strip.eq((s1_row & strip_mask) == 0),
             follow.array.eq(this.array),
             follow.base.eq(this.base),
             follow.index.eq(this.index),
-            follow.row.eq(row),
+            follow.row.eq(s1_row),
+        ]
+        m.d.sync += [
+            s1_row.eq(this.row + this.blocks + 1),
+            s1_last_index.eq(this.index + 1 == shape.data),
+            s1_last_span.eq(this.base + shape.width >= shape.width * shape.spans),
+            s1_note.eq(self.note & this.last),
         ]
         with m.If(first_of_strip):
-            m.d.comb += follow.index.eq(Mux(last_index, 0, this.index + 1))
-            with m.If(last_index):
-                m.d.comb += follow.base.eq(Mux(last_span, 0, this.base + shape.width))
-            with m.If(~(last_index & last_span)):
-                m.d.comb += follow.row.eq(row - strip_mask - 1)
+            m.d.comb += follow.index.eq(Mux(s1_last_index, 0, this.index + 1))
+            with m.If(s1_last_index):
+                m.d.comb += follow.base.eq(Mux(s1_last_span, 0, this.base + shape.width))
+            with m.If(~(s1_last_index & s1_last_span)):
+                m.d.comb += follow.row.eq(s1_row - strip_mask - 1)
         m.d.comb += [
             read.addr.eq(hashed(begin)),
             write.addr.eq(hashed(follow)),
             write.data.any.eq(1),
             write.data.place.eq(follow),
-            write.en.eq(self.note & this.last),
+            write.en.eq(s1_note),
         ]
         met = read.data.any & (read.data.place.as_value() == begin.as_value())
         with m.If(self.note & (this.offset == 0)):

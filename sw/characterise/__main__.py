@@ -5,7 +5,6 @@
 Prints tables; writes results.json and report.html.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -24,6 +23,7 @@ from sw.characterise.published import CASES
 from sw.characterise.record import Record
 from sw.characterise.report import write_report
 from sw.characterise.table import print_interfaces, print_results
+from sw.cli import Parser, positive
 
 OUTPUT = Path("build/characterise")
 
@@ -57,22 +57,30 @@ def _run(console: Console, work: list[Point], jobs: int) -> list[Record]:
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m sw.characterise",
+    parser = Parser(
+        prog="characterise",
         description="Runs published load profiles on the simulated card, beside published figures.",
     )
     known = sorted({case.id for case in CASES})
     parser.add_argument("ids", nargs="*", metavar="ID", help=f"only these of {', '.join(known)}")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter points")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (all)")
+    parser.add_argument(
+        "--jobs", type=positive, default=os.cpu_count() or 1, help="processes (one a processor)"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the random accesses (1)")
     parser.add_argument("--out", type=Path, default=OUTPUT, help=f"where to write ({OUTPUT})")
     arguments = parser.parse_args()
     for name in arguments.ids:
         if name not in known:
             parser.error(f"no result is called {name}; take some of {', '.join(known)}")
-    if arguments.jobs < 1:
-        parser.error(f"--jobs must be at least 1, not {arguments.jobs}")
+    results = arguments.out / "results.json"
+    report = arguments.out / "report.html"
+    try:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        for path in (results, report):
+            path.open("ab").close()
+    except OSError as error:
+        parser.error(f"--out: {error}")
     console = Console()
     work = points(quick=arguments.quick, seed=arguments.seed, ids=arguments.ids)
     begin = time.monotonic()
@@ -83,14 +91,12 @@ def main() -> int:
     records = _run(console, work, arguments.jobs)
     print_interfaces(console)
     print_results(console, records)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    results = arguments.out / "results.json"
     results.write_text(json.dumps([record.as_json() for record in records], indent=1) + "\n")
-    write_report(arguments.out / "report.html", records)
+    write_report(report, records)
     cycles = sum(record.cycles for record in records)
     console.print(
         f"{len(records)} points, {cycles / 1e6:.0f} million clock cycles in "
-        f"{time.monotonic() - begin:.0f} s; written to {results} and report.html beside it"
+        f"{time.monotonic() - begin:.0f} s; written to {results} and {report}"
     )
     return 0
 

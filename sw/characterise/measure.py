@@ -14,8 +14,10 @@ from sw.workload.profiles import Profile
 from sw.workload.statistics import Result
 
 UNIT = "MB/s"
-BUSY = 0.9
-"""A resource that is busy for this share of the time binds."""
+NEAR = 0.9
+"""A predicted limit binds from this share of it on, a resource when it is busy for this share."""
+BUSY_COUNTERS = ("out_busy_ps", "in_busy_ps", "medium_busy_ps")
+HOST_LINK, DRIVES, CONTROLLER = "host link", "drives", "controller"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +55,8 @@ class Point:
         return self.load.profile
 
 
-async def _run(card: SimulatedCard, point: Point) -> tuple[Result, dict[str, int], dict[str, int]]:
+async def _run(card: SimulatedCard, point: Point) -> tuple[Result, dict[str, int]]:
+    """What was measured, and how long (ps) what may bind was busy meanwhile."""
     nvme = card.nvme
     await nvme.start(queue_pairs=point.queue_pairs)
     array = await raid.create_array(
@@ -61,9 +64,23 @@ async def _run(card: SimulatedCard, point: Point) -> tuple[Result, dict[str, int
     )
     namespace = await raid.create_volume(nvme, array)
     size = await nvme.namespace(namespace)
-    before = card.harness.statistics()
-    result = await Generator(nvme, namespace, size.blocks, point.load).run()
-    return result, before, card.harness.statistics()
+    generator = Generator(nvme, namespace, size.blocks, point.load, lambda: _busy(card, point))
+    return await generator.run(), generator.probed
+
+
+def _busy(card: SimulatedCard, point: Point) -> dict[str, int]:
+    """Busy time so far, in picoseconds: the host link each way, drives' links each way and media.
+
+    Of drives the average over all; the medium of an SSD is the average of its dies.
+    """
+    link = card.harness.statistics()
+    drives = [card.harness.drive_statistics(port) for port in range(point.drives)]
+    busy = {name: link[name] for name in ("up_busy_ps", "down_busy_ps")}
+    for name in BUSY_COUNTERS:
+        busy[name] = sum(drive[name] for drive in drives) // point.drives
+    if isinstance(point.drive, Ssd):
+        busy["medium_busy_ps"] //= point.drive.dies
+    return busy
 
 
 def measure(point: Point) -> Record:
@@ -77,7 +94,7 @@ def measure(point: Point) -> Record:
         )
     drives = [drive] * point.drives + [None] * (config.ports - point.drives)
     with SimulatedCard(config, drives, link=point.link) as card:
-        result, _, after = card.run(_run(card, point))
+        result, busy = card.run(_run(card, point))
         cycles = round(card.harness.now_ns * 1e-9 * config.clock_hz)
     prediction = predict(point.level, point.drives, point.drive, point.link, point.load)
     return Record(
@@ -94,10 +111,21 @@ def measure(point: Point) -> Record:
         latency=result.latency,
         cycles=cycles,
         seed=point.load.seed,
-        binds=_binds(result, prediction, after),
+        binds=binding(result, prediction, busy),
     )
 
 
-def _binds(result: Result, prediction: Prediction, after: dict[str, int]) -> str:
-    """The limit nearest to the simulated throughput, when it is near; else the controller."""
-    return prediction.binds if result.mb_s >= BUSY * prediction.mb_s else "controller"
+def binding(result: Result, prediction: Prediction, busy: dict[str, int]) -> str:
+    """What binds: the predicted limit if it is nearly reached, else what was busy all the time.
+
+    ``busy``: busy time in the measurement, as `_busy` counts it. If neither tells, it is the
+    controller.
+    """
+    if NEAR * prediction.mb_s <= result.mb_s <= prediction.mb_s / NEAR:
+        return prediction.binds
+    share = {name: value * 1e-12 / result.seconds for name, value in busy.items()}
+    if max(share["up_busy_ps"], share["down_busy_ps"]) >= NEAR:
+        return HOST_LINK
+    if max(share[name] for name in BUSY_COUNTERS) >= NEAR:
+        return DRIVES
+    return CONTROLLER

@@ -1,8 +1,9 @@
 """What a setup should reach: the lowest of the host link's, the drives' and the load's limit.
 
 Nothing here looks at the controller. Drive rates come from the drive model run alone with the
-drive's share of the load; the write penalty is the textbook one (drive accesses per random write:
-1 without redundancy, one per copy with mirrors, 2 + 2 per parity with parity).
+drive's share of the load; drive accesses per host write are the textbook's (random: 1 without
+redundancy, one per copy with mirrors, read and write the block and each parity with parity;
+sequential with parity: the parities of full stripes).
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ from sw.workload.profiles import RANDOM_SHARE, SEQUENTIAL_SHARE
 from sw.workload.statistics import MIB
 
 PARITIES = {Level.RAID5: 1, Level.RAID6: 2}
-MIRRORED = (Level.RAID1, Level.RAID10)
 DRIVE_TAGS = 32
 
 
@@ -29,6 +29,7 @@ class Prediction:
 
     mb_s: float
     binds: str
+    """``host link``, ``drives`` or ``outstanding I/Os``."""
 
 
 @cache
@@ -54,14 +55,16 @@ def _drive_alone(
     return result.iops, result.latency_ps / SECOND
 
 
-def _penalty(level: Level, drives: int, sequential: bool) -> float:
-    """Drive accesses per host write."""
+def _accesses_of_write(level: Level, drives: int, sequential: bool) -> tuple[float, float]:
+    """Drive reads and drive writes for one host write."""
     parities = PARITIES.get(level, 0)
-    if level in MIRRORED:
-        return 2.0
-    if parities and sequential:
-        return drives / (drives - parities)
-    return 2.0 + 2 * parities if parities else 1.0
+    if level == Level.RAID1:
+        return 0.0, drives
+    if level == Level.RAID10:
+        return 0.0, 2.0
+    if sequential:
+        return 0.0, drives / (drives - parities)
+    return (1.0 + parities if parities else 0.0), 1.0 + parities
 
 
 def predict(
@@ -71,10 +74,9 @@ def predict(
     profile = load.profile
     sequential = not profile.random
     reads = profile.read_share
-    accesses = reads + (1 - reads) * _penalty(level, drives, sequential)
-    drive_reads = reads + (1 - reads) * (
-        0.0 if sequential else _penalty(level, drives, False) / 2 if level in PARITIES else 0.0
-    )
+    reads_of_write, writes_of_write = _accesses_of_write(level, drives, sequential)
+    drive_reads = reads + (1 - reads) * reads_of_write
+    accesses = drive_reads + (1 - reads) * writes_of_write
     share = load.outstanding * accesses / drives
     blocks = profile.block_bytes // BLOCK_BYTES
     depth = min(max(round(share), 1), DRIVE_TAGS)

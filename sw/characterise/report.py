@@ -14,6 +14,9 @@ from sw.characterise.interfaces import INTERFACES
 from sw.characterise.record import Record
 from sw.characterise.table import best
 
+NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+"""Else each plot carries the time and the addresses of vocabularies."""
+
 HEADINGS = ("id", "setup", "profile", "binds", "I/Os", "published", "predicted", "simulated")
 
 STYLE = """
@@ -67,7 +70,7 @@ def _plot(title: str, records: list[Record]) -> str:
         axes.grid(alpha=0.3)
     figure.suptitle(title)
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg")
+    figure.savefig(buffer, format="svg", metadata=NO_METADATA)
     svg = buffer.getvalue()
     return "<figure>" + svg[svg.index("<svg") :] + "</figure>"
 

@@ -11,6 +11,12 @@ IDENTIFY_BYTES = 4096
 BLOCK_BYTES = 4096
 """Logical block: the controller formats its namespaces with 4096-byte blocks."""
 
+MOST_BLOCKS = 1 << 16
+"""Of one Read or Write: its number of blocks is a 16-bit field, less one."""
+
+COMMAND_DWORDS = 6
+"""CDW10 .. CDW15, what differs between commands."""
+
 
 class Admin(IntEnum):
     """Admin opcodes (NVMe 1.4 section 5)."""
@@ -65,7 +71,7 @@ class Command:
 
     def pack(self, identifier: int) -> bytes:
         """The 64 bytes of the entry (NVMe 1.4 figure 105)."""
-        dwords = list(self.dwords) + [0] * (6 - len(self.dwords))
+        dwords = list(self.dwords) + [0] * (COMMAND_DWORDS - len(self.dwords))
         return struct.pack(
             "<BBHIQQQQ6I",
             self.opcode,
@@ -125,17 +131,25 @@ class NvmeError(Exception):
     """A command that the device refused or failed; ``status`` as in `Completion.status`."""
 
     def __init__(self, what: str, completion: Completion):
+        # All arguments, or the exception could not be handed from one process to another.
+        super().__init__(what, completion)
+        self.what = what
         self.completion = completion
         self.status = completion.status
-        super().__init__(
-            f"{what}: status code type {completion.code_type:#x}, code {completion.code:#04x}"
-        )
+
+    def __str__(self) -> str:
+        code_type, code = self.completion.code_type, self.completion.code
+        return f"{self.what}: status code type {code_type:#x}, code {code:#04x}"
 
 
 def read_write(
     opcode: Io, namespace: int, block: int, blocks: int, prp1: int, prp2: int, fua: bool = False
 ) -> Command:
     """A Read or Write of ``blocks`` logical blocks from ``block`` (NVMe 1.4 sections 6.9, 6.15)."""
+    if not 1 <= blocks <= MOST_BLOCKS:
+        raise ValueError(f"blocks must be 1..{MOST_BLOCKS}, not {blocks}")
+    if not 0 <= block < 1 << 64:
+        raise ValueError(f"block must be a 64-bit number, not {block}")
     dwords = (block & 0xFFFF_FFFF, block >> 32, (blocks - 1) | (int(fua) << 30))
     return Command(opcode, namespace, prp1, prp2, dwords)
 

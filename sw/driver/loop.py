@@ -23,7 +23,8 @@ class Machine(Protocol):
     def advance(self, until_ns: float | None) -> list[int]:
         """Runs to the next interrupt or to ``until_ns``; the interrupt vectors that came.
 
-        Raises an exception when nothing will ever happen and ``until_ns`` is None.
+        No vector: ``until_ns`` is reached, give or take the machine's resolution. Raises an
+        exception when nothing will ever happen and ``until_ns`` is None.
         """
         ...
 
@@ -113,9 +114,13 @@ class Loop:
             if result:
                 return result[0]
             until = self._sleepers[0][0] if self._sleepers else None
-            for vector in self._machine.advance(until):
+            vectors = self._machine.advance(until)
+            for vector in vectors:
                 self.interrupt(vector).set()
-            while self._sleepers and self._sleepers[0][0] <= self._machine.now_ns:
+            reached = self._machine.now_ns
+            if until is not None and not vectors:
+                reached = max(reached, until)
+            while self._sleepers and self._sleepers[0][0] <= reached:
                 heapq.heappop(self._sleepers)[2].set()
 
     def _run_ready(self) -> None:

@@ -37,13 +37,19 @@ class BufferMemory:
 
     def read(self, address: int, length: int) -> bytes:
         """Copies bytes out."""
-        start = address - self._base
+        start = self._place(address, length)
         return bytes(self._buffer[start : start + length])
 
     def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
         """Copies bytes in."""
-        start = address - self._base
+        start = self._place(address, len(data))
         self._buffer[start : start + len(data)] = data
+
+    def _place(self, address: int, length: int) -> int:
+        start = address - self._base
+        if start < 0 or start + length > len(self._buffer):
+            raise ValueError(f"{length} bytes at {address:#x} are outside host memory")
+        return start
 
 
 class HarnessMachine:

@@ -14,7 +14,7 @@ from sw.driver.commands import (
     Register,
     read_write,
 )
-from sw.driver.queue import QueuePair
+from sw.driver.queue import MOST_TRANSFER_PAGES, QueuePair
 from sw.driver.transport import Transport
 
 ADMIN_DEPTH = 32
@@ -40,17 +40,18 @@ class Nvme:
         self._admin: QueuePair | None = None
         self.queues: list[QueuePair] = []
         self.identity: IdentifyController | None = None
-        self._page = transport.memory.allocate(IDENTIFY_BYTES)
+        self._pages: list[int] = []
 
     async def start(self, queue_pairs: int = 1, depth: int = 1024) -> IdentifyController:
         """Resets and enables the controller, creates up to ``queue_pairs`` I/O queue pairs.
 
         ``depth`` is reduced to what the controller allows (CAP.MQES). Raises `NvmeError` when a
-        command fails, `TimeoutError` when the controller does not become ready.
+        command fails, `TimeoutError` when the controller is not ready within 10 ms.
         """
+        if queue_pairs < 1:
+            raise ValueError(f"queue_pairs must be at least 1, not {queue_pairs}")
         transport = self.transport
-        await transport.write32(Register.CC, 0)
-        await self._wait_ready(0)
+        await self.stop()
         depth = min(depth, (await transport.read32(Register.CAP) & 0xFFFF) + 1)
         vectors = await transport.enable_interrupts(queue_pairs + 1)
         admin = self._admin = QueuePair(transport, 0, ADMIN_DEPTH)
@@ -76,12 +77,13 @@ class Nvme:
             )
         )
         allowed = min(granted.result & 0xFFFF, granted.result >> 16) + 1
+        pages = min(identity.max_transfer_pages or MOST_TRANSFER_PAGES, MOST_TRANSFER_PAGES)
         for identifier in range(1, min(queue_pairs, allowed, vectors - 1) + 1):
-            await self._create_queue(identifier, depth, identity.max_transfer_pages or 512)
+            await self._create_queue(identifier, depth, pages)
         return identity
 
     async def stop(self) -> None:
-        """Disables the controller; queues are gone."""
+        """Disables the controller; queues are gone, and whoever waits on one gets an exception."""
         await self.transport.write32(Register.CC, 0)
         await self._wait_ready(0)
         for queue in [*self.queues, *([self._admin] if self._admin else [])]:
@@ -95,9 +97,13 @@ class Nvme:
 
     async def admin_page(self, command: Command, what: str = "admin command") -> bytes:
         """Runs an admin command that returns one 4096-byte page."""
-        queue = self._admin_queue()
-        self._check(what, await queue.transfer(command, self._page, IDENTIFY_BYTES))
-        return self.transport.memory.read(self._page, IDENTIFY_BYTES)
+        queue, memory = self._admin_queue(), self.transport.memory
+        page = self._pages.pop() if self._pages else memory.allocate(IDENTIFY_BYTES)
+        try:
+            self._check(what, await queue.transfer(command, page, IDENTIFY_BYTES))
+            return memory.read(page, IDENTIFY_BYTES)
+        finally:
+            self._pages.append(page)
 
     async def identify(self, structure: int, namespace: int = 0) -> bytes:
         """Identify with CNS ``structure`` (NVMe 1.4 section 5.15)."""
@@ -150,7 +156,7 @@ class Nvme:
         return completion
 
     async def _create_queue(self, identifier: int, depth: int, pages: int) -> None:
-        queue = QueuePair(self.transport, identifier, depth, pages + 1)
+        queue = QueuePair(self.transport, identifier, depth, pages)
         size = ((depth - 1) << 16) | identifier
         contiguous, interrupts = 1, 2
         await self.admin(

@@ -6,6 +6,13 @@ from sw.driver.commands import CQE_BYTES, SQE_BYTES, Command, Completion, Regist
 from sw.driver.transport import PAGE_BYTES, Event, Transport
 
 PRP_ENTRY_BYTES = 8
+PRP_ALIGNMENT = 4
+"""Of data in its first page; its low bits 1:0 are reserved (NVMe 1.4 section 4.3)."""
+MOST_TRANSFER_PAGES = PAGE_BYTES // PRP_ENTRY_BYTES
+
+
+class QueueStoppedError(Exception):
+    """The queue was stopped before the command could end."""
 
 
 class QueuePair:
@@ -18,22 +25,29 @@ class QueuePair:
     identifier
         Queue identifier; 0 is the admin queue.
     depth
-        Entries of each queue; at most ``depth`` - 1 commands are outstanding.
-    list_pages
-        Pages that the longest transfer of a command spans: room for its PRP list.
+        Entries of each queue, at least 2; at most ``depth`` - 1 commands are outstanding.
+    transfer_pages
+        Length of a command's longest transfer in pages of 4 KiB, 0..`MOST_TRANSFER_PAGES`: a PRP
+        list, at most that many entries, does not leave its page.
     """
 
-    def __init__(self, transport: Transport, identifier: int, depth: int, list_pages: int = 0):
+    def __init__(self, transport: Transport, identifier: int, depth: int, transfer_pages: int = 1):
+        if depth < 2:
+            raise ValueError(f"depth must be at least 2, not {depth}")
+        if not 0 <= transfer_pages <= MOST_TRANSFER_PAGES:
+            raise ValueError(
+                f"transfer_pages must be 0..{MOST_TRANSFER_PAGES}, not {transfer_pages}"
+            )
         self._transport = transport
         self.identifier = identifier
         self.depth = depth
         self.sq_address = transport.memory.allocate(depth * SQE_BYTES)
         self.cq_address = transport.memory.allocate(depth * CQE_BYTES)
         transport.memory.write(self.cq_address, bytes(depth * CQE_BYTES))
-        list_bytes = list_pages * PRP_ENTRY_BYTES
-        self._list_stride = 1 << max(list_bytes - 1, 0).bit_length()
-        self._lists = transport.memory.allocate(depth * self._list_stride) if list_pages > 2 else 0
-        self._list_bytes = list_bytes
+        self._list_bytes = transfer_pages * PRP_ENTRY_BYTES
+        # A power of two, so that no list crosses a page.
+        self._list_stride = 1 << max(self._list_bytes - 1, 0).bit_length()
+        self._lists = transport.memory.allocate(depth * self._list_stride)
         self._sq_tail = 0
         self._cq_head = 0
         self._phase = 1
@@ -48,9 +62,13 @@ class QueuePair:
         self._transport.spawn(self._complete())
 
     def stop(self) -> None:
-        """Takes no more completions."""
+        """Takes no more completions; whoever waits for one gets a `QueueStoppedError`."""
         self._stopped = True
         self._transport.interrupt(self.identifier).set()
+        self._room.set()
+        for event in self._waiting.values():
+            event.set()
+        self._waiting.clear()
 
     @property
     def outstanding(self) -> int:
@@ -67,20 +85,22 @@ class QueuePair:
 
         ``address`` is a multiple of 4; the PRPs are built here (NVMe 1.4 section 4.3).
         """
-        identifier = await self._take_identifier()
+        if address % PRP_ALIGNMENT:
+            raise ValueError(f"address must be a multiple of {PRP_ALIGNMENT}, not {address:#x}")
+        if length < 1:
+            raise ValueError(f"length must be at least 1, not {length}")
         first = PAGE_BYTES - address % PAGE_BYTES
         page = address - address % PAGE_BYTES
         pages = [
             page + PAGE_BYTES * (n + 1) for n in range(-(-max(length - first, 0) // PAGE_BYTES))
         ]
+        if len(pages) > 1 and len(pages) * PRP_ENTRY_BYTES > self._list_bytes:
+            raise ValueError(f"{length} bytes at {address:#x} span too many pages for this queue")
+        identifier = await self._take_identifier()
         prp2 = 0
         if len(pages) == 1:
             prp2 = pages[0]
         elif pages:
-            if len(pages) * PRP_ENTRY_BYTES > self._list_bytes:
-                raise ValueError(
-                    f"{length} bytes at {address:#x} span more pages than the queue allows"
-                )
             prp2 = self._lists + identifier * self._list_stride
             entries = b"".join(entry.to_bytes(PRP_ENTRY_BYTES, "little") for entry in pages)
             self._transport.memory.write(prp2, entries)
@@ -90,9 +110,11 @@ class QueuePair:
         return await self._send(full, identifier)
 
     async def _take_identifier(self) -> int:
-        while not self._free:
+        while not self._free and not self._stopped:
             self._room.clear()
             await self._room.wait()
+        if self._stopped:
+            raise QueueStoppedError(f"queue {self.identifier} is stopped")
         return self._free.popleft()
 
     async def _send(self, command: Command, identifier: int) -> Completion:
@@ -103,7 +125,10 @@ class QueuePair:
         self._sq_tail = (self._sq_tail + 1) % self.depth
         await self._transport.write32(self._doorbell(0), self._sq_tail)
         await event.wait()
-        return self._done.pop(identifier)
+        completion = self._done.pop(identifier, None)
+        if completion is None:
+            raise QueueStoppedError(f"queue {self.identifier} stopped before command {identifier}")
+        return completion
 
     def _doorbell(self, completion: int) -> int:
         return Register.DOORBELLS + 4 * (2 * self.identifier + completion)
@@ -131,6 +156,11 @@ class QueuePair:
                 await self._transport.write32(self._doorbell(1), self._cq_head)
 
     def _take(self, completion: Completion) -> None:
+        if completion.sq_identifier != self.identifier:
+            raise RuntimeError(
+                f"queue {self.identifier}: completion for a command of queue "
+                f"{completion.sq_identifier}"
+            )
         event = self._waiting.pop(completion.identifier, None)
         if event is None:
             raise RuntimeError(

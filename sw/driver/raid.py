@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hdl.array.interface import Level
-from hdl.config import BLOCK_BYTES
+from hdl.config import BLOCK_BYTES, BLOCK_NUMBER_BITS
 from sw.driver.commands import Command
 from sw.driver.nvme import Nvme
 
@@ -21,6 +21,8 @@ LIST_DRIVES = 2
 
 ARRAY_ENTRY_BYTES = 256
 ENTRY_BYTES = 32
+MOST_ENTRIES = 256
+"""The first entry of a page is an 8-bit field of the command."""
 MEMBERS = 32
 KIB = 1024
 LARGEST_STRIP_KIB = 1024
@@ -88,15 +90,19 @@ async def create_array(
     ``copies`` 0 is the level's default. Raises `ValueError` for what no card takes and
     `sw.driver.commands.NvmeError` for what this one refuses.
     """
-    blocks = strip_kib * KIB // BLOCK_BYTES
-    if blocks & (blocks - 1) or not BLOCK_BYTES // KIB <= strip_kib <= LARGEST_STRIP_KIB:
+    if strip_kib & (strip_kib - 1) or not BLOCK_BYTES // KIB <= strip_kib <= LARGEST_STRIP_KIB:
         raise ValueError(f"strip_kib must be a power of two in 4..1024, not {strip_kib}")
+    for name, value in (("copies", copies), ("spans", spans)):
+        if not 0 <= value <= MEMBERS:
+            raise ValueError(f"{name} must be 0..{MEMBERS}, not {value}")
     mask = 0
     for port in drives:
         if not 0 <= port < MEMBERS:
             raise ValueError(f"ports are 0..{MEMBERS - 1}, not {port}")
+        if mask >> port & 1:
+            raise ValueError(f"port {port} is named twice")
         mask |= 1 << port
-    shift = blocks.bit_length() - 1
+    shift = (strip_kib * KIB // BLOCK_BYTES).bit_length() - 1
     fields = level.value | shift << 8 | copies << 16 | spans << 24
     done = await nvme.admin(Command(CREATE_ARRAY, dwords=(fields, mask)), "create array")
     return done.result
@@ -109,6 +115,9 @@ async def delete_array(nvme: Nvme, array: int) -> None:
 
 async def create_volume(nvme: Nvme, array: int, start: int = 0, blocks: int = 0) -> int:
     """Creates a volume of ``blocks`` blocks (0: to the end) of an array; its namespace number."""
+    for name, value in (("start", start), ("blocks", blocks)):
+        if not 0 <= value < 1 << BLOCK_NUMBER_BITS:
+            raise ValueError(f"{name} must be a {BLOCK_NUMBER_BITS}-bit number, not {value}")
     mask = 0xFFFF_FFFF
     dwords = (array, start & mask, start >> 32, blocks & mask, blocks >> 32)
     done = await nvme.admin(Command(CREATE_VOLUME, dwords=dwords), "create volume")
@@ -121,18 +130,22 @@ async def delete_volume(nvme: Nvme, namespace: int) -> None:
     await nvme.admin(command, f"delete volume {namespace}")
 
 
-async def _page(nvme: Nvme, page: int, first: int) -> bytes:
-    return await nvme.admin_page(Command(LIST, dwords=(page | first << 8,)), "list")
-
-
-def _entries(page: bytes, size: int) -> list[bytes]:
-    return [page[start : start + size] for start in range(0, len(page), size)]
+async def _entries(nvme: Nvme, page: int, size: int) -> list[bytes]:
+    """The entries of a list, ``size`` bytes each, up to the first page of it that is all zeros."""
+    entries: list[bytes] = []
+    while len(entries) < MOST_ENTRIES:
+        command = Command(LIST, dwords=(page | len(entries) << 8,))
+        raw = await nvme.admin_page(command, "list")
+        if not any(raw):
+            break
+        entries += [raw[start : start + size] for start in range(0, len(raw), size)]
+    return entries
 
 
 async def arrays(nvme: Nvme) -> list[Array]:
     """All arrays, in order of their numbers."""
     found = []
-    for entry in _entries(await _page(nvme, LIST_ARRAYS, 0), ARRAY_ENTRY_BYTES):
+    for entry in await _entries(nvme, LIST_ARRAYS, ARRAY_ENTRY_BYTES):
         words = struct.unpack("<64I", entry)
         kind, flags, missing, number = entry[128:132]
         if not kind & 1:
@@ -165,7 +178,7 @@ async def arrays(nvme: Nvme) -> list[Array]:
 async def volumes(nvme: Nvme) -> list[Volume]:
     """All volumes, in order of their namespace numbers."""
     found = []
-    for entry in _entries(await _page(nvme, LIST_VOLUMES, 0), ENTRY_BYTES):
+    for entry in await _entries(nvme, LIST_VOLUMES, ENTRY_BYTES):
         flags, array, _, namespace, start, blocks = struct.unpack_from("<BBHIQQ", entry)
         if flags & 1:
             found.append(Volume(namespace, array, start, blocks))
@@ -175,9 +188,10 @@ async def volumes(nvme: Nvme) -> list[Volume]:
 async def drives(nvme: Nvme) -> list[Drive]:
     """All drive ports, in order."""
     found = []
-    for entry in _entries(await _page(nvme, LIST_DRIVES, 0), ENTRY_BYTES):
+    for entry in await _entries(nvme, LIST_DRIVES, ENTRY_BYTES):
         flags, array, _, port, blocks = struct.unpack_from("<BBHIQ", entry)
-        if len(found) == port:
+        # An entry beyond the last port is all zeros, and so does not name its place.
+        if port == len(found):
             used = array if flags & 4 else None
             found.append(Drive(port, bool(flags & 1), bool(flags & 2), used, blocks))
     return found

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from sw.driver.commands import BLOCK_BYTES
 from sw.driver.nvme import Nvme
+from sw.driver.transport import Event
 from sw.workload.profiles import RANDOM_SHARE, SEQUENTIAL_SHARE, Profile
 from sw.workload.statistics import Latency, Result
 
@@ -23,8 +24,8 @@ class Load:
     warm_up_ns, measure_ns
         Simulated time before and of the measurement.
     least_accesses
-        The measurement goes on until this many accesses were counted, at most
-        ``most_ns`` in all.
+        The measurement is prolonged, by ``measure_ns`` at a time, until this many accesses were
+        counted or ``most_ns`` have passed.
     most_ns
         Limit of the measurement.
     seed
@@ -42,6 +43,10 @@ class Load:
     def __post_init__(self) -> None:
         if self.outstanding < 1:
             raise ValueError(f"outstanding must be at least 1, not {self.outstanding}")
+        if self.warm_up_ns < 0:
+            raise ValueError(f"warm_up_ns must not be negative, and is {self.warm_up_ns}")
+        if self.measure_ns <= 0:
+            raise ValueError(f"measure_ns must be positive, not {self.measure_ns}")
 
 
 class Generator:
@@ -58,7 +63,12 @@ class Generator:
     load
         What to run.
     probe
-        Read at the beginning and the end of the measurement; `probed` is the difference.
+        Read at the beginning and the end of the measurement.
+
+    Attributes
+    ----------
+    probed
+        By how much each number of ``probe`` grew in the measurement.
     """
 
     def __init__(
@@ -74,11 +84,15 @@ class Generator:
         self._load = load
         self._random = random.Random(load.seed)
         self._access_blocks = load.profile.block_bytes // BLOCK_BYTES
-        sequential = max(int(blocks * SEQUENTIAL_SHARE), self._access_blocks)
+        share = RANDOM_SHARE if load.profile.random else SEQUENTIAL_SHARE
+        if int(blocks * share) < self._access_blocks:
+            raise ValueError(
+                f"{share:.0%} of {blocks} blocks do not hold an access of {self._access_blocks}"
+            )
         self._next = 0
-        self._sequential_accesses = sequential // self._access_blocks
-        self._random_first = sequential
-        self._random_blocks = max(int(blocks * RANDOM_SHARE) - self._access_blocks, 0) + 1
+        self._sequential_accesses = int(blocks * SEQUENTIAL_SHARE) // self._access_blocks
+        self._random_first = int(blocks * SEQUENTIAL_SHARE)
+        self._random_starts = int(blocks * RANDOM_SHARE) - self._access_blocks + 1
         self._stop = False
         self._running = 0
         self._samples: list[float] = []
@@ -115,12 +129,12 @@ class Generator:
 
     def _address(self) -> int:
         if self._load.profile.random:
-            return self._random_first + self._random.randrange(self._random_blocks)
+            return self._random_first + self._random.randrange(self._random_starts)
         index = self._next
         self._next = (index + 1) % self._sequential_accesses
         return index * self._access_blocks
 
-    async def _work(self, address: int, queue: int, drained) -> None:
+    async def _work(self, address: int, queue: int, drained: Event) -> None:
         nvme, transport = self._nvme, self._nvme.transport
         read_share = self._load.profile.read_share
         while not self._stop:

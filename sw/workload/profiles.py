@@ -5,6 +5,8 @@ Source: Fujitsu, "RAID Controller Performance 2016", section "Measurement method
 
 from dataclasses import dataclass
 
+from sw.driver.commands import BLOCK_BYTES
+
 KIB = 1024
 
 
@@ -32,8 +34,10 @@ class Profile:
     def __post_init__(self) -> None:
         if not 0 <= self.read_share <= 1:
             raise ValueError(f"read_share must be 0..1, not {self.read_share}")
-        if self.block_bytes <= 0 or self.block_bytes % 4096:
-            raise ValueError(f"block_bytes must be a multiple of 4096, not {self.block_bytes}")
+        if self.block_bytes <= 0 or self.block_bytes % BLOCK_BYTES:
+            raise ValueError(
+                f"block_bytes must be a multiple of {BLOCK_BYTES}, not {self.block_bytes}"
+            )
 
 
 PROFILES = {

@@ -21,12 +21,12 @@ class Latency:
             return cls(0.0, 0.0, 0.0, 0.0)
         ordered = sorted(nanoseconds)
 
-        def rank(share: float) -> float:
-            index = max(0, -(-int(share * 10_000) * len(ordered) // 10_000) - 1)
-            return ordered[min(index, len(ordered) - 1)] / 1000
+        def percentile(permille: int) -> float:
+            rank = -(-permille * len(ordered) // 1000)
+            return ordered[rank - 1] / 1000
 
         mean = sum(ordered) / len(ordered) / 1000
-        return cls(mean, rank(0.50), rank(0.99), rank(0.999))
+        return cls(mean, percentile(500), percentile(990), percentile(999))
 
 
 @dataclass(frozen=True)
