@@ -141,7 +141,8 @@ class Bench:
         if pauses:
             device = self.host.device
             for bus in (device.rq_sink, device.rc_source, device.cq_source, device.cc_sink):
-                bus.set_pause_generator(self._pauses(pauses))
+                if bus is not None:
+                    bus.set_pause_generator(self._pauses(pauses))
         self._memory_bytes = memory_bytes
         self.transport: CocotbTransport
         self.nvme: Nvme

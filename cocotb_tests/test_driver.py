@@ -181,15 +181,19 @@ def test_not_started():
 def test_queues_wrap_and_fill(seed):
     """Many more commands than entries, many more at once than fit; every one ends with its data."""
     bench = Bench(seed=seed).start()
-    count = 120
+    count = 64
 
     async def access(number: int) -> None:
-        address = bench.memory.allocate(BLOCK_BYTES)
-        bench.memory.write(address, pattern(number))
-        await bench.nvme.write(1, number, 1, address, number % PAIRS)
-        bench.memory.write(address, bytes(BLOCK_BYTES))
-        await bench.nvme.read(1, number, 1, address, (number + 1) % PAIRS)
-        assert bench.memory.read(address, BLOCK_BYTES) == pattern(number)
+        """Some of the accesses need PRP lists, several at once."""
+        first, blocks = 4 * number, 1 + number % 4
+        length = blocks * BLOCK_BYTES
+        data = b"".join(pattern(first + n) for n in range(blocks))
+        address = bench.memory.allocate(length)
+        bench.memory.write(address, data)
+        await bench.nvme.write(1, first, blocks, address, number // 4 % PAIRS)
+        bench.memory.write(address, bytes(length))
+        await bench.nvme.read(1, first, blocks, address, (number // 4 + 1) % PAIRS)
+        assert bench.memory.read(address, length) == data
 
     bench.run(bench.together([access(number) for number in range(count)]))
     assert bench.card.most_inside == DEPTH - 1, "a queue was full, and never overfull"

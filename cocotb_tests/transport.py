@@ -46,7 +46,10 @@ class PoolMemory:
 
     def __init__(self, rc: RootComplex, size: int):
         self._region = rc.mem_pool.alloc_region(size)
-        self._base = self._region.get_absolute_address(0)
+        base = self._region.get_absolute_address(0)
+        if base is None:
+            raise RuntimeError("the region is not mapped")
+        self._base: int = base
         self._size = size
         self._next = 0
 
