@@ -97,12 +97,13 @@ class Mapper(wiring.Component):
         (by_data, index), (by_spans, span), (by_width, turn) = stages
         data_digit = Signal(DIGIT_BITS)
         spans_digit = Signal(DIGIT_BITS)
+        spans_or_copies = Signal(WIDTH_BITS)
         stripe = Signal(BLOCK_NUMBER_BITS)
         m.d.comb += [
             by_data.digit.eq(number[-DIGIT_BITS:]),
             by_data.divisor.eq(shape.data),
             by_spans.digit.eq(data_digit),
-            by_spans.divisor.eq(shape.spans),
+            by_spans.divisor.eq(spans_or_copies),
             by_width.digit.eq(spans_digit),
             by_width.divisor.eq(shape.width),
             next_strip.geometry.eq(shape),
@@ -181,6 +182,7 @@ class Mapper(wiring.Component):
                     addend.eq(strip_number),
                     number.eq(Mux(loaded.copies > 1, 0, strip_number)),
                     multiplier.eq(loaded.copies),
+                    spans_or_copies.eq(loaded.spans),
                     step.eq(0),
                     index.eq(0),
                     span.eq(0),
@@ -220,22 +222,22 @@ class Mapper(wiring.Component):
                 with m.If(step == DIGITS + CHAIN - 2):
                     m.next = "LOCATE"
                     with m.If(shape.copies > 1):
+                        m.d.sync += [
+                            data_digit.eq(index[DIGIT_BITS:]),
+                            spans_or_copies.eq(shape.copies),
+                        ]
                         m.next = "SPLIT_HIGH"
 
             # Mirrors: the remainder is a place; its index counts in steps of the copies.
             with m.State("SPLIT_HIGH"):
-                m.d.comb += [
-                    by_spans.digit.eq(index[DIGIT_BITS:]),
-                    by_spans.divisor.eq(shape.copies),
+                m.d.sync += [
+                    spans_digit.eq(by_spans.quotient),
+                    span.eq(by_spans.rest),
+                    data_digit.eq(index[:DIGIT_BITS]),
                 ]
-                m.d.sync += [spans_digit.eq(by_spans.quotient), span.eq(by_spans.rest)]
                 m.next = "SPLIT_LOW"
 
             with m.State("SPLIT_LOW"):
-                m.d.comb += [
-                    by_spans.digit.eq(index[:DIGIT_BITS]),
-                    by_spans.divisor.eq(shape.copies),
-                ]
                 m.d.sync += [
                     at.place.eq(index),
                     index.eq(Cat(by_spans.quotient, spans_digit)),

@@ -232,6 +232,18 @@ class QueueEngine(wiring.Component):
         wanted = Signal(range(FETCH_ENTRIES + 1))
         cq_room = Signal(position + 1)
 
+        # Entries that the host has taken are given back while the next event is chosen.
+        new_cq_head = Signal(position)
+        freed, filled = Signal(position + 1), Signal(position + 1)
+        frees = Signal()
+        m.d.sync += frees.eq(0)
+        with m.If(frees & (freed <= filled)):
+            m.d.comb += [
+                *assign(cq_write.data, head=new_cq_head, used=cq.used - freed),
+                cq_write.en.eq(1),
+            ]
+            m.d.sync += [work.eq(work | stalled), stalled.eq(0)]
+
         with m.FSM(name="serve") as fsm:
             with m.State("CHOOSE"):
                 m.d.sync += rang.eq(0)
@@ -315,23 +327,17 @@ class QueueEngine(wiring.Component):
 
             with m.State("RING_CQ"):
                 value = self.doorbell.payload.value
-                freed, filled = Signal(position + 1), Signal(position + 1)
-                m.d.comb += [
-                    self.doorbell.ready.eq(1),
+                m.d.comb += self.doorbell.ready.eq(1)
+                m.d.sync += [
+                    new_cq_head.eq(value),
                     freed.eq(value - cq.head + Mux(value < cq.head, cq_base.last + 1, 0)),
                     filled.eq(cq.tail - cq.head + Mux(cq.tail < cq.head, cq_base.last + 1, 0)),
+                    frees.eq(
+                        self.running
+                        & cq_valid.bit_select(cq_queue, 1)
+                        & (value <= cq_base.last)
+                    ),
                 ]
-                with m.If(
-                    self.running
-                    & cq_valid.bit_select(cq_queue, 1)
-                    & (value <= cq_base.last)
-                    & (freed <= filled)
-                ):
-                    m.d.comb += [
-                        *assign(cq_write.data, head=value, used=cq.used - freed),
-                        cq_write.en.eq(1),
-                    ]
-                    m.d.sync += [work.eq(work | stalled), stalled.eq(0)]
                 m.next = "CHOOSE"
 
             with m.State("FINISH"):
@@ -511,6 +517,7 @@ class QueueEngine(wiring.Component):
                     m.d.sync += [self.changed.valid.eq(1), self.changed.payload.eq(status)]
                 m.next = "CHOOSE"
 
-            idle = fsm.ongoing("CHOOSE") & ~(can_open | can_close | self.doorbell.valid | others)
+            waits = ~(can_open | can_close | self.doorbell.valid | others | frees)
+            idle = fsm.ongoing("CHOOSE") & waits
         m.d.comb += self.busy.eq(~idle | ring.busy | (self.post.valid & self.post.ready))
         return m
