@@ -243,25 +243,19 @@ class Gather(wiring.Component):
         again = Signal()
         cursor = Signal(slot_bits)
         earliest = Signal(TIME_BITS)
-        due = Signal(TIME_BITS)
         soon = Signal(TIME_BITS)
-        since = Signal(TIME_BITS)
         ahead = Signal(flight_bits(config))
+        limit = Signal(TIME_BITS)
+        since = Signal(TIME_BITS)
+        since_most = Signal(TIME_BITS)
+        weighed = Signal(TIME_BITS)
         settles = Signal()
+        due = Signal(TIME_BITS)
         m.d.comb += [
             # Rows still awaited; once there are none it wraps below zero.
             ahead.eq(level.awaited - flight_read.data.retired),
-            settles.eq(~level.settled & ((ahead == 0) | ahead[-1])),
             soon.eq(self.now + self._idle),
-            since.eq(
-                Mux(flight_read.data.latest > level.since, flight_read.data.latest, level.since)
-            ),
-            due.eq(level.first + self._limit),
         ]
-        with m.If(settles):
-            m.d.comb += due.eq(soon)
-        with m.Elif(level.settled & (since + self._idle < level.first + self._limit)):
-            m.d.comb += due.eq(since + self._idle)
 
         # What can be done next, most urgent first.
         # Lines on offer to somebody count as available, but cannot be had.
@@ -560,9 +554,25 @@ class Gather(wiring.Component):
             with m.State("READ-OPEN"):
                 m.next = "LOAD-OPEN"
             with m.State("LOAD-OPEN"):
+                m.d.comb += flight_read.addr.eq(state_read.data.array)
                 m.d.sync += [row.eq(state_read.data), level.eq(fill_read.data)]
-                m.next = "READ-FLIGHTS"
-            with m.State("READ-FLIGHTS"):
+                m.next = "WEIGH"
+            with m.State("WEIGH"):
+                latest = flight_read.data.latest
+                m.d.sync += [
+                    weighed.eq(self.now),
+                    settles.eq(~level.settled & ((ahead == 0) | ahead[-1])),
+                    since.eq(Mux(latest > level.since, latest, level.since)),
+                    since_most.eq(level.first + max(0, self._limit - self._idle)),
+                    limit.eq(level.first + self._limit),
+                ]
+                m.next = "EXPECT"
+            with m.State("EXPECT"):
+                m.d.sync += due.eq(limit)
+                with m.If(settles):
+                    m.d.sync += due.eq(weighed + self._idle)
+                with m.Elif(level.settled & (since < since_most)):
+                    m.d.sync += due.eq(since + self._idle)
                 m.next = "WATCH"
             with m.State("WATCH"):
                 with m.If(self.now >= due):
@@ -574,7 +584,7 @@ class Gather(wiring.Component):
                     m.d.comb += [
                         fill_write.en.eq(settles),
                         fill_write.data.settled.eq(1),
-                        fill_write.data.since.eq(self.now),
+                        fill_write.data.since.eq(weighed),
                     ]
                     m.d.sync += cursor.eq(open_rows.newer)
                     with m.If(due < earliest):
