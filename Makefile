@@ -13,7 +13,10 @@ BENCH ?=
 IDS ?=
 QUICK ?=
 
-export SEED PYTHON
+export PYTHON
+ifneq ($(SEED),)
+export SEED
+endif
 export PYTHONDONTWRITEBYTECODE := 1
 
 PYTEST := $(VENV) -m pytest -q

@@ -57,6 +57,7 @@ class _Runner(cocotb_tools.runner.Verilator):
         self.optimisation = dict(optimisation)
         self.timeout = BUILD_TIMEOUT
         self.run_time: Path | None = None
+        self.variables: Mapping[str, str] = {}
 
     def _simulator_in_path_build_only(self) -> None:
         self.executable = str(verilator.executable())
@@ -66,6 +67,10 @@ class _Runner(cocotb_tools.runner.Verilator):
         environment = verilator.environment()
         self.env = {key: value for key, value in self.env.items() if key in environment}
         self.env["PATH"] = environment["PATH"]
+
+    def _set_env_test(self) -> None:
+        super()._set_env_test()
+        self.env.update(self.variables)  # cocotb lets the caller's environment overrule a test's
 
     def _build_command(self) -> list[list[str]]:
         translate, make = super()._build_command()
@@ -152,6 +157,7 @@ def simulate(
     log = directory / "simulation.log"
     print(f"{name}: SEED={environment['SEED']} log {log.relative_to(BUILD.parent)}")
     runner.timeout = timeout
+    runner.variables = environment
     started = time.monotonic()
     failure = None
     try:
@@ -161,7 +167,6 @@ def simulate(
             hdl_toplevel_lang="verilog",
             testcase=testcase,
             seed=environment["SEED"],
-            extra_env=environment,
             waves=waves,
             build_dir=binary,
             test_dir=directory,
