@@ -378,6 +378,17 @@ def test_planted_bugs_are_found(monkeypatch):
                 testcase=testcase,
                 parameters={"CONFIG": "small"},
             )
+    with monkeypatch.context() as patch:
+        # Half of the copies are never asked again.
+        patch.setattr("hdl.stripe.dispatch.ROUNDS", 1)
+        with pytest.raises(SimulationError, match="sends_every_extent"):
+            simulate(
+                Dispatch(config=CONFIGS["board"]),
+                name="dispatch_gives_up_early",
+                module=__name__,
+                testcase="sends_every_extent_where_it_belongs",
+                parameters={"CONFIG": "board"},
+            )
     monkeypatch.setattr("hdl.stripe.dispatch.DATA_OFFSET_BLOCKS", 0)
     with pytest.raises(SimulationError, match="sends_every_extent"):
         simulate(
