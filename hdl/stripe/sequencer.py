@@ -15,6 +15,7 @@ from hdl.parity.interface import StepKind, pass_done, step
 from hdl.stripe.admission import Admission
 from hdl.stripe.interface import RowKind, committed, row_state, strip_state
 from hdl.stripe.program import lowest_bit, role_bits, target_bits, targets
+from hdl.stripe.weights import Weights
 
 ATTEMPTS = 4
 """Times that operations a drive aborts are sent before they count as failed."""
@@ -221,7 +222,17 @@ class Sequencer(wiring.Component):
         own = Signal()
         item = Signal(step(config))
         written = Signal(step(config))
-        m.d.comb += [steps.w_data.eq(written), written.eq(item)]
+        m.submodules.weights = weights = Weights(config=config)
+        m.d.comb += [
+            weights.plain.eq(written),
+            weights.recovering.eq(recovering),
+            weights.erased.eq(program.erased),
+            weights.shift.eq(program.shift),
+            weights.data.eq(program.data),
+            weights.rotation.eq(program.rotation),
+            steps.w_data.eq(weights.weighed),
+            written.eq(item),
+        ]
         m.d.comb += written.line.eq(Mux(own, own_line, strip.line))
 
         # Lines to give back, and what to do then.
