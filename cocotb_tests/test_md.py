@@ -63,6 +63,32 @@ def test_md_writes_what_the_layouts_say(tmp_path: Path):
             assert differences(one, images[one.name], bug)
 
 
+@pytest.mark.slow
+@needs_linux
+def test_the_shim_changes_nothing(tmp_path: Path):
+    """With `xstate.c` preloaded, which only some processors need, md does the same."""
+    one = array(random.Random(f"{SEED}/shim"), 0, Layout("RAID6", 4, 1))
+    images = write_arrays(tmp_path, [one], shim=True)
+    assert (tmp_path / "xstate.so").exists()
+    assert images[one.name] == members(one.layout, one.rows, contents(one))
+
+
+@pytest.mark.slow
+@needs_linux
+def test_a_job_that_fails_says_why(tmp_path: Path):
+    """What mdadm says ends up in the error."""
+    job = machine.Job(
+        name="bad",
+        arrays=[["--create", "/dev/md0", "--run", "--level=9", "--raid-devices=1", "/dev/ubda"]],
+        device="/dev/md0",
+        data=[],
+        bytes=BLOCK,
+        images=["bad.0.img"],
+    )
+    with pytest.raises(machine.GuestError, match=r"invalid raid level: 9"):
+        machine.run(tmp_path, [job])
+
+
 def test_missing_packages_are_named(monkeypatch, tmp_path):
     """One line says what to install."""
     monkeypatch.setattr(machine, "PROGRAM", "linux.absent")

@@ -67,7 +67,9 @@ def _commands(layout: Layout, rows: int) -> list[list[str]]:
     return [*commands, [*join, f"--raid-devices={layout.spans}", *spans]]
 
 
-def write_arrays(work: Path, arrays: Sequence[Written]) -> dict[str, list[bytes]]:
+def write_arrays(
+    work: Path, arrays: Sequence[Written], *, shim: bool | None = None
+) -> dict[str, list[bytes]]:
     """The data area of every member of each array, after md has written it; one run for all."""
     work.mkdir(parents=True, exist_ok=True)
     jobs = []
@@ -86,7 +88,7 @@ def write_arrays(work: Path, arrays: Sequence[Written]) -> dict[str, list[bytes]
                 images=[f"{array.name}.{number}.img" for number in range(array.layout.drives)],
             )
         )
-    run(work, jobs)
+    run(work, jobs, shim=shim)
     return {
         job.name: [_data_area(work / image, array.rows) for image in job.images]
         for array, job in zip(arrays, jobs, strict=True)

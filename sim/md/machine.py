@@ -44,6 +44,8 @@ def missing() -> str:
         "user-mode-linux": shutil.which(PROGRAM),
         "mdadm": shutil.which("mdadm", path="/usr/sbin:/sbin:/usr/bin:/bin"),
     }
+    if _needs_more_state():
+        found["gcc"] = _compiler()
     packages = [package for package, path in found.items() if path is None]
     return f"install them with: apt-get install {' '.join(packages)}" if packages else ""
 
@@ -53,22 +55,42 @@ def drive(number: int) -> str:
     return f"/dev/ubd{chr(ord('a') + number)}"
 
 
-def _environment(work: Path) -> dict[str, str]:
-    """With `xstate.c` preloaded where the processor has more state than user-mode Linux expects."""
+def _needs_more_state() -> bool:
+    """Whether the processor has more registers than user-mode Linux 6.1 expects."""
+    return "amx_tile" in Path("/proc/cpuinfo").read_text()
+
+
+def _compiler() -> str | None:
+    """A C compiler."""
+    found = (shutil.which(name) for name in ("cc", "gcc", "clang"))
+    return next((path for path in found if path is not None), None)
+
+
+def build_shim(folder: Path) -> Path:
+    """`xstate.c` as a library to preload."""
+    compiler = _compiler()
+    if compiler is None:
+        raise MissingLinuxError("a C compiler is missing; install it with: apt-get install gcc")
+    library = folder / "xstate.so"
+    source = str(HERE / "xstate.c")
+    flags = ["-O2", "-Wall", "-Werror", "-shared", "-fPIC"]
+    subprocess.run([compiler, *flags, "-o", str(library), source], check=True)
+    return library
+
+
+def _environment(work: Path, *, shim: bool) -> dict[str, str]:
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(work)}
-    if "amx_tile" in Path("/proc/cpuinfo").read_text():
-        library = work / "xstate.so"
-        build = ["cc", "-O2", "-shared", "-fPIC", "-o", str(library), str(HERE / "xstate.c")]
-        subprocess.run(build, check=True)
-        environment["LD_PRELOAD"] = str(library)
+    if shim:
+        environment["LD_PRELOAD"] = str(build_shim(work))
     return environment
 
 
-def run(work: Path, jobs: Sequence[Job]) -> None:
+def run(work: Path, jobs: Sequence[Job], *, shim: bool | None = None) -> None:
     """Runs ``jobs`` one after the other; ``work`` holds their data and gets their images.
 
-    Each takes as many drives as it has images, from the first on. A run is about 3 s and what md
-    needs. Raises `GuestError` with the guest's log when a job fails.
+    ``shim``: preload `xstate.c`; by default where the processor makes it necessary. Each job takes
+    as many drives as it has images, from the first on. A run is about 3 s and what md needs.
+    Raises `GuestError` with the guest's log when a job fails.
     """
     if missing():
         raise MissingLinuxError(f"user-mode Linux is missing; {missing()}")
@@ -78,6 +100,7 @@ def run(work: Path, jobs: Sequence[Job]) -> None:
         raise ValueError(f"at most {MOST_DRIVES} drives, not {drives}")
     for job in jobs:
         job.drives = [drive(number) for number in range(len(job.images))]
+    environment = _environment(work, shim=_needs_more_state() if shim is None else shim)
     disks = []
     for number in range(drives):
         disk = work / f"drive{number}.disk"
@@ -93,7 +116,7 @@ def run(work: Path, jobs: Sequence[Job]) -> None:
     ]
     try:
         done = subprocess.run(
-            command, cwd=work, env=_environment(work), timeout=TIMEOUT_S, check=False,
+            command, cwd=work, env=environment, timeout=TIMEOUT_S, check=False,
             stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
         )
     except subprocess.TimeoutExpired:
