@@ -60,7 +60,8 @@ smoke: $(STAMP) ## a short characterisation run
 
 test: lint types smoke unit ## what every change must pass; ends with pytest's summary
 
-test-full: lint types smoke ## as test, slow tests too
+test-full: lint types smoke ## as test, slow tests too (as root it installs what only those use)
+	@FULL=1 tools/setup.sh
 	$(PYTEST) $(PARALLEL)
 
 synth: $(STAMP) ## area and clock frequency of each block on an ECP5 (BLOCKS='mapper ..')

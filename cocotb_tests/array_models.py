@@ -4,10 +4,18 @@ import cocotb
 from cocotb.triggers import RisingEdge
 
 from cocotb_tests.streams import pack
-from hdl.array.interface import Level, geometry, volume
+from hdl.array.interface import Level, Rotation, geometry, volume
 from hdl.config import MAX_DRIVES
 from hdl.nvme.interface import ROUNDS
-from sim.golden.layout import LEAST_DRIVES, MIRRORED, PARITIES, Layout
+from sim.golden.layout import (
+    LEAST_DRIVES,
+    MIRRORED,
+    PARITIES,
+    PARITY_FIRST,
+    PARITY_LAST,
+    Layout,
+    rotations,
+)
 
 STRIP_SHIFTS = 9
 
@@ -46,12 +54,30 @@ def random_layout(generator, *, drives: int = MAX_DRIVES) -> Layout:
         copies = generator.randint(2, count) if level in MIRRORED and count > 1 else 0
         if level == "RAID10" and generator.random() < 0.7:
             copies = 2
-        spans = generator.choice((1, 1, 2, 3, 4, 8)) if PARITIES[level] else 1
+        spans = generator.choice((1, 1, 2, 3, 4, 6, 8)) if PARITIES[level] else 1
         strip_shift = generator.randrange(STRIP_SHIFTS)
+        rotation = generator.choice(rotations(level))
         try:
-            return Layout(level, count, 1 << strip_shift, copies, spans)
+            return Layout(level, count, 1 << strip_shift, copies, spans, rotation)
         except ValueError:
             continue
+
+
+def rotation_fields(layout: Layout) -> dict[str, int]:
+    """What a geometry says of the rotation."""
+    fixed = layout.rotation in (PARITY_FIRST, PARITY_LAST)
+    rotate = int(layout.parities > 0 and not fixed)
+    return {"rotate": rotate, "rotation": rotation_of(layout).value}
+
+
+def rotation_of(layout: Layout) -> Rotation:
+    """The hardware's name of a layout's rotation."""
+    return rotation_of_name(layout.rotation)
+
+
+def rotation_of_name(name: str) -> Rotation:
+    """The hardware's name of a rotation that mdadm calls ``name``."""
+    return Rotation[name.upper().replace("-", "_")]
 
 
 def pack_geometry(config, layout: Layout, rows: int) -> int:
@@ -66,7 +92,7 @@ def pack_geometry(config, layout: Layout, rows: int) -> int:
         copies=layout.copies,
         spans=layout.spans,
         strip_shift=layout.strip_blocks.bit_length() - 1,
-        rotate=int(layout.parities > 0),
+        **rotation_fields(layout),
         rows=rows,
         blocks=layout.blocks(rows),
     )

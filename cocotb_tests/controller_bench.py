@@ -15,12 +15,12 @@ from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.drive_model import RANDOM, DriveModel, Timing
 from cocotb_tests.pcie_host import PcieHost
+from cocotb_tests.row_check import checked_row
 from cocotb_tests.transport import CocotbTransport
 from cocotb_tests.volume_model import VolumeModel
 from hdl.array.interface import Level
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, TIME_BITS, Config
 from hdl.controller import Controller
-from sim import isal
 from sim.golden import parity
 from sim.golden.layout import Layout
 from sw.driver import raid
@@ -407,18 +407,9 @@ class Bench:
 
     def _check_row(self, volume: Volume, span: int, row: int) -> None:
         layout = volume.layout
-        roles = layout.roles(span, row)
-        held = [self._read_drive(volume.ports[position], row) for position in roles]
-        if None in held:
-            held = parity.reconstruct(held, layout.parities)
-        blocks, syndromes = held[: layout.data], held[layout.data :]
-        expected = isal.pq(blocks)[: layout.parities]
-        assert list(expected) == syndromes, f"{layout.level} span {span} row {row}: parity is wrong"
-        start = row - row % layout.strip_blocks
-        for index, data in enumerate(blocks):
-            stripe = start // layout.strip_blocks
-            strip = (stripe * layout.spans + span) * layout.data + index
-            block = strip * layout.strip_blocks + row - start
+        ports = volume.ports[span * layout.width : (span + 1) * layout.width]
+        held = [self._read_drive(port, row) for port in ports]
+        for block, data in checked_row(layout, span, row, held):
             volume.model.check(block, data, f"{layout.level} row {row}")
 
 

@@ -2,14 +2,15 @@
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from cocotb_tests.array_models import rotation_of
+from cocotb_tests.row_check import checked_row
 from cocotb_tests.volume_model import VolumeModel
 from hdl.array.interface import Level
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, board
-from sim import isal
-from sim.golden import parity
-from sim.golden.layout import Layout, Place
+from sim.golden.image import members
+from sim.golden.layout import LEFT_SYMMETRIC, Layout, Place
 from sim.native.parameters import DriveParameters
 from sw.driver import raid
 from sw.driver.card import SimulatedCard
@@ -45,6 +46,8 @@ class Card:
         As for `Harness`.
     queue_pairs
         I/O queue pairs.
+    parities
+        Syndromes that the controller computes.
     """
 
     def __init__(
@@ -54,10 +57,11 @@ class Card:
         seed: int,
         jumping: bool = True,
         queue_pairs: int = 2,
+        parities: int = 2,
     ):
         print(f"SEED={seed}")
         self.random = random.Random(f"{seed}/card")
-        config = board(PORTS)
+        config = replace(board(PORTS), parities=parities)
         padded = [*drives, *[None] * (PORTS - len(drives))]
         self.card = SimulatedCard(config, padded, memory_bytes=MEMORY_BYTES, jumping=jumping)
         self.harness = self.card.harness
@@ -75,26 +79,31 @@ class Card:
         self.card.close()
 
     async def create(
-        self, level: Level, ports: Iterable[int], *, strip_blocks: int = 4, **options: int
+        self,
+        level: Level,
+        ports: Iterable[int],
+        *,
+        strip_blocks: int = 4,
+        rotation: str = LEFT_SYMMETRIC,
+        **options: int,
     ) -> Volume:
         """An array over drives full of random but consistent data, and a volume over all of it."""
         ports = sorted(ports)
-        layout = Layout(level.name, len(ports), strip_blocks, **options)
+        layout = Layout(level.name, len(ports), strip_blocks, rotation=rotation, **options)
         rows = layout.rows([self._drives[port].capacity for port in ports])
         contents = [self.random.randbytes(BLOCK_BYTES) for _ in range(layout.blocks(rows))]
-        for block, data in enumerate(contents):
-            for place in layout.copies_of(block):
-                self.store(ports[place.position], place.row, data)
-        if layout.parities:
-            for span in range(layout.spans):
-                for row in range(rows):
-                    roles = [ports[position] for position in layout.roles(span, row)]
-                    data = [self.stored(port, row) for port in roles[: layout.data]]
-                    syndromes = parity.generate(data, layout.parities)
-                    for port, syndrome in zip(roles[layout.data :], syndromes, strict=True):
-                        self.store(port, row, syndrome)
+        for port, area in zip(ports, members(layout, rows, contents), strict=True):
+            for row, data in enumerate(_blocks(area)):
+                self.store(port, row, data)
         strip_kib = strip_blocks * BLOCK_BYTES // 1024
-        array = await raid.create_array(self.nvme, level, ports, strip_kib=strip_kib, **options)
+        array = await raid.create_array(
+            self.nvme,
+            level,
+            ports,
+            strip_kib=strip_kib,
+            rotation=rotation_of(layout),
+            **options,
+        )
         namespace = await raid.create_volume(self.nvme, array)
         size = (await self.nvme.namespace(namespace)).blocks
         assert size == len(contents), f"{level.name}: {size} blocks, not {len(contents)}"
@@ -270,17 +279,9 @@ class Card:
 
     def _check_row(self, volume: Volume, span: int, row: int) -> None:
         layout = volume.layout
-        ports = [volume.ports[position] for position in layout.roles(span, row)]
+        ports = volume.ports[span * layout.width : (span + 1) * layout.width]
         held = [None if port in self.gone else self.stored(port, row) for port in ports]
-        if None in held:
-            held = parity.reconstruct(held, layout.parities)
-        blocks, syndromes = held[: layout.data], held[layout.data :]
-        expected = isal.pq(blocks)[: layout.parities]
-        assert list(expected) == syndromes, f"{layout.level} span {span} row {row}: parity is wrong"
-        start = row - row % layout.strip_blocks
-        for index, data in enumerate(blocks):
-            strip = (start // layout.strip_blocks * layout.spans + span) * layout.data + index
-            block = strip * layout.strip_blocks + row - start
+        for block, data in checked_row(layout, span, row, held):
             volume.model.check(block, data, f"{layout.level} row {row}")
 
 

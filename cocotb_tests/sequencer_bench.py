@@ -15,17 +15,17 @@ from cocotb_tests.stripe_models import (
     ParityModel,
     Tables,
     TableServer,
-    solve,
-    syndromes,
 )
+from hdl.array.interface import Rotation
 from hdl.config import Config
 from hdl.drive.interface import landed
 from hdl.nvme.interface import Status
 from hdl.stripe.interface import RowKind, committed, row_state, strip_state
 
 CONFIG = Config(
-    data_width=64, ports=8, lines=64, banks=4, commands=64, rows=8, operations=64, arrays=2
-)
+    data_width=64, ports=8, lines=64, banks=4, commands=64, rows=8, operations=64, arrays=2,
+    parities=3,
+)  # fmt: skip
 
 PATIENCE = 20_000
 """Cycles within which something must happen."""
@@ -40,6 +40,13 @@ ARRAYS = {
     "raid50": ArrayModel(width=3, parities=1, spans=2, ports=(0, 5, 1, 3, 6, 2)),
     "raid6": ArrayModel(width=5, parities=2, ports=(1, 3, 5, 7, 0)),
     "raid6_wide": ArrayModel(width=8, parities=2, ports=(7, 6, 5, 4, 3, 2, 1, 0)),
+    "raid6_ddf_continue": ArrayModel(
+        width=6, parities=2, rotation=Rotation.DDF_N_CONTINUE, ports=(1, 3, 5, 7, 0, 2)
+    ),
+    "raid6_ddf_restart": ArrayModel(
+        width=8, parities=2, rotation=Rotation.DDF_N_RESTART, ports=(7, 6, 5, 4, 3, 2, 1, 0)
+    ),
+    "triple": ArrayModel(width=7, parities=3, ports=(1, 3, 5, 7, 0, 2, 4)),
 }
 
 
@@ -260,7 +267,7 @@ class Bench:
             place = self.array.parity_place(base=base, shift=shift, parity=parity, row=row)
             if place[0] not in self.failed and place not in self.drives.unreadable:
                 parities[parity] = self.drives.blocks.get(place, bytes(BLOCK))
-        solved = solve(known, parities, lost)
+        solved = self.array.solve(known, parities, lost, shift=shift)
         if solved is None:
             assert len(lost) > len(parities)
             return
@@ -268,7 +275,7 @@ class Bench:
         for index, block in known.items():
             wanted = contents.get(index, bytes(BLOCK))
             assert block == wanted, f"row {row} strip {index}: {block!r}, not {wanted!r}"
-        sums = syndromes(known, self.array.parities)
+        sums = self.array.sums(known, shift=shift)
         for parity, block in parities.items():
             assert block == sums[parity], f"row {row} parity {parity} is wrong"
 

@@ -12,7 +12,7 @@ import cocotb
 from cocotb.triggers import RisingEdge
 
 from cocotb_tests.streams import StreamSink, StreamSource, pack, unpack
-from hdl.array.interface import geometry, member_address
+from hdl.array.interface import Rotation, geometry, member_address
 from hdl.config import DATA_OFFSET_BLOCKS, Config
 from hdl.drive.interface import DriveStatus, Opcode, Owner, finished, operation
 from hdl.parity.interface import StepKind, pass_done, step
@@ -89,6 +89,7 @@ class ArrayModel:
     copies: int = 1
     spans: int = 1
     strip_shift: int = 2
+    rotation: Rotation = Rotation.LEFT_SYMMETRIC
     ports: tuple[int, ...] = field(default=())
 
     @property
@@ -110,6 +111,7 @@ class ArrayModel:
             spans=self.spans,
             strip_shift=self.strip_shift,
             rotate=self.parities != 0,
+            rotation=self.rotation.value,
             rows=1 << 20,
             blocks=1 << 20,
         )
@@ -131,9 +133,34 @@ class ArrayModel:
         return found
 
     def parity_place(self, *, base: int, shift: int, parity: int, row: int) -> tuple[int, int]:
-        """(port, drive block) of a parity of a row."""
+        """(port, drive block) of a parity of a row, P being 0."""
+        if self.rotation == Rotation.DDF_N_CONTINUE:
+            parity = self.parities - 1 - parity
         place = (shift + self.data + parity) % self.width
         return self.port(base + place), DATA_OFFSET_BLOCKS + row
+
+    def exponent(self, role: int, *, shift: int) -> int:
+        """x such that a data role weighs g**x in Q."""
+        ddf = self.rotation in (
+            Rotation.DDF_N_CONTINUE,
+            Rotation.DDF_N_RESTART,
+            Rotation.DDF_ZERO_RESTART,
+        )
+        return (shift + role) % self.width if ddf else role
+
+    def sums(self, known: dict[int, bytes], *, shift: int) -> list[bytes]:
+        """The parities of a row from its data roles."""
+        weighed = {self.exponent(role, shift=shift): block for role, block in known.items()}
+        return syndromes(weighed, self.parities)
+
+    def solve(
+        self, known: dict[int, bytes], parities: dict[int, bytes], lost: list[int], *, shift: int
+    ) -> dict[int, bytes] | None:
+        """The lost data roles of a row, or None."""
+        weighed = {self.exponent(role, shift=shift): block for role, block in known.items()}
+        erased = {self.exponent(role, shift=shift): role for role in lost}
+        found = solve(weighed, parities, list(erased))
+        return None if found is None else {erased[x]: block for x, block in found.items()}
 
 
 class TableServer:

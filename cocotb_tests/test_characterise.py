@@ -300,6 +300,7 @@ def fails(monkeypatch, capsys, module: str, *arguments: str) -> str:
         ("sw.demo", ["/dev/zero"], "/dev/zero is no file of 1 byte to 128 MiB"),
         ("sw.demo", ["/"], "/ is no file of 1 byte to 128 MiB"),
         ("sw.demo", [__file__, "--drives", "3"], "--drives must be 4..8, not 3"),
+        ("sw.demo", [__file__, "--rotation", "up"], "--rotation: must be one of left-symmetric"),
         ("sw.demo", [__file__, "--pull", "1"], "--pull takes two ports of 0..7, such as 1,4"),
         ("sw.demo", [__file__, "--pull", "1,1"], "--pull takes two ports"),
         ("sw.demo", [__file__, "--pull", "1,x"], "--pull takes two ports"),

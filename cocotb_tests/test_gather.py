@@ -53,6 +53,7 @@ def split(array: ArrayModel, block: int, blocks: int) -> list[dict]:
                 "base": span * array.width,
                 "shift": -stripe % array.width if array.parities else 0,
                 "index": index,
+                "ordinal": index,
                 "row": stripe * strip_blocks + within,
                 "blocks": count - 1,
                 "offset": offset,

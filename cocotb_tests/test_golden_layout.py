@@ -1,13 +1,15 @@
 """The reference layout: tables published for Linux md, and properties of every shape."""
 
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cocotb_tests.array_models import random_layout
-from sim.golden.layout import DATA_OFFSET_BLOCKS, Layout, Place
+from cocotb_tests.array_models import random_layout, rotation_of_name
+from sim.golden import layouts
+from sim.golden.layout import DATA_OFFSET_BLOCKS, DDF, ROTATIONS, Layout, Place, rotations
 
 LAYOUTS = st.integers(0, 2**32).map(lambda seed: random_layout(random.Random(seed)))
 WINDOW = 2000
@@ -19,9 +21,8 @@ def drawing(layout: Layout, stripes: int) -> list[list[str]]:
     for row in range(stripes):
         names = [""] * layout.drives
         for span in range(layout.spans if layout.parities else 0):
-            for role, position in enumerate(layout.roles(span, row)):
-                if role >= layout.data:
-                    names[position] = "PQ"[role - layout.data]
+            for syndrome, place in enumerate(layout.parity_places(row)):
+                names[span * layout.width + place] = "PQR"[syndrome]
         for position in range(layout.drives):
             if not names[position]:
                 names[position] = str(layout.inverse(Place(position, row)))
@@ -49,6 +50,66 @@ def test_raid6_is_left_symmetric():
         "19 P Q 16 17 18",
         "P Q 20 21 22 23",
         "Q 24 25 26 27 P",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rotation", "rows"),
+    [
+        ("right-symmetric", ["P 0 1 2 3", "7 P 4 5 6", "10 11 P 8 9"]),
+        ("left-asymmetric", ["0 1 2 3 P", "4 5 6 P 7", "8 9 P 10 11"]),
+        ("right-asymmetric", ["P 0 1 2 3", "4 P 5 6 7", "8 9 P 10 11"]),
+        ("parity-first", ["P 0 1 2 3", "P 4 5 6 7"]),
+        ("parity-last", ["0 1 2 3 P", "4 5 6 7 P"]),
+    ],
+)
+def test_raid5_rotates(rotation, rows):
+    layout = Layout("RAID5", 5, 1, rotation=rotation)
+    assert [" ".join(row) for row in drawing(layout, len(rows))] == rows
+
+
+@pytest.mark.parametrize(
+    ("rotation", "rows"),
+    [
+        ("right-symmetric", ["P Q 0 1 2", "5 P Q 3 4", "7 8 P Q 6", "9 10 11 P Q", "Q 12 13 14 P"]),
+        ("left-asymmetric", ["Q 0 1 2 P", "3 4 5 P Q", "6 7 P Q 8", "9 P Q 10 11"]),
+        ("right-asymmetric", ["P Q 0 1 2", "3 P Q 4 5", "6 7 P Q 8", "9 10 11 P Q"]),
+        ("parity-first", ["P Q 0 1 2", "P Q 3 4 5"]),
+        ("parity-last", ["0 1 2 P Q", "3 4 5 P Q"]),
+        ("ddf-zero-restart", ["P Q 0 1 2", "3 P Q 4 5", "6 7 P Q 8", "9 10 11 P Q"]),
+        ("ddf-N-restart", ["0 1 2 P Q", "3 4 P Q 5", "6 P Q 7 8", "P Q 9 10 11", "Q 12 13 14 P"]),
+        ("ddf-N-continue", ["0 1 2 Q P", "4 5 Q P 3", "8 Q P 6 7", "Q P 9 10 11"]),
+    ],
+)
+def test_raid6_rotates(rotation, rows):
+    layout = Layout("RAID6", 5, 1, rotation=rotation)
+    assert [" ".join(row) for row in drawing(layout, len(rows))] == rows
+
+
+def test_the_page_of_layouts_is_fresh():
+    """docs/layouts.md is what the models draw now."""
+    path = Path(__file__).parents[1] / "docs" / "layouts.md"
+    assert path.read_text() == layouts.page(), f"stale; run {layouts.COMMAND}"
+
+
+def test_the_page_names_the_hardware_s_codes():
+    assert {rotation_of_name(name).value: name for name in ROTATIONS} == {
+        code: name for name, code in layouts.CODES.items()
+    }
+
+
+def test_every_level_has_its_rotations():
+    assert len(rotations("RAID5")) == len(rotations("RAIDTP")) == 6
+    assert len(rotations("RAID6")) == 9
+    assert len(rotations("RAID10")) == len(rotations("RAID0")) == 1
+
+
+def test_triple_parity_follows_raid6():
+    assert [" ".join(row) for row in drawing(Layout("RAIDTP", 6, 1), 4)] == [
+        "Q R 0 1 2 P",
+        "R 3 4 5 P Q",
+        "6 7 8 P Q R",
+        "10 11 P Q R 9",
     ]
 
 
@@ -84,11 +145,24 @@ def check_layout(layout: Layout, first: int) -> None:
             assert layout.inverse(place) == block
         base, shift, index, row = layout.key(block)
         if layout.copies == 1:
+            span = base // layout.width
+            stripe = block // layout.strip_blocks // layout.data
+            assert (stripe % layout.spans, stripe // layout.spans) == (
+                span,
+                row // layout.strip_blocks,
+            )
+            assert layout.data_places(row)[layout.ordinal(block)] + base == places[0].position
             position = base + (shift + index) % layout.width
             assert Place(position, row) == places[0]
             roles = layout.roles(base // layout.width, row)
             assert sorted(roles) == list(range(base, base + layout.width))
             assert roles == [base + (shift + r) % layout.width for r in range(layout.width)]
+            syndromes = [base + layout.parity_places(row)[j] for j in layout.syndromes(row)]
+            assert roles[layout.data :] == syndromes
+            exponents = layout.exponents(row)
+            in_place = [role - base for role in roles[: layout.data]]
+            in_order = list(range(layout.data))
+            assert exponents == (in_place if layout.rotation in DDF else in_order)
         else:
             for copy, place in enumerate(places):
                 turns, position = divmod(shift + index * layout.copies + copy, layout.width)
@@ -135,6 +209,7 @@ def test_extents_cover_a_command(layout, first, count, write):
         for step in range(piece.blocks):
             key = layout.key(first + offset + step)
             assert key == (piece.base, piece.shift, piece.index, piece.row + step)
+            assert layout.ordinal(first + offset + step) == piece.ordinal
         offset += piece.blocks
     assert offset == count
     assert [piece.last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
@@ -143,12 +218,8 @@ def test_extents_cover_a_command(layout, first, count, write):
 class Overlapping(Layout):
     """Planted bug: data follows P as in RAID 5, over Q."""
 
-    def roles(self, span: int, row: int) -> list[int]:
-        roles = super().roles(span, row)
-        base = span * self.width
-        return [base + (role - base + self.width - 1) % self.width for role in roles[:-2]] + roles[
-            -2:
-        ]
+    def data_places(self, row: int) -> list[int]:
+        return [(place - 1) % self.width for place in super().data_places(row)]
 
 
 def test_planted_bug_is_found():
@@ -168,6 +239,10 @@ def test_planted_bug_is_found():
         (("RAID10", 4, 1, 5), "copies must be"),
         (("RAID6", 4, 1, 2), "one copy"),
         (("JBOD", 2, 1), "one drive"),
+        (("RAIDTP", 4, 1), "does not fit 4 drives"),
+        (("RAID5", 4, 1, 0, 1, "ddf-N-restart"), "RAID5 has no rotation"),
+        (("RAID0", 4, 1, 0, 1, "parity-last"), "RAID0 has no rotation"),
+        (("RAID5", 4, 1, 0, 1, "upwards"), "rotation must be one of"),
     ],
 )
 def test_impossible_layouts_are_refused(arguments, message):

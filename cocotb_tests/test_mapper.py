@@ -132,6 +132,7 @@ class Bench:
                         "shift": piece.shift,
                         "index": piece.index,
                         "row": piece.row,
+                        "ordinal": piece.ordinal,
                         "blocks": piece.blocks - 1,
                         "offset": offset + piece.offset,
                         "final": int(piece.final),

@@ -11,10 +11,21 @@ from cocotb_tests.native_card import PORTS, Card, Volume
 from cocotb_tests.volume_model import DataError
 from hdl.array.interface import Level
 from hdl.config import DATA_OFFSET_BLOCKS
-from sim.golden.nvme import UNRECOVERED_READ, WRITE_FAULT
+from sim.golden.layout import (
+    DDF,
+    DDF_N_CONTINUE,
+    DDF_ZERO_RESTART,
+    LEFT_ASYMMETRIC,
+    PARITY_FIRST,
+    PARITY_LAST,
+    RIGHT_ASYMMETRIC,
+    RIGHT_SYMMETRIC,
+)
+from sim.golden.nvme import INVALID_FIELD, UNRECOVERED_READ, WRITE_FAULT
 from sim.native.parameters import MICROSECOND, Hdd, Ideal, LinkParameters, Ssd, link_rate
 from sw.characterise.measure import Point, measure
 from sw.driver import raid
+from sw.driver.commands import NvmeError
 from sw.workload.generator import Load
 from sw.workload.profiles import PROFILES
 
@@ -46,6 +57,14 @@ LEVELS = [
     pytest.param(Level.RAID10, 5, {}, id="RAID1E"),
     pytest.param(Level.RAID5, 8, {"spans": 2}, id="RAID50"),
     pytest.param(Level.RAID6, 8, {"spans": 2}, id="RAID60"),
+    *(
+        pytest.param(Level.RAID5, 5, {"rotation": rotation}, id=f"RAID5-{rotation}")
+        for rotation in (RIGHT_SYMMETRIC, LEFT_ASYMMETRIC, PARITY_LAST)
+    ),
+    *(
+        pytest.param(Level.RAID6, 6, {"rotation": rotation}, id=f"RAID6-{rotation}")
+        for rotation in (RIGHT_ASYMMETRIC, PARITY_FIRST, *DDF)
+    ),
 ]
 
 
@@ -197,6 +216,50 @@ def test_pulled_drives(level, drives, pulled, delay_ns):
             failed = {member.port for member in array.members if member.failed}
             assert failed == set(pulled)
             await card.load(volume, COMMANDS // 2)
+            return volume
+
+        card.finish(card.run(main()))
+
+
+@pytest.mark.parametrize("rotation", [LEFT_ASYMMETRIC, DDF_ZERO_RESTART, DDF_N_CONTINUE])
+def test_rotations_survive_pulled_drives(rotation):
+    """Two drives of a RAID 6 go away under load, whichever roles they have in a row."""
+    pulled = (1, 4)
+    with Card([FAST] * PORTS, seed=SEED) as card:
+
+        async def main() -> Volume:
+            volume = await card.create(Level.RAID6, range(6), rotation=rotation)
+            await card.load(volume, COMMANDS // 4)
+            for port in pulled:
+                card.pull(port)
+                await card.load(volume, COMMANDS // 2)
+            await card.read_all(volume)
+            return volume
+
+        card.finish(card.run(main()))
+
+
+def test_triple_parity_needs_an_engine_for_it():
+    """A controller with two syndromes refuses it."""
+    with Card([FAST] * PORTS, seed=SEED) as card:
+        with pytest.raises(NvmeError) as refusal:
+            card.run(raid.create_array(card.nvme, Level.RAIDTP, range(6)))
+        assert refusal.value.status == INVALID_FIELD
+        assert card.run(raid.arrays(card.nvme)) == []
+
+
+@pytest.mark.slow
+def test_triple_parity_survives_three_drives():
+    """A controller with three syndromes: random load, then with one, two and three drives gone."""
+    with Card([FAST] * PORTS, seed=SEED, parities=3) as card:
+
+        async def main() -> Volume:
+            volume = await card.create(Level.RAIDTP, range(PORTS), rotation=RIGHT_ASYMMETRIC)
+            await card.load(volume, COMMANDS)
+            for port in (6, 0, 3):
+                card.pull(port)
+                await card.load(volume, COMMANDS // 2)
+                await card.read_all(volume)
             return volume
 
         card.finish(card.run(main()))

@@ -9,7 +9,7 @@ from cocotb.triggers import ClockCycles
 from cocotb_tests.nvme_bench import Bench, bench_config
 from cocotb_tests.nvme_model import MANAGE_OPCODES, fresh_geometry
 from cocotb_tests.runner import simulate
-from hdl.array.interface import Level, ManageStatus
+from hdl.array.interface import Level, ManageStatus, Rotation
 from hdl.nvme.front_end import NvmeFrontEnd
 from sim.golden import nvme
 from sim.golden.nvme import PAGE
@@ -307,12 +307,13 @@ async def arrays_and_volumes_are_managed(dut):
     await host.enable()
     host.manage_answer = (ManageStatus.DONE, 5)
     dwords = (
-        6 | 4 << 8 | 2 << 16 | 3 << 24, 0xF00F, 0, 0,
+        6 | 4 << 8 | 11 << 12 | 2 << 16 | 3 << 24, 0xF00F, 0, 0,
     )  # fmt: skip
     assert await host.good(opcode=nvme.CREATE_ARRAY, dwords=dwords) == 5
     request = host.manage_requests.pop()
     assert request.opcode == MANAGE_OPCODES[nvme.CREATE_ARRAY]
     assert (request.level, request.strip_shift, request.copies, request.spans) == (6, 4, 2, 3)
+    assert request.rotation == Rotation.DDF_ZERO_RESTART.value
     assert request.drives == 0xF00F
     dwords = (3, 0x1111_2222, 0xAB, 0x3333_4444, 0xCD)
     assert await host.good(opcode=nvme.CREATE_VOLUME, dwords=dwords) == 5
@@ -347,7 +348,9 @@ async def tables_are_listed(dut):
     await host.reset()
     await host.enable()
     host.geometries = {
-        1: fresh_geometry(width=2, spans=2, data=1, rows=0x12_0000_0003, blocks=0x45_0000_0006)
+        1: fresh_geometry(
+            width=2, spans=2, data=1, rotation=10, rows=0x12_0000_0003, blocks=0x45_0000_0006
+        )
     }
     host.members = {(1, 0): 3, (1, 1): 0, (1, 2): 2, (1, 3): 1}
     host.ports = {port: {"used": port < 3, "array": 1} for port in range(4)}
@@ -364,7 +367,7 @@ async def tables_are_listed(dut):
     assert not any(words[4:32])
     assert words[32] == 1 | Level.RAID5.value << 4 | 0b11 << 8 | 1 << 16 | 1 << 24
     assert words[33] == 2 | 1 << 8 | 1 << 16 | 1 << 24
-    assert words[34] == 2 | 4 << 8
+    assert words[34] == 2 | 4 << 8 | Rotation.DDF_N_RESTART.value << 16
     assert words[36:40] == (3, 0x12, 6, 0x45) and not any(words[40:])
     assert (await host.page_of(opcode=nvme.LIST, dwords=(1 << 8,)))[:256] == page[256:512]
 

@@ -23,11 +23,9 @@ from cocotb_tests.stripe_models import (
     ParityModel,
     Tables,
     TableServer,
-    solve,
-    syndromes,
 )
 from cocotb_tests.test_gather import split
-from hdl.array.interface import extent
+from hdl.array.interface import Rotation, extent
 from hdl.config import Config
 from hdl.drive.interface import landed
 from hdl.nvme.interface import HostOpcode, Status, fetched, transfer
@@ -48,6 +46,9 @@ ARRAYS = {
     "raid5": ArrayModel(width=5, parities=1, ports=(7, 2, 5, 0, 1)),
     "raid50": ArrayModel(width=4, parities=1, spans=2, ports=tuple(range(8))),
     "raid6": ArrayModel(width=8, parities=2, ports=tuple(range(8))),
+    "raid6_ddf": ArrayModel(
+        width=8, parities=2, rotation=Rotation.DDF_N_CONTINUE, ports=tuple(range(8))
+    ),
 }
 
 GATHER_STREAMS = ("extent", "allocate", "free", "fetch", "fetched", "fetch_failed")
@@ -324,10 +325,10 @@ class Bench:
                 place = self.array.parity_place(parity=parity, **where)
                 if place[0] not in self.failed:
                     parities[parity] = self.drives.blocks.get(place, bytes(BLOCK))
-            solved = solve(known, parities, lost)
+            solved = self.array.solve(known, parities, lost, shift=shift)
             assert solved is not None, f"{where}: lost"
             known |= solved
-            sums = syndromes(known, self.array.parities)
+            sums = self.array.sums(known, shift=shift)
             for parity, block in parities.items():
                 assert block == sums[parity], f"{where}: parity {parity} is wrong"
             for index, block in known.items():

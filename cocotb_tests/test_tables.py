@@ -9,12 +9,15 @@ import cocotb
 import pytest
 from cocotb.triggers import FallingEdge, RisingEdge
 
+from cocotb_tests.array_models import rotation_fields, rotation_of, rotation_of_name
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, start, unpack
 from hdl.array.interface import (
     Level,
     ManageOpcode,
     ManageStatus,
+    Rotation,
+    RotationBits,
     geometry,
     manage_request,
     manage_response,
@@ -23,9 +26,14 @@ from hdl.array.interface import (
 )
 from hdl.array.tables import ArrayTables
 from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BLOCKS, MAX_DRIVES, Config, small
-from sim.golden.layout import MAX_STRIP_BLOCKS, MIRRORED, Layout
+from sim.golden.layout import MAX_STRIP_BLOCKS, MIRRORED, PARITIES, ROTATIONS, Layout, rotations
 
-CONFIGS = {"board": Config(ports=24), "full": Config(ports=32, arrays=4), "small": small()}
+ROTATION_NAMES = {rotation_of_name(name): name for name in ROTATIONS}
+CONFIGS = {
+    "board": Config(ports=24, parities=3),
+    "full": Config(ports=32, arrays=4),
+    "small": small(),
+}
 CHANGES = 260
 READERS = 2
 CHANGE_CYCLES = 400
@@ -79,6 +87,7 @@ class Model:
                 1 << request["strip_shift"],
                 request["copies"],
                 request["spans"] or 1,
+                ROTATION_NAMES[Rotation(request["rotation"])],
             )
         except ValueError:
             return ManageStatus.INVALID_FIELD, None
@@ -161,7 +170,8 @@ class Bench:
     async def change(self, opcode: ManageOpcode, **fields) -> ManageStatus:
         """Makes a change and compares the answer."""
         request = dict.fromkeys(
-            ("array", "volume", "level", "strip_shift", "copies", "spans", "drives"), 0
+            ("array", "volume", "level", "strip_shift", "copies", "spans", "rotation", "drives"),
+            0,
         )
         request |= {"start": 0, "blocks": 0} | fields
         self.requests.send(opcode=opcode, **request)
@@ -201,7 +211,8 @@ class Bench:
                     "copies": layout.copies,
                     "spans": layout.spans,
                     "strip_shift": layout.strip_blocks.bit_length() - 1,
-                    "rotate": int(layout.parities > 0),
+                    "rotate": rotation_fields(layout)["rotate"],
+                    "rotation": unpack(RotationBits, rotation_of(layout).value),
                     "rows": wanted.rows,
                     "blocks": wanted.blocks,
                 }
@@ -237,14 +248,18 @@ class Bench:
         if generator.random() < 0.2:
             count = len(free)
         spans = generator.choice((0, 0, 1, 2, 3, 4))
-        if level not in (Level.RAID5, Level.RAID6) and generator.random() < 0.9:
+        if PARITIES[level.name] == 0 and generator.random() < 0.9:
             spans = generator.choice((0, 1))
         copies = generator.choice((0, 0, 1, 2, 3))
         if level.name not in MIRRORED and generator.random() < 0.9:
             copies = generator.choice((0, 1))
+        rotation = rotation_of_name(generator.choice(rotations(level.name))).value
+        if generator.random() < 0.1:
+            rotation = generator.randrange(16)
         return {
             "level": code,
-            "strip_shift": generator.choice((0, 1, 4, 8, generator.randrange(10))),
+            "strip_shift": generator.choice((0, 1, 4, 8, 9, generator.randrange(10))),
+            "rotation": rotation,
             "copies": copies,
             "spans": spans,
             "drives": sum(1 << port for port in generator.sample(free, min(count, len(free)))),

@@ -1,6 +1,6 @@
 """Writes a file to a RAID 6 volume of the simulated card, pulls two drives, reads it back.
 
-    python -m sw.demo FILE [--drives N] [--pull A,B] [--seed N]
+    python -m sw.demo FILE [--drives N] [--rotation NAME] [--pull A,B] [--seed N]
 
 Then checks P and Q of every row that the file touches, in the drives themselves, with Intel ISA-L.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from hdl.array.interface import Level
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, board
 from sim import isal
-from sim.golden.layout import Layout
+from sim.golden.layout import ROTATIONS, Layout
 from sim.native.presets import SAS_12G_SSD
 from sw.cli import Parser
 from sw.driver import raid
@@ -36,13 +36,16 @@ class Demo:
         A card of its own; its first ``drives`` ports have drives.
     drives
         Members of the RAID 6 array.
+    rotation
+        How parity moves, by mdadm's name.
     content
         The file.
     """
 
-    def __init__(self, card: SimulatedCard, drives: int, content: bytes):
+    def __init__(self, card: SimulatedCard, drives: int, rotation: str, content: bytes):
         self._card = card
         self._drives = drives
+        self._rotation = rotation
         self._content = content
         self._blocks = -(-len(content) // BLOCK_BYTES)
         self._namespace = 0
@@ -51,7 +54,13 @@ class Demo:
         """Creates the volume and writes the file."""
         nvme = self._card.nvme
         await nvme.start()
-        array = await raid.create_array(nvme, Level.RAID6, range(self._drives), strip_kib=STRIP_KIB)
+        array = await raid.create_array(
+            nvme,
+            Level.RAID6,
+            range(self._drives),
+            strip_kib=STRIP_KIB,
+            rotation=raid.rotation_named(self._rotation),
+        )
         self._namespace = await raid.create_volume(nvme, array)
         room = (await nvme.namespace(self._namespace)).blocks
         if self._blocks > room:
@@ -101,17 +110,27 @@ class Demo:
 
     def check_parity(self) -> tuple[int, int]:
         """Rows that the file touches, and how many of them have a P or Q that ISA-L disputes."""
-        layout = Layout("RAID6", self._drives, STRIP_KIB * 1024 // BLOCK_BYTES)
+        strip_blocks = STRIP_KIB * 1024 // BLOCK_BYTES
+        layout = Layout("RAID6", self._drives, strip_blocks, rotation=self._rotation)
         rows = sorted({layout.map(block).row for block in range(self._blocks)})
         wrong = 0
         for row in rows:
             members = [
                 self._card.harness.read_drive(position, DATA_OFFSET_BLOCKS + row)
-                for position in layout.roles(0, row)
+                for position in range(self._drives)
             ]
-            p, q = isal.pq(members[: layout.data])
-            wrong += (p, q) != (members[layout.data], members[layout.data + 1])
+            weighed = [bytes(BLOCK_BYTES)] * self._drives
+            for place, exponent in zip(layout.roles(0, row), layout.exponents(row), strict=False):
+                weighed[exponent] = members[place]
+            found = [members[place] for place in layout.parity_places(row)]
+            wrong += list(isal.pq(weighed)) != found
         return len(rows), wrong
+
+
+def _rotation(name: str) -> str:
+    if name not in ROTATIONS:
+        raise argparse.ArgumentTypeError(f"must be one of {', '.join(ROTATIONS)}, not {name}")
+    return name
 
 
 def _arguments() -> argparse.Namespace:
@@ -121,6 +140,13 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("file", type=Path, help="the file to write, up to 128 MiB")
     parser.add_argument("--drives", type=int, default=8, help="drives of the array, 4..8 (8)")
+    parser.add_argument(
+        "--rotation",
+        type=_rotation,
+        default=ROTATIONS[0],
+        metavar="NAME",
+        help=f"how parity moves: {', '.join(ROTATIONS)} ({ROTATIONS[0]})",
+    )
     parser.add_argument("--pull", default="", help="two ports to pull, as A,B (drawn at random)")
     parser.add_argument("--seed", type=int, default=1, help="of the draw (1)")
     return parser.parse_args()
@@ -156,7 +182,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"{arguments.file}: {len(content)} bytes to a RAID 6 of {arguments.drives} drives")
     begin = time.monotonic()
     with SimulatedCard(config, drives) as card:
-        demo = Demo(card, arguments.drives, content)
+        demo = Demo(card, arguments.drives, arguments.rotation, content)
         card.run(demo.write())
         written_ns = card.harness.now_ns
         print(f"written and flushed after {written_ns / 1e6:.3f} ms of simulated time")

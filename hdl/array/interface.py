@@ -17,8 +17,43 @@ class Level(enum.Enum, shape=4):
     RAID1 = 1
     RAID5 = 5
     RAID6 = 6
+    RAIDTP = 7
     RAID10 = 10
     JBOD = 15
+
+
+class Rotation(enum.Enum, shape=4):
+    """How parity moves from stripe to stripe, by mdadm's names; `RotationBits` in one number.
+
+    With n drives in a span, in stripe s: LEFT: P at place n - 1 - s mod n, RIGHT: at s mod n.
+    SYMMETRIC: the host's blocks begin after the last parity and go round; ASYMMETRIC: they
+    ascend from place 0. Q and R follow P. DDF_N_CONTINUE: Q precedes P; DDF_N_RESTART begins a
+    stripe later than LEFT_ASYMMETRIC, so that P and Q are last in stripe 0; in all three DDF
+    layouts (SNIA DDF, PRL 6 with RLQ 1 to 3; RAID 6 only) a block at place x weighs g**x in Q.
+    """
+
+    LEFT_SYMMETRIC = 0
+    RIGHT_SYMMETRIC = 1
+    LEFT_ASYMMETRIC = 2
+    RIGHT_ASYMMETRIC = 3
+    PARITY_LAST = 4
+    PARITY_FIRST = 5
+    DDF_N_CONTINUE = 8
+    DDF_N_RESTART = 10
+    DDF_ZERO_RESTART = 11
+
+
+class RotationBits(data.Struct):
+    """A `Rotation` as hardware uses it.
+
+    ``right``: data role 0 moves a drive to the right each stripe, else to the left. ``ascending``:
+    the host's blocks ascend from place 0. ``fixed``: nothing moves. ``ddf``: weights by place.
+    """
+
+    right: 1
+    ascending: 1
+    fixed: 1
+    ddf: 1
 
 
 def geometry(config: Config) -> data.StructLayout:
@@ -28,7 +63,7 @@ def geometry(config: Config) -> data.StructLayout:
     (``width`` - ``parities`` or ``width``). ``parities``: 0..4. ``copies``: 1, or the copies of
     each strip. ``spans``: parity sets striped over. ``strip_shift``: log2 of the blocks of a strip,
     0..8. ``rows``: rows of a span. ``blocks``: blocks the array offers.
-    ``rotate``: parity moves a drive to the left each stripe (left-symmetric), else fixed.
+    ``rotate``: parity moves by a drive each stripe, else fixed. ``rotation``: how.
     """
     return data.StructLayout(
         {
@@ -41,6 +76,7 @@ def geometry(config: Config) -> data.StructLayout:
             "spans": WIDTH_BITS,
             "strip_shift": 4,
             "rotate": 1,
+            "rotation": RotationBits,
             "rows": BLOCK_NUMBER_BITS,
             "blocks": BLOCK_NUMBER_BITS,
         }
@@ -92,10 +128,11 @@ def extent(config: Config) -> data.StructLayout:
     ``status`` other than SUCCESS: the command fails as a whole, nothing else holds. FLUSH: only
     ``array`` holds. ``row``: first row (block number on each member, counted from the start of
     the array's area); ``blocks`` + 1 rows. ``base``: position of the span's first member.
-    ``shift``: place in the span of data strip 0: role r is at ``base`` + (``shift`` + r) mod width,
-    roles being data 0.., then P, Q, R, S; with copies, copy c of data d at place
-    ``shift`` + d * copies + c, which past the width wraps to the next stripe (RAID 1E).
-    ``index``: data strip, 0.. ; ``offset``: index in the host command of the first block.
+    ``shift``: place in the span of data role 0: role r is at ``base`` + (``shift`` + r) mod width,
+    roles being data 0.., then P, Q, R, S (DDF_N_CONTINUE: Q, P); with copies, copy c of data d at
+    place ``shift`` + d * copies + c, which past the width wraps to the next stripe (RAID 1E).
+    ``index``: data role, 0.. ; ``ordinal``: which strip of the stripe in the host's order, equal to
+    ``index`` unless data ascends; ``offset``: index in the host command of the first block.
     ``final``: the command touches these rows with no later extent (exact for a write, whose
     extents are cut where it changes; 1 for a read). ``last``: last extent of it.
     With copies, ``index`` counts the strips whose first copy begins in the stripe of ``row``.
@@ -111,6 +148,7 @@ def extent(config: Config) -> data.StructLayout:
             "base": 5,
             "shift": 5,
             "index": 5,
+            "ordinal": 5,
             "row": BLOCK_NUMBER_BITS,
             "blocks": config.offset_bits,
             "offset": config.offset_bits,
@@ -167,7 +205,8 @@ def manage_request(config: Config) -> data.StructLayout:
     """A change to the tables.
 
     CREATE_ARRAY: ``level``, ``strip_shift``, ``copies`` (RAID 1/10; 0: the level's default),
-    ``spans`` (0 counts as 1), ``drives`` (bit a port; members in ascending port order).
+    ``spans`` (0 counts as 1), ``rotation`` (`Rotation`; 0 for levels without parity), ``drives``
+    (bit a port; members in ascending port order).
     DELETE_ARRAY: ``array``. CREATE_VOLUME: ``array``, ``start``, ``blocks`` (0: to the end).
     DELETE_VOLUME: ``volume``.
     """
@@ -180,6 +219,7 @@ def manage_request(config: Config) -> data.StructLayout:
             "strip_shift": 4,
             "copies": WIDTH_BITS,
             "spans": WIDTH_BITS,
+            "rotation": 4,
             "drives": 32,
             "start": BLOCK_NUMBER_BITS,
             "blocks": BLOCK_NUMBER_BITS,

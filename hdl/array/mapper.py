@@ -25,7 +25,9 @@ class Mapper(wiring.Component):
     """Turns each command into extents, in order, each within one strip.
 
     A strip number is divided by the data strips of a stripe (remainder: index), that by the spans
-    (remainder: span), and the stripe by the drives (remainder: rotation of parity). For mirrors the
+    (remainder: span), and the stripe by the drives (remainder: how far parity has moved). Data role
+    0 begins at the place that the rotation gives it in stripe 0 and moves by a drive each stripe;
+    where data ascends, the strip at place 0 is the first of a stripe. For mirrors the
     strip number is multiplied by the copies first, then divided by the drives: that is the place of
     the first copy. Later extents of a command follow by stepping (`NextStrip`).
 
@@ -114,9 +116,26 @@ class Mapper(wiring.Component):
         addend = Signal(PLACE_NUMBER_BITS)
         multiplier = Signal(WIDTH_BITS)
 
-        # Rotation: the place of data strip 0 moves a drive to the left each stripe.
+        # Rotation: data role 0 follows the parities, and begins here in stripe 0.
+        rotation = shape.rotation
+        begins = Signal(3)
         rotated = Signal(WIDTH_BITS + 1)
-        m.d.comb += rotated.eq(shape.width - 1 - turn + shape.parities)
+        with m.If(rotation.right):
+            m.d.sync += begins.eq(shape.parities)
+            m.d.comb += rotated.eq(begins + turn)
+        with m.Else():
+            m.d.sync += begins.eq(
+                Mux(rotation.fixed | rotation.ddf | ~shape.rotate, 0, shape.parities - 1)
+            )
+            m.d.comb += rotated.eq(begins + shape.width - turn)
+
+        # Where data ascends, the role at place 0, if that is data, begins the stripe.
+        ascends = Signal(PLACE_BITS)
+        role = Signal(WIDTH_BITS + 1)
+        m.d.sync += ascends.eq(0)
+        with m.If(rotation.ascending & (shape.width - at.shift < shape.data)):
+            m.d.sync += ascends.eq(shape.width - at.shift)
+        m.d.comb += role.eq(at.index + ascends)
 
         # Blocks in this strip, and the rows from 0 that later extents touch as well.
         strip_blocks = Signal(STRIP_BITS + 1)
@@ -260,6 +279,8 @@ class Mapper(wiring.Component):
                     m.d.sync += at.shift.eq(
                         Mux(rotated >= shape.width, rotated - shape.width, rotated)
                     )
+                with m.Else():
+                    m.d.sync += at.shift.eq(begins)
                 m.next = "MEASURE"
 
             with m.State("MEASURE"):
@@ -279,7 +300,8 @@ class Mapper(wiring.Component):
                     out.array.eq(array),
                     out.base.eq(at.base),
                     out.shift.eq(at.shift),
-                    out.index.eq(at.index),
+                    out.index.eq(Mux(role >= shape.data, role - shape.data, role)),
+                    out.ordinal.eq(at.index),
                     out.row.eq(at.row | within),
                     out.blocks.eq(piece - 1),
                     out.offset.eq(offset),

@@ -14,8 +14,9 @@ PLACE_BITS = WIDTH_BITS - 1
 def strip() -> data.StructLayout:
     """A data strip of an array.
 
-    ``base``, ``shift``, ``index`` are those of `hdl.array.interface.extent`; ``row`` is the first
-    row of the stripe. ``span``: its span. ``place``: place of the first copy (mirrors only).
+    ``base`` and ``shift`` are those of `hdl.array.interface.extent`, ``index`` is its ``ordinal``;
+    ``row`` is the first row of the stripe. ``span``: its span. ``place``: place of the first copy
+    (mirrors only).
     """
     return data.StructLayout(
         {
@@ -34,9 +35,9 @@ class NextStrip(wiring.Component):
 
     ``turns``: it begins another stripe, or the same stripe in another span.
     Parity and plain striping: data strips of a stripe, then the next span, then the next stripe,
-    where parity has moved one drive to the left. Mirrors: copies fill the places of a stripe and
-    go on in the next one, so that the first place of a stripe changes if ``copies`` does not
-    divide ``width``. Combinational.
+    where parity has moved by a drive as ``rotation`` says. Mirrors: copies fill the places of a
+    stripe and go on in the next one, so that the first place of a stripe changes if ``copies`` does
+    not divide ``width``. Combinational.
 
     Parameters
     ----------
@@ -79,7 +80,11 @@ class NextStrip(wiring.Component):
             with m.If(self.turns):
                 with m.If(at.span + 1 == shape.spans):
                     m.d.comb += [next_stripe.eq(1), after.span.eq(0), after.base.eq(0)]
-                    with m.If(shape.rotate):
+                    with m.If(shape.rotate & shape.rotation.right):
+                        m.d.comb += after.shift.eq(
+                            Mux(at.shift + 1 == shape.width, 0, at.shift + 1)
+                        )
+                    with m.Elif(shape.rotate):
                         m.d.comb += after.shift.eq(
                             Mux(at.shift == 0, shape.width - 1, at.shift - 1)
                         )

@@ -57,11 +57,11 @@ class ArrayTables(wiring.Component):
     Latency: a change takes at most 200 cycles and two for each entry of the array or volume table.
     Reads are never held up.
 
-    Errors: INVALID_FIELD when the level does not allow the drives, spans, copies or strip (see
-    `Admission`) or the capacity exceeds 2**40 blocks; DRIVE_UNAVAILABLE for a drive that is absent
-    or in use; NO_SPACE when a drive has no room for a strip, or a volume does not fit between the
-    others; NO_ENTRY for a full table or an entry that does not exist; IN_USE for an array with
-    volumes.
+    Errors: INVALID_FIELD when the level does not allow the drives, spans, copies, rotation or strip
+    (see `Admission`) or the capacity exceeds 2**40 blocks; DRIVE_UNAVAILABLE for a drive that is
+    absent or in use; NO_SPACE when a drive has no room for a strip, or a volume does not fit
+    between the others; NO_ENTRY for a full table or an entry that does not exist; IN_USE for an
+    array with volumes.
     """
 
     def __init__(
@@ -171,6 +171,7 @@ class ArrayTables(wiring.Component):
             admission.strip_shift.eq(request.strip_shift),
             admission.copies.eq(request.copies),
             admission.spans.eq(request.spans),
+            admission.rotation.eq(request.rotation),
             admission.drives.eq(position),
             capacity.member_blocks.eq(smallest),
             capacity.strip_shift.eq(request.strip_shift),
@@ -256,7 +257,8 @@ class ArrayTables(wiring.Component):
                     shape.copies.eq(admission.shape_copies),
                     shape.spans.eq(admission.shape_spans),
                     shape.strip_shift.eq(request.strip_shift),
-                    shape.rotate.eq(admission.parities > 0),
+                    shape.rotate.eq(admission.rotate),
+                    shape.rotation.eq(request.rotation),
                     shape.rows.eq(capacity.rows),
                     shape.blocks.eq(capacity.blocks),
                 ]

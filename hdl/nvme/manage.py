@@ -86,6 +86,7 @@ class Manage(wiring.Component):
             volume=entry.cdw10[:8],
             level=entry.cdw10[:4],
             strip_shift=entry.cdw10[8:12],
+            rotation=entry.cdw10[12:16],
             copies=entry.cdw10[16:22],
             spans=entry.cdw10[24:30],
             drives=entry.cdw11,

@@ -245,7 +245,11 @@ class PageGenerator(wiring.Component):
                                 (shape.parities, 8),
                                 (shape.copies, 8),
                             ),
-                            34: padded((shape.spans, 8), (shape.strip_shift, 8)),
+                            34: padded(
+                                (shape.spans, 8),
+                                (shape.strip_shift, 8),
+                                (Cat(shape.rotation), 8),
+                            ),
                             **halves(36, shape.rows),
                             **halves(38, shape.blocks),
                         },

@@ -217,6 +217,8 @@ class Admission(wiring.Component):
                     todo.redundant.eq(mirrored | (geometry.parities != 0)),
                     todo.data.eq(data),
                     todo.parities.eq(geometry.parities),
+                    todo.shift.eq(row.shift),
+                    todo.rotation.eq(geometry.rotation),
                     todo.strip_shift.eq(geometry.strip_shift),
                     todo.bad.eq(Mux(retried, self.bad_read.data, 0)),
                     todo.possible.eq(1),

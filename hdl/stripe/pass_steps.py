@@ -8,6 +8,7 @@ from hdl.config import Config
 from hdl.parity.interface import StepKind, step
 from hdl.stripe.interface import RowKind
 from hdl.stripe.program import lowest_bit, program, role_bits
+from hdl.stripe.weights import Weights
 
 
 class PassSteps(wiring.Component):
@@ -76,6 +77,18 @@ class PassSteps(wiring.Component):
         recovering = Signal()
         erasure = Signal(role_bits(config))
         item = Signal(step(config))
+        plain = Signal(step(config))
+        m.submodules.weights = weights = Weights(config=config)
+        m.d.comb += [
+            plain.eq(item),
+            weights.plain.eq(plain),
+            weights.recovering.eq(recovering),
+            weights.erased.eq(todo.erased),
+            weights.shift.eq(todo.shift),
+            weights.data.eq(todo.data),
+            weights.rotation.eq(todo.rotation),
+            self.step.eq(weights.weighed),
+        ]
 
         with m.If(self.recover):
             for_host = todo.kind == RowKind.RECOVER
@@ -97,15 +110,14 @@ class PassSteps(wiring.Component):
                 wants.eq(todo.generate),
             ]
 
-        m.d.comb += self.step.eq(item)
         with m.If(self.begin):
             m.d.comb += [
-                self.step.kind.eq(Mux(recovering, StepKind.RECOVER, StepKind.GENERATE)),
-                self.step.erased.eq(todo.erased),
-                self.step.parities.eq(todo.use_parity),
-                self.step.role.eq(0),
-                self.step.last.eq(0),
-                self.step.index.eq(self.slot),
+                plain.kind.eq(Mux(recovering, StepKind.RECOVER, StepKind.GENERATE)),
+                plain.erased.eq(todo.erased),
+                plain.parities.eq(todo.use_parity),
+                plain.role.eq(0),
+                plain.last.eq(0),
+                plain.index.eq(self.slot),
             ]
             m.d.sync += [item.eq(0), item.index.eq(self.slot), erasure.eq(0), self.own.eq(1)]
 

@@ -3,6 +3,7 @@
 from amaranth.hdl import Module, Signal, Value
 from amaranth.lib import data
 
+from hdl.array.interface import RotationBits
 from hdl.config import BLOCK_NUMBER_BITS, Config, bits_for_count
 from hdl.stripe.interface import RowKind
 
@@ -27,13 +28,13 @@ def program(config: Config) -> data.StructLayout:
     """Everything the sequencer does for a row slot.
 
     Roles are counted as in a row: data 0.., then P, Q, .. from ``data`` on; there are no more than
-    drive ports. ``possible``: 0 when
-    too many drives are gone. ``redundant``: losing one copy or role loses no data. ``read``: roles
-    to read. ``erased``, ``use_parity``: data roles to recover, from which parities (none: no such
-    pass). ``update``: generate from old and new data and old parity, else from all data.
-    ``generate``: parities to generate. ``write``: bit per target to write. ``aux``: roles with a
-    line of the row's own. ``dead``: roles whose drive cannot be used; ``bad``: roles that could
-    not be read.
+    drive ports. ``shift``, ``rotation``: where they lie, which `hdl.stripe.weights` needs.
+    ``possible``: 0 when too many drives are gone. ``redundant``: losing one copy or role loses no
+    data. ``read``: roles to read. ``erased``, ``use_parity``: data roles to recover, from which
+    parities (none: no such pass). ``update``: generate from old and new data and old parity, else
+    from all data. ``generate``: parities to generate. ``write``: bit per target to write. ``aux``:
+    roles with a line of the row's own. ``dead``: roles whose drive cannot be used; ``bad``: roles
+    that could not be read.
     """
     return data.StructLayout(
         {
@@ -46,6 +47,8 @@ def program(config: Config) -> data.StructLayout:
             "update": 1,
             "data": range(config.ports + 1),
             "parities": 3,
+            "shift": 5,
+            "rotation": RotationBits,
             "strip_shift": 4,
             "row": BLOCK_NUMBER_BITS,
             "joined": config.ports,

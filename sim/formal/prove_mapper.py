@@ -4,16 +4,30 @@ A strip number and its coordinates determine each other when the coordinates are
 with S = (stripe * spans + span) * data + index, index < data and span < spans there is one S for
 every (stripe, span, index) and one (stripe, span, index) for every S; so no two blocks meet and
 none is lost. Mirrors: S * copies = stripe * width + place, place = index * copies + shift. The
-specifications say it this way, by multiplication, where the design divides and steps.
+specifications say it this way, by multiplication, where the design divides and steps. Rotations
+likewise: by multiples of the width, and by counting the parities before a place.
 """
 
 from unittest.mock import patch
 
-from amaranth.hdl import Assert, Assume, Elaboratable, Module, Mux, Signal
+from amaranth.hdl import (
+    Array,
+    Assert,
+    Assume,
+    Cat,
+    Const,
+    Elaboratable,
+    Module,
+    Mux,
+    Signal,
+    Value,
+    signed,
+)
 from amaranth.lib import data
+from amaranth.lib.wiring import connect, flipped
 
 from hdl.array.division import DIGIT_BITS, REMAINDER_BITS, DivideDigit
-from hdl.array.interface import WIDTH_BITS, geometry, volume
+from hdl.array.interface import WIDTH_BITS, Rotation, geometry, volume
 from hdl.array.mapper import Mapper
 from hdl.array.strip import NextStrip, strip
 from hdl.config import MAX_DRIVES, small
@@ -27,23 +41,45 @@ STRIPE_BITS = 4
 BLOCK_BITS = 6
 MAPPING_CYCLES = 34
 MAPPING_DRIVES = 4
+MOST_PARITIES = 3
 
 
 def assume_shape(m: Module, shape: data.View, most_drives: int) -> None:
     """``shape`` is a geometry that the tables can hold, with few drives and short strips."""
     mirrored = shape.copies > 1
+    known_rotation = Value.cast(shape.rotation)
     m.d.comb += [
         Assume(shape.valid),
         Assume((shape.width >= 1) & (shape.width <= most_drives)),
-        Assume(shape.parities <= 2),
+        Assume(shape.parities <= MOST_PARITIES),
         Assume(shape.parities < shape.width),
         Assume(shape.data == shape.width - shape.parities),
         Assume((shape.copies >= 1) & (shape.copies <= shape.width)),
         Assume((shape.spans >= 1) & (shape.spans <= 2)),
         Assume(~mirrored | ((shape.parities == 0) & (shape.spans == 1))),
-        Assume(shape.rotate == (shape.parities > 0)),
+        Assume(Cat(known_rotation == code.value for code in Rotation).any()),
+        Assume(~shape.rotation.ddf | (shape.parities == 2)),
+        Assume((shape.parities > 0) | (known_rotation == Rotation.LEFT_SYMMETRIC.value)),
+        Assume(shape.rotate == ((shape.parities > 0) & ~shape.rotation.fixed)),
         Assume(shape.strip_shift <= MOST_SHIFT),
     ]
+
+
+def turned(shape: data.View, shift: Value, stripe: Value) -> Value:
+    """A multiple of the width if data role 0 is at place ``shift`` in ``stripe``.
+
+    In stripe 0 it follows parities that are first (right) or of which the last has gone round to
+    place 0 (left), or is at place 0 itself (DDF).
+    """
+    follows_some = Mux(shape.rotation.ddf, 0, shape.parities - 1)
+    return Mux(
+        shape.rotation.right, stripe + shape.parities - shift, stripe + shift - follows_some
+    )
+
+
+def fixed_shift(shape: data.View) -> Value:
+    """Where data role 0 is when parity does not rotate."""
+    return Mux(shape.rotation.fixed & shape.rotation.right, shape.parities, 0)
 
 
 class DivisionSpecification(Elaboratable):
@@ -96,11 +132,11 @@ class NextStripSpecification(Elaboratable):
 
         def valid(position, of_stripe):
             # Width * (whole turns of the parity so far) appears in the place of data strip 0.
-            rotation = position.shift + of_stripe + 1 - shape.parities
+            rotation = turned(shape, position.shift, of_stripe)
             rotated = Mux(
                 shape.rotate,
                 (rotation == turns * shape.width) | (rotation == (turns + 1) * shape.width),
-                position.shift == 0,
+                position.shift == fixed_shift(shape),
             )
             plain = (
                 (position.index < shape.data)
@@ -117,7 +153,7 @@ class NextStripSpecification(Elaboratable):
             )
             return Mux(shape.copies > 1, mirrored, plain)
 
-        rotation = at.shift + stripe + 1 - shape.parities
+        rotation = turned(shape, at.shift, stripe)
         m.d.comb += [
             Assume(at.row == stripe << shape.strip_shift),
             Assume(valid(at, stripe)),
@@ -177,15 +213,48 @@ class MappingSpecification(Elaboratable):
             place.eq(found.shift + found.index * shape.copies),
         ]
         inside = request.block < where.blocks
+        # Parity lies where the rotation says, and data in the host's order around it.
+        rotation = Signal(signed(BLOCK_BITS + 2))
+        residues = Array(
+            rotation % width if width else Const(0) for width in range(MAPPING_DRIVES + 1)
+        )
+        m.d.comb += rotation.eq(turned(shape, found.shift, stripe))
+        rotated = Mux(
+            shape.rotate, residues[shape.width] == 0, found.shift == fixed_shift(shape)
+        )
+
+        def place_of(role: Value) -> Value:
+            return Mux(
+                found.shift + role >= shape.width,
+                found.shift + role - shape.width,
+                found.shift + role,
+            )
+
+        parities_before = sum(
+            (
+                (shape.parities > j) & (place_of(shape.data + j) < place_of(found.index))
+                for j in range(MOST_PARITIES)
+            ),
+            start=Const(0),
+        )
+        in_order = Mux(
+            shape.rotation.ascending,
+            found.ordinal + parities_before == place_of(found.index),
+            found.ordinal == found.index,
+        )
         plain = (
-            ((stripe * shape.spans + span) * shape.data + found.index == strip_number)
+            ((stripe * shape.spans + span) * shape.data + found.ordinal == strip_number)
+            & (found.ordinal < shape.data)
             & (found.index < shape.data)
             & (found.base == Mux(span, shape.width, 0))
             & (span < shape.spans)
             & (found.shift < shape.width)
+            & rotated
+            & in_order
         )
         mirrored = (
             (stripe * shape.width + place == strip_number * shape.copies)
+            & (found.ordinal == found.index)
             & (place < shape.width)
             & (found.shift < shape.copies)
             & (found.base == 0)
@@ -226,6 +295,18 @@ class FixedParity(NextStrip):
         return m
 
 
+class AlwaysLeft(NextStrip):
+    """Mutant: parity moves to the left whatever the rotation."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        with m.If(self.geometry.rotate & (self.after.row != self.at.row)):
+            m.d.comb += self.after.shift.eq(
+                Mux(self.at.shift == 0, self.geometry.width - 1, self.at.shift - 1)
+            )
+        return m
+
+
 class LostCopy(NextStrip):
     """Mutant: mirrors that do not fit in a stripe begin anew in the next one."""
 
@@ -233,6 +314,17 @@ class LostCopy(NextStrip):
         m = super().elaborate(platform)
         with m.If((self.geometry.copies > 1) & self.turns):
             m.d.comb += [self.after.place.eq(0), self.after.shift.eq(0)]
+        return m
+
+
+class SymmetricMapper(Mapper):
+    """Mutant: data goes round where it should ascend."""
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.mapper = mapper = Mapper(config=self._config)
+        connect(m, mapper, flipped(self))
+        m.d.comb += mapper.geometry_read.data.rotation.ascending.eq(0)
         return m
 
 
@@ -261,6 +353,7 @@ PROOFS = [
         engine="smtbmc yices",
         mutants=[
             lambda: NextStripSpecification(FixedParity(config=CONFIG)),
+            lambda: NextStripSpecification(AlwaysLeft(config=CONFIG)),
             lambda: NextStripSpecification(LostCopy(config=CONFIG)),
         ],
     ),
@@ -270,6 +363,9 @@ PROOFS = [
         mode="bmc",
         depth=MAPPING_CYCLES,
         engine="smtbmc yices",
-        mutants=[lambda: MappingSpecification(SloppyMapper(config=CONFIG))],
+        mutants=[
+            lambda: MappingSpecification(SloppyMapper(config=CONFIG)),
+            lambda: MappingSpecification(SymmetricMapper(config=CONFIG)),
+        ],
     ),
 ]

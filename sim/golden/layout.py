@@ -1,9 +1,10 @@
 """Where every block of an array lies: the layouts of Linux md, in plain Python.
 
-Reference for the mapper. Parity levels follow md's left-symmetric algorithm (RAID 5 and RAID 6
-defaults, drivers/md/raid5.c `raid5_compute_sector`), mirrors follow md's near layout
+Reference for the mapper. Parity levels follow md's algorithms (drivers/md/raid5.c
+`raid5_compute_sector`, `raid6_idx_to_slot`), mirrors follow md's near layout
 (drivers/md/raid10.c `__raid10_find_phys`; an odd number of drives is RAID 1E). RAID 50 and 60 are
-RAID 5 and 6 with spans: consecutive stripes go round the spans.
+RAID 5 and 6 with spans: consecutive stripes go round the spans. RAIDTP is triple parity, with R
+after Q. `sim.md` compares all of it but triple parity with what Linux writes.
 """
 
 from dataclasses import dataclass
@@ -11,9 +12,55 @@ from dataclasses import dataclass
 MAX_DRIVES = 32
 MAX_STRIP_BLOCKS = 256
 DATA_OFFSET_BLOCKS = 256
-PARITIES = {"RAID0": 0, "RAID1": 0, "RAID5": 1, "RAID6": 2, "RAID10": 0, "JBOD": 0}
-LEAST_DRIVES = {"RAID0": 2, "RAID1": 2, "RAID5": 3, "RAID6": 4, "RAID10": 2, "JBOD": 1}
+PARITIES = {
+    "RAID0": 0,
+    "RAID1": 0,
+    "RAID5": 1,
+    "RAID6": 2,
+    "RAIDTP": 3,
+    "RAID10": 0,
+    "JBOD": 0,
+}
+LEAST_DRIVES = {
+    "RAID0": 2,
+    "RAID1": 2,
+    "RAID5": 3,
+    "RAID6": 4,
+    "RAIDTP": 5,
+    "RAID10": 2,
+    "JBOD": 1,
+}
 MIRRORED = ("RAID1", "RAID10")
+SYNDROMES = "PQR"
+
+LEFT_SYMMETRIC = "left-symmetric"
+RIGHT_SYMMETRIC = "right-symmetric"
+LEFT_ASYMMETRIC = "left-asymmetric"
+RIGHT_ASYMMETRIC = "right-asymmetric"
+PARITY_FIRST = "parity-first"
+PARITY_LAST = "parity-last"
+DDF_ZERO_RESTART = "ddf-zero-restart"
+DDF_N_RESTART = "ddf-N-restart"
+DDF_N_CONTINUE = "ddf-N-continue"
+DDF = (DDF_ZERO_RESTART, DDF_N_RESTART, DDF_N_CONTINUE)
+"""Rotations of RAID 6 whose Q weighs a block by its place instead of by its order after Q."""
+ROTATIONS = (
+    LEFT_SYMMETRIC,
+    RIGHT_SYMMETRIC,
+    LEFT_ASYMMETRIC,
+    RIGHT_ASYMMETRIC,
+    PARITY_FIRST,
+    PARITY_LAST,
+    *DDF,
+)
+"""mdadm's names (``--layout``); the first is the default."""
+
+
+def rotations(level: str) -> tuple[str, ...]:
+    """The rotations of a level."""
+    if PARITIES[level] == 0:
+        return (LEFT_SYMMETRIC,)
+    return ROTATIONS if level == "RAID6" else ROTATIONS[: -len(DDF)]
 
 
 @dataclass(frozen=True)
@@ -32,6 +79,7 @@ class Extent:
     shift: int
     index: int
     row: int
+    ordinal: int
     blocks: int
     offset: int
     final: bool
@@ -45,7 +93,7 @@ class Layout:
     Parameters
     ----------
     level
-        RAID0, RAID1, RAID5, RAID6, RAID10 or JBOD.
+        RAID0, RAID1, RAID5, RAID6, RAIDTP, RAID10 or JBOD.
     drives
         Members over all spans.
     strip_blocks
@@ -54,6 +102,8 @@ class Layout:
         Copies of each block; 0 is the level's default.
     spans
         Parity sets that stripes go round; 1 unless the level has parity.
+    rotation
+        How parity moves from stripe to stripe, one of `rotations` of the level.
     """
 
     level: str
@@ -61,6 +111,7 @@ class Layout:
     strip_blocks: int
     copies: int = 0
     spans: int = 1
+    rotation: str = LEFT_SYMMETRIC
 
     def __post_init__(self) -> None:
         if self.level not in PARITIES:
@@ -87,6 +138,10 @@ class Layout:
             raise ValueError(f"{self.level} does not fit {self.drives} drives")
         if self.level == "JBOD" and self.drives != 1:
             raise ValueError(f"JBOD is one drive, not {self.drives}")
+        if self.rotation not in ROTATIONS:
+            raise ValueError(f"rotation must be one of {', '.join(ROTATIONS)}, not {self.rotation}")
+        if self.rotation not in rotations(self.level):
+            raise ValueError(f"{self.level} has no rotation {self.rotation}")
 
     @property
     def parities(self) -> int:
@@ -115,19 +170,59 @@ class Layout:
             return stripes * self.width // self.copies * self.strip_blocks
         return stripes * self.data * self.spans * self.strip_blocks
 
-    def roles(self, span: int, row: int) -> list[int]:
-        """Positions of a row's roles: data 0, 1, .., then P, Q. Not for mirrors."""
+    def parity_places(self, row: int) -> list[int]:
+        """Places in a span of P, Q, R of a row. Not for mirrors."""
+        n, m = self.width, self.parities
         stripe = row // self.strip_blocks
+        match self.rotation:
+            case "left-symmetric" | "left-asymmetric" | "ddf-N-continue":
+                p = n - 1 - stripe % n
+            case "right-symmetric" | "right-asymmetric" | "ddf-zero-restart":
+                p = stripe % n
+            case "ddf-N-restart":
+                # As left-asymmetric, but the first stripe is D D D P Q rather than Q D D D P.
+                p = n - 1 - (stripe + 1) % n
+            case "parity-first":
+                p = 0
+            case _:
+                p = n - m
+        step = -1 if self.rotation == DDF_N_CONTINUE else 1
+        return [(p + step * j) % n for j in range(m)]
+
+    def data_places(self, row: int) -> list[int]:
+        """Places in a span of a row's data strips in the order of the host's blocks."""
         n = self.width
-        if self.parities == 0:
-            places = list(range(n))
-        elif self.parities == 1:
-            parity = n - 1 - stripe % n
-            places = [(parity + 1 + d) % n for d in range(n - 1)] + [parity]
-        else:
-            parity = n - 1 - stripe % n
-            places = [(parity + 2 + d) % n for d in range(n - 2)] + [parity, (parity + 1) % n]
-        return [span * n + place for place in places]
+        parity = self.parity_places(row)
+        match self.rotation:
+            case "left-symmetric" | "right-symmetric":
+                first = (parity[-1] + 1) % n if parity else 0
+            case "ddf-N-continue":
+                first = (parity[0] + 1) % n
+            case _:
+                first = 0
+        places = [(first + place) % n for place in range(n)]
+        return [place for place in places if place not in parity]
+
+    def turned(self, row: int) -> list[int]:
+        """Places in a span as hardware counts roles: round from the first after the parities."""
+        n = self.width
+        parity = self.parity_places(row)
+        last = parity[0] if self.rotation == DDF_N_CONTINUE else parity[-1] if parity else n - 1
+        return [(last + 1 + role) % n for role in range(n)]
+
+    def exponents(self, row: int) -> list[int]:
+        """x such that a block weighs g**x in Q and g**2x in R, by hardware's data roles."""
+        roles = range(self.data)
+        return self.turned(row)[: self.data] if self.rotation in DDF else list(roles)
+
+    def syndromes(self, row: int) -> list[int]:
+        """Which syndrome (0: P) hardware's parity roles are."""
+        parity = self.parity_places(row)
+        return [parity.index(place) for place in self.turned(row)[self.data :]]
+
+    def roles(self, span: int, row: int) -> list[int]:
+        """Positions of a row's roles as hardware counts them: data, then parities. Not mirrors."""
+        return [span * self.width + place for place in self.turned(row)]
 
     def copies_of(self, block: int) -> list[Place]:
         """Every place that holds array block ``block``."""
@@ -141,7 +236,7 @@ class Layout:
         row_set, index = divmod(strip, self.data)
         stripe, span = divmod(row_set, self.spans)
         row = stripe * self.strip_blocks + within
-        return [Place(self.roles(span, row)[index], row)]
+        return [Place(span * self.width + self.data_places(row)[index], row)]
 
     def map(self, block: int) -> Place:
         """The place of array block ``block`` (of its first copy)."""
@@ -153,10 +248,10 @@ class Layout:
         if self.copies > 1:
             strip = (stripe * self.width + place.position) // self.copies
             return strip * self.strip_blocks + within
-        span = place.position // self.width
-        index = self.roles(span, place.row).index(place.position)
-        if index >= self.data:
+        span, offset = divmod(place.position, self.width)
+        if offset in self.parity_places(place.row):
             return None
+        index = self.data_places(place.row).index(offset)
         return ((stripe * self.spans + span) * self.data + index) * self.strip_blocks + within
 
     def key(self, block: int) -> tuple[int, int, int, int]:
@@ -165,9 +260,16 @@ class Layout:
         if self.copies > 1:
             # The first copies that begin in a stripe are `copies` places apart.
             return 0, place.position % self.copies, place.position // self.copies, place.row
-        base = place.position // self.width * self.width
-        roles = self.roles(base // self.width, place.row)
-        return base, roles[0] - base, roles.index(place.position), place.row
+        span, offset = divmod(place.position, self.width)
+        turned = self.turned(place.row)
+        return span * self.width, turned[0], turned.index(offset), place.row
+
+    def ordinal(self, block: int) -> int:
+        """Which strip of its stripe, in the order of the host's blocks, ``block`` lies in."""
+        strip = block // self.strip_blocks
+        if self.copies > 1:
+            return strip * self.copies % self.width // self.copies
+        return strip % self.data
 
     def extents(self, block: int, count: int, *, write: bool) -> list[Extent]:
         """What ``count`` array blocks from ``block`` touch, strip by strip, in order.
@@ -187,6 +289,7 @@ class Layout:
         return [
             Extent(
                 *keys[offset],
+                ordinal=self.ordinal(block + offset),
                 blocks=length,
                 offset=offset,
                 final=bool(final),

@@ -26,12 +26,15 @@ def weight(parity: int, role: int) -> int:
     return RAID.power(parity * role)
 
 
-def generate(blocks: Sequence[bytes], parities: int) -> list[bytes]:
-    """The ``parities`` syndromes of the data blocks of a row."""
-    return [
-        RAID.weigh([(weight(j, role), block) for role, block in enumerate(blocks)])
-        for j in range(parities)
-    ]
+def generate(
+    blocks: Sequence[bytes], parities: int, exponents: Sequence[int] | None = None
+) -> list[bytes]:
+    """The ``parities`` syndromes of the data blocks of a row.
+
+    ``exponents`` take the place of the data roles (`sim.golden.layout.Layout.exponents`).
+    """
+    weighed = list(zip(exponents or range(len(blocks)), blocks, strict=True))
+    return [RAID.weigh([(weight(j, x), block) for x, block in weighed]) for j in range(parities)]
 
 
 def update(parity: Sequence[bytes], role: int, old: bytes, new: bytes) -> list[bytes]:
@@ -87,14 +90,17 @@ def recover(
     return [RAID.weigh(list(zip(row, sums, strict=True))) for row in inverse]
 
 
-def reconstruct(row: Sequence[bytes | None], parities: int) -> list[bytes]:
+def reconstruct(
+    row: Sequence[bytes | None], parities: int, exponents: Sequence[int] | None = None
+) -> list[bytes]:
     """A whole row (data, then parities) from one in which lost blocks are None.
 
-    Every set of surviving syndromes of the right size is tried.
+    Every set of surviving syndromes of the right size is tried. ``exponents`` as for `generate`.
     """
     data, parity = row[: len(row) - parities], row[len(row) - parities :]
-    lost = [role for role, block in enumerate(data) if block is None]
-    known = {role: block for role, block in enumerate(data) if block is not None}
+    order = exponents or range(len(data))
+    lost = [x for x, block in zip(order, data, strict=True) if block is None]
+    known = {x: block for x, block in zip(order, data, strict=True) if block is not None}
     live = {j: block for j, block in enumerate(parity) if block is not None}
     if lost:
         for used in combinations(live, len(lost)):
@@ -106,8 +112,8 @@ def reconstruct(row: Sequence[bytes | None], parities: int) -> list[bytes]:
             break
         else:
             raise UnsolvableError(f"roles {lost} from syndromes {sorted(live)}")
-    blocks = [known[role] for role in range(len(data))]
-    return [*blocks, *generate(blocks, parities)]
+    blocks = [known[x] for x in order]
+    return [*blocks, *generate(blocks, parities, exponents)]
 
 
 def singular_patterns(

@@ -19,7 +19,7 @@ from sw.workload.generator import Load
 from sw.workload.profiles import RANDOM_SHARE, SEQUENTIAL_SHARE
 from sw.workload.statistics import MIB
 
-PARITIES = {Level.RAID5: 1, Level.RAID6: 2}
+PARITIES = {Level.RAID5: 1, Level.RAID6: 2, Level.RAIDTP: 3}
 DRIVE_TAGS = 32
 
 

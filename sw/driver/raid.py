@@ -4,7 +4,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hdl.array.interface import Level
+from hdl.array.interface import Level, Rotation
 from hdl.config import BLOCK_BYTES, BLOCK_NUMBER_BITS
 from sw.driver.commands import Command
 from sw.driver.nvme import Nvme
@@ -26,6 +26,15 @@ MOST_ENTRIES = 256
 MEMBERS = 32
 KIB = 1024
 LARGEST_STRIP_KIB = 1024
+
+
+def rotation_named(name: str) -> Rotation:
+    """The rotation that mdadm calls ``name``, such as left-symmetric or ddf-N-restart."""
+    names = {rotation.name.replace("_", "-").lower(): rotation for rotation in Rotation}
+    try:
+        return names[name.lower()]
+    except KeyError:
+        raise ValueError(f"rotation must be one of {', '.join(names)}, not {name}") from None
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,7 @@ class Array:
     parities: int
     copies: int
     spans: int
+    rotation: Rotation
     strip_blocks: int
     blocks: int
     members: tuple[Member, ...]
@@ -84,11 +94,12 @@ async def create_array(
     strip_kib: int = 64,
     copies: int = 0,
     spans: int = 1,
+    rotation: Rotation = Rotation.LEFT_SYMMETRIC,
 ) -> int:
     """Creates an array of ``level`` over the drives at ports ``drives``; its number.
 
-    ``copies`` 0 is the level's default. Raises `ValueError` for what no card takes and
-    `sw.driver.commands.NvmeError` for what this one refuses.
+    ``copies`` 0 is the level's default; ``rotation`` says how parity moves. Raises `ValueError` for
+    what no card takes and `sw.driver.commands.NvmeError` for what this one refuses.
     """
     if strip_kib & (strip_kib - 1) or not BLOCK_BYTES // KIB <= strip_kib <= LARGEST_STRIP_KIB:
         raise ValueError(f"strip_kib must be a power of two in 4..1024, not {strip_kib}")
@@ -103,7 +114,7 @@ async def create_array(
             raise ValueError(f"port {port} is named twice")
         mask |= 1 << port
     shift = (strip_kib * KIB // BLOCK_BYTES).bit_length() - 1
-    fields = level.value | shift << 8 | copies << 16 | spans << 24
+    fields = level.value | shift << 8 | rotation.value << 12 | copies << 16 | spans << 24
     done = await nvme.admin(Command(CREATE_ARRAY, dwords=(fields, mask)), "create array")
     return done.result
 
@@ -150,7 +161,7 @@ async def arrays(nvme: Nvme) -> list[Array]:
         kind, flags, missing, number = entry[128:132]
         if not kind & 1:
             continue
-        width, data, parities, copies, spans, shift = entry[132:138]
+        width, data, parities, copies, spans, shift, rotation = entry[132:139]
         members = tuple(
             Member(word & 0xFF, bool(word >> 8 & 1), bool(word >> 9 & 1))
             for word in words[:MEMBERS]
@@ -167,6 +178,7 @@ async def arrays(nvme: Nvme) -> list[Array]:
                 parities,
                 copies,
                 spans,
+                Rotation(rotation),
                 1 << shift,
                 words[38] | words[39] << 32,
                 members,

@@ -1,0 +1,127 @@
+"""The init process inside user-mode Linux: creates md arrays, writes them, keeps their images.
+
+    init=/usr/bin/python3 -- guest.py WORK
+
+The root is the host's, read-only; WORK is mounted for writing. It holds `jobs.json`, a list of
+jobs, and gets `log.txt` and at the end `done`. A job names ``arrays``, mdadm's arguments in turn
+(the last array is written, and all are stopped), ``device``, ``data``, a list of [file, offset]
+to write to it in that order, ``drives`` and their ``bytes``, which are zeros at first, and
+``images``, the files that keep them. Only what a bare Python has is used.
+"""
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+FINIT_MODULE = 313
+"""The system call's number on x86-64."""
+
+POWER_OFF = 0x4321FEDC
+MOUNT = Path("/run/work")
+MODULES = (
+    "crypto/async_tx/async_tx",
+    "crypto/async_tx/async_memcpy",
+    "crypto/async_tx/async_xor",
+    "crypto/async_tx/async_pq",
+    "crypto/async_tx/async_raid6_recov",
+    "drivers/md/md-mod",
+    "drivers/md/raid0",
+    "drivers/md/raid1",
+    "drivers/md/raid10",
+    "drivers/md/raid456",
+)
+PIECE = 1 << 20
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def check(result: int, what: str) -> None:
+    """Raises what the last call of the C library failed with."""
+    if result:
+        raise OSError(ctypes.get_errno(), what)
+
+
+def mount(kind: str, place: str, options: str = "") -> None:
+    """Mounts a file system."""
+    check(libc.mount(b"none", place.encode(), kind.encode(), 0, options.encode()), place)
+
+
+def load_modules() -> None:
+    """Loads md; what the kernel has built in is skipped."""
+    folder = Path("/usr/lib/uml/modules", os.uname().release, "kernel")
+    for name in MODULES:
+        path = folder / f"{name}.ko"
+        if path.exists():
+            with path.open("rb") as module:
+                check(libc.syscall(FINIT_MODULE, module.fileno(), b"", 0), name)
+
+
+def mdadm(*arguments: str) -> None:
+    """Runs mdadm."""
+    environment = {"MDADM_NO_UDEV": "1", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+    done = subprocess.run(
+        ["mdadm", *arguments], env=environment, stdin=subprocess.DEVNULL, stdout=sys.stdout,
+        stderr=subprocess.STDOUT, check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"mdadm {' '.join(arguments)} ended with {done.returncode}")
+
+
+def pieces(length: int):
+    """(offset, bytes) of pieces of ``length`` bytes."""
+    for offset in range(0, length, PIECE):
+        yield offset, min(PIECE, length - offset)
+
+
+def run(job: dict) -> None:
+    """One job."""
+    for drive in job["drives"]:
+        with Path(drive).open("r+b", buffering=0) as device:
+            for _, count in pieces(job["bytes"]):
+                device.write(bytes(count))
+            os.fsync(device.fileno())
+    for arguments in job["arrays"]:
+        mdadm(*arguments)
+    with Path(job["device"]).open("r+b", buffering=0) as device:
+        for name, offset in job["data"]:
+            data = (MOUNT / name).read_bytes()
+            device.seek(offset)
+            for start, count in pieces(len(data)):
+                device.write(data[start : start + count])
+            os.fsync(device.fileno())
+    for arguments in reversed(job["arrays"]):
+        mdadm("--stop", arguments[1])
+    for drive, name in zip(job["drives"], job["images"], strict=True):
+        with Path(drive).open("rb", buffering=0) as device, (MOUNT / name).open("wb") as image:
+            for _, count in pieces(job["bytes"]):
+                image.write(device.read(count))
+
+
+def main(work: str) -> None:
+    """Runs the jobs."""
+    mount("proc", "/proc")
+    mount("sysfs", "/sys")
+    mount("tmpfs", "/run")
+    MOUNT.mkdir()
+    mount("hostfs", str(MOUNT), work)
+    with (MOUNT / "log.txt").open("w", buffering=1) as log:
+        sys.stdout = log
+        try:
+            load_modules()
+            for job in json.loads((MOUNT / "jobs.json").read_text()):
+                print("job", job["name"])
+                run(job)
+            (MOUNT / "done").touch()
+        except Exception as error:
+            print(f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1])
+    finally:
+        libc.sync()
+        libc.reboot(POWER_OFF)

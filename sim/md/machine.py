@@ -1,0 +1,130 @@
+"""Runs jobs of `sim.md.guest` in user-mode Linux."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+PROGRAM = "linux.uml"
+MEMORY = "256M"
+MOST_DRIVES = 16
+"""Block devices that user-mode Linux has."""
+
+TIMEOUT_S = 300
+HERE = Path(__file__).resolve().parent
+
+
+class MissingLinuxError(RuntimeError):
+    """User-mode Linux or mdadm is not installed."""
+
+
+class GuestError(RuntimeError):
+    """The guest did not do all its jobs."""
+
+
+@dataclass(kw_only=True)
+class Job:
+    """What `sim.md.guest` calls a job; ``arrays`` are arguments of mdadm."""
+
+    name: str
+    arrays: list[list[str]]
+    device: str
+    data: list[tuple[str, int]]
+    bytes: int
+    drives: list[str] = field(default_factory=list)
+    images: list[str] = field(default_factory=list)
+
+
+def missing() -> str:
+    """What to do before this can run, in one line; empty when all is there."""
+    found = {
+        "user-mode-linux": shutil.which(PROGRAM),
+        "mdadm": shutil.which("mdadm", path="/usr/sbin:/sbin:/usr/bin:/bin"),
+    }
+    if _needs_more_state():
+        found["gcc"] = _compiler()
+    packages = [package for package, path in found.items() if path is None]
+    return f"install them with: apt-get install {' '.join(packages)}" if packages else ""
+
+
+def drive(number: int) -> str:
+    """The guest's device of a drive."""
+    return f"/dev/ubd{chr(ord('a') + number)}"
+
+
+def _needs_more_state() -> bool:
+    """Whether the processor has more registers than user-mode Linux 6.1 expects."""
+    return "amx_tile" in Path("/proc/cpuinfo").read_text()
+
+
+def _compiler() -> str | None:
+    """A C compiler."""
+    found = (shutil.which(name) for name in ("cc", "gcc", "clang"))
+    return next((path for path in found if path is not None), None)
+
+
+def build_shim(folder: Path) -> Path:
+    """`xstate.c` as a library to preload."""
+    compiler = _compiler()
+    if compiler is None:
+        raise MissingLinuxError("a C compiler is missing; install it with: apt-get install gcc")
+    library = folder / "xstate.so"
+    source = str(HERE / "xstate.c")
+    flags = ["-O2", "-Wall", "-Werror", "-shared", "-fPIC"]
+    subprocess.run([compiler, *flags, "-o", str(library), source], check=True)
+    return library
+
+
+def _environment(work: Path, *, shim: bool) -> dict[str, str]:
+    environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(work)}
+    if shim:
+        environment["LD_PRELOAD"] = str(build_shim(work))
+    return environment
+
+
+def run(work: Path, jobs: Sequence[Job], *, shim: bool | None = None) -> None:
+    """Runs ``jobs`` one after the other; ``work`` holds their data and gets their images.
+
+    ``shim``: preload `xstate.c`; by default where the processor makes it necessary. Each job takes
+    as many drives as it has images, from the first on. A run is about 3 s and what md needs.
+    Raises `GuestError` with the guest's log when a job fails.
+    """
+    if missing():
+        raise MissingLinuxError(f"user-mode Linux is missing; {missing()}")
+    work = work.resolve()
+    drives = max(len(job.images) for job in jobs)
+    if drives > MOST_DRIVES:
+        raise ValueError(f"at most {MOST_DRIVES} drives, not {drives}")
+    for job in jobs:
+        job.drives = [drive(number) for number in range(len(job.images))]
+    environment = _environment(work, shim=_needs_more_state() if shim is None else shim)
+    disks = []
+    for number in range(drives):
+        disk = work / f"drive{number}.disk"
+        with disk.open("wb") as file:
+            file.truncate(max(job.bytes for job in jobs if number < len(job.images)))
+        disks.append(f"{drive(number).removeprefix('/dev/')}={disk}")
+    (work / "jobs.json").write_text(json.dumps([asdict(job) for job in jobs]))
+    python = Path(sys.executable).resolve()
+    command = [
+        PROGRAM, f"mem={MEMORY}", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro",
+        "quiet", "con=null", "con0=null,fd:1", *disks, f"init={python}",
+        "--", "-SEB", str(HERE / "guest.py"), str(work),
+    ]
+    try:
+        done = subprocess.run(
+            command, cwd=work, env=environment, timeout=TIMEOUT_S, check=False,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+        )
+    except subprocess.TimeoutExpired:
+        raise GuestError(f"the guest did not end within {TIMEOUT_S} s") from None
+    finally:
+        for number in range(drives):
+            (work / f"drive{number}.disk").unlink()
+    if not (work / "done").exists():
+        log = work / "log.txt"
+        said = log.read_text() if log.exists() else done.stdout + done.stderr
+        raise GuestError(f"the guest ended with {done.returncode}:\n{said[-2000:]}")
