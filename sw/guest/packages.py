@@ -1,0 +1,115 @@
+"""Debian's packages for the guest: programs are installed, the kernel is only unpacked.
+
+As root what is missing is installed; otherwise the one command that does so is named.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+PROGRAMS = {
+    "qemu-system-x86_64": "qemu-system-x86",
+    "nvme": "nvme-cli",
+    "fio": "fio",
+    "busybox": "busybox-static",
+    "mkfs.ext4": "e2fsprogs",
+}
+KERNEL = "linux-image-amd64"
+ROOT_PATH = "/usr/sbin:/sbin"
+
+
+class MissingPackagesError(Exception):
+    """Something is not installed, and cannot be installed from here."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel that lies unpacked in a directory."""
+
+    image: Path
+    modules: Path
+
+
+def program(name: str) -> str:
+    """The path of an installed program."""
+    path = shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:{ROOT_PATH}")
+    if path is None:
+        raise MissingPackagesError(f"{name} is not installed")
+    return path
+
+
+def _missing() -> list[str]:
+    path = f"{os.environ.get('PATH', os.defpath)}:{ROOT_PATH}"
+    return [package for name, package in PROGRAMS.items() if not shutil.which(name, path=path)]
+
+
+def _run(*command: str, directory: Path | None = None) -> str:
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
+    try:
+        result = subprocess.run(
+            command,
+            cwd=directory,
+            env=environment,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    except FileNotFoundError:
+        raise MissingPackagesError(f"{command[0]} is needed: this is no Debian") from None
+    if result.returncode:
+        reason = (result.stderr.strip() or "no reason given").splitlines()[-1]
+        raise MissingPackagesError(f"{' '.join(command[:2])}: {reason}")
+    return result.stdout
+
+
+def install() -> list[str]:
+    """Installs what is missing; the packages it installed. Raises `MissingPackagesError`."""
+    missing = _missing()
+    if not missing:
+        return []
+    if os.geteuid() != 0:
+        packages = " ".join(missing)
+        raise MissingPackagesError(
+            f"packages are missing, install them with: sudo apt-get install -y {packages}"
+        )
+    _run("apt-get", "update", "-qq")
+    _run("apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing)
+    return missing
+
+
+def kernel(directory: Path) -> Kernel:
+    """Debian's kernel, unpacked below ``directory`` (once a version), not installed."""
+    package = _kernel_package()
+    version = package.removeprefix("linux-image-")
+    target = directory / package
+    if not target.exists():
+        draft = directory / f"{package}.draft"
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        _run("apt-get", "download", "-qq", package, directory=draft)
+        (archive,) = draft.glob("*.deb")
+        _run("dpkg", "-x", str(archive), str(draft))
+        archive.unlink()
+        draft.rename(target)
+    return Kernel(target / "boot" / f"vmlinuz-{version}", target / "lib" / "modules" / version)
+
+
+def _kernel_package() -> str:
+    for attempt in range(2):
+        try:
+            depends = _run("apt-cache", "depends", KERNEL)
+        except MissingPackagesError:
+            depends = ""
+        found = re.search(r"Depends: (linux-image-\S+)", depends)
+        if found:
+            return found[1]
+        if attempt == 0 and os.geteuid() == 0:
+            _run("apt-get", "update", "-qq")
+    raise MissingPackagesError(
+        f"apt does not know {KERNEL}: bring its lists up to date with: sudo apt-get update"
+    )
