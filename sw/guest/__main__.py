@@ -18,7 +18,7 @@ from sw.cli import Parser
 from sw.guest import packages
 from sw.guest.machine import MachineError
 from sw.guest.scenario import Reporter, StepError, started
-from sw.guest.steps import QUICK, STEPS
+from sw.guest.steps import FULL_SCALE, QUICK, STEPS
 
 
 def _arguments():
@@ -51,7 +51,8 @@ def run(arguments) -> int:
     kernel = packages.kernel(directory)
     print(f"{kernel.image.name}, seed {arguments.seed}; building the card may take minutes",
           flush=True)
-    with started(kernel, directory, arguments.seed) as guest:
+    scale = 1 if arguments.quick else FULL_SCALE
+    with started(kernel, directory, arguments.seed, scale=scale) as guest:
         report = Reporter()
         for step in steps:
             try:

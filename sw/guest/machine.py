@@ -53,6 +53,7 @@ done
 poweroff -f
 """
 
+PANIC = "Kernel panic"
 COMMAND_LINE = "console=ttyS0 panic=-1 oops=panic nokaslr mitigations=off random.trust_cpu=on"
 
 
@@ -207,7 +208,8 @@ class Machine:
         end = time.monotonic() + seconds
         while not condition():
             if not self._open:
-                raise MachineError(f"{what}: QEMU is gone (see {self.directory / 'qemu.log'})")
+                why = "the kernel panicked" if PANIC in self.console.text else "QEMU is gone"
+                raise MachineError(f"{what}: {why}, see {self.directory}")
             if time.monotonic() > end:
                 raise MachineError(f"{what}: nothing for {seconds:.0f} s")
             self._serve(0 if not self.card.idle else POLL_SECONDS)

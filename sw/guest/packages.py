@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,8 +56,7 @@ def _run(*command: str, directory: Path | None = None) -> str:
             env=environment,
             check=False,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             text=True,
         )
     except FileNotFoundError:
@@ -83,12 +83,38 @@ def install() -> list[str]:
 
 
 def kernel(directory: Path) -> Kernel:
-    """Debian's kernel, unpacked below ``directory`` (once a version), not installed."""
-    package = _kernel_package()
-    version = package.removeprefix("linux-image-")
+    """Debian's kernel, unpacked below ``directory`` (once a version), not installed.
+
+    Without a network, the one that was unpacked last.
+    """
+    try:
+        target = _unpacked(directory)
+    except MissingPackagesError:
+        if os.geteuid() == 0:
+            with suppress(MissingPackagesError):
+                _run("apt-get", "update", "-qq")
+        try:
+            target = _unpacked(directory)
+        except MissingPackagesError:
+            earlier = list(directory.glob("linux-image-*"))
+            if not earlier:
+                raise
+            target = max(earlier, key=lambda path: path.stat().st_mtime)
+    (image,) = target.glob("boot/vmlinuz-*")
+    (modules,) = target.glob("lib/modules/*")
+    return Kernel(image, modules)
+
+
+def _unpacked(directory: Path) -> Path:
+    found = re.search(r"Depends: (linux-image-\S+)", _run("apt-cache", "depends", KERNEL))
+    if found is None:
+        raise MissingPackagesError(
+            f"apt does not know {KERNEL}, bring its lists up to date with: sudo apt-get update"
+        )
+    package = found[1]
     target = directory / package
     if not target.exists():
-        draft = directory / f"{package}.draft"
+        draft = directory / "draft"
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         _run("apt-get", "download", "-qq", package, directory=draft)
@@ -96,20 +122,4 @@ def kernel(directory: Path) -> Kernel:
         _run("dpkg", "-x", str(archive), str(draft))
         archive.unlink()
         draft.rename(target)
-    return Kernel(target / "boot" / f"vmlinuz-{version}", target / "lib" / "modules" / version)
-
-
-def _kernel_package() -> str:
-    for attempt in range(2):
-        try:
-            depends = _run("apt-cache", "depends", KERNEL)
-        except MissingPackagesError:
-            depends = ""
-        found = re.search(r"Depends: (linux-image-\S+)", depends)
-        if found:
-            return found[1]
-        if attempt == 0 and os.geteuid() == 0:
-            _run("apt-get", "update", "-qq")
-    raise MissingPackagesError(
-        f"apt does not know {KERNEL}: bring its lists up to date with: sudo apt-get update"
-    )
+    return target

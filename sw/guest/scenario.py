@@ -35,7 +35,7 @@ DRIVER_MEMORY_BYTES = 16 * MIB
 LARGE_FILES, LARGE_FILE_BYTES = 2, MIB + 12_345
 TREE_FOLDERS = ("docs", "hdl", "sw")
 MANIFEST = "manifest.sha256"
-LOAD_SECONDS = 180
+LOAD_SECONDS = 600
 
 COMPLAINT = re.compile(
     r"nvme.*([Tt]imeout|[Aa]bort|[Ff]ail|[Ee]rror|I/O \d+|[Rr]emoving)|I/O error"
@@ -61,7 +61,7 @@ class Step:
 
 @contextmanager
 def started(
-    kernel: Kernel, directory: Path, seed: int, config: Config | None = None
+    kernel: Kernel, directory: Path, seed: int, *, scale: int = 1, config: Config | None = None
 ) -> Iterator["Run"]:
     """A `Run` on a new card with a RAID 1 volume, made before the guest exists."""
     config = config or board(8)
@@ -78,7 +78,7 @@ def started(
             return BridgedCard(card.harness, vectors=config.queue_pairs + 1, deliver=deliver)
 
         with Machine(bridge, kernel, initramfs, directory) as machine:
-            yield Run(machine, rng)
+            yield Run(machine, rng, scale)
 
 
 async def _make_mirror(card: SimulatedCard) -> None:
@@ -112,14 +112,17 @@ class Run:
         The guest.
     rng
         Of everything that is drawn.
+    scale
+        By which the sizes of loads are multiplied.
     """
 
-    def __init__(self, machine: Machine, rng: random.Random):
+    def __init__(self, machine: Machine, rng: random.Random, scale: int = 1):
         self.machine = machine
         self.card = machine.card
         self.harness = machine.card.harness
         self.cli = NvmeCli(machine)
         self.rng = rng
+        self.scale = scale
 
     def perform(self, step: Step) -> str:
         """Performs a step; what it says. Raises `StepError`."""
@@ -128,7 +131,7 @@ class Run:
         try:
             said = step.action(self)
         except (MachineError, NvmeCliError, NvmeError) as error:
-            raise StepError(str(error)) from error
+            raise StepError(" ".join(str(error).split())) from error
         if not step.complaints:
             for line in console.text[begin:].splitlines():
                 if COMPLAINT.search(line):
@@ -177,10 +180,14 @@ class Run:
 
     # Load
 
-    def fio(self, **options: object) -> str:
-        """A command line of fio: random mixed accesses, every block verified by CRC-32C."""
+    def fio(self, size_mib: int, **options: object) -> str:
+        """A command line of fio: random mixed accesses, every block verified by CRC-32C.
+
+        ``size_mib`` is multiplied by the run's scale.
+        """
         chosen = {
             "name": "load",
+            "size": f"{size_mib * self.scale}m",
             "rw": "randrw",
             "bsrange": "4k-64k",
             "iodepth": 16,
@@ -194,31 +201,29 @@ class Run:
         }
         return "fio " + " ".join(f"--{name}={value}" for name, value in chosen.items())
 
-    def load(self, **options: object) -> str:
+    def load(self, size_mib: int, **options: object) -> str:
         """Runs fio to its end; what it moved."""
-        return self._fio_result(self.shell(self.fio(**options), LOAD_SECONDS))
+        return self.fio_result(self.shell(self.fio(size_mib, **options), LOAD_SECONDS))
 
     @contextmanager
-    def loaded(self, **options: object) -> Iterator["Load"]:
+    def loaded(self, size_mib: int, **options: object) -> Iterator["Load"]:
         """Runs fio beside the body, which begins once commands are on their way."""
-        before = self._data_packets()
-        self.shell(f"{self.fio(**options)} > /tmp/fio.log 2>&1 & fio=$!")
+        before = self.packets()
+        self.shell(f"{self.fio(size_mib, **options)} > /tmp/fio.log 2>&1 & fio=$!")
         load = Load(self)
         self.machine.wait(
-            lambda: self._data_packets() > before + Load.BEGUN_PACKETS, LOAD_SECONDS, "fio"
+            lambda: self.packets() > before + Load.BEGUN_PACKETS, LOAD_SECONDS, "fio"
         )
         yield load
         if not load.finished:
             load.finish()
 
-    def _data_packets(self) -> int:
+    def packets(self) -> int:
+        """Packets that the card has received, a measure of traffic."""
         return self.harness.statistics()["down_tlps"]
 
     def fio_result(self, log: str) -> str:
         """What fio moved, from its output; raises `StepError` for errors."""
-        return self._fio_result(log)
-
-    def _fio_result(self, log: str) -> str:
         try:
             jobs = json.loads(log[log.index("{"):])["jobs"]
         except ValueError:
@@ -251,9 +256,9 @@ class Load:
 
     def progress(self, packets: int = 2000) -> None:
         """Returns after some more traffic."""
-        before = self._run._data_packets()
+        before = self._run.packets()
         self._run.machine.wait(
-            lambda: self._run._data_packets() > before + packets, LOAD_SECONDS, "fio"
+            lambda: self._run.packets() > before + packets, LOAD_SECONDS, "fio"
         )
 
     def finish(self, *, fails: bool = False) -> str:

@@ -28,6 +28,8 @@ DEGRADED_WARNING = 1 << 2
 CC, CSTS = 0x14, 0x1C
 SHUTDOWN_COMPLETE = 2
 RESETS = 3
+FULL_SCALE = 3
+"""Of the loads of a full run."""
 
 
 def boot(run: Run) -> str:
@@ -103,7 +105,7 @@ def manage(run: Run) -> str:
 
 
 def logs(run: Run) -> str:
-    """Log pages and features read well, and reads are counted."""
+    """Log pages and features read well, reads are counted, refused commands say why."""
     before = run.cli.json("smart-log")
     run.expect(before["critical_warning"] == 0, "smart-log: a critical warning")
     reads = 40
@@ -111,15 +113,22 @@ def logs(run: Run) -> str:
     after = run.cli.json("smart-log")
     counted = int(after["host_read_commands"]) - int(before["host_read_commands"])
     run.expect(counted == reads, f"smart-log counts {counted} reads of {reads}")
+    for command, code in (
+        (f"read {MIRROR} -s {MIRROR_MIB * BLOCKS_PER_MIB} -c 0 -z {BLOCK_BYTES}", "0x4080"),
+        (f"admin-passthru {run.cli.device} --opcode=0xfc", "0x4001"),
+        (f"get-log {run.cli.device} -i 0xee -l 512", "0x4109"),
+    ):
+        status, output = run.machine.run(f"nvme {command}")
+        run.expect(status and code in output, f"nvme {command}: {output.strip()}")
     errors = run.cli.json("error-log")["errors"]
-    run.expect(
-        int(after["num_err_log_entries"]) or all(e["error_count"] == 0 for e in errors),
-        "error-log: entries that the smart-log does not count",
-    )
-    run.cli.json("fw-log")
+    last = int(run.cli.json("smart-log")["num_err_log_entries"])
+    counts = [entry["error_count"] for entry in errors]
+    run.expect(max(counts) == last, f"error-log counts {max(counts)} entries, smart-log {last}")
+    slots = run.cli.json("fw-log")
+    run.expect(Identity().firmware in str(slots), f"fw-log says {slots}")
     cached = run.shell(f"nvme get-feature {run.cli.device} -f 6 | tail -n 1")
     run.expect("00000001" in cached, f"get-feature 6: {cached.strip()}")
-    return f"{reads} reads counted, {len(errors)} error log entries read"
+    return f"{reads} reads counted, 3 refusals, {last} errors logged"
 
 
 def ext4(run: Run) -> str:
@@ -131,7 +140,9 @@ def ext4(run: Run) -> str:
     run.mount()
     files = run.check_tree()
     run.unmount_and_check()
-    return f"{files} files copied, fsck and checksums agree"
+    flushes = min(run.harness.drive_statistics(port)["flushes"] for port in PARITY_PORTS)
+    run.expect(flushes, "no flush of the file system has reached the drives")
+    return f"{files} files copied, fsck and checksums agree, {flushes} flushes a drive"
 
 
 def parity(run: Run) -> str:
@@ -160,17 +171,19 @@ def parity(run: Run) -> str:
 
 def load(run: Run) -> str:
     """fio verifies random mixed accesses of a raw volume, and of a file with polled queues."""
-    raw = run.load(filename=MIRROR, size="4m")
+    raw = run.load(4, filename=MIRROR)
     run.mount()
-    polled = run.load(filename="/mnt/load", size="4m", ioengine="io_uring", hipri=1)
+    before, packets = run.card.interrupts, run.packets()
+    polled = run.load(4, filename="/mnt/load", ioengine="io_uring", hipri=1)
+    interrupts, packets = run.card.interrupts - before, run.packets() - packets
     run.unmount_and_check()
-    return f"{raw}; polled: {polled}"
+    return f"{raw}; polled: {polled}, {interrupts} interrupts {packets}"
 
 
 def reset(run: Run) -> str:
     """Controller resets under load lose nothing: the driver repeats what was outstanding."""
     run.mount()
-    with run.loaded(filename="/mnt/load", size="8m") as fio:
+    with run.loaded(8, filename="/mnt/load", fsync=32) as fio:
         for number in range(1, RESETS + 1):
             fio.still_running(f"reset {number}")
             run.shell(f"nvme reset {run.cli.device}")
@@ -186,7 +199,7 @@ def reset(run: Run) -> str:
 def rebind(run: Run) -> str:
     """The driver is taken away under load and comes back; what was stored is still there."""
     address = run.shell("basename $(readlink -f /sys/class/nvme/nvme0/device)").strip()
-    with run.loaded(filename=MIRROR, size="16m") as fio:
+    with run.loaded(16, filename=MIRROR) as fio:
         fio.still_running("the driver went")
         run.shell(f"echo {address} > {PCI_DRIVER}/unbind")
         run.expect(run.machine.run(f"[ -b {MIRROR} ]")[0], f"{MIRROR} is still there")
@@ -205,7 +218,7 @@ def pull(run: Run) -> str:
     parity_ports = sorted(run.rng.sample(PARITY_PORTS, 2))
     mirror_port = run.rng.choice(MIRROR_PORTS)
     run.mount()
-    with run.loaded(filename=f"/mnt/load:{MIRROR}", size="16m") as fio:
+    with run.loaded(16, filename=f"/mnt/load:{MIRROR}") as fio:
         for port in (*parity_ports, mirror_port):
             fio.still_running(f"drive {port} was pulled")
             run.card.remove(port)
