@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from hdl.nvme.identify import Identity
 from sim.native.harness import Harness
 from sw.guest.config_space import BAR_BYTES, ConfigSpace
-from sw.guest.proxy import Region
+from sw.guest.proxy import ProxyError, Region
 
 CC = 0x14
 OFFSET_SHIFT = 32
@@ -107,10 +107,12 @@ class BridgedCard:
         self.idle = False
 
     def map_memory(self, regions: Sequence[Region]) -> None:
-        """Maps the guest's memory; each file once."""
+        """Maps the guest's memory; each file once. Raises `ProxyError` for what cannot be."""
         self.harness.unmap_memory()
         for region in regions:
             memory = self._map(region.descriptor)
+            if region.offset + region.size > len(memory):
+                raise ProxyError(f"memory at {region.address:#x} lies outside its file")
             part = (ctypes.c_char * region.size).from_buffer(memory, region.offset)
             self.harness.map_memory(region.address, part)
 

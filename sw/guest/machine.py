@@ -14,7 +14,7 @@ from pathlib import Path
 from sw.guest.card import BridgedCard
 from sw.guest.initramfs import Initramfs, modules
 from sw.guest.packages import Kernel, program
-from sw.guest.proxy import DeviceProxy, ProxyClosedError
+from sw.guest.proxy import DeviceProxy, ProxyClosedError, ProxyError
 
 MEMORY_MIB = 768
 SLICE_CYCLES = 500
@@ -255,6 +255,8 @@ class Machine:
                 self._servers[descriptor]()
             except ProxyClosedError:
                 self._open = False
+            except ProxyError as error:
+                raise MachineError(str(error)) from error
 
     def _deliver(self, address: int, data: int) -> None:
         # The answer is not waited for: QEMU may itself be waiting for the card.

@@ -103,6 +103,19 @@ def _tree(rng: random.Random) -> dict[str, bytes]:
     return tree
 
 
+@dataclass(frozen=True)
+class Traffic:
+    """What fio moved."""
+
+    written: int
+    read: int
+    """With what it read to verify what it wrote."""
+    commands: int
+
+    def __str__(self) -> str:
+        return f"fio wrote {self.written / MIB:.1f} MiB, read {self.read / MIB:.1f} MiB"
+
+
 class Run:
     """What steps use: the guest's shell and nvme-cli, fio, the card from outside.
 
@@ -201,9 +214,9 @@ class Run:
         }
         return "fio " + " ".join(f"--{name}={value}" for name, value in chosen.items())
 
-    def load(self, size_mib: int, **options: object) -> str:
-        """Runs fio to its end; what it moved."""
-        return self.fio_result(self.shell(self.fio(size_mib, **options), LOAD_SECONDS))
+    def load(self, size_mib: int, **options: object) -> Traffic:
+        """Runs fio to its end."""
+        return self.fio_result(*self.machine.run(self.fio(size_mib, **options), LOAD_SECONDS))
 
     @contextmanager
     def loaded(self, size_mib: int, **options: object) -> Iterator["Load"]:
@@ -222,15 +235,19 @@ class Run:
         """Packets that the card has received, a measure of traffic."""
         return self.harness.statistics()["down_tlps"]
 
-    def fio_result(self, log: str) -> str:
-        """What fio moved, from its output; raises `StepError` for errors."""
+    def fio_result(self, status: int, log: str) -> Traffic:
+        """What fio moved, from its exit status and output; raises `StepError` for errors."""
+        before, _, _ = log.partition("{")
         try:
-            jobs = json.loads(log[log.index("{"):])["jobs"]
+            jobs = json.loads(log[len(before) :])["jobs"]
         except ValueError:
-            raise StepError(f"fio: {log.strip()[-200:]}") from None
-        self.expect(all(job["error"] == 0 for job in jobs), "fio reports errors")
+            jobs = None
+        if status or jobs is None or any(job["error"] for job in jobs):
+            said = before.split("\n")[0] or "errors"
+            raise StepError(f"fio: status {status}: {said}")
         read, written = (sum(job[way]["io_bytes"] for job in jobs) for way in ("read", "write"))
-        return f"fio wrote {written / MIB:.1f} MiB, read and verified {read / MIB:.1f} MiB"
+        commands = sum(job[way]["total_ios"] for job in jobs for way in ("read", "write"))
+        return Traffic(written, read, commands)
 
     # The card from outside
 
@@ -261,16 +278,19 @@ class Load:
             lambda: self._run.packets() > before + packets, LOAD_SECONDS, "fio"
         )
 
-    def finish(self, *, fails: bool = False) -> str:
-        """Waits for the end; what fio moved, or that it failed where it must."""
+    def finish(self) -> Traffic:
+        """Waits for the end, which must be a success."""
+        return self._run.fio_result(*self._wait())
+
+    def fail(self) -> None:
+        """Waits for the end, which must be a failure."""
+        status, _ = self._wait()
+        self._run.expect(status, "fio did not notice that the device was gone")
+
+    def _wait(self) -> tuple[int, str]:
         self.finished = True
-        status, log = self._run.machine.run("wait $fio; s=$?; cat /tmp/fio.log; ( exit $s )",
-                                            LOAD_SECONDS)
-        if fails:
-            self._run.expect(status, "fio did not notice that the device was gone")
-            return "fio got errors"
-        self._run.expect(status == 0, f"fio: status {status}: {log.strip()[-200:]}")
-        return self._run.fio_result(log)
+        line = "wait $fio; s=$?; cat /tmp/fio.log; ( exit $s )"
+        return self._run.machine.run(line, LOAD_SECONDS)
 
 
 class Reporter:
