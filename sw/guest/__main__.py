@@ -44,11 +44,9 @@ def run(arguments) -> int:
     chosen = arguments.steps or (QUICK if arguments.quick else [step.name for step in STEPS])
     steps = [step for step in STEPS if step.name in {"boot", *chosen}]
     directory = arguments.out.resolve()
-    directory.mkdir(parents=True, exist_ok=True)
-    installed = packages.install()
+    installed, kernel = packages.prepare(directory)
     if installed:
         print(f"installed {' '.join(installed)}", flush=True)
-    kernel = packages.kernel(directory)
     print(f"{kernel.image.name}, seed {arguments.seed}; building the card may take minutes",
           flush=True)
     scale = 1 if arguments.quick else FULL_SCALE

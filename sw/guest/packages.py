@@ -3,6 +3,7 @@
 As root what is missing is installed; otherwise the one command that does so is named.
 """
 
+import fcntl
 import os
 import re
 import shutil
@@ -65,6 +66,17 @@ def _run(*command: str, directory: Path | None = None) -> str:
         reason = (result.stderr.strip() or "no reason given").splitlines()[-1]
         raise MissingPackagesError(f"{' '.join(command[:2])}: {reason}")
     return result.stdout
+
+
+def prepare(directory: Path) -> tuple[list[str], Kernel]:
+    """The packages that had to be installed, and the kernel below ``directory``.
+
+    One process at a time. Raises `MissingPackagesError`.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return install(), kernel(directory)
 
 
 def install() -> list[str]:

@@ -63,7 +63,10 @@ class Step:
 def started(
     kernel: Kernel, directory: Path, seed: int, *, scale: int = 1, config: Config | None = None
 ) -> Iterator["Run"]:
-    """A `Run` on a new card with a RAID 1 volume, made before the guest exists."""
+    """A `Run` on a new card with a RAID 1 volume, made before the guest exists.
+
+    ``directory`` takes the initramfs, for as long as it is needed, and the logs.
+    """
     config = config or board(8)
     rng = random.Random(seed)
     tree = _tree(rng)
@@ -77,8 +80,11 @@ def started(
         def bridge(deliver: Callable[[int, int], None]) -> BridgedCard:
             return BridgedCard(card.harness, vectors=config.queue_pairs + 1, deliver=deliver)
 
-        with Machine(bridge, kernel, initramfs, directory) as machine:
-            yield Run(machine, rng, scale)
+        try:
+            with Machine(bridge, kernel, initramfs, directory) as machine:
+                yield Run(machine, rng, scale)
+        finally:
+            initramfs.unlink()
 
 
 async def _make_mirror(card: SimulatedCard) -> None:

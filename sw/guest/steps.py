@@ -28,6 +28,7 @@ DEGRADED_WARNING = 1 << 2
 CC, CSTS = 0x14, 0x1C
 SHUTDOWN_COMPLETE = 2
 RESETS = 3
+SPOILT_ROWS = 60
 FULL_SCALE = 3
 """Of the loads of a full run."""
 
@@ -142,16 +143,21 @@ def ext4(run: Run) -> str:
     return f"{files} files copied, fsck and checksums agree, {flushes} flushes a drive"
 
 
+def parity_rows(run: Run) -> set[int]:
+    """Rows of the RAID 6 that hold something."""
+    return {
+        block - DATA_OFFSET_BLOCKS
+        for port in PARITY_PORTS
+        for block in run.harness.written_blocks(port)
+    }
+
+
 def parity(run: Run) -> str:
     """Past the controller: P and Q of every row on the drives are ISA-L's."""
     run.shell("sync")
     run.settle()
     layout = Layout("RAID6", len(PARITY_PORTS), STRIP_KIB * 1024 // BLOCK_BYTES)
-    rows = {
-        block - DATA_OFFSET_BLOCKS
-        for port in PARITY_PORTS
-        for block in run.harness.written_blocks(port)
-    }
+    rows = parity_rows(run)
     for row in sorted(rows):
         held = [
             run.harness.read_drive(PARITY_PORTS[place], DATA_OFFSET_BLOCKS + row)
@@ -213,6 +219,34 @@ def rebind(run: Run) -> str:
     return f"fio got errors, {files} files are as they were"
 
 
+def medium(run: Run) -> str:
+    """Blocks of two drives in many rows become unreadable: the guest notices nothing."""
+    rows = sorted(parity_rows(run))
+    before = _drive_errors(run)
+    ports = run.rng.sample(PARITY_PORTS, 2)
+    spoilt = [
+        (port, DATA_OFFSET_BLOCKS + row)
+        for row in run.rng.sample(rows, min(len(rows), SPOILT_ROWS))
+        for port in ports
+    ]
+    for place in spoilt:
+        run.harness.medium_error(*place)
+    run.mount()
+    files = run.check_tree()
+    run.unmount_and_check()
+    errors = _drive_errors(run) - before
+    run.expect(errors, "no drive has met an unreadable block")
+    for place in spoilt:
+        run.harness.clear_medium_error(*place)
+    arrays = run.cli.do(raid.arrays(run.cli.nvme))
+    run.expect(not any(entry.degraded for entry in arrays), f"the card reports {arrays}")
+    return f"{errors} read errors of {len(spoilt)} bad blocks, {files} files are as they were"
+
+
+def _drive_errors(run: Run) -> int:
+    return sum(run.harness.drive_statistics(port)["errors"] for port in PARITY_PORTS)
+
+
 def pull(run: Run) -> str:
     """Two drives of the RAID 6 and one of the RAID 1 are pulled under load."""
     cli = run.cli
@@ -259,8 +293,9 @@ STEPS = [
     Step("parity", "drives read past the controller", parity),
     Step("reset", "controller resets under load", reset),
     Step("rebind", "driver unbound and bound again under load", rebind, complaints=True),
+    Step("medium", "unreadable blocks on the drives", medium),
     Step("pull", "drives pulled under load", pull),
     Step("power-off", "orderly shutdown", power_off),
 ]
-QUICK = ("boot", "identify", "manage", "logs", "ext4", "parity", "reset", "pull", "power-off")
+QUICK = [step.name for step in STEPS if step.name not in ("load", "rebind")]
 """Steps of the short form."""
