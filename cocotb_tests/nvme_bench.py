@@ -148,6 +148,8 @@ class Bench(DataPath):
         dut.now.value = 0
         dut.drive_present.value = 0
         dut.drive_failed.value = 0
+        dut.drive_used.value = 0
+        dut.temperature.value = 0
         await start(dut)
         cocotb.start_soon(self._tables())
 
@@ -380,7 +382,7 @@ class Bench(DataPath):
 
     def _fill_inbox(self, target: int, data: bytes) -> None:
         words = self.config.beat_dwords
-        assert target + len(data) // 4 <= inbox_dwords(self.config)
+        assert target + len(data) // 4 <= inbox_dwords(self.config) + words
         position = 0
         while position < len(data):
             word = target + position // 4

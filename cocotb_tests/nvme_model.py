@@ -55,6 +55,7 @@ class DataPath:
         self.ports: dict[int, dict] = {}
         self.capacities: dict[int, int] = {}
         self.in_flight = 0
+        self.moved = 0
         self._sending: dict[int, list] = {}
         self._moved: dict[int, Event] = {}
         self._errors: dict[int, bool] = {}

@@ -253,12 +253,13 @@ async def refuses_bad_commands(dut):
             rows.append((read_write(opcode, good, block, blocks, 0, 0), blocks, 0x080))
         rows += [
             (read_write(opcode, number, 0, 1, 0, 0), 1, nvme.INVALID_NAMESPACE)
-            for number in (0, good + 1, CONFIG.volumes + 1, 0xFFFF_FFFF)
+            for number in (0, CONFIG.volumes + 1, 0xFFFF_FFFF)
         ]
+        rows.append((read_write(opcode, good + 1, 0, 1, 0, 0), 1, nvme.INVALID_FIELD))
         rows.append((read_write(opcode, good, 0, largest + 1, 0, 0), largest, nvme.INVALID_FIELD))
         fused = read_write(opcode, good, 0, 1, 0, 0)
         rows.append((Command(opcode, good, dwords=fused.dwords, flags=1), 1, nvme.INVALID_FIELD))
-    rows.append((Command(Io.FLUSH, good + 1), 1, nvme.INVALID_NAMESPACE))
+    rows.append((Command(Io.FLUSH, good + 1), 1, nvme.INVALID_FIELD))
     rows += [(Command(opcode, good), 1, nvme.INVALID_OPCODE) for opcode in (0x03, 0x55, 0xFF)]
     bench.random.shuffle(rows)
     for command, blocks, expected in rows:

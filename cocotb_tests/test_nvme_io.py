@@ -94,7 +94,7 @@ async def every_error(dut):
         fields.setdefault("prp1", page)
         await host.bad(code, 1, **(nvme.read_write(opcode, nsid, block, blocks) | fields))
 
-    for opcode in (0x03, 0x04, 0x08, 0x0D, 0x80, 0xFF):
+    for opcode in (0x03, 0x04, 0x05, 0x09, 0x0D, 0x80, 0xFF):
         await bad(nvme.INVALID_OPCODE, opcode=opcode)
     for opcode in (nvme.READ, nvme.WRITE, nvme.FLUSH):
         await bad(nvme.INVALID_FIELD, opcode=opcode, psdt=1)
@@ -120,7 +120,7 @@ async def every_error(dut):
             await bad(nvme.INVALID_PRP_OFFSET, opcode=opcode, blocks=8, prp1=prp1, prp2=prp2)
     assert not host.commands, "a bad command reached the data path"
     # The data path's own.
-    await bad(nvme.INVALID_NAMESPACE, nsid=2)
+    await bad(nvme.INVALID_FIELD, nsid=2)
     await bad(nvme.LBA_OUT_OF_RANGE, block=VOLUME_BLOCKS)
     for status, code in (
         (Status.UNRECOVERED_READ, nvme.UNRECOVERED_READ),

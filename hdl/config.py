@@ -69,6 +69,12 @@ class Config:
         Longest host transfer in blocks, a power of two (NVMe MDTS).
     clock_hz
         Clock frequency, only to turn times into cycles.
+    error_log_entries
+        Entries of the NVMe error log (ELPE + 1), a power of two.
+    async_event_limit
+        NVMe Asynchronous Event Requests held at once (AERL + 1), 1..16.
+    temperature_kelvin
+        Composite temperature that a board without a sensor reports.
     """
 
     data_width: int = 256
@@ -88,6 +94,9 @@ class Config:
     parities: int = 2
     transfer_blocks: int = 32
     clock_hz: int = 250_000_000
+    error_log_entries: int = 16
+    async_event_limit: int = 4
+    temperature_kelvin: int = 308
 
     def __post_init__(self) -> None:
         if self.data_width not in (64, 128, 256, 512):
@@ -100,6 +109,12 @@ class Config:
             raise ValueError(f"parities must be 1..4, not {self.parities}")
         if not 1 <= self.queue_pairs <= 64:
             raise ValueError(f"queue_pairs must be 1..64, not {self.queue_pairs}")
+        if not 1 <= self.async_event_limit <= 16:
+            raise ValueError(f"async_event_limit must be 1..16, not {self.async_event_limit}")
+        if not 1 <= self.temperature_kelvin < 1 << 16:
+            raise ValueError(
+                f"temperature_kelvin must be 1..65535, not {self.temperature_kelvin}"
+            )
         for name, least, most in (
             ("lines", 16, 1 << 16),
             ("banks", 2, 64),
@@ -111,6 +126,7 @@ class Config:
             ("arrays", 2, 256),
             ("volumes", 2, 256),
             ("transfer_blocks", 2, 64),
+            ("error_log_entries", 2, 64),
         ):
             value = getattr(self, name)
             if value & (value - 1) or not least <= value <= most:
@@ -216,4 +232,5 @@ def small() -> Config:
         volumes=4,
         transfer_blocks=4,
         clock_hz=80_000_000,
+        error_log_entries=4,
     )

@@ -33,6 +33,7 @@ class Controller(wiring.Component):
                 **AXIS,
                 "status": Out(PcieStatus()),
                 "now": In(TIME_BITS),
+                "temperature": In(16),
                 "quiet": Out(1),
                 "deadline": Out(TIME_BITS),
                 "drives": Out(DrivePort(config)).array(config.ports),
@@ -53,6 +54,7 @@ class Controller(wiring.Component):
             m.d.comb += getattr(core.status, name).eq(getattr(self.status, name))
         m.d.comb += [
             core.now.eq(self.now),
+            core.temperature.eq(self.temperature),
             self.quiet.eq(core.quiet & ~shim.busy),
             self.deadline.eq(core.deadline),
         ]

@@ -29,6 +29,7 @@ class Core(wiring.Component):
     ``request``, ``completion``: memory requests to the host and what comes back. ``register``:
     the host's register accesses. ``drives``: the drive ports. ``now``: time in clock cycles, which
     may jump to ``deadline`` at most while ``quiet`` is 1 and no stream offers anything.
+    ``temperature``: of the board in kelvin; 0 without a sensor.
 
     Parameters
     ----------
@@ -47,6 +48,7 @@ class Core(wiring.Component):
                 "register": In(RegisterBus()),
                 "status": Out(PcieStatus()),
                 "now": In(TIME_BITS),
+                "temperature": In(16),
                 "quiet": Out(1),
                 "deadline": Out(TIME_BITS),
                 "drives": Out(DrivePort(config)).array(config.ports),
@@ -170,7 +172,12 @@ class Core(wiring.Component):
         connect(m, tables.manage_response, front_end.manage_response)
         connect(m, sequencer.fail, tables.fail)
         present = Cat(port.present for port in self.drives)
-        m.d.comb += [tables.present.eq(present), front_end.drive_present.eq(present)]
+        m.d.comb += [
+            tables.present.eq(present),
+            front_end.drive_present.eq(present),
+            front_end.drive_used.eq(tables.used),
+            front_end.temperature.eq(self.temperature),
+        ]
         for block in (front_end, dispatch, sequencer, drives):
             failed = block.drive_failed if block is front_end else block.failed
             m.d.comb += failed.eq(tables.failed)
@@ -183,11 +190,12 @@ class Core(wiring.Component):
             m.d.comb += table_capacity.eq(port.capacity)
             connect(m, flipped(port), inner)
 
+        earliest = front_end.deadline
+        for block in (gather, endpoint):
+            earliest = Mux(block.deadline < earliest, block.deadline, earliest)
         merges = [operations, deliveries, commits]
         m.d.comb += [
             self.quiet.eq(~Cat(block.busy for block in blocks + merges).any()),
-            self.deadline.eq(
-                Mux(gather.deadline < endpoint.deadline, gather.deadline, endpoint.deadline)
-            ),
+            self.deadline.eq(earliest),
         ]
         return m

@@ -48,6 +48,8 @@ class ArrayTables(wiring.Component):
         Levels from the drive ports, capacity in blocks.
     fail
         Ports whose drive failed to store data; always taken. No effect on a port without array.
+    used
+        Bit a port: it belongs to an array.
     failed
         Bit a port: its drive cannot be used. Set while a drive is absent; stays set if the port
         belongs to an array, until an array is created on it.
@@ -91,6 +93,7 @@ class ArrayTables(wiring.Component):
                 "present": In(config.ports),
                 "capacity": In(BLOCK_NUMBER_BITS).array(config.ports),
                 "fail": In(stream.Signature(config.port_bits)),
+                "used": Out(MAX_DRIVES),
                 "failed": Out(MAX_DRIVES),
                 "changed": Out(1),
                 "busy": Out(1),
@@ -127,7 +130,7 @@ class ArrayTables(wiring.Component):
         member_write = members.write_port()
 
         # Health.
-        used = Signal(MAX_DRIVES)
+        used = self.used
         lost = Signal(MAX_DRIVES)
         absent = Signal(MAX_DRIVES)
         reported = Signal(MAX_DRIVES)

@@ -1,27 +1,30 @@
 """Admin commands (NVMe 1.4 section 5)."""
 
-from amaranth.hdl import Module, Signal
+from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.array.interface import manage_request, manage_response
 from hdl.config import DWORDS_PER_BLOCK, Config
+from hdl.nvme.catalogue import LISTS, LOGS, STRUCTURES, log_dwords
 from hdl.nvme.codes import (
-    ASYNC_EVENT_LIMIT,
+    BROADCAST_NSID,
     PAGE_SHIFT,
     STATUS_BITS,
     AdminOpcode,
-    ListPage,
-    LogPage,
     StatusCode,
     StructureCode,
     status_field,
 )
-from hdl.nvme.features import Features
+from hdl.nvme.events import LOGS as EVENT_LOGS
+from hdl.nvme.events import Events, report
+from hdl.nvme.features import BURST_BITS, Features
+from hdl.nvme.health import note
 from hdl.nvme.manage import OPCODES as MANAGE_OPCODES
 from hdl.nvme.manage import Manage
+from hdl.nvme.namespaces import Namespaces
+from hdl.nvme.pages import WARNING_BITS
 from hdl.nvme.records import (
-    PageKind,
     QueueOperation,
     assign,
     change,
@@ -29,12 +32,13 @@ from hdl.nvme.records import (
     sqe,
 )
 from hdl.nvme.sender import send_request
+from hdl.pcie.interface import read_request
 
 NOT_ABORTED = 1
 """DW0 of Abort: the command was not aborted."""
 
-LOG_DWORDS_BITS = 12
-"""NUMDL; NUMDU and offsets are reserved, since LPA does not offer extended data."""
+RETAIN_BIT = 15
+"""RAE in CDW10 of Get Log Page: the events of the log's type stay masked."""
 
 QUEUE_OPERATIONS = {
     AdminOpcode.CREATE_CQ: QueueOperation.CREATE_CQ,
@@ -42,26 +46,6 @@ QUEUE_OPERATIONS = {
     AdminOpcode.DELETE_CQ: QueueOperation.DELETE_CQ,
     AdminOpcode.DELETE_SQ: QueueOperation.DELETE_SQ,
 }
-
-STRUCTURES = {
-    StructureCode.NAMESPACE: PageKind.NAMESPACE,
-    StructureCode.CONTROLLER: PageKind.CONTROLLER,
-    StructureCode.ACTIVE_NAMESPACES: PageKind.ACTIVE_NAMESPACES,
-    StructureCode.DESCRIPTORS: PageKind.DESCRIPTORS,
-}
-
-LOGS = {
-    LogPage.ERROR: PageKind.ERROR,
-    LogPage.SMART: PageKind.SMART,
-    LogPage.FIRMWARE_SLOT: PageKind.FIRMWARE_SLOT,
-}
-
-LISTS = {
-    ListPage.ARRAYS: PageKind.ARRAYS,
-    ListPage.VOLUMES: PageKind.VOLUMES,
-    ListPage.DRIVES: PageKind.DRIVES,
-}
-
 
 class Admin(wiring.Component):
     """Executes one admin command at a time.
@@ -76,8 +60,11 @@ class Admin(wiring.Component):
     entry
         Admin submission queue entries.
     finish
-        How they ended. An Asynchronous Event Request ends without a completion queue entry: it
-        is held, and no event is ever reported, until the controller is reset.
+        How they ended. An Asynchronous Event Request ends without a completion queue entry.
+    note
+        Those that failed, for the error log, before they end.
+    report
+        Ended Asynchronous Event Requests (`hdl.nvme.events.Events`).
     change, changed
         Create and delete of I/O queues (`QueueEngine`).
     send, sent
@@ -89,7 +76,13 @@ class Admin(wiring.Component):
     io_queues
         There are I/O queues.
     clear
-        The controller is being reset: features and held requests are forgotten.
+        The controller is being reset: features, events and held requests are forgotten.
+    misuse, misuse_value, warning, changes
+        As in `hdl.nvme.events.Events`.
+    detached, probe, allocated, read_request, read_done, read_error, parameter
+        As in `hdl.nvme.namespaces.Namespaces`.
+    over, under, burst, threshold, delay, uncoalesced
+        As in `hdl.nvme.features.Features`.
     write_through
         The host has switched the volatile write cache off.
 
@@ -105,6 +98,25 @@ class Admin(wiring.Component):
             {
                 "entry": In(stream.Signature(sqe())),
                 "finish": Out(stream.Signature(finish(config))),
+                "note": Out(stream.Signature(note(config))),
+                "report": Out(stream.Signature(report())),
+                "misuse": In(1),
+                "misuse_value": In(1),
+                "warning": In(WARNING_BITS),
+                "changes": Out(config.volumes),
+                "detached": Out(config.volumes),
+                "probe": Out(config.volume_bits),
+                "allocated": In(1),
+                "read_request": Out(stream.Signature(read_request(config))),
+                "read_done": In(1),
+                "read_error": In(1),
+                "parameter": In(32),
+                "over": Out(16),
+                "under": Out(16),
+                "burst": Out(BURST_BITS),
+                "threshold": Out(8),
+                "delay": Out(8),
+                "uncoalesced": Out(config.queue_pairs + 1),
                 "change": Out(stream.Signature(change(config))),
                 "changed": In(stream.Signature(STATUS_BITS)),
                 "send": Out(stream.Signature(send_request(config))),
@@ -124,6 +136,28 @@ class Admin(wiring.Component):
         m = Module()
         m.submodules.features = features = Features(config=config)
         m.submodules.manage = manage = Manage(config=config)
+        m.submodules.events = events = Events(config=config)
+        m.submodules.namespaces = namespaces = Namespaces(config=config)
+        wiring.connect(m, wiring.flipped(self.read_request), namespaces.read_request)
+        m.d.comb += [
+            namespaces.allocated.eq(self.allocated),
+            namespaces.read_done.eq(self.read_done),
+            namespaces.read_error.eq(self.read_error),
+            namespaces.parameter.eq(self.parameter),
+            self.probe.eq(namespaces.probe),
+            self.detached.eq(namespaces.detached),
+        ]
+        wiring.connect(m, wiring.flipped(self.report), events.report)
+        for name in ("over", "under", "burst", "threshold", "delay", "uncoalesced"):
+            m.d.comb += getattr(self, name).eq(getattr(features, name))
+        m.d.comb += [
+            events.misuse.eq(self.misuse),
+            events.misuse_value.eq(self.misuse_value),
+            events.warning.eq(self.warning),
+            events.configuration.eq(features.events),
+            events.clear.eq(self.clear),
+            self.changes.eq(events.changes),
+        ]
         wiring.connect(m, wiring.flipped(self.manage_request), manage.manage_request)
         wiring.connect(m, wiring.flipped(self.manage_response), manage.manage_response)
 
@@ -131,17 +165,38 @@ class Admin(wiring.Component):
         status = Signal(STATUS_BITS)
         result = Signal(32)
         posts = Signal()
-        held_events = Signal(range(ASYNC_EVENT_LIMIT + 1))
 
+        of_one, may_be_every, of_some, lists_controllers = (
+            Signal(name=name) for name in ("of_one", "may_be_every", "of_some", "of_controllers")
+        )
+        with m.Switch(entry.cdw10[:8]):
+            with m.Case(StructureCode.NAMESPACE.value):
+                m.d.comb += [of_one.eq(1), may_be_every.eq(1)]
+            with m.Case(StructureCode.DESCRIPTORS.value, StructureCode.ALLOCATED_NAMESPACE.value):
+                m.d.comb += of_one.eq(1)
+            with m.Case(StructureCode.NAMESPACE_CONTROLLERS.value):
+                m.d.comb += [of_one.eq(1), lists_controllers.eq(1)]
+            with m.Case(StructureCode.CONTROLLERS.value):
+                m.d.comb += lists_controllers.eq(1)
+            with m.Case(
+                StructureCode.ACTIVE_NAMESPACES.value, StructureCode.ALLOCATED_NAMESPACES.value
+            ):
+                m.d.comb += of_some.eq(1)
         queue_number = entry.cdw10[:16]
         queue_last = entry.cdw10[16:]
         upper = entry.cdw11[16:]
         structure = entry.cdw10[:8]
-        log_dwords = entry.cdw10[16 : 16 + LOG_DWORDS_BITS]
+        log_page = entry.cdw10[:8]
+        log_length = Cat(entry.cdw10[16:], entry.cdw11[:16])
+        log_offset = Cat(entry.cdw12, entry.cdw13)
+        of_namespace = (entry.nsid != 0) & (entry.nsid != BROADCAST_NSID)
 
         m.d.comb += [
             features.feature.eq(entry.cdw10[:8]),
             features.saves.eq(entry.cdw10[31]),
+            features.select.eq(entry.cdw10[8:11]),
+            features.nsid.eq(entry.nsid),
+            events.identifier.eq(entry.identifier),
             features.value.eq(entry.cdw11),
             features.set.eq(entry.opcode == AdminOpcode.SET_FEATURES.value),
             features.io_queues.eq(self.io_queues),
@@ -157,6 +212,12 @@ class Admin(wiring.Component):
                 post=posts,
             ),
             *assign(
+                self.note.payload,
+                identifier=entry.identifier,
+                status=status,
+                nsid=entry.nsid,
+            ),
+            *assign(
                 self.change.payload,
                 queue=queue_number,
                 page=entry.prp1[PAGE_SHIFT:],
@@ -166,16 +227,29 @@ class Admin(wiring.Component):
                 interrupt=entry.cdw11[1],
             ),
         ]
+        m.d.comb += [
+            namespaces.nsid.eq(entry.nsid),
+            namespaces.select.eq(entry.cdw10),
+            namespaces.prp1.eq(entry.prp1),
+            namespaces.created.eq(manage.created),
+            namespaces.created_volume.eq(manage.volume),
+            events.changed.eq(manage.changed | namespaces.changed),
+            events.namespace.eq(Mux(manage.changed, manage.volume, namespaces.volume)),
+        ]
         with m.Switch(entry.opcode):
             for opcode, operation in QUEUE_OPERATIONS.items():
                 with m.Case(opcode.value):
                     m.d.comb += self.change.payload.operation.eq(operation)
-        with m.If(self.clear):
-            m.d.sync += held_events.eq(0)
+        log_size = Signal(range(DWORDS_PER_BLOCK + 1))
+        known_log = Signal()
+        with m.Switch(log_page):
+            for page, dwords in log_dwords(config).items():
+                with m.Case(page.value):
+                    m.d.comb += [known_log.eq(1), log_size.eq(dwords)]
 
         def end(code: StatusCode):
             m.d.sync += status.eq(status_field(code))
-            m.next = "FINISH"
+            m.next = "NOTE"
 
         def queue_checks(*, creates: bool, on_cq: bool):
             """Checks that need no queue state, in the order of their importance."""
@@ -208,8 +282,10 @@ class Admin(wiring.Component):
 
         send = self.send.payload
 
-        def send_page(kinds: dict, code, otherwise: StatusCode, dwords, nsid):
-            m.d.sync += assign(send, dwords=dwords, nsid=nsid, prp1=entry.prp1, prp2=entry.prp2)
+        def send_page(kinds: dict, code, otherwise: StatusCode, dwords, nsid, skip=0):
+            m.d.sync += assign(
+                send, dwords=dwords, nsid=nsid, skip=skip, prp1=entry.prp1, prp2=entry.prp2
+            )
             with m.Switch(code):
                 for value, kind in kinds.items():
                     with m.Case(value.value):
@@ -244,27 +320,35 @@ class Admin(wiring.Component):
                             structure,
                             StatusCode.INVALID_FIELD,
                             DWORDS_PER_BLOCK,
-                            entry.nsid,
-                        )
-                        of_one = (structure == StructureCode.NAMESPACE.value) | (
-                            structure == StructureCode.DESCRIPTORS.value
+                            Mux(structure == StructureCode.CONTROLLERS.value, 0, entry.nsid),
+                            # No controller has an identifier beyond 0.
+                            lists_controllers & entry.cdw10[16:].any(),
                         )
                         unknown = (entry.nsid == 0) | (entry.nsid > config.volumes)
+                        every = entry.nsid == BROADCAST_NSID
                         after_all = entry.nsid[1:] == (1 << 31) - 1
                         with m.If(
-                            (of_one & unknown)
-                            | ((structure == StructureCode.ACTIVE_NAMESPACES.value) & after_all)
+                            (of_one & unknown & ~(may_be_every & every)) | (of_some & after_all)
                         ):
                             end(StatusCode.INVALID_NAMESPACE)
                     with m.Case(AdminOpcode.GET_LOG_PAGE.value):
                         send_page(
                             LOGS,
-                            entry.cdw10[:8],
+                            log_page,
                             StatusCode.INVALID_LOG_PAGE,
-                            log_dwords + 1,
+                            log_length + 1,
                             0,
+                            log_offset[2:],
                         )
-                        with m.If(log_dwords >= DWORDS_PER_BLOCK):
+                        with m.If(
+                            known_log
+                            & (
+                                (log_length >= DWORDS_PER_BLOCK)
+                                | of_namespace
+                                | log_offset[:2].any()
+                                | (log_offset[2:] > log_size)
+                            )
+                        ):
                             end(StatusCode.INVALID_FIELD)
                     with m.Case(AdminOpcode.LIST.value):
                         send_page(
@@ -280,12 +364,15 @@ class Admin(wiring.Component):
                     with m.Case(AdminOpcode.ABORT.value):
                         m.d.sync += result.eq(NOT_ABORTED)
                         m.next = "FINISH"
+                        with m.If(queue_number == 0):
+                            m.next = "ABORT"
                     with m.Case(AdminOpcode.ASYNC_EVENT_REQUEST.value):
-                        with m.If(held_events == ASYNC_EVENT_LIMIT):
+                        m.next = "HOLD"
+                        with m.If(events.full):
                             end(StatusCode.ASYNC_EVENT_LIMIT)
-                        with m.Else():
-                            m.d.sync += [held_events.eq(held_events + 1), posts.eq(0)]
-                            m.next = "FINISH"
+                    with m.Case(AdminOpcode.NAMESPACE_ATTACHMENT.value):
+                        m.d.comb += namespaces.start.eq((entry.fuse == 0) & (entry.psdt == 0))
+                        m.next = "ATTACH"
                     for opcode in MANAGE_OPCODES:
                         with m.Case(opcode.value):
                             m.d.comb += manage.start.eq((entry.fuse == 0) & (entry.psdt == 0))
@@ -294,8 +381,22 @@ class Admin(wiring.Component):
                         end(StatusCode.INVALID_OPCODE)
                 with m.If((entry.fuse != 0) | (entry.psdt != 0)):
                     m.d.comb += features.look.eq(0)
-                    m.d.sync += [held_events.eq(held_events), posts.eq(1)]
                     end(StatusCode.INVALID_FIELD)
+
+            with m.State("HOLD"):
+                m.d.comb += events.hold.eq(1)
+                m.d.sync += posts.eq(0)
+                m.next = "FINISH"
+
+            # Requests that are held are the only admin commands that wait.
+            with m.State("ABORT"):
+                m.d.comb += [
+                    events.abort.eq(1),
+                    events.identifier.eq(entry.cdw10[16:]),
+                ]
+                with m.If(events.aborted):
+                    m.d.sync += result.eq(Mux(events.found, 0, NOT_ABORTED))
+                    m.next = "FINISH"
 
             with m.State("CHANGE"):
                 m.d.comb += self.change.valid.eq(1)
@@ -306,7 +407,7 @@ class Admin(wiring.Component):
                 m.d.comb += self.changed.ready.eq(1)
                 m.d.sync += status.eq(self.changed.payload)
                 with m.If(self.changed.valid):
-                    m.next = "FINISH"
+                    m.next = "JUDGE"
 
             with m.State("SEND"):
                 m.d.comb += self.send.valid.eq(1)
@@ -317,15 +418,37 @@ class Admin(wiring.Component):
                 m.d.comb += self.sent.ready.eq(1)
                 m.d.sync += status.eq(self.sent.payload)
                 with m.If(self.sent.valid):
-                    m.next = "FINISH"
+                    m.next = "JUDGE"
+                    with m.If(
+                        (entry.opcode == AdminOpcode.GET_LOG_PAGE.value)
+                        & ~entry.cdw10[RETAIN_BIT]
+                        & (self.sent.payload == 0)
+                    ):
+                        for event, page in EVENT_LOGS.items():
+                            m.d.comb += events.cleared[event.value].eq(log_page == page.value)
 
             with m.State("FEATURE"):
                 m.d.sync += [status.eq(features.status), result.eq(features.result)]
-                m.next = "FINISH"
+                m.next = "JUDGE"
 
             with m.State("MANAGE"):
                 m.d.sync += [status.eq(manage.status), result.eq(manage.result)]
                 with m.If(manage.done):
+                    m.next = "JUDGE"
+
+            with m.State("ATTACH"):
+                m.d.sync += status.eq(namespaces.status)
+                with m.If(namespaces.done):
+                    m.next = "JUDGE"
+
+            with m.State("JUDGE"):
+                m.next = "FINISH"
+                with m.If(status != 0):
+                    m.next = "NOTE"
+
+            with m.State("NOTE"):
+                m.d.comb += self.note.valid.eq(1)
+                with m.If(self.note.ready):
                     m.next = "FINISH"
 
             with m.State("FINISH"):
@@ -340,7 +463,10 @@ class Admin(wiring.Component):
                 | (self.send.valid & ~self.send.ready)
                 | (fsm.ongoing("SENT") & ~self.sent.valid)
                 | (fsm.ongoing("MANAGE") & ~manage.done)
+                | (fsm.ongoing("ATTACH") & ~namespaces.done)
+                | (self.note.valid & ~self.note.ready)
                 | (self.finish.valid & ~self.finish.ready)
             )
-            m.d.comb += self.busy.eq(~waits | features.busy | manage.busy)
+            parts = (features, manage, events, namespaces)
+            m.d.comb += self.busy.eq(~waits | Cat(part.busy for part in parts).any())
         return m

@@ -18,6 +18,15 @@ def choose(m: Module, waiting: Value, turn: Signal) -> Signal:
     return chosen
 
 
+def lowest_set(m: Module, waiting: Value, name: str) -> Signal:
+    """The lowest set bit of ``waiting``, 0 if none is; combinational."""
+    chosen = Signal(range(len(waiting)), name=name)
+    for index in reversed(range(len(waiting))):
+        with m.If(waiting[index]):
+            m.d.comb += chosen.eq(index)
+    return chosen
+
+
 def following(at: Value, last):
     """The place after ``at`` on a ring whose last place is ``last``."""
     return Mux(at == last, 0, at + 1)

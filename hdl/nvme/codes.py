@@ -7,6 +7,9 @@ from hdl.nvme.interface import Status
 DO_NOT_RETRY = 1 << 14
 """DNR in the 15-bit status field (section 4.6.1)."""
 
+MORE = 1 << 13
+"""M in the status field: the error log has an entry for the command."""
+
 STATUS_BITS = 15
 """Status field of a completion queue entry without the phase: SC, SCT, CRD, M, DNR."""
 
@@ -20,8 +23,9 @@ BROADCAST_NSID = 0xFFFF_FFFF
 VERSION = 0x0001_0400
 """NVMe 1.4.0 (section 3.1.2)."""
 
-ASYNC_EVENT_LIMIT = 4
-"""Asynchronous Event Requests held (Identify Controller AERL + 1)."""
+WARNING_KELVIN = 343
+CRITICAL_KELVIN = 358
+"""WCTEMP and CCTEMP of Identify Controller: 70 and 85 degrees Celsius."""
 
 SQ_ENTRY_EXPONENT = 6
 CQ_ENTRY_EXPONENT = 4
@@ -63,6 +67,8 @@ class AdminOpcode(enum.Enum, shape=8):
     SET_FEATURES = 0x09
     GET_FEATURES = 0x0A
     ASYNC_EVENT_REQUEST = 0x0C
+    NAMESPACE_MANAGEMENT = 0x0D
+    NAMESPACE_ATTACHMENT = 0x15
     CREATE_ARRAY = 0xC0
     LIST = 0xC2
     DELETE_ARRAY = 0xC4
@@ -76,6 +82,8 @@ class IoOpcode(enum.Enum, shape=8):
     FLUSH = 0x00
     WRITE = 0x01
     READ = 0x02
+    WRITE_ZEROES = 0x08
+    VERIFY = 0x0C
 
 
 class Feature(enum.Enum, shape=8):
@@ -100,6 +108,10 @@ class StructureCode(enum.Enum, shape=8):
     CONTROLLER = 0x01
     ACTIVE_NAMESPACES = 0x02
     DESCRIPTORS = 0x03
+    ALLOCATED_NAMESPACES = 0x10
+    ALLOCATED_NAMESPACE = 0x11
+    NAMESPACE_CONTROLLERS = 0x12
+    CONTROLLERS = 0x13
 
 
 class LogPage(enum.Enum, shape=8):
@@ -108,6 +120,15 @@ class LogPage(enum.Enum, shape=8):
     ERROR = 0x01
     SMART = 0x02
     FIRMWARE_SLOT = 0x03
+    CHANGED_NAMESPACES = 0x04
+
+
+class EventType(enum.Enum, shape=3):
+    """Asynchronous event types (section 5.2, figure 145)."""
+
+    ERROR = 0
+    HEALTH = 1
+    NOTICE = 2
 
 
 class ListPage(enum.Enum, shape=8):
@@ -126,6 +147,7 @@ class StatusCode(enum.Enum, shape=11):
     INVALID_FIELD = 0x002
     DATA_TRANSFER_ERROR = 0x004
     INTERNAL_ERROR = 0x006
+    ABORT_REQUESTED = 0x007
     INVALID_NAMESPACE = 0x00B
     COMMAND_SEQUENCE = 0x00C
     INVALID_PRP_OFFSET = 0x013
@@ -139,6 +161,10 @@ class StatusCode(enum.Enum, shape=11):
     INVALID_QUEUE_DELETION = 0x10C
     FEATURE_NOT_SAVEABLE = 0x10D
     FEATURE_NOT_CHANGEABLE = 0x10E
+    FEATURE_NOT_NAMESPACE_SPECIFIC = 0x10F
+    NAMESPACE_ATTACHED = 0x118
+    NAMESPACE_NOT_ATTACHED = 0x11A
+    CONTROLLER_LIST_INVALID = 0x11C
     DRIVE_UNAVAILABLE = 0x1C0
     NO_ENTRY = 0x1C1
     IN_USE = 0x1C2
@@ -152,6 +178,7 @@ RETRYABLE = frozenset(
         StatusCode.SUCCESS,
         StatusCode.DATA_TRANSFER_ERROR,
         StatusCode.INTERNAL_ERROR,
+        StatusCode.ABORT_REQUESTED,
         StatusCode.WRITE_FAULT,
         StatusCode.UNRECOVERED_READ,
     }
@@ -161,15 +188,39 @@ RETRYABLE = frozenset(
 DATA_PATH_CODES = {
     Status.SUCCESS: StatusCode.SUCCESS,
     Status.LBA_OUT_OF_RANGE: StatusCode.LBA_OUT_OF_RANGE,
-    Status.INVALID_NAMESPACE: StatusCode.INVALID_NAMESPACE,
+    Status.INVALID_NAMESPACE: StatusCode.INVALID_FIELD,
     Status.DATA_TRANSFER_ERROR: StatusCode.DATA_TRANSFER_ERROR,
     Status.UNRECOVERED_READ: StatusCode.UNRECOVERED_READ,
     Status.WRITE_FAULT: StatusCode.WRITE_FAULT,
     Status.INTERNAL_ERROR: StatusCode.INTERNAL_ERROR,
 }
-"""How the data path's `Status` reads on the wire."""
+"""How the data path's `Status` reads on the wire. What it does not know is an inactive namespace,
+which is an Invalid Field (section 6.1.3); NSIDs that cannot be never get there."""
 
 
-def status_field(code: StatusCode) -> int:
-    """The 15-bit status field of ``code``, DNR included."""
-    return code.value | (0 if code in RETRYABLE else DO_NOT_RETRY)
+UNSPECIFIED_LOCATION = 0xFFFF
+"""Parameter Error Location of an error that no one parameter is to blame for."""
+
+PARAMETER_LOCATIONS = {
+    0: (StatusCode.INVALID_OPCODE,),
+    4: (StatusCode.INVALID_NAMESPACE, StatusCode.FEATURE_NOT_NAMESPACE_SPECIFIC),
+    24: (StatusCode.INVALID_PRP_OFFSET,),
+    40: (
+        StatusCode.LBA_OUT_OF_RANGE,
+        StatusCode.INVALID_QUEUE,
+        StatusCode.INVALID_QUEUE_DELETION,
+        StatusCode.INVALID_LOG_PAGE,
+        StatusCode.FEATURE_NOT_SAVEABLE,
+    ),
+    42: (StatusCode.INVALID_QUEUE_SIZE,),
+    44: (StatusCode.FEATURE_NOT_CHANGEABLE,),
+    46: (StatusCode.INVALID_CQ, StatusCode.INVALID_VECTOR),
+}
+"""Parameter Error Location (figure 193) of each code that blames one: byte of the entry, bit 0."""
+
+
+def status_field(code: StatusCode, *, more: bool = True) -> int:
+    """The 15-bit status field of ``code``, DNR and M included; ``more``: an error is logged."""
+    if code == StatusCode.SUCCESS:
+        return 0
+    return code.value | (0 if code in RETRYABLE else DO_NOT_RETRY) | (MORE if more else 0)

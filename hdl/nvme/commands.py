@@ -1,6 +1,6 @@
 """Decode of submission queue entries (NVMe 1.4 sections 4.2, 6)."""
 
-from amaranth.hdl import Cat, Module, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -13,11 +13,18 @@ from hdl.nvme.codes import (
     status_field,
 )
 from hdl.nvme.interface import HostOpcode
-from hdl.nvme.records import admit, assign, entry, finish, queue_bits, rejected, sqe
+from hdl.nvme.records import (
+    BLOCK_COUNT_BITS,
+    admit,
+    assign,
+    carried,
+    entry,
+    finish,
+    queue_bits,
+    rejected,
+    sqe,
+)
 from hdl.pcie.interface import sqe_slots
-
-BLOCK_COUNT_BITS = 16
-"""NLB in CDW12 of Read and Write."""
 
 FUA_BIT = 30
 """FUA in CDW12 of Read and Write."""
@@ -39,16 +46,19 @@ class Decode(wiring.Component):
         Synchronous read of the inbox's entries: place, then beat.
     allocate
         Free slots.
-    store, store_slot, store_queue, store_identifier
+    store, store_slot, store_command
         A pulse: what a slot carries (`SlotTable`).
     admit
         I/O commands whose fields are good; PRPs are not looked at yet.
     rejected
         I/O commands that are not: unknown opcode, fused, SGL, namespace, length, LBA.
+        Write Zeroes and Verify may be longer than a transfer: their last part is admitted.
     dropped
         Entries that could not be read: they end without a completion queue entry.
     admin
         Admin commands, not looked at.
+    detached
+        A bit per volume: it is not attached, and so inactive.
     write_through
         The volatile write cache is off: every write has FUA.
 
@@ -68,12 +78,12 @@ class Decode(wiring.Component):
                 "allocate": In(stream.Signature(config.slot_bits)),
                 "store": Out(1),
                 "store_slot": Out(config.slot_bits),
-                "store_queue": Out(queue_bits(config)),
-                "store_identifier": Out(16),
+                "store_command": Out(carried(config)),
                 "admit": Out(stream.Signature(admit(config))),
                 "rejected": Out(stream.Signature(rejected(config))),
                 "dropped": Out(stream.Signature(finish(config))),
                 "admin": Out(stream.Signature(sqe())),
+                "detached": In(config.volumes),
                 "write_through": In(1),
                 "busy": Out(1),
             }
@@ -93,21 +103,39 @@ class Decode(wiring.Component):
         length = fields.cdw12[:BLOCK_COUNT_BITS]
         opcode = Signal(HostOpcode)
         known = Signal()
+        hostless = Signal()
         with m.Switch(fields.opcode):
-            for wire, inner in (
-                (IoOpcode.READ, HostOpcode.READ),
-                (IoOpcode.WRITE, HostOpcode.WRITE),
-                (IoOpcode.FLUSH, HostOpcode.FLUSH),
+            for wire, inner, moves_nothing in (
+                (IoOpcode.READ, HostOpcode.READ, 0),
+                (IoOpcode.WRITE, HostOpcode.WRITE, 0),
+                (IoOpcode.FLUSH, HostOpcode.FLUSH, 0),
+                (IoOpcode.WRITE_ZEROES, HostOpcode.WRITE, 1),
+                (IoOpcode.VERIFY, HostOpcode.READ, 1),
             ):
                 with m.Case(wire.value):
-                    m.d.comb += [known.eq(1), opcode.eq(inner)]
+                    m.d.comb += [known.eq(1), opcode.eq(inner), hostless.eq(moves_nothing)]
         moves_data = opcode != HostOpcode.FLUSH
+        # The last part of a command that is longer than a transfer goes first: what is out of
+        # range is known before anything is written.
+        parts = Signal(BLOCK_COUNT_BITS - config.offset_bits)
+        last_part = Signal(BLOCK_NUMBER_BITS + 1)
+        with m.If(hostless):
+            m.d.comb += parts.eq(length >> config.offset_bits)
+        m.d.sync += last_part.eq(
+            block[:BLOCK_NUMBER_BITS] + Cat(Const(0, config.offset_bits), parts)
+        )
 
+        volume = Signal(config.volume_bits)
+        m.d.comb += volume.eq(fields.nsid - 1)
         checks = (
             (~known, StatusCode.INVALID_OPCODE),
             ((fields.fuse != 0) | (fields.psdt != 0), StatusCode.INVALID_FIELD),
             ((fields.nsid == 0) | (fields.nsid > config.volumes), StatusCode.INVALID_NAMESPACE),
-            (moves_data & (length >= config.transfer_blocks), StatusCode.INVALID_FIELD),
+            (self.detached.bit_select(volume, 1), StatusCode.INVALID_FIELD),
+            (
+                moves_data & ~hostless & (length >= config.transfer_blocks),
+                StatusCode.INVALID_FIELD,
+            ),
             (moves_data & block[BLOCK_NUMBER_BITS:].any(), StatusCode.LBA_OUT_OF_RANGE),
         )
 
@@ -119,11 +147,12 @@ class Decode(wiring.Component):
                 opcode=opcode,
                 fua=fields.cdw12[FUA_BIT] | (self.write_through & (opcode == HostOpcode.WRITE)),
                 recover=0,
-                volume=fields.nsid - 1,
-                block=block,
+                volume=volume,
+                block=last_part,
                 blocks=length,
                 offset=0,
             ),
+            self.admit.payload.hostless.eq(hostless),
             self.admit.payload.prp1.eq(fields.prp1),
             self.admit.payload.prp2.eq(fields.prp2),
             *assign(self.rejected.payload, slot=slot, status=status),
@@ -136,8 +165,17 @@ class Decode(wiring.Component):
             ),
             self.admin.payload.eq(fields),
             self.store_slot.eq(self.allocate.payload),
-            self.store_queue.eq(queue),
-            self.store_identifier.eq(fields.identifier),
+            *assign(
+                self.store_command,
+                queue=queue,
+                identifier=fields.identifier,
+                nsid=fields.nsid,
+                block=Mux(moves_data, block, 0),
+                opcode=opcode,
+                blocks=length,
+                hostless=hostless,
+                parts=parts,
+            ),
             self.beat.eq(Cat(step[: self._beat_bits], self.entry.payload.place)),
         ]
         with m.If(~moves_data):
@@ -177,7 +215,9 @@ class Decode(wiring.Component):
                     m.next = "DECIDE"
 
             with m.State("DECIDE"):
-                with m.If(status == 0):
+                with m.If(last_part[BLOCK_NUMBER_BITS] & (status == 0)):
+                    m.d.sync += status.eq(status_field(StatusCode.LBA_OUT_OF_RANGE))
+                with m.Elif(status == 0):
                     m.d.comb += self.admit.valid.eq(1)
                 with m.Else():
                     m.d.comb += self.rejected.valid.eq(1)

@@ -1,6 +1,6 @@
 """Blocks on their way to the host: which command each line in flight belongs to."""
 
-from amaranth.hdl import Module, Signal
+from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -24,8 +24,8 @@ class Delivery(wiring.Component):
         A pulse: a line is about to be sent for a slot.
     page_line, has_page
         The line of an admin page on its way, if any.
-    write_done
-        Lines that have been sent.
+    write_done, discarded
+        Lines that have been sent, and lines that nobody wants.
     delivered
         Blocks sent. ``error`` is always 0: posted writes cannot fail.
     page_sent
@@ -44,6 +44,7 @@ class Delivery(wiring.Component):
                 "page_line": In(config.line_bits),
                 "has_page": In(1),
                 "write_done": In(line_stream(config)),
+                "discarded": In(line_stream(config)),
                 "delivered": Out(stream.Signature(delivered(config))),
                 "page_sent": Out(1),
                 "busy": Out(1),
@@ -67,21 +68,30 @@ class Delivery(wiring.Component):
         ]
         with m.FSM(name="deliver") as fsm:
             with m.State("TAKE"):
-                m.d.comb += [self.write_done.ready.eq(1), load.addr.eq(self.write_done.payload)]
-                m.d.sync += line.eq(self.write_done.payload)
+                ended = Mux(
+                    self.write_done.valid, self.write_done.payload, self.discarded.payload
+                )
+                m.d.comb += [
+                    self.write_done.ready.eq(1),
+                    self.discarded.ready.eq(~self.write_done.valid),
+                    load.addr.eq(ended),
+                ]
+                m.d.sync += line.eq(ended)
                 with m.If(self.write_done.valid):
                     with m.If(of_page):
                         m.d.comb += self.page_sent.eq(1)
                     with m.Else():
                         m.next = "REPORT"
+                with m.Elif(self.discarded.valid):
+                    m.next = "REPORT"
 
             with m.State("REPORT"):
                 m.d.comb += [load.addr.eq(line), self.delivered.valid.eq(1)]
                 with m.If(self.delivered.ready):
                     m.next = "TAKE"
 
-            waits = (fsm.ongoing("TAKE") & ~self.write_done.valid) | (
-                self.delivered.valid & ~self.delivered.ready
-            )
+            waits = (
+                fsm.ongoing("TAKE") & ~self.write_done.valid & ~self.discarded.valid
+            ) | (self.delivered.valid & ~self.delivered.ready)
             m.d.comb += self.busy.eq(~waits)
         return m

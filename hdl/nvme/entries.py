@@ -5,6 +5,7 @@ from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config, bits_for_count
+from hdl.nvme.features import BURST_BITS
 from hdl.nvme.records import FETCH_ENTRIES, FETCHES, entry, queue_bits
 from hdl.pcie.interface import sqe_slots
 
@@ -24,6 +25,8 @@ class EntryRing(wiring.Component):
         Only with ``room`` at least ``count``.
     place, index, room
         Where the next read goes, its transfer index, and how many entries it may have.
+    burst
+        Arbitration Burst (NVMe 1.4 section 5.21.1.1): log2 of the most entries of a read.
     done, done_index, done_error
         A pulse: a read has ended.
     entry
@@ -45,6 +48,7 @@ class EntryRing(wiring.Component):
                 "place": Out(self._place_bits),
                 "index": Out(self._index_bits),
                 "room": Out(range(FETCH_ENTRIES + 1)),
+                "burst": In(BURST_BITS),
                 "done": In(1),
                 "done_index": In(self._index_bits),
                 "done_error": In(1),
@@ -78,8 +82,13 @@ class EntryRing(wiring.Component):
             to_end.eq(self._places - self.place),
             least.eq(Mux(free < to_end, free, to_end)),
         ]
+        most = Signal(range(FETCH_ENTRIES + 1), init=FETCH_ENTRIES)
+        m.d.sync += most.eq(FETCH_ENTRIES)
+        for exponent in range(FETCH_ENTRIES.bit_length() - 1):
+            with m.If(self.burst == exponent):
+                m.d.sync += most.eq(1 << exponent)
         with m.If(in_flight != FETCHES):
-            m.d.comb += self.room.eq(Mux(least < FETCH_ENTRIES, least, FETCH_ENTRIES))
+            m.d.comb += self.room.eq(Mux(least < most, least, most))
 
         m.d.comb += [
             store.addr.eq(self.index),

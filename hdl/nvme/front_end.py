@@ -1,6 +1,6 @@
 """The NVMe controller as the host sees it: only instances and connections."""
 
-from amaranth.hdl import Cat, Module, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -15,9 +15,11 @@ from hdl.array.interface import (
 from hdl.config import MAX_DRIVES, TIME_BITS, Config
 from hdl.memory.interface import line_stream, write_port
 from hdl.nvme.admin import Admin
-from hdl.nvme.codes import SQE_DWORDS
+from hdl.nvme.coalesce import Coalesce
+from hdl.nvme.codes import CRITICAL_KELVIN, SQE_DWORDS, WARNING_KELVIN
 from hdl.nvme.commands import Decode, EntryMemory
 from hdl.nvme.delivery import Delivery
+from hdl.nvme.health import Health
 from hdl.nvme.identify import Identity
 from hdl.nvme.interface import command, completion, delivered, fetched, transfer
 from hdl.nvme.interrupts import Interrupts
@@ -28,7 +30,6 @@ from hdl.nvme.records import finish, rejected
 from hdl.nvme.registers import Registers
 from hdl.nvme.sender import PageSender
 from hdl.nvme.slots import SlotTable
-from hdl.nvme.usage import Usage
 from hdl.pcie.interface import (
     Kind,
     PcieStatus,
@@ -71,12 +72,14 @@ class NvmeFrontEnd(wiring.Component):
         Changes to the array and volume tables.
     geometry_read, member_read, volume_read, port_read, drive_capacity_read
         Tables, for the pages that list them.
-    drive_present, drive_failed
-        A bit per drive port.
+    drive_present, drive_failed, drive_used
+        A bit per drive port; ``drive_used``: it belongs to an array.
+    temperature
+        Composite temperature in kelvin; 0: no sensor, `Config.temperature_kelvin` is reported.
     line_write, allocate, free
         The line that an admin page is built in.
-    now
-        Time in clock cycles.
+    now, deadline
+        Time in clock cycles, and when interrupts that are held back leave (all ones: never).
 
     Rate: the slowest part takes about 25 cycles a command (`QueueEngine`); a command reaches
     ``command`` in about 20 cycles after its queue entry has arrived. A block in 5 cycles, in 7
@@ -111,10 +114,13 @@ class NvmeFrontEnd(wiring.Component):
                 "drive_capacity_read": Out(capacity_read(config)),
                 "drive_present": In(config.ports),
                 "drive_failed": In(MAX_DRIVES),
+                "drive_used": In(MAX_DRIVES),
+                "temperature": In(16),
                 "line_write": Out(write_port(config)),
                 "allocate": In(line_stream(config)),
                 "free": Out(line_stream(config)),
                 "now": In(TIME_BITS),
+                "deadline": Out(TIME_BITS),
                 "busy": Out(1),
             }
         )
@@ -124,6 +130,7 @@ class NvmeFrontEnd(wiring.Component):
         m = Module()
         m.submodules.registers = registers = Registers(config=config)
         m.submodules.interrupts = interrupts = Interrupts(config=config)
+        m.submodules.coalesce = coalesce = Coalesce(config=config)
         m.submodules.queues = queues = QueueEngine(config=config)
         m.submodules.entries = entries = EntryMemory(config=config)
         m.submodules.decode = decode = Decode(config=config)
@@ -133,16 +140,17 @@ class NvmeFrontEnd(wiring.Component):
         m.submodules.admin = admin = Admin(config=config)
         m.submodules.sender = sender = PageSender(config=config)
         m.submodules.pages = pages = PageGenerator(config=config, identity=self._identity)
-        m.submodules.usage = usage = Usage(config=config)
+        m.submodules.health = health = Health(config=config)
 
-        m.submodules.reads = reads = Merge(read_request(config), inputs=2)
+        m.submodules.reads = reads = Merge(read_request(config), inputs=3)
         m.submodules.writes = writes = Merge(write_request(config), inputs=2)
+        m.submodules.fills = fills = Merge(fetched(config), inputs=2)
         m.submodules.posts = posts = Merge(post(), inputs=2)
         m.submodules.ends = ends = Merge(finish(config), inputs=3)
         m.submodules.rejects = rejects = Merge(rejected(config), inputs=2)
         m.submodules.finished = finished = Merge(completion(config), inputs=1)
-        blocks = [registers, interrupts, queues, decode, slots, prp, delivery, admin, sender]
-        blocks += [pages, usage, reads, writes, posts, ends, rejects, finished]
+        blocks = [registers, interrupts, coalesce, queues, decode, slots, prp, delivery, admin]
+        blocks += [sender, pages, health, reads, writes, fills, posts, ends, rejects, finished]
 
         # Registers, doorbells, vectors.
         connect(m, flipped(self.register), registers.register)
@@ -158,12 +166,19 @@ class NvmeFrontEnd(wiring.Component):
             interrupts.enable.eq(self.status.msix_enable),
             interrupts.mask.eq(self.status.msix_mask),
             interrupts.clear.eq(~queues.running),
-            interrupts.raised.eq(queues.raised),
-            interrupts.vector.eq(queues.vector),
+            interrupts.raised.eq(coalesce.passed),
+            coalesce.raised.eq(queues.raised),
+            coalesce.vector.eq(queues.vector),
+            coalesce.clear.eq(~queues.running),
+            coalesce.now.eq(self.now),
+            self.deadline.eq(coalesce.deadline),
         ]
+        for name in ("threshold", "delay", "uncoalesced"):
+            m.d.comb += getattr(coalesce, name).eq(getattr(admin, name))
 
         # What the host's answers are for: entries, lists, blocks.
         done = self.read_done.payload
+        blocks_read, zeroed = fills.inputs
         taken = self.read_done.valid & self.read_done.ready
         beat_shift = (config.beat_dwords - 1).bit_length()
         entry_beats = sqe_slots(config) * SQE_DWORDS >> beat_shift
@@ -171,13 +186,15 @@ class NvmeFrontEnd(wiring.Component):
         inbox = self.inbox_write
         is_entry = Signal()
         m.d.comb += [
-            self.fetched.valid.eq(self.read_done.valid & (done.kind == Kind.BLOCK)),
-            self.fetched.payload.line.eq(done.index),
-            self.fetched.payload.error.eq(done.error),
-            self.read_done.ready.eq((done.kind != Kind.BLOCK) | self.fetched.ready),
+            blocks_read.valid.eq(self.read_done.valid & (done.kind == Kind.BLOCK)),
+            blocks_read.payload.line.eq(done.index),
+            blocks_read.payload.error.eq(done.error),
+            self.read_done.ready.eq((done.kind != Kind.BLOCK) | blocks_read.ready),
             queues.done.eq(taken & (done.kind == Kind.ENTRIES)),
             queues.done_index.eq(done.index),
             queues.done_error.eq(done.error),
+            admin.read_done.eq(taken & (done.kind == Kind.PARAMETER)),
+            admin.read_error.eq(done.error),
             prp.list_done.eq(taken & (done.kind == Kind.LIST)),
             prp.list_done_slot.eq(done.index),
             prp.list_done_error.eq(done.error),
@@ -189,12 +206,15 @@ class NvmeFrontEnd(wiring.Component):
             prp.write_data.eq(inbox.payload.data),
         ]
         with m.If(inbox.valid):
-            with m.If(is_entry):
+            with m.If(inbox.payload.address == first_entry_beat + entry_beats):
+                m.d.sync += admin.parameter.eq(inbox.payload.data)
+            with m.Elif(is_entry):
                 m.d.comb += entries.write_mask.eq(inbox.payload.mask)
             with m.Else():
                 m.d.comb += prp.write_mask.eq(inbox.payload.mask)
         connect(m, queues.read_request, reads.inputs[0])
         connect(m, prp.read_request, reads.inputs[1])
+        connect(m, admin.read_request, reads.inputs[2])
         connect(m, reads.output, flipped(self.read_request))
 
         # Commands: entries, slots, PRPs, data path.
@@ -203,21 +223,25 @@ class NvmeFrontEnd(wiring.Component):
             entries.read_beat.eq(decode.beat),
             decode.beat_data.eq(entries.read_data),
             decode.write_through.eq(admin.write_through),
+            decode.detached.eq(admin.detached),
             slots.store.eq(decode.store),
             slots.store_slot.eq(decode.store_slot),
-            slots.store_queue.eq(decode.store_queue),
-            slots.store_identifier.eq(decode.store_identifier),
+            slots.store_command.eq(decode.store_command),
         ]
         connect(m, slots.allocate, decode.allocate)
         connect(m, decode.admit, prp.admit)
         connect(m, prp.command, flipped(self.command))
-        m.d.comb += [
-            usage.count.eq(self.command.valid & self.command.ready),
-            usage.opcode.eq(self.command.payload.opcode),
-            usage.blocks.eq(self.command.payload.blocks),
-        ]
 
         # Data.
+        connect(m, slots.again, prp.again)
+        connect(m, prp.zero, pages.zero)
+        connect(m, prp.discard, delivery.discarded)
+        connect(m, fills.output, flipped(self.fetched))
+        m.d.comb += [
+            zeroed.valid.eq(pages.zeroed.valid),
+            zeroed.payload.line.eq(pages.zeroed.payload),
+            pages.zeroed.ready.eq(zeroed.ready),
+        ]
         connect(m, flipped(self.fetch), prp.fetch)
         connect(m, flipped(self.deliver), prp.deliver)
         m.d.comb += [
@@ -242,6 +266,7 @@ class NvmeFrontEnd(wiring.Component):
         connect(m, rejects.output, slots.rejected)
         connect(m, slots.finish, ends.inputs[0])
         connect(m, admin.finish, ends.inputs[1])
+        connect(m, admin.report, queues.report)
         connect(m, decode.dropped, ends.inputs[2])
         connect(m, ends.output, queues.finish)
         connect(m, queues.post, posts.inputs[0])
@@ -273,9 +298,44 @@ class NvmeFrontEnd(wiring.Component):
             admin.entry_sizes_good.eq(registers.entry_sizes_good),
             admin.io_queues.eq(queues.io_queues),
             admin.clear.eq(~queues.running),
-            pages.usage.eq(usage.usage),
+            queues.burst.eq(admin.burst),
             pages.drive_present.eq(self.drive_present),
             pages.drive_failed.eq(self.drive_failed),
+        ]
+
+        # Logs and events.
+        connect(m, slots.note, health.io)
+        connect(m, admin.note, health.admin)
+        connect(m, pages.log_read, health.read)
+        kelvin = Signal(16)
+        warm, hot = Signal(), Signal()
+        too_warm, degraded = Signal(), Signal()
+        misuse = queues.misuse | registers.misuse
+        m.d.sync += [
+            kelvin.eq(Mux(self.temperature == 0, config.temperature_kelvin, self.temperature)),
+            warm.eq((kelvin >= WARNING_KELVIN) & (kelvin < CRITICAL_KELVIN)),
+            hot.eq(kelvin >= CRITICAL_KELVIN),
+            too_warm.eq((kelvin >= admin.over) | (kelvin <= admin.under)),
+            degraded.eq((self.drive_used & self.drive_failed).any()),
+        ]
+        warning = Cat(Const(0, 1), too_warm, degraded, Const(0, 2))
+        m.d.comb += [
+            health.now.eq(self.now),
+            health.conditions.eq(Cat(Const(1, 1), slots.active, warm, hot)),
+            health.misuse.eq(misuse),
+            health.refresh.eq(pages.refresh),
+            health.hold.eq(pages.hold),
+            pages.fresh.eq(health.fresh),
+            pages.newest.eq(health.newest),
+            pages.warning.eq(warning),
+            pages.temperature.eq(kelvin),
+            pages.changed.eq(admin.changes),
+            pages.detached.eq(admin.detached),
+            pages.probe.eq(admin.probe),
+            admin.allocated.eq(pages.allocated),
+            admin.warning.eq(warning),
+            admin.misuse.eq(misuse),
+            admin.misuse_value.eq(queues.misuse & queues.misuse_value),
             self.busy.eq(Cat(block.busy for block in blocks).any() | taken | inbox.valid),
         ]
         return m

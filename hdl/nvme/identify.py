@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from hdl.config import BLOCK_BYTES, Config
 from hdl.nvme.codes import (
-    ASYNC_EVENT_LIMIT,
     CQ_ENTRY_EXPONENT,
+    CRITICAL_KELVIN,
     SQ_ENTRY_EXPONENT,
     VERSION,
+    WARNING_KELVIN,
 )
 from hdl.nvme.records import PageKind
 
@@ -20,6 +21,9 @@ PAGE_WORDS = BLOCK_BYTES // 4
 
 SMART_SPARE_PERCENT = 100
 SMART_SPARE_THRESHOLD = 10
+ABORT_LIMIT = 4
+"""Abort commands outstanding; they run one at a time, the rest waits in the queue."""
+
 IO_CONTROLLER = 1
 EUI64_DESCRIPTOR, EUI64_BYTES = 1, 8
 NGUID_DESCRIPTOR, NGUID_BYTES = 2, 16
@@ -91,12 +95,21 @@ def controller_image(config: Config, identity: Identity) -> bytes:
     page[77] = config.transfer_blocks.bit_length() - 1  # MDTS
     struct.pack_into("<I", page, 80, VERSION)
     page[111] = IO_CONTROLLER  # CNTRLTYPE
-    page[259] = ASYNC_EVENT_LIMIT - 1  # AERL
+    struct.pack_into("<H", page, 256, 1 << 3)  # OACS: Namespace Management and Attachment
+    struct.pack_into("<I", page, 92, 1 << 8)  # OAES: Namespace Attribute Notices
+    page[258] = ABORT_LIMIT - 1  # ACL
+    page[259] = config.async_event_limit - 1  # AERL
     page[260] = 0x03  # FRMW: one slot, read only
+    page[261] = 0x04  # LPA: NUMDU and offsets in Get Log Page
+    page[262] = config.error_log_entries - 1  # ELPE
+    struct.pack_into("<HH", page, 266, WARNING_KELVIN, CRITICAL_KELVIN)  # WCTEMP, CCTEMP
     page[512] = SQ_ENTRY_EXPONENT << 4 | SQ_ENTRY_EXPONENT  # SQES
     page[513] = CQ_ENTRY_EXPONENT << 4 | CQ_ENTRY_EXPONENT  # CQES
     struct.pack_into("<I", page, 516, config.volumes)  # NN
-    page[525] = 0x01  # VWC: present; Flush for one namespace
+    # ONCS: Verify, Save and Select fields of features, Write Zeroes.
+    struct.pack_into("<H", page, 520, 1 << 7 | 1 << 4 | 1 << 3)
+    struct.pack_into("<I", page, 540, config.volumes)  # MNAN
+    page[525] = 0x05  # VWC: present; no Flush of FFFFFFFFh
     nqn = f"{UUID_NQN}{identity.uuid}".encode("ascii")
     page[768 : 768 + len(nqn)] = nqn
     return bytes(page)
@@ -122,7 +135,7 @@ def descriptors_image(identity: Identity) -> bytes:
 
 
 def smart_image() -> bytes:
-    """SMART / Health Information (figure 196) without counters; no temperature is reported."""
+    """SMART / Health Information (figure 194) without warnings, temperature and counters."""
     return bytes((0, 0, 0, SMART_SPARE_PERCENT, SMART_SPARE_THRESHOLD))
 
 
@@ -139,7 +152,6 @@ def images(config: Config, identity: Identity) -> list[int]:
         PageKind.DESCRIPTORS: descriptors_image(identity),
         PageKind.SMART: smart_image(),
         PageKind.FIRMWARE_SLOT: firmware_image(identity),
-        PageKind.ERROR: b"",
     }
     words: list[int] = []
     for kind, content in sorted(contents.items(), key=lambda item: item[0].value):

@@ -30,8 +30,8 @@ class Interrupts(wiring.Component):
 
     Ports
     -----
-    raised, vector
-        A pulse with the vector; never refused.
+    raised
+        Vectors raised, a bit each; never refused.
     enable, mask
         MSI-X Enable and Function Mask.
     clear
@@ -48,8 +48,7 @@ class Interrupts(wiring.Component):
         self._config = config
         super().__init__(
             {
-                "raised": In(1),
-                "vector": In(queue_bits(config)),
+                "raised": In(config.queue_pairs + 1),
                 "enable": In(1),
                 "mask": In(1),
                 "clear": In(1),
@@ -108,8 +107,8 @@ class Interrupts(wiring.Component):
 
         set_bits = Signal(count)
         clear_bits = Signal(count)
-        with m.If(self.raised & self.enable):
-            m.d.comb += set_bits.eq(1 << self.vector)
+        with m.If(self.enable):
+            m.d.comb += set_bits.eq(self.raised)
         m.d.sync += pending.eq((pending & ~clear_bits) | set_bits)
         with m.If(self.clear | ~self.enable):
             m.d.sync += pending.eq(0)
@@ -143,5 +142,5 @@ class Interrupts(wiring.Component):
             waits = (fsm.ongoing("CHOOSE") & ~ready.any()) | (
                 fsm.ongoing("POST") & ~self.post.ready
             )
-            m.d.comb += self.busy.eq(~waits | self.raised)
+            m.d.comb += self.busy.eq(~waits | self.raised.any())
         return m

@@ -1,6 +1,6 @@
 """Vendor admin commands that change the tables: fields in, status and index out."""
 
-from amaranth.hdl import Cat, Module
+from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -11,7 +11,7 @@ from hdl.array.interface import (
     manage_response,
 )
 from hdl.config import BLOCK_NUMBER_BITS, Config
-from hdl.nvme.codes import STATUS_BITS, AdminOpcode, StatusCode, status_field
+from hdl.nvme.codes import BROADCAST_NSID, STATUS_BITS, AdminOpcode, StatusCode, status_field
 from hdl.nvme.records import assign, sqe
 
 HIGH_BITS = BLOCK_NUMBER_BITS - 32
@@ -22,6 +22,7 @@ OPCODES = {
     AdminOpcode.DELETE_ARRAY: ManageOpcode.DELETE_ARRAY,
     AdminOpcode.CREATE_VOLUME: ManageOpcode.CREATE_VOLUME,
     AdminOpcode.DELETE_VOLUME: ManageOpcode.DELETE_VOLUME,
+    AdminOpcode.NAMESPACE_MANAGEMENT: ManageOpcode.DELETE_VOLUME,
 }
 
 CODES = {
@@ -34,8 +35,14 @@ CODES = {
 }
 
 
+DELETE = 1
+"""SEL of Namespace Management."""
+
+
 class Manage(wiring.Component):
     """Forwards one table change at a time.
+
+    Namespace Management (NVMe 1.4 section 5.20) deletes a volume, or with FFFFFFFFh all of them.
 
     Parameters
     ----------
@@ -48,10 +55,14 @@ class Manage(wiring.Component):
         The command, held until ``done``, and a pulse. Its opcode is one of `OPCODES`.
     done, status, result
         A pulse with the status field and DW0: the number of the array or volume.
+    changed, created, volume
+        A pulse: the volume has been created or deleted.
     manage_request, manage_response
         To and from the tables.
 
-    Errors: Invalid Field for block numbers beyond 40 bits, without asking the tables.
+    Errors: Invalid Field for block numbers beyond 40 bits, and for Namespace Management other than
+    delete (a volume needs an array, which a Create has no field for) or of an NSID without a
+    volume; Invalid Namespace for an NSID that cannot be.
     """
 
     def __init__(self, *, config: Config):
@@ -63,6 +74,9 @@ class Manage(wiring.Component):
                 "done": Out(1),
                 "status": Out(STATUS_BITS),
                 "result": Out(32),
+                "changed": Out(1),
+                "created": Out(1),
+                "volume": Out(config.volume_bits),
                 "manage_request": Out(stream.Signature(manage_request(config))),
                 "manage_response": In(stream.Signature(manage_response(config))),
                 "busy": Out(1),
@@ -70,12 +84,17 @@ class Manage(wiring.Component):
         )
 
     def elaborate(self, platform) -> Module:
+        config = self._config
         m = Module()
         entry = self.entry
         request = self.manage_request.payload
         response = self.manage_response.payload
         creates_volume = entry.opcode == AdminOpcode.CREATE_VOLUME.value
 
+        standard = entry.opcode == AdminOpcode.NAMESPACE_MANAGEMENT.value
+        every = entry.nsid == BROADCAST_NSID
+        number = Signal(config.volume_bits)
+        m.d.comb += self.volume.eq(Mux(creates_volume, response.index, request.volume))
         with m.Switch(entry.opcode):
             for opcode, operation in OPCODES.items():
                 with m.Case(opcode.value):
@@ -83,7 +102,7 @@ class Manage(wiring.Component):
         m.d.comb += assign(
             request,
             array=entry.cdw10[:8],
-            volume=entry.cdw10[:8],
+            volume=Mux(standard, number, entry.cdw10[:8]),
             level=entry.cdw10[:4],
             strip_shift=entry.cdw10[8:12],
             copies=entry.cdw10[16:22],
@@ -92,13 +111,24 @@ class Manage(wiring.Component):
             start=Cat(entry.cdw11, entry.cdw12[:HIGH_BITS]),
             blocks=Cat(entry.cdw13, entry.cdw14[:HIGH_BITS]),
         )
+        refusal = Signal(STATUS_BITS)
+        deletes_volume = request.opcode == ManageOpcode.DELETE_VOLUME
         too_large = creates_volume & (entry.cdw12[HIGH_BITS:] | entry.cdw14[HIGH_BITS:]).any()
 
         with m.FSM(name="manage") as fsm:
             with m.State("TAKE"):
+                m.d.sync += [
+                    number.eq(Mux(every, 0, entry.nsid - 1)),
+                    refusal.eq(status_field(StatusCode.INVALID_FIELD)),
+                ]
                 with m.If(self.start):
                     m.next = "ASK"
-                    with m.If(too_large):
+                    with m.If(too_large | (standard & (entry.cdw10[:4] != DELETE))):
+                        m.next = "REFUSE"
+                    with m.Elif(
+                        standard & ~every & ((entry.nsid == 0) | (entry.nsid > config.volumes))
+                    ):
+                        m.d.sync += refusal.eq(status_field(StatusCode.INVALID_NAMESPACE))
                         m.next = "REFUSE"
 
             with m.State("ASK"):
@@ -114,14 +144,28 @@ class Manage(wiring.Component):
                             m.d.comb += self.status.eq(status_field(code))
                     with m.Default():
                         m.d.comb += self.status.eq(status_field(StatusCode.INTERNAL_ERROR))
+                with m.If(standard & (response.status == ManageStatus.NO_ENTRY)):
+                    m.d.comb += self.status.eq(
+                        Mux(every, 0, status_field(StatusCode.INVALID_FIELD))
+                    )
+                m.d.comb += self.result.eq(Mux(standard, 0, response.index))
                 with m.If(self.manage_response.valid):
-                    m.d.comb += [self.done.eq(1), self.result.eq(response.index)]
-                    m.next = "TAKE"
+                    succeeded = response.status == ManageStatus.DONE
+                    m.d.comb += [
+                        self.created.eq(creates_volume & succeeded),
+                        self.changed.eq((creates_volume | deletes_volume) & succeeded),
+                    ]
+                    with m.If(standard & every & (number != config.volumes - 1)):
+                        m.d.sync += number.eq(number + 1)
+                        m.next = "ASK"
+                    with m.Else():
+                        m.d.comb += self.done.eq(1)
+                        m.next = "TAKE"
 
             with m.State("REFUSE"):
                 m.d.comb += [
                     self.done.eq(1),
-                    self.status.eq(status_field(StatusCode.INVALID_FIELD)),
+                    self.status.eq(refusal),
                 ]
                 m.next = "TAKE"
 

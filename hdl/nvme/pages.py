@@ -12,13 +12,13 @@ from hdl.array.interface import (
     port_read,
     volume_read,
 )
-from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config, bits_for_count
-from hdl.memory.interface import write_port
+from hdl.config import BLOCK_BYTES, BLOCK_NUMBER_BITS, MAX_DRIVES, Config, bits_for_count
+from hdl.memory.interface import line_stream, write_port
+from hdl.nvme.health import ENTRY_WORDS, HOT_WORD, SMART_WORDS, WARM_WORD, Counter, LogRead
 from hdl.nvme.identify import IMAGE_WORDS, PAGE_WORDS, Identity, images
-from hdl.nvme.records import PageKind, assign, page_request
-from hdl.nvme.usage import usage
+from hdl.nvme.records import IMAGE_BITS, SKIP_BITS, PageKind, assign, page_request
 
-IMAGES = 6
+IMAGES = 5
 """Page kinds with an image in ROM."""
 
 ENTRY_SHIFT = 3
@@ -27,8 +27,17 @@ ENTRY_SHIFT = 3
 ARRAY_SHIFT = 6
 """Entries of the list of arrays: 64 words, members first."""
 
+NAME_WORDS = 26, 31
+"""First and last word of NGUID and EUI-64 in Identify Namespace."""
+
+BLOCK_SHIFT = BLOCK_BYTES.bit_length() - 1
+
 NSID_BYTES = 16
 """Bits of a namespace number inside an EUI-64 or NGUID."""
+
+
+WARNING_BITS = 5
+"""Bits of Critical Warning."""
 
 
 def capacity_read(config: Config) -> TableRead:
@@ -56,18 +65,30 @@ class PageGenerator(wiring.Component):
     request
         The page to build.
     response
-        1: the page is in its line. 0: DESCRIPTORS of a volume that does not exist, nothing written.
+        1: the page is in its line. 0: DESCRIPTORS of an inactive namespace, nothing written.
     line_write
         Beats of the line.
+    zero, zeroed
+        Lines to fill with zeros, and that have been; pages go first.
     geometry_read, member_read, volume_read, port_read, drive_capacity_read
         Tables.
     drive_present, drive_failed
         A bit per drive port.
-    usage
-        Counters of the SMART log.
+    refresh, fresh
+        ``refresh`` is held until ``fresh``: the counters of the SMART log are up to date.
+    hold
+        The logs must not change.
+    log_read, newest
+        The SMART and error logs (`hdl.nvme.health.Health`).
+    warning, temperature
+        Critical Warning and Composite Temperature of the SMART log.
+    changed, detached
+        A bit per volume: its namespace has changed, is not attached to the controller.
+    probe, allocated
+        Between requests: ``allocated`` follows ``probe`` by one cycle, the volume exists.
 
-    One page at a time: 64 cycles, 2 for each word that has contents, and one for each beat; at
-    256 bits 720 cycles for Identify Controller. Back-pressure on ``line_write`` holds it.
+    One page at a time: 2 cycles for each word that has contents, and one for each beat; at
+    256 bits 650 cycles for Identify Controller. Back-pressure on ``line_write`` holds it.
     """
 
     def __init__(self, *, config: Config, identity: Identity):
@@ -77,6 +98,8 @@ class PageGenerator(wiring.Component):
             {
                 "request": In(stream.Signature(page_request(config))),
                 "response": Out(stream.Signature(1)),
+                "zero": In(line_stream(config)),
+                "zeroed": Out(line_stream(config)),
                 "line_write": Out(write_port(config)),
                 "geometry_read": Out(geometry_read(config)),
                 "member_read": Out(member_read(config)),
@@ -85,7 +108,17 @@ class PageGenerator(wiring.Component):
                 "drive_capacity_read": Out(capacity_read(config)),
                 "drive_present": In(config.ports),
                 "drive_failed": In(MAX_DRIVES),
-                "usage": In(usage()),
+                "refresh": Out(1),
+                "fresh": In(1),
+                "hold": Out(1),
+                "log_read": Out(LogRead(config)),
+                "newest": In(range(config.error_log_entries)),
+                "warning": In(WARNING_BITS),
+                "temperature": In(16),
+                "changed": In(config.volumes),
+                "detached": In(config.volumes),
+                "probe": In(config.volume_bits),
+                "allocated": Out(1),
                 "busy": Out(1),
             }
         )
@@ -103,8 +136,7 @@ class PageGenerator(wiring.Component):
         index = Signal(range(PAGE_WORDS))
         word = Signal(range(PAGE_WORDS + 1))
         beat = Signal(config.data_width)
-        port = Signal(config.port_bits)
-        degraded = Signal()
+        skip = Signal(SKIP_BITS)
         missing = Signal(WIDTH_BITS)
         value = Signal(32)
         emits = Signal(init=1)
@@ -131,20 +163,42 @@ class PageGenerator(wiring.Component):
                     number.eq(start + (index >> ENTRY_SHIFT)),
                     exists.eq(number < config.ports),
                 ]
-            with m.Case(PageKind.ACTIVE_NAMESPACES):
+            with m.Case(
+                PageKind.ACTIVE_NAMESPACES,
+                PageKind.ALLOCATED_NAMESPACES,
+                PageKind.CHANGED_NAMESPACES,
+            ):
                 m.d.comb += [number.eq(index), exists.eq(index < config.volumes)]
+            with m.Case(PageKind.ZEROS):
+                pass
+            with m.Case(PageKind.ERROR):
+                m.d.comb += exists.eq(index < ENTRY_WORDS * config.error_log_entries)
             with m.Default():
                 m.d.comb += [number.eq(page.nsid - 1), exists.eq(index < IMAGE_WORDS)]
-        scanning = Signal()
+        entry_shift = bits_for_count(ENTRY_WORDS)
+        idle = Signal()
+        older = Signal(range(config.error_log_entries))
         m.d.comb += [
-            image.addr.eq(Cat(index[: bits_for_count(IMAGE_WORDS)], page.kind)),
+            older.eq(self.newest - (index >> entry_shift)),
+            image.addr.eq(
+                Cat(index[: bits_for_count(IMAGE_WORDS)], page.kind.as_value()[:IMAGE_BITS])
+            ),
             self.geometry_read.address.eq(number),
-            self.volume_read.address.eq(number),
+            self.volume_read.address.eq(Mux(idle, self.probe, number)),
             self.member_read.address.position.eq(member),
             self.member_read.address.array.eq(number),
-            self.port_read.address.eq(Mux(scanning, port, number)),
+            self.port_read.address.eq(number),
             self.drive_capacity_read.address.eq(number),
+            self.zeroed.payload.eq(page.line),
+            self.hold.eq((page.kind == PageKind.ERROR) | (page.kind == PageKind.SMART)),
         ]
+        # Newest entry first; counters lie in the memory as in the page, but for the last one.
+        with m.If(page.kind == PageKind.ERROR):
+            m.d.comb += self.log_read.address.eq(Cat(index[:entry_shift], older) + SMART_WORDS)
+        with m.Elif(index == HOT_WORD):
+            m.d.comb += self.log_read.address.eq(4 * Counter.HOT_MINUTES.value)
+        with m.Else():
+            m.d.comb += self.log_read.address.eq(index)
 
         # Words of the lists.
         shape, volume = self.geometry_read.data, self.volume_read.data
@@ -158,7 +212,13 @@ class PageGenerator(wiring.Component):
             is_member.eq(in_arrays & exists & shape.valid & ~index[5] & (member < array_members)),
         ]
         nsid = Signal(32)
-        m.d.comb += nsid.eq(number + 1)
+        active = Signal()
+        volume_bit = number[: config.volume_bits]
+        m.d.comb += [
+            nsid.eq(number + 1),
+            active.eq(volume.valid & ~self.detached.bit_select(volume_bit, 1)),
+            self.allocated.eq(volume.valid),
+        ]
 
         def words(which: int, values: dict):
             with m.Switch(index[:which]):
@@ -174,8 +234,14 @@ class PageGenerator(wiring.Component):
             return Cat(*(Cat(part, Const(0, width - len(part))) for part, width in parts))
 
         with m.Switch(page.kind):
-            with m.Case(PageKind.NAMESPACE):
-                with m.If(volume.valid & exists):
+            with m.Case(PageKind.NAMESPACE, PageKind.ALLOCATED_NAMESPACE):
+                # Of FFFFFFFFh: what all namespaces have in common, which is no size and no name.
+                first_name, last_name = NAME_WORDS
+                every = page.nsid[31]
+                with m.If(every & exists & ((index < first_name) | (index > last_name))):
+                    m.d.comb += value.eq(image.data)
+                shown = active | (page.kind == PageKind.ALLOCATED_NAMESPACE)
+                with m.If(volume.valid & shown & exists & ~every):
                     m.d.comb += value.eq(image.data)
                     words(
                         len(index),
@@ -183,6 +249,7 @@ class PageGenerator(wiring.Component):
                             **halves(0, volume.blocks),
                             **halves(2, volume.blocks),
                             **halves(4, volume.blocks),
+                            **halves(12, Cat(Const(0, BLOCK_SHIFT), volume.blocks)),
                             29: image.data | swapped(nsid),
                             31: image.data | swapped(nsid),
                         },
@@ -195,27 +262,45 @@ class PageGenerator(wiring.Component):
                     {2: image.data | swapped(nsid), 7: image.data | swapped(nsid)},
                 )
             with m.Case(PageKind.SMART):
-                counters = self.usage
+                first, last = 4 * Counter.UNITS_READ.value, 4 * Counter.ERRORS.value + 3
+                with m.If((index == WARM_WORD) | (index == HOT_WORD)):
+                    m.d.comb += value.eq(self.log_read.data)
+                with m.Elif((index >= first) & (index <= last)):
+                    with m.If(~index[1]):
+                        m.d.comb += value.eq(self.log_read.data)
+                with m.Elif(exists):
+                    m.d.comb += value.eq(image.data)
+                with m.If(index == 0):
+                    m.d.comb += value.eq(
+                        image.data | Cat(self.warning, Const(0, 8 - WARNING_BITS), self.temperature)
+                    )
+            with m.Case(PageKind.ERROR):
+                with m.If(exists):
+                    m.d.comb += value.eq(self.log_read.data)
+            with m.Case(PageKind.CONTROLLER, PageKind.FIRMWARE_SLOT):
                 with m.If(exists):
                     m.d.comb += value.eq(image.data)
-                words(
-                    len(index),
-                    {
-                        0: image.data | Cat(Const(0, 2), degraded),
-                        **halves(8, counters.units_read),
-                        **halves(12, counters.units_written),
-                        **halves(16, counters.reads),
-                        **halves(20, counters.writes),
-                    },
-                )
-            with m.Case(PageKind.CONTROLLER, PageKind.FIRMWARE_SLOT, PageKind.ERROR):
-                with m.If(exists):
-                    m.d.comb += value.eq(image.data)
+            with m.Case(PageKind.CHANGED_NAMESPACES):
+                m.d.comb += [
+                    value.eq(Mux(exists, nsid, 0)),
+                    emits.eq(
+                        ~exists | self.changed.bit_select(volume_bit, 1)
+                    ),
+                ]
             with m.Case(PageKind.ACTIVE_NAMESPACES):
+                m.d.comb += [
+                    value.eq(Mux(exists, nsid, 0)),
+                    emits.eq(~exists | (active & (nsid > page.nsid))),
+                ]
+            with m.Case(PageKind.ALLOCATED_NAMESPACES):
                 m.d.comb += [
                     value.eq(Mux(exists, nsid, 0)),
                     emits.eq(~exists | (volume.valid & (nsid > page.nsid))),
                 ]
+            with m.Case(PageKind.CONTROLLERS):
+                # One identifier, which is 0; with a namespace only if that is attached.
+                with m.If(index == 0):
+                    m.d.comb += value.eq(active | (page.nsid == 0))
             with m.Case(PageKind.ARRAYS):
                 with m.If(is_member):
                     present = self.drive_present.bit_select(member_port, 1)
@@ -281,44 +366,51 @@ class PageGenerator(wiring.Component):
                     page.eq(self.request.payload),
                     index.eq(0),
                     word.eq(0),
-                    port.eq(0),
-                    degraded.eq(0),
+                    skip.eq(self.request.payload.skip),
                     missing.eq(0),
                 ]
-                with m.If(self.request.valid):
-                    m.next = "SCAN"
-
-            # Is a drive of any array failed?
-            with m.State("SCAN"):
-                m.d.comb += scanning.eq(1)
-                m.next = "COUNT"
-
-            with m.State("COUNT"):
-                m.d.comb += scanning.eq(1)
-                m.d.sync += [
-                    port.eq(port + 1),
-                    degraded.eq(degraded | (state.used & self.drive_failed.bit_select(port, 1))),
+                m.d.comb += [
+                    self.hold.eq(0),
+                    idle.eq(1),
+                    self.zero.ready.eq(~self.request.valid),
                 ]
-                m.next = "SCAN"
-                with m.If(port == MAX_DRIVES - 1):
+                with m.If(~self.request.valid):
+                    m.d.sync += [
+                        page.kind.eq(PageKind.ZEROS),
+                        page.line.eq(self.zero.payload),
+                        skip.eq(0),
+                    ]
+                    with m.If(self.zero.valid):
+                        m.next = "LOOK"
+                with m.Else():
+                    m.next = "LOOK"
+                    with m.If(self.request.payload.kind == PageKind.SMART):
+                        m.next = "REFRESH"
+
+            with m.State("REFRESH"):
+                m.d.comb += [self.refresh.eq(1), self.hold.eq(0)]
+                with m.If(self.fresh):
                     m.next = "LOOK"
 
             with m.State("LOOK"):
                 m.next = "PRESENT"
-                with m.If((page.kind == PageKind.DESCRIPTORS) & ~volume.valid):
+                with m.If((page.kind == PageKind.DESCRIPTORS) & ~active):
                     m.next = "REFUSE"
 
             with m.State("PRESENT"):
                 m.next = "COPY"
 
             with m.State("COPY"):
-                m.d.sync += index.eq(index + 1)
+                with m.If(exists):
+                    m.d.sync += index.eq(index + 1)
                 with m.If(is_member):
                     m.d.sync += missing.eq(missing + member_failed)
                 with m.If(in_arrays & (index[:ARRAY_SHIFT] == (1 << ARRAY_SHIFT) - 1)):
                     m.d.sync += missing.eq(0)
                 m.next = "PRESENT"
-                with m.If(emits):
+                with m.If(emits & (skip != 0)):
+                    m.d.sync += skip.eq(skip - 1)
+                with m.Elif(emits):
                     m.d.sync += [beat.eq(Cat(beat, value)[32:]), word.eq(word + 1)]
                     with m.If(word[: bits_for_count(config.beat_dwords)] == config.beat_dwords - 1):
                         m.next = "WRITE"
@@ -335,8 +427,14 @@ class PageGenerator(wiring.Component):
                         m.next = "WRITE"
 
             with m.State("REPORT"):
-                m.d.comb += [self.response.valid.eq(1), self.response.payload.eq(1)]
-                with m.If(self.response.ready):
+                zeros = page.kind == PageKind.ZEROS
+                m.d.comb += [
+                    self.hold.eq(0),
+                    self.response.valid.eq(~zeros),
+                    self.response.payload.eq(1),
+                    self.zeroed.valid.eq(zeros),
+                ]
+                with m.If(Mux(zeros, self.zeroed.ready, self.response.ready)):
                     m.next = "TAKE"
 
             with m.State("REFUSE"):
@@ -352,7 +450,9 @@ class PageGenerator(wiring.Component):
                 mask=~0,
             )
             waits = (
-                (fsm.ongoing("TAKE") & ~self.request.valid)
+                (fsm.ongoing("TAKE") & ~self.request.valid & ~self.zero.valid)
+                | (self.zeroed.valid & ~self.zeroed.ready)
+                | (self.refresh & ~self.fresh)
                 | (fsm.ongoing("WRITE") & ~self.line_write.ready)
                 | (self.response.valid & ~self.response.ready)
             )

@@ -5,6 +5,7 @@ from amaranth.lib import data, fifo, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import BLOCK_BYTES, DWORDS_PER_BLOCK, Config, bits_for_count
+from hdl.memory.interface import line_stream
 from hdl.nvme.codes import PAGE_SHIFT, StatusCode, status_field
 from hdl.nvme.interface import HostOpcode, command, transfer
 from hdl.nvme.records import admit, assign, rejected
@@ -14,6 +15,9 @@ ENTRY_BITS = 64
 ENTRY_DWORDS = ENTRY_BITS // 32
 ENTRIES_PER_PAGE = BLOCK_BYTES * 8 // ENTRY_BITS
 ENTRY_SHIFT = (ENTRY_BITS // 8).bit_length() - 1
+PART_STEP = 1
+"""Transfers between a part of a long command and the next one below."""
+
 REQUESTS = 4
 """Requests queued towards the host in each direction; a block takes up to two."""
 
@@ -41,6 +45,8 @@ class Prp(wiring.Component):
     -----
     admit
         Decoded commands.
+    again
+        Slots whose command (a hostless one) goes on with the ``transfer_blocks`` blocks below.
     command
         Commands whose PRPs are at hand. Those without a list pass those that wait for one.
     rejected
@@ -54,6 +60,8 @@ class Prp(wiring.Component):
         Blocks to move from the host into a line and from a line to the host.
     read_request, write_request
         What they become: kinds BLOCK and LIST.
+    zero, discard
+        Lines of hostless commands: to be filled with zeros, and whose contents nobody wants.
     delivers, delivers_slot, delivers_line
         A pulse: ``deliver`` has been taken.
 
@@ -72,6 +80,9 @@ class Prp(wiring.Component):
         super().__init__(
             {
                 "admit": In(stream.Signature(admit(config))),
+                "again": In(stream.Signature(config.slot_bits)),
+                "zero": Out(line_stream(config)),
+                "discard": Out(line_stream(config)),
                 "command": Out(stream.Signature(command(config))),
                 "rejected": Out(stream.Signature(rejected(config))),
                 "list_done": In(1),
@@ -101,7 +112,7 @@ class Prp(wiring.Component):
             shape=config.data_width, depth=self._beats, init=[]
         )
         list_write, list_read = lists.write_port(granularity=32), lists.read_port()
-        pointers = data.StructLayout({"prp1": 64, "prp2": 64, "listed": 1})
+        pointers = data.StructLayout({"prp1": 64, "prp2": 64, "listed": 1, "hostless": 1})
         m.submodules.pointers = pointer_table = memory.Memory(
             shape=pointers, depth=config.commands, init=[]
         )
@@ -148,6 +159,10 @@ class Prp(wiring.Component):
             m.d.sync += self.command.valid.eq(0)
         with m.If(self.rejected.ready):
             m.d.sync += self.rejected.valid.eq(0)
+        with m.If(self.zero.ready):
+            m.d.sync += self.zero.valid.eq(0)
+        with m.If(self.discard.ready):
+            m.d.sync += self.discard.valid.eq(0)
 
         slot = Signal(config.slot_bits)
         block = Signal(config.offset_bits)
@@ -246,13 +261,22 @@ class Prp(wiring.Component):
             held_write.addr.eq(slot),
             held_write.data.eq(admitted.command),
             *assign(pointer_write.data, prp1=admitted.prp1, prp2=admitted.prp2, listed=more > 1),
+            pointer_write.data.hostless.eq(admitted.hostless),
             hopped_write.addr.eq(slot),
         ]
-        moves_data = asked.opcode != HostOpcode.FLUSH
+        moves_data = (asked.opcode != HostOpcode.FLUSH) & ~admitted.hostless
+        next_part = Signal(command(config))
+        m.d.comb += [
+            next_part.eq(held_read.data),
+            next_part.block.eq(held_read.data.block - PART_STEP * config.transfer_blocks),
+            next_part.blocks.eq(config.transfer_blocks - 1),
+        ]
 
         ends_free = ~self.command.valid & ~self.rejected.valid
-        can_deliver = self.deliver.valid & (writes.w_level <= REQUESTS - 2)
-        can_fetch = self.fetch.valid & (reads.w_level <= REQUESTS - 2)
+        can_deliver = self.deliver.valid & (writes.w_level <= REQUESTS - 2) & ~self.discard.valid
+        can_fetch = self.fetch.valid & (reads.w_level <= REQUESTS - 2) & ~self.zero.valid
+        # This one is never rejected, so it need not wait for a command that is.
+        can_repeat = self.again.valid & ~self.command.valid
         can_list = lists_done.r_rdy & ends_free & reads.w_rdy
         can_admit = self.admit.valid & ends_free & reads.w_rdy
 
@@ -280,6 +304,10 @@ class Prp(wiring.Component):
                         to_host.eq(0),
                     ]
                     m.next = "LOAD"
+                with m.Elif(can_repeat):
+                    m.d.comb += self.again.ready.eq(1)
+                    m.d.sync += slot.eq(self.again.payload)
+                    m.next = "LOAD_PART"
                 with m.Elif(can_list):
                     m.d.comb += lists_done.r_en.eq(1)
                     m.d.sync += [slot.eq(list_end.slot), failed.eq(list_end.error)]
@@ -311,6 +339,14 @@ class Prp(wiring.Component):
                         request_list(prp2, Mux(crosses, here, more) << 1, Const(0, index_bits))
                 with m.Else():
                     m.d.sync += [self.command.valid.eq(1), self.command.payload.eq(asked)]
+
+            with m.State("LOAD_PART"):
+                m.next = "REPEAT"
+
+            with m.State("REPEAT"):
+                m.d.comb += [held_write.data.eq(next_part), held_write.en.eq(1)]
+                m.d.sync += [self.command.valid.eq(1), self.command.payload.eq(next_part)]
+                m.next = "CHOOSE"
 
             # A list, or its first part, has arrived.
             with m.State("LOAD_LIST"):
@@ -371,15 +407,21 @@ class Prp(wiring.Component):
 
             with m.State("MOVE"):
                 first_page = Mux(block == 0, pointer.prp1[PAGE_SHIFT:], page)
-                request_move(
-                    Cat(within, first_page),
-                    DWORDS_PER_BLOCK - within[2:],
-                    Const(0, bits_for_count(DWORDS_PER_BLOCK)),
-                    within == 0,
-                )
                 m.next = "CHOOSE"
-                with m.If(within != 0):
-                    m.next = "MOVE_REST"
+                with m.If(pointer.hostless):
+                    with m.If(to_host):
+                        m.d.sync += [self.discard.valid.eq(1), self.discard.payload.eq(line)]
+                    with m.Else():
+                        m.d.sync += [self.zero.valid.eq(1), self.zero.payload.eq(line)]
+                with m.Else():
+                    request_move(
+                        Cat(within, first_page),
+                        DWORDS_PER_BLOCK - within[2:],
+                        Const(0, bits_for_count(DWORDS_PER_BLOCK)),
+                        within == 0,
+                    )
+                    with m.If(within != 0):
+                        m.next = "MOVE_REST"
 
             with m.State("MOVE_REST"):
                 rest = within[2:]
@@ -388,7 +430,8 @@ class Prp(wiring.Component):
                 request_move(Cat(Const(0, PAGE_SHIFT), page), rest, source, 1)
                 m.next = "CHOOSE"
 
-            idle = fsm.ongoing("CHOOSE") & ~(can_deliver | can_fetch | can_list | can_admit)
+            anything = can_deliver | can_fetch | can_repeat | can_list | can_admit
+            idle = fsm.ongoing("CHOOSE") & ~anything
         m.d.comb += [
             self.delivers_slot.eq(self.deliver.payload.slot),
             self.delivers_line.eq(self.deliver.payload.line),

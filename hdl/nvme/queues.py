@@ -18,6 +18,8 @@ from hdl.nvme.codes import (
     status_field,
 )
 from hdl.nvme.entries import EntryRing
+from hdl.nvme.events import report
+from hdl.nvme.features import BURST_BITS
 from hdl.nvme.records import (
     FETCH_ENTRIES,
     FETCHES,
@@ -34,13 +36,14 @@ from hdl.nvme.registers import AdminQueues
 from hdl.pcie.interface import Kind, inbox_dwords, post, read_request, sqe_slots
 
 
-class Event(enum.Enum, shape=2):
+class Event(enum.Enum, shape=3):
     """What the engine is serving."""
 
     DOORBELL = 0
     FINISH = 1
     CHANGE = 2
     FETCH = 3
+    REPORT = 4
 
 
 class QueueEngine(wiring.Component):
@@ -70,8 +73,16 @@ class QueueEngine(wiring.Component):
         Reads of entries into the inbox, kind ENTRIES, and a pulse when one has ended.
     entry
         Entries to decode.
+    burst
+        Arbitration Burst: log2 of the most entries fetched at once.
     finish
         Ended commands.
+    report
+        Ended Asynchronous Event Requests: their fetch has been finished without an entry, so that
+        none is reserved; they wait for room in the admin completion queue, and hold nothing.
+    misuse, misuse_value
+        A pulse: a doorbell's value is not one that the queue can have, or that it has already
+        (``misuse_value``), or there is no such queue.
     change, changed
         Create and delete, and the 15-bit status that answers each. A DELETE_SQ is answered once
         the queue's fetched commands have ended.
@@ -103,7 +114,11 @@ class QueueEngine(wiring.Component):
                 "done_index": In(bits_for_count(FETCHES)),
                 "done_error": In(1),
                 "entry": Out(stream.Signature(entry(config))),
+                "burst": In(BURST_BITS),
                 "finish": In(stream.Signature(finish(config))),
+                "report": In(stream.Signature(report())),
+                "misuse": Out(1),
+                "misuse_value": Out(1),
                 "change": In(stream.Signature(change(config))),
                 "changed": Out(stream.Signature(STATUS_BITS)),
                 "io_queues": Out(1),
@@ -143,6 +158,7 @@ class QueueEngine(wiring.Component):
             ring.done.eq(self.done),
             ring.done_index.eq(self.done_index),
             ring.done_error.eq(self.done_error),
+            ring.burst.eq(self.burst),
         ]
 
         sq_valid = Signal(count)
@@ -212,7 +228,20 @@ class QueueEngine(wiring.Component):
         ]
         sq, cq, sq_base, cq_base = sq_read.data, cq_read.data, sq_base_read.data, cq_base_read.data
 
-        finish_in = self.finish.payload
+        reporting = event == Event.REPORT
+        report_waits = Signal()
+        finish_in = Signal(finish(config))
+        m.d.comb += finish_in.eq(self.finish.payload)
+        with m.If(reporting):
+            reported = self.report.payload
+            m.d.comb += assign(
+                finish_in,
+                queue=0,
+                identifier=reported.identifier,
+                status=reported.status,
+                result=reported.result,
+                post=1,
+            )
         posts = finish_in.post & self.enable & self.running
         can_fetch = (
             self.running
@@ -224,9 +253,10 @@ class QueueEngine(wiring.Component):
         )
         can_change = self.change.valid & ~change_waits & ~self.changed.valid
         can_finish = self.finish.valid & ~self.post.valid
+        can_report = self.report.valid & ~self.post.valid & ~report_waits
         can_open = self.enable & ~self.running
         can_close = self.running & ~self.enable & (total == 0) & ~self.post.valid
-        others = can_finish | can_change | can_fetch
+        others = can_finish | can_report | can_change | can_fetch
 
         available = Signal(position + 1)
         wanted = Signal(range(FETCH_ENTRIES + 1))
@@ -236,13 +266,18 @@ class QueueEngine(wiring.Component):
         new_cq_head = Signal(position)
         freed, filled = Signal(position + 1), Signal(position + 1)
         frees = Signal()
-        m.d.sync += frees.eq(0)
+        checks, misuses, cq_known = Signal(), Signal(), Signal()
+        m.d.sync += [frees.eq(0), checks.eq(0)]
+        m.d.comb += [
+            self.misuse.eq(misuses | (checks & ~(frees & (freed <= filled) & (freed != 0)))),
+            self.misuse_value.eq(Mux(misuses, sq_valid.bit_select(queue, 1), cq_known)),
+        ]
         with m.If(frees & (freed <= filled)):
             m.d.comb += [
                 *assign(cq_write.data, head=new_cq_head, used=cq.used - freed),
                 cq_write.en.eq(1),
             ]
-            m.d.sync += [work.eq(work | stalled), stalled.eq(0)]
+            m.d.sync += [work.eq(work | stalled), stalled.eq(0), report_waits.eq(0)]
 
         with m.FSM(name="serve") as fsm:
             with m.State("CHOOSE"):
@@ -260,7 +295,10 @@ class QueueEngine(wiring.Component):
                     ]
                     m.next = "LOAD"
                 with m.Elif(can_finish):
-                    m.d.sync += [event.eq(Event.FINISH), queue.eq(finish_in.queue)]
+                    m.d.sync += [event.eq(Event.FINISH), queue.eq(self.finish.payload.queue)]
+                    m.next = "LOAD"
+                with m.Elif(can_report):
+                    m.d.sync += [event.eq(Event.REPORT), queue.eq(0)]
                     m.next = "LOAD"
                 with m.Elif(can_change):
                     m.d.sync += [event.eq(Event.CHANGE), queue.eq(self.change.payload.queue)]
@@ -283,7 +321,7 @@ class QueueEngine(wiring.Component):
                         m.next = "RING_SQ"
                         with m.If(on_cq):
                             m.next = "RING_CQ"
-                    with m.Case(Event.FINISH):
+                    with m.Case(Event.FINISH, Event.REPORT):
                         m.next = "FINISH"
                     with m.Case(Event.CHANGE):
                         m.next = "CHANGE"
@@ -307,6 +345,7 @@ class QueueEngine(wiring.Component):
                 m.d.sync += [
                     Cat(sq_valid, cq_valid, work, stalled).eq(0),
                     change_waits.eq(0),
+                    report_waits.eq(0),
                     self.running.eq(0),
                 ]
                 m.next = "CHOOSE"
@@ -315,12 +354,11 @@ class QueueEngine(wiring.Component):
                 value = self.doorbell.payload.value
                 m.d.comb += self.doorbell.ready.eq(1)
                 deleting = change_waits & (self.change.payload.queue == queue)
-                with m.If(
-                    self.running
-                    & sq_valid.bit_select(queue, 1)
-                    & ~deleting
-                    & (value <= sq_base.last)
-                ):
+                possible = sq_valid.bit_select(queue, 1) & (value <= sq_base.last)
+                m.d.comb += misuses.eq(
+                    self.running & ~deleting & ~(possible & (value != sq.tail))
+                )
+                with m.If(self.running & ~deleting & possible):
                     m.d.comb += [sq_write.data.tail.eq(value), sq_write.en.eq(1)]
                     m.d.sync += work.bit_select(queue, 1).eq(1)
                 m.next = "CHOOSE"
@@ -332,6 +370,8 @@ class QueueEngine(wiring.Component):
                     new_cq_head.eq(value),
                     freed.eq(value - cq.head + Mux(value < cq.head, cq_base.last + 1, 0)),
                     filled.eq(cq.tail - cq.head + Mux(cq.tail < cq.head, cq_base.last + 1, 0)),
+                    checks.eq(self.running),
+                    cq_known.eq(cq_valid.bit_select(cq_queue, 1)),
                     frees.eq(
                         self.running
                         & cq_valid.bit_select(cq_queue, 1)
@@ -341,16 +381,24 @@ class QueueEngine(wiring.Component):
                 m.next = "CHOOSE"
 
             with m.State("FINISH"):
+                no_room = reporting & posts & (cq.used == cq_base.last)
                 m.d.comb += [
-                    self.finish.ready.eq(1),
+                    self.finish.ready.eq(~reporting),
+                    self.report.ready.eq(reporting & ~no_room),
                     sq_write.data.inside.eq(sq.inside - 1),
-                    sq_write.en.eq(1),
-                    cq_write.en.eq(1),
+                    sq_write.en.eq(~reporting),
+                    cq_write.en.eq(~reporting | posts),
                 ]
-                m.d.sync += [total.eq(total - 1), change_waits.eq(0)]
-                with m.If(queue == 0):
-                    m.d.sync += admin_inside.eq(0)
-                with m.If(posts):
+                with m.If(~reporting):
+                    m.d.sync += [total.eq(total - 1), change_waits.eq(0)]
+                    with m.If(queue == 0):
+                        m.d.sync += admin_inside.eq(0)
+                with m.If(no_room):
+                    m.d.comb += cq_write.en.eq(0)
+                    m.d.sync += report_waits.eq(1)
+                with m.Elif(posts):
+                    with m.If(reporting):
+                        m.d.comb += cq_write.data.used.eq(cq.used + 1)
                     m.d.comb += [
                         cq_write.data.tail.eq(following(cq.tail, cq_base.last)),
                         cq_write.data.phase.eq(cq.phase ^ (cq.tail == cq_base.last)),
@@ -375,9 +423,9 @@ class QueueEngine(wiring.Component):
                         post_interrupt.eq(cq_base.interrupt),
                         post_vector.eq(cq_base.vector),
                     ]
-                with m.Else():
+                with m.Elif(~reporting):
                     m.d.comb += cq_write.data.used.eq(cq.used - 1)
-                    m.d.sync += [work.eq(work | stalled), stalled.eq(0)]
+                    m.d.sync += [work.eq(work | stalled), stalled.eq(0), report_waits.eq(0)]
                 m.next = "CHOOSE"
 
             with m.State("MEASURE"):

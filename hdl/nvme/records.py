@@ -5,8 +5,11 @@ from amaranth.lib import data, enum
 
 from hdl.config import Config, bits_for_count
 from hdl.nvme.codes import SQE_BITS, STATUS_BITS
-from hdl.nvme.interface import command
+from hdl.nvme.interface import HostOpcode, command
 from hdl.pcie.interface import sqe_slots
+
+BLOCK_COUNT_BITS = 16
+"""NLB in CDW12 of I/O commands: blocks - 1."""
 
 FETCH_ENTRIES = 8
 """Most submission queue entries of one read."""
@@ -90,8 +93,30 @@ def change(config: Config) -> data.StructLayout:
 
 
 def admit(config: Config) -> data.StructLayout:
-    """A decoded I/O command with its two PRP entries."""
-    return data.StructLayout({"command": command(config), "prp1": 64, "prp2": 64})
+    """A decoded I/O command with its two PRP entries; ``hostless``: no host memory is moved."""
+    return data.StructLayout(
+        {"command": command(config), "hostless": 1, "prp1": 64, "prp2": 64}
+    )
+
+
+def carried(config: Config) -> data.StructLayout:
+    """What is kept of an I/O command until it ends.
+
+    ``parts``: how many more commands of ``transfer_blocks`` it takes after the one that is inside,
+    each below the one before it (only ``hostless``).
+    """
+    return data.StructLayout(
+        {
+            "queue": queue_bits(config),
+            "identifier": 16,
+            "nsid": 32,
+            "block": 64,
+            "opcode": HostOpcode,
+            "blocks": BLOCK_COUNT_BITS,
+            "hostless": 1,
+            "parts": BLOCK_COUNT_BITS - config.offset_bits,
+        }
+    )
 
 
 def rejected(config: Config) -> data.StructLayout:
@@ -127,7 +152,11 @@ def sqe() -> data.StructLayout:
 
 
 class PageKind(enum.Enum, shape=4):
-    """Pages that `hdl.nvme.identify.PageGenerator` builds; the first six have an image in ROM."""
+    """Pages that `hdl.nvme.pages.PageGenerator` builds.
+
+    The first five have an image in ROM; ALLOCATED_NAMESPACE has that of NAMESPACE, of which it has
+    the low `IMAGE_BITS` bits.
+    """
 
     CONTROLLER = 0
     NAMESPACE = 1
@@ -138,9 +167,25 @@ class PageKind(enum.Enum, shape=4):
     ACTIVE_NAMESPACES = 6
     ARRAYS = 7
     VOLUMES = 8
-    DRIVES = 9
+    ALLOCATED_NAMESPACE = 9
+    CHANGED_NAMESPACES = 10
+    ALLOCATED_NAMESPACES = 11
+    DRIVES = 12
+    CONTROLLERS = 13
+    ZEROS = 14
+
+
+IMAGE_BITS = 3
+
+SKIP_BITS = 11
+"""Words of a page before those that are sent."""
 
 
 def page_request(config: Config) -> data.StructLayout:
-    """Build a page in ``line``. ``nsid``: namespace, or first entry of a list."""
-    return data.StructLayout({"kind": PageKind, "nsid": 32, "line": config.line_bits})
+    """Build a page in ``line``, without its first ``skip`` words.
+
+    ``nsid``: namespace, or first entry of a list.
+    """
+    return data.StructLayout(
+        {"kind": PageKind, "nsid": 32, "skip": SKIP_BITS, "line": config.line_bits}
+    )

@@ -115,7 +115,9 @@ class Registers(wiring.Component):
     entry_sizes_good
         CC.IOSQES and CC.IOCQES are those of 64- and 16-byte entries.
     doorbell
-        Doorbell writes of queues that the controller has; others are ignored.
+        Doorbell writes of queues that the controller has.
+    misuse
+        A pulse: a doorbell of another queue was written while the queues work.
     vectors
         MSI-X table and pending bits.
 
@@ -134,6 +136,7 @@ class Registers(wiring.Component):
                 "drained": In(1),
                 "fatal": In(1),
                 "entry_sizes_good": Out(1),
+                "misuse": Out(1),
                 "doorbell": Out(stream.Signature(doorbell(config))),
                 "vectors": Out(VectorAccess(config)),
                 "busy": Out(1),
@@ -256,7 +259,10 @@ class Registers(wiring.Component):
                     with m.Elif((region == Region.DOORBELLS) & known_queue):
                         m.next = "RING_TAIL"
                     with m.Else():
-                        m.d.comb += bus.request.ready.eq(1)
+                        m.d.comb += [
+                            bus.request.ready.eq(1),
+                            self.misuse.eq((region == Region.DOORBELLS) & self.running),
+                        ]
                         with m.If(region == Region.CONTROL):
                             m.d.comb += write_control.eq(1)
                         with m.If((region == Region.MSIX_TABLE) & known_vector):

@@ -7,13 +7,15 @@ from amaranth.lib.wiring import In, Out
 from hdl.config import DWORDS_PER_BLOCK, Config
 from hdl.memory.interface import line_stream
 from hdl.nvme.codes import PAGE_SHIFT, STATUS_BITS, StatusCode, status_field
-from hdl.nvme.records import PageKind, assign, page_request
+from hdl.nvme.records import SKIP_BITS, PageKind, assign, page_request
 from hdl.pcie.interface import write_request
 
 
 def send_request(config: Config) -> data.StructLayout:
-    """Send the first ``dwords`` (1..1024) of a page to ``prp1``, going on at ``prp2``."""
-    return data.StructLayout({"kind": PageKind, "nsid": 32, "dwords": 11, "prp1": 64, "prp2": 64})
+    """Send ``dwords`` (1..1024) of a page after ``skip`` to ``prp1``, going on at ``prp2``."""
+    return data.StructLayout(
+        {"kind": PageKind, "nsid": 32, "skip": SKIP_BITS, "dwords": 11, "prp1": 64, "prp2": 64}
+    )
 
 
 class PageSender(wiring.Component):
@@ -37,7 +39,7 @@ class PageSender(wiring.Component):
     line, owns_line
         Which line is on its way to the host, if any.
 
-    Errors: Invalid PRP Offset; Invalid Namespace when there is nothing to say of the namespace.
+    Errors: Invalid PRP Offset; Invalid Field when there is nothing to say of the namespace.
     """
 
     def __init__(self, *, config: Config):
@@ -73,7 +75,13 @@ class PageSender(wiring.Component):
             first.eq(Mux(spans, room, asked.dwords)),
             self.response.payload.eq(status),
             self.free.payload.eq(self.line),
-            *assign(self.build.payload, kind=asked.kind, nsid=asked.nsid, line=self.line),
+            *assign(
+                self.build.payload,
+                kind=asked.kind,
+                nsid=asked.nsid,
+                skip=asked.skip,
+                line=self.line,
+            ),
         ]
         out = self.write_request.payload
 
@@ -106,7 +114,7 @@ class PageSender(wiring.Component):
                 with m.If(self.built.valid):
                     m.next = "SEND"
                     with m.If(~self.built.payload):
-                        m.d.sync += status.eq(status_field(StatusCode.INVALID_NAMESPACE))
+                        m.d.sync += status.eq(status_field(StatusCode.INVALID_FIELD))
                         m.next = "FREE"
 
             with m.State("SEND"):

@@ -1,13 +1,14 @@
 """Command slots: which are free, and which command each one carries."""
 
 from amaranth.hdl import Module, Mux, Signal
-from amaranth.lib import data, fifo, memory, stream, wiring
+from amaranth.lib import fifo, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
 from hdl.nvme.codes import DATA_PATH_CODES, STATUS_BITS, status_field
-from hdl.nvme.interface import completion
-from hdl.nvme.records import assign, finish, queue_bits, rejected
+from hdl.nvme.health import note
+from hdl.nvme.interface import HostOpcode, completion
+from hdl.nvme.records import assign, carried, finish, rejected
 
 
 class SlotFreeList(wiring.Component):
@@ -72,16 +73,24 @@ class SlotTable(wiring.Component):
     -----
     allocate
         Free slots.
-    store, store_slot, store_queue, store_identifier
+    store, store_slot, store_command
         A pulse: what ``store_slot`` carries, before anything about the slot can end.
     completion
         Ended commands from the data path. By then every transfer of the slot has been answered.
     rejected
         Commands that end before the data path, with their status field.
     finish
-        The same for the queue engine; the slot is free again once it has been taken.
+        The same for the queue engine.
+    note
+        Ended commands for the logs: failed ones before, others after ``finish``. Then the slot is
+        free again.
+    again
+        Slots whose command goes on with its next part.
+    active
+        A slot is in use.
 
-    Rate: one end in 3 cycles, ``completion`` before ``rejected``. Back-pressure from ``finish``.
+    Rate: one end in 4 cycles and what ``note`` takes, ``completion`` before ``rejected``.
+    Back-pressure from ``finish`` and ``note``.
     """
 
     def __init__(self, *, config: Config):
@@ -91,11 +100,13 @@ class SlotTable(wiring.Component):
                 "allocate": Out(stream.Signature(config.slot_bits)),
                 "store": In(1),
                 "store_slot": In(config.slot_bits),
-                "store_queue": In(queue_bits(config)),
-                "store_identifier": In(16),
+                "store_command": In(carried(config)),
                 "completion": In(stream.Signature(completion(config))),
                 "rejected": In(stream.Signature(rejected(config))),
                 "finish": Out(stream.Signature(finish(config))),
+                "note": Out(stream.Signature(note(config))),
+                "again": Out(stream.Signature(config.slot_bits)),
+                "active": Out(1),
                 "busy": Out(1),
             }
         )
@@ -105,22 +116,41 @@ class SlotTable(wiring.Component):
         m = Module()
         m.submodules.free_list = free_list = SlotFreeList(config=config)
         wiring.connect(m, wiring.flipped(self.allocate), free_list.allocate)
-        carried = data.StructLayout({"queue": queue_bits(config), "identifier": 16})
-        m.submodules.carried = table = memory.Memory(shape=carried, depth=config.commands, init=[])
+        m.submodules.carried = table = memory.Memory(
+            shape=carried(config), depth=config.commands, init=[], attrs={"ram_style": "block"}
+        )
         store, load = table.write_port(), table.read_port()
-        m.d.comb += [
-            store.addr.eq(self.store_slot),
-            store.en.eq(self.store),
-            *assign(store.data, queue=self.store_queue, identifier=self.store_identifier),
-        ]
-
         slot = Signal(config.slot_bits)
+        shrinks = Signal()
+        m.d.comb += [
+            store.addr.eq(Mux(shrinks, slot, self.store_slot)),
+            store.en.eq(self.store | shrinks),
+            store.data.eq(
+                Mux(shrinks, load.data.as_value(), self.store_command.as_value())
+            ),
+        ]
+        with m.If(shrinks):
+            m.d.comb += store.data.parts.eq(load.data.parts - 1)
+
+        used = Signal(range(config.commands + 1))
+        freed = Signal()
+        m.d.sync += used.eq(used + self.store - freed)
+        m.d.comb += self.active.eq(used != 0)
+
         status = Signal(STATUS_BITS)
+        counts = Signal()
         mapped = Signal(STATUS_BITS)
         with m.Switch(self.completion.payload.status):
             for inner, code in DATA_PATH_CODES.items():
                 with m.Case(inner):
                     m.d.comb += mapped.eq(status_field(code))
+
+        # Write Zeroes is none of the host's writes in the SMART log.
+        zeroes = load.data.opcode == HostOpcode.WRITE
+
+        def leave():
+            m.d.comb += freed.eq(1)
+            m.next = "TAKE"
 
         with m.FSM(name="finish") as fsm:
             with m.State("TAKE"):
@@ -128,6 +158,7 @@ class SlotTable(wiring.Component):
                     self.completion.ready.eq(1),
                     self.rejected.ready.eq(~self.completion.valid),
                 ]
+                m.d.sync += counts.eq(self.completion.valid)
                 with m.If(self.completion.valid):
                     m.d.sync += [slot.eq(self.completion.payload.slot), status.eq(mapped)]
                     m.next = "LOAD"
@@ -139,27 +170,71 @@ class SlotTable(wiring.Component):
                     m.next = "LOAD"
 
             with m.State("LOAD"):
-                m.next = "FINISH"
+                m.next = "JUDGE"
 
-            with m.State("FINISH"):
-                m.d.comb += [
-                    self.finish.valid.eq(1),
-                    *assign(
-                        self.finish.payload,
-                        queue=load.data.queue,
-                        identifier=load.data.identifier,
-                        status=status,
-                        result=0,
-                        post=1,
-                    ),
-                ]
-                with m.If(self.finish.ready):
-                    m.d.comb += free_list.free.valid.eq(1)
+            with m.State("JUDGE"):
+                m.next = "FINISH"
+                with m.If(status != 0):
+                    m.next = "NOTE"
+                with m.Elif(load.data.parts != 0):
+                    m.next = "SHRINK"
+
+            with m.State("SHRINK"):
+                m.d.comb += shrinks.eq(~self.store)
+                with m.If(shrinks):
+                    m.next = "REPEAT"
+
+            with m.State("REPEAT"):
+                m.d.comb += self.again.valid.eq(1)
+                with m.If(self.again.ready):
                     m.next = "TAKE"
 
-            m.d.comb += [load.addr.eq(slot), free_list.free.payload.eq(slot)]
-            waits = (fsm.ongoing("TAKE") & ~self.completion.valid & ~self.rejected.valid) | (
-                fsm.ongoing("FINISH") & ~self.finish.ready
+            with m.State("FINISH"):
+                m.d.comb += self.finish.valid.eq(1)
+                with m.If(self.finish.ready):
+                    with m.If(status != 0):
+                        leave()
+                    with m.Else():
+                        m.next = "NOTE"
+
+            with m.State("NOTE"):
+                m.d.comb += self.note.valid.eq(1)
+                with m.If(self.note.ready):
+                    with m.If(status != 0):
+                        m.next = "FINISH"
+                    with m.Else():
+                        leave()
+
+            m.d.comb += [
+                load.addr.eq(slot),
+                self.again.payload.eq(slot),
+                free_list.free.payload.eq(slot),
+                free_list.free.valid.eq(freed),
+                *assign(
+                    self.finish.payload,
+                    queue=load.data.queue,
+                    identifier=load.data.identifier,
+                    status=status,
+                    result=0,
+                    post=1,
+                ),
+                *assign(
+                    self.note.payload,
+                    queue=load.data.queue,
+                    identifier=load.data.identifier,
+                    status=status,
+                    nsid=load.data.nsid,
+                    block=load.data.block,
+                    counts=counts & ~(zeroes & load.data.hostless),
+                    opcode=load.data.opcode,
+                    blocks=load.data.blocks,
+                ),
+            ]
+            waits = (
+                (fsm.ongoing("TAKE") & ~self.completion.valid & ~self.rejected.valid)
+                | (self.finish.valid & ~self.finish.ready)
+                | (self.note.valid & ~self.note.ready)
+                | (self.again.valid & ~self.again.ready)
             )
             m.d.comb += self.busy.eq(~waits | free_list.busy)
         return m

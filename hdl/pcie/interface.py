@@ -77,6 +77,8 @@ class Kind(enum.Enum, shape=2):
     """Submission queue entries: into the inbox, ``index`` chosen by the queue engine."""
     LIST = 2
     """A PRP list: into the inbox, ``index`` is the command slot."""
+    PARAMETER = 3
+    """The first word of a command's data: into the inbox, ``index`` is 0."""
 
 
 def read_index_bits(config: Config) -> int:
@@ -85,7 +87,10 @@ def read_index_bits(config: Config) -> int:
 
 
 def inbox_dwords(config: Config) -> int:
-    """32-bit words of the inbox: PRP lists first (one entry a page and slot), then SQ entries."""
+    """32-bit words of the inbox: PRP lists first (one entry a page and slot), then SQ entries.
+
+    One beat with a `Kind.PARAMETER` follows.
+    """
     return config.commands * config.transfer_blocks * 2 + sqe_slots(config) * 16
 
 
@@ -96,7 +101,7 @@ def sqe_slots(config: Config) -> int:
 
 def inbox_address_bits(config: Config) -> int:
     """Width of a 32-bit word address in the inbox."""
-    return (inbox_dwords(config) - 1).bit_length()
+    return (inbox_dwords(config) + config.beat_dwords - 1).bit_length()
 
 
 def target_bits(config: Config) -> int:

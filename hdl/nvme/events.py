@@ -1,0 +1,231 @@
+"""Asynchronous events: requests held for them, and what is reported (NVMe 1.4 section 5.2)."""
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from amaranth.lib import data, memory, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from hdl.config import Config, bits_for_count
+from hdl.nvme.arbitrate import lowest_set
+from hdl.nvme.codes import STATUS_BITS, EventType, LogPage, StatusCode, status_field
+from hdl.nvme.pages import WARNING_BITS
+
+TYPES = len(EventType)
+
+NAMESPACE_NOTICE = 8
+"""Bit of Asynchronous Event Configuration (section 5.21.1.11); those below are warnings."""
+
+CONFIGURATION_BITS = NAMESPACE_NOTICE + 1
+
+INVALID_REGISTER, INVALID_VALUE = 0, 1
+"""Information of error events: Write to Invalid Doorbell Register, Invalid Doorbell Write Value."""
+
+SPARE_WARNING, TEMPERATURE_WARNING = 0, 1
+"""Bits of Critical Warning with an event information of their own; that of others is 0."""
+
+LOGS = {
+    EventType.ERROR: LogPage.ERROR,
+    EventType.HEALTH: LogPage.SMART,
+    EventType.NOTICE: LogPage.CHANGED_NAMESPACES,
+}
+"""The log page that an event of each type names, and that clears it."""
+
+
+def report() -> data.StructLayout:
+    """The end of an Asynchronous Event Request; ``result`` is DW0."""
+    return data.StructLayout({"identifier": 16, "status": STATUS_BITS, "result": 32})
+
+
+class Events(wiring.Component):
+    """Holds Asynchronous Event Requests and answers one for each event.
+
+    Once an event has been reported, others of its type wait until the host has read the type's log
+    page without Retain Asynchronous Event; that forgets those that have not been reported yet.
+
+    Parameters
+    ----------
+    config
+        Sizes: ``async_event_limit`` requests are held.
+
+    Ports
+    -----
+    hold, identifier
+        A pulse: a request to hold. Only while not ``full``, and not during ``abort``.
+    full
+        No more can be held.
+    abort, aborted, found
+        A pulse: end the request that has ``identifier``, as aborted. ``aborted`` pulses with
+        ``found`` once it has been looked for.
+    misuse, misuse_value
+        A pulse: a doorbell was misused, by its value or (0) by writing it at all.
+    warning
+        Critical Warning, a level. A bit that appears is an event, if it is configured.
+    changed, namespace
+        A pulse: a namespace has changed, which is an event, if it is configured.
+    changes
+        Namespaces that have changed since the log of them was read, a bit each.
+    configuration
+        Asynchronous Event Configuration.
+    cleared
+        Pulses for each type: its log page has been read.
+    clear
+        The controller is being reset: everything is forgotten.
+    report
+        Ended requests.
+
+    Latency: 3 cycles from an event to ``report``; ``abort`` takes 2 cycles for each request that
+    can be held. Back-pressure on ``report`` holds ``abort``; events are never refused.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        super().__init__(
+            {
+                "hold": In(1),
+                "identifier": In(16),
+                "full": Out(1),
+                "abort": In(1),
+                "aborted": Out(1),
+                "found": Out(1),
+                "misuse": In(1),
+                "misuse_value": In(1),
+                "warning": In(WARNING_BITS),
+                "changed": In(1),
+                "namespace": In(config.volume_bits),
+                "changes": Out(config.volumes),
+                "configuration": In(CONFIGURATION_BITS),
+                "cleared": In(TYPES),
+                "clear": In(1),
+                "report": Out(stream.Signature(report())),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        config = self._config
+        m = Module()
+        limit = config.async_event_limit
+        place_bits = bits_for_count(limit)
+        m.submodules.requests = requests = memory.Memory(shape=16, depth=max(2, limit), init=[])
+        read, write = requests.read_port(), requests.write_port()
+        held = Signal(limit)
+        place = Signal(place_bits)
+        vacant = lowest_set(m, ~held, "vacant")
+        oldest = lowest_set(m, held, "oldest")
+        m.d.comb += [
+            self.full.eq(held.all()),
+            write.addr.eq(vacant),
+            write.data.eq(self.identifier),
+            write.en.eq(self.hold),
+        ]
+        with m.If(self.hold):
+            m.d.sync += held.bit_select(vacant, 1).eq(1)
+
+        # What has happened, what has been told.
+        pending, masked = Signal(TYPES), Signal(TYPES)
+        by_value = Signal()
+        by_heat, by_spare = Signal(), Signal()
+        seen = Signal(WARNING_BITS)
+        now = Signal(WARNING_BITS)
+        fresh = Signal(WARNING_BITS)
+        m.d.comb += [
+            now.eq(self.warning & self.configuration[:WARNING_BITS]),
+            fresh.eq(now & ~seen),
+        ]
+        m.d.sync += [seen.eq(now), pending.eq(pending & ~self.cleared)]
+        m.d.sync += masked.eq(masked & ~self.cleared)
+        with m.If(self.misuse):
+            m.d.sync += pending[EventType.ERROR.value].eq(1)
+            with m.If(~pending[EventType.ERROR.value]):
+                m.d.sync += by_value.eq(self.misuse_value)
+        with m.If(fresh.any()):
+            m.d.sync += pending[EventType.HEALTH.value].eq(1)
+            with m.If(~pending[EventType.HEALTH.value]):
+                m.d.sync += [
+                    by_heat.eq(fresh[TEMPERATURE_WARNING]),
+                    by_spare.eq(fresh[SPARE_WARNING]),
+                ]
+        with m.If(self.cleared[EventType.NOTICE.value]):
+            m.d.sync += self.changes.eq(0)
+        with m.If(self.changed):
+            m.d.sync += self.changes.bit_select(self.namespace, 1).eq(1)
+            with m.If(self.configuration[NAMESPACE_NOTICE]):
+                m.d.sync += pending[EventType.NOTICE.value].eq(1)
+
+        ready = Signal(TYPES)
+        m.d.comb += ready.eq(pending & ~masked & ~self.cleared)
+        kind = lowest_set(m, ready, "kind")
+        information = Signal(2)
+        log = Signal(8)
+        with m.Switch(kind):
+            for event, page in LOGS.items():
+                with m.Case(event.value):
+                    m.d.comb += log.eq(page.value)
+        with m.Switch(kind):
+            with m.Case(EventType.ERROR.value):
+                m.d.comb += information.eq(by_value)
+            with m.Case(EventType.HEALTH.value):
+                m.d.comb += information.eq(Mux(by_spare, 2, by_heat))
+
+        out = self.report.payload
+        with m.FSM(name="events") as fsm:
+            with m.State("WAIT"):
+                m.d.sync += [out.status.eq(0), place.eq(oldest)]
+                with m.If(self.abort):
+                    m.d.sync += place.eq(0)
+                    m.next = "LOOK"
+                with m.Elif(ready.any() & held.any()):
+                    m.d.sync += [
+                        out.result.eq(
+                            Cat(kind, Const(0, 8 - len(kind)), information, Const(0, 6), log)
+                        ),
+                        masked.bit_select(kind, 1).eq(1),
+                        pending.bit_select(kind, 1).eq(0),
+                    ]
+                    m.next = "LOAD"
+
+            with m.State("LOAD"):
+                m.d.comb += read.addr.eq(place)
+                m.next = "TAKE"
+
+            with m.State("TAKE"):
+                m.d.sync += [out.identifier.eq(read.data), held.bit_select(place, 1).eq(0)]
+                m.next = "REPORT"
+
+            with m.State("REPORT"):
+                m.d.comb += self.report.valid.eq(1)
+                with m.If(self.report.ready):
+                    m.next = "WAIT"
+
+            # Abort: every place is looked at.
+            with m.State("LOOK"):
+                m.d.comb += read.addr.eq(place)
+                m.next = "COMPARE"
+
+            with m.State("COMPARE"):
+                hit = held.bit_select(place, 1) & (read.data == self.identifier)
+                m.d.sync += place.eq(place + 1)
+                m.next = "LOOK"
+                with m.If(hit):
+                    m.d.comb += [self.aborted.eq(1), self.found.eq(1)]
+                    m.d.sync += [
+                        out.result.eq(0),
+                        out.status.eq(status_field(StatusCode.ABORT_REQUESTED, more=False)),
+                        out.identifier.eq(read.data),
+                        held.bit_select(place, 1).eq(0),
+                    ]
+                    m.next = "REPORT"
+                with m.Elif(place == limit - 1):
+                    m.d.comb += self.aborted.eq(1)
+                    m.next = "WAIT"
+
+            waits = (
+                fsm.ongoing("WAIT")
+                & ~(ready.any() & held.any())
+                & ~self.abort
+                & (now == seen)
+                & ~self.cleared.any()
+            ) | (self.report.valid & ~self.report.ready)
+            m.d.comb += self.busy.eq(~waits | self.hold | self.misuse | self.changed)
+        with m.If(self.clear):
+            m.d.sync += Cat(held, pending, masked, seen, self.changes).eq(0)
+        return m
