@@ -23,7 +23,7 @@ PYTEST := $(VENV) -m pytest -q
 PARALLEL := -n $(PROCESSES) --dist worksteal
 
 .PHONY: help setup lint format types unit formal mutants smoke test test-full synth bench \
-	characterise demo clean distclean
+	characterise demo guest clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ characterise: $(STAMP) ## load profiles beside the published figures (QUICK=1, I
 demo: $(STAMP) ## store FILE on a RAID 6, pull two drives, read it back (FILE=path)
 	@test -n "$(FILE)" || { echo "demo: name the file: make demo FILE=path" >&2; exit 2; }
 	$(VENV) -m sw.demo "$(FILE)"
+
+guest: $(STAMP) ## a stock Linux in QEMU uses the simulated card (QUICK=1, SEED=n)
+	$(VENV) -m sw.guest $(if $(QUICK),--quick) $(if $(SEED),--seed $(SEED))
 
 clean: ## remove everything built; .venv stays
 	rm -rf build

@@ -1,5 +1,6 @@
 """The native harness around a stand-in: data, time, jumps, errors, drives that come and go."""
 
+import ctypes
 import random
 from functools import partial
 from time import process_time
@@ -193,6 +194,58 @@ def test_images(tmp_path):
         harness.import_drive(0, str(tmp_path / "image"))
         assert harness.read_drive(0, 5, 2) == data
         assert harness.written_blocks(0) == [5, 6]
+
+
+def job_at(harness: Harness, job: int, address: int) -> list[tuple]:
+    """Runs a job of one block on port 0 at a bus address; the events that it ends with."""
+    for register, value in ((BLOCK, 7), (BLOCKS, 0), (HOST_LOW, address & 0xFFFF_FFFF),
+                            (HOST_HIGH, address >> 32), (PORT, 0), (JOB, job)):
+        harness.mmio_write32(register, value)
+    return harness.run()
+
+
+def test_memory_of_another_owner():
+    """Mapped memory is reached without a copy, and no more once it is unmapped."""
+    data = random.Random(5).randbytes(BLOCK_BYTES)
+    memory = (ctypes.c_char * (3 * BLOCK_BYTES)).from_buffer(bytearray(3 * BLOCK_BYTES))
+    low = (ctypes.c_char * BLOCK_BYTES).from_buffer(memory, 2 * BLOCK_BYTES)
+    high = (ctypes.c_char * BLOCK_BYTES).from_buffer(memory)
+    with bench() as harness:
+        harness.map_memory(0x10_0000, low)
+        harness.map_memory(1 << 40, high)
+        low[:] = data
+        assert job_at(harness, JOB_WRITE, 0x10_0000) == [("interrupt", 0)]
+        assert job_at(harness, JOB_READ, 1 << 40) == [("interrupt", 0)]
+        assert memory[:] == data + bytes(BLOCK_BYTES) + data
+        for address in (0x10_0000 - 4096 + 4, (1 << 40) + 4092, harness.memory_base, -4096):
+            with pytest.raises(ValueError, match="overlaps other host memory"):
+                harness.map_memory(address, low)
+        before = harness.statistics()
+        assert before["stray_writes"] == before["stray_reads"] == 0
+        harness.unmap_memory()
+        high[:] = bytes(BLOCK_BYTES)
+        assert job_at(harness, JOB_READ, 1 << 40) == [("interrupt", 0)]
+        assert harness.statistics()["stray_writes"] == 1
+        assert high[:] == bytes(BLOCK_BYTES)
+
+
+def test_slices_of_cycles():
+    """Slices of cycles end in the same events at the same times as one run."""
+    outcomes = []
+    for cycles in (0, 1, 37):
+        with bench() as harness:
+            outcome, slices = [], 0
+            for port in range(3):
+                start(harness, JOB_WRITE, port=port, blocks=3)
+                while (events := harness.run(cycles=cycles)) == [("time",)]:
+                    slices += 1
+                outcome.append((events, harness.now_ns))
+            evaluated = harness.statistics()["cycles_evaluated"]
+            assert slices >= evaluated // cycles - 3 if cycles else slices == 0
+            while harness.run(cycles=cycles) != [("idle",)]:
+                pass
+            outcomes.append(outcome)
+    assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
 def test_expander_is_shared():

@@ -60,9 +60,16 @@ const char* striata_error(const Handle* handle) {
     return handle ? handle->error.c_str() : creation_error.c_str();
 }
 
-int64_t striata_run(Handle* handle, int64_t until, Event* events, int64_t most) {
-    return guard(handle, [&](Harness& harness) { return harness.run(until, events, most); });
+int64_t striata_run(Handle* handle, int64_t until, int64_t cycles, Event* events, int64_t most) {
+    return guard(handle,
+                 [&](Harness& harness) { return harness.run(until, cycles, events, most); });
 }
+
+void striata_map_memory(Handle* handle, int64_t address, int64_t bytes, uint8_t* data) {
+    handle->harness->link().map_memory(uint64_t(address), bytes, data);
+}
+
+void striata_unmap_memory(Handle* handle) { handle->harness->link().unmap_memory(); }
 
 int64_t striata_now(const Handle* handle) { return handle->harness->now(); }
 

@@ -124,8 +124,9 @@ void Harness::jump(int64_t until_cycle) {
     streak_ = 0;
 }
 
-int64_t Harness::run(Ps until, Event* events, int64_t most) {
+int64_t Harness::run(Ps until, int64_t cycles, Event* events, int64_t most) {
     const int64_t until_cycle = until ? cycle_at(until) : kNoCycle;
+    int64_t cycles_left = cycles ? cycles : kNoCycle;
     Ring<Event>& queue = link_.events();
     for (;;) {
         const Ps time = now();
@@ -141,7 +142,7 @@ int64_t Harness::run(Ps until, Event* events, int64_t most) {
             for (; count < most && !queue.empty(); queue.pop()) events[count++] = queue.front();
             return count;
         }
-        if (cycle_ >= until_cycle) {
+        if (cycle_ >= until_cycle || cycles_left-- == 0) {
             events[0] = {int64_t(EventKind::kTime), 0, time};
             return 1;
         }

@@ -17,8 +17,9 @@ public:
     Harness(const LinkFields& link, const std::vector<DriveFields>& drives,
             const std::vector<int64_t>& expander_rates, uint8_t* memory, int64_t memory_bytes);
 
-    // Runs to the next event, or to `until` (picoseconds; 0: no end). Returns events written.
-    int64_t run(Ps until, Event* events, int64_t most);
+    // Runs to the next event, to `until` (picoseconds; 0: no end), or until `cycles` cycles have
+    // been evaluated (0: any number). Returns events written.
+    int64_t run(Ps until, int64_t cycles, Event* events, int64_t most);
     Ps now() const { return cycle_ * shape_.clock_ps; }
 
     Link& link() {

@@ -57,7 +57,9 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
         ("striata_create", pointer, [numbers, numbers, number, numbers, number, number, pointer]),
         ("striata_destroy", None, [pointer]),
         ("striata_error", text, [pointer]),
-        ("striata_run", number, [pointer, number, ctypes.POINTER(_Event), number]),
+        ("striata_run", number, [pointer, number, number, ctypes.POINTER(_Event), number]),
+        ("striata_map_memory", None, [pointer, number, number, pointer]),
+        ("striata_unmap_memory", None, [pointer]),
         ("striata_now", number, [pointer]),
         ("striata_mmio_write", None, [pointer, number, number, number]),
         ("striata_mmio_read", None, [pointer, number, number]),
@@ -119,6 +121,7 @@ class Harness:
         Bus address of ``memory[0]``.
     msi_address
         Where MSI-X messages go: a write of ``vector`` to it is the event ("interrupt", vector).
+        Of a write elsewhere in the 1 MiB window, bits 32 and up are the offset from it.
     """
 
     def __init__(
@@ -149,6 +152,7 @@ class Harness:
         self.msi_address = link.msi_base
         self._events = (_Event * EVENTS_AT_ONCE)()
         self._pending: list[tuple] = []
+        self._mapped: list[tuple[int, ctypes.Array]] = []
         models = [drive or DriveParameters() for drive in drives]
         flat = [
             value
@@ -195,12 +199,14 @@ class Harness:
         """Simulated time in nanoseconds since reset ended."""
         return self._library.striata_now(self._handle) / PICOSECONDS_PER_NANOSECOND
 
-    def run(self, until_ns: float | None = None) -> list[tuple]:
+    def run(self, until_ns: float | None = None, cycles: int = 0) -> list[tuple]:
         """Runs until something happens; returns the events, never an empty list.
 
         ("interrupt", vector): a message arrived; the run ends with the cycle of its arrival.
-        ("time",): ``until_ns`` is reached. ("idle",): nothing will ever move again (only without
-        ``until_ns``). Raises `HarnessError` when the design breaks a rule of a port.
+        ("time",): ``until_ns`` is reached, or ``cycles`` cycles have been evaluated (0: any
+        number), which bounds the real time that the call takes. ("idle",): nothing will ever move
+        again (only without ``until_ns``). Raises `HarnessError` when the design breaks a rule of a
+        port.
         """
         if self._pending:
             events, self._pending = self._pending, []
@@ -208,10 +214,12 @@ class Harness:
         until = 0 if until_ns is None else int(until_ns * PICOSECONDS_PER_NANOSECOND)
         if until_ns is not None and until <= self._library.striata_now(self._handle):
             return [("time",)]
-        return self._run(until)
+        return self._run(until, cycles)
 
-    def _run(self, until: int) -> list[tuple]:
-        count = self._library.striata_run(self._handle, until, self._events, EVENTS_AT_ONCE)
+    def _run(self, until: int, cycles: int = 0) -> list[tuple]:
+        count = self._library.striata_run(
+            self._handle, until, cycles, self._events, EVENTS_AT_ONCE
+        )
         self._raise_error()
         result = []
         for event in self._events[:count]:
@@ -225,7 +233,41 @@ class Harness:
                 result.append(("mmio", event.value & (1 << 64) - 1))
         return result
 
+    # Memory of another owner
+
+    def map_memory(self, address: int, memory: ctypes.Array) -> None:
+        """Makes ``memory`` host memory from bus address ``address`` too, without a copy.
+
+        It may not overlap other host memory; it is kept until `unmap_memory`.
+        """
+        end = address + ctypes.sizeof(memory)
+        taken = [(self.memory_base, self.memory_base + len(self.memory)),
+                 *((start, start + ctypes.sizeof(array)) for start, array in self._mapped)]
+        if address < 0 or end > 1 << 63 or any(address < e and s < end for s, e in taken):
+            raise ValueError(f"memory at {address:#x}..{end:#x} overlaps other host memory")
+        self._mapped.append((address, memory))
+        self._library.striata_map_memory(
+            self._handle, address, ctypes.sizeof(memory), ctypes.addressof(memory)
+        )
+
+    def unmap_memory(self) -> None:
+        """Takes all that `map_memory` added away; the card's requests to it become stray."""
+        self._library.striata_unmap_memory(self._handle)
+        self._mapped.clear()
+
     # Registers
+
+    def mmio_write(self, offset: int, value: int, length: int) -> None:
+        """Posts a register write of ``length`` bytes: 1, 2, 4 or 8, naturally aligned."""
+        signed = value - (1 << 64) if value >> 63 else value
+        self._library.striata_mmio_write(self._handle, offset, signed, length)
+
+    def mmio_read(self, offset: int, length: int) -> int:
+        """Reads a register of ``length`` bytes: 1, 2, 4 or 8, naturally aligned."""
+        if length == 8:
+            return self._mmio_read(offset, length)
+        word = self._mmio_read(offset & ~3, 4) >> 8 * (offset & 3)
+        return word & (1 << 8 * length) - 1
 
     def mmio_write32(self, offset: int, value: int) -> None:
         """Posts a 32-bit register write at byte ``offset`` of BAR 0; travels when time runs."""
@@ -233,8 +275,7 @@ class Harness:
 
     def mmio_write64(self, offset: int, value: int) -> None:
         """Posts a 64-bit register write (one TLP)."""
-        signed = value - (1 << 64) if value >> 63 else value
-        self._library.striata_mmio_write(self._handle, offset, signed, 8)
+        self.mmio_write(offset, value, 8)
 
     def mmio_read32(self, offset: int) -> int:
         """Reads a 32-bit register; runs until the completion is there. Events wait for `run`."""

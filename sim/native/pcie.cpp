@@ -22,8 +22,7 @@ int header_bytes(const Tlp* tlp) {
 
 Link::Link(const LinkFields& fields, uint8_t* memory, int64_t memory_bytes)
     : fields_(fields),
-      memory_(memory),
-      memory_bytes_(memory_bytes),
+      windows_{{uint64_t(fields.memory_base), uint64_t(memory_bytes), memory}},
       up_(fields.generation, fields.lanes, fields.skip),
       down_(fields.generation, fields.lanes, fields.skip),
       random_(uint64_t(fields.seed)),
@@ -49,9 +48,18 @@ Tlp* Link::allocate() {
     return tlp;
 }
 
-bool Link::reachable(uint64_t address, int64_t bytes) const {
-    const uint64_t offset = address - uint64_t(fields_.memory_base);
-    return offset < uint64_t(memory_bytes_) && offset + uint64_t(bytes) <= uint64_t(memory_bytes_);
+// Where a request to host memory goes; null if there is no memory.
+uint8_t* Link::host(uint64_t address, int64_t bytes) const {
+    for (const Window& window : windows_) {
+        const uint64_t offset = address - window.address;
+        if (offset < window.bytes && offset + uint64_t(bytes) <= window.bytes)
+            return window.data + offset;
+    }
+    return nullptr;
+}
+
+void Link::map_memory(uint64_t address, int64_t bytes, uint8_t* data) {
+    windows_.push_back({address, uint64_t(bytes), data});
 }
 
 void Link::check_request(const Tlp* tlp) const {
@@ -133,15 +141,15 @@ void Link::land_write(const Tlp* tlp) {
         uint32_t vector;
         std::memcpy(&vector, data, 4);
         ++counters_.interrupts;
-        events_.push({int64_t(EventKind::kInterrupt), int64_t(vector), tlp->time});
+        events_.push({int64_t(EventKind::kInterrupt), int64_t(window << 32 | vector), tlp->time});
         return;
     }
-    if (!reachable(tlp->address, tlp->payload)) {
+    uint8_t* target = host(tlp->address, tlp->payload);
+    if (!target) {
         ++counters_.stray_writes;
         return;
     }
     ++counters_.memory_writes;
-    uint8_t* target = memory_ + (tlp->address - uint64_t(fields_.memory_base));
     if (tlp->first_enable == 0xF && (tlp->last_enable == 0xF || tlp->payload == 4)) {
         std::memcpy(target, data, size_t(tlp->payload));
         return;
@@ -174,7 +182,7 @@ void Link::arrive_at_host(Tlp* tlp) {
         const int64_t bytes = int64_t(word(tlp, 2) & 0x7FF) * 4;
         const Ps jitter =
             fields_.read_jitter_ps ? Ps(random_.below(uint64_t(fields_.read_jitter_ps))) : 0;
-        const bool known = reachable(tlp->address, bytes);
+        const bool known = host(tlp->address, bytes);
         ++(known ? counters_.memory_reads : counters_.stray_reads);
         reads_.push_back({tlp->address, bytes, tlp->time + fields_.memory_read_ps + jitter,
                           tlp->tag, known});
@@ -211,6 +219,9 @@ size_t Link::pick_read(Ps start) {
 
 void Link::start_completion(size_t index, Ps start) {
     Read& read = reads_[index];
+    // The memory may have been unmapped since the read arrived.
+    const uint8_t* source = host(read.address, read.left);
+    read.reachable &= source != nullptr;
     const int64_t room = completion_bytes_ - int64_t(read.address % uint64_t(completion_bytes_));
     const int64_t bytes = read.reachable ? std::min(read.left, room) : 0;
     const bool last = bytes == read.left || !read.reachable;
@@ -227,8 +238,7 @@ void Link::start_completion(size_t index, Ps start) {
     set_word(tlp, 1, uint32_t(bytes / 4) | status << 11);
     set_word(tlp, 2, read.tag);
     if (bytes)
-        std::memcpy(tlp->raw + kCompletionDescriptor,
-                    memory_ + (read.address - uint64_t(fields_.memory_base)), size_t(bytes));
+        std::memcpy(tlp->raw + kCompletionDescriptor, source, size_t(bytes));
     tlp->time = wire_send(down_, tlp, start) + fields_.propagation_ps;
     ++counters_.down_tlps;
     counters_.down_payload_bytes += bytes;
@@ -302,15 +312,16 @@ Tlp* Link::mmio_request(TlpKind kind, uint64_t offset, int bytes, Ps now) {
     Tlp* tlp = allocate();
     tlp->kind = kind;
     tlp->tag = write ? 0 : mmio_tag_++;
-    tlp->first_enable = 0xF;
+    const int length = bytes < 4 ? 4 : bytes;
+    tlp->first_enable = uint8_t((bytes < 4 ? (1 << bytes) - 1 : 0xF) << (offset & 3));
     tlp->last_enable = bytes > 4 ? 0xF : 0;
-    tlp->payload = write ? bytes : 0;
+    tlp->payload = write ? length : 0;
     tlp->bytes = kRequestDescriptor + tlp->payload;
-    tlp->address = uint64_t(fields_.bar_base) + offset;
+    tlp->address = uint64_t(fields_.bar_base) + (offset & ~uint64_t(3));
     tlp->time = now;
     set_word(tlp, 0, uint32_t(tlp->address));
     set_word(tlp, 1, uint32_t(tlp->address >> 32));
-    set_word(tlp, 2, uint32_t(bytes / 4) | (write ? kMemoryWrite : kMemoryRead) << 11);
+    set_word(tlp, 2, uint32_t(length / 4) | (write ? kMemoryWrite : kMemoryRead) << 11);
     set_word(tlp, 3, tlp->tag | uint32_t(kBarApertureBits) << 19);
     down_queue_.push(tlp);
     next_event_ = std::min(next_event_, std::max(now, down_.free_at()));
@@ -319,7 +330,8 @@ Tlp* Link::mmio_request(TlpKind kind, uint64_t offset, int bytes, Ps now) {
 
 void Link::mmio_write(uint64_t offset, uint64_t value, int bytes, Ps now) {
     Tlp* tlp = mmio_request(TlpKind::kWrite, offset, bytes, now);
-    std::memcpy(tlp->raw + kRequestDescriptor, &value, size_t(bytes));
+    value <<= 8 * (offset & 3);
+    std::memcpy(tlp->raw + kRequestDescriptor, &value, size_t(tlp->payload));
     ++counters_.mmio_writes;
 }
 

@@ -62,6 +62,9 @@ public:
     void mmio_write(uint64_t offset, uint64_t value, int bytes, Ps now);
     void mmio_read(uint64_t offset, int bytes, Ps now);
     Ring<Event>& events() { return events_; }
+    // More host memory, at a bus address, that the caller keeps; and none but the first again.
+    void map_memory(uint64_t address, int64_t bytes, uint8_t* data);
+    void unmap_memory() { windows_.resize(1); }
 
     Ps next_event() const { return next_event_; }
     void advance(Ps now);
@@ -78,6 +81,11 @@ private:
         uint8_t tag;
         bool reachable;
     };
+    struct Window {
+        uint64_t address;
+        uint64_t bytes;
+        uint8_t* data;
+    };
     struct Credit {
         Ps time;
         int posted;
@@ -92,7 +100,7 @@ private:
     void arrive_at_device(Tlp* tlp);
     void land_write(const Tlp* tlp);
     void answer_mmio(const Tlp* tlp);
-    bool reachable(uint64_t address, int64_t bytes) const;
+    uint8_t* host(uint64_t address, int64_t bytes) const;
     Ps wire_send(Serialiser& wire, const Tlp* tlp, Ps ready);
     void check_request(const Tlp* tlp) const;
     Tlp* mmio_request(TlpKind kind, uint64_t offset, int bytes, Ps now);
@@ -101,8 +109,7 @@ private:
     void update_next(Ps now);
 
     LinkFields fields_;
-    uint8_t* memory_;
-    int64_t memory_bytes_;
+    std::vector<Window> windows_;  // of host memory, which do not overlap
     Serialiser up_;
     Serialiser down_;
     Random random_;
