@@ -14,14 +14,13 @@ from hdl.nvme.codes import (
     SQ_ENTRY_EXPONENT,
     SQE_DWORDS,
     STATUS_BITS,
-    StatusCode,
-    status_field,
 )
 from hdl.nvme.entries import EntryRing
 from hdl.nvme.events import report
 from hdl.nvme.features import BURST_BITS
+from hdl.nvme.queue_change import Effect, QueueChange
+from hdl.nvme.queue_fetch import FetchPlan
 from hdl.nvme.records import (
-    FETCH_ENTRIES,
     FETCHES,
     QueueOperation,
     assign,
@@ -258,9 +257,22 @@ class QueueEngine(wiring.Component):
         can_close = self.running & ~self.enable & (total == 0) & ~self.post.valid
         others = can_finish | can_report | can_change | can_fetch
 
-        available = Signal(position + 1)
-        wanted = Signal(range(FETCH_ENTRIES + 1))
-        cq_room = Signal(position + 1)
+        m.submodules.plan = plan = FetchPlan(config=config)
+        m.submodules.judge = judge = QueueChange()
+        asked = self.change.payload
+        m.d.comb += [
+            plan.sq.eq(sq),
+            plan.cq.eq(cq),
+            plan.sq_last.eq(sq_base.last),
+            plan.cq_last.eq(cq_base.last),
+            plan.admin.eq(queue == 0),
+            plan.room.eq(ring.room),
+            judge.operation.eq(asked.operation),
+            judge.sq_exists.eq(sq_valid.bit_select(queue, 1)),
+            judge.cq_exists.eq(cq_valid.bit_select(cq_queue, 1)),
+            judge.shared.eq(cq.queues != 0),
+            judge.inside.eq(sq.inside != 0),
+        ]
 
         # Entries that the host has taken are given back while the next event is chosen.
         new_cq_head = Signal(position)
@@ -429,55 +441,33 @@ class QueueEngine(wiring.Component):
                 m.next = "CHOOSE"
 
             with m.State("MEASURE"):
-                # A read wraps neither in the queue nor in the ring.
-                limits = [ring.room, Mux(queue == 0, 1, FETCH_ENTRIES)]
-                m.d.sync += [
-                    available.eq(
-                        Mux(
-                            sq.tail >= sq.head,
-                            sq.tail - sq.head,
-                            sq_base.last + 1 - sq.head,
-                        )
-                    ),
-                    cq_room.eq(cq_base.last - cq.used),
-                    wanted.eq(Mux(limits[0] < limits[1], limits[0], limits[1])),
-                ]
                 m.next = "LIMIT"
 
             with m.State("LIMIT"):
-                nearest = Mux(available < cq_room, available, cq_room)
-                with m.If(nearest < wanted):
-                    m.d.sync += wanted.eq(nearest)
                 m.next = "FETCH"
 
             with m.State("FETCH"):
-                fetched_head = Signal(position + 1)
-                new_head = Signal(position)
-                m.d.comb += [
-                    fetched_head.eq(sq.head + wanted),
-                    new_head.eq(Mux(fetched_head > sq_base.last, 0, fetched_head)),
-                ]
-                with m.If(available == 0):
+                with m.If(plan.empty):
                     m.d.sync += work.bit_select(queue, 1).eq(0)
-                with m.Elif(cq_room == 0):
+                with m.Elif(plan.full):
                     m.d.sync += [
                         work.bit_select(queue, 1).eq(0),
                         stalled.bit_select(queue, 1).eq(1),
                     ]
                 with m.Else():
                     m.d.comb += [
-                        *assign(sq_write.data, head=new_head, inside=sq.inside + wanted),
-                        cq_write.data.used.eq(cq.used + wanted),
+                        *assign(sq_write.data, head=plan.head, inside=sq.inside + plan.count),
+                        cq_write.data.used.eq(cq.used + plan.count),
                         sq_write.en.eq(1),
                         cq_write.en.eq(1),
                         ring.begin.eq(1),
                     ]
                     with m.If(queue == 0):
                         m.d.sync += admin_inside.eq(1)
-                    with m.If(new_head == sq.tail):
+                    with m.If(plan.head == sq.tail):
                         m.d.sync += work.bit_select(queue, 1).eq(0)
                     m.d.sync += [
-                        total.eq(total + wanted),
+                        total.eq(total + plan.count),
                         self.read_request.valid.eq(1),
                         *assign(
                             self.read_request.payload,
@@ -486,83 +476,59 @@ class QueueEngine(wiring.Component):
                             last=1,
                             address=Cat(Const(0, PAGE_SHIFT), sq_base.page)
                             + Cat(Const(0, SQ_ENTRY_EXPONENT), sq.head),
-                            dwords=wanted * SQE_DWORDS,
+                            dwords=plan.count * SQE_DWORDS,
                             target=inbox_dwords(config)
                             - sqe_slots(config) * SQE_DWORDS
                             + ring.place * SQE_DWORDS,
                         ),
                     ]
                 m.next = "CHOOSE"
-            m.d.comb += [ring.queue.eq(queue), ring.count.eq(wanted)]
+            m.d.comb += [ring.queue.eq(queue), ring.count.eq(plan.count)]
 
             with m.State("CHANGE"):
-                asked = self.change.payload
-                status = Signal(STATUS_BITS)
-                answers = Signal(init=1)
-                sq_exists, cq_exists = Signal(), Signal()
                 m.d.comb += [
-                    sq_exists.eq(sq_valid.bit_select(queue, 1)),
-                    cq_exists.eq(cq_valid.bit_select(cq_queue, 1)),
-                    answers.eq(1),
                     *assign(cq_base_write.data, page=asked.page, last=asked.last),
                     *assign(cq_base_write.data, vector=asked.vector, interrupt=asked.interrupt),
                     *assign(sq_base_write.data, page=asked.page, last=asked.last),
                     sq_base_write.data.completion.eq(asked.completion),
                 ]
-                with m.Switch(asked.operation):
-                    with m.Case(QueueOperation.CREATE_CQ):
-                        with m.If(cq_exists):
-                            m.d.comb += status.eq(status_field(StatusCode.INVALID_QUEUE))
-                        with m.Else():
+                with m.Switch(judge.effect):
+                    with m.Case(Effect.ADD_CQ):
+                        m.d.comb += [
+                            *assign(cq_write.data, head=0, tail=0, phase=1, used=0, queues=0),
+                            cq_write.en.eq(1),
+                            cq_base_write.en.eq(1),
+                        ]
+                        m.d.sync += cq_valid.bit_select(cq_queue, 1).eq(1)
+                    with m.Case(Effect.ADD_SQ):
+                        m.d.comb += [
+                            *assign(sq_write.data, head=0, tail=0, inside=0),
+                            cq_write.data.queues.eq(cq.queues + 1),
+                            sq_write.en.eq(1),
+                            cq_write.en.eq(1),
+                            sq_base_write.en.eq(1),
+                        ]
+                        m.d.sync += sq_valid.bit_select(queue, 1).eq(1)
+                    with m.Case(Effect.REMOVE_CQ):
+                        m.d.sync += cq_valid.bit_select(cq_queue, 1).eq(0)
+                    with m.Case(Effect.DRAIN_SQ, Effect.REMOVE_SQ):
+                        # No more is fetched.
+                        m.d.sync += [
+                            work.bit_select(queue, 1).eq(0),
+                            stalled.bit_select(queue, 1).eq(0),
+                        ]
+                        m.d.comb += [sq_write.data.tail.eq(sq.head), sq_write.en.eq(1)]
+                        with m.If(judge.effect == Effect.REMOVE_SQ):
+                            m.d.sync += sq_valid.bit_select(queue, 1).eq(0)
                             m.d.comb += [
-                                *assign(cq_write.data, head=0, tail=0, phase=1, used=0, queues=0),
+                                cq_write.data.queues.eq(cq.queues - 1),
                                 cq_write.en.eq(1),
-                                cq_base_write.en.eq(1),
                             ]
-                            m.d.sync += cq_valid.bit_select(cq_queue, 1).eq(1)
-                    with m.Case(QueueOperation.CREATE_SQ):
-                        with m.If(sq_exists):
-                            m.d.comb += status.eq(status_field(StatusCode.INVALID_QUEUE))
-                        with m.Elif(~cq_exists):
-                            m.d.comb += status.eq(status_field(StatusCode.INVALID_CQ))
-                        with m.Else():
-                            m.d.comb += [
-                                *assign(sq_write.data, head=0, tail=0, inside=0),
-                                cq_write.data.queues.eq(cq.queues + 1),
-                                sq_write.en.eq(1),
-                                cq_write.en.eq(1),
-                                sq_base_write.en.eq(1),
-                            ]
-                            m.d.sync += sq_valid.bit_select(queue, 1).eq(1)
-                    with m.Case(QueueOperation.DELETE_CQ):
-                        with m.If(~cq_exists):
-                            m.d.comb += status.eq(status_field(StatusCode.INVALID_QUEUE))
-                        with m.Elif(cq.queues != 0):
-                            m.d.comb += status.eq(status_field(StatusCode.INVALID_QUEUE_DELETION))
-                        with m.Else():
-                            m.d.sync += cq_valid.bit_select(cq_queue, 1).eq(0)
-                    with m.Case(QueueOperation.DELETE_SQ):
-                        with m.If(~sq_exists):
-                            m.d.comb += status.eq(status_field(StatusCode.INVALID_QUEUE))
-                        with m.Else():
-                            # No more is fetched; answered when what is inside has ended.
-                            m.d.sync += [
-                                work.bit_select(queue, 1).eq(0),
-                                stalled.bit_select(queue, 1).eq(0),
-                            ]
-                            m.d.comb += [sq_write.data.tail.eq(sq.head), sq_write.en.eq(1)]
-                            with m.If(sq.inside != 0):
-                                m.d.comb += answers.eq(0)
-                                m.d.sync += change_waits.eq(1)
-                            with m.Else():
-                                m.d.sync += sq_valid.bit_select(queue, 1).eq(0)
-                                m.d.comb += [
-                                    cq_write.data.queues.eq(cq.queues - 1),
-                                    cq_write.en.eq(1),
-                                ]
-                with m.If(answers):
+                with m.If(judge.effect == Effect.DRAIN_SQ):
+                    m.d.sync += change_waits.eq(1)
+                with m.Else():
                     m.d.comb += self.change.ready.eq(1)
-                    m.d.sync += [self.changed.valid.eq(1), self.changed.payload.eq(status)]
+                    m.d.sync += [self.changed.valid.eq(1), self.changed.payload.eq(judge.status)]
                 m.next = "CHOOSE"
 
             waits = ~(can_open | can_close | self.doorbell.valid | others | frees)
