@@ -1,6 +1,6 @@
 """Gatherer: collects written blocks by row, fetches their data, and launches rows."""
 
-from amaranth.hdl import Module, Signal
+from amaranth.hdl import Cat, Module, Signal
 from amaranth.lib import enum, stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
@@ -482,19 +482,12 @@ class Gather(wiring.Component):
                     m.next = "REST"
 
         moves = (
-            self.retired.valid
-            | self.fetched.valid
-            | can_place
-            | can_retry
-            | can_begin
-            | squeezed
-            | patience.calls
-            | patience.idle
-            | ~index.ready
+            *(self.retired.valid, self.fetched.valid, can_place, can_retry, can_begin),
+            *(squeezed, patience.calls, patience.idle, ~index.ready),
         )
         m.d.comb += self.busy.eq(
             ~fsm.ongoing("REST")
-            | moves
+            | Cat(moves).any()
             | parking.busy
             | ((launches.level != 0) & (~launches.r_rdy | self.launch.ready))
             | (self.fetch.valid & self.fetch.ready)
