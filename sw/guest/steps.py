@@ -1,5 +1,7 @@
 """The steps of a run, in their order."""
 
+import re
+
 from hdl.array.interface import Level
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
 from hdl.nvme.identify import Identity
@@ -24,7 +26,10 @@ POWER_OFF_SECONDS = 60
 MIRROR, PARITY = "/dev/nvme0n1", "/dev/nvme0n2"
 PCI_DRIVER = "/sys/bus/pci/drivers/nvme"
 DRIVE_UNAVAILABLE = 0x1C0
+STATUS_CODE = 0x7FF
 DEGRADED_WARNING = 1 << 2
+ASYNC_EVENTS, ALL_WARNINGS_AND_NAMESPACES = 0x0B, 0x11F
+TRACING = "/sys/kernel/tracing"
 CC, CSTS = 0x14, 0x1C
 SHUTDOWN_COMPLETE = 2
 RESETS = 3
@@ -80,10 +85,9 @@ def manage(run: Run) -> str:
     blocks = PARITY_MIB * BLOCKS_PER_MIB
     namespace = cli.do(raid.create_volume(cli.nvme, array, 0, blocks))
     extra = cli.do(raid.create_volume(cli.nvme, array, blocks, BLOCKS_PER_MIB))
-    run.shell(f"nvme ns-rescan {cli.device}")
+    # The card's notices make the driver look for itself.
     run.wait_for(f"[ -b /dev/nvme0n{extra} ]")
     cli.do(raid.delete_volume(cli.nvme, extra))
-    run.shell(f"nvme ns-rescan {cli.device}")
     run.wait_for(f"[ ! -b /dev/nvme0n{extra} ]")
     run.expect(f"/dev/nvme0n{namespace}" == PARITY, f"the volume is namespace {namespace}")
     sectors = int(run.shell(f"cat /sys/block/{PARITY.rpartition('/')[2]}/size"))
@@ -111,17 +115,27 @@ def logs(run: Run) -> str:
     after = run.cli.json("smart-log")
     counted = int(after["host_read_commands"]) - int(before["host_read_commands"])
     run.expect(counted == reads, f"smart-log counts {counted} reads of {reads}")
-    for command, code in (
-        (f"read {MIRROR} -s {MIRROR_MIB * BLOCKS_PER_MIB} -c 0 -z {BLOCK_BYTES}", "0x4080"),
-        (f"admin-passthru {run.cli.device} --opcode=0xfc", "0x4001"),
-        (f"get-log {run.cli.device} -i 0xee -l 512", "0x4109"),
-    ):
+    end = MIRROR_MIB * BLOCKS_PER_MIB
+    refused = (
+        (f"read {MIRROR} -s {end} -c 0 -z {BLOCK_BYTES}", 0x080, end),
+        (f"admin-passthru {run.cli.device} --opcode=0xfc", 0x001, 0),
+        (f"get-log {run.cli.device} -i 0xee -l 512", 0x109, 0),
+    )
+    for command, code, _ in refused:
         status, output = run.machine.run(f"nvme {command}")
-        run.expect(status and code in output, f"nvme {command}: {output.strip()}")
+        found = re.search(r"\((0x[0-9a-f]+)\)", output)
+        right = status and found and int(found[1], 16) & STATUS_CODE == code
+        run.expect(right, f"nvme {command}: {output.strip()}")
     errors = run.cli.json("error-log")["errors"]
     last = int(run.cli.json("smart-log")["num_err_log_entries"])
-    counts = [entry["error_count"] for entry in errors]
-    run.expect(max(counts) == last, f"error-log counts {max(counts)} entries, smart-log {last}")
+    expected = [
+        (last - place, code, block) for place, (_, code, block) in enumerate(reversed(refused))
+    ]
+    logged = [
+        (entry["error_count"], entry["status_field"] & STATUS_CODE, entry["lba"])
+        for entry in errors[: len(refused)]
+    ]
+    run.expect(logged == expected, f"error-log has {logged}, not {expected}")
     slots = run.cli.json("fw-log")
     run.expect(Identity().firmware in str(slots), f"fw-log says {slots}")
     cached = run.shell(f"nvme get-feature {run.cli.device} -f 6 | tail -n 1")
@@ -252,6 +266,11 @@ def pull(run: Run) -> str:
     cli = run.cli
     parity_ports = sorted(run.rng.sample(PARITY_PORTS, 2))
     mirror_port = run.rng.choice(MIRROR_PORTS)
+    run.shell(
+        f"nvme set-feature {cli.device} -f {ASYNC_EVENTS:#x} -v {ALL_WARNINGS_AND_NAMESPACES:#x}; "
+        f"mount -t tracefs tracefs {TRACING}; "
+        f"echo 1 > {TRACING}/events/nvme/nvme_async_event/enable"
+    )
     run.mount()
     with run.loaded(8, filename=f"/mnt/load:{MIRROR}") as fio:
         for port in (*parity_ports, mirror_port):
@@ -264,6 +283,8 @@ def pull(run: Run) -> str:
     run.expect(mirror.degraded and mirror.missing == 1, f"the card reports {mirror}")
     failed = [drive.port for drive in cli.do(raid.drives(cli.nvme)) if drive.failed]
     run.expect(failed == sorted([*parity_ports, mirror_port]), f"failed drives: {failed}")
+    trace = run.shell(f"cat {TRACING}/trace")
+    run.expect("NVME_AER_SMART" in trace, f"no health event: {trace.strip()[-200:]}")
     warning = cli.json("smart-log")["critical_warning"]
     warning = warning["value"] if isinstance(warning, dict) else warning
     run.expect(warning & DEGRADED_WARNING, f"smart-log: critical warning {warning}")
