@@ -32,7 +32,7 @@ class LineAllocator(wiring.Component):
     Ports
     -----
     allocate
-        Lines, one a cycle over all users; a user that takes every offer alone gets one a cycle.
+        Lines, one a cycle over all users; one user alone gets one every second cycle.
     free
         Lines given back, one a cycle over all streams, round robin. Giving back a line that is
         free is an error of the user.
@@ -76,7 +76,7 @@ class LineAllocator(wiring.Component):
             take = port.valid & port.ready
             takes.append(take)
             m.d.comb += offer.requests[index].eq(
-                (~port.valid | port.ready) & (pool.level > reserve)
+                ~port.valid & (pool.level > reserve)
             )
             with m.If(take):
                 m.d.sync += port.valid.eq(0)
