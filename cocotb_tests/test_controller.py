@@ -7,7 +7,8 @@ import cocotb
 import pytest
 from cocotb.triggers import ClockCycles
 
-from cocotb_tests.controller_bench import CONFIG, Bench, ObservedController, code
+from cocotb_tests.controller_bench import CONFIG, Bench, ObservedController
+from cocotb_tests.controller_situations import ALL_PORTS, PAUSES, busy_host, plant, refusal, setting
 from cocotb_tests.drive_model import IDEAL
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.volume_model import DataError, VolumeModel
@@ -20,46 +21,11 @@ from hdl.stripe.gather import Gather
 from hdl.stripe.sequencer import Sequencer
 from sim.golden import nvme
 from sw.driver import raid
-from sw.driver.commands import Command, Io, NvmeError, Register, read_write
+from sw.driver.commands import Command, Io, Register, read_write
 from sw.driver.queue import PRP_ENTRY_BYTES
 from sw.driver.transport import PAGE_BYTES
 
 LIMIT = {"timeout_time": 60, "timeout_unit": "ms"}
-PAUSES = 0.15
-"""Share of the cycles in which each stream of the hard block stands still."""
-
-ALL_PORTS = tuple(range(CONFIG.ports))
-
-
-def setting(name: str) -> dict:
-    """An array of each kind: arguments of `Bench.create`."""
-    return {
-        "RAID0": {"level": Level.RAID0, "ports": ALL_PORTS},
-        "RAID1": {"level": Level.RAID1, "ports": (1, 4, 5)},
-        "RAID5": {"level": Level.RAID5, "ports": ALL_PORTS},
-        "RAID6": {"level": Level.RAID6, "ports": ALL_PORTS},
-        "RAID10": {"level": Level.RAID10, "ports": ALL_PORTS},
-        "RAID1E": {"level": Level.RAID10, "ports": ALL_PORTS[1:]},
-        "RAID50": {"level": Level.RAID5, "ports": ALL_PORTS, "spans": 2, "strip_blocks": 2},
-        "JBOD": {"level": Level.JBOD, "ports": (3,)},
-    }[name]
-
-
-def busy_host(bench: Bench) -> None:
-    """Completions come late, out of order and in odd pieces."""
-    reads = bench.host.rc.reads
-    reads.latency_ns = (200, 1500)
-    reads.shuffle = True
-    reads.split = "random"
-
-
-async def refusal(coroutine) -> int:
-    """The status with which a command that must fail did."""
-    try:
-        await coroutine
-    except NvmeError as error:
-        return code(error)
-    raise AssertionError("not refused")
 
 
 @cocotb.test(**LIMIT)
@@ -275,18 +241,6 @@ async def refuses_bad_commands(dut):
         assert done.code == nvme.INVALID_PRP_OFFSET, f"{prp1:#x}, {prp2:#x}: {done.code:#x}"
     await load
     await bench.finish(volume)
-
-
-def plant(bench: Bench, kind: str, start: int, length: int) -> None:
-    """The next host read of these addresses goes wrong once."""
-    reads = bench.host.rc.reads
-    left = [kind]
-
-    def fault(tlp) -> str | None:
-        hit = start <= tlp.address < start + length
-        return left.pop() if hit and left else None
-
-    reads.fault = fault
 
 
 @cocotb.test(**LIMIT)
