@@ -260,7 +260,8 @@ class Prp(wiring.Component):
             *assign(pointer_write.data, prp1=admitted.prp1, prp2=admitted.prp2, listed=more > 1),
             hopped_write.addr.eq(slot),
         ]
-        moves_data = asked.opcode != HostOpcode.FLUSH
+        moves_data = Signal()
+        m.d.sync += moves_data.eq(coming.command.opcode != HostOpcode.FLUSH)
 
         ends_free = ~self.command.valid & ~self.rejected.valid
         can_deliver = self.deliver.valid & (writes.w_level <= REQUESTS - 2)

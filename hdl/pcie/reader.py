@@ -199,7 +199,10 @@ class HostReader(wiring.Component):
             with m.State("REFUSE"):
                 m.d.comb += [refusing.eq(1), issuing.eq(1)]
                 with m.If(landing.abandon_taken):
-                    proceed()
+                    m.next = "ADVANCE"
+            with m.State("ADVANCE"):
+                m.d.comb += issuing.eq(1)
+                proceed()
         m.d.comb += self.busy.eq(
             issuing
             | self.request.valid

@@ -117,12 +117,13 @@ class ChunkReader(wiring.Component):
         address = Signal(config.beat_address_bits)
         left = Signal(range(1024 // width + 2))  # beats still to ask for, less one
         free = Signal(range(PREFETCH_BEATS + 1), init=PREFETCH_BEATS)
+        has_room = Signal()  # `free` is not 0, or has been and is not any more
         asked = Signal()
         taken = Signal()
         m.submodules.skid = skid = Skid(config.beat_address_bits)
         connect(m, skid.output, wiring.flipped(self.line_read.request))
         m.d.comb += [
-            skid.input.valid.eq(reading & (free != 0)),
+            skid.input.valid.eq(reading & has_room),
             skid.input.payload.eq(address),
             asked.eq(skid.input.valid & skid.input.ready),
             takes_chunk.eq(
@@ -134,7 +135,10 @@ class ChunkReader(wiring.Component):
             beats.w_data.eq(self.line_read.response),
             taken.eq(self.beat.valid & self.beat.ready),
         ]
-        m.d.sync += free.eq(free - asked + taken)
+        m.d.sync += [
+            free.eq(free - asked + taken),
+            has_room.eq((free > 1) | ((free == 1) & ~asked)),
+        ]
         with m.If(takes_chunk):
             m.d.sync += [
                 reading.eq(1),
@@ -281,7 +285,9 @@ class HostWriter(wiring.Component):
         small = self.post.payload
         beats = max(1, 32 * POST_DWORDS // config.data_width)
         offset = Signal(range(max(2, beats)))
-        letter = merge.second_input
+        m.submodules.letter_skid = letter_skid = Skid(request_beat(config))
+        connect(m, letter_skid.output, merge.second_input)
+        letter = letter_skid.input
         m.d.comb += [
             letter.valid.eq(self.post.valid),
             letter.payload.kind.eq(RequestKind.WRITE),
@@ -297,7 +303,8 @@ class HostWriter(wiring.Component):
         with m.If(letter.valid & letter.ready):
             m.d.sync += offset.eq(Mux(letter.payload.last, 0, offset + 1))
 
+        parts = [reader, tlp_skid, letter_skid, merge]
         m.d.comb += self.busy.eq(
-            reader.busy | tlp_skid.busy | merge.busy | self.post.valid | done.r_rdy
+            Cat(*(part.busy for part in parts), self.post.valid, done.r_rdy).any()
         )
         return m
