@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import cocotb
 from cocotb.triggers import RisingEdge
 
+from cocotb_tests.array_models import random_recovery
 from cocotb_tests.drive_model import DriveModel, Timing
 from cocotb_tests.streams import StreamSink, StreamSource, unpack, wait_until
 from hdl.config import BLOCK_BYTES, Config
@@ -125,7 +126,10 @@ class Pending:
     port: int
     opcode: Opcode
     owner: Owner
-    recover: int
+    recover: dict[str, int]
+    alone: int
+    more: int
+    fua: int
     block: int
     blocks: int
     place: int
@@ -177,7 +181,11 @@ class Bench:
         self.done = 0
         self.lines_offered = True
         self.may_fail: set[int] = set()
+        self.again: list[dict] = []
+        self.blamed: list[tuple[Opcode, int]] = []
         dut.failed.value = 0
+        dut.load_read__address.value = 0
+        cocotb.start_soon(self._send_again())
         dut.allocate__valid.value = 0
         cocotb.start_soon(self._lend())
 
@@ -210,6 +218,7 @@ class Bench:
         place: int = 0,
         more: int = 0,
         fua: int = 0,
+        alone: int = 0,
     ) -> bool:
         """Sends an operation unless its blocks, an index or a line are in use."""
         span = set(range(block, block + blocks)) if opcode is not Opcode.FLUSH else set()
@@ -228,7 +237,7 @@ class Bench:
                 self.store.fill(line, bytes(BLOCK_BYTES))
                 self.store.writable.add(line)
         index = self.indices[owner].popleft()
-        recover = self.random.getrandbits(1)
+        recover = random_recovery(self.random, copies=self.config.ports)
         self.in_use[port] |= span
         is_read_command = owner is Owner.COMMAND and opcode is Opcode.READ
         self.pending[owner, index] = Pending(
@@ -236,6 +245,9 @@ class Bench:
             opcode=opcode,
             owner=owner,
             recover=recover,
+            alone=alone,
+            more=more,
+            fua=fua,
             block=block,
             blocks=blocks,
             place=place,
@@ -249,6 +261,7 @@ class Bench:
             fua=fua,
             recover=recover,
             more=more,
+            alone=alone,
             block=block,
             blocks=blocks - 1,
             owner=owner,
@@ -289,6 +302,7 @@ class Bench:
         drive = self.drives[pending.port]
         if status is not DriveStatus.GOOD:
             assert pending.port in self.may_fail, f"unexpected {status} at port {pending.port}"
+            self._judge(pending, payload.place, status)
             return
         assert owner is Owner.ROW or pending.opcode is Opcode.FLUSH, "GOOD block not landed"
         if pending.opcode is Opcode.WRITE:
@@ -297,6 +311,26 @@ class Bench:
             assert pending.line is not None
             content = self.store.content(pending.line)
             assert content == drive.read_block(pending.block), "wrong data in the line"
+
+    def _judge(self, pending: Pending, place: int, status: DriveStatus) -> None:
+        """A failure must be the block's own; what the drive did not reach is sent again, alone."""
+        one = pending.owner is Owner.COMMAND and pending.opcode is Opcode.READ
+        block = pending.block + (place - pending.place if one else 0)
+        drive = self.drives[pending.port]
+        if status is DriveStatus.UNREACHED:
+            assert not pending.alone, f"block {block} was asked for alone, but not reached"
+            again = {"port": pending.port, "opcode": pending.opcode, "owner": pending.owner}
+            again |= {"block": block, "place": place, "fua": pending.fua, "alone": 1}
+            self.again.append(again)
+        elif status is DriveStatus.MEDIUM_ERROR:
+            bad = drive.bad_reads if pending.opcode is Opcode.READ else drive.bad_writes
+            assert block in bad, f"block {block} is blamed, but it is good"
+            self.blamed.append((pending.opcode, block))
+
+    async def _send_again(self) -> None:
+        while True:
+            await RisingEdge(self.dut.clk)
+            self.again = [one for one in self.again if not self.submit(**one)]
 
     def _on_landed(self, payload) -> None:
         pending = self._close(Owner.COMMAND, payload.slot, payload.offset)
@@ -322,7 +356,9 @@ class Bench:
 
     def _rests(self) -> bool:
         return (
-            not self.pending and self.operations.idle and all(drive.idle for drive in self.drives)
+            not (self.pending or self.again)
+            and self.operations.idle
+            and all(drive.idle for drive in self.drives)
         )
 
     async def settle(self, *, cycles: int = 200_000) -> None:
@@ -345,6 +381,11 @@ class Bench:
                 self.submit(port=port, opcode=Opcode.FLUSH, owner=owner, place=n % 64)
         self.may_fail = set()
         await self.drain(cycles=cycles)
+        for port in range(self.config.ports):
+            self.dut.load_read__address.value = port
+            for _ in range(2):
+                await RisingEdge(self.dut.clk)
+            assert not int(self.dut.load_read__data.value), f"port {port} has blocks to do"
 
 
 def traffic(bench: Bench, count: int):
@@ -383,6 +424,7 @@ def traffic(bench: Bench, count: int):
                     block=block + n,
                     place=chooser.randrange(64),
                     more=int(n + 1 < length),
+                    alone=int(chooser.random() < 0.03),
                     fua=fua,
                 )
                 yield

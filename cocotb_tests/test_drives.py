@@ -144,6 +144,36 @@ async def merging(dut):
     assert (205, 3) in blocks and (208, 1) in blocks, blocks
 
 
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def one_block_is_blamed(dut):
+    """Of commands that fail, the bad blocks have their status, all others their data."""
+    config, seed = environment()
+    bench = Bench(dut, config, seed=seed, timing=Timing(latency=(900, 900)))
+    await start(dut)
+    bench.may_fail = {0}
+    drive = bench.drives[0]
+    bad = {Opcode.READ: {102, 103, 107, 112}, Opcode.WRITE: {200, 205}}
+    drive.bad_reads, drive.bad_writes = set(bad[Opcode.READ]), set(bad[Opcode.WRITE])
+    for opcode, first in ((Opcode.READ, 100), (Opcode.WRITE, 200)):
+        bench.submit(port=0, opcode=Opcode.READ, owner=Owner.ROW, block=3000)
+        for n in range(10):
+            bench.submit(
+                port=0, opcode=opcode, owner=Owner.ROW, block=first + n, place=n, more=1
+            )
+        if opcode is Opcode.READ:
+            bench.submit(port=0, opcode=opcode, owner=Owner.COMMAND, block=110, blocks=5, place=2)
+        bench.statuses = dict.fromkeys(DriveStatus, 0)
+        await bench.drain()
+        assert drive.counts.longest >= 10, "nothing was merged"
+        blamed = [block for kind, block in bench.blamed if kind is opcode]
+        assert sorted(blamed) == sorted(bad[opcode])
+        # Of a read, what came before the first bad block is good at once.
+        unreached = 15 - 3 if opcode is Opcode.READ else 10
+        assert bench.statuses[DriveStatus.UNREACHED] == unreached, bench.statuses
+    assert bench.landed_blocks == 4
+    await bench.settle()
+
+
 async def rate(dut, config, seed, *, ports, reads: bool, blocks: int) -> float:
     """Beats a cycle and path with ideal drives at ``ports``, in the middle of the run."""
     bench = Bench(dut, config, seed=seed, timing=IDEAL)
@@ -261,6 +291,11 @@ class Faulty(wiring.Component):
         elif fault == "leaked line":
             with m.If(landing == 40):
                 m.d.comb += [self.allocate.ready.eq(1), inner.allocate.valid.eq(0)]
+        elif fault == "blames neighbours":
+            with m.If(inner.finished.payload.status == DriveStatus.UNREACHED):
+                m.d.comb += self.finished.payload.status.eq(DriveStatus.MEDIUM_ERROR)
+        elif fault == "merges what is alone":
+            m.d.comb += inner.operation.payload.alone.eq(0)
         elif fault == "tag":
             with m.If(fortieth):
                 m.d.comb += self.drives[0].command.payload.tag.eq(0)
@@ -278,6 +313,7 @@ FAULTS = (
     "leaked line",
     "tag",
 )
+FAULTS_OF_ERRORS = ("blames neighbours", "merges what is alone")
 
 
 def run(ports: int, testcase: str, **more: str) -> None:
@@ -308,7 +344,9 @@ def test_odd_ports_narrow():
     )
 
 
-@pytest.mark.parametrize("testcase", ["failed_port", "without_lines", "merging", "latencies"])
+@pytest.mark.parametrize(
+    "testcase", ["failed_port", "without_lines", "merging", "one_block_is_blamed", "latencies"]
+)
 def test_directed(testcase):
     run(4, testcase)
 
@@ -319,13 +357,13 @@ def test_rates(ports, kind):
     run(ports, "rates", RATE=kind)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", FAULTS + FAULTS_OF_ERRORS)
 def test_faults_are_caught(fault):
     with pytest.raises(SimulationError):
         simulate(
             Faulty(config=sizes(4), fault=fault),
             name=f"drives_{fault.replace(' ', '_')}",
             module=__name__,
-            testcase="random_traffic",
+            testcase="errors" if fault in FAULTS_OF_ERRORS else "random_traffic",
             parameters={"PORTS": "4"},
         )

@@ -33,6 +33,7 @@ async def keeps_rows_with_drives_failing_in_between(dut):
     tolerated = bench.array.parities or bench.array.copies - 1
     await start(dut)
     bench.drives.aborts = 0.02
+    bench.drives.unreached = 0.1
     for port in bench.random.sample(bench.array.ports[: bench.array.width], tolerated):
         await random_rows(bench, rows=30, span=8)
         bench.drives.gone.add(port)
@@ -193,7 +194,17 @@ class TrustsDrives(Sequencer):
         return m
 
 
+class MergesAgain(Sequencer):
+    """A planted bug: an operation that was not reached may be merged again."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.operation.payload.alone.eq(0)
+        return m
+
+
 MUTANTS = {
+    MergesAgain: "keeps_rows_with_drives_failing_in_between",
     ConfusesParities: "writes_and_recovers_with_all_drives",
     KeepsLines: "writes_and_recovers_with_all_drives",
     HidesFaults: "reports_what_is_beyond_tolerance",

@@ -109,6 +109,7 @@ class Core(wiring.Component):
         m.submodules.operation_skid = operation_skid = Skid(operation(config))
         connect(m, operations.output, operation_skid.input)
         connect(m, operation_skid.output, drives.operation)
+        connect(m, dispatch.load_read, drives.load_read)
 
         # Host data: into lines for writes, out of lines for reads.
         connect(m, gather.fetch, front_end.fetch)

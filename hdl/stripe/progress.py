@@ -33,13 +33,15 @@ def progress(config: Config) -> data.StructLayout:
 
     ``remaining``: operations outstanding. ``bad``: roles that could not be read. ``lost``: roles
     that could not be written. ``good``: data strips of which a copy is written. ``retry``: targets
-    to write again.
+    to ask again; ``aborted``: at least one of them because a drive aborted it, which counts as
+    one of `ATTEMPTS`.
     """
     return data.StructLayout(
         {
             "phase": Phase,
             "remaining": target_bits(config) + 1,
             "attempts": range(ATTEMPTS + 1),
+            "aborted": 1,
             "bad": config.ports,
             "lost": config.ports,
             "good": config.ports,

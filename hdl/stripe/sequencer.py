@@ -31,7 +31,8 @@ class Sequencer(wiring.Component):
     row's new contents, written anew. A write that fails loses its role: with redundancy the drive
     is reported on ``fail`` (before any ``committed`` of the row), and the row still succeeds
     while the level tolerates what is lost. Without redundancy the block ends with WRITE_FAULT and
-    the drive stays. ABORTED operations are sent `ATTEMPTS` times first. GONE is always reported.
+    the drive stays. ABORTED operations are sent `ATTEMPTS` times first, UNREACHED ones once more;
+    operations that are sent again go alone. GONE is always reported.
 
     ``operation`` has owner ROW, index = row slot, place = target number (without mirroring the
     role: data 0.., then P, Q, ..); ``finished`` brings both back. ``finished`` and ``pass_done``
@@ -133,6 +134,7 @@ class Sequencer(wiring.Component):
         pending = Signal(targets(config))
         lowest = lowest_bit(m, pending, "lowest")
         writing = Signal()
+        resending = Signal()
         sent = Signal(operation(config))
         wrap = Mux(target.wrapped, 1 << program.strip_shift, 0)
         m.d.comb += [
@@ -140,7 +142,8 @@ class Sequencer(wiring.Component):
             sent.port.eq(target.port),
             sent.opcode.eq(Mux(writing, Opcode.WRITE, Opcode.READ)),
             sent.fua.eq(writing & program.fua),
-            sent.more.eq(writing & program.more),
+            sent.more.eq(writing & program.more & ~resending),
+            sent.alone.eq(resending),
             sent.block.eq(program.row + DATA_OFFSET_BLOCKS + wrap),
             sent.owner.eq(Owner.ROW),
             sent.index.eq(slot),
@@ -202,8 +205,9 @@ class Sequencer(wiring.Component):
             m.d.sync += now.phase.eq(Phase.GENERATE)
             m.next = "BEGIN-PASS"
 
-        def begin_operations(*, targets, write: int) -> None:
+        def begin_operations(*, targets, write: int, again: int = 0) -> None:
             m.d.sync += [
+                resending.eq(again),
                 now.phase.eq(Phase.WRITE if write else Phase.READ),
                 pending.eq(targets),
                 writing.eq(write),
@@ -211,8 +215,12 @@ class Sequencer(wiring.Component):
             m.next = "SELECT-TARGET"
 
         def try_again(*, write: int) -> None:
-            m.d.sync += [now.retry.eq(0), now.attempts.eq(now.attempts + 1)]
-            begin_operations(targets=now.retry, write=write)
+            m.d.sync += [
+                now.retry.eq(0),
+                now.aborted.eq(0),
+                now.attempts.eq(now.attempts + now.aborted),
+            ]
+            begin_operations(targets=now.retry, write=write, again=1)
 
         def give_back(roles, *, then: Next) -> None:
             m.d.sync += [doomed.eq(roles), afterwards.eq(then)]
@@ -254,13 +262,18 @@ class Sequencer(wiring.Component):
             with m.State("JUDGE-EVENT"):
                 good = event.status == DriveStatus.GOOD
                 gone = event.status == DriveStatus.GONE
-                retry = (event.status == DriveStatus.ABORTED) & (now.attempts != ATTEMPTS - 1)
+                aborted = event.status == DriveStatus.ABORTED
+                unreached = event.status == DriveStatus.UNREACHED
+                retry = unreached | (aborted & (now.attempts != ATTEMPTS - 1))
                 m.d.sync += [
                     now.remaining.eq(now.remaining - 1),
                     ended.eq(now.remaining == 1),
                 ]
                 with m.If(retry):
-                    m.d.sync += now.retry.eq(now.retry | (1 << number))
+                    m.d.sync += [
+                        now.retry.eq(now.retry | (1 << number)),
+                        now.aborted.eq(now.aborted | aborted),
+                    ]
                 with m.Elif(event.opcode == Opcode.READ):
                     with m.If(~good):
                         m.d.sync += now.bad.eq(now.bad | (1 << index))
