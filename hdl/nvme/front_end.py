@@ -213,7 +213,7 @@ class NvmeFrontEnd(wiring.Component):
         connect(m, slots.allocate, decode.allocate)
         connect(m, decode.admit, prp.admit)
         connect(m, prp.command, flipped(self.command))
-        m.d.sync += [
+        m.d.comb += [
             usage.count.eq(self.command.valid & self.command.ready),
             usage.opcode.eq(self.command.payload.opcode),
             usage.blocks.eq(self.command.payload.blocks),

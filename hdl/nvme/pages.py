@@ -66,8 +66,8 @@ class PageGenerator(wiring.Component):
     usage
         Counters of the SMART log.
 
-    One page at a time: 64 cycles, 4 for each word that has contents, and one for each beat; at
-    256 bits 1240 cycles for Identify Controller. Back-pressure on ``line_write`` holds it.
+    One page at a time: 64 cycles, 2 for each word that has contents, and one for each beat; at
+    256 bits 720 cycles for Identify Controller. Back-pressure on ``line_write`` holds it.
     """
 
     def __init__(self, *, config: Config, identity: Identity):
@@ -108,42 +108,33 @@ class PageGenerator(wiring.Component):
         missing = Signal(WIDTH_BITS)
         value = Signal(32)
         emits = Signal(init=1)
-        # The word, one cycle later.
-        s1_value = Signal.like(value)
-        s1_emits = Signal()
-        s1_is_member = Signal()
-        s1_failed = Signal()
 
-        # Entry of a list, a cycle after `index`; ``exists`` once false stays so, and only zeros
-        # follow.
+        # Entry of a list; ``exists`` once false stays so, and only zeros follow.
         start = page.nsid[:8]
         number = Signal(range(PAGE_WORDS + (1 << 8)))
         exists = Signal()
-        s0_number = Signal.like(number)
-        s0_exists = Signal()
-        m.d.sync += [number.eq(s0_number), exists.eq(s0_exists)]
         in_arrays = page.kind == PageKind.ARRAYS
         member = index[: bits_for_count(MAX_DRIVES)]
         with m.Switch(page.kind):
             with m.Case(PageKind.ARRAYS):
                 m.d.comb += [
-                    s0_number.eq(start + (index >> ARRAY_SHIFT)),
-                    s0_exists.eq(s0_number < config.arrays),
+                    number.eq(start + (index >> ARRAY_SHIFT)),
+                    exists.eq(number < config.arrays),
                 ]
             with m.Case(PageKind.VOLUMES):
                 m.d.comb += [
-                    s0_number.eq(start + (index >> ENTRY_SHIFT)),
-                    s0_exists.eq(s0_number < config.volumes),
+                    number.eq(start + (index >> ENTRY_SHIFT)),
+                    exists.eq(number < config.volumes),
                 ]
             with m.Case(PageKind.DRIVES):
                 m.d.comb += [
-                    s0_number.eq(start + (index >> ENTRY_SHIFT)),
-                    s0_exists.eq(s0_number < config.ports),
+                    number.eq(start + (index >> ENTRY_SHIFT)),
+                    exists.eq(number < config.ports),
                 ]
             with m.Case(PageKind.ACTIVE_NAMESPACES):
-                m.d.comb += [s0_number.eq(index), s0_exists.eq(index < config.volumes)]
+                m.d.comb += [number.eq(index), exists.eq(index < config.volumes)]
             with m.Default():
-                m.d.comb += [s0_number.eq(page.nsid - 1), s0_exists.eq(index < IMAGE_WORDS)]
+                m.d.comb += [number.eq(page.nsid - 1), exists.eq(index < IMAGE_WORDS)]
         scanning = Signal()
         m.d.comb += [
             image.addr.eq(Cat(index[: bits_for_count(IMAGE_WORDS)], page.kind)),
@@ -165,12 +156,6 @@ class PageGenerator(wiring.Component):
         m.d.comb += [
             array_members.eq(shape.width * shape.spans),
             is_member.eq(in_arrays & exists & shape.valid & ~index[5] & (member < array_members)),
-        ]
-        m.d.sync += [
-            s1_value.eq(value),
-            s1_emits.eq(emits),
-            s1_is_member.eq(is_member),
-            s1_failed.eq(member_failed),
         ]
         nsid = Signal(32)
         m.d.comb += nsid.eq(number + 1)
@@ -324,23 +309,17 @@ class PageGenerator(wiring.Component):
                     m.next = "REFUSE"
 
             with m.State("PRESENT"):
-                m.next = "READ"
-
-            with m.State("READ"):
-                m.next = "CHOOSE"
-
-            with m.State("CHOOSE"):
                 m.next = "COPY"
 
             with m.State("COPY"):
                 m.d.sync += index.eq(index + 1)
-                with m.If(s1_is_member):
-                    m.d.sync += missing.eq(missing + s1_failed)
+                with m.If(is_member):
+                    m.d.sync += missing.eq(missing + member_failed)
                 with m.If(in_arrays & (index[:ARRAY_SHIFT] == (1 << ARRAY_SHIFT) - 1)):
                     m.d.sync += missing.eq(0)
                 m.next = "PRESENT"
-                with m.If(s1_emits):
-                    m.d.sync += [beat.eq(Cat(beat, s1_value)[32:]), word.eq(word + 1)]
+                with m.If(emits):
+                    m.d.sync += [beat.eq(Cat(beat, value)[32:]), word.eq(word + 1)]
                     with m.If(word[: bits_for_count(config.beat_dwords)] == config.beat_dwords - 1):
                         m.next = "WRITE"
 
