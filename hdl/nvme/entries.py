@@ -23,8 +23,9 @@ class EntryRing(wiring.Component):
     begin, queue, count
         A pulse: a read of ``count`` entries of ``queue`` into ``place`` on, as transfer ``index``.
         Only with ``room`` at least ``count``.
-    place, index, room
-        Where the next read goes, its transfer index, and how many entries it may have.
+    place, index, room, any_room
+        Where the next read goes, its transfer index, how many entries it may have, and whether
+        that is any.
     burst
         Arbitration Burst (NVMe 1.4 section 5.21.1.1): log2 of the most entries of a read.
     done, done_index, done_error
@@ -49,6 +50,7 @@ class EntryRing(wiring.Component):
                 "index": Out(self._index_bits),
                 "room": Out(range(FETCH_ENTRIES + 1)),
                 "burst": In(BURST_BITS),
+                "any_room": Out(1),
                 "done": In(1),
                 "done_index": In(self._index_bits),
                 "done_error": In(1),
@@ -87,6 +89,7 @@ class EntryRing(wiring.Component):
         for exponent in range(FETCH_ENTRIES.bit_length() - 1):
             with m.If(self.burst == exponent):
                 m.d.sync += most.eq(1 << exponent)
+        m.d.comb += self.any_room.eq((in_flight != FETCHES) & (used != self._places))
         with m.If(in_flight != FETCHES):
             m.d.comb += self.room.eq(Mux(least < most, least, most))
 

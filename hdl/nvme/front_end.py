@@ -42,7 +42,7 @@ from hdl.pcie.interface import (
     sqe_slots,
     write_request,
 )
-from hdl.streams import Merge
+from hdl.streams import Merge, Skid
 
 
 class NvmeFrontEnd(wiring.Component):
@@ -149,8 +149,10 @@ class NvmeFrontEnd(wiring.Component):
         m.submodules.ends = ends = Merge(finish(config), inputs=3)
         m.submodules.rejects = rejects = Merge(rejected(config), inputs=2)
         m.submodules.finished = finished = Merge(completion(config), inputs=1)
+        m.submodules.arrived = arrived = Skid(fetched(config))
         blocks = [registers, interrupts, coalesce, queues, decode, slots, prp, delivery, admin]
         blocks += [sender, pages, health, reads, writes, fills, posts, ends, rejects, finished]
+        blocks.append(arrived)
 
         # Registers, doorbells, vectors.
         connect(m, flipped(self.register), registers.register)
@@ -186,10 +188,10 @@ class NvmeFrontEnd(wiring.Component):
         inbox = self.inbox_write
         is_entry = Signal()
         m.d.comb += [
-            blocks_read.valid.eq(self.read_done.valid & (done.kind == Kind.BLOCK)),
-            blocks_read.payload.line.eq(done.index),
-            blocks_read.payload.error.eq(done.error),
-            self.read_done.ready.eq((done.kind != Kind.BLOCK) | blocks_read.ready),
+            arrived.input.valid.eq(self.read_done.valid & (done.kind == Kind.BLOCK)),
+            arrived.input.payload.line.eq(done.index),
+            arrived.input.payload.error.eq(done.error),
+            self.read_done.ready.eq((done.kind != Kind.BLOCK) | arrived.input.ready),
             queues.done.eq(taken & (done.kind == Kind.ENTRIES)),
             queues.done_index.eq(done.index),
             queues.done_error.eq(done.error),
@@ -212,6 +214,7 @@ class NvmeFrontEnd(wiring.Component):
                 m.d.comb += entries.write_mask.eq(inbox.payload.mask)
             with m.Else():
                 m.d.comb += prp.write_mask.eq(inbox.payload.mask)
+        connect(m, arrived.output, blocks_read)
         connect(m, queues.read_request, reads.inputs[0])
         connect(m, prp.read_request, reads.inputs[1])
         connect(m, admin.read_request, reads.inputs[2])
