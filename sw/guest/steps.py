@@ -326,19 +326,20 @@ def power_off(run: Run) -> str:
     return "shutdown complete"
 
 
+FILES = ("manage", "ext4")
 STEPS = [
     Step("boot", "stock kernel boots, inbox driver finds the card", boot),
     Step("identify", "nvme list, id-ctrl, id-ns", identify),
     Step("manage", "array and volume by nvme admin-passthru", manage),
     Step("logs", "smart-log, error-log, fw-log, get-feature", logs),
     Step("zeroes", "write-zeroes, verify, flush", zeroes),
-    Step("ext4", "mkfs.ext4, copied tree, fsck, checksums", ext4),
-    Step("load", "fio, random mixed, verified", load),
-    Step("parity", "drives read past the controller", parity),
-    Step("reset", "controller resets under load", reset),
-    Step("rebind", "driver unbound and bound again under load", rebind, complaints=True),
-    Step("medium", "unreadable blocks on the drives", medium),
-    Step("pull", "drives pulled under load", pull),
+    Step("ext4", "mkfs.ext4, copied tree, fsck, checksums", ext4, needs=("manage",)),
+    Step("load", "fio, random mixed, verified", load, needs=FILES),
+    Step("parity", "drives read past the controller", parity, needs=FILES),
+    Step("reset", "controller resets under load", reset, needs=FILES),
+    Step("rebind", "driver unbound and bound again under load", rebind, FILES, complaints=True),
+    Step("medium", "unreadable blocks on the drives", medium, needs=FILES),
+    Step("pull", "drives pulled under load", pull, needs=FILES),
     Step("power-off", "orderly shutdown", power_off),
 ]
 QUICK = [step.name for step in STEPS if step.name not in ("load", "rebind")]
