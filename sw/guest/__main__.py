@@ -31,7 +31,7 @@ def _arguments():
     )
     parser.add_argument("--quick", action="store_true", help="the short form")
     parser.add_argument("--steps", nargs="+", choices=names, metavar="NAME",
-                        help="only these (boot is always done)")
+                        help="only these, and what they need")
     parser.add_argument("--seed", type=int, default=1, help="of everything that is drawn (1)")
     parser.add_argument("--out", type=Path, default=BUILD / "guest",
                         help="directory for kernel and logs (build/guest)")
@@ -42,7 +42,8 @@ def run(arguments) -> int:
     """Runs the steps; the exit status."""
     begin = time.monotonic()
     chosen = arguments.steps or (QUICK if arguments.quick else [step.name for step in STEPS])
-    steps = [step for step in STEPS if step.name in {"boot", *chosen}]
+    wanted = {"boot", *chosen}.union(*(step.needs for step in STEPS if step.name in chosen))
+    steps = [step for step in STEPS if step.name in wanted]
     directory = arguments.out.resolve()
     installed, kernel = packages.prepare(directory)
     if installed:

@@ -55,6 +55,8 @@ class Step:
     title: str
     action: Callable[["Run"], str]
     """Returns what to say of its success."""
+    needs: tuple[str, ...] = ()
+    """Steps that must have been done."""
     complaints: bool = False
     """The kernel is expected to complain."""
 

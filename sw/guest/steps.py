@@ -87,6 +87,10 @@ def manage(run: Run) -> str:
     extra = cli.do(raid.create_volume(cli.nvme, array, blocks, BLOCKS_PER_MIB))
     # The card's notices make the driver look for itself.
     run.wait_for(f"[ -b /dev/nvme0n{extra} ]")
+    controller = cli.json("id-ctrl")["cntlid"]
+    for command, state in (("detach", "! -b"), ("attach", "-b")):
+        run.shell(f"nvme {command}-ns {cli.device} --namespace-id={extra} -c {controller}")
+        run.wait_for(f"[ {state} /dev/nvme0n{extra} ]")
     cli.do(raid.delete_volume(cli.nvme, extra))
     run.wait_for(f"[ ! -b /dev/nvme0n{extra} ]")
     run.expect(f"/dev/nvme0n{namespace}" == PARITY, f"the volume is namespace {namespace}")
@@ -141,6 +145,24 @@ def logs(run: Run) -> str:
     cached = run.shell(f"nvme get-feature {run.cli.device} -f 6 | tail -n 1")
     run.expect("00000001" in cached, f"get-feature 6: {cached.strip()}")
     return f"{reads} reads counted, 3 refusals, {last} errors logged"
+
+
+def zeroes(run: Run) -> str:
+    """Write Zeroes clears its blocks and no others; Verify and Flush find nothing wrong."""
+    first, count, blocks = 5, 9, 32
+    source = f"{TREE}/large/0"
+    run.shell(f"dd if={source} of={MIRROR} bs=4k count={blocks} oflag=direct")
+    run.shell(f"nvme write-zeroes {MIRROR} -s {first} -c {count - 1}")
+    run.shell(f"dd if={MIRROR} of=/tmp/found bs=4k count={blocks} iflag=direct")
+    after = first + count
+    run.shell(
+        f"( dd if={source} bs=4k count={first}; dd if=/dev/zero bs=4k count={count}; "
+        f"dd if={source} bs=4k skip={after} count={blocks - after} ) > /tmp/wanted 2> /dev/null; "
+        "cmp /tmp/wanted /tmp/found"
+    )
+    run.shell(f"nvme verify {MIRROR} -s 0 -c {blocks - 1}")
+    run.shell(f"nvme flush {MIRROR}")
+    return f"{count} of {blocks} blocks cleared"
 
 
 def ext4(run: Run) -> str:
@@ -304,18 +326,20 @@ def power_off(run: Run) -> str:
     return "shutdown complete"
 
 
+FILES = ("manage", "ext4")
 STEPS = [
     Step("boot", "stock kernel boots, inbox driver finds the card", boot),
     Step("identify", "nvme list, id-ctrl, id-ns", identify),
     Step("manage", "array and volume by nvme admin-passthru", manage),
     Step("logs", "smart-log, error-log, fw-log, get-feature", logs),
-    Step("ext4", "mkfs.ext4, copied tree, fsck, checksums", ext4),
-    Step("load", "fio, random mixed, verified", load),
-    Step("parity", "drives read past the controller", parity),
-    Step("reset", "controller resets under load", reset),
-    Step("rebind", "driver unbound and bound again under load", rebind, complaints=True),
-    Step("medium", "unreadable blocks on the drives", medium),
-    Step("pull", "drives pulled under load", pull),
+    Step("zeroes", "write-zeroes, verify, flush", zeroes),
+    Step("ext4", "mkfs.ext4, copied tree, fsck, checksums", ext4, needs=("manage",)),
+    Step("load", "fio, random mixed, verified", load, needs=FILES),
+    Step("parity", "drives read past the controller", parity, needs=FILES),
+    Step("reset", "controller resets under load", reset, needs=FILES),
+    Step("rebind", "driver unbound and bound again under load", rebind, FILES, complaints=True),
+    Step("medium", "unreadable blocks on the drives", medium, needs=FILES),
+    Step("pull", "drives pulled under load", pull, needs=FILES),
     Step("power-off", "orderly shutdown", power_off),
 ]
 QUICK = [step.name for step in STEPS if step.name not in ("load", "rebind")]
