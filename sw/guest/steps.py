@@ -256,14 +256,13 @@ def rebind(run: Run) -> str:
 
 
 def medium(run: Run) -> str:
-    """Blocks of two drives in many rows become unreadable: the guest notices nothing."""
+    """Two blocks of each of many rows become unreadable: the guest notices nothing."""
     rows = sorted(parity_rows(run))
     before = _drive_errors(run)
-    ports = run.rng.sample(PARITY_PORTS, 2)
     spoilt = [
         (port, DATA_OFFSET_BLOCKS + row)
         for row in run.rng.sample(rows, min(len(rows), SPOILT_ROWS))
-        for port in ports
+        for port in run.rng.sample(PARITY_PORTS, 2)
     ]
     for place in spoilt:
         run.harness.medium_error(*place)
