@@ -95,7 +95,14 @@ async def identifies(dut):
     host = bench(dut)
     await host.reset()
     await host.enable()
+    host.geometries = {
+        0: fresh_geometry(blocks=0x13_0000_0000), 1: fresh_geometry(blocks=GIB_BLOCKS + 5),
+    }  # fmt: skip
     page = await host.page_of(opcode=nvme.IDENTIFY, dwords=(1,))
+    total = sum(shape["blocks"] for shape in host.geometries.values())
+    used = sum(volume["blocks"] for volume in host.volumes.values())
+    assert int.from_bytes(page[280:296], "little") == total * PAGE, "TNVMCAP"
+    assert int.from_bytes(page[296:312], "little") == (total - used) * PAGE, "UNVMCAP"
     assert page[4:24].decode().strip() and page[24:64].decode().strip() == "Striata"
     assert 1 << page[77] == CONFIG.transfer_blocks
     assert struct.unpack_from("<I", page, 80)[0] == 0x10400

@@ -203,7 +203,7 @@ async def interrupts_are_coalesced(dut):
     assert await flush(pair, 1) == [2], "the fourth completion"
     assert await flush(pair, 2) == [] and await flush(other, 1) == []
     assert await pass_time(4 * period - 1) == []
-    assert await pass_time(1) == [2, 3] and int(dut.deadline.value) == never
+    assert sorted(await pass_time(1)) == [2, 3] and int(dut.deadline.value) == never
     # Across the wrap of the time, and never the admin queue.
     for _ in range(3):
         assert await flush(other, 1) == []

@@ -419,6 +419,34 @@ async def a_full_completion_queue_holds_events(dut):
     await host.settle()
 
 
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def an_overfull_submission_queue_is_refused(dut):
+    """A tail that passes entries that have not been fetched is an error event, and is ignored."""
+    host = await bench(dut)
+    pair = await host.create_pair(1, 8, cq_entries=2)
+    host.completions[1].automatic = False
+    placed = [host.place(pair, opcode=nvme.FLUSH, nsid=1) for _ in range(5)]
+    await host.ring(pair)
+    await host.result(pair, placed[0])
+    requests = await request_events(host, 4)
+    # One entry was fetched and four wait: 6, 7 and 0 are tails that the queue can have.
+    for tail in (5, 4, 1):
+        await host.write32(nvme.DOORBELLS + 8, tail)
+        assert await event(host, requests) == (
+            nvme_logs.ERROR_EVENT, nvme_logs.INVALID_DOORBELL_VALUE, nvme_logs.ERROR_LOG,
+        ), tail  # fmt: skip
+        await error_log(host)
+    placed += [host.place(pair, opcode=nvme.FLUSH, nsid=1) for _ in range(2)]
+    await host.ring(pair)
+    for identifier in placed[1:]:
+        await host.ring_head(1)
+        assert (await host.result(pair, identifier)).code == nvme.SUCCESS
+    await no_event(host, requests)
+    await host.ring_head(1)
+    host.queues[0].waiting.clear()
+    await host.settle()
+
+
 def run(name: str = "nvme_w256", testcase: str | None = None) -> None:
     simulate(
         NvmeFrontEnd(config=CONFIG),

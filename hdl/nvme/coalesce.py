@@ -91,7 +91,7 @@ class Coalesce(wiring.Component):
             write.addr.eq(vector),
             write.data.eq(waited + 1),
             write.en.eq(judging),
-            over.eq(held.any() & ~(self.now - until)[-1]),
+            over.eq(held.any() & ~(self.now - until)[TIME_BITS - 1]),
             self.deadline.eq(Mux(held.any(), until, ~0)),
             self.busy.eq(self.raised | judging | over),
         ]

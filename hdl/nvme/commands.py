@@ -20,6 +20,7 @@ from hdl.nvme.records import (
     carried,
     entry,
     finish,
+    part_bits,
     queue_bits,
     rejected,
     sqe,
@@ -46,7 +47,7 @@ class Decode(wiring.Component):
         Synchronous read of the inbox's entries: place, then beat.
     allocate
         Free slots.
-    store, store_slot, store_command
+    store, store_slot, store_command, store_parts
         A pulse: what a slot carries (`SlotTable`).
     admit
         I/O commands whose fields are good; PRPs are not looked at yet.
@@ -79,6 +80,7 @@ class Decode(wiring.Component):
                 "store": Out(1),
                 "store_slot": Out(config.slot_bits),
                 "store_command": Out(carried(config)),
+                "store_parts": Out(part_bits(config)),
                 "admit": Out(stream.Signature(admit(config))),
                 "rejected": Out(stream.Signature(rejected(config))),
                 "dropped": Out(stream.Signature(finish(config))),
@@ -117,7 +119,7 @@ class Decode(wiring.Component):
         moves_data = opcode != HostOpcode.FLUSH
         # The last part of a command that is longer than a transfer goes first: what is out of
         # range is known before anything is written.
-        parts = Signal(BLOCK_COUNT_BITS - config.offset_bits)
+        parts = Signal(part_bits(config))
         last_part = Signal(BLOCK_NUMBER_BITS + 1)
         with m.If(hostless):
             m.d.comb += parts.eq(length >> config.offset_bits)
@@ -174,8 +176,8 @@ class Decode(wiring.Component):
                 opcode=opcode,
                 blocks=length,
                 hostless=hostless,
-                parts=parts,
             ),
+            self.store_parts.eq(parts),
             self.beat.eq(Cat(step[: self._beat_bits], self.entry.payload.place)),
         ]
         with m.If(~moves_data):

@@ -69,6 +69,10 @@ WARM_WORD, HOT_WORD = 48, 49
 """Words of the SMART log that hold Warning and Critical Composite Temperature Time."""
 
 
+LOW, HIGH, REST = (Const(word, 2) for word in (0, 1, 3))
+"""Words of a counter."""
+
+
 def note(config: Config) -> data.StructLayout:
     """How a command ended. ``counts``: it reached the data path, so the host's I/O counts it."""
     return data.StructLayout(
@@ -135,7 +139,7 @@ class Health(wiring.Component):
     newest
         The entry written last; the one before it has the number below.
 
-    Rate: 9 cycles a command of one block, 12 more for an error. Back-pressure: ``hold``.
+    Rate: 11 cycles a command of one block, 13 more for an error. Back-pressure: ``hold``.
     """
 
     def __init__(self, *, config: Config):
@@ -190,6 +194,7 @@ class Health(wiring.Component):
         counter = Signal(Counter, init=Counter.ERRORS)
         amount = Signal(32)
         subtract = Signal()
+        part = Signal(2)
         timer = Signal(range(len(TIMED)))
         timing, stamping = Signal(), Signal()
         was, due = Signal(len(TIMED)), Signal(len(TIMED))
@@ -198,6 +203,7 @@ class Health(wiring.Component):
         newest = Signal.like(self.newest, reset_less=True)
         entry = Signal.like(newest)
         ticks = self.now[TICK_SHIFT:]
+        moment = Signal.like(ticks)
 
         # Counters with a rest: the limit that makes one count.
         minute = round(60 * config.clock_hz / (1 << TICK_SHIFT))
@@ -218,10 +224,9 @@ class Health(wiring.Component):
             less.eq(total - limit),
         ]
         m.d.sync += total.eq(sum_)
-        low, high, rest = 0, 1, 3
 
-        def at(part):
-            return Cat(Const(part, 2), counter)
+        def at(which):
+            return Cat(which, counter)
 
         chosen = lowest_set(m, due | (was ^ self.conditions), "chosen")
         moved = (due | (was ^ self.conditions)).any()
@@ -236,9 +241,13 @@ class Health(wiring.Component):
         with m.If(self.misuse):
             m.d.sync += misused.eq(1)
 
-        def turn_to(which, next_amount, state: str):
+        def turn_to(next_part: Const):
+            m.d.sync += part.eq(next_part)
+            m.next = "LOAD"
+
+        def add(which, next_amount, first_part: Const):
             m.d.sync += [counter.eq(which), amount.eq(next_amount), subtract.eq(0)]
-            m.next = state
+            turn_to(first_part)
 
         read_write = ended.opcode != HostOpcode.FLUSH
         with m.FSM(name="health") as fsm:
@@ -252,8 +261,9 @@ class Health(wiring.Component):
                 with m.Elif((self.refresh & ~started) | aged):
                     m.d.sync += [started.eq(self.refresh), due.eq(was), age.eq(self.now[AGE_BIT])]
                 with m.Elif(self.io.valid | self.admin.valid | misused):
+                    # Commands first: they wait, and a host that misuses doorbells does not.
                     m.d.sync += [
-                        of_misuse.eq(misused),
+                        of_misuse.eq(~self.io.valid & ~self.admin.valid),
                         of_admin.eq(~self.io.valid),
                     ]
                     m.next = "JUDGE"
@@ -266,11 +276,12 @@ class Health(wiring.Component):
                             m.d.sync += counter.eq(timed)
                 running = was.bit_select(timer, 1)
                 m.d.sync += [
+                    moment.eq(ticks),
                     amount.eq(ticks),
                     subtract.eq(~running),
                     stamping.eq(~running),
                 ]
-                m.next = "LOAD_REST"
+                turn_to(REST)
 
             with m.State("JUDGE"):
                 failed = status != 0
@@ -287,23 +298,20 @@ class Health(wiring.Component):
                 wrote = ended.opcode == HostOpcode.WRITE
                 with m.If(units):
                     m.d.sync += units.eq(0)
-                    turn_to(
-                        Mux(wrote, Counter.UNITS_WRITTEN, Counter.UNITS_READ),
-                        ended.blocks + 1,
-                        "LOAD_REST",
-                    )
+                    units_counter = Mux(wrote, Counter.UNITS_WRITTEN, Counter.UNITS_READ)
+                    add(units_counter, ended.blocks + 1, REST)
                 with m.Elif(commands):
                     m.d.sync += commands.eq(0)
-                    turn_to(Mux(wrote, Counter.WRITES, Counter.READS), 1, "LOAD_COUNT")
+                    add(Mux(wrote, Counter.WRITES, Counter.READS), 1, LOW)
                 with m.Elif(media):
                     m.d.sync += media.eq(0)
-                    turn_to(Counter.MEDIA_ERRORS, 1, "LOAD_COUNT")
+                    add(Counter.MEDIA_ERRORS, 1, LOW)
                 with m.Elif(errors):
                     m.d.sync += errors.eq(0)
-                    turn_to(Counter.ERRORS, 1, "LOAD_COUNT")
+                    add(Counter.ERRORS, 1, LOW)
                 with m.Elif(record):
                     # `counter` is still that of the errors.
-                    m.d.comb += read.addr.eq(at(low))
+                    m.d.comb += read.addr.eq(at(LOW))
                     m.d.sync += record.eq(0)
                     m.next = "RECORD"
                 with m.Else():
@@ -316,69 +324,50 @@ class Health(wiring.Component):
                         ]
                     m.next = "WAIT"
 
-            with m.State("LOAD_REST"):
-                m.d.comb += read.addr.eq(at(rest))
-                m.next = "ADD_REST"
+            with m.State("LOAD"):
+                m.d.comb += read.addr.eq(at(part))
+                m.next = "ADD"
 
-            with m.State("ADD_REST"):
-                m.next = "STORE_REST"
+            with m.State("ADD"):
+                m.next = "STORE"
 
-            with m.State("STORE_REST"):
-                reached = ~less[32] & ~(timing & stamping)
+            with m.State("STORE"):
+                reached = (part == REST) & ~less[32] & ~(timing & stamping)
                 m.d.comb += [
-                    write.addr.eq(at(rest)),
+                    write.addr.eq(at(part)),
                     write.data.eq(Mux(reached, less, total)),
                     write.en.eq(1),
                 ]
                 m.d.sync += amount.eq(1)
                 m.next = "PICK"
                 with m.If(reached):
-                    m.next = "LOAD_COUNT"
+                    turn_to(LOW)
+                with m.Elif((part == LOW) & (total == 0)):
+                    turn_to(HIGH)
+                with m.Elif((part != REST) & limited):
+                    # There may be enough for another count.
+                    m.d.sync += amount.eq(0)
+                    turn_to(REST)
                 with m.Elif(timing):
                     # A time that goes on begins anew.
                     goes_on = ~stamping & self.conditions.bit_select(timer, 1)
                     m.d.sync += [
                         was.bit_select(timer, 1).eq(stamping | goes_on),
                         due.bit_select(timer, 1).eq(0),
-                        amount.eq(ticks),
+                        amount.eq(moment),
                         subtract.eq(1),
                         stamping.eq(1),
                     ]
                     m.next = "WAIT"
                     with m.If(goes_on):
-                        m.next = "LOAD_REST"
-
-            with m.State("LOAD_COUNT"):
-                m.d.comb += read.addr.eq(at(low))
-                m.next = "ADD_COUNT"
-
-            with m.State("ADD_COUNT"):
-                m.d.comb += [write.addr.eq(at(low)), write.data.eq(sum_), write.en.eq(1)]
-                m.d.sync += amount.eq(0)
-                m.next = "PICK"
-                with m.If(limited):
-                    m.next = "LOAD_REST"
-                with m.If(sum_ == 0):
-                    m.d.sync += amount.eq(1)
-                    m.next = "LOAD_HIGH"
-
-            with m.State("LOAD_HIGH"):
-                m.d.comb += read.addr.eq(at(high))
-                m.next = "ADD_HIGH"
-
-            with m.State("ADD_HIGH"):
-                m.d.comb += [write.addr.eq(at(high)), write.data.eq(sum_), write.en.eq(1)]
-                m.d.sync += amount.eq(0)
-                m.next = "PICK"
-                with m.If(limited):
-                    m.next = "LOAD_REST"
+                        m.next = "LOAD"
 
             # Error Information Log Entry (figure 193).
             with m.State("RECORD"):
                 block = Mux(of_misuse | of_admin, 0, ended.block)
                 queue = Mux(of_admin, Const(0, 16), ended.queue)
                 m.d.comb += [
-                    read.addr.eq(at(high)),
+                    read.addr.eq(at(HIGH)),
                     write.addr.eq(Cat(word, Const(0, 1), entry) + SMART_WORDS),
                     write.en.eq(1),
                 ]

@@ -17,6 +17,7 @@ from hdl.memory.interface import line_stream, write_port
 from hdl.nvme.health import ENTRY_WORDS, HOT_WORD, SMART_WORDS, WARM_WORD, Counter, LogRead
 from hdl.nvme.identify import IMAGE_WORDS, PAGE_WORDS, Identity, images
 from hdl.nvme.records import IMAGE_BITS, SKIP_BITS, PageKind, assign, page_request
+from hdl.nvme.tally import Tally
 
 IMAGES = 5
 """Page kinds with an image in ROM."""
@@ -29,6 +30,9 @@ ARRAY_SHIFT = 6
 
 NAME_WORDS = 26, 31
 """First and last word of NGUID and EUI-64 in Identify Namespace."""
+
+TOTAL_WORD, FREE_WORD = 70, 74
+"""First words of TNVMCAP and UNVMCAP in Identify Controller."""
 
 BLOCK_SHIFT = BLOCK_BYTES.bit_length() - 1
 
@@ -88,7 +92,7 @@ class PageGenerator(wiring.Component):
         Between requests: ``allocated`` follows ``probe`` by one cycle, the volume exists.
 
     One page at a time: 2 cycles for each word that has contents, and one for each beat; at
-    256 bits 650 cycles for Identify Controller. Back-pressure on ``line_write`` holds it.
+    256 bits 700 cycles for Identify Controller. Back-pressure on ``line_write`` holds it.
     """
 
     def __init__(self, *, config: Config, identity: Identity):
@@ -173,6 +177,8 @@ class PageGenerator(wiring.Component):
                 pass
             with m.Case(PageKind.ERROR):
                 m.d.comb += exists.eq(index < ENTRY_WORDS * config.error_log_entries)
+            with m.Case(PageKind.CONTROLLER):
+                m.d.comb += [number.eq(index), exists.eq(index < IMAGE_WORDS)]
             with m.Default():
                 m.d.comb += [number.eq(page.nsid - 1), exists.eq(index < IMAGE_WORDS)]
         entry_shift = bits_for_count(ENTRY_WORDS)
@@ -212,6 +218,12 @@ class PageGenerator(wiring.Component):
             is_member.eq(in_arrays & exists & shape.valid & ~index[5] & (member < array_members)),
         ]
         nsid = Signal(32)
+        m.submodules.tally = tally = Tally(config=config)
+        of_volumes = Signal()
+        m.d.comb += [
+            tally.of_volume.eq(of_volumes),
+            tally.blocks.eq(Mux(of_volumes, volume.blocks, shape.blocks)),
+        ]
         active = Signal()
         volume_bit = number[: config.volume_bits]
         m.d.comb += [
@@ -277,7 +289,17 @@ class PageGenerator(wiring.Component):
             with m.Case(PageKind.ERROR):
                 with m.If(exists):
                     m.d.comb += value.eq(self.log_read.data)
-            with m.Case(PageKind.CONTROLLER, PageKind.FIRMWARE_SLOT):
+            with m.Case(PageKind.CONTROLLER):
+                with m.If(exists):
+                    m.d.comb += value.eq(image.data)
+                words(
+                    len(index),
+                    {
+                        **halves(TOTAL_WORD, Cat(Const(0, BLOCK_SHIFT), tally.total)),
+                        **halves(FREE_WORD, Cat(Const(0, BLOCK_SHIFT), tally.free)),
+                    },
+                )
+            with m.Case(PageKind.FIRMWARE_SLOT):
                 with m.If(exists):
                     m.d.comb += value.eq(image.data)
             with m.Case(PageKind.CHANGED_NAMESPACES):
@@ -371,11 +393,13 @@ class PageGenerator(wiring.Component):
                     index.eq(0),
                     word.eq(0),
                     skip.eq(self.request.payload.skip),
+                    of_volumes.eq(0),
                     missing.eq(0),
                 ]
                 m.d.comb += [
                     self.hold.eq(0),
                     idle.eq(1),
+                    tally.clear.eq(1),
                     self.zero.ready.eq(~self.request.valid),
                 ]
                 with m.If(~self.request.valid):
@@ -390,6 +414,21 @@ class PageGenerator(wiring.Component):
                     m.next = "LOOK"
                     with m.If(self.request.payload.kind == PageKind.SMART):
                         m.next = "REFRESH"
+                    with m.If(self.request.payload.kind == PageKind.CONTROLLER):
+                        m.next = "WEIGH"
+
+            # Capacity: what all arrays offer, without what volumes take.
+            with m.State("WEIGH"):
+                m.next = "TALLY"
+
+            with m.State("TALLY"):
+                m.d.comb += tally.count.eq(Mux(of_volumes, volume.valid, shape.valid))
+                m.d.sync += index.eq(index + 1)
+                m.next = "WEIGH"
+                with m.If(index == Mux(of_volumes, config.volumes - 1, config.arrays - 1)):
+                    m.d.sync += [index.eq(0), of_volumes.eq(1)]
+                    with m.If(of_volumes):
+                        m.next = "LOOK"
 
             with m.State("REFRESH"):
                 m.d.comb += [self.refresh.eq(1), self.hold.eq(0)]

@@ -80,8 +80,8 @@ class QueueEngine(wiring.Component):
         Ended Asynchronous Event Requests: their fetch has been finished without an entry, so that
         none is reserved; they wait for room in the admin completion queue, and hold nothing.
     misuse, misuse_value
-        A pulse: a doorbell's value is not one that the queue can have, or that it has already
-        (``misuse_value``), or there is no such queue.
+        A pulse: a doorbell's value is not one that the queue can have, or has already, or would
+        make it hold more than it can (``misuse_value``); or there is no such queue.
     change, changed
         Create and delete, and the 15-bit status that answers each. A DELETE_SQ is answered once
         the queue's fetched commands have ended.
@@ -366,10 +366,11 @@ class QueueEngine(wiring.Component):
                 value = self.doorbell.payload.value
                 m.d.comb += self.doorbell.ready.eq(1)
                 deleting = change_waits & (self.change.payload.queue == queue)
-                possible = sq_valid.bit_select(queue, 1) & (value <= sq_base.last)
-                m.d.comb += misuses.eq(
-                    self.running & ~deleting & ~(possible & (value != sq.tail))
-                )
+                # The tail moves forward, and not past entries that have not been fetched.
+                after, before = value > sq.tail, value < sq.head
+                forward = Mux(sq.tail >= sq.head, after | before, after & before)
+                possible = sq_valid.bit_select(queue, 1) & (value <= sq_base.last) & forward
+                m.d.comb += misuses.eq(self.running & ~deleting & ~possible)
                 with m.If(self.running & ~deleting & possible):
                     m.d.comb += [sq_write.data.tail.eq(value), sq_write.en.eq(1)]
                     m.d.sync += work.bit_select(queue, 1).eq(1)

@@ -100,11 +100,7 @@ def admit(config: Config) -> data.StructLayout:
 
 
 def carried(config: Config) -> data.StructLayout:
-    """What is kept of an I/O command until it ends.
-
-    ``parts``: how many more commands of ``transfer_blocks`` it takes after the one that is inside,
-    each below the one before it (only ``hostless``).
-    """
+    """What is kept of an I/O command until it ends."""
     return data.StructLayout(
         {
             "queue": queue_bits(config),
@@ -114,9 +110,13 @@ def carried(config: Config) -> data.StructLayout:
             "opcode": HostOpcode,
             "blocks": BLOCK_COUNT_BITS,
             "hostless": 1,
-            "parts": BLOCK_COUNT_BITS - config.offset_bits,
         }
     )
+
+
+def part_bits(config: Config) -> int:
+    """Width of the number of transfers that a command takes, minus 1."""
+    return BLOCK_COUNT_BITS - config.offset_bits
 
 
 def rejected(config: Config) -> data.StructLayout:

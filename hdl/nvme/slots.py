@@ -8,7 +8,7 @@ from hdl.config import Config
 from hdl.nvme.codes import DATA_PATH_CODES, STATUS_BITS, status_field
 from hdl.nvme.health import note
 from hdl.nvme.interface import HostOpcode, completion
-from hdl.nvme.records import assign, carried, finish, rejected
+from hdl.nvme.records import assign, carried, finish, part_bits, rejected
 
 
 class SlotFreeList(wiring.Component):
@@ -73,8 +73,9 @@ class SlotTable(wiring.Component):
     -----
     allocate
         Free slots.
-    store, store_slot, store_command
-        A pulse: what ``store_slot`` carries, before anything about the slot can end.
+    store, store_slot, store_command, store_parts
+        A pulse: what ``store_slot`` carries, before anything about the slot can end, and how many
+        more commands of ``transfer_blocks`` it takes, each below the one before it.
     completion
         Ended commands from the data path. By then every transfer of the slot has been answered.
     rejected
@@ -86,6 +87,8 @@ class SlotTable(wiring.Component):
         free again.
     again
         Slots whose command goes on with its next part.
+    stop
+        The controller is being disabled: commands end with the part that is inside.
     active
         A slot is in use.
 
@@ -101,11 +104,13 @@ class SlotTable(wiring.Component):
                 "store": In(1),
                 "store_slot": In(config.slot_bits),
                 "store_command": In(carried(config)),
+                "store_parts": In(part_bits(config)),
                 "completion": In(stream.Signature(completion(config))),
                 "rejected": In(stream.Signature(rejected(config))),
                 "finish": Out(stream.Signature(finish(config))),
                 "note": Out(stream.Signature(note(config))),
                 "again": Out(stream.Signature(config.slot_bits)),
+                "stop": In(1),
                 "active": Out(1),
                 "busy": Out(1),
             }
@@ -122,15 +127,19 @@ class SlotTable(wiring.Component):
         store, load = table.write_port(), table.read_port()
         slot = Signal(config.slot_bits)
         shrinks = Signal()
+        m.submodules.parts = parts_table = memory.Memory(
+            shape=self.store_parts.shape(), depth=config.commands, init=[]
+        )
+        store_parts, load_parts = parts_table.write_port(), parts_table.read_port()
         m.d.comb += [
-            store.addr.eq(Mux(shrinks, slot, self.store_slot)),
-            store.en.eq(self.store | shrinks),
-            store.data.eq(
-                Mux(shrinks, load.data.as_value(), self.store_command.as_value())
-            ),
+            store.addr.eq(self.store_slot),
+            store.en.eq(self.store),
+            store.data.eq(self.store_command),
+            store_parts.addr.eq(Mux(shrinks, slot, self.store_slot)),
+            store_parts.data.eq(Mux(shrinks, load_parts.data - 1, self.store_parts)),
+            store_parts.en.eq(self.store | shrinks),
+            load_parts.addr.eq(slot),
         ]
-        with m.If(shrinks):
-            m.d.comb += store.data.parts.eq(load.data.parts - 1)
 
         used = Signal(range(config.commands + 1))
         freed = Signal()
@@ -176,7 +185,7 @@ class SlotTable(wiring.Component):
                 m.next = "FINISH"
                 with m.If(status != 0):
                     m.next = "NOTE"
-                with m.Elif(load.data.parts != 0):
+                with m.Elif((load_parts.data != 0) & ~self.stop):
                     m.next = "SHRINK"
 
             with m.State("SHRINK"):
