@@ -73,6 +73,9 @@ class Config:
         Entries of the NVMe error log (ELPE + 1), a power of two.
     async_event_limit
         NVMe Asynchronous Event Requests held at once (AERL + 1), 1..16.
+    report_capacity
+        Identify Controller says what arrays offer and what is left of it (TNVMCAP, UNVMCAP), for
+        some 400 LUTs; else both are 0.
     temperature_kelvin
         Composite temperature that a board without a sensor reports.
     """
@@ -96,6 +99,7 @@ class Config:
     clock_hz: int = 250_000_000
     error_log_entries: int = 16
     async_event_limit: int = 4
+    report_capacity: bool = True
     temperature_kelvin: int = 308
 
     def __post_init__(self) -> None:
@@ -233,4 +237,5 @@ def small() -> Config:
         transfer_blocks=4,
         clock_hz=80_000_000,
         error_log_entries=4,
+        report_capacity=False,
     )

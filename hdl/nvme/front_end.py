@@ -142,7 +142,7 @@ class NvmeFrontEnd(wiring.Component):
         m.submodules.pages = pages = PageGenerator(config=config, identity=self._identity)
         m.submodules.health = health = Health(config=config)
 
-        m.submodules.reads = reads = Merge(read_request(config), inputs=2)
+        m.submodules.reads = reads = Merge(read_request(config), inputs=3)
         m.submodules.writes = writes = Merge(write_request(config), inputs=2)
         m.submodules.fills = fills = Merge(fetched(config), inputs=2)
         m.submodules.posts = posts = Merge(post(), inputs=2)
@@ -215,20 +215,8 @@ class NvmeFrontEnd(wiring.Component):
             with m.Else():
                 m.d.comb += prp.write_mask.eq(inbox.payload.mask)
         connect(m, arrived.output, blocks_read)
-        # One input for entries and a parameter: entries may overtake, nothing is taken twice.
-        entries_read, parameter_read = queues.read_request, admin.read_request
-        m.d.comb += [
-            reads.inputs[0].valid.eq(entries_read.valid | parameter_read.valid),
-            reads.inputs[0].payload.eq(
-                Mux(
-                    entries_read.valid,
-                    entries_read.payload.as_value(),
-                    parameter_read.payload.as_value(),
-                )
-            ),
-            entries_read.ready.eq(reads.inputs[0].ready),
-            parameter_read.ready.eq(reads.inputs[0].ready & ~entries_read.valid),
-        ]
+        connect(m, queues.read_request, reads.inputs[0])
+        connect(m, admin.read_request, reads.inputs[2])
         connect(m, prp.read_request, reads.inputs[1])
         connect(m, reads.output, flipped(self.read_request))
 

@@ -218,12 +218,14 @@ class PageGenerator(wiring.Component):
             is_member.eq(in_arrays & exists & shape.valid & ~index[5] & (member < array_members)),
         ]
         nsid = Signal(32)
-        m.submodules.tally = tally = Tally(config=config)
         of_volumes = Signal()
-        m.d.comb += [
-            tally.of_volume.eq(of_volumes),
-            tally.blocks.eq(Mux(of_volumes, volume.blocks, shape.blocks)),
-        ]
+        tally = Tally(config=config) if config.report_capacity else None
+        if tally is not None:
+            m.submodules.tally = tally
+            m.d.comb += [
+                tally.of_volume.eq(of_volumes),
+                tally.blocks.eq(Mux(of_volumes, volume.blocks, shape.blocks)),
+            ]
         active = Signal()
         volume_bit = number[: config.volume_bits]
         m.d.comb += [
@@ -292,13 +294,9 @@ class PageGenerator(wiring.Component):
             with m.Case(PageKind.CONTROLLER):
                 with m.If(exists):
                     m.d.comb += value.eq(image.data)
-                words(
-                    len(index),
-                    {
-                        **halves(TOTAL_WORD, Cat(Const(0, BLOCK_SHIFT), tally.total)),
-                        **halves(FREE_WORD, Cat(Const(0, BLOCK_SHIFT), tally.free)),
-                    },
-                )
+                if tally is not None:
+                    total, free = (Cat(Const(0, BLOCK_SHIFT), n) for n in (tally.total, tally.free))
+                    words(len(index), {**halves(TOTAL_WORD, total), **halves(FREE_WORD, free)})
             with m.Case(PageKind.FIRMWARE_SLOT):
                 with m.If(exists):
                     m.d.comb += value.eq(image.data)
@@ -399,7 +397,6 @@ class PageGenerator(wiring.Component):
                 m.d.comb += [
                     self.hold.eq(0),
                     idle.eq(1),
-                    tally.clear.eq(1),
                     self.zero.ready.eq(~self.request.valid),
                 ]
                 with m.If(~self.request.valid):
@@ -414,21 +411,24 @@ class PageGenerator(wiring.Component):
                     m.next = "LOOK"
                     with m.If(self.request.payload.kind == PageKind.SMART):
                         m.next = "REFRESH"
-                    with m.If(self.request.payload.kind == PageKind.CONTROLLER):
-                        m.next = "WEIGH"
+                    if tally is not None:
+                        m.d.comb += tally.clear.eq(1)
+                        with m.If(self.request.payload.kind == PageKind.CONTROLLER):
+                            m.next = "WEIGH"
 
             # Capacity: what all arrays offer, without what volumes take.
-            with m.State("WEIGH"):
-                m.next = "TALLY"
+            if tally is not None:
+                with m.State("WEIGH"):
+                    m.next = "TALLY"
 
-            with m.State("TALLY"):
-                m.d.comb += tally.count.eq(Mux(of_volumes, volume.valid, shape.valid))
-                m.d.sync += index.eq(index + 1)
-                m.next = "WEIGH"
-                with m.If(index == Mux(of_volumes, config.volumes - 1, config.arrays - 1)):
-                    m.d.sync += [index.eq(0), of_volumes.eq(1)]
-                    with m.If(of_volumes):
-                        m.next = "LOOK"
+                with m.State("TALLY"):
+                    m.d.comb += tally.count.eq(Mux(of_volumes, volume.valid, shape.valid))
+                    m.d.sync += index.eq(index + 1)
+                    m.next = "WEIGH"
+                    with m.If(index == Mux(of_volumes, config.volumes - 1, config.arrays - 1)):
+                        m.d.sync += [index.eq(0), of_volumes.eq(1)]
+                        with m.If(of_volumes):
+                            m.next = "LOOK"
 
             with m.State("REFRESH"):
                 m.d.comb += [self.refresh.eq(1), self.hold.eq(0)]
