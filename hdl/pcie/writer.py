@@ -18,7 +18,7 @@ from hdl.pcie.interface import (
 from hdl.pcie.packets import PacketMerge
 from hdl.pcie.reader import size_limit
 from hdl.pcie.rotate import rotate_right, words_of
-from hdl.streams import Skid
+from hdl.streams import Relay, Skid
 
 PREFETCH_BEATS = 32
 """Beats read ahead: covers the line store's latency and a run of bank conflicts."""
@@ -190,7 +190,7 @@ class HostWriter(wiring.Component):
 
     Rate: aligned data (source and payload in the same words of a beat) one beat a cycle without a
     pause between TLPs, requests and lines; rotated data one cycle more a TLP, which its header
-    takes on the link anyway. Latency about 7 cycles plus the line store's. No errors of its own.
+    takes on the link anyway. Latency about 8 cycles plus the line store's. No errors of its own.
     """
 
     def __init__(self, *, config: Config):
@@ -227,9 +227,9 @@ class HostWriter(wiring.Component):
 
         # Emit: word i of the payload is word i + amount of the source, over two beats of it.
         chunk = reader.chunk.payload
-        m.submodules.tlp_skid = tlp_skid = Skid(request_beat(config))
-        connect(m, tlp_skid.output, merge.first_input)
-        tlp = tlp_skid.input
+        m.submodules.tlp_relay = tlp_relay = Relay(request_beat(config))
+        connect(m, tlp_relay.output, merge.first_input)
+        tlp = tlp_relay.input
         amount = chunk.source[:shift]
         place = Signal(range(1024 // width + 1))  # beats of the payload sent
         primed = Signal()  # the first beat of the source is in `kept`
@@ -303,7 +303,7 @@ class HostWriter(wiring.Component):
         with m.If(letter.valid & letter.ready):
             m.d.sync += offset.eq(Mux(letter.payload.last, 0, offset + 1))
 
-        parts = [reader, tlp_skid, letter_skid, merge]
+        parts = [reader, tlp_relay, letter_skid, merge]
         m.d.comb += self.busy.eq(
             Cat(*(part.busy for part in parts), self.post.valid, done.r_rdy).any()
         )
