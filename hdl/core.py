@@ -141,9 +141,18 @@ class Core(wiring.Component):
         connect(m, sequencer.committed, commits.inputs[0])
         connect(m, gather.fetch_failed, commits.inputs[1])
         connect(m, dispatch.unreadable, commits.inputs[2])
-        connect(m, commits.output, tracker.committed)
-        connect(m, sequencer.recover_failed, tracker.recover_failed)
-        connect(m, dispatch.rejected, tracker.rejected)
+        # The tracker takes one event at a time, so its choice would reach into every sender.
+        events = []
+        for name, sender, cut in (
+            ("committed", commits.output, Skid),
+            ("recover_failed", sequencer.recover_failed, Relay),
+            ("rejected", dispatch.rejected, Relay),
+        ):
+            m.submodules[f"{name}_cut"] = link = cut(sender.payload.shape())
+            connect(m, sender, link.input)
+            connect(m, link.output, getattr(tracker, name))
+            events.append(link)
+        # Not this one: a flush must be expected before its first operation can end.
         connect(m, dispatch.expected, tracker.expected)
         connect(m, front_end.delivered, tracker.delivered)
         connect(m, tracker.completion, front_end.completion)
@@ -198,7 +207,7 @@ class Core(wiring.Component):
         earliest = front_end.deadline
         for block in (gather, endpoint):
             earliest = Mux(block.deadline < earliest, block.deadline, earliest)
-        plumbing = [operations, operation_skid, finished_relay, deliveries, commits]
+        plumbing = [operations, operation_skid, finished_relay, deliveries, commits, *events]
         m.d.comb += [
             self.quiet.eq(~Cat(block.busy for block in blocks + plumbing).any()),
             self.deadline.eq(earliest),

@@ -18,7 +18,7 @@ from hdl.pcie.interface import (
 from hdl.pcie.packets import PacketMerge
 from hdl.pcie.reader import size_limit
 from hdl.pcie.rotate import rotate_right, words_of
-from hdl.streams import Skid
+from hdl.streams import Relay, Skid
 
 PREFETCH_BEATS = 32
 """Beats read ahead: covers the line store's latency and a run of bank conflicts."""
@@ -190,7 +190,7 @@ class HostWriter(wiring.Component):
 
     Rate: aligned data (source and payload in the same words of a beat) one beat a cycle without a
     pause between TLPs, requests and lines; rotated data one cycle more a TLP, which its header
-    takes on the link anyway. Latency about 7 cycles plus the line store's. No errors of its own.
+    takes on the link anyway. Latency about 8 cycles plus the line store's. No errors of its own.
     """
 
     def __init__(self, *, config: Config):
@@ -227,9 +227,22 @@ class HostWriter(wiring.Component):
 
         # Emit: word i of the payload is word i + amount of the source, over two beats of it.
         chunk = reader.chunk.payload
-        m.submodules.tlp_skid = tlp_skid = Skid(request_beat(config))
-        connect(m, tlp_skid.output, merge.first_input)
-        tlp = tlp_skid.input
+        # A line is done when the merge has taken its last beat, so that no post overtakes it.
+        tlp_beat = data.StructLayout(
+            {"beat": request_beat(config), "ends": 1, "line": config.line_bits}
+        )
+        m.submodules.tlp_relay = tlp_relay = Relay(tlp_beat)
+        leaving = tlp_relay.output
+        allowed = ~leaving.payload.ends | done.w_rdy
+        tlp = tlp_relay.input
+        outgoing = tlp.payload.beat
+        m.d.comb += [
+            merge.first_input.payload.eq(leaving.payload.beat),
+            merge.first_input.valid.eq(leaving.valid & allowed),
+            leaving.ready.eq(merge.first_input.ready & allowed),
+            done.w_en.eq(leaving.valid & leaving.ready & leaving.payload.ends),
+            done.w_data.eq(leaving.payload.line),
+        ]
         amount = chunk.source[:shift]
         place = Signal(range(1024 // width + 1))  # beats of the payload sent
         primed = Signal()  # the first beat of the source is in `kept`
@@ -245,10 +258,10 @@ class HostWriter(wiring.Component):
             wants.eq(~rotated | ~primed | (place != chunk.last_in)),
             fresh.eq(Cat(rotate_right(words_of(reader.beat.payload), amount))),
             holds.eq(Cat(rotated & (place_ + amount < width) for place_ in range(width))),
-            tlp.payload.kind.eq(RequestKind.WRITE),
-            tlp.payload.address.eq(chunk.address),
-            tlp.payload.dwords.eq(chunk.dwords),
-            tlp.payload.data.eq(
+            outgoing.kind.eq(RequestKind.WRITE),
+            outgoing.address.eq(chunk.address),
+            outgoing.dwords.eq(chunk.dwords),
+            outgoing.data.eq(
                 Cat(
                     Mux(hold, old, new)
                     for hold, old, new in zip(
@@ -256,26 +269,25 @@ class HostWriter(wiring.Component):
                     )
                 )
             ),
-            tlp.payload.first.eq(place == 0),
-            tlp.payload.last.eq(place == chunk.last_out),
+            outgoing.first.eq(place == 0),
+            outgoing.last.eq(place == chunk.last_out),
             tlp.valid.eq(
                 reader.chunk.valid
                 & (~rotated | primed)
                 & (~wants | reader.beat.valid)
-                & (~(tlp.payload.last & chunk.last) | done.w_rdy)
             ),
             sends.eq(tlp.valid & tlp.ready),
             reader.beat.ready.eq(
                 reader.chunk.valid & wants & (sends | (rotated & ~primed))
             ),
-            reader.chunk.ready.eq(sends & tlp.payload.last),
-            done.w_en.eq(sends & tlp.payload.last & chunk.last),
-            done.w_data.eq(chunk.line),
+            reader.chunk.ready.eq(sends & outgoing.last),
+            tlp.payload.ends.eq(outgoing.last & chunk.last),
+            tlp.payload.line.eq(chunk.line),
         ]
         with m.If(reader.beat.valid & reader.beat.ready):
             m.d.sync += kept.eq(fresh)
         with m.If(sends):
-            m.d.sync += place.eq(Mux(tlp.payload.last, 0, place + 1))
+            m.d.sync += place.eq(Mux(outgoing.last, 0, place + 1))
         with m.If(reader.chunk.ready):
             m.d.sync += primed.eq(0)
         with m.Elif(reader.beat.valid & reader.beat.ready):
@@ -303,7 +315,7 @@ class HostWriter(wiring.Component):
         with m.If(letter.valid & letter.ready):
             m.d.sync += offset.eq(Mux(letter.payload.last, 0, offset + 1))
 
-        parts = [reader, tlp_skid, letter_skid, merge]
+        parts = [reader, tlp_relay, letter_skid, merge]
         m.d.comb += self.busy.eq(
             Cat(*(part.busy for part in parts), self.post.valid, done.r_rdy).any()
         )
