@@ -1,7 +1,7 @@
 """Builds the 4 KiB pages that Identify, Get Log Page and LIST return."""
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal
-from amaranth.lib import memory, stream, wiring
+from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.array.interface import (
@@ -91,8 +91,8 @@ class PageGenerator(wiring.Component):
     probe, allocated
         Between requests: ``allocated`` follows ``probe`` by one cycle, the volume exists.
 
-    One page at a time: 2 cycles for each word that has contents, and one for each beat; at
-    256 bits 700 cycles for Identify Controller. Back-pressure on ``line_write`` holds it.
+    One page at a time: 3 cycles for each word that has contents, and one for each beat.
+    Back-pressure on ``line_write`` holds it.
     """
 
     def __init__(self, *, config: Config, identity: Identity):
@@ -144,6 +144,7 @@ class PageGenerator(wiring.Component):
         missing = Signal(WIDTH_BITS)
         value = Signal(32)
         emits = Signal(init=1)
+        found = Signal(data.StructLayout({"value": 32, "emits": 1, "exists": 1, "failed": 1}))
 
         # Entry of a list; ``exists`` once false stays so, and only zeros follow.
         start = page.nsid[:8]
@@ -441,20 +442,28 @@ class PageGenerator(wiring.Component):
                     m.next = "REFUSE"
 
             with m.State("PRESENT"):
+                m.next = "DERIVE"
+
+            with m.State("DERIVE"):
+                m.d.sync += [
+                    found.value.eq(value),
+                    found.emits.eq(emits),
+                    found.exists.eq(exists),
+                    found.failed.eq(is_member & member_failed),
+                ]
                 m.next = "COPY"
 
             with m.State("COPY"):
-                with m.If(exists):
+                with m.If(found.exists):
                     m.d.sync += index.eq(index + 1)
-                with m.If(is_member):
-                    m.d.sync += missing.eq(missing + member_failed)
+                m.d.sync += missing.eq(missing + found.failed)
                 with m.If(in_arrays & (index[:ARRAY_SHIFT] == (1 << ARRAY_SHIFT) - 1)):
                     m.d.sync += missing.eq(0)
                 m.next = "PRESENT"
-                with m.If(emits & (skip != 0)):
+                with m.If(found.emits & (skip != 0)):
                     m.d.sync += skip.eq(skip - 1)
-                with m.Elif(emits):
-                    m.d.sync += [beat.eq(Cat(beat, value)[32:]), word.eq(word + 1)]
+                with m.Elif(found.emits):
+                    m.d.sync += [beat.eq(Cat(beat, found.value)[32:]), word.eq(word + 1)]
                     with m.If(word[: bits_for_count(config.beat_dwords)] == config.beat_dwords - 1):
                         m.next = "WRITE"
 
@@ -464,7 +473,7 @@ class PageGenerator(wiring.Component):
                     m.next = "PRESENT"
                     with m.If(word == PAGE_WORDS):
                         m.next = "REPORT"
-                    with m.Elif(~exists):
+                    with m.Elif(~found.exists):
                         # Nothing follows: whole beats of zeros.
                         m.d.sync += [beat.eq(0), word.eq(word + config.beat_dwords)]
                         m.next = "WRITE"

@@ -16,6 +16,7 @@ from hdl.pcie.interface import (
 )
 from hdl.pcie.rotate import below, rotate_left, words_of
 from hdl.pcie.transfers import read_ended
+from hdl.streams import Relay
 
 PAGE_DWORD_BITS = 10
 """Width of a word address within 4 KiB, which no request crosses."""
@@ -274,17 +275,20 @@ class Landing(wiring.Component):
             ]
 
         # Stage 3: the write, and the end that may be reported once it is accepted.
-        s3_line = Signal()
-        s3_inbox = Signal()
-        s3_ends = Signal()
-        s3_end = Signal(read_ended(config))
-        s3_data = Signal(config.data_width)
-        s3_mask = Signal(width)
-        s3_address = Signal(len(s2_address))
-        written = Signal()
-        reports = Signal()
+        step = data.StructLayout(
+            {
+                "line": 1,
+                "inbox": 1,
+                "ends": 1,
+                "end": read_ended(config),
+                "data": config.data_width,
+                "mask": width,
+                "address": len(s2_address),
+            }
+        )
+        m.submodules.s3 = s3 = Relay(step)
+        coming, s3_step = s3.input.payload, s3.output.payload
         mask = Signal(width)
-        address = Signal(len(s2_address))
         merged = [
             Mux(s2_low[place] & ~spilling, old, new)
             for place, (old, new) in enumerate(
@@ -292,43 +296,47 @@ class Landing(wiring.Component):
             )
         ]
         with m.If(spilling):
-            m.d.comb += [mask.eq(s2_mask & s2_low), address.eq(s2_address + 1)]
+            m.d.comb += [mask.eq(s2_mask & s2_low), coming.address.eq(s2_address + 1)]
         with m.Else():
             m.d.comb += [
                 mask.eq((s2_mask & ~s2_low) | Mux(s2_first, 0, kept_mask & s2_low)),
-                address.eq(s2_address),
+                coming.address.eq(s2_address),
             ]
         m.d.comb += [
+            s3.input.valid.eq(s2_valid),
+            s3_takes.eq(s3.input.ready),
+            coming.line.eq(mask.any() & (s2_end.kind == Kind.BLOCK)),
+            coming.inbox.eq(mask.any() & (s2_end.kind != Kind.BLOCK)),
+            coming.ends.eq(s2_closes & (~spills | spilling)),
+            coming.end.eq(s2_end),
+            coming.data.eq(Cat(merged)),
+            coming.mask.eq(mask),
+        ]
+        passed = Signal()  # the beat has been accepted, its end not yet
+        written = Signal()
+        reports = Signal()
+        s3_ends = s3.output.valid & s3_step.ends
+        m.d.comb += [
+            self.line_write.valid.eq(s3.output.valid & s3_step.line & ~passed),
+            self.inbox_write.valid.eq(s3.output.valid & s3_step.inbox & ~passed),
             written.eq(
-                ~(s3_line & ~self.line_write.ready) & ~(s3_inbox & ~self.inbox_write.ready)
+                ~(self.line_write.valid & ~self.line_write.ready)
+                & ~(self.inbox_write.valid & ~self.inbox_write.ready)
             ),
             reports.eq(~self.ended.valid | self.ended.ready),
-            s3_takes.eq(written & (~s3_ends | reports)),
-            self.line_write.valid.eq(s3_line),
-            self.line_write.payload.address.eq(s3_address),
-            self.line_write.payload.data.eq(s3_data),
-            self.line_write.payload.mask.eq(s3_mask),
-            self.inbox_write.valid.eq(s3_inbox),
-            self.inbox_write.payload.address.eq(s3_address),
-            self.inbox_write.payload.data.eq(s3_data),
-            self.inbox_write.payload.mask.eq(s3_mask),
+            s3.output.ready.eq(written & (~s3_step.ends | reports)),
+            self.line_write.payload.address.eq(s3_step.address),
+            self.line_write.payload.data.eq(s3_step.data),
+            self.line_write.payload.mask.eq(s3_step.mask),
+            self.inbox_write.payload.address.eq(s3_step.address),
+            self.inbox_write.payload.data.eq(s3_step.data),
+            self.inbox_write.payload.mask.eq(s3_step.mask),
         ]
-        with m.If(s3_takes):
-            m.d.sync += [
-                s3_line.eq(s2_valid & mask.any() & (s2_end.kind == Kind.BLOCK)),
-                s3_inbox.eq(s2_valid & mask.any() & (s2_end.kind != Kind.BLOCK)),
-                s3_ends.eq(s2_valid & s2_closes & (~spills | spilling)),
-                s3_end.eq(s2_end),
-                s3_data.eq(Cat(merged)),
-                s3_mask.eq(mask),
-                s3_address.eq(address),
-            ]
-        with m.Elif(written):
-            m.d.sync += [s3_line.eq(0), s3_inbox.eq(0)]
+        m.d.sync += passed.eq(s3.output.valid & written & ~s3.output.ready)
         with m.If(reports):
             m.d.sync += [
                 self.ended.valid.eq(s3_ends & written),
-                self.ended.payload.eq(s3_end),
+                self.ended.payload.eq(s3_step.end),
             ]
         m.d.comb += self.busy.eq(
             ~self.cleared
@@ -336,9 +344,8 @@ class Landing(wiring.Component):
             | self.abandon_valid
             | s1_valid
             | s2_valid
-            | s3_line
-            | s3_inbox
-            | s3_ends
+            | s3.busy
+            | s3.output.valid
             | self.ended.valid
         )
         return m

@@ -176,6 +176,8 @@ class TagTable(wiring.Component):
         next_sweep = Signal(TIME_BITS)
         late = Signal(TIME_BITS)
         step = Signal()
+        taken = Signal()
+        m.d.sync += taken.eq(self.expire_valid & self.expire_taken)
         m.d.comb += [
             late.eq(self.now - next_sweep),
             self.expire_tag.eq(index),
@@ -199,10 +201,7 @@ class TagTable(wiring.Component):
             with m.State("SWEEP"):
                 m.d.comb += self.busy.eq(1)
                 with m.If(is_waiting & is_aged):
-                    m.d.comb += [
-                        self.expire_valid.eq(1),
-                        step.eq(self.expire_taken),
-                    ]
+                    m.d.comb += [self.expire_valid.eq(~taken), step.eq(taken)]
                 with m.Elif(is_quarantined & is_aged):
                     m.d.comb += [
                         release.eq(~self.retire_valid),
