@@ -6,6 +6,7 @@ from cocotb.triggers import RisingEdge
 from cocotb_tests.streams import pack
 from hdl.array.interface import Level, geometry, volume
 from hdl.config import MAX_DRIVES
+from hdl.nvme.interface import ROUNDS
 from sim.golden.layout import LEAST_DRIVES, MIRRORED, PARITIES, Layout
 
 STRIP_SHIFTS = 9
@@ -26,6 +27,15 @@ class Table:
         while True:
             await RisingEdge(self._clock)
             self._data.value = self.entries.get(int(self._address.value), 0)
+
+
+def random_recovery(generator, *, copies: int) -> dict[str, int]:
+    """What may have been tried before of a block with so many copies."""
+    return {
+        "again": 1,
+        "tried": generator.randint(0, ROUNDS * copies),
+        "copy": generator.randrange(copies),
+    }
 
 
 def random_layout(generator, *, drives: int = MAX_DRIVES) -> Layout:

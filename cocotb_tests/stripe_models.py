@@ -245,7 +245,8 @@ class DrivesModel:
 
     ``blocks`` is what is stored; ``unreadable`` blocks give MEDIUM_ERROR until written; ``aborts``,
     ``write_errors``: chance of ABORTED, and of MEDIUM_ERROR on a write to a port that
-    ``may_fail`` allows. Ports in ``gone`` answer GONE.
+    ``may_fail`` allows. ``unreached``: chance that an operation that was not sent alone ends with
+    UNREACHED; the next one for that block must be alone. Ports in ``gone`` answer GONE.
     """
 
     def __init__(
@@ -257,6 +258,8 @@ class DrivesModel:
         self.unreadable: set[tuple[int, int]] = set()
         self.gone: set[int] = set()
         self.aborts = 0.0
+        self.unreached = 0.0
+        self.left_alone: set[tuple[int, int]] = set()
         self.write_errors = 0.0
         self.may_fail = lambda port: False
         self.counts: Counter = Counter()
@@ -286,6 +289,12 @@ class DrivesModel:
         status = DriveStatus.GOOD
         if one.port in self.gone:
             status = DriveStatus.GONE
+        elif key in self.left_alone and not one.alone:
+            raise AssertionError(f"{key} was not reached, and is not asked alone")
+        elif not one.alone and self._random.random() < self.unreached:
+            status = DriveStatus.UNREACHED
+            if one.opcode == Opcode.WRITE and self._random.random() < 0.5:
+                self.blocks[key] = self.lines.read(one.line)
         elif self._random.random() < self.aborts:
             status = DriveStatus.ABORTED
         elif one.opcode == Opcode.READ:
@@ -301,6 +310,10 @@ class DrivesModel:
                 self.unreadable.discard(key)
         if one.opcode == Opcode.WRITE:
             self.lines.read(one.line)
+        if status == DriveStatus.UNREACHED:
+            self.left_alone.add(key)
+        else:
+            self.left_alone.discard(key)
         self.outstanding -= 1
         self._finished.send(
             port=one.port,

@@ -3,27 +3,29 @@
 import os
 import random
 from collections import Counter
+from itertools import pairwise
 
 import cocotb
 import pytest
 from cocotb.triggers import RisingEdge
 
-from cocotb_tests.array_models import Table, pack_geometry, random_layout
+from cocotb_tests.array_models import Table, pack_geometry, random_layout, random_recovery
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
 from hdl.array.interface import expected, extent, member_address
 from hdl.config import DATA_OFFSET_BLOCKS, MAX_DRIVES, Config, small
 from hdl.drive.interface import Opcode, Owner, operation
-from hdl.nvme.interface import HostOpcode, Status, completion
-from hdl.stripe.dispatch import Dispatch
+from hdl.nvme.interface import ROUNDS, HostOpcode, Status, completion
+from hdl.stripe.dispatch import FOLLOW_BITS, RUN_BLOCKS, Dispatch
 from hdl.stripe.interface import committed
 from sim.golden.layout import Layout
 
-CONFIGS = {"board": Config(), "small": small()}
+CONFIGS = {"board": Config(ports=MAX_DRIVES), "small": small()}
 BATCHES = 30
 COMMANDS = 12
 ROWS = 1 << 24
-READ_CYCLES = 8
+READ_CYCLES = 13
+DRIVE_CYCLES = 60
 
 
 def preferred_copy(layout: Layout, stripe: int, index: int) -> int:
@@ -41,10 +43,13 @@ class Bench:
         self.generator = generator
         self.geometries = Table(dut, "geometry_read")
         self.members = Table(dut, "member_read")
+        self.loads = Table(dut, "load_read")
+        self.follows: Counter[int] = Counter()
         self.extents = StreamSource(dut, "extent", layout=extent(config))
         self.expected: dict[str, list[dict]] = {}
         self.sinks = {}
         self.used: Counter[int] = Counter()
+        self.order: list[int] = []
         for name, layout in (
             ("operation", operation(config)),
             ("gather", extent(config)),
@@ -69,6 +74,7 @@ class Bench:
             assert seen[field] == value, f"{name}.{field}: {seen[field]}, expected {value}\n{seen}"
         if name == "operation":
             self.used[seen.port] += 1
+            self.order.append(seen.port)
             if seen.opcode == Opcode.FLUSH:
                 self.announced -= 1
                 assert self.announced >= 0, "a flush came before its count was taken"
@@ -80,7 +86,9 @@ class Bench:
         self.geometries.entries.clear()
         self.members.entries.clear()
         for array in range(config.arrays):
-            layout = layouts[array % len(layouts)] if layouts else random_layout(generator)
+            layout = random_layout(generator, drives=config.ports)
+            if layouts:
+                layout = layouts[array % len(layouts)]
             ports = generator.sample(range(MAX_DRIVES), layout.drives)
             self.layouts[array], self.ports[array] = layout, ports
             self.geometries.entries[array] = pack_geometry(config, layout, ROWS)
@@ -125,24 +133,45 @@ class Bench:
         """What a read extent must give; ``block`` is the array block it begins with."""
         layout, ports = self.layouts[array], self.ports[array]
         places = layout.copies_of(block)
-        if layout.copies > 1:
+        recover = piece["recover"]
+        tried, again = recover["tried"], recover["again"]
+        copies = len(places)
+        live = {copy for copy in range(copies) if self.live(ports[places[copy].position])}
+
+        def weight(copy: int) -> int:
+            """Blocks that the port of a copy has to do; less where it would read on."""
+            port, begin = ports[places[copy].position], DATA_OFFSET_BLOCKS + places[copy].row
+            reads_on = self.follows[port] == begin % (1 << FOLLOW_BITS)
+            return self.loads.entries.get(port, 0) + (0 if reads_on else RUN_BLOCKS)
+
+        chosen = None
+        if copies > 1 and not tried:
             first = preferred_copy(layout, piece["row"] // layout.strip_blocks, piece["index"])
-            order = [(first + step) % layout.copies for step in range(layout.copies)]
-            if piece["recover"]:
-                order.reverse()
-            places = [places[copy] for copy in order]
-        candidates = [place for place in places if self.live(ports[place.position])]
-        if layout.parities and (piece["recover"] or not candidates):
+            order = [(first + step) % copies for step in range(copies)]
+            chosen = min((copy for copy in order if copy in live), key=weight, default=None)
+        elif not layout.parities:
+            copy = (recover["copy"] + 1) % copies
+            while tried < ROUNDS * copies and chosen is None:
+                if copy in live:
+                    chosen = copy
+                else:
+                    tried, copy = tried + 1, (copy + 1) % copies
+        elif live and not tried:
+            chosen = 0
+        if layout.parities and chosen is None:
             self.expected["gather"].append(piece)
-        elif candidates:
-            place = candidates[0]
+        elif chosen is not None:
+            place = places[chosen]
+            port, begin = ports[place.position], DATA_OFFSET_BLOCKS + place.row
+            self.follows[port] = (begin + piece["blocks"] + 1) % (1 << FOLLOW_BITS)
             self.expected["operation"].append(
                 {
-                    "port": ports[place.position],
+                    "port": port,
                     "opcode": Opcode.READ,
                     "fua": piece["fua"],
-                    "recover": piece["recover"],
-                    "block": DATA_OFFSET_BLOCKS + place.row,
+                    "recover": {"again": again, "tried": tried, "copy": chosen},
+                    "alone": again,
+                    "block": begin,
                     "blocks": piece["blocks"],
                     "owner": Owner.COMMAND,
                     "index": fields["slot"],
@@ -173,7 +202,9 @@ class Bench:
             return
         count = generator.choice((1, generator.randint(1, config.transfer_blocks)))
         block = generator.randrange(layout.blocks(ROWS) - count)
-        recover = int(opcode == HostOpcode.READ and generator.random() < 0.3)
+        recover = {"again": 0, "tried": 0, "copy": 0}
+        if opcode == HostOpcode.READ and generator.random() < 0.3:
+            recover = random_recovery(generator, copies=layout.copies)
         fua = generator.getrandbits(1)
         for found in layout.extents(block, count, write=opcode == HostOpcode.WRITE):
             piece = {
@@ -224,32 +255,75 @@ async def sends_every_extent_where_it_belongs(dut):
         for sink in bench.sinks.values():
             sink.active = generator.choice((1.0, 1.0, 0.3))
         bench.extents.active = generator.choice((1.0, 0.2))
+        config = bench.config
+        most = generator.choice((0, 1, 40, config.operations * config.transfer_blocks))
+        bench.loads.entries = {
+            port: generator.randint(0, most)
+            for port in range(MAX_DRIVES)
+        }
         for _ in range(COMMANDS):
             bench.request()
         await bench.settled()
 
 
-@cocotb.test(timeout_time=1, timeout_unit="ms")
-async def spreads_reads_over_mirrors(dut):
-    """Consecutive strips of a RAID 10 keep every drive equally busy; and the rate."""
+async def mirrored_reads(dut, layout: Layout, blocks: list[int]) -> tuple[Bench, float]:
+    """Reads of one block each, by drives that take `DRIVE_CYCLES` for each; cycles a read."""
     config = CONFIGS[os.environ["CONFIG"]]
     bench = Bench(dut, config, random.Random(1))
     await start(dut)
-    layout = Layout("RAID10", 4, 1)
     bench.rebuild([layout])
-    strips = 64
-    for block in range(strips):
+    for block in blocks:
         base, shift, index, row = layout.key(block)
         piece = {"base": base, "shift": shift, "index": index, "row": row}
         bench.extents.send(opcode=HostOpcode.READ, **piece)
         bench.expected["operation"].append({"opcode": Opcode.READ})
+    done: Counter[int] = Counter()
+
+    async def drive(port: int) -> None:
+        while True:
+            bench.loads.entries[port] = bench.used[port] - done[port]
+            await RisingEdge(dut.clk)
+            if bench.used[port] > done[port]:
+                for _ in range(DRIVE_CYCLES):
+                    bench.loads.entries[port] = bench.used[port] - done[port]
+                    await RisingEdge(dut.clk)
+                done[port] += 1
+
+    for port in bench.ports[0]:
+        cocotb.start_soon(drive(port))
     cycles = await wait_until(
-        dut, lambda: bench.sinks["operation"].received == strips, cycles=10_000, what="reads"
+        dut, lambda: bench.sinks["operation"].received == len(blocks), cycles=20_000, what="reads"
     )
-    dut._log.info("%.1f cycles a direct read", cycles / strips)
-    assert cycles <= READ_CYCLES * strips
-    assert set(bench.used.values()) == {strips // 4}
     await bench.settled()
+    return bench, cycles / len(blocks)
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def reads_ahead_on_every_mirror(dut):
+    """A sequential stream keeps every drive of a RAID 10 busy, in long runs; and the rate."""
+    layout = Layout("RAID10", 4, 2)
+    bench, cycles = await mirrored_reads(dut, layout, list(range(600)))
+    dut._log.info("%.1f cycles a mirrored read", cycles)
+    assert cycles <= READ_CYCLES
+    assert len(bench.used) == 4 and min(bench.used.values()) >= 600 // 4 // 2, bench.used
+    pairs = [bench.ports[0][:2], bench.ports[0][2:]]
+    for pair in pairs:
+        order = [port for port in bench.order if port in pair]
+        turns = sum(one != other for one, other in pairwise(order))
+        assert turns <= len(order) / 16, f"{turns} changes of drive in {len(order)} reads"
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def random_reads_go_to_the_less_busy_drive(dut):
+    """A pair does its random reads evenly at every moment."""
+    layout = Layout("RAID1", 2, 4)
+    generator = random.Random(2)
+    blocks = [generator.randrange(layout.blocks(ROWS)) for _ in range(200)]
+    bench, _ = await mirrored_reads(dut, layout, blocks)
+    one, _ = bench.ports[0]
+    for end in range(20, len(bench.order)):
+        share = bench.order[:end].count(one)
+        assert abs(2 * share - end) <= 4, f"{share} of the first {end} reads at one drive"
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -260,6 +334,18 @@ def test_dispatch(config):
         module=__name__,
         parameters={"CONFIG": config},
     )
+
+
+class IgnoresLoads(Dispatch):
+    """Planted bug: every port seems idle."""
+
+    def elaborate(self, platform):
+        idle = self.load_read.data
+        self.load_read.data = type(idle)(len(idle), name="ignored")
+        try:
+            return super().elaborate(platform)
+        finally:
+            self.load_read.data = idle
 
 
 class IgnoresFailures(Dispatch):
@@ -283,6 +369,26 @@ def test_planted_bugs_are_found(monkeypatch):
             testcase="sends_every_extent_where_it_belongs",
             parameters={"CONFIG": "board"},
         )
+    for testcase in ("reads_ahead_on_every_mirror", "random_reads_go_to_the_less_busy_drive"):
+        with pytest.raises(SimulationError, match=testcase):
+            simulate(
+                IgnoresLoads(config=CONFIGS["small"]),
+                name="dispatch_ignores_loads",
+                module=__name__,
+                testcase=testcase,
+                parameters={"CONFIG": "small"},
+            )
+    with monkeypatch.context() as patch:
+        # Half of the copies are never asked again.
+        patch.setattr("hdl.stripe.dispatch.ROUNDS", 1)
+        with pytest.raises(SimulationError, match="sends_every_extent"):
+            simulate(
+                Dispatch(config=CONFIGS["board"]),
+                name="dispatch_gives_up_early",
+                module=__name__,
+                testcase="sends_every_extent_where_it_belongs",
+                parameters={"CONFIG": "board"},
+            )
     monkeypatch.setattr("hdl.stripe.dispatch.DATA_OFFSET_BLOCKS", 0)
     with pytest.raises(SimulationError, match="sends_every_extent"):
         simulate(

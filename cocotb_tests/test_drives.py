@@ -1,9 +1,6 @@
 """`hdl.drive.drives.Drives` against drive models, a model of the line store, and a scoreboard."""
 
 import os
-import random
-from collections import deque
-from dataclasses import dataclass, field
 
 import cocotb
 import pytest
@@ -12,407 +9,18 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import connect, flipped
 from cocotb.triggers import RisingEdge
 
-from cocotb_tests.drive_model import IDEAL, RANDOM, DriveModel, Timing
+from cocotb_tests.drive_model import IDEAL, RANDOM, Timing
+from cocotb_tests.drives_bench import Bench, environment, run_traffic, sizes
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, start, unpack, wait_until
-from hdl.config import BLOCK_BYTES, Config
+from cocotb_tests.streams import start, wait_until
+from hdl.config import Config
 from hdl.drive.drives import Drives
 from hdl.drive.interface import (
     MERGE_BLOCKS,
     DriveStatus,
     Opcode,
     Owner,
-    finished,
-    landed,
-    operation,
 )
-from hdl.memory.interface import write_beat
-from hdl.memory.store import READ_LATENCY
-
-
-def sizes(ports: int, width: int = 256) -> Config:
-    """Few operations and tags, so that both run out."""
-    return Config(
-        data_width=width,
-        ports=ports,
-        lines=256,
-        commands=128,
-        rows=128,
-        transfer_blocks=8,
-        operations=128,
-        drive_tags=8,
-    )
-
-
-class StoreModel:
-    """Lines as bytes, behind the ports that `Drives` sees; ``stall`` is a chance per cycle."""
-
-    def __init__(self, dut, config: Config, *, stall: float, seed: int):
-        self.config = config
-        self.lines = [bytes(BLOCK_BYTES)] * config.lines
-        self.beats: dict[int, list[int]] = {}
-        self.moved = [0, 0, 0, 0]
-        self.last_write_cycle = 0
-        self.writable: set[int] = set()
-        self.readable: set[int] = set()
-        self.stall = stall
-        self.cycle = 0
-        self._random = random.Random(f"{seed}/store")
-        self._dut = dut
-        cocotb.start_soon(self._run())
-
-    def fill(self, line: int, content: bytes) -> None:
-        """Sets the contents of a line."""
-        size = self.config.beat_bytes
-        self.beats[line] = [
-            int.from_bytes(content[n * size : (n + 1) * size], "little")
-            for n in range(self.config.beats)
-        ]
-
-    def content(self, line: int) -> bytes:
-        """The contents of a line."""
-        return b"".join(
-            beat.to_bytes(self.config.beat_bytes, "little") for beat in self.beats[line]
-        )
-
-    async def _run(self) -> None:
-        dut, count = self._dut, self.config.beats
-        layout = write_beat(self.config)
-        reads = [
-            [
-                getattr(dut, f"line_read__{path}__{part}")
-                for part in (
-                    "request__valid",
-                    "request__ready",
-                    "request__payload",
-                    "response_valid",
-                    "response",
-                )
-            ]
-            for path in range(2)
-        ]
-        writes = [
-            [getattr(dut, f"line_write__{path}__{part}") for part in ("valid", "ready", "payload")]
-            for path in range(2)
-        ]
-        answers = [deque([None] * (READ_LATENCY - 1)) for _ in range(2)]
-        while True:
-            ready = [self._random.random() >= self.stall for _ in range(4)]
-            for path in range(2):
-                reads[path][1].value = int(ready[path])
-                writes[path][1].value = int(ready[2 + path])
-            await RisingEdge(dut.clk)
-            self.cycle += 1
-            for path in range(2):
-                taken = None
-                if ready[path] and int(reads[path][0].value):
-                    line, beat = divmod(int(reads[path][2].value), count)
-                    assert line in self.readable, f"line {line} is read but not being written out"
-                    taken = self.beats[line][beat]
-                    self.moved[path] += 1
-                answers[path].append(taken)
-                answer = answers[path].popleft()
-                reads[path][3].value = int(answer is not None)
-                if answer is not None:
-                    reads[path][4].value = answer
-                if ready[2 + path] and int(writes[path][0].value):
-                    beat = unpack(layout, int(writes[path][2].value))
-                    line, place = divmod(beat.address, count)
-                    assert line in self.writable, f"line {line} is written without an owner"
-                    assert beat.mask == (1 << self.config.beat_dwords) - 1, "partial beat"
-                    self.beats.setdefault(line, [0] * count)[place] = beat.data
-                    self.moved[2 + path] += 1
-                    self.last_write_cycle = self.cycle
-
-
-@dataclass(kw_only=True)
-class Pending:
-    """An operation that has been sent."""
-
-    port: int
-    opcode: Opcode
-    owner: Owner
-    recover: int
-    block: int
-    blocks: int
-    place: int
-    line: int | None
-    content: bytes | None = field(repr=False)
-    open: set[int]
-
-
-class Bench:
-    """Owns the models and the scoreboard. `submit` sends operations, `settle` checks the end."""
-
-    def __init__(
-        self,
-        dut,
-        config: Config,
-        *,
-        seed: int,
-        timing: Timing,
-        active: float = 1.0,
-        stall: float = 0.0,
-        unreported: bool = False,
-    ):
-        self.dut = dut
-        self.config = config
-        self.random = random.Random(f"{seed}/bench")
-        self.store = StoreModel(dut, config, stall=stall, seed=seed)
-        self.drives = [
-            DriveModel(dut, port, config=config, timing=timing, seed=seed)
-            for port in range(config.ports)
-        ]
-        self.operations = StreamSource(dut, "operation", layout=operation(config), active=active)
-        self.finished = StreamSink(
-            dut, "finished", layout=finished(config), active=active, callback=self._on_finished
-        )
-        self.landed = StreamSink(
-            dut, "landed", layout=landed(config), active=active, callback=self._on_landed
-        )
-        self.free = set(range(config.lines))
-        self.lent: set[int] = set()
-        self.pending: dict[tuple[Owner, int], Pending] = {}
-        self.indices = {
-            Owner.ROW: deque(range(config.rows)),
-            Owner.COMMAND: deque(range(config.commands)),
-        }
-        self.in_use: list[set[int]] = [set() for _ in range(config.ports)]
-        self.statuses: dict[DriveStatus, int] = dict.fromkeys(DriveStatus, 0)
-        self.landed_blocks = 0
-        self.last_landed_cycle = 0
-        self.done = 0
-        self.lines_offered = True
-        self.may_fail: set[int] = set()
-        dut.failed.value = 0
-        dut.allocate__valid.value = 0
-        cocotb.start_soon(self._lend())
-
-    async def _lend(self) -> None:
-        valid, ready = self.dut.allocate__valid, self.dut.allocate__ready
-        offered = None
-        while True:
-            if offered is None and self.lines_offered and self.free:
-                offered = self.random.choice(sorted(self.free)[:4])
-                self.free.discard(offered)
-                self.dut.allocate__payload.value = offered
-            valid.value = int(offered is not None)
-            await RisingEdge(self.dut.clk)
-            if offered is not None and int(ready.value):
-                self.lent.add(offered)
-                self.store.writable.add(offered)
-                offered = None
-            elif offered is not None and not self.lines_offered:
-                continue
-            self._offered = offered
-
-    def submit(
-        self,
-        *,
-        port: int,
-        opcode: Opcode,
-        owner: Owner,
-        block: int = 0,
-        blocks: int = 1,
-        place: int = 0,
-        more: int = 0,
-        fua: int = 0,
-    ) -> bool:
-        """Sends an operation unless its blocks, an index or a line are in use."""
-        span = set(range(block, block + blocks)) if opcode is not Opcode.FLUSH else set()
-        if span & self.in_use[port] or not self.indices[owner]:
-            return False
-        line = content = None
-        if owner is Owner.ROW and opcode is not Opcode.FLUSH:
-            if not self.free:
-                return False
-            line = self.free.pop()
-            if opcode is Opcode.WRITE:
-                content = self.random.randbytes(BLOCK_BYTES)
-                self.store.fill(line, content)
-                self.store.readable.add(line)
-            else:
-                self.store.fill(line, bytes(BLOCK_BYTES))
-                self.store.writable.add(line)
-        index = self.indices[owner].popleft()
-        recover = self.random.getrandbits(1)
-        self.in_use[port] |= span
-        is_read_command = owner is Owner.COMMAND and opcode is Opcode.READ
-        self.pending[owner, index] = Pending(
-            port=port,
-            opcode=opcode,
-            owner=owner,
-            recover=recover,
-            block=block,
-            blocks=blocks,
-            place=place,
-            line=line,
-            content=content,
-            open=set(range(place, place + blocks)) if is_read_command else {place},
-        )
-        self.operations.send(
-            port=port,
-            opcode=opcode,
-            fua=fua,
-            recover=recover,
-            more=more,
-            block=block,
-            blocks=blocks - 1,
-            owner=owner,
-            index=index,
-            place=place,
-            line=line or 0,
-        )
-        return True
-
-    def _close(self, owner: Owner, index: int, place: int) -> Pending:
-        """One expected answer of a pending operation has come."""
-        pending = self.pending.get((owner, index))
-        assert pending is not None, f"answer for {owner.name} {index}, which is not pending"
-        assert place in pending.open, f"answer for place {place}, not one of {pending.open}"
-        pending.open.discard(place)
-        if not pending.open:
-            del self.pending[owner, index]
-            self.indices[owner].append(index)
-            if pending.opcode is not Opcode.FLUSH:
-                self.in_use[pending.port] -= set(
-                    range(pending.block, pending.block + pending.blocks)
-                )
-            if pending.line is not None:
-                self.store.readable.discard(pending.line)
-                self.store.writable.discard(pending.line)
-                self.free.add(pending.line)
-        self.done += 1
-        return pending
-
-    def _on_finished(self, payload) -> None:
-        owner = payload.owner
-        pending = self._close(owner, payload.index, payload.place)
-        assert payload.port == pending.port, "wrong port"
-        assert payload.opcode is pending.opcode, "wrong opcode"
-        assert payload.recover == pending.recover, "recover not echoed"
-        status = payload.status
-        self.statuses[status] += 1
-        drive = self.drives[pending.port]
-        if status is not DriveStatus.GOOD:
-            assert pending.port in self.may_fail, f"unexpected {status} at port {pending.port}"
-            return
-        assert owner is Owner.ROW or pending.opcode is Opcode.FLUSH, "GOOD block not landed"
-        if pending.opcode is Opcode.WRITE:
-            assert drive.read_block(pending.block) == pending.content, "wrong data on the drive"
-        elif pending.opcode is Opcode.READ:
-            assert pending.line is not None
-            content = self.store.content(pending.line)
-            assert content == drive.read_block(pending.block), "wrong data in the line"
-
-    def _on_landed(self, payload) -> None:
-        pending = self._close(Owner.COMMAND, payload.slot, payload.offset)
-        assert pending.opcode is Opcode.READ
-        assert payload.line in self.lent, f"line {payload.line} was not lent"
-        block = pending.block + payload.offset - pending.place
-        expected = self.drives[pending.port].read_block(block)
-        assert self.store.content(payload.line) == expected, f"wrong data of block {block}"
-        self.lent.discard(payload.line)
-        self.store.writable.discard(payload.line)
-        self.free.add(payload.line)
-        self.landed_blocks += 1
-        self.last_landed_cycle = self.store.cycle
-
-    async def drain(self, *, cycles: int = 200_000) -> None:
-        """Returns when every operation has been answered."""
-        try:
-            await wait_until(self.dut, self._rests, cycles=cycles, what="drain")
-        except AssertionError as error:
-            stuck = [str(pending) for pending in list(self.pending.values())[:5]]
-            inside = [f"drive {d.index}: {d.state()}" for d in self.drives if not d.idle]
-            raise AssertionError("\n".join([str(error), *stuck, *inside])) from None
-
-    def _rests(self) -> bool:
-        return (
-            not self.pending and self.operations.idle and all(drive.idle for drive in self.drives)
-        )
-
-    async def settle(self, *, cycles: int = 200_000) -> None:
-        """Everything is answered, and no operation, tag, or line is left anywhere."""
-        await self.drain(cycles=cycles)
-        for _ in range(20):
-            await RisingEdge(self.dut.clk)
-        assert not int(self.dut.busy.value), "busy at rest"
-        assert all(drive.idle for drive in self.drives), "a drive still has a command"
-        cut = sum(drive.counts.cut for drive in self.drives)
-        assert len(self.lent) <= min(cut, self.config.ports), f"lines leaked: {self.lent}"
-        # As many operations and commands as there can be, at once: nothing has been lost.
-        for drive in self.drives:
-            drive.bad_reads.clear()
-            drive.bad_writes.clear()
-        per_port = self.config.operations // self.config.ports
-        for port in range(self.config.ports):
-            for n in range(per_port):
-                owner = Owner.ROW if n % 2 else Owner.COMMAND
-                self.submit(port=port, opcode=Opcode.FLUSH, owner=owner, place=n % 64)
-        self.may_fail = set()
-        await self.drain(cycles=cycles)
-
-
-def traffic(bench: Bench, count: int):
-    """Random operations, in runs that can be merged; yields after each."""
-    chooser = bench.random
-    ports = bench.config.ports
-    while count > 0:
-        port = chooser.randrange(ports)
-        kind = chooser.random()
-        block = chooser.randrange(4000)
-        if kind < 0.05:
-            owner = chooser.choice(list(Owner))
-            count -= bench.submit(
-                port=port, opcode=Opcode.FLUSH, owner=owner, place=chooser.randrange(64)
-            )
-        elif kind < 0.4:
-            blocks = chooser.choice((1, 1, 2, 5, bench.config.transfer_blocks))
-            place = chooser.randrange(bench.config.transfer_blocks - blocks + 1)
-            count -= bench.submit(
-                port=port,
-                opcode=Opcode.READ,
-                owner=Owner.COMMAND,
-                block=block,
-                blocks=blocks,
-                place=place,
-            )
-        else:
-            opcode = Opcode.WRITE if kind < 0.75 else Opcode.READ
-            length = chooser.choice((1, 2, 3, 10, 70))
-            fua = chooser.getrandbits(1)
-            for n in range(length):
-                count -= bench.submit(
-                    port=port,
-                    opcode=opcode,
-                    owner=Owner.ROW,
-                    block=block + n,
-                    place=chooser.randrange(64),
-                    more=int(n + 1 < length),
-                    fua=fua,
-                )
-                yield
-        yield
-
-
-def environment() -> tuple[Config, int]:
-    """Configuration and seed of this simulation."""
-    seed = int(os.environ["SEED"])
-    print(f"SEED={seed}")
-    return sizes(int(os.environ["PORTS"]), int(os.environ.get("WIDTH", "256"))), seed
-
-
-async def run_traffic(bench: Bench, count: int) -> None:
-    """Keeps the controller full of random operations."""
-    for _ in traffic(bench, count):
-        while bench.operations.waiting > 20 or len(bench.free) < 8:
-            await RisingEdge(bench.dut.clk)
-        if bench.random.random() < 0.02:
-            for _ in range(bench.random.randrange(200)):
-                await RisingEdge(bench.dut.clk)
-        if not bench.indices[Owner.ROW] or not bench.indices[Owner.COMMAND]:
-            await RisingEdge(bench.dut.clk)
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
@@ -536,6 +144,36 @@ async def merging(dut):
     assert (205, 3) in blocks and (208, 1) in blocks, blocks
 
 
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def one_block_is_blamed(dut):
+    """Of commands that fail, the bad blocks have their status, all others their data."""
+    config, seed = environment()
+    bench = Bench(dut, config, seed=seed, timing=Timing(latency=(900, 900)))
+    await start(dut)
+    bench.may_fail = {0}
+    drive = bench.drives[0]
+    bad = {Opcode.READ: {102, 103, 107, 112}, Opcode.WRITE: {200, 205}}
+    drive.bad_reads, drive.bad_writes = set(bad[Opcode.READ]), set(bad[Opcode.WRITE])
+    for opcode, first in ((Opcode.READ, 100), (Opcode.WRITE, 200)):
+        bench.submit(port=0, opcode=Opcode.READ, owner=Owner.ROW, block=3000)
+        for n in range(10):
+            bench.submit(
+                port=0, opcode=opcode, owner=Owner.ROW, block=first + n, place=n, more=1
+            )
+        if opcode is Opcode.READ:
+            bench.submit(port=0, opcode=opcode, owner=Owner.COMMAND, block=110, blocks=5, place=2)
+        bench.statuses = dict.fromkeys(DriveStatus, 0)
+        await bench.drain()
+        assert drive.counts.longest >= 10, "nothing was merged"
+        blamed = [block for kind, block in bench.blamed if kind is opcode]
+        assert sorted(blamed) == sorted(bad[opcode])
+        # Of a read, what came before the first bad block is good at once.
+        unreached = 15 - 3 if opcode is Opcode.READ else 10
+        assert bench.statuses[DriveStatus.UNREACHED] == unreached, bench.statuses
+    assert bench.landed_blocks == 4
+    await bench.settle()
+
+
 async def rate(dut, config, seed, *, ports, reads: bool, blocks: int) -> float:
     """Beats a cycle and path with ideal drives at ``ports``, in the middle of the run."""
     bench = Bench(dut, config, seed=seed, timing=IDEAL)
@@ -653,6 +291,11 @@ class Faulty(wiring.Component):
         elif fault == "leaked line":
             with m.If(landing == 40):
                 m.d.comb += [self.allocate.ready.eq(1), inner.allocate.valid.eq(0)]
+        elif fault == "blames neighbours":
+            with m.If(inner.finished.payload.status == DriveStatus.UNREACHED):
+                m.d.comb += self.finished.payload.status.eq(DriveStatus.MEDIUM_ERROR)
+        elif fault == "merges what is alone":
+            m.d.comb += inner.operation.payload.alone.eq(0)
         elif fault == "tag":
             with m.If(fortieth):
                 m.d.comb += self.drives[0].command.payload.tag.eq(0)
@@ -670,6 +313,7 @@ FAULTS = (
     "leaked line",
     "tag",
 )
+FAULTS_OF_ERRORS = ("blames neighbours", "merges what is alone")
 
 
 def run(ports: int, testcase: str, **more: str) -> None:
@@ -700,7 +344,9 @@ def test_odd_ports_narrow():
     )
 
 
-@pytest.mark.parametrize("testcase", ["failed_port", "without_lines", "merging", "latencies"])
+@pytest.mark.parametrize(
+    "testcase", ["failed_port", "without_lines", "merging", "one_block_is_blamed", "latencies"]
+)
 def test_directed(testcase):
     run(4, testcase)
 
@@ -711,13 +357,13 @@ def test_rates(ports, kind):
     run(ports, "rates", RATE=kind)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", FAULTS + FAULTS_OF_ERRORS)
 def test_faults_are_caught(fault):
     with pytest.raises(SimulationError):
         simulate(
             Faulty(config=sizes(4), fault=fault),
             name=f"drives_{fault.replace(' ', '_')}",
             module=__name__,
-            testcase="random_traffic",
+            testcase="errors" if fault in FAULTS_OF_ERRORS else "random_traffic",
             parameters={"PORTS": "4"},
         )

@@ -14,8 +14,9 @@ from cocotb_tests.stripe_models import BLOCK, Allocator, ArrayModel, Lines, Tabl
 from hdl.array.interface import extent
 from hdl.config import Config
 from hdl.nvme.interface import HostOpcode, Status, fetched, transfer
-from hdl.stripe.gather import NEVER, Gather
+from hdl.stripe.gather import Gather
 from hdl.stripe.interface import RowKind, committed, row_state, strip_state
+from hdl.stripe.patience import NEVER
 
 CONFIG = Config(
     data_width=64, ports=8, lines=64, banks=4, commands=32, rows=16, operations=64, arrays=2

@@ -8,7 +8,13 @@ import pytest
 from amaranth.hdl import Module
 from cocotb.triggers import RisingEdge
 
-from cocotb_tests.array_models import Table, pack_geometry, pack_volume, random_layout
+from cocotb_tests.array_models import (
+    Table,
+    pack_geometry,
+    pack_volume,
+    random_layout,
+    random_recovery,
+)
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
 from hdl.array.interface import extent
@@ -83,7 +89,7 @@ class Bench:
             "slot": generator.randrange(config.commands),
             "opcode": opcode,
             "fua": generator.getrandbits(1),
-            "recover": generator.getrandbits(1),
+            "recover": random_recovery(generator, copies=config.ports),
         }
         odd = generator.random()
         volume = generator.choice(list(self.ranges))

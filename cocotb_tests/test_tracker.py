@@ -14,13 +14,14 @@ from hdl.array.interface import expected
 from hdl.array.tracker import Tracker
 from hdl.config import Config, small
 from hdl.drive.interface import DriveStatus, Opcode, Owner, finished
-from hdl.nvme.interface import HostOpcode, Status, command, completion, delivered
+from hdl.nvme.interface import ROUNDS, HostOpcode, Status, command, completion, delivered
 from hdl.stripe.interface import committed
 
 CONFIGS = {"board": Config(), "small": small()}
 COMMANDS = 400
 EVENT_CYCLES = 6
 BAD_DRIVE = (DriveStatus.MEDIUM_ERROR, DriveStatus.ABORTED, DriveStatus.GONE)
+FIRST = {"again": 0, "tried": 0, "copy": 0}
 EVENTS = {
     "host_command": command,
     "rejected": completion,
@@ -41,7 +42,7 @@ class Slot:
     due: int
     status: Status = Status.SUCCESS
     tolerant: bool = False
-    retries: set[int] = field(default_factory=set)
+    retries: dict[int, dict[str, int]] = field(default_factory=dict)
     mapped: bool = False
 
     def end(self, status: Status) -> None:
@@ -125,11 +126,10 @@ class Bench:
 
     def _on_read_failed(self, event: Fields) -> None:
         slot = self.slots[event.index]
-        if event.recover and event.status != DriveStatus.GONE:
-            slot.end(Status.UNRECOVERED_READ)
-        else:
-            assert event.place not in slot.retries
-            slot.retries.add(event.place)
+        assert event.place not in slot.retries
+        reached = event.status != DriveStatus.UNREACHED
+        tried = event.recover["tried"] + reached
+        slot.retries[event.place] = event.recover | {"again": 1, "tried": tried}
 
     def _on_committed(self, event: Fields) -> None:
         self.slots[event.slot].end(event.status)
@@ -142,9 +142,10 @@ class Bench:
 
     def _take_command(self, seen) -> None:
         slot = self.slots[seen.slot]
-        if seen.recover:
+        if seen.recover.again:
             assert seen.offset in slot.retries, f"nobody asked to retry {seen}"
-            slot.retries.remove(seen.offset)
+            wanted = slot.retries.pop(seen.offset)
+            assert seen.recover == wanted, f"{seen.recover}, not {wanted}"
             assert seen.opcode == HostOpcode.READ and seen.blocks == 0
             assert seen.volume == slot.fields.volume
             assert seen.block == slot.fields.block + seen.offset
@@ -154,7 +155,7 @@ class Bench:
                     ("rejected", {"slot": seen.slot, "status": Status.INVALID_NAMESPACE})
                 )
             else:
-                self._read_block(seen.slot, seen.offset, recover=1)
+                self._read_block(seen.slot, seen.offset, recover=dict(seen.recover))
             return
         for name, value in slot.fields.items():
             assert seen[name] == value, f"{name} of {seen} should be {value}"
@@ -173,14 +174,14 @@ class Bench:
             return
         for offset in range(seen.blocks + 1):
             if seen.opcode == HostOpcode.READ:
-                self._read_block(seen.slot, offset, recover=0)
+                self._read_block(seen.slot, offset, recover=FIRST)
             else:
                 status = Status.SUCCESS
                 if self.generator.random() < self.trouble / 4:
                     status = self.generator.choice((Status.WRITE_FAULT, Status.DATA_TRANSFER_ERROR))
                 self.unsent.append(("committed", {"slot": seen.slot, "status": status}))
 
-    def _read_block(self, slot: int, offset: int, recover: int) -> None:
+    def _read_block(self, slot: int, offset: int, recover: dict[str, int]) -> None:
         if self.generator.random() >= self.trouble:
             self.unsent.append(
                 (
@@ -194,9 +195,9 @@ class Bench:
             )
             return
         choice = self.generator.randrange(4)
-        if choice == 0:
+        if choice == 0 or recover["tried"] == ROUNDS * self.config.ports:
             self.unsent.append(("committed", {"slot": slot, "status": Status.UNRECOVERED_READ}))
-        elif choice == 1 and recover:
+        elif choice == 1 and recover["tried"]:
             self.unsent.append(
                 ("recover_failed", {"slot": slot, "status": Status.UNRECOVERED_READ})
             )
@@ -207,11 +208,12 @@ class Bench:
                     {
                         "port": self.generator.randrange(32),
                         "opcode": Opcode.READ,
-                        "recover": recover,
+                        "recover": recover
+                        | {"copy": self.generator.randrange(self.config.ports)},
                         "owner": Owner.COMMAND,
                         "index": slot,
                         "place": offset,
-                        "status": self.generator.choice(BAD_DRIVE),
+                        "status": self.generator.choice((*BAD_DRIVE, DriveStatus.UNREACHED)),
                     },
                 )
             )
@@ -321,7 +323,8 @@ async def takes_events_while_its_outputs_are_blocked(dut):
     bench.commands.paused = bench.completions.paused = True
     for slot in range(count):
         for offset in range(most - 1):
-            bench.send("read_failed", index=slot, place=offset, recover=0, status=DriveStatus.GONE)
+            failed = {"index": slot, "place": offset, "recover": FIRST}
+            bench.send("read_failed", **failed, status=DriveStatus.GONE)
         bench.send("committed", slot=slot, status=Status.UNRECOVERED_READ)
     events = count * most
     cycles = await wait_until(
@@ -361,8 +364,17 @@ class LongRetry(Tracker):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        with m.If(self.command.payload.recover & ~self.command.valid):
+        with m.If(self.command.payload.recover.again & ~self.command.valid):
             m.d.sync += self.command.payload.blocks.eq(1)
+        return m
+
+
+class ForgetsAttempts(Tracker):
+    """Planted bug: every retry is the first."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.sync += self.command.payload.recover.tried.eq(0)
         return m
 
 
@@ -380,6 +392,7 @@ class LenientStatus:
 
     GOOD = DriveStatus.ABORTED
     GONE = DriveStatus.GONE
+    UNREACHED = DriveStatus.UNREACHED
 
 
 def refuses(tracker: Tracker, name: str) -> None:
@@ -394,7 +407,7 @@ def refuses(tracker: Tracker, name: str) -> None:
         )
 
 
-@pytest.mark.parametrize("bug", [WrongLine, LongRetry, WrongSlot])
+@pytest.mark.parametrize("bug", [WrongLine, LongRetry, ForgetsAttempts, WrongSlot])
 def test_planted_bugs_are_found(bug):
     refuses(bug(config=CONFIGS["small"]), bug.__name__)
 

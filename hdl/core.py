@@ -107,6 +107,7 @@ class Core(wiring.Component):
         connect(m, sequencer.operation, operations.inputs[0])
         connect(m, dispatch.operation, operations.inputs[1])
         connect(m, operations.output, drives.operation)
+        connect(m, dispatch.load_read, drives.load_read)
 
         # Host data: into lines for writes, out of lines for reads.
         connect(m, gather.fetch, front_end.fetch)

@@ -3,7 +3,8 @@
     python -m sw.bench [NAME ...] [--list] [--quick]
 
 Each row runs load on the simulated card: 256 bits, 250 MHz, PCIe 3.0 x8, MPS 256, MRRS 512, ideal
-drives, 64 KiB strips, 4 MiB of lines on chip. Prints a table, writes build/bench.json.
+drives, 64 KiB strips, 4 MiB of lines on chip. The mirrored pairs (``raid1-2``) are of SATA SSDs,
+and their limit is twice what one of them does alone. Prints a table, writes build/bench.json.
 """
 
 import json
@@ -20,7 +21,14 @@ from rich.table import Table
 from hdl.array.interface import Level
 from hdl.config import board
 from sim.native.build import build_controller
-from sim.native.parameters import MICROSECOND, NANOSECOND, Ideal, LinkParameters
+from sim.native.parameters import (
+    MICROSECOND,
+    NANOSECOND,
+    DriveParameters,
+    Ideal,
+    LinkParameters,
+)
+from sim.native.presets import SATA_6G_SSD as SSD
 from sw.characterise.limits import read_limit, write_limit
 from sw.cli import Parser, positive
 from sw.driver import raid
@@ -84,10 +92,22 @@ def _cpu_seconds() -> float:
 
 
 def load_card(
-    ports: int, level: Level, profile: Profile, outstanding: int, share: float, latency_ns: int = 0
+    ports: int,
+    level: Level,
+    profile: Profile,
+    outstanding: int,
+    share: float,
+    *,
+    latency_ns: int = 0,
+    drive: DriveParameters | None = None,
+    members: int = 0,
 ) -> Measurement:
-    """Runs a profile on an array over all ports of a fresh card."""
-    drives = [Ideal(capacity=DRIVE_BLOCKS, latency_ps=latency_ns * NANOSECOND)] * ports
+    """Runs a profile on an array over the first ``members`` ports (0: all) of a fresh card.
+
+    ``drive`` is at every port; by default an ideal one.
+    """
+    drive = drive or Ideal(capacity=DRIVE_BLOCKS, latency_ps=latency_ns * NANOSECOND)
+    drives = [drive] * ports
     load = Load(
         profile,
         outstanding,
@@ -106,7 +126,9 @@ def load_card(
         async def main() -> tuple[Result, dict[str, int], dict[str, int], int, float]:
             nvme = card.nvme
             await nvme.start(queue_pairs=4 if profile.random else 1)
-            array = await raid.create_array(nvme, level, range(ports), strip_kib=STRIP_KIB)
+            array = await raid.create_array(
+                nvme, level, range(members or ports), strip_kib=STRIP_KIB
+            )
             namespace = await raid.create_volume(nvme, array)
             blocks = (await nvme.namespace(namespace)).blocks
             before, cpu = count(), _cpu_seconds()
@@ -124,6 +146,9 @@ SEQUENTIAL_WRITE = Profile("sequential write 64 KiB", False, 0.0, 64 * KIB)
 RANDOM_READ = Profile("random read 4 KiB", True, 1.0, 4 * KIB)
 RANDOM_WRITE = Profile("random write 4 KiB", True, 0.0, 4 * KIB)
 OUTSTANDING = {8: 128, 24: 256}
+PAIR_OUTSTANDING = 64
+PAIR_TIME = 4
+"""Times as long as other rows: a drive does one access where an ideal one does many."""
 
 
 def _throughput(ports: int, level: Level, profile: Profile, share: float) -> Figure:
@@ -149,11 +174,23 @@ def _iops(ports: int, profile: Profile, limit: float, share: float) -> Figure:
 
 
 def _added_latency(share: float) -> Figure:
-    measured = load_card(8, Level.RAID5, RANDOM_READ, 1, share, DRIVE_LATENCY_NS)
+    measured = load_card(8, Level.RAID5, RANDOM_READ, 1, share, latency_ns=DRIVE_LATENCY_NS)
     drained = measured.drained
     drive_us = drained["latency_sum_ps"] / (drained["reads"] * MICROSECOND)
     added = measured.result.latency.mean - drive_us
     return added, "us", ADDED_LATENCY_LIMIT_US, ADDED_LATENCY_LIMIT_US / added
+
+
+def _pair(profile: Profile, share: float) -> Figure:
+    """Reads of a mirrored pair against twice those of one drive with half as many outstanding."""
+    ports = PORTS[0]
+    alone = load_card(
+        ports, Level.JBOD, profile, PAIR_OUTSTANDING // 2, share * PAIR_TIME, drive=SSD, members=1
+    ).result
+    pair = load_card(
+        ports, Level.RAID1, profile, PAIR_OUTSTANDING, share * PAIR_TIME, drive=SSD, members=2
+    ).result
+    return pair.io_s, "IO/s", 2 * alone.io_s, pair.io_s / (2 * alone.io_s)
 
 
 def _speed(ports: int, share: float) -> Figure:
@@ -179,6 +216,9 @@ def _rows() -> dict[str, Callable[[float], Figure]]:
             p, RANDOM_WRITE, WRITE_IOPS_LIMIT, share
         )
         rows[f"simulation-speed-{ports}"] = lambda share, p=ports: _speed(p, share)
+    rows["read-seq-raid10-8"] = lambda share: _throughput(8, Level.RAID10, SEQUENTIAL_READ, share)
+    rows["read-4k-random-raid1-2"] = lambda share: _pair(RANDOM_READ, share)
+    rows["read-seq-raid1-2"] = lambda share: _pair(SEQUENTIAL_READ, share)
     rows["read-4k-added-latency"] = _added_latency
     return rows
 
@@ -187,9 +227,10 @@ ROWS = _rows()
 
 
 def _ports_of(name: str) -> int:
-    """Drive ports of the controller that a row runs on: the number at the end of its name, or 8."""
+    """Drive ports of the controller that a row runs on: the number at the end of its name if it is
+    one of `PORTS`, else the least."""
     number = name.rpartition("-")[2]
-    return int(number) if number.isdigit() else PORTS[0]
+    return next((ports for ports in PORTS if number == str(ports)), PORTS[0])
 
 
 def measure(name: str, share: float) -> Row:

@@ -4,7 +4,7 @@ from amaranth.lib import data, enum, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import BLOCK_NUMBER_BITS, Config
-from hdl.nvme.interface import HostOpcode, Status
+from hdl.nvme.interface import HostOpcode, Status, recovery
 
 WIDTH_BITS = 6
 """Width of a number of drives, 1..32."""
@@ -105,7 +105,7 @@ def extent(config: Config) -> data.StructLayout:
             "slot": config.slot_bits,
             "opcode": HostOpcode,
             "fua": 1,
-            "recover": 1,
+            "recover": recovery(config),
             "status": Status,
             "array": config.array_bits,
             "base": 5,

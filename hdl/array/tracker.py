@@ -10,7 +10,7 @@ from hdl.array.interface import WIDTH_BITS, expected
 from hdl.config import BLOCK_NUMBER_BITS, Config, bits_for_count
 from hdl.drive.interface import DriveStatus, finished
 from hdl.memory.interface import line_stream
-from hdl.nvme.interface import HostOpcode, Status, command, completion, delivered
+from hdl.nvme.interface import HostOpcode, Status, command, completion, delivered, recovery
 from hdl.stripe.interface import committed
 
 
@@ -34,12 +34,13 @@ class Action(enum.Enum, shape=3):
 class Tracker(wiring.Component):
     """Owns the state of every host command slot.
 
-    Each block of a READ ends by `delivered`, `committed` (a drive lost before it was asked),
-    `recover_failed`, or a second `read_failed` (other than GONE); each block of a WRITE by
-    `committed`; a FLUSH by as many `flushed` as `expected` said. The command completes when the
-    last one has ended, with the first error that was seen. A block whose direct read failed is sent
-    again on ``command`` as a one-block READ with ``recover`` = 1, same slot, ``offset`` its index
-    in the host's command.
+    Each block of a READ ends by `delivered`, `committed` (no drive is left to ask) or
+    `recover_failed`; each block of a WRITE by `committed`; a FLUSH by as many `flushed` as
+    `expected` said. The command completes when the last one has ended, with the first error that
+    was seen. A block whose direct read failed is sent again on ``command`` as a one-block READ,
+    same slot, ``offset`` its index in the host's command. Its ``recover`` is that of the read that
+    failed, one more ``tried`` unless the drive did not come so far (UNREACHED), and ``again`` set:
+    who maps it says when nothing is left to be tried.
 
     No event ever waits for ``command`` or ``completion``: blocks to be retried are a bit each of
     their slot's state, slots with retries queue up once each, and so do completions. Hence the
@@ -72,7 +73,7 @@ class Tracker(wiring.Component):
     delivered, free
         A block sent to the host; its line goes back.
 
-    Rate: 3 cycles an event. Events take turns.
+    Rate: 3 cycles an event, 4 a block sent again. Events take turns.
     """
 
     def __init__(self, *, config: Config):
@@ -115,6 +116,10 @@ class Tracker(wiring.Component):
         )
         origin_read, origin_write = origins.read_port(), origins.write_port()
         read, write = progresses.read_port(), progresses.write_port()
+        m.submodules.attempts = attempts = Memory(
+            shape=recovery(config), depth=config.commands << config.offset_bits, init=[]
+        )
+        attempt_read, attempt_write = attempts.read_port(), attempts.write_port()
 
         # Each slot is in either queue at most once, so they cannot overflow.
         m.submodules.retries = retries = SyncFIFOBuffered(
@@ -145,18 +150,20 @@ class Tracker(wiring.Component):
         count = Signal(WIDTH_BITS)
         tolerant = Signal()
         place = Signal(config.offset_bits)
+        attempt = Signal(recovery(config))
 
         def good_or(failed, error):
             return Mux(failed, error, Status.SUCCESS)
 
         def decode_read_failed(event):
-            # A drive that is gone is not asked again, so there are no more retries than drives.
-            last = event.recover & (event.status != DriveStatus.GONE)
+            reached = event.status != DriveStatus.UNREACHED
             m.d.sync += [
-                action.eq(Mux(last, Action.COUNT, Action.RETRY)),
-                status.eq(Status.UNRECOVERED_READ),
+                action.eq(Action.RETRY),
                 slot.eq(event.index),
                 place.eq(event.place),
+                attempt.again.eq(1),
+                attempt.tried.eq(event.recover.tried + reached),
+                attempt.copy.eq(event.recover.copy),
             ]
 
         def decode_flushed(event):
@@ -242,6 +249,12 @@ class Tracker(wiring.Component):
             with m.If(before.retries[index]):
                 m.d.comb += retry.eq(index)
 
+        m.d.comb += [
+            attempt_read.addr.eq(Cat(retry, slot)),
+            attempt_write.addr.eq(Cat(place, slot)),
+            attempt_write.data.eq(attempt),
+        ]
+
         error = Signal(Status)
         m.d.comb += error.eq(Mux(gone & before.tolerant, Status.SUCCESS, status))
 
@@ -285,12 +298,11 @@ class Tracker(wiring.Component):
                         with m.If(after.retries == 0):
                             m.d.comb += retries.r_en.eq(1)
                         request = self.command.payload
+                        m.next = "RECALL"
                         m.d.sync += [
-                            self.command.valid.eq(1),
                             request.slot.eq(slot),
                             request.opcode.eq(HostOpcode.READ),
                             request.fua.eq(0),
-                            request.recover.eq(1),
                             request.volume.eq(origin_read.data.volume),
                             request.block.eq(origin_read.data.block + retry),
                             request.blocks.eq(0),
@@ -304,6 +316,7 @@ class Tracker(wiring.Component):
                         end_blocks(count)
                     with m.Case(Action.RETRY):
                         m.d.comb += [
+                            attempt_write.en.eq(1),
                             after.retried.eq(1),
                             after.retries.bit_select(place, 1).eq(1),
                             retries.w_data.eq(slot),
@@ -311,6 +324,13 @@ class Tracker(wiring.Component):
                         ]
                     with m.Case(Action.COUNT):
                         end_blocks(before.remaining - 1)
+
+            with m.State("RECALL"):
+                m.d.sync += [
+                    self.command.valid.eq(1),
+                    self.command.payload.recover.eq(attempt_read.data),
+                ]
+                m.next = "TAKE"
 
             completing = (completions.level > 0) & (~self.completion.valid | self.completion.ready)
             m.d.comb += self.busy.eq(

@@ -15,6 +15,7 @@ from hdl.drive.interface import (
     Owner,
     drive_command,
     finished,
+    load_bits,
     operation,
 )
 from hdl.drive.records import (
@@ -34,7 +35,7 @@ def port_queue(config: Config) -> data.StructLayout:
 
     A run is named by its first operation. The remaining fields describe the last run, as long as
     there is one: ``tail`` is its last operation, ``follows`` the block after it, ``blocks`` its
-    length, ``more`` whether its neighbour is expected.
+    length, ``more`` whether its neighbour is expected; ``alone``: it is complete as it is.
     """
     number = operation_bits(config)
     return data.StructLayout(
@@ -46,6 +47,7 @@ def port_queue(config: Config) -> data.StructLayout:
             "opcode": Opcode,
             "fua": 1,
             "more": 1,
+            "alone": 1,
             "blocks": BLOCK_COUNT_BITS,
             "follows": BLOCK_NUMBER_BITS,
             "tags": config.drive_tags,
@@ -59,18 +61,23 @@ def run(config: Config) -> data.StructLayout:
 
 
 def span(config: Config) -> data.StructLayout:
-    """The operations of a command that has been sent."""
+    """The operations of a command that has been sent, and its length."""
     number = operation_bits(config)
-    return data.StructLayout({"head": number, "tail": number})
+    return data.StructLayout({"head": number, "tail": number, "blocks": BLOCK_COUNT_BITS})
 
 
 class CommandQueue(wiring.Component):
     """Queues operations for all ports, merges neighbours, sends commands, tells who asked.
 
     A run grows by an operation with the same opcode and ``fua`` whose block follows, up to
-    `MERGE_BLOCKS`; FLUSH stays alone. Runs of a port are sent in order. The last run waits for its
-    neighbour while its ``more`` is set, it has room, and the port has a command outstanding.
-    Operations for a port in ``failed`` end with GONE and are not sent.
+    `MERGE_BLOCKS`; FLUSH and what is ``alone`` stay alone. Runs of a port are sent in order. The
+    last run waits for its neighbour while its ``more`` is set, it has room, and the port has a
+    command outstanding. Operations for a port in ``failed`` end with GONE and are not sent.
+
+    A command that fails does so at one block. Of a read, blocks that were moved are good, the first
+    one that was not has the drive's status, those after it are UNREACHED. Of a write, data that was
+    moved need not be stored, so if it has several operations all of them are UNREACHED. A drive
+    that is GONE is gone for all of them.
 
     Cycles: 2 an operation, 3 a command sent, 2 and one an operation (or failed block) for a
     command that ended. An operation is offered to an idle drive 5 cycles after it was taken.
@@ -94,6 +101,8 @@ class CommandQueue(wiring.Component):
         A command is about to be sent.
     end
         A command is over.
+    load_read
+        How many blocks a port has been asked for and not answered.
     operations, next_operation
         The queued operation, and its successor in the run, for the block control.
     busy
@@ -113,6 +122,7 @@ class CommandQueue(wiring.Component):
                 "end": In(stream.Signature(command_end(config))),
                 "operations": In(TableRead(number, queued_operation(config))),
                 "next_operation": In(TableRead(number, number)),
+                "load_read": In(TableRead(config.port_bits, load_bits(config))),
                 "busy": Out(1),
             }
         )
@@ -137,6 +147,9 @@ class CommandQueue(wiring.Component):
         write_next_run, read_next_run = table("next_run_table", number, config.operations)
         write_span, read_span = table("span_table", span(config), 1 << tag_address)
         write_queue, read_queue = table("queue_table", port_queue(config), 1 << port_bits)
+        write_load, read_load, show_load = table(
+            "load_table", load_bits(config), 1 << config.port_bits, 2
+        )
         m.submodules.free = free = FreeList(count=config.operations)
         m.submodules.finished_fifo = fifo = SyncFIFOBuffered(
             width=finished(config).size, depth=config.operations
@@ -146,6 +159,8 @@ class CommandQueue(wiring.Component):
             self.operations.data.eq(lookup_operation.data),
             lookup_next.addr.eq(self.next_operation.address),
             self.next_operation.data.eq(lookup_next.data),
+            show_load.addr.eq(self.load_read.address),
+            self.load_read.data.eq(show_load.data),
             self.finished.valid.eq(fifo.r_rdy),
             self.finished.payload.eq(fifo.r_data),
             fifo.r_en.eq(self.finished.ready),
@@ -180,6 +195,10 @@ class CommandQueue(wiring.Component):
             write_queue.addr.eq(port),
             write_queue.data.eq(updated),
             updated.eq(queue),
+            read_load.addr.eq(read_queue.addr),
+            write_load.addr.eq(write_queue.addr),
+            write_load.en.eq(write_queue.en),
+            write_load.data.eq(read_load.data),
         ]
 
         # The run that a new operation joins or begins.
@@ -196,6 +215,8 @@ class CommandQueue(wiring.Component):
                 & (queue.fua == incoming.fua)
                 & (queue.follows == incoming.block)
                 & (incoming.opcode != Opcode.FLUSH)
+                & ~incoming.alone
+                & ~queue.alone
                 & (total <= MERGE_BLOCKS)
             ),
             joined.tail.eq(new),
@@ -246,12 +267,16 @@ class CommandQueue(wiring.Component):
         tail = Signal(number)
         moved = Signal(BLOCK_COUNT_BITS)
         status = Signal(DriveStatus)
+        several = Signal()
         ended = Signal(command_end(config))
         walked = read_operation.data
         report = Signal(finished(config))
         is_read_command = (walked.owner == Owner.COMMAND) & (walked.opcode == Opcode.READ)
         all_moved = moved > walked.blocks
-        short = (status == DriveStatus.GOOD) & (walked.opcode != Opcode.FLUSH) & ~moved.any()
+        good = status == DriveStatus.GOOD
+        gone = status == DriveStatus.GONE
+        doubtful = (walked.opcode == Opcode.WRITE) & ~good
+        went_through = moved.any() & ~is_read_command & ~doubtful
         m.d.comb += [
             read_operation.addr.eq(cursor),
             read_next.addr.eq(cursor),
@@ -265,8 +290,13 @@ class CommandQueue(wiring.Component):
             report.place.eq(walked.place + Mux(is_read_command, moved, 0)),
             report.status.eq(status),
         ]
-        with m.If(Mux(is_read_command, status == DriveStatus.GOOD, short)):
-            m.d.comb += report.status.eq(DriveStatus.ABORTED)
+        with m.If(walked.opcode != Opcode.FLUSH):
+            with m.If(went_through):
+                m.d.comb += report.status.eq(DriveStatus.GOOD)
+            with m.Elif(good):
+                m.d.comb += report.status.eq(DriveStatus.ABORTED)
+            with m.Elif(doubtful & several & ~gone):
+                m.d.comb += report.status.eq(DriveStatus.UNREACHED)
         advance = Signal()
 
         start_payload = Signal(command_start(config))
@@ -278,6 +308,7 @@ class CommandQueue(wiring.Component):
             write_span.addr.eq(Cat(s_tag, port)),
             write_span.data.head.eq(s_queue.first),
             write_span.data.tail.eq(read_run.data.tail),
+            write_span.data.blocks.eq(read_run.data.blocks),
             read_span.addr.eq(self.end.payload.command),
         ]
         payload = Signal(drive_command(config))
@@ -299,6 +330,7 @@ class CommandQueue(wiring.Component):
                     write_queue.addr.eq(cleaning),
                     write_queue.data.eq(0),
                     write_queue.en.eq(1),
+                    write_load.data.eq(0),
                 ]
                 m.d.sync += cleaning.eq(cleaning + 1)
                 with m.If(cleaning == (1 << port_bits) - 1):
@@ -340,10 +372,12 @@ class CommandQueue(wiring.Component):
                     updated.tail.eq(new),
                     updated.opcode.eq(incoming.opcode),
                     updated.fua.eq(incoming.fua),
-                    updated.more.eq(incoming.more),
+                    updated.more.eq(incoming.more & ~incoming.alone),
+                    updated.alone.eq(incoming.alone),
                     updated.blocks.eq(joined.blocks),
                     updated.follows.eq(incoming.block + length),
                     marked.eq(1 << port),
+                    write_load.data.eq(read_load.data + length),
                 ]
                 with m.If(~joins):
                     m.d.comb += [updated.last.eq(new), updated.runs.eq(queue.runs + 1)]
@@ -378,7 +412,10 @@ class CommandQueue(wiring.Component):
                     updated.runs.eq(s_queue.runs - 1),
                 ]
                 with m.If(s_failed):
-                    m.d.comb += write_queue.en.eq(1)
+                    m.d.comb += [
+                        write_queue.en.eq(1),
+                        write_load.data.eq(read_load.data - read_run.data.blocks),
+                    ]
                     m.d.sync += [
                         cursor.eq(s_queue.first),
                         tail.eq(read_run.data.tail),
@@ -407,8 +444,13 @@ class CommandQueue(wiring.Component):
                     marked.eq(1 << port),
                     read_operation.addr.eq(read_span.data.head),
                     read_next.addr.eq(read_span.data.head),
+                    write_load.data.eq(read_load.data - read_span.data.blocks),
                 ]
-                m.d.sync += [cursor.eq(read_span.data.head), tail.eq(read_span.data.tail)]
+                m.d.sync += [
+                    cursor.eq(read_span.data.head),
+                    tail.eq(read_span.data.tail),
+                    several.eq(read_span.data.head != read_span.data.tail),
+                ]
                 m.next = "WALK"
             with m.State("WALK"):
                 with m.If(is_read_command & all_moved):
@@ -416,6 +458,8 @@ class CommandQueue(wiring.Component):
                     m.d.sync += moved.eq(moved - walked.blocks - 1)
                 with m.Elif(fifo.w_rdy):
                     m.d.comb += fifo.w_en.eq(1)
+                    with m.If(~went_through & ~gone):
+                        m.d.sync += status.eq(DriveStatus.UNREACHED)
                     with m.If(~is_read_command):
                         m.d.comb += advance.eq(1)
                         m.d.sync += moved.eq(Mux(moved.any(), moved - 1, 0))

@@ -4,10 +4,11 @@ from amaranth.hdl import Cat, Module
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
+from hdl.array.interface import TableRead
 from hdl.config import MAX_DRIVES, Config
 from hdl.drive.block_control import BlockControl
 from hdl.drive.command_queue import CommandQueue
-from hdl.drive.interface import DrivePort, finished, landed, operation
+from hdl.drive.interface import DrivePort, finished, landed, load_bits, operation
 from hdl.drive.read_path import ReadPath
 from hdl.drive.records import PATHS, path_ports
 from hdl.drive.write_path import WritePath
@@ -44,11 +45,13 @@ class Drives(wiring.Component):
     failed
         A bit per port: what is not yet sent ends at once with GONE. Commands that have been sent
         end when the drive says so.
+    load_read
+        How many blocks a port has been asked for and not answered.
     busy
         Something moves without a drive, a host or a line being waited for.
 
-    Errors: an operation ends with the status of its drive command. A command that ends well without
-    having moved all its data counts as ABORTED.
+    Errors: an operation ends with the status of its drive command, or UNREACHED if it was another
+    one's fault. A command that ends well without having moved all its data counts as ABORTED.
     """
 
     def __init__(self, *, config: Config):
@@ -63,6 +66,7 @@ class Drives(wiring.Component):
                 "line_write": Out(write_port(config)).array(PATHS),
                 "drives": Out(DrivePort(config)).array(config.ports),
                 "failed": In(MAX_DRIVES),
+                "load_read": In(TableRead(config.port_bits, load_bits(config))),
                 "busy": Out(1),
             }
         )
@@ -80,6 +84,7 @@ class Drives(wiring.Component):
         connect(m, blocks.next_operation, queue.next_operation)
         connect(m, blocks.landed, flipped(self.landed))
         connect(m, flipped(self.allocate), blocks.allocate)
+        connect(m, flipped(self.load_read), queue.load_read)
         m.d.comb += queue.failed.eq(self.failed)
 
         parts = [queue, blocks]

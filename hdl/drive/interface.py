@@ -3,7 +3,8 @@
 from amaranth.lib import data, enum, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.config import BLOCK_NUMBER_BITS, Config
+from hdl.config import BLOCK_NUMBER_BITS, Config, bits_for_count
+from hdl.nvme.interface import recovery
 
 
 class Opcode(enum.Enum, shape=2):
@@ -15,12 +16,15 @@ class Opcode(enum.Enum, shape=2):
 
 
 class DriveStatus(enum.Enum, shape=3):
-    """How a drive command ended."""
+    """How a drive command, or an operation, ended."""
 
     GOOD = 0
     MEDIUM_ERROR = 1
     ABORTED = 2
     GONE = 3
+    UNREACHED = 4
+    """Of an operation only: its command failed, perhaps at another block. Nothing is known of this
+    one; it must be sent again, ``alone``, and then ends otherwise."""
 
 
 class Owner(enum.Enum, shape=1):
@@ -48,14 +52,16 @@ def operation(config: Config) -> data.StructLayout:
     ``Owner.COMMAND``, READ: ``blocks`` + 1 consecutive blocks, the first being block ``place`` of
     the host command; lines are allocated as the data arrives. ``Owner.COMMAND``, FLUSH: no data.
     ``more``: the next block of this drive will follow at once, so waiting to merge pays.
+    ``alone``: never merged. ``recover`` comes back unchanged.
     """
     return data.StructLayout(
         {
             "port": config.port_bits,
             "opcode": Opcode,
             "fua": 1,
-            "recover": 1,
+            "recover": recovery(config),
             "more": 1,
+            "alone": 1,
             "block": BLOCK_NUMBER_BITS,
             "blocks": config.offset_bits,
             "owner": Owner,
@@ -64,6 +70,11 @@ def operation(config: Config) -> data.StructLayout:
             "line": config.line_bits,
         }
     )
+
+
+def load_bits(config: Config) -> int:
+    """Width of the number of blocks that a port has been asked for and not answered."""
+    return bits_for_count(config.operations * config.transfer_blocks + 1)
 
 
 def finished(config: Config) -> data.StructLayout:
@@ -75,7 +86,7 @@ def finished(config: Config) -> data.StructLayout:
         {
             "port": config.port_bits,
             "opcode": Opcode,
-            "recover": 1,
+            "recover": recovery(config),
             "owner": Owner,
             "index": owner_bits(config),
             "place": 6,

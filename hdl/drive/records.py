@@ -45,9 +45,8 @@ def bursts(config: Config) -> int:
 
 def queued_operation(config: Config) -> data.StructLayout:
     """An operation as it is kept until it ends."""
-    members = {
-        name: field.shape for name, field in operation(config) if name not in ("port", "more")
-    }
+    forgotten = ("port", "more", "alone")
+    members = {name: field.shape for name, field in operation(config) if name not in forgotten}
     return data.StructLayout(members)
 
 

@@ -2,7 +2,7 @@
 
 from amaranth.lib import data, enum
 
-from hdl.config import BLOCK_NUMBER_BITS, Config
+from hdl.config import BLOCK_NUMBER_BITS, Config, bits_for_count
 
 
 class HostOpcode(enum.Enum, shape=2):
@@ -25,18 +25,38 @@ class Status(enum.Enum, shape=4):
     INTERNAL_ERROR = 6
 
 
+ROUNDS = 2
+"""Times that each copy of a block is asked for it at most."""
+
+
+def recovery(config: Config) -> data.StructLayout:
+    """What has been done to read a block; all 0 in a command from the host.
+
+    ``again``: the block is read alone, by a drive command that covers nothing else. ``tried``: how
+    many times a drive could not give it, drives passed over included. ``copy``: the copy that was
+    asked last.
+    """
+    return data.StructLayout(
+        {
+            "again": 1,
+            "tried": bits_for_count(ROUNDS * config.ports + 1),
+            "copy": bits_for_count(config.ports),
+        }
+    )
+
+
 def command(config: Config) -> data.StructLayout:
     """A host command, PRPs already at hand. ``blocks`` + 1 blocks from ``block`` of ``volume``.
 
     ``offset`` is the index in the host's command of the first block (0 from the host).
-    ``recover``: do not trust the drive that would be read directly (set when a read is retried).
+    ``recover``: what has been tried before, when a block is read again.
     """
     return data.StructLayout(
         {
             "slot": config.slot_bits,
             "opcode": HostOpcode,
             "fua": 1,
-            "recover": 1,
+            "recover": recovery(config),
             "volume": config.volume_bits,
             "block": BLOCK_NUMBER_BITS,
             "blocks": config.offset_bits,

@@ -2,10 +2,12 @@
 
 from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import stream, wiring
+from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.array.interface import (
     WIDTH_BITS,
+    TableRead,
     expected,
     extent,
     geometry,
@@ -13,12 +15,18 @@ from hdl.array.interface import (
     member_read,
 )
 from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
-from hdl.drive.interface import Opcode, Owner, operation
-from hdl.nvme.interface import HostOpcode, Status, completion
+from hdl.drive.interface import Opcode, Owner, load_bits, operation
+from hdl.nvme.interface import ROUNDS, HostOpcode, Status, completion
 from hdl.stripe.interface import committed
 
 COPY_BITS = WIDTH_BITS - 1
 """Width of a copy or place number, 0..31."""
+
+FOLLOW_BITS = 16
+"""Bits of a block number by which a read is recognised as following the one before it."""
+
+RUN_BLOCKS = 32
+"""Blocks more than another port that a port may have to do and still be asked to read on."""
 
 
 class Dispatch(wiring.Component):
@@ -26,13 +34,14 @@ class Dispatch(wiring.Component):
 
     - WRITE: to ``gather``.
     - READ: one drive operation, if the drive that holds the strip is live. With parity, a read that
-      must not use that drive (failed, or ``recover``) goes to ``gather``. Without redundancy a
-      ``recover`` read asks the drive once more, and a failed drive makes every block of the extent
-      `unreadable`.
-    - READ of mirrors: strips prefer copies by turns (the bit-reversed sum of stripe and index), so
-      that random and sequential reads use every drive. A plain read takes the first live copy from
-      the preferred one upwards, a ``recover`` read the first one downwards from below it: another
-      copy whenever two are live.
+      must not use that drive (failed, or ``recover.tried``) goes to ``gather``.
+    - READ of mirrors: the live copy whose port has the fewest blocks to do. A port that would read
+      on where its last read ended counts `RUN_BLOCKS` less, so that a sequential stream changes
+      drives in long runs. Ties go to the first copy from the strip's turn upwards (the bit-reversed
+      sum of stripe and index).
+    - READ tried before, without parity: the next live copy, upwards from the one asked last; a
+      single copy again. When every copy has been asked or passed over `ROUNDS` times, the
+      blocks are `unreadable`.
     - FLUSH: `expected` says how many drives will answer, then each live member gets one operation.
       An array that has lost data (in a span more drives failed than parities, or no drive left) is
       rejected with WRITE_FAULT.
@@ -59,12 +68,14 @@ class Dispatch(wiring.Component):
         Drives that a FLUSH waits for, said before its operations are.
     geometry_read, member_read
         Tables.
+    load_read
+        How many blocks each port has to do (`hdl.drive.drives.Drives`).
     failed
         Bit a port: its drive cannot be used.
 
-    Throughput: 6 cycles for a direct read and 2 more for each failed copy passed over; 2 for a
-    write; 2 a member and 1 a port for a FLUSH. One extent at a time; back-pressure on any output
-    holds the extents behind it.
+    Throughput: 6 cycles for a direct read, of mirrors 4 and 4 for each copy, if tried before 6 and
+    2 for each copy passed over; 2 for a write; 2 a member and 1 a port for a FLUSH. One extent at
+    a time; back-pressure on any output holds the extents behind it.
     """
 
     def __init__(self, *, config: Config):
@@ -79,6 +90,7 @@ class Dispatch(wiring.Component):
                 "expected": Out(stream.Signature(expected(config))),
                 "geometry_read": Out(geometry_read(config)),
                 "member_read": Out(member_read(config)),
+                "load_read": Out(TableRead(config.port_bits, load_bits(config))),
                 "failed": In(MAX_DRIVES),
                 "busy": Out(1),
             }
@@ -97,21 +109,40 @@ class Dispatch(wiring.Component):
         # Reads: the place of copy 0, and the copies left to try.
         first = Signal(WIDTH_BITS + 1)
         copy = Signal(COPY_BITS)
-        tries = Signal(WIDTH_BITS)
+        tried = Signal(item.recover.tried.shape())
         place = Signal(WIDTH_BITS + 1)
         turns = Signal()
         turn = Signal(COPY_BITS)
         preferred = Signal(COPY_BITS)
         mirrored = Signal()
+        weighs = Signal()
         m.d.comb += [
             mirrored.eq(shape.copies > 1),
+            weighs.eq(mirrored & (item.recover.tried == 0)),
             place.eq(first + copy),
             turns.eq(place >= shape.width),
             preferred.eq((Cat(*reversed(list(turn))) * shape.copies) >> COPY_BITS),
         ]
 
-        def copy_below(number):
-            return Mux(number == 0, shape.copies - 1, number - 1)
+        # A copy being weighed, and the best so far.
+        m.submodules.follows = follows = Memory(
+            shape=FOLLOW_BITS, depth=1 << config.port_bits, init=[]
+        )
+        follow_read, follow_write = follows.read_port(), follows.write_port()
+        left = Signal(WIDTH_BITS)
+        w_port = Signal(config.port_bits)
+        w_row = Signal(BLOCK_NUMBER_BITS)
+        w_failed = Signal()
+        w_weight = Signal(load_bits(config) + 1)
+        chosen = Signal(COPY_BITS)
+        weight = Signal.like(w_weight)
+        found = Signal()
+        m.d.comb += [
+            self.load_read.address.eq(self.member_read.data),
+            follow_read.addr.eq(self.member_read.data),
+            follow_write.addr.eq(port),
+            follow_write.data.eq(row + item.blocks + 1),
+        ]
 
         def copy_above(number):
             return Mux(number + 1 == shape.copies, 0, number + 1)
@@ -144,7 +175,10 @@ class Dispatch(wiring.Component):
                 Mux(item.opcode == HostOpcode.FLUSH, Opcode.FLUSH, Opcode.READ)
             ),
             self.operation.payload.fua.eq(item.fua),
-            self.operation.payload.recover.eq(item.recover),
+            self.operation.payload.recover.again.eq(item.recover.again),
+            self.operation.payload.recover.tried.eq(tried),
+            self.operation.payload.recover.copy.eq(chosen),
+            self.operation.payload.alone.eq(item.recover.again),
             self.operation.payload.block.eq(row),
             self.operation.payload.blocks.eq(item.blocks),
             self.operation.payload.owner.eq(Owner.COMMAND),
@@ -195,37 +229,63 @@ class Dispatch(wiring.Component):
             with m.State("PREFER"):
                 m.d.sync += [
                     first.eq(item.shift + item.index * shape.copies),
-                    copy.eq(Mux(item.recover, copy_below(preferred), preferred)),
-                    tries.eq(shape.copies),
+                    copy.eq(Mux(weighs, preferred, copy_above(item.recover.copy))),
+                    left.eq(shape.copies),
+                    tried.eq(item.recover.tried),
+                    found.eq(0),
                 ]
                 m.next = "CHOOSE"
-                with m.If(item.recover & (shape.parities > 0)):
+                with m.If((item.recover.tried != 0) & (shape.parities > 0)):
                     m.next = "GATHER"
+                with m.Elif(item.recover.tried >= shape.copies * ROUNDS):
+                    m.next = "REFUSE"
 
             with m.State("CHOOSE"):
                 m.d.comb += self.member_read.address.position.eq(
                     item.base + Mux(turns, place - shape.width, place)
                 )
                 # Copies that do not fit in a stripe go on in the next one.
-                m.d.sync += row.eq(first_row + Mux(turns & mirrored, 1 << shape.strip_shift, 0))
+                m.d.sync += w_row.eq(first_row + Mux(turns & mirrored, 1 << shape.strip_shift, 0))
                 m.next = "PROBE"
 
             with m.State("PROBE"):
-                m.d.sync += [
-                    port.eq(self.member_read.data),
-                    tries.eq(tries - 1),
-                    copy.eq(Mux(item.recover, copy_below(copy), copy_above(copy))),
-                ]
-                with m.If(~port_failed):
+                m.d.sync += [w_port.eq(self.member_read.data), w_failed.eq(port_failed)]
+                m.next = "WEIGH"
+                with m.If(~weighs):
+                    m.d.sync += [port.eq(self.member_read.data), row.eq(w_row), chosen.eq(copy)]
+                    with m.If(~port_failed):
+                        m.next = "READ"
+                    with m.Elif(shape.parities > 0):
+                        m.next = "GATHER"
+                    with m.Else():
+                        m.d.sync += [tried.eq(tried + 1), copy.eq(copy_above(copy))]
+                        m.next = "CHOOSE"
+                        with m.If(tried + 1 >= shape.copies * ROUNDS):
+                            m.next = "REFUSE"
+
+            with m.State("WEIGH"):
+                reads_on = follow_read.data == w_row[:FOLLOW_BITS]
+                m.d.sync += w_weight.eq(self.load_read.data + Mux(reads_on, 0, RUN_BLOCKS))
+                m.next = "COMPARE"
+
+            with m.State("COMPARE"):
+                m.d.sync += [left.eq(left - 1), copy.eq(copy_above(copy))]
+                m.next = "CHOOSE"
+                with m.If(~w_failed & (~found | (w_weight < weight))):
+                    m.d.sync += [
+                        found.eq(1),
+                        weight.eq(w_weight),
+                        port.eq(w_port),
+                        row.eq(w_row),
+                        chosen.eq(copy),
+                    ]
+                with m.If(left == 1):
                     m.next = "READ"
-                with m.Elif(shape.parities > 0):
-                    m.next = "GATHER"
-                with m.Elif(tries > 1):
-                    m.next = "CHOOSE"
-                with m.Else():
-                    m.next = "REFUSE"
+                    with m.If(~found & w_failed):
+                        m.next = "REFUSE"
 
             with m.State("READ"):
+                m.d.comb += follow_write.en.eq(self.operation.ready)
                 offer(self.operation, "TAKE")
 
             with m.State("REFUSE"):

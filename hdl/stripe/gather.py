@@ -1,37 +1,24 @@
 """Gatherer: collects written blocks by row, fetches their data, and launches rows."""
 
-from amaranth.hdl import Module, Mux, Signal
-from amaranth.lib import data, enum, stream, wiring
+from amaranth.hdl import Module, Signal
+from amaranth.lib import enum, stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.array.interface import TableRead, extent, geometry_read
 from hdl.config import LINE_USERS, TIME_BITS, Config
+from hdl.memory.free_list import FreeList
 from hdl.memory.interface import line_stream
 from hdl.nvme.interface import HostOpcode, Status, fetched, transfer
+from hdl.stripe.fill import fill, flight
 from hdl.stripe.interface import RowKind, committed, row_state, strip_state
 from hdl.stripe.open_rows import OpenRows
 from hdl.stripe.parking import Parking
+from hdl.stripe.patience import Patience
 from hdl.stripe.row_index import RowIndex
+from hdl.stripe.row_tables import RowTables
 from hdl.stripe.stream_detector import StreamDetector
-
-IDLE_NS = 10_000
-"""How long a row waits for partners once nothing that could bring them is on its way.
-
-A host answers a completion with the next write after an interrupt, a doorbell and two reads of its
-memory: 2 us in simulation, a few more with an operating system.
-"""
-
-LIMIT_NS = 20_000_000
-"""How long a row waits for partners at most, from its first block."""
-
-NEVER = (1 << TIME_BITS) - 1
-
-
-def cycles_of(config: Config, nanoseconds: int) -> int:
-    """Clock cycles, at least one."""
-    return max(1, nanoseconds * config.clock_hz // 1_000_000_000)
 
 
 class After(enum.Enum, shape=1):
@@ -39,42 +26,6 @@ class After(enum.Enum, shape=1):
 
     REST = 0
     ADVANCE = 1
-
-
-def fill(config: Config) -> data.StructLayout:
-    """How full a row slot is.
-
-    ``count``: blocks joined; ``missing``: those not fetched yet. ``listed``: among the open rows.
-    ``closed``: waits for no partner. ``launched``: the sequencer has it. ``first``: when its first
-    block joined. ``awaited``: the count of retired rows of its array at which those that were on
-    their way when its newest block joined have retired; ``settled``: they had, at ``since``.
-    """
-    return data.StructLayout(
-        {
-            "count": 6,
-            "missing": 6,
-            "listed": 1,
-            "closed": 1,
-            "launched": 1,
-            "settled": 1,
-            "awaited": flight_bits(config),
-            "first": TIME_BITS,
-            "since": TIME_BITS,
-        }
-    )
-
-
-def flight_bits(config: Config) -> int:
-    """Width of a count of rows that wraps, in which earlier and later can be told apart."""
-    return config.row_slot_bits + 2
-
-
-def flight(config: Config) -> data.StructLayout:
-    """The rows of an array: how many closed ones are on their way, a count of those retired, and
-    when a write that continues another last joined one."""
-    return data.StructLayout(
-        {"flying": flight_bits(config), "retired": flight_bits(config), "latest": TIME_BITS}
-    )
 
 
 class Gather(wiring.Component):
@@ -90,9 +41,9 @@ class Gather(wiring.Component):
     - when a command touches it with its last extent, unless the command continues an earlier one
       (`StreamDetector`): then the row stays open for what follows;
     - when another write needs a block it already has;
-    - `IDLE_NS` after the last of the array's rows that were on their way when its newest block
+    - an idle time after the last of the array's rows that were on their way when its newest block
       joined (their completion would make the host send more) and after the newest block of the
-      array's streams, and `LIMIT_NS` after its first block at most;
+      array's streams, and a limit after its first block at most (`Patience`);
     - oldest first when a block waits for a line or a row slot, and either no closed row is on its
       way to free some or open rows hold more than half.
 
@@ -113,7 +64,7 @@ class Gather(wiring.Component):
     config
         Sizes.
     idle_cycles, limit_cycles
-        Instead of `IDLE_NS` and `LIMIT_NS`, for tests.
+        As for `hdl.stripe.patience.Patience`.
     """
 
     def __init__(
@@ -124,8 +75,9 @@ class Gather(wiring.Component):
         limit_cycles: int | None = None,
     ):
         self._config = config
-        self._idle = idle_cycles or cycles_of(config, IDLE_NS)
-        self._limit = limit_cycles or cycles_of(config, LIMIT_NS)
+        self._patience = Patience(
+            config=config, idle_cycles=idle_cycles, limit_cycles=limit_cycles
+        )
         slot = config.row_slot_bits
         super().__init__(
             {
@@ -142,7 +94,7 @@ class Gather(wiring.Component):
                 "strip_read": In(TableRead(slot + 5, strip_state(config))),
                 "geometry_read": Out(geometry_read(config)),
                 "now": In(TIME_BITS),
-                "deadline": Out(TIME_BITS, init=NEVER),
+                "deadline": Out(TIME_BITS),
                 "busy": Out(1),
             }
         )
@@ -156,25 +108,15 @@ class Gather(wiring.Component):
         m.submodules.open_rows = open_rows = OpenRows(config=config)
         m.submodules.detector = detector = StreamDetector(config=config)
         m.submodules.launches = launches = SyncFIFOBuffered(width=slot_bits, depth=config.rows)
-        m.submodules.unused = unused = SyncFIFOBuffered(width=slot_bits, depth=config.rows)
+        m.submodules.unused = unused = FreeList(count=config.rows)
 
-        place = data.StructLayout({"index": 5, "slot": slot_bits})
-        m.submodules.states = states = Memory(shape=row_state(config), depth=config.rows, init=[])
-        m.submodules.fills = fills = Memory(shape=fill(config), depth=config.rows, init=[])
-        m.submodules.strips = strips = Memory(
-            shape=strip_state(config), depth=config.rows * 32, init=[]
-        )
-        m.submodules.places = places = Memory(shape=place, depth=config.lines, init=[])
+        m.submodules.tables = tables = RowTables(config=config)
+        m.submodules.patience = patience = self._patience
+        connect(m, flipped(self.row_read), tables.row_read)
+        connect(m, flipped(self.strip_read), tables.strip_read)
         m.submodules.flights = flights = Memory(
             shape=flight(config), depth=config.arrays, init=[]
         )
-        for memory, port in ((states, self.row_read), (strips, self.strip_read)):
-            read = memory.read_port()
-            m.d.comb += [read.addr.eq(port.address), port.data.eq(read.data)]
-        state_read, state_write = states.read_port(), states.write_port()
-        fill_read, fill_write = fills.read_port(), fills.write_port()
-        strip_read, strip_write = strips.read_port(), strips.write_port()
-        place_read, place_write = places.read_port(), places.write_port()
         flight_read, flight_write = flights.read_port(), flights.write_port()
 
         # The extent in hand, of which one block after the other joins.
@@ -190,7 +132,6 @@ class Gather(wiring.Component):
         level = Signal(fill(config))
         strip = Signal(5)
         event = Signal(fetched(config))
-        fresh = Signal(range(config.rows + 1))
         closed_rows = Signal(slot_bits + 1)
         open_lines = Signal(config.line_bits + 1)
         starved = Signal()
@@ -203,21 +144,13 @@ class Gather(wiring.Component):
             parking.extent.extent.eq(hand),
             parking.extent.sequential.eq(sequential),
             open_rows.slot.eq(slot),
-            state_read.addr.eq(slot),
-            state_write.addr.eq(slot),
-            state_write.data.eq(row),
-            fill_read.addr.eq(slot),
-            fill_write.addr.eq(slot),
-            fill_write.data.eq(level),
-            strip_read.addr.eq((slot << 5) | strip),
-            strip_write.addr.eq((slot << 5) | hand.index),
-            strip_write.data.slot.eq(hand.slot),
-            strip_write.data.offset.eq(hand.offset),
-            strip_write.data.line.eq(self.allocate.payload),
-            place_read.addr.eq(event.line),
-            place_write.addr.eq(self.allocate.payload),
-            place_write.data.slot.eq(slot),
-            place_write.data.index.eq(hand.index),
+            tables.slot.eq(slot),
+            tables.row.eq(row),
+            tables.level.eq(level),
+            tables.hand.eq(hand),
+            tables.line.eq(self.allocate.payload),
+            tables.arrived.eq(event.line),
+            tables.strip.eq(strip),
             flight_read.addr.eq(row.array),
             flight_write.addr.eq(row.array),
             flight_write.data.eq(flight_read.data),
@@ -227,34 +160,27 @@ class Gather(wiring.Component):
             index.key.shift.eq(row.shift),
             index.key.row.eq(row.row),
             launches.w_data.eq(slot),
-            unused.w_data.eq(slot),
+            unused.give.payload.eq(slot),
             self.launch.valid.eq(launches.r_rdy),
             self.launch.payload.eq(launches.r_data),
             launches.r_en.eq(self.launch.ready),
             self.free.payload.eq(event.line),
-            self.fetch_failed.payload.slot.eq(strip_read.data.slot),
+            self.fetch_failed.payload.slot.eq(tables.found_strip.slot),
             self.fetch_failed.payload.status.eq(Status.DATA_TRANSFER_ERROR),
         ]
         with m.If(self.fetch.valid & self.fetch.ready):
             m.d.sync += self.fetch.valid.eq(0)
 
-        # When open rows close by themselves: a walk over them finds what is due, and when next.
-        walking = Signal()
-        again = Signal()
-        cursor = Signal(slot_bits)
-        earliest = Signal(TIME_BITS)
-        soon = Signal(TIME_BITS)
-        ahead = Signal(flight_bits(config))
-        limit = Signal(TIME_BITS)
-        since = Signal(TIME_BITS)
-        since_most = Signal(TIME_BITS)
-        weighed = Signal(TIME_BITS)
-        settles = Signal()
-        due = Signal(TIME_BITS)
         m.d.comb += [
-            # Rows still awaited; once there are none it wraps below zero.
-            ahead.eq(level.awaited - flight_read.data.retired),
-            soon.eq(self.now + self._idle),
+            patience.now.eq(self.now),
+            patience.any.eq(open_rows.count != 0),
+            patience.head.eq(open_rows.head),
+            patience.tail.eq(open_rows.tail),
+            patience.newer.eq(open_rows.newer),
+            patience.slot.eq(slot),
+            patience.level.eq(level),
+            patience.flight.eq(flight_read.data),
+            self.deadline.eq(patience.deadline),
         ]
 
         # What can be done next, most urgent first.
@@ -269,9 +195,6 @@ class Gather(wiring.Component):
         squeezed = (open_rows.count != 0) & (
             (wants_line & many_lines) | (holding & starved & many_rows)
         )
-        can_walk = (open_rows.count != 0) & (walking | again | (self.now >= self.deadline))
-        can_forget = (open_rows.count == 0) & (self.deadline != NEVER)
-
         def close(*, then: After) -> None:
             m.d.sync += after.eq(then)
             m.next = "CLOSE"
@@ -322,18 +245,12 @@ class Gather(wiring.Component):
                 with m.Elif(squeezed):
                     m.d.sync += slot.eq(open_rows.head)
                     m.next = "READ-OLDEST"
-                with m.Elif(can_walk):
-                    m.d.sync += [walking.eq(1), slot.eq(cursor)]
-                    with m.If(~walking):
-                        m.d.sync += [
-                            again.eq(0),
-                            earliest.eq(NEVER),
-                            cursor.eq(open_rows.head),
-                            slot.eq(open_rows.head),
-                        ]
+                with m.Elif(patience.calls):
+                    m.d.comb += patience.visit.eq(1)
+                    m.d.sync += slot.eq(patience.visiting)
                     m.next = "READ-OPEN"
-                with m.Elif(can_forget):
-                    m.d.sync += self.deadline.eq(NEVER)
+                with m.Elif(patience.idle):
+                    m.d.comb += patience.forget.eq(1)
 
             # A new extent.
             with m.State("DETECT"):
@@ -361,15 +278,12 @@ class Gather(wiring.Component):
                 with m.If(index.done):
                     m.next = "JUDGE"
             with m.State("JUDGE"):
-                m.d.sync += slot.eq(Mux(fresh != config.rows, fresh, unused.r_data))
+                m.d.sync += slot.eq(unused.take.payload)
                 with m.If(index.hit):
                     m.d.sync += slot.eq(index.found)
                     m.next = "READ-ROW"
-                with m.Elif(fresh != config.rows):
-                    m.d.sync += fresh.eq(fresh + 1)
-                    m.next = "INSERT"
-                with m.Elif(unused.r_rdy):
-                    m.d.comb += unused.r_en.eq(1)
+                with m.Elif(unused.take.valid):
+                    m.d.comb += unused.take.ready.eq(1)
                     m.next = "INSERT"
                 with m.Else():
                     m.d.sync += starved.eq(1)
@@ -377,7 +291,7 @@ class Gather(wiring.Component):
             with m.State("READ-ROW"):
                 m.next = "LOAD-ROW"
             with m.State("LOAD-ROW"):
-                m.d.sync += [row.eq(state_read.data), level.eq(fill_read.data)]
+                m.d.sync += [row.eq(tables.found_row), level.eq(tables.found_level)]
                 m.next = "TRY"
             with m.State("TRY"):
                 fits = (row.shift == hand.shift) & ~row.joined.bit_select(hand.index, 1)
@@ -394,6 +308,7 @@ class Gather(wiring.Component):
                 m.d.sync += [level.eq(0), level.first.eq(self.now)]
                 m.next = "JOIN"
             with m.State("JOIN"):
+                m.d.comb += tables.write_strip.eq(1)
                 m.d.sync += [
                     row.joined.eq(row.joined | (1 << hand.index)),
                     row.fua.eq(row.fua | hand.fua),
@@ -403,11 +318,7 @@ class Gather(wiring.Component):
                     level.count.eq(level.count + 1),
                 ]
                 with m.If(writes):
-                    m.d.comb += [
-                        self.allocate.ready.eq(1),
-                        strip_write.en.eq(1),
-                        place_write.en.eq(1),
-                    ]
+                    m.d.comb += [self.allocate.ready.eq(1), tables.write_place.eq(1)]
                     m.d.sync += [
                         level.missing.eq(level.missing + 1),
                         self.fetch.valid.eq(1),
@@ -419,31 +330,30 @@ class Gather(wiring.Component):
                         m.d.sync += open_lines.eq(open_lines + 1)
                     m.next = "RECORD"
                 with m.Else():
-                    m.d.comb += strip_write.en.eq(1)
                     m.d.sync += row.kind.eq(RowKind.RECOVER)
                     close(then=After.ADVANCE)
             with m.State("RECORD"):
                 enough = (level.count == geometry.data) | (geometry.parities == 0)
                 complete = hand.final & ~sequential
                 m.d.comb += [
-                    state_write.en.eq(1),
+                    tables.write_row.eq(1),
                     flight_write.data.latest.eq(self.now),
                     flight_write.en.eq(sequential),
                 ]
                 with m.If(level.closed):
-                    m.d.comb += fill_write.en.eq(1)
+                    m.d.comb += tables.write_level.eq(1)
                     m.next = "ADVANCE"
                 with m.Elif(enough | complete):
                     close(then=After.ADVANCE)
                 with m.Else():
-                    m.d.comb += fill_write.en.eq(1)
+                    m.d.comb += tables.write_level.eq(1)
                     m.next = "ADVANCE"
                     with m.If(~level.listed):
-                        m.d.comb += [open_rows.append.eq(1), fill_write.data.listed.eq(1)]
-                        with m.If(walking):
-                            m.d.sync += again.eq(1)
-                        with m.If(soon < self.deadline):
-                            m.d.sync += self.deadline.eq(soon)
+                        m.d.comb += [
+                            open_rows.append.eq(1),
+                            patience.appended.eq(1),
+                            tables.level.listed.eq(1),
+                        ]
             with m.State("ADVANCE"):
                 m.d.sync += [
                     hand.row.eq(hand.row + 1),
@@ -455,16 +365,12 @@ class Gather(wiring.Component):
 
             # `row` and `level` are loaded, and `slot` has held for a cycle: no more partners.
             with m.State("CLOSE"):
-                m.d.comb += state_write.en.eq(1)
+                m.d.comb += tables.write_row.eq(1)
                 m.d.sync += [level.closed.eq(1), level.listed.eq(0)]
                 with m.If(row.kind == RowKind.WRITE):
                     m.d.sync += open_lines.eq(open_lines - level.count)
                 with m.If(level.listed):
-                    m.d.comb += open_rows.remove.eq(1)
-                    with m.If(slot == cursor):
-                        m.d.sync += cursor.eq(open_rows.newer)
-                        with m.If(slot == open_rows.tail):
-                            m.d.sync += [walking.eq(0), again.eq(walking)]
+                    m.d.comb += [open_rows.remove.eq(1), patience.removed.eq(1)]
                 m.d.sync += closed_rows.eq(closed_rows + 1)
                 m.next = "COUNT"
             with m.State("COUNT"):
@@ -474,12 +380,12 @@ class Gather(wiring.Component):
                 ]
                 m.next = "LAUNCH"
             with m.State("LAUNCH"):
-                m.d.comb += fill_write.en.eq(1)
+                m.d.comb += tables.write_level.eq(1)
                 m.next = "REST"
                 with m.If(after == After.ADVANCE):
                     m.next = "ADVANCE"
                 with m.If((level.missing == 0) & row.joined.any()):
-                    m.d.comb += [fill_write.data.launched.eq(1), launches.w_en.eq(1)]
+                    m.d.comb += [tables.level.launched.eq(1), launches.w_en.eq(1)]
                 with m.Elif(level.missing == 0):
                     m.next = "REMOVE"
 
@@ -487,22 +393,22 @@ class Gather(wiring.Component):
             with m.State("READ-PLACE"):
                 m.next = "LOAD-PLACE"
             with m.State("LOAD-PLACE"):
-                m.d.sync += [slot.eq(place_read.data.slot), strip.eq(place_read.data.index)]
+                m.d.sync += [slot.eq(tables.place.slot), strip.eq(tables.place.index)]
                 m.next = "READ-ARRIVED"
             with m.State("READ-ARRIVED"):
                 m.next = "LOAD-ARRIVED"
             with m.State("LOAD-ARRIVED"):
                 m.d.sync += [
-                    row.eq(state_read.data),
-                    level.eq(fill_read.data),
-                    level.missing.eq(fill_read.data.missing - 1),
+                    row.eq(tables.found_row),
+                    level.eq(tables.found_level),
+                    level.missing.eq(tables.found_level.missing - 1),
                     after.eq(After.REST),
                 ]
                 m.next = "ARRIVE"
                 with m.If(event.error):
                     m.next = "DROP"
             with m.State("ARRIVE"):
-                m.d.comb += fill_write.en.eq(1)
+                m.d.comb += tables.write_level.eq(1)
                 m.next = "REST"
                 with m.If(level.closed & (level.missing == 0)):
                     m.next = "LAUNCH"
@@ -519,14 +425,14 @@ class Gather(wiring.Component):
             with m.State("REPORT"):
                 m.d.comb += self.fetch_failed.valid.eq(1)
                 with m.If(self.fetch_failed.ready):
-                    m.d.comb += state_write.en.eq(1)
+                    m.d.comb += tables.write_row.eq(1)
                     m.next = "ARRIVE"
 
             # A row has retired, or has nothing left.
             with m.State("READ-RETIRED"):
                 m.next = "LOAD-RETIRED"
             with m.State("LOAD-RETIRED"):
-                m.d.sync += row.eq(state_read.data)
+                m.d.sync += row.eq(tables.found_row)
                 m.next = "REMOVE"
             with m.State("REMOVE"):
                 m.d.comb += [index.remove.eq(1), parking.release.eq(1)]
@@ -538,62 +444,42 @@ class Gather(wiring.Component):
                         flight_write.data.flying.eq(flight_read.data.flying - 1),
                         flight_write.data.retired.eq(flight_read.data.retired + 1),
                         flight_write.en.eq(1),
-                        unused.w_en.eq(1),
+                        unused.give.valid.eq(1),
+                        patience.retired.eq(1),
                     ]
-                    m.d.sync += again.eq(1)
                     m.next = "REST"
 
             # The oldest open row gives way.
             with m.State("READ-OLDEST"):
                 m.next = "LOAD-OLDEST"
             with m.State("LOAD-OLDEST"):
-                m.d.sync += [row.eq(state_read.data), level.eq(fill_read.data)]
+                m.d.sync += [row.eq(tables.found_row), level.eq(tables.found_level)]
                 close(then=After.REST)
 
             # One step of the walk over open rows.
             with m.State("READ-OPEN"):
                 m.next = "LOAD-OPEN"
             with m.State("LOAD-OPEN"):
-                m.d.comb += flight_read.addr.eq(state_read.data.array)
-                m.d.sync += [row.eq(state_read.data), level.eq(fill_read.data)]
+                m.d.comb += flight_read.addr.eq(tables.found_row.array)
+                m.d.sync += [row.eq(tables.found_row), level.eq(tables.found_level)]
                 m.next = "WEIGH"
             with m.State("WEIGH"):
-                latest = flight_read.data.latest
-                m.d.sync += [
-                    weighed.eq(self.now),
-                    settles.eq(~level.settled & ((ahead == 0) | ahead[-1])),
-                    since.eq(Mux(latest > level.since, latest, level.since)),
-                    since_most.eq(level.first + max(0, self._limit - self._idle)),
-                    limit.eq(level.first + self._limit),
-                ]
+                m.d.comb += patience.weigh.eq(1)
                 m.next = "EXPECT"
             with m.State("EXPECT"):
-                m.d.sync += due.eq(limit)
-                with m.If(settles):
-                    m.d.sync += due.eq(weighed + self._idle)
-                with m.Elif(level.settled & (since < since_most)):
-                    m.d.sync += due.eq(since + self._idle)
+                m.d.comb += patience.expect.eq(1)
                 m.next = "WATCH"
             with m.State("WATCH"):
-                with m.If(self.now >= due):
-                    # What is left of the walk, or another, follows the removal.
-                    m.d.sync += again.eq(1)
+                m.d.comb += patience.watch.eq(1)
+                with m.If(patience.due):
                     close(then=After.REST)
                 with m.Else():
-                    m.next = "REST"
                     m.d.comb += [
-                        fill_write.en.eq(settles),
-                        fill_write.data.settled.eq(1),
-                        fill_write.data.since.eq(weighed),
+                        tables.write_level.eq(patience.settles),
+                        tables.level.settled.eq(1),
+                        tables.level.since.eq(patience.weighed),
                     ]
-                    m.d.sync += cursor.eq(open_rows.newer)
-                    with m.If(due < earliest):
-                        m.d.sync += earliest.eq(due)
-                    with m.If(slot == open_rows.tail):
-                        m.d.sync += [
-                            walking.eq(0),
-                            self.deadline.eq(Mux(due < earliest, due, earliest)),
-                        ]
+                    m.next = "REST"
 
         moves = (
             self.retired.valid
@@ -602,8 +488,8 @@ class Gather(wiring.Component):
             | can_retry
             | can_begin
             | squeezed
-            | can_walk
-            | can_forget
+            | patience.calls
+            | patience.idle
             | ~index.ready
         )
         m.d.comb += self.busy.eq(

@@ -1,7 +1,7 @@
 """Row sequencer: runs each launched row's program on the drives and through the parity engine."""
 
 from amaranth.hdl import Cat, Module, Mux, Signal
-from amaranth.lib import data, enum, stream, wiring
+from amaranth.lib import stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
@@ -11,52 +11,13 @@ from hdl.config import DATA_OFFSET_BLOCKS, MAX_DRIVES, Config, bits_for_count
 from hdl.drive.interface import DriveStatus, Opcode, Owner, finished, landed, operation
 from hdl.memory.interface import line_stream
 from hdl.nvme.interface import Status
-from hdl.parity.interface import StepKind, pass_done, step
+from hdl.parity.interface import pass_done, step
 from hdl.stripe.admission import Admission
 from hdl.stripe.interface import RowKind, committed, row_state, strip_state
+from hdl.stripe.pass_steps import PassSteps
+from hdl.stripe.phase_queues import PhaseQueues
 from hdl.stripe.program import lowest_bit, role_bits, target_bits, targets
-
-ATTEMPTS = 4
-"""Times that operations a drive aborts are sent before they count as failed."""
-
-
-class Phase(enum.Enum, shape=3):
-    """What a row waits for."""
-
-    READ = 0
-    RECOVER = 1
-    GENERATE = 2
-    WRITE = 3
-    ABANDON = 4
-
-
-class Next(enum.Enum, shape=2):
-    """What follows once a row's own lines have been given back."""
-
-    PLAN = 0
-    WRITE = 1
-    CLOSE = 2
-    RETIRE = 3
-
-
-def progress(config: Config) -> data.StructLayout:
-    """How far a row is.
-
-    ``remaining``: operations outstanding. ``bad``: roles that could not be read. ``lost``: roles
-    that could not be written. ``good``: data strips of which a copy is written. ``retry``: targets
-    to write again.
-    """
-    return data.StructLayout(
-        {
-            "phase": Phase,
-            "remaining": target_bits(config) + 1,
-            "attempts": range(ATTEMPTS + 1),
-            "bad": config.ports,
-            "lost": config.ports,
-            "good": config.ports,
-            "retry": targets(config),
-        }
-    )
+from hdl.stripe.progress import ATTEMPTS, Next, Phase, progress
 
 
 class Sequencer(wiring.Component):
@@ -70,7 +31,8 @@ class Sequencer(wiring.Component):
     row's new contents, written anew. A write that fails loses its role: with redundancy the drive
     is reported on ``fail`` (before any ``committed`` of the row), and the row still succeeds
     while the level tolerates what is lost. Without redundancy the block ends with WRITE_FAULT and
-    the drive stays. ABORTED operations are sent `ATTEMPTS` times first. GONE is always reported.
+    the drive stays. ABORTED operations are sent `ATTEMPTS` times first, UNREACHED ones once more;
+    operations that are sent again go alone. GONE is always reported.
 
     ``operation`` has owner ROW, index = row slot, place = target number (without mirroring the
     role: data 0.., then P, Q, ..); ``finished`` brings both back. ``finished`` and ``pass_done``
@@ -124,30 +86,12 @@ class Sequencer(wiring.Component):
         connect(m, flipped(self.allocate), admission.allocate)
         m.d.comb += admission.failed.eq(self.failed)
 
-        # Longest phase: every target of a mirrored row; old and new data and the parities.
-        most_operations = targets(config)
-        most_steps = 2 * config.ports + 2 * config.parities + 2
-        operation_depth = 1 << (2 * most_operations - 1).bit_length()
-        step_depth = 1 << (2 * most_steps - 1).bit_length()
-        operations = SyncFIFOBuffered(width=operation(config).size, depth=operation_depth)
-        steps = SyncFIFOBuffered(width=step(config).size, depth=step_depth)
+        m.submodules.queues = queues = PhaseQueues(config=config)
+        connect(m, queues.operation, flipped(self.operation))
+        connect(m, queues.step, flipped(self.step))
+        room = queues.room
         todo = SyncFIFOBuffered(width=config.row_slot_bits, depth=config.rows)
-        m.submodules.operations = operations
-        m.submodules.steps = steps
         m.submodules.todo = todo
-        m.d.comb += [
-            self.operation.payload.eq(operations.r_data),
-            self.operation.valid.eq(operations.r_rdy),
-            operations.r_en.eq(self.operation.ready),
-            self.step.payload.eq(steps.r_data),
-            self.step.valid.eq(steps.r_rdy),
-            steps.r_en.eq(self.step.ready),
-        ]
-        room = Signal()
-        m.d.comb += room.eq(
-            (operations.level <= operation_depth - most_operations)
-            & (steps.level <= step_depth - most_steps)
-        )
 
         m.submodules.states = states = Memory(shape=progress(config), depth=config.rows, init=[])
         state_read = states.read_port()
@@ -190,14 +134,16 @@ class Sequencer(wiring.Component):
         pending = Signal(targets(config))
         lowest = lowest_bit(m, pending, "lowest")
         writing = Signal()
+        resending = Signal()
         sent = Signal(operation(config))
         wrap = Mux(target.wrapped, 1 << program.strip_shift, 0)
         m.d.comb += [
-            operations.w_data.eq(sent),
+            queues.next_operation.eq(sent),
             sent.port.eq(target.port),
             sent.opcode.eq(Mux(writing, Opcode.WRITE, Opcode.READ)),
             sent.fua.eq(writing & program.fua),
-            sent.more.eq(writing & program.more),
+            sent.more.eq(writing & program.more & ~resending),
+            sent.alone.eq(resending),
             sent.block.eq(program.row + DATA_OFFSET_BLOCKS + wrap),
             sent.owner.eq(Owner.ROW),
             sent.index.eq(slot),
@@ -205,24 +151,13 @@ class Sequencer(wiring.Component):
             sent.line.eq(Mux(writing & is_strip, strip.line, own_line)),
         ]
 
-        # Steps of one pass: a begin, then the inputs in `olds` (own lines), `news` (joined lines)
-        # and `parities`, then those of `outputs` that are in `wants`.
-        olds = Signal(config.ports)
-        news = Signal(config.ports)
-        parities = Signal(4)
-        outputs = Signal(config.ports)
-        wants = Signal(config.ports)
-        old = lowest_bit(m, olds, "old")
-        new = lowest_bit(m, news, "new")
-        parity = lowest_bit(m, parities, "parity")
-        output = lowest_bit(m, outputs, "output")
-        recovering = Signal()
-        erasure = Signal(role_bits(config))
-        own = Signal()
-        item = Signal(step(config))
-        written = Signal(step(config))
-        m.d.comb += [steps.w_data.eq(written), written.eq(item)]
-        m.d.comb += written.line.eq(Mux(own, own_line, strip.line))
+        m.submodules.steps = steps = PassSteps(config=config)
+        m.d.comb += [
+            steps.program.eq(program),
+            steps.slot.eq(slot),
+            queues.next_step.eq(steps.step),
+            queues.next_step.line.eq(Mux(steps.own, own_line, strip.line)),
+        ]
 
         # Lines to give back, and what to do then.
         doomed = Signal(config.ports)
@@ -261,33 +196,18 @@ class Sequencer(wiring.Component):
         ]
 
         def begin_recovery() -> None:
-            m.d.sync += [
-                now.phase.eq(Phase.RECOVER),
-                recovering.eq(1),
-                olds.eq(program.read & data_roles),
-                news.eq(0),
-                parities.eq(program.use_parity),
-                outputs.eq(program.erased),
-                wants.eq(program.erased & Mux(recover, program.joined, ~program.joined)),
-            ]
+            m.d.comb += steps.recover.eq(1)
+            m.d.sync += now.phase.eq(Phase.RECOVER)
             m.next = "BEGIN-PASS"
 
         def begin_generation() -> None:
-            olds_of_update = program.joined & data_roles
-            olds_of_rebuild = data_roles & ~program.joined
-            m.d.sync += [
-                now.phase.eq(Phase.GENERATE),
-                recovering.eq(0),
-                olds.eq(Mux(program.update, olds_of_update, olds_of_rebuild)),
-                news.eq(program.joined & data_roles),
-                parities.eq(Mux(program.update, program.generate, 0)),
-                outputs.eq(program.generate),
-                wants.eq(program.generate),
-            ]
+            m.d.comb += steps.generate.eq(1)
+            m.d.sync += now.phase.eq(Phase.GENERATE)
             m.next = "BEGIN-PASS"
 
-        def begin_operations(*, targets, write: int) -> None:
+        def begin_operations(*, targets, write: int, again: int = 0) -> None:
             m.d.sync += [
+                resending.eq(again),
                 now.phase.eq(Phase.WRITE if write else Phase.READ),
                 pending.eq(targets),
                 writing.eq(write),
@@ -295,8 +215,12 @@ class Sequencer(wiring.Component):
             m.next = "SELECT-TARGET"
 
         def try_again(*, write: int) -> None:
-            m.d.sync += [now.retry.eq(0), now.attempts.eq(now.attempts + 1)]
-            begin_operations(targets=now.retry, write=write)
+            m.d.sync += [
+                now.retry.eq(0),
+                now.aborted.eq(0),
+                now.attempts.eq(now.attempts + now.aborted),
+            ]
+            begin_operations(targets=now.retry, write=write, again=1)
 
         def give_back(roles, *, then: Next) -> None:
             m.d.sync += [doomed.eq(roles), afterwards.eq(then)]
@@ -338,13 +262,18 @@ class Sequencer(wiring.Component):
             with m.State("JUDGE-EVENT"):
                 good = event.status == DriveStatus.GOOD
                 gone = event.status == DriveStatus.GONE
-                retry = (event.status == DriveStatus.ABORTED) & (now.attempts != ATTEMPTS - 1)
+                aborted = event.status == DriveStatus.ABORTED
+                unreached = event.status == DriveStatus.UNREACHED
+                retry = unreached | (aborted & (now.attempts != ATTEMPTS - 1))
                 m.d.sync += [
                     now.remaining.eq(now.remaining - 1),
                     ended.eq(now.remaining == 1),
                 ]
                 with m.If(retry):
-                    m.d.sync += now.retry.eq(now.retry | (1 << number))
+                    m.d.sync += [
+                        now.retry.eq(now.retry | (1 << number)),
+                        now.aborted.eq(now.aborted | aborted),
+                    ]
                 with m.Elif(event.opcode == Opcode.READ):
                     with m.If(~good):
                         m.d.sync += now.bad.eq(now.bad | (1 << index))
@@ -448,66 +377,25 @@ class Sequencer(wiring.Component):
             with m.State("FIND-LINE"):
                 m.next = "SEND"
             with m.State("SEND"):
-                m.d.comb += operations.w_en.eq(1)
+                m.d.comb += queues.send_operation.eq(1)
                 m.next = "SELECT-TARGET"
 
             # Steps of a pass.
             with m.State("BEGIN-PASS"):
-                m.d.comb += [
-                    steps.w_en.eq(1),
-                    written.kind.eq(Mux(recovering, StepKind.RECOVER, StepKind.GENERATE)),
-                    written.erased.eq(program.erased),
-                    written.parities.eq(program.use_parity),
-                    written.role.eq(0),
-                    written.last.eq(0),
-                    written.index.eq(slot),
-                ]
-                m.d.sync += [item.eq(0), item.index.eq(slot), erasure.eq(0), own.eq(1)]
+                m.d.comb += [steps.begin.eq(1), queues.send_step.eq(1)]
                 m.next = "SELECT-STEP"
             with m.State("SELECT-STEP"):
+                m.d.comb += steps.select.eq(1)
+                m.d.sync += index.eq(steps.role)
                 m.next = "FIND-STEP"
-                with m.If(olds.any()):
-                    m.d.sync += [
-                        olds.eq(olds & (olds - 1)),
-                        item.kind.eq(StepKind.DATA),
-                        item.role.eq(old),
-                        index.eq(old),
-                    ]
-                with m.Elif(news.any()):
-                    m.d.sync += [
-                        news.eq(news & (news - 1)),
-                        item.kind.eq(StepKind.DATA),
-                        item.role.eq(new),
-                        index.eq(new),
-                        own.eq(0),
-                    ]
-                with m.Elif(parities.any()):
-                    m.d.sync += [
-                        parities.eq(parities & (parities - 1)),
-                        item.kind.eq(StepKind.PARITY),
-                        item.role.eq(parity),
-                        index.eq(program.data + parity),
-                        own.eq(1),
-                    ]
-                with m.Elif(wants.any()):
-                    m.d.sync += [
-                        outputs.eq(outputs & (outputs - 1)),
-                        wants.eq(wants & ~(1 << output)),
-                        erasure.eq(erasure + 1),
-                        item.kind.eq(StepKind.OUTPUT),
-                        item.role.eq(Mux(recovering, erasure, output)),
-                        item.last.eq((wants & ~(1 << output)) == 0),
-                        index.eq(Mux(recovering, output, program.data + output)),
-                        own.eq(1),
-                    ]
-                    with m.If(~wants.bit_select(output, 1)):
-                        m.next = "SELECT-STEP"
-                with m.Else():
+                with m.If(steps.skips):
+                    m.next = "SELECT-STEP"
+                with m.If(~steps.more):
                     m.next = "STORE"
             with m.State("FIND-STEP"):
                 m.next = "SEND-STEP"
             with m.State("SEND-STEP"):
-                m.d.comb += steps.w_en.eq(1)
+                m.d.comb += queues.send_step.eq(1)
                 m.next = "SELECT-STEP"
 
             # Own lines given back.
@@ -590,16 +478,13 @@ class Sequencer(wiring.Component):
         # With nothing at hand only what arrives, or room for what is queued, moves anything.
         arriving = self.finished.valid | self.pass_done.valid
         begins = room & (todo.r_rdy | admission.ready.valid)
-        leaving = Cat(port.valid & port.ready for port in (self.operation, self.step)).any()
         filling = (todo.level != 0) & ~todo.r_rdy
         m.d.comb += self.busy.eq(
             ~fsm.ongoing("IDLE")
             | arriving
             | begins
-            | leaving
             | filling
-            | ((operations.level != 0) & ~operations.r_rdy)
-            | ((steps.level != 0) & ~steps.r_rdy)
+            | queues.busy
             | admission.busy
         )
         return m

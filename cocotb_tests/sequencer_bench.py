@@ -1,0 +1,307 @@
+"""The row sequencer with everything around it, and the truth about every block."""
+
+import os
+import random
+
+from cocotb.triggers import RisingEdge
+
+from cocotb_tests.streams import StreamSink, StreamSource, pack, wait_until
+from cocotb_tests.stripe_models import (
+    BLOCK,
+    Allocator,
+    ArrayModel,
+    DrivesModel,
+    Lines,
+    ParityModel,
+    Tables,
+    TableServer,
+    solve,
+    syndromes,
+)
+from hdl.config import Config
+from hdl.drive.interface import landed
+from hdl.nvme.interface import Status
+from hdl.stripe.interface import RowKind, committed, row_state, strip_state
+
+CONFIG = Config(
+    data_width=64, ports=8, lines=64, banks=4, commands=64, rows=8, operations=64, arrays=2
+)
+
+PATIENCE = 20_000
+"""Cycles within which something must happen."""
+
+ARRAYS = {
+    "raid0": ArrayModel(width=4, ports=(0, 1, 2, 3)),
+    "raid1": ArrayModel(width=3, copies=3, ports=(6, 1, 4)),
+    "raid10": ArrayModel(width=4, copies=2, ports=(3, 1, 7, 5)),
+    "raid1e": ArrayModel(width=3, copies=2, ports=(2, 4, 6)),
+    "raid5": ArrayModel(width=4, parities=1, ports=(7, 2, 5, 0)),
+    "raid5_wide": ArrayModel(width=8, parities=1, ports=tuple(range(8))),
+    "raid50": ArrayModel(width=3, parities=1, spans=2, ports=(0, 5, 1, 3, 6, 2)),
+    "raid6": ArrayModel(width=5, parities=2, ports=(1, 3, 5, 7, 0)),
+    "raid6_wide": ArrayModel(width=8, parities=2, ports=(7, 6, 5, 4, 3, 2, 1, 0)),
+}
+
+
+class Row:
+    """One row that the test launches."""
+
+    def __init__(self, *, kind, base, shift, row, joined):
+        self.kind = kind
+        self.base = base
+        self.shift = shift
+        self.row = row
+        self.joined = joined
+        self.strips: dict[int, tuple[int, int, int]] = {}
+        self.blocks: dict[int, bytes] = {}
+        self.statuses: list[Status] = []
+
+
+class Bench:
+    """The sequencer with everything around it, and the truth about every block."""
+
+    def __init__(self, dut, config: Config, array: ArrayModel, *, seed: int, active: float):
+        self.dut = dut
+        self.config = config
+        self.array = array
+        self.random = random.Random(f"{seed}/bench")
+        self.lines = Lines(config.lines)
+        self.drives = DrivesModel(dut, config, self.lines, active=active, seed=seed)
+        self.parity = ParityModel(dut, config, self.lines, active=active, seed=seed)
+        self.allocator = Allocator(
+            dut, self.lines, name="allocate", active=active, seed=seed
+        )
+        Tables(dut, config, [ArrayModel(width=2, ports=(0, 1)), array])
+        self.slots: dict[int, Row] = {}
+        self.by_command: dict[int, tuple[Row, int]] = {}
+        self.rows: dict[int, dict[int, bytes]] = {}
+        self.places: dict[int, tuple[int, int]] = {}
+        self.unsure: set[int] = set()
+        self.failed: set[int] = set()
+        self.write_faults = 0
+        self.read_faults = 0
+        self.committed = 0
+        self.recovered = 0
+        self.retired = 0
+        TableServer(dut, "row_read", self._row)
+        TableServer(dut, "strip_read", self._strip)
+        self.launch = StreamSource(dut, "launch", active=active, seed=seed)
+        dut.failed.value = 0
+
+        def sink(name, callback, layout=None):
+            StreamSink(dut, name, layout=layout, active=active, seed=seed, callback=callback)
+
+        sink("free", self.lines.give_back)
+        sink("committed", self._committed, committed(config))
+        sink("recovered", self._recovered, landed(config))
+        sink("recover_failed", self._recover_failed, committed(config))
+        sink("fail", self.fail)
+        sink("retired", self._retired)
+
+    # Tables that the gatherer would hold.
+
+    def _row(self, slot: int) -> int:
+        row = self.slots.get(slot)
+        if row is None:
+            return 0
+        return pack(
+            row_state(self.config),
+            kind=row.kind,
+            array=1,
+            base=row.base,
+            shift=row.shift,
+            row=row.row,
+            joined=sum(1 << index for index in row.joined),
+        )
+
+    def _strip(self, address: int) -> int:
+        slot, index = divmod(address, 32)
+        row = self.slots.get(slot)
+        if row is None or index not in row.strips:
+            return 0
+        command, offset, line = row.strips[index]
+        return pack(strip_state(self.config), slot=command, offset=offset, line=line)
+
+    # What the sequencer says.
+
+    def fail(self, port: int) -> None:
+        self.failed.add(port)
+        self.drives.gone.add(port)
+        self.dut.failed.value = sum(1 << one for one in self.failed)
+
+    def _committed(self, event) -> None:
+        row, index = self.by_command.pop(event.slot)
+        assert row.kind == RowKind.WRITE
+        self.committed += 1
+        row.statuses.append(event.status)
+        if event.status == Status.SUCCESS:
+            self.rows[row.row][index] = row.blocks[index]
+        else:
+            assert event.status == Status.WRITE_FAULT
+            self.write_faults += 1
+            if self.array.parities:
+                self.unsure.add(row.row)
+            else:
+                self.rows[row.row].pop(index, None)
+
+    def _recovered(self, event) -> None:
+        row, index = self.by_command.pop(event.slot)
+        assert row.kind == RowKind.RECOVER
+        assert event.offset == row.strips[index][1]
+        if row.row not in self.unsure:
+            found = self.lines.read(event.line)
+            wanted = self.rows[row.row].get(index, bytes(BLOCK))
+            assert found == wanted, f"row {row.row} strip {index}: {found!r}, not {wanted!r}"
+        self.lines.give_back(event.line)
+        self.recovered += 1
+
+    def _recover_failed(self, event) -> None:
+        row, _ = self.by_command.pop(event.slot)
+        assert row.kind == RowKind.RECOVER
+        assert event.status == Status.UNRECOVERED_READ
+        self.read_faults += 1
+
+    def _retired(self, slot: int) -> None:
+        row = self.slots.pop(slot)
+        assert not any(row is other for other, _ in self.by_command.values())
+        self.retired += 1
+
+    # What the test asks for.
+
+    def place(self, row: int) -> tuple[int, int]:
+        """Base and shift of a row, the same every time."""
+        if row not in self.places:
+            base = self.array.width * (row % self.array.spans)
+            shift = 0
+            if self.array.parities or self.array.width % self.array.copies:
+                shift = self.random.randrange(self.array.width)
+            if self.array.mirrored:
+                shift %= self.array.copies
+            self.places[row] = base, shift
+        return self.places[row]
+
+    def strips(self, row: int) -> int:
+        """Data strips of a row (with copies: those whose first copy is in it)."""
+        _, shift = self.place(row)
+        if not self.array.mirrored:
+            return self.array.data
+        return -(-(self.array.width - shift) // self.array.copies)
+
+    async def begin(self, row: int, *, joined, kind=RowKind.WRITE) -> Row:
+        """Launches a row once a row slot, commands and lines are free."""
+
+        def possible() -> bool:
+            return (
+                len(self.slots) < self.config.rows
+                and all(one.row != row for one in self.slots.values())
+                and len(self.lines.free) > self.config.line_reserve + len(joined)
+            )
+
+        await wait_until(self.dut, possible, cycles=PATIENCE, what="room for a row")
+        base, shift = self.place(row)
+        entry = Row(kind=kind, base=base, shift=shift, row=row, joined=joined)
+        self.rows.setdefault(row, {})
+        for index in joined:
+            command = next(
+                slot for slot in range(self.config.commands) if slot not in self.by_command
+            )
+            self.by_command[command] = entry, index
+            line = 0
+            if kind == RowKind.WRITE:
+                line = self.lines.take("joined")
+                entry.blocks[index] = self.random.randbytes(BLOCK)
+                self.lines.contents[line] = entry.blocks[index]
+            entry.strips[index] = command, self.random.randrange(32), line
+        slot = next(
+            slot
+            for slot in self.random.sample(range(self.config.rows), self.config.rows)
+            if slot not in self.slots
+        )
+        self.slots[slot] = entry
+        self.launch.send(slot)
+        return entry
+
+    async def settle(self) -> None:
+        """Waits until everything is quiet, then checks that nothing is left over."""
+        for _ in range(PATIENCE):
+            if not self.slots and not int(self.dut.busy.value) and not self.drives.outstanding:
+                break
+            await RisingEdge(self.dut.clk)
+        assert not self.slots, f"rows {sorted(self.slots)} never retired"
+        assert not self.by_command, "commands without an answer"
+        assert len(self.lines.taken) == self.allocator.offered(), f"leaked: {self.lines.taken}"
+        assert self.parity.idle and not int(self.dut.busy.value)
+
+    def check_drives(self) -> None:
+        """Every row satisfies its parity equations on the drives left, and holds what it should."""
+        for row, contents in self.rows.items():
+            base, shift = self.place(row)
+            if row in self.unsure:
+                continue
+            if self.array.parities:
+                self._check_parity_row(row, base, shift, contents)
+                continue
+            for index, wanted in contents.items():
+                copies = self.array.places(base=base, shift=shift, index=index, row=row)
+                live = [place for place in copies if place[0] not in self.failed]
+                for place in live:
+                    found = self.drives.blocks.get(place)
+                    assert found == wanted, f"row {row} strip {index} at {place}: {found!r}"
+
+    def _check_parity_row(self, row: int, base: int, shift: int, contents) -> None:
+        known, lost, parities = {}, [], {}
+        for index in range(self.array.data):
+            (place,) = self.array.places(base=base, shift=shift, index=index, row=row)
+            if place[0] in self.failed or place in self.drives.unreadable:
+                lost.append(index)
+            else:
+                known[index] = self.drives.blocks.get(place, bytes(BLOCK))
+        for parity in range(self.array.parities):
+            place = self.array.parity_place(base=base, shift=shift, parity=parity, row=row)
+            if place[0] not in self.failed and place not in self.drives.unreadable:
+                parities[parity] = self.drives.blocks.get(place, bytes(BLOCK))
+        solved = solve(known, parities, lost)
+        if solved is None:
+            assert len(lost) > len(parities)
+            return
+        known |= solved
+        for index, block in known.items():
+            wanted = contents.get(index, bytes(BLOCK))
+            assert block == wanted, f"row {row} strip {index}: {block!r}, not {wanted!r}"
+        sums = syndromes(known, self.array.parities)
+        for parity, block in parities.items():
+            assert block == sums[parity], f"row {row} parity {parity} is wrong"
+
+    def erase_unreadable(self, row: int, count: int) -> None:
+        """Makes ``count`` blocks of a row unreadable."""
+        base, shift = self.place(row)
+        places = [
+            self.array.parity_place(base=base, shift=shift, parity=parity, row=row)
+            for parity in range(self.array.parities)
+        ]
+        for index in range(self.array.data):
+            places += self.array.places(base=base, shift=shift, index=index, row=row)
+        for place in self.random.sample(places, count):
+            if place[0] not in self.failed:
+                self.drives.unreadable.add(place)
+
+
+def bench_of(dut) -> Bench:
+    seed = int(os.environ["SEED"])
+    print(f"seed {seed}")
+    array = ARRAYS[os.environ["ARRAY"]]
+    active = float(os.environ.get("ACTIVE", "0.6"))
+    return Bench(dut, CONFIG, array, seed=seed, active=active)
+
+
+async def random_rows(bench: Bench, *, rows: int, span: int, recover: float = 0.2) -> None:
+    """Launches random rows of a few row numbers, so that old contents matter."""
+    for _ in range(rows):
+        row = 8 * bench.random.randrange(span)
+        strips = bench.strips(row)
+        kind = RowKind.WRITE
+        if bench.array.parities and bench.random.random() < recover:
+            kind = RowKind.RECOVER
+        count = strips if bench.random.random() < 0.25 else bench.random.randint(1, strips)
+        joined = bench.random.sample(range(strips), 1 if kind == RowKind.RECOVER else count)
+        await bench.begin(row, joined=joined, kind=kind)

@@ -1,0 +1,50 @@
+"""How far a row is in its program."""
+
+from amaranth.lib import data, enum
+
+from hdl.config import Config
+from hdl.stripe.program import target_bits, targets
+
+ATTEMPTS = 4
+"""Times that operations a drive aborts are sent before they count as failed."""
+
+
+class Phase(enum.Enum, shape=3):
+    """What a row waits for."""
+
+    READ = 0
+    RECOVER = 1
+    GENERATE = 2
+    WRITE = 3
+    ABANDON = 4
+
+
+class Next(enum.Enum, shape=2):
+    """What follows once a row's own lines have been given back."""
+
+    PLAN = 0
+    WRITE = 1
+    CLOSE = 2
+    RETIRE = 3
+
+
+def progress(config: Config) -> data.StructLayout:
+    """How far a row is.
+
+    ``remaining``: operations outstanding. ``bad``: roles that could not be read. ``lost``: roles
+    that could not be written. ``good``: data strips of which a copy is written. ``retry``: targets
+    to ask again; ``aborted``: at least one of them because a drive aborted it, which counts as
+    one of `ATTEMPTS`.
+    """
+    return data.StructLayout(
+        {
+            "phase": Phase,
+            "remaining": target_bits(config) + 1,
+            "attempts": range(ATTEMPTS + 1),
+            "aborted": 1,
+            "bad": config.ports,
+            "lost": config.ports,
+            "good": config.ports,
+            "retry": targets(config),
+        }
+    )
