@@ -15,7 +15,8 @@ from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import pack, start
 from hdl.config import Config
 from hdl.memory.interface import write_beat
-from hdl.memory.store import READ_LATENCY, LineStore
+from hdl.memory.store import DWORD_BITS, READ_LATENCY, LineStore, write_delay
+from hdl.streams import Relay
 
 READERS = 4
 WRITERS = 5
@@ -31,6 +32,35 @@ def sizes(width: int) -> Config:
     return Config(data_width=width, lines=16, banks=8)
 
 
+class History:
+    """Words as written, and what a read may return of each (`LineStore`)."""
+
+    def __init__(self):
+        self.writes: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+        self.delay = write_delay(WRITERS)
+
+    def write(self, cycle: int, user: int, address: int, beat: int, mask: int) -> None:
+        for word in range(mask.bit_length()):
+            if mask >> word & 1:
+                value = beat >> DWORD_BITS * word & (1 << DWORD_BITS) - 1
+                self.writes.setdefault((address, word), []).append((cycle, user, value))
+
+    def allowed(self, cycle: int, address: int, word: int) -> set[int] | None:
+        """Values that a read taken in ``cycle`` may return; None: any."""
+        writes = self.writes.get((address, word), [])
+        certain = [write for write in writes if write[0] + self.delay <= cycle]
+        if not certain:
+            return None
+
+        def after(later, write):
+            return later[0] >= write[0] + self.delay or (
+                later[1] == write[1] and later[0] > write[0]
+            )
+
+        writes[:] = [w for w in writes if not any(after(later, w) for later in certain)]
+        return {value for _, _, value in writes}
+
+
 class Bench:
     """Drives every port each cycle; the scoreboard holds the beats as the store must."""
 
@@ -40,10 +70,11 @@ class Bench:
         self.random = random.Random(f"{seed}/store")
         self.active = active
         self.sequential = sequential
-        self.beats: dict[int, int] = {}
+        self.history = History()
         self.taken = {"read": [0] * READERS, "write": [0] * WRITERS}
         self.longest = {"read": 0, "write": 0}
         self.answered = 0
+        self.checked = 0
 
     def _port(self, name: str, *parts: str):
         return [getattr(self.dut, f"{name}__{part}") for part in parts]
@@ -70,8 +101,8 @@ class Bench:
         position |= {("write", n): self.random.randrange(total) for n in range(WRITERS)}
         expected = [deque([None] * READ_LATENCY) for _ in range(READERS)]
         meeting = [self.random.randrange(total) for _ in range(MEETING_PLACES)]
-        word = (1 << 32) - 1
-        for cycle in range(cycles + READ_LATENCY + MOST_WRITE_WAIT + 1):
+        words = range(config.beat_dwords)
+        for cycle in range(cycles + READ_LATENCY + write_delay(WRITERS)):
             for kind, ports in (("read", reads), ("write", writes)):
                 for n, port in enumerate(ports):
                     if (kind, n) in offers:
@@ -112,30 +143,32 @@ class Bench:
                         answer = None
                         if taken:
                             assert offer is not None
-                            answer = (offer[0], self.beats.get(offer[0]))
+                            address = offer[0]
+                            answer = (
+                                address,
+                                [self.history.allowed(cycle, address, word) for word in words],
+                            )
                         expected[n].append(answer)
                         due = expected[n].popleft()
                         assert int(port[3].value) == (due is not None), f"reader {n}: latency"
                         if due is not None:
                             self.answered += 1
-                            if due[1] is not None:
-                                assert int(port[4].value) == due[1], (
-                                    f"reader {n}: address {due[0]:#x} holds {due[1]:#x}, "
-                                    f"not {int(port[4].value):#x}"
+                            for word, values in enumerate(due[1]):
+                                value = int(port[4].value) >> DWORD_BITS * word
+                                value &= (1 << DWORD_BITS) - 1
+                                assert values is None or value in values, (
+                                    f"reader {n}: word {word} of {due[0]:#x} is {value:#x}, "
+                                    f"not in {values}"
                                 )
+                                self.checked += values is not None
                     elif taken:
-                        stored.append(offer)
-            for address, beat, mask in stored:
-                keep = bits = 0
-                for index in range(config.beat_dwords):
-                    if mask >> index & 1:
-                        bits |= beat & word << 32 * index
-                    else:
-                        keep |= word << 32 * index
-                if address in self.beats or not keep:
-                    self.beats[address] = self.beats.get(address, 0) & keep | bits
+                        stored.append((n, offer))
+            for n, offer in stored:
+                self.history.write(cycle, n, *offer)
         assert not offers, f"never taken: {offers}"
         assert self.answered == sum(self.taken["read"]), "answers are missing"
+        if not self.sequential:
+            assert self.checked > self.answered // 4, "too few reads saw what was written"
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
@@ -194,6 +227,24 @@ class Faulty(wiring.Component):
             m.d.comb += theirs.mask.eq(ours.mask | 1)
         elif self._fault == "address":
             m.d.comb += theirs.address.eq(ours.address ^ (ours.address[:4] == 7))
+        elif self._fault == "lazy":
+            # Writes of one port become visible later than promised.
+            source = self.write[2]
+            for stage in range(write_delay(WRITERS)):
+                relay = Relay(source.payload.shape())
+                m.submodules[f"relay_{stage}"] = relay
+                m.d.comb += [
+                    relay.input.valid.eq(source.valid),
+                    relay.input.payload.eq(source.payload),
+                    source.ready.eq(relay.input.ready),
+                ]
+                source = relay.output
+            last = inner.write[2]
+            m.d.comb += [
+                last.valid.eq(source.valid),
+                last.payload.eq(source.payload),
+                source.ready.eq(last.ready),
+            ]
         elif self._fault == "starved":
             m.d.comb += [self.read[3].request.ready.eq(0), inner.read[3].request.valid.eq(0)]
         return m
@@ -211,7 +262,7 @@ def test_store(testcase, width):
     )
 
 
-@pytest.mark.parametrize("fault", ["mask", "address", "late", "starved"])
+@pytest.mark.parametrize("fault", ["mask", "address", "late", "starved", "lazy"])
 def test_faults_are_caught(fault):
     with pytest.raises(SimulationError):
         simulate(

@@ -8,10 +8,11 @@ import pytest
 from amaranth.hdl import Module
 from amaranth.lib import data, enum, stream, wiring
 from amaranth.lib.wiring import In, Out
+from cocotb.triggers import RisingEdge, Timer
 
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, start, unpack
-from hdl.streams import Merge
+from hdl.streams import Merge, Relay, Skid
 
 COUNT = 200
 PAYLOAD_BITS = 16
@@ -27,7 +28,7 @@ LAYOUT = data.StructLayout(
 )
 
 
-class Relay(wiring.Component):
+class Register(wiring.Component):
     """A register between two streams; ``withdraws`` breaks the rule that valid stays."""
 
     def __init__(self, *, withdraws: bool):
@@ -105,18 +106,83 @@ def test_merge(inputs):
     )
 
 
-def test_relay():
-    simulate(Relay(withdraws=False), name="relay", module=__name__, testcase="relays")
+@cocotb.test(timeout_time=100, timeout_unit="us")
+async def relays_one_payload_a_cycle(dut):
+    await start(dut)
+    source = StreamSource(dut, "input")
+    sink = StreamSink(dut, "output")
+    source.send_all(range(COUNT))
+    await sink.receive()
+    begin = cocotb.utils.get_sim_time("ns")
+    await sink.receive_all(COUNT - 1)
+    assert round((cocotb.utils.get_sim_time("ns") - begin) / 4) == COUNT - 1
+
+
+@cocotb.test(timeout_time=100, timeout_unit="us")
+async def cuts_ready(dut):
+    """``ready`` at the input does not follow ``ready`` at the output within a cycle."""
+    await start(dut)
+    generator = random.Random(int(os.environ["SEED"]))
+    for _ in range(COUNT):
+        dut.input__valid.value = generator.randrange(2)
+        await RisingEdge(dut.clk)
+        seen = set()
+        for ready in (0, 1):
+            dut.output__ready.value = ready
+            await Timer(1, "ns")
+            seen.add(int(dut.input__ready.value))
+        assert len(seen) == 1, "ready is combinational"
+
+
+class Leaky(wiring.Component):
+    """`Skid` that claims to have room when it has none."""
+
+    def __init__(self):
+        self._inner = Skid(PAYLOAD_BITS)
+        super().__init__(self._inner.signature)
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.inner = inner = self._inner
+        wiring.connect(m, wiring.flipped(self.input), inner.input)
+        wiring.connect(m, inner.output, wiring.flipped(self.output))
+        m.d.comb += [self.input.ready.eq(1), self.busy.eq(inner.busy)]
+        return m
+
+
+@pytest.mark.parametrize("kind", [Skid, Relay])
+def test_relay(kind):
+    simulate(
+        kind(PAYLOAD_BITS),
+        name=kind.__name__.lower(),
+        module=__name__,
+        testcase=["relays", "relays_one_payload_a_cycle", "cuts_ready"],
+    )
+
+
+def test_relay_faults_are_caught():
+    with pytest.raises(SimulationError, match="SimTimeoutError"):
+        simulate(Leaky(), name="skid_leaky", module=__name__, testcase="relays")
+    with pytest.raises(SimulationError, match="ready is combinational"):
+        simulate(
+            Register(withdraws=False), name="register", module=__name__, testcase="cuts_ready"
+        )
+
+
+def test_bench_on_register():
+    simulate(Register(withdraws=False), name="register", module=__name__, testcase="relays")
 
 
 def test_withdrawn_valid_is_caught():
     with pytest.raises(SimulationError, match=r"withdrawn before ready|payload changed"):
-        simulate(Relay(withdraws=True), name="relay_mutant", module=__name__, testcase="relays")
+        simulate(
+            Register(withdraws=True), name="register_mutant", module=__name__, testcase="relays"
+        )
 
 
 def test_missing_testcase_is_an_error():
     with pytest.raises(SimulationError, match="no test ran"):
-        simulate(Relay(withdraws=False), name="relay", module=__name__, testcase="absent")
+        simulate(Register(withdraws=False), name="register", module=__name__, testcase="absent")
 
 
 def test_pack_agrees_with_amaranth():

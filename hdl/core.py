@@ -9,14 +9,14 @@ from hdl.array.tables import ArrayTables
 from hdl.array.tracker import Tracker
 from hdl.config import LINE_USERS, TIME_BITS, Config
 from hdl.drive.drives import Drives
-from hdl.drive.interface import DrivePort, Opcode, Owner, landed, operation
+from hdl.drive.interface import DrivePort, Opcode, Owner, finished, landed, operation
 from hdl.memory.allocator import LineAllocator
 from hdl.memory.store import LineStore
 from hdl.nvme.front_end import NvmeFrontEnd
 from hdl.parity.runner import ParityPass
 from hdl.pcie.endpoint import Endpoint
 from hdl.pcie.interface import PcieStatus, RegisterBus, completion_beat, request_beat
-from hdl.streams import Merge, split
+from hdl.streams import Merge, Relay, Skid, split
 from hdl.stripe.dispatch import Dispatch
 from hdl.stripe.gather import Gather
 from hdl.stripe.interface import committed
@@ -106,7 +106,9 @@ class Core(wiring.Component):
         m.submodules.operations = operations = Merge(operation(config), inputs=2)
         connect(m, sequencer.operation, operations.inputs[0])
         connect(m, dispatch.operation, operations.inputs[1])
-        connect(m, operations.output, drives.operation)
+        m.submodules.operation_skid = operation_skid = Skid(operation(config))
+        connect(m, operations.output, operation_skid.input)
+        connect(m, operation_skid.output, drives.operation)
         connect(m, dispatch.load_read, drives.load_read)
 
         # Host data: into lines for writes, out of lines for reads.
@@ -118,12 +120,14 @@ class Core(wiring.Component):
         connect(m, deliveries.output, front_end.deliver)
 
         # Completions up.
-        finished = drives.finished
-        of_command = finished.payload.owner == Owner.COMMAND
-        of_flush = finished.payload.opcode == Opcode.FLUSH
+        m.submodules.finished_relay = finished_relay = Relay(finished(config))
+        connect(m, drives.finished, finished_relay.input)
+        ended = finished_relay.output
+        of_command = ended.payload.owner == Owner.COMMAND
+        of_flush = ended.payload.opcode == Opcode.FLUSH
         split(
             m,
-            finished,
+            ended,
             [
                 (~of_command, sequencer.finished),
                 (of_command & of_flush, tracker.flushed),
@@ -135,9 +139,18 @@ class Core(wiring.Component):
         connect(m, sequencer.committed, commits.inputs[0])
         connect(m, gather.fetch_failed, commits.inputs[1])
         connect(m, dispatch.unreadable, commits.inputs[2])
-        connect(m, commits.output, tracker.committed)
-        connect(m, sequencer.recover_failed, tracker.recover_failed)
-        connect(m, dispatch.rejected, tracker.rejected)
+        # The tracker takes one event at a time, so its choice would reach into every sender.
+        events = []
+        for name, sender, cut in (
+            ("committed", commits.output, Skid),
+            ("recover_failed", sequencer.recover_failed, Relay),
+            ("rejected", dispatch.rejected, Relay),
+        ):
+            m.submodules[f"{name}_cut"] = link = cut(sender.payload.shape())
+            connect(m, sender, link.input)
+            connect(m, link.output, getattr(tracker, name))
+            events.append(link)
+        # Not this one: a flush must be expected before its first operation can end.
         connect(m, dispatch.expected, tracker.expected)
         connect(m, front_end.delivered, tracker.delivered)
         connect(m, tracker.completion, front_end.completion)
@@ -184,9 +197,9 @@ class Core(wiring.Component):
             m.d.comb += table_capacity.eq(port.capacity)
             connect(m, flipped(port), inner)
 
-        merges = [operations, deliveries, commits]
+        plumbing = [operations, operation_skid, finished_relay, deliveries, commits, *events]
         m.d.comb += [
-            self.quiet.eq(~Cat(block.busy for block in blocks + merges).any()),
+            self.quiet.eq(~Cat(block.busy for block in blocks + plumbing).any()),
             self.deadline.eq(
                 Mux(gather.deadline < endpoint.deadline, gather.deadline, endpoint.deadline)
             ),

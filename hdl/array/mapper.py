@@ -122,8 +122,15 @@ class Mapper(wiring.Component):
         strip_blocks = Signal(STRIP_BITS + 1)
         room = Signal(STRIP_BITS + 1)
         m.d.comb += [
-            strip_blocks.eq(1 << shape.strip_shift),
             room.eq(strip_blocks - within),
+        ]
+        # Both are read two cycles or more after what they depend on has changed.
+        turns = Signal()
+        after = Signal.like(at)
+        m.d.sync += [
+            strip_blocks.eq(1 << shape.strip_shift),
+            turns.eq(next_strip.turns),
+            after.eq(next_strip.after),
         ]
         length = Signal(config.offset_bits + 1)
         beyond = Signal(config.offset_bits + 1)
@@ -133,7 +140,7 @@ class Mapper(wiring.Component):
         writes = request.opcode == HostOpcode.WRITE
         m.d.comb += [
             shared.eq(
-                Mux(next_strip.turns | ~writes, 0, Mux(beyond < strip_blocks, beyond, strip_blocks))
+                Mux(turns | ~writes, 0, Mux(beyond < strip_blocks, beyond, strip_blocks))
             ),
             final.eq(within >= shared),
             piece.eq(Mux(~final & (within + length > shared), shared - within, length)),
@@ -290,7 +297,7 @@ class Mapper(wiring.Component):
                     within.eq(within + piece),
                 ]
                 with m.If(piece == length):
-                    m.d.sync += [at.eq(next_strip.after), within.eq(0)]
+                    m.d.sync += [at.eq(after), within.eq(0)]
                 m.next = "EMIT"
 
             with m.State("REPORT"):

@@ -221,15 +221,25 @@ class ArrayTables(wiring.Component):
             # CREATE_ARRAY: look at every drive named, then the level, the capacity and the table.
             with m.State("COUNT_DRIVES"):
                 blocks = Signal(BLOCK_NUMBER_BITS)
-                m.d.comb += blocks.eq(Array(self.capacity)[number])
+                unavailable = Signal()
+                counted = Signal()
+                m.d.sync += [
+                    blocks.eq(Array(self.capacity)[number]),
+                    unavailable.eq((used | absent).bit_select(number, 1)),
+                    counted.eq(wanted),
+                ]
+                m.next = "COMPARE_DRIVE"
+
+            with m.State("COMPARE_DRIVE"):
                 m.d.sync += number.eq(number + 1)
+                m.next = "COUNT_DRIVES"
                 with m.If(last_port):
                     m.next = "ADMIT"
-                with m.If(wanted):
+                with m.If(counted):
                     m.d.sync += position.eq(position + 1)
                     with m.If(blocks < smallest):
                         m.d.sync += smallest.eq(blocks)
-                    with m.If((used | absent).bit_select(number, 1)):
+                    with m.If(unavailable):
                         answer(ManageStatus.DRIVE_UNAVAILABLE)
 
             with m.State("ADMIT"):

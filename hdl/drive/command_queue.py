@@ -469,14 +469,13 @@ class CommandQueue(wiring.Component):
                     with m.Else():
                         m.d.sync += moved.eq(moved + 1)
                 with m.If(advance):
-                    m.d.comb += [
-                        free.give.valid.eq(1),
-                        read_operation.addr.eq(read_next.data),
-                        read_next.addr.eq(read_next.data),
-                    ]
+                    m.d.comb += free.give.valid.eq(1)
                     m.d.sync += cursor.eq(read_next.data)
-                    with m.If(cursor == tail):
-                        m.next = "PICK"
+                    m.next = "PICK"
+                    with m.If(cursor != tail):
+                        m.next = "FOLLOW"
+            with m.State("FOLLOW"):
+                m.next = "WALK"
             m.d.comb += self.busy.eq(
                 ~fsm.ongoing("PICK")
                 | self.end.valid

@@ -1,7 +1,7 @@
 """Line store to drives: moves granted blocks into the ports' FIFOs."""
 
 from amaranth.hdl import Cat, Module, Signal
-from amaranth.lib import stream, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -18,6 +18,7 @@ from hdl.drive.records import (
 )
 from hdl.memory.interface import ReadPort
 from hdl.memory.store import READ_LATENCY
+from hdl.streams import Skid
 
 
 class WritePath(wiring.Component):
@@ -60,11 +61,14 @@ class WritePath(wiring.Component):
         place = Signal(place_bits(config))
         top = Signal(config.beat_address_bits - BURST_BITS)
         last = Signal()
-        burst, request = scheduler.burst, self.line_read.request
+        asking = data.StructLayout({"address": config.beat_address_bits, "place": place.shape()})
+        m.submodules.skid = skid = Skid(asking)
+        burst, request = scheduler.burst, skid.input
         last_beat = beat == BURST_BEATS - 1
         m.d.comb += [
             request.valid.eq(active),
-            request.payload.eq(Cat(beat, top)),
+            request.payload.address.eq(Cat(beat, top)),
+            request.payload.place.eq(place),
             burst.ready.eq(~active | (request.ready & last_beat)),
             scheduler.finish.eq(active & request.ready & last_beat & last),
             scheduler.finish_place.eq(place),
@@ -81,7 +85,13 @@ class WritePath(wiring.Component):
                 ]
 
         # Whose beat is which, until it answers.
-        owner, asked = place, active & request.ready
+        line_request = self.line_read.request
+        m.d.comb += [
+            line_request.valid.eq(skid.output.valid),
+            line_request.payload.eq(skid.output.payload.address),
+            skid.output.ready.eq(line_request.ready),
+        ]
+        owner, asked = skid.output.payload.place, line_request.valid & line_request.ready
         flying = []
         for stage in range(READ_LATENCY):
             s_owner = Signal(place_bits(config), name=f"s{stage}_owner", reset_less=True)
@@ -116,5 +126,6 @@ class WritePath(wiring.Component):
             with m.If(scheduler.chosen[index]):
                 m.d.sync += chosen.eq(chosen + 1)
             filling.append((fifo.level != 0) & ~fifo.r_rdy)
-        m.d.comb += self.busy.eq(Cat(scheduler.busy, active, *flying, *filling).any())
+        moving = [scheduler.busy, active, line_request.valid, *flying, *filling]
+        m.d.comb += self.busy.eq(Cat(*moving).any())
         return m

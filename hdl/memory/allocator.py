@@ -1,13 +1,14 @@
 """Who owns which line: free lines are offered to their users and come back from them."""
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.hdl import Cat, Module, Signal
 from amaranth.lib import wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import Config, bits_for_count
 from hdl.memory.free_list import FreeList
 from hdl.memory.interface import line_stream
 from hdl.memory.round_robin import RoundRobin
+from hdl.streams import Skid
 
 
 class LineAllocator(wiring.Component):
@@ -32,12 +33,12 @@ class LineAllocator(wiring.Component):
     Ports
     -----
     allocate
-        Lines, one a cycle over all users; a user that takes every offer alone gets one a cycle.
+        Lines, one a cycle over all users; one user alone gets one every second cycle.
     free
         Lines given back, one a cycle over all streams, round robin. Giving back a line that is
         free is an error of the user.
     available
-        Lines that are not in use, offered ones included.
+        Lines that are not in use, offered ones included, as of the cycle before.
     busy
         An offer can be made, or a line is being given back.
     """
@@ -76,7 +77,7 @@ class LineAllocator(wiring.Component):
             take = port.valid & port.ready
             takes.append(take)
             m.d.comb += offer.requests[index].eq(
-                (~port.valid | port.ready) & (pool.level > reserve)
+                ~port.valid & (pool.level > reserve)
             )
             with m.If(take):
                 m.d.sync += port.valid.eq(0)
@@ -89,17 +90,29 @@ class LineAllocator(wiring.Component):
 
         # Returns: one stream a cycle.
         m.d.comb += [pool.give.valid.eq(collect.any), collect.advance.eq(collect.any)]
+        skids = []
         for index, port in enumerate(self.free):
+            skid = Skid(port.payload.shape())
+            m.submodules[f"skid_{index}"] = skid
+            connect(m, flipped(port), skid.input)
             m.d.comb += [
-                collect.requests[index].eq(port.valid),
-                port.ready.eq(collect.chosen[index]),
+                collect.requests[index].eq(skid.output.valid),
+                skid.output.ready.eq(collect.chosen[index]),
             ]
             with m.If(collect.chosen[index]):
-                m.d.comb += pool.give.payload.eq(port.payload)
+                m.d.comb += pool.give.payload.eq(skid.output.payload)
+            skids.append(skid)
 
         in_use = Signal(range(lines + 1))
         taken = Signal(bits_for_count(self._users + 1))
-        m.d.comb += [taken.eq(sum(takes)), self.available.eq(lines - in_use)]
-        m.d.sync += in_use.eq(in_use + taken - Mux(collect.any, 1, 0))
-        m.d.comb += self.busy.eq(Cat(offer.any, collect.any, pool.busy).any())
+        returned = Signal()
+        moved = (taken != 0) | returned
+        m.d.comb += self.available.eq(lines - in_use)
+        m.d.sync += [
+            taken.eq(sum(takes)),
+            returned.eq(collect.any),
+            in_use.eq(in_use + taken - returned),
+        ]
+        moving = [offer.any, collect.any, pool.busy, moved, *(skid.busy for skid in skids)]
+        m.d.comb += self.busy.eq(Cat(*moving).any())
         return m

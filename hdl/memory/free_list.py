@@ -27,7 +27,7 @@ class FreeList(wiring.Component):
         Numbers that come back; one a cycle, never refused. Giving back a number that is free is
         an error of the user.
     level
-        Free numbers. A number given back can be taken two cycles later.
+        Free numbers. A number given back can be taken three cycles later.
     busy
         A number is on its way from ``give`` to ``take``.
     """
@@ -41,7 +41,7 @@ class FreeList(wiring.Component):
             {
                 "take": Out(stream.Signature(number)),
                 "give": In(stream.Signature(number)),
-                "level": Out(range(count + 1)),
+                "level": Out(range(count + 1), init=count),
                 "busy": Out(1),
             }
         )
@@ -54,16 +54,22 @@ class FreeList(wiring.Component):
         )
         fresh = Signal(range(count + 1))
         counting = Signal()
+        given = Signal()
+        number = Signal(bits_for_count(count), reset_less=True)
         m.d.comb += [
             counting.eq(fresh != count),
             self.take.valid.eq(counting | returned.r_rdy),
             self.take.payload.eq(Mux(counting, fresh, returned.r_data)),
             returned.r_en.eq(self.take.ready & ~counting),
-            returned.w_en.eq(self.give.valid),
-            returned.w_data.eq(self.give.payload),
+            returned.w_en.eq(given),
+            returned.w_data.eq(number),
             self.give.ready.eq(1),
-            self.level.eq(count - fresh + returned.level),
-            self.busy.eq((returned.level != 0) & ~returned.r_rdy),
+            self.busy.eq(given | ((returned.level != 0) & ~returned.r_rdy)),
+        ]
+        m.d.sync += [
+            given.eq(self.give.valid),
+            number.eq(self.give.payload),
+            self.level.eq(self.level + given - (self.take.valid & self.take.ready)),
         ]
         with m.If(self.take.ready & counting):
             m.d.sync += fresh.eq(fresh + 1)

@@ -18,7 +18,7 @@ def write_beat(config: Config) -> data.StructLayout:
 
 
 def write_port(config: Config) -> stream.Signature:
-    """Seen from the writer: a stream of beats; a beat taken is visible to every later read."""
+    """Seen from the writer: a stream of beats; see `hdl.memory.store.write_delay`."""
     return stream.Signature(write_beat(config))
 
 

@@ -1,17 +1,29 @@
 """The line store: every 4 KiB line, in banks that each read and write one beat a cycle."""
 
+from functools import reduce
+from operator import or_
+
 from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import Config, bits_for_count
-from hdl.memory.interface import ReadPort, write_port
+from hdl.memory.interface import ReadPort, write_beat, write_port
+from hdl.streams import Relay
 
 READ_LATENCY = 3
 """Cycles from a beat address taken to its beat: bank registers, memory, output registers."""
 
 DWORD_BITS = 32
+
+
+def write_delay(writers: int) -> int:
+    """Cycles from a write taken to the first read that certainly sees it.
+
+    The port's register, the wait for the bank, the winner's register, the bank's registers.
+    """
+    return writers + 2
 
 
 class BankArbiter(wiring.Component):
@@ -43,18 +55,18 @@ class BankArbiter(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         users = self._users
+
+        # Bit (a, b) of an order: user a is before user b when the turn is at user ``first``.
+        def order(first: int) -> int:
+            return sum(
+                1 << (a * users + b)
+                for a in range(users)
+                for b in range(users)
+                if (a - first) % users < (b - first) % users
+            )
+
         turn = Signal(range(users))
-        before = Signal(users * users)
-        # Bit (a, b) of the order: user a is before user b when the turn is at user t.
-        with m.Switch(turn):
-            for first in range(users):
-                with m.Case(first):
-                    order = 0
-                    for a in range(users):
-                        for b in range(users):
-                            if (a - first) % users < (b - first) % users:
-                                order |= 1 << (a * users + b)
-                    m.d.comb += before.eq(order)
+        before = Signal(users * users, init=order(0))
         clash = {
             (a, b): self.valid[a] & self.valid[b] & (self.bank[a] == self.bank[b])
             for a in range(users)
@@ -66,7 +78,11 @@ class BankArbiter(wiring.Component):
             ]
             m.d.comb += self.ready[b].eq(~Cat(*lost).any())
         with m.If((self.valid & ~self.ready).any()):
-            m.d.sync += turn.eq(Mux(turn == users - 1, 0, turn + 1))
+            with m.Switch(turn):
+                for first in range(users):
+                    with m.Case(first):
+                        following = (first + 1) % users
+                        m.d.sync += [turn.eq(following), before.eq(order(following))]
         return m
 
 
@@ -78,8 +94,9 @@ class LineStore(wiring.Component):
     move lines in order fall into step (see `BankArbiter`), so up to ``config.banks`` users of each
     direction move a beat a cycle each.
 
-    A write that was taken is visible to every read taken in a later cycle; a read taken in the same
-    cycle as a write of the same beat returns the old beat. Contents are undefined until written.
+    A write is visible to every read taken `write_delay` cycles after it or later; a read taken
+    sooner returns either beat, and of two writes of one word by different users less than that
+    apart either may be the last. Contents are undefined until written.
 
     Parameters
     ----------
@@ -95,7 +112,8 @@ class LineStore(wiring.Component):
         cannot be refused. Back-pressure: a request waits while another user has its bank, at most
         ``readers`` - 1 cycles.
     write
-        Beats to store. Back-pressure as for reads, at most ``writers`` - 1 cycles.
+        Beats to store. Back-pressure as for reads, at most ``writers`` - 1 cycles; ``ready`` is
+        a flip-flop.
     busy
         A beat is on its way or waits.
     """
@@ -130,12 +148,28 @@ class LineStore(wiring.Component):
                 reading.bank[index].eq(port.request.payload),
                 port.request.ready.eq(reading.ready[index]),
             ]
+        # A write's path is cut before and after the choice: its multiplexers are wide.
+        relays, granted, grants = [], [], []
         for index, port in enumerate(self.write):
+            relay = Relay(write_beat(config))
+            m.submodules[f"relay_{index}"] = relay
+            connect(m, flipped(port), relay.input)
+            beat = relay.output
             m.d.comb += [
-                writing.valid[index].eq(port.valid),
-                writing.bank[index].eq(port.payload.address),
-                port.ready.eq(writing.ready[index]),
+                writing.valid[index].eq(beat.valid),
+                writing.bank[index].eq(beat.payload.address),
+                beat.ready.eq(writing.ready[index]),
             ]
+            winner = Signal(write_beat(config), reset_less=True, name=f"granted_{index}")
+            bank_of = Signal(banks, name=f"bank_of_{index}")
+            wins = beat.valid & writing.ready[index]
+            m.d.sync += [
+                winner.eq(beat.payload),
+                bank_of.eq(Mux(wins, 1 << beat.payload.address[:bank_bits], 0)),
+            ]
+            relays.append(relay)
+            granted.append(winner)
+            grants.append(bank_of)
 
         # Stage 1: the winner's row, and for writes its beat, in the bank's registers.
         read_data = []
@@ -164,16 +198,12 @@ class LineStore(wiring.Component):
                 write_side.data.eq(s1_data),
                 write_side.en.eq(s1_mask),
             ]
-            m.d.sync += s1_mask.eq(0)
-            for index, port in enumerate(self.write):
-                beat = port.payload
-                chosen = port.valid & writing.ready[index]
-                with m.If(chosen & (beat.address[:bank_bits] == bank)):
-                    m.d.sync += [
-                        s1_write_row.eq(beat.address[bank_bits:]),
-                        s1_data.eq(beat.data),
-                        s1_mask.eq(beat.mask),
-                    ]
+            # At most one user has the bank, so its beat is the disjunction of all that may.
+            fields = [
+                Mux(bank_of[bank], Cat(beat.address[bank_bits:], beat.data, beat.mask), 0)
+                for beat, bank_of in zip(granted, grants, strict=True)
+            ]
+            m.d.sync += Cat(s1_write_row, s1_data, s1_mask).eq(reduce(or_, fields))
 
         # Stages 2 and 3: memory output, then the reader's register.
         moving = []
@@ -199,7 +229,9 @@ class LineStore(wiring.Component):
             m.d.comb += [port.response_valid.eq(s3_valid), port.response.eq(s3_data)]
             moving += [port.request.valid, s1_valid, s2_valid, s3_valid]
         moving += [port.valid for port in self.write]
+        moving += [relay.busy for relay in relays]
+        moving += [bank_of.any() for bank_of in grants]
         wrote = Signal()
-        m.d.sync += wrote.eq(Cat(port.valid for port in self.write).any())
+        m.d.sync += wrote.eq(Cat(*(bank_of.any() for bank_of in grants)).any())
         m.d.comb += self.busy.eq(Cat(*moving, wrote).any())
         return m

@@ -22,8 +22,9 @@ class EntryRing(wiring.Component):
     begin, queue, count
         A pulse: a read of ``count`` entries of ``queue`` into ``place`` on, as transfer ``index``.
         Only with ``room`` at least ``count``.
-    place, index, room
-        Where the next read goes, its transfer index, and how many entries it may have.
+    place, index, room, any_room
+        Where the next read goes, its transfer index, how many entries it may have, and whether
+        that is any.
     done, done_index, done_error
         A pulse: a read has ended.
     entry
@@ -45,6 +46,7 @@ class EntryRing(wiring.Component):
                 "place": Out(self._place_bits),
                 "index": Out(self._index_bits),
                 "room": Out(range(FETCH_ENTRIES + 1)),
+                "any_room": Out(1),
                 "done": In(1),
                 "done_index": In(self._index_bits),
                 "done_error": In(1),
@@ -78,6 +80,7 @@ class EntryRing(wiring.Component):
             to_end.eq(self._places - self.place),
             least.eq(Mux(free < to_end, free, to_end)),
         ]
+        m.d.comb += self.any_room.eq((in_flight != FETCHES) & (used != self._places))
         with m.If(in_flight != FETCHES):
             m.d.comb += self.room.eq(Mux(least < FETCH_ENTRIES, least, FETCH_ENTRIES))
 

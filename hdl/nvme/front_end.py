@@ -41,7 +41,7 @@ from hdl.pcie.interface import (
     sqe_slots,
     write_request,
 )
-from hdl.streams import Merge
+from hdl.streams import Merge, Skid
 
 
 class NvmeFrontEnd(wiring.Component):
@@ -141,8 +141,9 @@ class NvmeFrontEnd(wiring.Component):
         m.submodules.ends = ends = Merge(finish(config), inputs=3)
         m.submodules.rejects = rejects = Merge(rejected(config), inputs=2)
         m.submodules.finished = finished = Merge(completion(config), inputs=1)
+        m.submodules.arrived = arrived = Skid(fetched(config))
         blocks = [registers, interrupts, queues, decode, slots, prp, delivery, admin, sender]
-        blocks += [pages, usage, reads, writes, posts, ends, rejects, finished]
+        blocks += [pages, usage, reads, writes, posts, ends, rejects, finished, arrived]
 
         # Registers, doorbells, vectors.
         connect(m, flipped(self.register), registers.register)
@@ -171,10 +172,10 @@ class NvmeFrontEnd(wiring.Component):
         inbox = self.inbox_write
         is_entry = Signal()
         m.d.comb += [
-            self.fetched.valid.eq(self.read_done.valid & (done.kind == Kind.BLOCK)),
-            self.fetched.payload.line.eq(done.index),
-            self.fetched.payload.error.eq(done.error),
-            self.read_done.ready.eq((done.kind != Kind.BLOCK) | self.fetched.ready),
+            arrived.input.valid.eq(self.read_done.valid & (done.kind == Kind.BLOCK)),
+            arrived.input.payload.line.eq(done.index),
+            arrived.input.payload.error.eq(done.error),
+            self.read_done.ready.eq((done.kind != Kind.BLOCK) | arrived.input.ready),
             queues.done.eq(taken & (done.kind == Kind.ENTRIES)),
             queues.done_index.eq(done.index),
             queues.done_error.eq(done.error),
@@ -193,6 +194,7 @@ class NvmeFrontEnd(wiring.Component):
                 m.d.comb += entries.write_mask.eq(inbox.payload.mask)
             with m.Else():
                 m.d.comb += prp.write_mask.eq(inbox.payload.mask)
+        connect(m, arrived.output, flipped(self.fetched))
         connect(m, queues.read_request, reads.inputs[0])
         connect(m, prp.read_request, reads.inputs[1])
         connect(m, reads.output, flipped(self.read_request))

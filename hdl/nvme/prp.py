@@ -158,6 +158,7 @@ class Prp(wiring.Component):
         place = Signal(index_bits)
         last_place = Signal(index_bits)
         bad = Signal()
+        hop = Signal(ENTRY_BITS)
 
         pointer = pointer_read.data
         within = pointer.prp1[:PAGE_SHIFT]
@@ -227,28 +228,40 @@ class Prp(wiring.Component):
                 *assign(self.rejected.payload, slot=slot, status=status_field(code)),
             ]
 
-        # Pages of a command after the first: list entries, when there is more than one.
+        # Pages of a command after the first: list entries, when there is more than one. Measured
+        # in CHOOSE for the command that comes, else for the one of `slot`.
         admitted = Signal(admit(config))
         asked = Signal(command(config))
-        prp1, prp2 = Signal(64), Signal(64)
         more = Signal(index_bits)
         here = Signal(range(ENTRIES_PER_PAGE + 1))
         crosses = Signal()
+        unaligned_first, unaligned_second, unaligned_list = Signal(), Signal(), Signal()
         in_admit = Signal()
+        in_choose = Signal()
+        coming = self.admit.payload
+        blocks = Mux(in_choose, coming.command.blocks, held_read.data.blocks)
+        prp1 = Mux(in_choose, coming.prp1, pointer.prp1)
+        prp2 = Mux(in_choose, coming.prp2, pointer.prp2)
+        entries_more = blocks + (prp1[:PAGE_SHIFT] != 0)
+        entries_here = ENTRIES_PER_PAGE - prp2[ENTRY_SHIFT:PAGE_SHIFT]
+        m.d.sync += [
+            more.eq(entries_more),
+            here.eq(entries_here),
+            crosses.eq(entries_more > entries_here),
+            unaligned_first.eq(prp1[:2].any()),
+            unaligned_second.eq(prp2[:PAGE_SHIFT].any()),
+            unaligned_list.eq(prp2[:ENTRY_SHIFT].any()),
+        ]
         m.d.comb += [
             asked.eq(Mux(in_admit, admitted.command.as_value(), held_read.data.as_value())),
-            prp1.eq(Mux(in_admit, admitted.prp1, pointer.prp1)),
-            prp2.eq(Mux(in_admit, admitted.prp2, pointer.prp2)),
-            more.eq(asked.blocks + (prp1[:PAGE_SHIFT] != 0)),
-            here.eq(ENTRIES_PER_PAGE - prp2[ENTRY_SHIFT:PAGE_SHIFT]),
-            crosses.eq(more > here),
             pointer_write.addr.eq(slot),
             held_write.addr.eq(slot),
             held_write.data.eq(admitted.command),
             *assign(pointer_write.data, prp1=admitted.prp1, prp2=admitted.prp2, listed=more > 1),
             hopped_write.addr.eq(slot),
         ]
-        moves_data = asked.opcode != HostOpcode.FLUSH
+        moves_data = Signal()
+        m.d.sync += moves_data.eq(coming.command.opcode != HostOpcode.FLUSH)
 
         ends_free = ~self.command.valid & ~self.rejected.valid
         can_deliver = self.deliver.valid & (writes.w_level <= REQUESTS - 2)
@@ -258,6 +271,7 @@ class Prp(wiring.Component):
 
         with m.FSM(name="resolve") as fsm:
             with m.State("CHOOSE"):
+                m.d.comb += in_choose.eq(1)
                 m.d.sync += [bad.eq(0), failed.eq(0)]
                 with m.If(can_deliver):
                     m.d.comb += [
@@ -300,20 +314,24 @@ class Prp(wiring.Component):
                     hopped_write.en.eq(1),
                 ]
                 m.next = "CHOOSE"
-                with m.If(moves_data & prp1[:2].any()):
+                with m.If(moves_data & unaligned_first):
                     m.d.sync += reject(StatusCode.INVALID_PRP_OFFSET)
-                with m.Elif(moves_data & (more == 1) & prp2[:PAGE_SHIFT].any()):
+                with m.Elif(moves_data & (more == 1) & unaligned_second):
                     m.d.sync += reject(StatusCode.INVALID_PRP_OFFSET)
                 with m.Elif(moves_data & (more > 1)):
-                    with m.If(prp2[:ENTRY_SHIFT].any()):
+                    with m.If(unaligned_list):
                         m.d.sync += reject(StatusCode.INVALID_PRP_OFFSET)
                     with m.Else():
-                        request_list(prp2, Mux(crosses, here, more) << 1, Const(0, index_bits))
+                        first_part = Mux(crosses, here, more)
+                        request_list(admitted.prp2, first_part << 1, Const(0, index_bits))
                 with m.Else():
                     m.d.sync += [self.command.valid.eq(1), self.command.payload.eq(asked)]
 
             # A list, or its first part, has arrived.
             with m.State("LOAD_LIST"):
+                m.next = "MEASURE"
+
+            with m.State("MEASURE"):
                 m.next = "JUDGE"
 
             with m.State("JUDGE"):
@@ -329,15 +347,19 @@ class Prp(wiring.Component):
                     m.next = "CHECK_FIRST"
 
             with m.State("LOAD_HOP"):
+                m.next = "READ_HOP"
+
+            with m.State("READ_HOP"):
+                m.d.sync += hop.eq(list_entry)
                 m.next = "HOP"
 
             with m.State("HOP"):
                 m.d.comb += hopped_write.data.eq(1)
-                with m.If(list_entry[:PAGE_SHIFT].any()):
+                with m.If(hop[:PAGE_SHIFT].any()):
                     m.d.sync += reject(StatusCode.INVALID_PRP_OFFSET)
                 with m.Else():
                     m.d.comb += hopped_write.en.eq(1)
-                    request_list(list_entry, (more - place) << 1, place)
+                    request_list(hop, (more - place) << 1, place)
                 m.next = "CHOOSE"
 
             with m.State("CHECK_FIRST"):

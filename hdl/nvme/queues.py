@@ -218,7 +218,7 @@ class QueueEngine(wiring.Component):
             & self.enable
             & self.fetch_enable
             & ready.any()
-            & (ring.room != 0)
+            & ring.any_room
             & ~self.read_request.valid
         )
         can_change = self.change.valid & ~change_waits & ~self.changed.valid

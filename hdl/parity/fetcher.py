@@ -2,12 +2,13 @@
 
 from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import stream, wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import Config, bits_for_count
 from hdl.memory.interface import ReadPort
 from hdl.parity.decoder import input_block
 from hdl.parity.engine import BANKS, coefficients, engine_beat
+from hdl.streams import Skid
 
 BLOCKS_IN_FLIGHT = 2
 """Blocks whose beats may be on their way at once: one that ends and the next that begins."""
@@ -60,7 +61,9 @@ class BlockFetcher(wiring.Component):
 
         # Asking.
         block = self.inputs.payload
-        request = self.line_read.request
+        m.submodules.skid = skid = Skid(config.beat_address_bits)
+        connect(m, skid.output, flipped(self.line_read.request))
+        request = skid.input
         asked = Signal(beat_bits)
         passes = Signal(range(BANKS + 1))
         in_flight = Signal(range(BLOCKS_IN_FLIGHT + 1))

@@ -45,7 +45,7 @@ class Solver(wiring.Component):
     a scalar times a row plus a row, in ``config.parities`` multipliers; the same weigh the inputs.
 
     Latency from request to answer, in cycles: GENERATE and a kept RECOVER 1, a new RECOVER of e
-    roles e * e + 4 * e + 1, an input of GENERATE 2, of RECOVER 2 + e. One request at a time; the
+    roles e * e + 5 * e + 1, an input of GENERATE 2, of RECOVER 2 + e. One request at a time; the
     answer waits to be taken.
 
     Parameters
@@ -109,6 +109,7 @@ class Solver(wiring.Component):
         total = Signal(vector_bits)
         vector = Signal(vector_bits)
         scalar = Signal(ELEMENT_BITS)
+        inverse = Signal(ELEMENT_BITS)
         source = Signal(vector_bits)
         base = Signal(vector_bits)
         result = Signal(vector_bits)
@@ -201,10 +202,13 @@ class Solver(wiring.Component):
             with m.State("INVERT"):
                 # The inverse of the pivot is being looked up.
                 m.d.sync += other.eq(0)
+                m.next = "HOLD"
+            with m.State("HOLD"):
+                m.d.sync += inverse.eq(inverse_read.data)
                 m.next = "SCALE"
             with m.State("SCALE"):
                 m.d.comb += [
-                    scalar.eq(inverse_read.data),
+                    scalar.eq(inverse),
                     source.eq((pivot_row & ~pivot_lane) | (pivot_lane & ones)),
                 ]
                 with m.Switch(pivot):
@@ -212,7 +216,7 @@ class Solver(wiring.Component):
                         with m.Case(b):
                             m.d.sync += rows[b].eq(result)
                 m.next = "ELIMINATE"
-                with m.If(inverse_read.data == 0):
+                with m.If(inverse == 0):
                     m.next = "REFUSE"
             with m.State("ELIMINATE"):
                 m.d.comb += [

@@ -17,7 +17,8 @@ from hdl.pcie.interface import (
 )
 from hdl.pcie.landing import PAGE_DWORD_BITS, Landing
 from hdl.pcie.tags import HEADER_BYTES, TagTable
-from hdl.pcie.transfers import TransferTable
+from hdl.pcie.transfers import TransferTable, read_ended
+from hdl.streams import Skid
 
 SIZE_CODE_MOST = 5
 """Largest meaningful size in Device Control: 128 << 5 is 4096 bytes."""
@@ -98,7 +99,9 @@ class HostReader(wiring.Component):
         connect(m, wiring.flipped(self.completion), landing.completion)
         connect(m, landing.line_write, wiring.flipped(self.line_write))
         connect(m, landing.inbox_write, wiring.flipped(self.inbox_write))
-        connect(m, landing.ended, transfers.ended)
+        m.submodules.ends = ends = Skid(read_ended(config))
+        connect(m, landing.ended, ends.input)
+        connect(m, ends.output, transfers.ended)
         connect(m, transfers.done, wiring.flipped(self.done))
 
         job = Signal(read_request(config))  # what is left of a request
@@ -196,7 +199,10 @@ class HostReader(wiring.Component):
             with m.State("REFUSE"):
                 m.d.comb += [refusing.eq(1), issuing.eq(1)]
                 with m.If(landing.abandon_taken):
-                    proceed()
+                    m.next = "ADVANCE"
+            with m.State("ADVANCE"):
+                m.d.comb += issuing.eq(1)
+                proceed()
         m.d.comb += self.busy.eq(
             issuing
             | self.request.valid

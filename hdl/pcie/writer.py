@@ -18,6 +18,7 @@ from hdl.pcie.interface import (
 from hdl.pcie.packets import PacketMerge
 from hdl.pcie.reader import size_limit
 from hdl.pcie.rotate import rotate_right, words_of
+from hdl.streams import Relay, Skid
 
 PREFETCH_BEATS = 32
 """Beats read ahead: covers the line store's latency and a run of bank conflicts."""
@@ -30,11 +31,17 @@ DONE_SLOTS = 4
 
 
 def write_chunk(config: Config) -> data.StructLayout:
-    """One TLP: ``dwords`` words from word address ``source``; ``last`` ends the transfer."""
+    """One TLP: ``dwords`` words from word address ``source``; ``last`` ends the transfer.
+
+    ``last_out``, ``last_in``: beats of the payload, and of the source that it touches, less one.
+    """
+    beat = range(1024 // config.beat_dwords + 1)
     return data.StructLayout(
         {
             "line": config.line_bits,
             "last": 1,
+            "last_out": beat,
+            "last_in": beat,
             "address": 64,
             "dwords": 11,
             "source": config.dword_address_bits,
@@ -91,12 +98,15 @@ class ChunkReader(wiring.Component):
             chunk.address.eq(job.address),
             chunk.dwords.eq(Mux(final, job.dwords, room)),
             chunk.source.eq(job.source),
-            self.request.ready.eq(~cutting | (takes_chunk & final)),
+            chunk.last_out.eq((chunk.dwords - 1) >> shift),
+            chunk.last_in.eq((chunk.source[:shift] + chunk.dwords - 1) >> shift),
+            self.request.ready.eq(~cutting),
         ]
         with m.If(self.request.ready):
             m.d.sync += [cutting.eq(self.request.valid), job.eq(self.request.payload)]
         with m.Elif(takes_chunk):
             m.d.sync += [
+                cutting.eq(~final),
                 job.address[2:64].eq(job_low + room),
                 job.source.eq(job.source + room),
                 job.dwords.eq(job.dwords - room),
@@ -107,12 +117,15 @@ class ChunkReader(wiring.Component):
         address = Signal(config.beat_address_bits)
         left = Signal(range(1024 // width + 2))  # beats still to ask for, less one
         free = Signal(range(PREFETCH_BEATS + 1), init=PREFETCH_BEATS)
+        has_room = Signal()  # `free` is not 0, or has been and is not any more
         asked = Signal()
         taken = Signal()
+        m.submodules.skid = skid = Skid(config.beat_address_bits)
+        connect(m, skid.output, wiring.flipped(self.line_read.request))
         m.d.comb += [
-            self.line_read.request.valid.eq(reading & (free != 0)),
-            self.line_read.request.payload.eq(address),
-            asked.eq(self.line_read.request.valid & self.line_read.request.ready),
+            skid.input.valid.eq(reading & has_room),
+            skid.input.payload.eq(address),
+            asked.eq(skid.input.valid & skid.input.ready),
             takes_chunk.eq(
                 cutting & chunks.w_rdy & (~reading | (asked & (left == 0)))
             ),
@@ -122,12 +135,15 @@ class ChunkReader(wiring.Component):
             beats.w_data.eq(self.line_read.response),
             taken.eq(self.beat.valid & self.beat.ready),
         ]
-        m.d.sync += free.eq(free - asked + taken)
+        m.d.sync += [
+            free.eq(free - asked + taken),
+            has_room.eq((free > 1) | ((free == 1) & ~asked)),
+        ]
         with m.If(takes_chunk):
             m.d.sync += [
                 reading.eq(1),
                 address.eq(chunk.source[shift:]),
-                left.eq((chunk.source[:shift] + chunk.dwords - 1) >> shift),
+                left.eq(chunk.last_in),
             ]
         with m.Elif(asked):
             m.d.sync += [
@@ -174,7 +190,7 @@ class HostWriter(wiring.Component):
 
     Rate: aligned data (source and payload in the same words of a beat) one beat a cycle without a
     pause between TLPs, requests and lines; rotated data one cycle more a TLP, which its header
-    takes on the link anyway. Latency about 7 cycles plus the line store's. No errors of its own.
+    takes on the link anyway. Latency about 8 cycles plus the line store's. No errors of its own.
     """
 
     def __init__(self, *, config: Config):
@@ -211,30 +227,41 @@ class HostWriter(wiring.Component):
 
         # Emit: word i of the payload is word i + amount of the source, over two beats of it.
         chunk = reader.chunk.payload
-        tlp = merge.first_input
+        # A line is done when the merge has taken its last beat, so that no post overtakes it.
+        tlp_beat = data.StructLayout(
+            {"beat": request_beat(config), "ends": 1, "line": config.line_bits}
+        )
+        m.submodules.tlp_relay = tlp_relay = Relay(tlp_beat)
+        leaving = tlp_relay.output
+        allowed = ~leaving.payload.ends | done.w_rdy
+        tlp = tlp_relay.input
+        outgoing = tlp.payload.beat
+        m.d.comb += [
+            merge.first_input.payload.eq(leaving.payload.beat),
+            merge.first_input.valid.eq(leaving.valid & allowed),
+            leaving.ready.eq(merge.first_input.ready & allowed),
+            done.w_en.eq(leaving.valid & leaving.ready & leaving.payload.ends),
+            done.w_data.eq(leaving.payload.line),
+        ]
         amount = chunk.source[:shift]
         place = Signal(range(1024 // width + 1))  # beats of the payload sent
         primed = Signal()  # the first beat of the source is in `kept`
         kept = Signal(config.data_width)
         fresh = Signal(config.data_width)
-        last_out = Signal(range(1024 // width + 1))
-        last_in = Signal.like(last_out)
         rotated = Signal()
         wants = Signal()
         holds = Signal(width)
         sends = Signal()
         m.d.comb += [
-            last_out.eq((chunk.dwords - 1) >> shift),
-            last_in.eq((amount + chunk.dwords - 1) >> shift),
             rotated.eq(amount != 0),
             # The last beat of a rotated payload may lie wholly in the previous beat.
-            wants.eq(~rotated | ~primed | (place != last_in)),
+            wants.eq(~rotated | ~primed | (place != chunk.last_in)),
             fresh.eq(Cat(rotate_right(words_of(reader.beat.payload), amount))),
             holds.eq(Cat(rotated & (place_ + amount < width) for place_ in range(width))),
-            tlp.payload.kind.eq(RequestKind.WRITE),
-            tlp.payload.address.eq(chunk.address),
-            tlp.payload.dwords.eq(chunk.dwords),
-            tlp.payload.data.eq(
+            outgoing.kind.eq(RequestKind.WRITE),
+            outgoing.address.eq(chunk.address),
+            outgoing.dwords.eq(chunk.dwords),
+            outgoing.data.eq(
                 Cat(
                     Mux(hold, old, new)
                     for hold, old, new in zip(
@@ -242,26 +269,25 @@ class HostWriter(wiring.Component):
                     )
                 )
             ),
-            tlp.payload.first.eq(place == 0),
-            tlp.payload.last.eq(place == last_out),
+            outgoing.first.eq(place == 0),
+            outgoing.last.eq(place == chunk.last_out),
             tlp.valid.eq(
                 reader.chunk.valid
                 & (~rotated | primed)
                 & (~wants | reader.beat.valid)
-                & (~(tlp.payload.last & chunk.last) | done.w_rdy)
             ),
             sends.eq(tlp.valid & tlp.ready),
             reader.beat.ready.eq(
                 reader.chunk.valid & wants & (sends | (rotated & ~primed))
             ),
-            reader.chunk.ready.eq(sends & tlp.payload.last),
-            done.w_en.eq(sends & tlp.payload.last & chunk.last),
-            done.w_data.eq(chunk.line),
+            reader.chunk.ready.eq(sends & outgoing.last),
+            tlp.payload.ends.eq(outgoing.last & chunk.last),
+            tlp.payload.line.eq(chunk.line),
         ]
         with m.If(reader.beat.valid & reader.beat.ready):
             m.d.sync += kept.eq(fresh)
         with m.If(sends):
-            m.d.sync += place.eq(Mux(tlp.payload.last, 0, place + 1))
+            m.d.sync += place.eq(Mux(outgoing.last, 0, place + 1))
         with m.If(reader.chunk.ready):
             m.d.sync += primed.eq(0)
         with m.Elif(reader.beat.valid & reader.beat.ready):
@@ -271,7 +297,9 @@ class HostWriter(wiring.Component):
         small = self.post.payload
         beats = max(1, 32 * POST_DWORDS // config.data_width)
         offset = Signal(range(max(2, beats)))
-        letter = merge.second_input
+        m.submodules.letter_skid = letter_skid = Skid(request_beat(config))
+        connect(m, letter_skid.output, merge.second_input)
+        letter = letter_skid.input
         m.d.comb += [
             letter.valid.eq(self.post.valid),
             letter.payload.kind.eq(RequestKind.WRITE),
@@ -287,7 +315,8 @@ class HostWriter(wiring.Component):
         with m.If(letter.valid & letter.ready):
             m.d.sync += offset.eq(Mux(letter.payload.last, 0, offset + 1))
 
+        parts = [reader, tlp_relay, letter_skid, merge]
         m.d.comb += self.busy.eq(
-            reader.busy | merge.busy | self.post.valid | done.r_rdy
+            Cat(*(part.busy for part in parts), self.post.valid, done.r_rdy).any()
         )
         return m
