@@ -1,7 +1,8 @@
 """``python -m synth [BLOCK ...]``: area and clock frequency of blocks of `hdl.config.small`.
 
 Prints a table, writes build/synth.json. Fails when a block is slower than the target, does not fit,
-reads a memory without a clock, or makes a large memory of flip-flops.
+reads a memory without a clock, or makes a large memory of flip-flops. What has not changed since it
+was built is not built again, and its row says so.
 """
 
 import argparse
@@ -15,21 +16,28 @@ from synth.blocks import BLOCKS
 from synth.flow import Result, synthesise
 from synth.remembered import recall
 
-ROW = "{:<12} {:>7} {:>7} {:>5} {:>5} {:>9} {:>7}"
+ROW = "{:<12} {:>7} {:>7} {:>5} {:>5} {:>9} {:>7} {}"
 
 
 def main() -> int:
     """Returns the number of blocks that failed."""
     parser = argparse.ArgumentParser(prog="python -m synth", description=__doc__)
     parser.add_argument("blocks", metavar="BLOCK", nargs="*", help="default: all")
+    parser.add_argument(
+        "--fresh", action="store_true", help="run the tools even where results are kept in build/"
+    )
     arguments = parser.parse_args()
     unknown = set(arguments.blocks) - set(BLOCKS)
     if unknown:
         parser.error(f"no block is called {', '.join(sorted(unknown))}; there are {list(BLOCKS)}")
     results: list[Result] = []
-    print(ROW.format("block", "LUT4", "FF", "EBR", "DSP", "Fmax MHz", "s"))
+    print(ROW.format("block", "LUT4", "FF", "EBR", "DSP", "Fmax MHz", "s", "").rstrip())
     for name in arguments.blocks or BLOCKS:
-        result = recall(name, lambda name=name: synthesise(name, BLOCKS[name](small())))
+        result = recall(
+            name,
+            lambda name=name: synthesise(name, BLOCKS[name](small()), fresh=arguments.fresh),
+            fresh=arguments.fresh,
+        )
         results.append(result)
         print(
             ROW.format(
@@ -40,7 +48,8 @@ def main() -> int:
                 result.multipliers,
                 f"{result.hertz / 1e6:.1f}",
                 f"{result.seconds:.0f}",
-            ),
+                "(kept from an earlier run)" if result.kept else "",
+            ).rstrip(),
             flush=True,
         )
         for fault in result.faults:

