@@ -297,7 +297,8 @@ class Faulty(wiring.Component):
         elif fault == "merges what is alone":
             m.d.comb += inner.operation.payload.alone.eq(0)
         elif fault == "tag":
-            with m.If(fortieth):
+            # Not in one cycle only: port 0 may send nothing in it.
+            with m.If(count[5]):
                 m.d.comb += self.drives[0].command.payload.tag.eq(0)
         return m
 

@@ -79,7 +79,7 @@ class Bench:
         assert not answer.unsolvable, pattern
         size = len(erased)
         kept = self.kept == (erased, used)
-        assert cycles == (KEPT_CYCLES if kept else size * size + 4 * size + 1)
+        assert cycles == (KEPT_CYCLES if kept else size * size + 5 * size + 1)
         self.kept = (erased, used)
         rest = [0] * (self.parities - size)
         for a, j in enumerate(used):
