@@ -19,6 +19,7 @@ from hdl.pcie.interface import (
     RequestKind,
     completion_beat,
     inbox_beat,
+    inbox_dwords,
     read_done,
     read_request,
     request_beat,
@@ -187,9 +188,15 @@ class Bench:
         blocks = rng.sample(range(self.config.lines), min(count, self.config.lines))
         entries = rng.sample(range(32), min(count, 32))
         lists = rng.sample(range(self.config.commands), min(count, self.config.commands))
+        parameters = [0]
         for _ in range(count):
             kind = rng.choice(list(Kind))
-            pool = {Kind.BLOCK: blocks, Kind.ENTRIES: entries, Kind.LIST: lists}[kind]
+            pool = {
+                Kind.BLOCK: blocks,
+                Kind.ENTRIES: entries,
+                Kind.LIST: lists,
+                Kind.PARAMETER: parameters,
+            }[kind]
             if not pool:
                 continue
             index = pool.pop()
@@ -209,6 +216,9 @@ class Bench:
                     rest -= size
                     if len(parts) == 3:
                         break
+            elif kind is Kind.PARAMETER:
+                address = pages.pop() * 4096 + 4 * rng.randrange(1024)
+                parts = [(address, 1, inbox_dwords(self.config))]
             else:
                 base = 0 if kind is Kind.LIST else self.config.commands * 16
                 target = base + 16 * index

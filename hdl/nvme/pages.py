@@ -91,7 +91,7 @@ class PageGenerator(wiring.Component):
     probe, allocated
         Between requests: ``allocated`` follows ``probe`` by one cycle, the volume exists.
 
-    One page at a time: 3 cycles for each word that has contents, and one for each beat.
+    One page at a time: 4 cycles for each word that has contents, and one for each beat.
     Back-pressure on ``line_write`` holds it.
     """
 
@@ -146,42 +146,45 @@ class PageGenerator(wiring.Component):
         emits = Signal(init=1)
         found = Signal(data.StructLayout({"value": 32, "emits": 1, "exists": 1, "failed": 1}))
 
-        # Entry of a list; ``exists`` once false stays so, and only zeros follow.
+        # Entry of a list, one cycle after `index`; `exists` once false stays so, only zeros follow.
         start = page.nsid[:8]
         number = Signal(range(PAGE_WORDS + (1 << 8)))
         exists = Signal()
+        next_number = Signal.like(number)
+        next_exists = Signal()
+        m.d.sync += [number.eq(next_number), exists.eq(next_exists)]
         in_arrays = page.kind == PageKind.ARRAYS
         member = index[: bits_for_count(MAX_DRIVES)]
         with m.Switch(page.kind):
             with m.Case(PageKind.ARRAYS):
                 m.d.comb += [
-                    number.eq(start + (index >> ARRAY_SHIFT)),
-                    exists.eq(number < config.arrays),
+                    next_number.eq(start + (index >> ARRAY_SHIFT)),
+                    next_exists.eq(next_number < config.arrays),
                 ]
             with m.Case(PageKind.VOLUMES):
                 m.d.comb += [
-                    number.eq(start + (index >> ENTRY_SHIFT)),
-                    exists.eq(number < config.volumes),
+                    next_number.eq(start + (index >> ENTRY_SHIFT)),
+                    next_exists.eq(next_number < config.volumes),
                 ]
             with m.Case(PageKind.DRIVES):
                 m.d.comb += [
-                    number.eq(start + (index >> ENTRY_SHIFT)),
-                    exists.eq(number < config.ports),
+                    next_number.eq(start + (index >> ENTRY_SHIFT)),
+                    next_exists.eq(next_number < config.ports),
                 ]
             with m.Case(
                 PageKind.ACTIVE_NAMESPACES,
                 PageKind.ALLOCATED_NAMESPACES,
                 PageKind.CHANGED_NAMESPACES,
             ):
-                m.d.comb += [number.eq(index), exists.eq(index < config.volumes)]
+                m.d.comb += [next_number.eq(index), next_exists.eq(index < config.volumes)]
             with m.Case(PageKind.ZEROS):
                 pass
             with m.Case(PageKind.ERROR):
-                m.d.comb += exists.eq(index < ENTRY_WORDS * config.error_log_entries)
+                m.d.comb += next_exists.eq(index < ENTRY_WORDS * config.error_log_entries)
             with m.Case(PageKind.CONTROLLER):
-                m.d.comb += [number.eq(index), exists.eq(index < IMAGE_WORDS)]
+                m.d.comb += [next_number.eq(index), next_exists.eq(index < IMAGE_WORDS)]
             with m.Default():
-                m.d.comb += [number.eq(page.nsid - 1), exists.eq(index < IMAGE_WORDS)]
+                m.d.comb += [next_number.eq(page.nsid - 1), next_exists.eq(index < IMAGE_WORDS)]
         entry_shift = bits_for_count(ENTRY_WORDS)
         idle = Signal()
         older = Signal(range(config.error_log_entries))
@@ -407,9 +410,9 @@ class PageGenerator(wiring.Component):
                         skip.eq(0),
                     ]
                     with m.If(self.zero.valid):
-                        m.next = "LOOK"
+                        m.next = "LOCATE"
                 with m.Else():
-                    m.next = "LOOK"
+                    m.next = "LOCATE"
                     with m.If(self.request.payload.kind == PageKind.SMART):
                         m.next = "REFRESH"
                     if tally is not None:
@@ -420,6 +423,9 @@ class PageGenerator(wiring.Component):
             # Capacity: what all arrays offer, without what volumes take.
             if tally is not None:
                 with m.State("WEIGH"):
+                    m.next = "FETCH"
+
+                with m.State("FETCH"):
                     m.next = "TALLY"
 
                 with m.State("TALLY"):
@@ -429,17 +435,15 @@ class PageGenerator(wiring.Component):
                     with m.If(index == Mux(of_volumes, config.volumes - 1, config.arrays - 1)):
                         m.d.sync += [index.eq(0), of_volumes.eq(1)]
                         with m.If(of_volumes):
-                            m.next = "LOOK"
+                            m.next = "LOCATE"
 
             with m.State("REFRESH"):
                 m.d.comb += [self.refresh.eq(1), self.hold.eq(0)]
                 with m.If(self.fresh):
-                    m.next = "LOOK"
+                    m.next = "LOCATE"
 
-            with m.State("LOOK"):
+            with m.State("LOCATE"):
                 m.next = "PRESENT"
-                with m.If((page.kind == PageKind.DESCRIPTORS) & ~active):
-                    m.next = "REFUSE"
 
             with m.State("PRESENT"):
                 m.next = "DERIVE"
@@ -452,6 +456,8 @@ class PageGenerator(wiring.Component):
                     found.failed.eq(is_member & member_failed),
                 ]
                 m.next = "COPY"
+                with m.If((page.kind == PageKind.DESCRIPTORS) & ~active):
+                    m.next = "REFUSE"
 
             with m.State("COPY"):
                 with m.If(found.exists):
@@ -459,7 +465,7 @@ class PageGenerator(wiring.Component):
                 m.d.sync += missing.eq(missing + found.failed)
                 with m.If(in_arrays & (index[:ARRAY_SHIFT] == (1 << ARRAY_SHIFT) - 1)):
                     m.d.sync += missing.eq(0)
-                m.next = "PRESENT"
+                m.next = "LOCATE"
                 with m.If(found.emits & (skip != 0)):
                     m.d.sync += skip.eq(skip - 1)
                 with m.Elif(found.emits):
@@ -470,7 +476,7 @@ class PageGenerator(wiring.Component):
             with m.State("WRITE"):
                 m.d.comb += self.line_write.valid.eq(1)
                 with m.If(self.line_write.ready):
-                    m.next = "PRESENT"
+                    m.next = "LOCATE"
                     with m.If(word == PAGE_WORDS):
                         m.next = "REPORT"
                     with m.Elif(~found.exists):

@@ -18,7 +18,7 @@ ENTRY_SHIFT = (ENTRY_BITS // 8).bit_length() - 1
 PART_STEP = 1
 """Transfers between a part of a long command and the next one below."""
 
-REQUESTS = 4
+REQUESTS = 8
 """Requests queued towards the host in each direction; a block takes up to two."""
 
 
@@ -139,13 +139,18 @@ class Prp(wiring.Component):
         write_out = data.View(
             write_request(config), Signal(write_request(config).size, name="write")
         )
+        # What decides about a read is long: it is queued a cycle later.
+        asks_read, sends_read = Signal(), Signal()
+        read_sent = Signal.like(read_out.as_value())
+        m.d.sync += [sends_read.eq(asks_read), read_sent.eq(read_out)]
         m.d.comb += [
             list_write.addr.eq(self.write_beat),
             list_write.data.eq(self.write_data),
             list_write.en.eq(self.write_mask),
             lists_done.w_data.eq(Cat(self.list_done_slot, self.list_done_error)),
             lists_done.w_en.eq(self.list_done),
-            reads.w_data.eq(read_out.as_value()),
+            reads.w_data.eq(read_sent),
+            reads.w_en.eq(sends_read),
             writes.w_data.eq(write_out.as_value()),
             self.read_request.valid.eq(reads.r_rdy),
             self.read_request.payload.eq(reads.r_data),
@@ -198,7 +203,7 @@ class Prp(wiring.Component):
         def request_move(address, dwords, source, last):
             """One request of the current block, in its direction."""
             m.d.comb += [
-                reads.w_en.eq(~to_host),
+                asks_read.eq(~to_host),
                 writes.w_en.eq(to_host),
                 *assign(
                     read_out,
@@ -221,7 +226,7 @@ class Prp(wiring.Component):
 
         def request_list(address, dwords, first_place):
             m.d.comb += [
-                reads.w_en.eq(1),
+                asks_read.eq(1),
                 *assign(
                     read_out,
                     kind=Kind.LIST,
@@ -288,12 +293,14 @@ class Prp(wiring.Component):
         ]
 
         ends_free = ~self.command.valid & ~self.rejected.valid
+        # Two for a block, one that is still on its way into the queue.
+        read_room = reads.w_level <= REQUESTS - 3
         can_deliver = self.deliver.valid & (writes.w_level <= REQUESTS - 2) & ~self.discard.valid
-        can_fetch = self.fetch.valid & (reads.w_level <= REQUESTS - 2) & ~self.zero.valid
+        can_fetch = self.fetch.valid & read_room & ~self.zero.valid
         # This one is never rejected, so it need not wait for a command that is.
         can_repeat = self.again.valid & ~self.command.valid
-        can_list = lists_done.r_rdy & ends_free & reads.w_rdy
-        can_admit = self.admit.valid & ends_free & reads.w_rdy
+        can_list = lists_done.r_rdy & ends_free & read_room
+        can_admit = self.admit.valid & ends_free & read_room
 
         with m.FSM(name="resolve") as fsm:
             with m.State("CHOOSE"):
@@ -462,6 +469,7 @@ class Prp(wiring.Component):
             self.busy.eq(
                 ~idle
                 | self.list_done
+                | sends_read
                 | Cat(moves(queue, queue.r_en) for queue in (reads, writes)).any()
                 | moves(lists_done, 0)
             ),

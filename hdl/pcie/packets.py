@@ -6,6 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
 from hdl.pcie.interface import request_beat
+from hdl.streams import Relay
 
 
 class PacketMerge(wiring.Component):
@@ -28,7 +29,9 @@ class PacketMerge(wiring.Component):
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        first, second, output = self.first_input, self.second_input, self.output
+        first, second = self.first_input, self.second_input
+        m.submodules.relay = relay = Relay(first.payload.shape())
+        wiring.connect(m, relay.output, wiring.flipped(self.output))
         inside = Signal()  # a packet has begun and not ended
         owner = Signal()  # 1: the second input had the last packet, or has this one
         chosen = Signal()
@@ -37,17 +40,18 @@ class PacketMerge(wiring.Component):
         m.d.comb += [
             chosen.eq(Mux(inside, owner, Mux(owner, ~first.valid, second.valid))),
             valid.eq(Mux(chosen, second.valid, first.valid)),
-            room.eq(~output.valid | output.ready),
+            room.eq(relay.input.ready),
+            relay.input.valid.eq(valid),
+            relay.input.payload.eq(
+                Mux(chosen, second.payload.as_value(), first.payload.as_value())
+            ),
             first.ready.eq(room & ~chosen),
             second.ready.eq(room & chosen),
-            self.busy.eq(first.valid | second.valid | output.valid),
+            self.busy.eq(first.valid | second.valid | relay.busy | relay.output.valid),
         ]
-        with m.If(room):
-            m.d.sync += output.valid.eq(valid)
-            with m.If(valid):
-                m.d.sync += [
-                    output.payload.eq(Mux(chosen, second.payload, first.payload)),
-                    owner.eq(chosen),
-                    inside.eq(~Mux(chosen, second.payload.last, first.payload.last)),
-                ]
+        with m.If(room & valid):
+            m.d.sync += [
+                owner.eq(chosen),
+                inside.eq(~Mux(chosen, second.payload.last, first.payload.last)),
+            ]
         return m

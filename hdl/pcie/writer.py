@@ -133,9 +133,9 @@ class ChunkReader(wiring.Component):
             chunks.w_data.eq(chunk),
             beats.w_en.eq(self.line_read.response_valid),
             beats.w_data.eq(self.line_read.response),
-            taken.eq(self.beat.valid & self.beat.ready),
         ]
         m.d.sync += [
+            taken.eq(self.beat.valid & self.beat.ready),  # a cycle late: what decides it is long
             free.eq(free - asked + taken),
             has_room.eq((free > 1) | ((free == 1) & ~asked)),
         ]
@@ -152,19 +152,23 @@ class ChunkReader(wiring.Component):
                 left.eq(left - 1),
             ]
 
+        m.submodules.chunk_skid = chunk_skid = Skid(layout)
+        m.submodules.beat_skid = beat_skid = Skid(config.data_width)
+        connect(m, chunk_skid.output, wiring.flipped(self.chunk))
+        connect(m, beat_skid.output, wiring.flipped(self.beat))
         m.d.comb += [
-            self.chunk.valid.eq(chunks.r_rdy),
-            self.chunk.payload.eq(chunks.r_data),
-            chunks.r_en.eq(self.chunk.ready),
-            self.beat.valid.eq(beats.r_rdy),
-            self.beat.payload.eq(beats.r_data),
-            beats.r_en.eq(self.beat.ready),
+            chunk_skid.input.valid.eq(chunks.r_rdy),
+            chunk_skid.input.payload.eq(chunks.r_data),
+            chunks.r_en.eq(chunk_skid.input.ready),
+            beat_skid.input.valid.eq(beats.r_rdy),
+            beat_skid.input.payload.eq(beats.r_data),
+            beats.r_en.eq(beat_skid.input.ready),
             self.busy.eq(
                 self.request.valid
                 | cutting
                 | reading
                 | (free != PREFETCH_BEATS)
-                | chunks.r_rdy
+                | self.chunk.valid
             ),
         ]
         return m

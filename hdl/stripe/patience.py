@@ -91,6 +91,7 @@ class Patience(wiring.Component):
         m = Module()
         level = self.level
         walking = Signal()
+        begins = Signal()
         again = Signal()
         cursor = Signal(self._config.row_slot_bits)
         earliest = Signal(TIME_BITS)
@@ -112,7 +113,10 @@ class Patience(wiring.Component):
         with m.If(self.visit):
             m.d.sync += walking.eq(1)
             with m.If(~walking):
-                m.d.sync += [again.eq(0), earliest.eq(NEVER), cursor.eq(self.head)]
+                m.d.sync += [again.eq(0), cursor.eq(self.head)]
+        m.d.sync += begins.eq(self.visit & ~walking)
+        with m.If(begins):
+            m.d.sync += earliest.eq(NEVER)
         with m.If(self.weigh):
             latest = self.flight.latest
             m.d.sync += [
