@@ -48,8 +48,9 @@ def random_recovery(generator, *, copies: int) -> dict[str, int]:
 
 def random_layout(generator, *, drives: int = MAX_DRIVES) -> Layout:
     """A layout of at most ``drives`` members, every level and shape."""
+    levels = [level for level in PARITIES if level == "JBOD" or LEAST_DRIVES[level] <= drives]
     while True:
-        level = generator.choice(list(PARITIES))
+        level = generator.choice(levels)
         count = 1 if level == "JBOD" else generator.randint(LEAST_DRIVES[level], drives)
         copies = generator.randint(2, count) if level in MIRRORED and count > 1 else 0
         if level == "RAID10" and generator.random() < 0.7:
