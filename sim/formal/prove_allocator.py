@@ -3,7 +3,7 @@
 One number that the solver chose is followed; users give back only what they were given.
 """
 
-from amaranth.hdl import Assert, Assume, Module, Signal
+from amaranth.hdl import Assert, Assume, Cat, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import connect, flipped
 
@@ -16,7 +16,10 @@ from sim.formal.stream_rules import StreamRules
 NUMBERS = 4
 LINES = 16
 USERS = 2
+RETURNS = 2
 RESERVE = 3
+SETTLED = RETURNS + 2
+"""Cycles without a transfer after which the count is exact: returns queue, then are counted."""
 
 
 class FreeListSpecification(wiring.Component):
@@ -36,6 +39,7 @@ class FreeListSpecification(wiring.Component):
         owned = Signal()
         passed = Signal(range(NUMBERS + 1))
         out = Signal(range(NUMBERS + 1))
+        coming = Signal()  # given back, not counted yet
         taken = rules.transfer & (numbers.take.payload == mark)
         given = numbers.give.valid & (numbers.give.payload == mark)
         m.d.comb += [
@@ -44,9 +48,12 @@ class FreeListSpecification(wiring.Component):
             Assert(numbers.give.ready),
             Assert(~taken | ~owned),
             Assert(passed < NUMBERS),
-            Assert(numbers.level + out == NUMBERS),
+            Assert(numbers.level + out + coming == NUMBERS),
         ]
-        m.d.sync += out.eq(out + rules.transfer - numbers.give.valid)
+        m.d.sync += [
+            out.eq(out + rules.transfer - numbers.give.valid),
+            coming.eq(numbers.give.valid),
+        ]
         with m.If(taken):
             m.d.sync += owned.eq(1)
         with m.Elif(given):
@@ -71,6 +78,8 @@ class AllocatorSpecification(wiring.Component):
         mark = any_constant(len(allocator.allocate[0].payload))
         owned = Signal()
         in_use = Signal(range(LINES + 1))
+        just_taken = Signal(range(USERS + 1))
+        still = Signal(range(SETTLED + 1))
         taken, given, takes, gives, offers = [], [], [], [], []
         for index, port in enumerate(allocator.allocate):
             connect(m, port, flipped(self.allocate[index]))
@@ -96,9 +105,17 @@ class AllocatorSpecification(wiring.Component):
             Assume(sum(port.valid for port in allocator.free) <= in_use),
             Assert(sum(offers) <= 1),
             Assert((sum(offers) == 0) | ~owned),
-            Assert(allocator.available + in_use == LINES),
+            # Lines taken in the last cycle are still counted, those on their way back not yet.
+            Assert(allocator.available + in_use <= LINES + just_taken),
+            Assert(allocator.available + in_use + RETURNS + 1 >= LINES + just_taken),
+            Assert((still != SETTLED) | (allocator.available + in_use == LINES)),
         ]
+        with m.If(Cat(takes, gives).any()):
+            m.d.sync += still.eq(0)
+        with m.Elif(still != SETTLED):
+            m.d.sync += still.eq(still + 1)
         m.d.sync += [
+            just_taken.eq(sum(takes)),
             in_use.eq(in_use + sum(takes) - sum(gives)),
             owned.eq((owned | sum(taken)) & ~returned),
         ]
@@ -109,7 +126,7 @@ class AllocatorSpecification(wiring.Component):
         m.d.sync += was_offered.eq(reserved.valid & ~reserved.ready)
         others = sum(port.valid for port in allocator.allocate)
         before = Signal(range(LINES + 1))
-        m.d.sync += before.eq(allocator.available - others)
+        m.d.sync += before.eq(LINES - in_use - others)
         with m.If(reserved.valid & ~was_offered):
             m.d.comb += Assert(before > RESERVE)
         return m
@@ -163,7 +180,7 @@ def _allocator(
         kind(
             config=Config(lines=LINES),
             users=USERS,
-            returns=2,
+            returns=RETURNS,
             reserves=(0,) * (USERS - 1) + (reserve,),
         )
     )
