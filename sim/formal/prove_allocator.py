@@ -14,6 +14,8 @@ from sim.formal.runner import Proof, any_constant
 from sim.formal.stream_rules import StreamRules
 
 NUMBERS = 4
+RETURN_CYCLES = 3
+"""Cycles after which a number that was given back can be taken."""
 LINES = 16
 USERS = 2
 RETURNS = 2
@@ -40,6 +42,7 @@ class FreeListSpecification(wiring.Component):
         passed = Signal(range(NUMBERS + 1))
         out = Signal(range(NUMBERS + 1))
         coming = Signal()  # given back, not counted yet
+        still = Signal(range(RETURN_CYCLES + 1))
         taken = rules.transfer & (numbers.take.payload == mark)
         given = numbers.give.valid & (numbers.give.payload == mark)
         m.d.comb += [
@@ -49,7 +52,13 @@ class FreeListSpecification(wiring.Component):
             Assert(~taken | ~owned),
             Assert(passed < NUMBERS),
             Assert(numbers.level + out + coming == NUMBERS),
+            # What is counted is there, once nothing is on its way back.
+            Assert((still != RETURN_CYCLES) | (numbers.take.valid == (numbers.level != 0))),
         ]
+        with m.If(numbers.give.valid):
+            m.d.sync += still.eq(0)
+        with m.Elif(still != RETURN_CYCLES):
+            m.d.sync += still.eq(still + 1)
         m.d.sync += [
             out.eq(out + rules.transfer - numbers.give.valid),
             coming.eq(numbers.give.valid),
@@ -137,7 +146,9 @@ class ForgetfulFreeList(FreeList):
 
     def elaborate(self, platform) -> Module:
         m = super().elaborate(platform)
-        m.d.comb += m.submodules.returned.w_en.eq(self.give.valid & (self.level != 0))
+        given = Signal()
+        m.d.sync += given.eq(self.give.valid)
+        m.d.comb += m.submodules.returned.w_en.eq(given & (self.level != 0))
         return m
 
 
