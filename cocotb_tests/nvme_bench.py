@@ -7,6 +7,7 @@ import cocotb
 from cocotb.triggers import ClockCycles, Event, RisingEdge
 
 from cocotb_tests.nvme_model import ADMIN_LINES, DataPath
+from cocotb_tests.runner import simulate
 from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
 from hdl.array.interface import (
     manage_request,
@@ -14,6 +15,7 @@ from hdl.array.interface import (
 )
 from hdl.config import Config
 from hdl.memory.interface import write_beat
+from hdl.nvme.front_end import NvmeFrontEnd
 from hdl.nvme.interface import (
     command,
     completion,
@@ -54,6 +56,19 @@ def bench_config(data_width: int = 256) -> Config:
         arrays=2,
         volumes=4,
         transfer_blocks=8,
+    )
+
+
+def run_front_end(
+    module: str, *, name: str | None = None, testcase: str | None = None, data_width: int = 256
+) -> None:
+    """Runs the cocotb tests of ``module``, or one, on a front end of `bench_config`."""
+    simulate(
+        NvmeFrontEnd(config=bench_config(data_width)),
+        name=name or f"nvme_w{data_width}",
+        module=module,
+        testcase=testcase,
+        parameters={"DATA_WIDTH": str(data_width)},
     )
 
 

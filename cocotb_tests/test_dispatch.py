@@ -24,7 +24,8 @@ CONFIGS = {"board": Config(ports=MAX_DRIVES), "small": small()}
 BATCHES = 30
 COMMANDS = 12
 ROWS = 1 << 24
-READ_CYCLES = 13
+DIRECT_CYCLES = 8
+MIRRORED_CYCLES = 13
 DRIVE_CYCLES = 60
 
 
@@ -266,7 +267,7 @@ async def sends_every_extent_where_it_belongs(dut):
         await bench.settled()
 
 
-async def mirrored_reads(dut, layout: Layout, blocks: list[int]) -> tuple[Bench, float]:
+async def timed_reads(dut, layout: Layout, blocks: list[int]) -> tuple[Bench, float]:
     """Reads of one block each, by drives that take `DRIVE_CYCLES` for each; cycles a read."""
     config = CONFIGS[os.environ["CONFIG"]]
     bench = Bench(dut, config, random.Random(1))
@@ -299,12 +300,21 @@ async def mirrored_reads(dut, layout: Layout, blocks: list[int]) -> tuple[Bench,
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
+async def reads_of_one_copy_at_rate(dut):
+    """Where there is nothing to choose."""
+    bench, cycles = await timed_reads(dut, Layout("RAID0", 4, 1), list(range(600)))
+    dut._log.info("%.1f cycles a direct read", cycles)
+    assert cycles <= DIRECT_CYCLES
+    assert set(bench.used.values()) == {600 // 4}
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
 async def reads_ahead_on_every_mirror(dut):
     """A sequential stream keeps every drive of a RAID 10 busy, in long runs; and the rate."""
     layout = Layout("RAID10", 4, 2)
-    bench, cycles = await mirrored_reads(dut, layout, list(range(600)))
+    bench, cycles = await timed_reads(dut, layout, list(range(600)))
     dut._log.info("%.1f cycles a mirrored read", cycles)
-    assert cycles <= READ_CYCLES
+    assert cycles <= MIRRORED_CYCLES
     assert len(bench.used) == 4 and min(bench.used.values()) >= 600 // 4 // 2, bench.used
     pairs = [bench.ports[0][:2], bench.ports[0][2:]]
     for pair in pairs:
@@ -319,7 +329,7 @@ async def random_reads_go_to_the_less_busy_drive(dut):
     layout = Layout("RAID1", 2, 4)
     generator = random.Random(2)
     blocks = [generator.randrange(layout.blocks(ROWS)) for _ in range(200)]
-    bench, _ = await mirrored_reads(dut, layout, blocks)
+    bench, _ = await timed_reads(dut, layout, blocks)
     one, _ = bench.ports[0]
     for end in range(20, len(bench.order)):
         share = bench.order[:end].count(one)

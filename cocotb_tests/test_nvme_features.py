@@ -6,10 +6,9 @@ import cocotb
 import pytest
 from cocotb.triggers import ClockCycles
 
-from cocotb_tests.nvme_bench import Bench, bench_config
-from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.nvme_bench import Bench, bench_config, run_front_end
+from cocotb_tests.runner import SimulationError
 from hdl.nvme import features
-from hdl.nvme.front_end import NvmeFrontEnd
 from sim.golden import nvme
 
 CONFIG = bench_config()
@@ -221,22 +220,12 @@ async def interrupts_are_coalesced(dut):
     await host.settle()
 
 
-def run(name: str = "nvme_w256", testcase: str | None = None) -> None:
-    simulate(
-        NvmeFrontEnd(config=CONFIG),
-        name=name,
-        module=__name__,
-        testcase=testcase,
-        parameters={"SEED": os.environ.get("SEED") or "1"},
-    )
-
-
 def test_nvme_features():
-    run()
+    run_front_end(__name__)
 
 
 def test_features_that_survive_a_reset_are_caught(monkeypatch):
     wrong = features.RULES | {features.Feature.WRITE_ATOMICITY: features.Rule(initial=1)}
     monkeypatch.setattr(features, "RULES", wrong)
     with pytest.raises(SimulationError, match="values_are_kept_until_reset"):
-        run("nvme_mutant_features", "values_are_kept_until_reset")
+        run_front_end(__name__, name="nvme_mutant_features", testcase="values_are_kept_until_reset")

@@ -5,12 +5,11 @@ import os
 import cocotb
 import pytest
 
-from cocotb_tests.nvme_bench import Bench, bench_config
+from cocotb_tests.nvme_bench import Bench, bench_config, run_front_end
 from cocotb_tests.nvme_model import contents
-from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.runner import SimulationError
 from cocotb_tests.streams import wait_until
 from hdl.nvme import prp
-from hdl.nvme.front_end import NvmeFrontEnd
 from hdl.nvme.interface import HostOpcode, Status
 from sim.golden import nvme, nvme_logs
 from sim.golden.nvme import PAGE
@@ -196,22 +195,14 @@ async def a_reset_ends_long_commands(dut):
     await host.settle()
 
 
-def run(name: str, data_width: int = 256, testcase: str | None = None) -> None:
-    simulate(
-        NvmeFrontEnd(config=bench_config(data_width)),
-        name=name,
-        module=__name__,
-        testcase=testcase,
-        parameters={"SEED": os.environ.get("SEED") or "1", "DATA_WIDTH": str(data_width)},
-    )
-
-
 @pytest.mark.parametrize("data_width", [64, 256])
 def test_nvme_hostless(data_width):
-    run(f"nvme_w{data_width}", data_width)
+    run_front_end(__name__, data_width=data_width)
 
 
 def test_parts_that_overlap_are_caught(monkeypatch):
     monkeypatch.setattr(prp, "PART_STEP", 0)
     with pytest.raises(SimulationError, match="zeros_and_verifies_of_any_length"):
-        run("nvme_mutant_parts", testcase="zeros_and_verifies_of_any_length")
+        run_front_end(
+            __name__, name="nvme_mutant_parts", testcase="zeros_and_verifies_of_any_length"
+        )

@@ -6,11 +6,10 @@ import cocotb
 import pytest
 from cocotb.triggers import ClockCycles
 
-from cocotb_tests.nvme_bench import Bench, bench_config
-from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.nvme_bench import Bench, bench_config, run_front_end
+from cocotb_tests.runner import SimulationError
 from hdl.array.interface import ManageStatus
 from hdl.nvme import events, health
-from hdl.nvme.front_end import NvmeFrontEnd
 from hdl.nvme.interface import Status
 from sim.golden import nvme, nvme_logs
 from sim.golden.nvme import PAGE
@@ -447,29 +446,19 @@ async def an_overfull_submission_queue_is_refused(dut):
     await host.settle()
 
 
-def run(name: str = "nvme_w256", testcase: str | None = None) -> None:
-    simulate(
-        NvmeFrontEnd(config=CONFIG),
-        name=name,
-        module=__name__,
-        testcase=testcase,
-        parameters={"SEED": os.environ.get("SEED") or "1"},
-    )
-
-
 def test_nvme_logs():
-    run()
+    run_front_end(__name__)
 
 
 def test_units_rounded_down_are_caught(monkeypatch):
     whole = health.log_init
     monkeypatch.setattr(health, "log_init", lambda config: [0] * len(whole(config)))
     with pytest.raises(SimulationError, match="logs_tell_what_happened"):
-        run("nvme_mutant_units", "logs_tell_what_happened")
+        run_front_end(__name__, name="nvme_mutant_units", testcase="logs_tell_what_happened")
 
 
 def test_event_of_another_log_is_caught(monkeypatch):
     wrong = dict(zip(events.LOGS, list(events.LOGS.values())[::-1], strict=True))
     monkeypatch.setattr(events, "LOGS", wrong)
     with pytest.raises(SimulationError, match="events_are_reported_once"):
-        run("nvme_mutant_events", "events_are_reported_once")
+        run_front_end(__name__, name="nvme_mutant_events", testcase="events_are_reported_once")

@@ -6,11 +6,10 @@ import struct
 import cocotb
 import pytest
 
-from cocotb_tests.nvme_bench import Bench, bench_config
-from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.nvme_bench import Bench, bench_config, run_front_end
+from cocotb_tests.runner import SimulationError
 from hdl.array.interface import ManageOpcode, ManageStatus
 from hdl.nvme import namespaces
-from hdl.nvme.front_end import NvmeFrontEnd
 from sim.golden import nvme, nvme_logs
 from sim.golden.nvme import PAGE
 
@@ -182,21 +181,13 @@ async def namespaces_are_deleted(dut):
     await host.settle()
 
 
-def run(name: str = "nvme_w256", testcase: str | None = None) -> None:
-    simulate(
-        NvmeFrontEnd(config=CONFIG),
-        name=name,
-        module=__name__,
-        testcase=testcase,
-        parameters={"SEED": os.environ.get("SEED") or "1"},
-    )
-
-
 def test_nvme_namespaces():
-    run()
+    run_front_end(__name__)
 
 
 def test_list_of_another_controller_is_caught(monkeypatch):
     monkeypatch.setattr(namespaces, "CONTROLLER_LIST", 1 << 16 | 1)
     with pytest.raises(SimulationError, match="detached_namespaces_are_inactive"):
-        run("nvme_mutant_list", "detached_namespaces_are_inactive")
+        run_front_end(
+            __name__, name="nvme_mutant_list", testcase="detached_namespaces_are_inactive"
+        )
