@@ -194,6 +194,7 @@ def _build(
     arguments = [
         "--no-timing",
         "--assert",
+        *("--x-assign", "1"),
         "-Wno-fatal",
         "-Wno-lint",
         "-Wno-style",

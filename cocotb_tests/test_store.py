@@ -49,7 +49,7 @@ class History:
         """Values that a read taken in ``cycle`` may return; None: any."""
         writes = self.writes.get((address, word), [])
         certain = [write for write in writes if write[0] + self.delay <= cycle]
-        if not certain:
+        if not certain or len(certain) < len(writes):
             return None
 
         def after(later, write):

@@ -1,14 +1,20 @@
 """The synthesis flow counts cells and refuses memories that an FPGA does not have."""
 
+import fnmatch
+import re
 from dataclasses import replace
 
 import pytest
 from amaranth.hdl import Module
 from amaranth.lib import memory, wiring
+from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out
 
-from sim.verilog import to_rtlil
-from synth.flow import TARGET_HZ, asynchronous_memories, synthesise
+from hdl.config import small
+from hdl.memory.disjoint import DISJOINT
+from sim.verilog import FIFO_STORAGE, to_rtlil, to_verilog
+from synth.blocks import BLOCKS, WHOLE
+from synth.flow import BLOCK_RAMS, TARGET_HZ, asynchronous_memories, synthesise
 
 WIDTH = 36
 
@@ -24,6 +30,8 @@ class Table(wiring.Component):
         Of the read port; ``comb`` is asynchronous.
     writers
         Write ports, which write to neighbouring words; no RAM has more than two ports.
+    attributes
+        Of the memory.
     """
 
     write_address: In(10)
@@ -32,15 +40,20 @@ class Table(wiring.Component):
     read_address: In(10)
     read_data: Out(WIDTH)
 
-    def __init__(self, *, depth: int, domain: str = "sync", writers: int = 1):
+    def __init__(
+        self, *, depth: int, domain: str = "sync", writers: int = 1, attributes=None
+    ):
         self._depth = depth
+        self._attributes = attributes
         self._domain = domain
         self._writers = writers
         super().__init__()
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        m.submodules.table = table = memory.Memory(shape=WIDTH, depth=self._depth, init=[])
+        m.submodules.table = table = memory.Memory(
+            shape=WIDTH, depth=self._depth, init=[], attrs=self._attributes
+        )
         for index in range(self._writers):
             write = table.write_port()
             m.d.comb += [
@@ -52,6 +65,26 @@ class Table(wiring.Component):
         m.d.comb += [
             read.addr.eq(self.read_address),
             self.read_data.eq(read.data),
+        ]
+        return m
+
+
+class Queue(wiring.Component):
+    """A FIFO of Amaranth."""
+
+    write_data: In(WIDTH)
+    write_enable: In(1)
+    read_enable: In(1)
+    read_data: Out(WIDTH)
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.fifo = fifo = SyncFIFOBuffered(width=WIDTH, depth=16)
+        m.d.comb += [
+            fifo.w_data.eq(self.write_data),
+            fifo.w_en.eq(self.write_enable),
+            fifo.r_en.eq(self.read_enable),
+            self.read_data.eq(fifo.r_data),
         ]
         return m
 
@@ -84,6 +117,34 @@ def test_block_memory():
     fresh = synthesise("table", Table(depth=1024), fresh=True)
     assert not fresh.kept
     assert replace(result, kept=False, seconds=0) == replace(fresh, seconds=0)
+
+
+def test_disjoint_memory():
+    """Nothing is spent on what is read where it is written."""
+    result = synthesise("table", Table(depth=1024, attributes=DISJOINT))
+    assert (result.rams, result.luts, result.registers) == (2, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("table", "undefined"),
+    [
+        (Table(depth=16), False),
+        (Table(depth=16, attributes=DISJOINT), True),
+        (Queue(), True),
+    ],
+)
+def test_collisions(table, undefined):
+    """In simulation what is read of a disjoint memory where it is written is of no use."""
+    assert (f"{WIDTH}'hxxxxxxxxx" in to_verilog(table).text) == undefined
+
+
+def test_block_rams():
+    """Every memory that synthesis shall make of block RAM is there, and is a FIFO's."""
+    modules = re.findall(r"^module \\top\.(\S+)$", to_rtlil(BLOCKS[WHOLE](small())), re.MULTILINE)
+    for pattern in BLOCK_RAMS:
+        fifo, _, name = pattern.rpartition(".")
+        assert name == FIFO_STORAGE
+        assert fnmatch.filter(modules, fifo), pattern
 
 
 def test_slow_block():

@@ -30,6 +30,23 @@ _CONSTANT = re.compile(r"^  always @\*\n(    [^=\n]* = \d+'\w+;)$", re.MULTILINE
 _PORT = re.compile(r"^  (input|output) (?:\[(\d+):0\] )?(\\\S+ |\w+);$", re.MULTILINE)
 
 
+FIFO_STORAGE = "storage"
+"""Name of the memory inside `amaranth.lib.fifo.SyncFIFOBuffered`."""
+
+_MODULE = re.compile(r"^module .*?^end$", re.MULTILINE | re.DOTALL)
+
+_DISJOINT_MEMORY = re.compile(
+    r"^  attribute \\no_rw_check 1\n(?:  attribute [^\n]*\n)*  memory [^\n]* \\(\S+)$",
+    re.MULTILINE,
+)
+
+_READ_PORT = re.compile(
+    r'(?P<head>  cell \$memrd_v2 [^\n]*\n    parameter \\MEMID "\\+(?P<memory>[^"]+)"\n'
+    r"(?:    parameter [^\n]*\n)*?    parameter \\TRANSPARENCY_MASK \d+'(?P<transparent>\d+)\n"
+    r"    parameter \\COLLISION_X_MASK \d+')\d+"
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Netlist:
     """A design in Verilog.
@@ -73,8 +90,33 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def to_rtlil(component: wiring.Component, *, top: str = "top", platform=None) -> str:
-    """RTLIL of ``component`` without source attributes."""
-    return rtlil.convert(component, name=top, platform=platform, emit_src=False)
+    """RTLIL of ``component`` without source attributes.
+
+    What is read of a `DISJOINT` memory where it is written in the same cycle is undefined: not
+    emulated by synthesis, and not the old contents in simulation.
+    """
+    text = rtlil.convert(component, name=top, platform=platform, emit_src=False)
+    return collisions_undefined(text)
+
+
+def collisions_undefined(text: str) -> str:
+    """Says of read ports what the attribute ``no_rw_check`` says of their memory.
+
+    Yosys itself heeds the attribute only where it merges a register into a read port. A FIFO of
+    Amaranth never reads what it writes: its pointers are equal only when it is empty or full.
+    """
+    return _MODULE.sub(_undefine, text)
+
+
+def _undefine(module: re.Match[str]) -> str:
+    names = {match[1] for match in _DISJOINT_MEMORY.finditer(module[0])} | {FIFO_STORAGE}
+
+    def mask(port: re.Match[str]) -> str:
+        if port["memory"] not in names:
+            return port[0]
+        return port["head"] + port["transparent"].translate({ord("0"): "1", ord("1"): "0"})
+
+    return _READ_PORT.sub(mask, module[0])
 
 
 @contextmanager

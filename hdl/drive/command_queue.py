@@ -26,6 +26,7 @@ from hdl.drive.records import (
     operation_bits,
     queued_operation,
 )
+from hdl.memory.disjoint import DISJOINT
 from hdl.memory.free_list import FreeList
 from hdl.memory.round_robin import RoundRobin
 
@@ -134,13 +135,13 @@ class CommandQueue(wiring.Component):
         port_bits = bits_for_count(ports)
         tag_address = command_tag(config).size
 
-        def table(name, shape, depth, readers=1):
-            memory = Memory(shape=shape, depth=depth, init=[])
+        def table(name, shape, depth, readers=1, attrs=None):
+            memory = Memory(shape=shape, depth=depth, init=[], attrs=attrs)
             m.submodules[name] = memory
             return memory.write_port(), *(memory.read_port() for _ in range(readers))
 
         write_operation, read_operation, lookup_operation = table(
-            "operation_table", queued_operation(config), config.operations, 2
+            "operation_table", queued_operation(config), config.operations, 2, DISJOINT
         )
         write_next, read_next, lookup_next = table("next_table", number, config.operations, 2)
         write_run, read_run = table("run_table", run(config), config.operations)

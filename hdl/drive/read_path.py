@@ -16,6 +16,7 @@ from hdl.drive.records import (
     PathControl,
     ReadControl,
 )
+from hdl.memory.disjoint import DISJOINT
 from hdl.memory.interface import write_port
 from hdl.memory.round_robin import RoundRobin
 
@@ -61,6 +62,7 @@ class ReadPath(wiring.Component):
             shape=config.data_width,
             depth=(1 << place_width) * FIFO_BURSTS * BURST_BEATS,
             init=[],
+            attrs=DISJOINT,
         )
         store_beat, fetch_beat = memory.write_port(), memory.read_port()
         m.submodules.tags = tags = Memory(shape=config.tag_bits, depth=1 << place_width, init=[])

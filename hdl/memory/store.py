@@ -9,6 +9,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import Config, bits_for_count
+from hdl.memory.disjoint import DISJOINT
 from hdl.memory.interface import ReadPort, write_beat, write_port
 from hdl.streams import Relay
 
@@ -94,9 +95,10 @@ class LineStore(wiring.Component):
     move lines in order fall into step (see `BankArbiter`), so up to ``config.banks`` users of each
     direction move a beat a cycle each.
 
-    A write is visible to every read taken `write_delay` cycles after it or later; a read taken
-    sooner returns either beat, and of two writes of one word by different users less than that
-    apart either may be the last. Contents are undefined until written.
+    A write is visible to every read taken `write_delay` cycles after it or later; what a read
+    taken sooner returns of its words is undefined (`DISJOINT`), and of two writes of one word by
+    different users less than that apart either may be the last. Contents are undefined until
+    written.
 
     Parameters
     ----------
@@ -174,7 +176,9 @@ class LineStore(wiring.Component):
         # Stage 1: the winner's row, and for writes its beat, in the bank's registers.
         read_data = []
         for bank in range(banks):
-            memory = Memory(shape=config.data_width, depth=1 << row_bits, init=[])
+            memory = Memory(
+                shape=config.data_width, depth=1 << row_bits, init=[], attrs=DISJOINT
+            )
             m.submodules[f"bank_{bank}"] = memory
             write_side = memory.write_port(granularity=DWORD_BITS)
             read_side = memory.read_port(transparent_for=())

@@ -5,6 +5,7 @@ from amaranth.lib import memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import BLOCK_NUMBER_BITS, Config, bits_for_count
+from hdl.memory.disjoint import DISJOINT
 from hdl.nvme.codes import (
     SQE_BITS,
     STATUS_BITS,
@@ -272,7 +273,7 @@ class EntryMemory(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         m.submodules.beats = beats = memory.Memory(
-            shape=self._config.data_width, depth=self._beats, init=[]
+            shape=self._config.data_width, depth=self._beats, init=[], attrs=DISJOINT
         )
         write, read = beats.write_port(granularity=32), beats.read_port()
         m.d.comb += [

@@ -5,6 +5,7 @@ from amaranth.lib import data, fifo, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import BLOCK_BYTES, DWORDS_PER_BLOCK, Config, bits_for_count
+from hdl.memory.disjoint import DISJOINT
 from hdl.memory.interface import line_stream
 from hdl.nvme.codes import PAGE_SHIFT, StatusCode, status_field
 from hdl.nvme.interface import HostOpcode, command, transfer
@@ -109,7 +110,7 @@ class Prp(wiring.Component):
         lane_bits = (self._entries_per_beat - 1).bit_length()
 
         m.submodules.lists = lists = memory.Memory(
-            shape=config.data_width, depth=self._beats, init=[]
+            shape=config.data_width, depth=self._beats, init=[], attrs=DISJOINT
         )
         list_write, list_read = lists.write_port(granularity=32), lists.read_port()
         pointers = data.StructLayout({"prp1": 64, "prp2": 64, "listed": 1, "hostless": 1})

@@ -5,6 +5,7 @@ from amaranth.lib import fifo, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
+from hdl.memory.disjoint import DISJOINT
 from hdl.nvme.codes import DATA_PATH_CODES, STATUS_BITS, status_field
 from hdl.nvme.health import note
 from hdl.nvme.interface import HostOpcode, completion
@@ -122,7 +123,10 @@ class SlotTable(wiring.Component):
         m.submodules.free_list = free_list = SlotFreeList(config=config)
         wiring.connect(m, wiring.flipped(self.allocate), free_list.allocate)
         m.submodules.carried = table = memory.Memory(
-            shape=carried(config), depth=config.commands, init=[], attrs={"ram_style": "block"}
+            shape=carried(config),
+            depth=config.commands,
+            init=[],
+            attrs={"ram_style": "block"} | DISJOINT,
         )
         store, load = table.write_port(), table.read_port()
         slot = Signal(config.slot_bits)

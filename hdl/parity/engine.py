@@ -6,6 +6,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config, bits_for_count
+from hdl.memory.disjoint import DISJOINT
 from hdl.parity.field import ELEMENT_BITS, RAID_FIELD
 from hdl.parity.galois import bit_matrix, multiply_word
 
@@ -114,7 +115,7 @@ class ParityEngine(wiring.Component):
         memories = []
         for bank in range(BANKS):
             for syndrome in range(parities):
-                memory = Memory(shape=width, depth=config.beats, init=[])
+                memory = Memory(shape=width, depth=config.beats, init=[], attrs=DISJOINT)
                 m.submodules[f"accumulator_{bank}_{syndrome}"] = memory
                 memories.append((memory.write_port(), memory.read_port()))
 

@@ -152,14 +152,14 @@ class ChunkReader(wiring.Component):
                 left.eq(left - 1),
             ]
 
-        m.submodules.chunk_skid = chunk_skid = Skid(layout)
+        m.submodules.chunk_relay = chunk_relay = Relay(layout)  # goes ahead of its beats anyway
         m.submodules.beat_skid = beat_skid = Skid(config.data_width)
-        connect(m, chunk_skid.output, wiring.flipped(self.chunk))
+        connect(m, chunk_relay.output, wiring.flipped(self.chunk))
         connect(m, beat_skid.output, wiring.flipped(self.beat))
         m.d.comb += [
-            chunk_skid.input.valid.eq(chunks.r_rdy),
-            chunk_skid.input.payload.eq(chunks.r_data),
-            chunks.r_en.eq(chunk_skid.input.ready),
+            chunk_relay.input.valid.eq(chunks.r_rdy),
+            chunk_relay.input.payload.eq(chunks.r_data),
+            chunks.r_en.eq(chunk_relay.input.ready),
             beat_skid.input.valid.eq(beats.r_rdy),
             beat_skid.input.payload.eq(beats.r_data),
             beats.r_en.eq(beat_skid.input.ready),
@@ -168,6 +168,7 @@ class ChunkReader(wiring.Component):
                 | cutting
                 | reading
                 | (free != PREFETCH_BEATS)
+                | chunks.r_rdy
                 | self.chunk.valid
             ),
         ]
@@ -301,9 +302,7 @@ class HostWriter(wiring.Component):
         small = self.post.payload
         beats = max(1, 32 * POST_DWORDS // config.data_width)
         offset = Signal(range(max(2, beats)))
-        m.submodules.letter_skid = letter_skid = Skid(request_beat(config))
-        connect(m, letter_skid.output, merge.second_input)
-        letter = letter_skid.input
+        letter = merge.second_input
         m.d.comb += [
             letter.valid.eq(self.post.valid),
             letter.payload.kind.eq(RequestKind.WRITE),
@@ -319,8 +318,7 @@ class HostWriter(wiring.Component):
         with m.If(letter.valid & letter.ready):
             m.d.sync += offset.eq(Mux(letter.payload.last, 0, offset + 1))
 
-        parts = [reader, tlp_relay, letter_skid, merge]
         m.d.comb += self.busy.eq(
-            Cat(*(part.busy for part in parts), self.post.valid, done.r_rdy).any()
+            Cat(reader.busy, tlp_relay.busy, merge.busy, self.post.valid, done.r_rdy).any()
         )
         return m

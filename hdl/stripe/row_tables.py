@@ -7,6 +7,7 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.array.interface import TableRead, extent
 from hdl.config import Config
+from hdl.memory.disjoint import DISJOINT
 from hdl.stripe.fill import fill
 from hdl.stripe.interface import row_state, strip_state
 
@@ -67,7 +68,7 @@ class RowTables(wiring.Component):
         m.submodules.states = states = Memory(shape=row_state(config), depth=config.rows, init=[])
         m.submodules.fills = fills = Memory(shape=fill(config), depth=config.rows, init=[])
         m.submodules.strips = strips = Memory(
-            shape=strip_state(config), depth=config.rows * 32, init=[]
+            shape=strip_state(config), depth=config.rows * 32, init=[], attrs=DISJOINT
         )
         m.submodules.places = places = Memory(shape=self._place, depth=config.lines, init=[])
         for memory, port in ((states, self.row_read), (strips, self.strip_read)):

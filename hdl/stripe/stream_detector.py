@@ -7,6 +7,7 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.array.interface import extent, geometry
 from hdl.config import BLOCK_NUMBER_BITS, Config
+from hdl.memory.disjoint import DISJOINT
 
 STREAMS_BITS = 6
 """log2 of the streams remembered."""
@@ -42,7 +43,9 @@ class StreamDetector(wiring.Component):
             {"array": config.array_bits, "base": 5, "ordinal": 5, "row": BLOCK_NUMBER_BITS}
         )
         entry = data.StructLayout({"any": 1, "place": place})
-        m.submodules.expected = expected = Memory(shape=entry, depth=1 << STREAMS_BITS, init=[])
+        m.submodules.expected = expected = Memory(
+            shape=entry, depth=1 << STREAMS_BITS, init=[], attrs=DISJOINT
+        )
         read = expected.read_port()
         write = expected.write_port()
 

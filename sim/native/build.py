@@ -36,7 +36,7 @@ VERILATE = (
     "--no-timing",
     "--no-assert",
     "-O3",
-    "--x-assign", "fast",
+    "--x-assign", "1",
     "--x-initial", "fast",
     "-Wno-fatal",
     "-Wno-lint",
