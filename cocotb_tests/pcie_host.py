@@ -24,6 +24,7 @@ from cocotbext.pcie.core import RootComplex
 from cocotbext.pcie.core.tlp import CplStatus, Tlp, TlpType
 from cocotbext.pcie.core.utils import PcieId
 from cocotbext.pcie.xilinx.us import UltraScalePlusPcieDevice
+from cocotbext.pcie.xilinx.us.tlp import ErrorCode, Tlp_us
 
 from hdl.config import TIME_BITS
 from hdl.pcie.interface import BAR_BITS
@@ -31,6 +32,9 @@ from hdl.pcie.interface import BAR_BITS
 CLOCK_HZ = 250e6
 STATUS_PERIOD = 4
 """Cycles between updates of the status inputs that the model does not drive itself."""
+
+DRAIN_CYCLES = 64
+"""Cycles in which a TLP that has begun to leave has left, and the hard block has sent it."""
 
 PAGE_BYTES = 4096
 
@@ -211,10 +215,12 @@ class PcieHost:
         self._drive_now = drive_now
         self._bar: Any = None
         self.pci: Any = None
+        self._withheld = False  # bus mastering is off for the device already
+        self.request_beats = 0
         dut.now.value = 0
         # The models log every TLP (slower than simulating it), and warn of the faults planted.
         logging.getLogger("cocotb.pcie").setLevel(logging.ERROR)
-        for name in ("rcb", "bus_master", "msix_enable", "msix_mask"):
+        for name in ("rcb", "bus_master", "msix_enable", "msix_mask", "function_reset"):
             getattr(dut, f"status__{name}").value = 0
         self.rc = Host(seed=seed)
         self.rc.max_payload_size = (max_payload // 128 - 1).bit_length()
@@ -272,6 +278,60 @@ class PcieHost:
         for _ in range(2 * STATUS_PERIOD):
             await RisingEdge(self.dut.clk)
 
+    async def withdraw_bus_master(self) -> None:
+        """Ends bus mastering as the hard block does: it still sends what it has taken."""
+        dut, device = self.dut, self.device
+        self._withheld = True
+        dut.status__bus_master.value = 0
+        for _ in range(DRAIN_CYCLES):
+            await RisingEdge(dut.clk)
+        assert device.rq_sink is not None
+        while not device.rq_sink.empty() or not device.rq_np_queue.empty():
+            await RisingEdge(dut.clk)
+        self.function.bus_master_enable = False
+        self.request_beats = 0
+
+    async def restore_bus_master(self) -> None:
+        """Allows bus mastering again."""
+        self.function.bus_master_enable = True
+        self._withheld = False
+        for _ in range(2 * STATUS_PERIOD):
+            await RisingEdge(self.dut.clk)
+
+    async def reset_function(self, *, terminate: bool) -> int:
+        """A function level reset up to its end, without bus mastering; the cycles it took.
+
+        ``terminate``: the hard block ends the outstanding reads by itself (PG213, error code 8 of
+        the RC descriptor) and no completion is passed on; else they come in time.
+        """
+        dut, function, device = self.dut, self.function, self.device
+        began = self.cycle
+        dut.status__function_reset.value = 1
+        await self.withdraw_bus_master()
+        function.msix_cap.msix_enable = False
+        function.msix_cap.msix_function_mask = False
+        if terminate:
+            for tag, request in enumerate(device.active_request):
+                if request is not None:
+                    await self._terminate(tag, request)
+        while not int(dut.reset_done.value):
+            await RisingEdge(dut.clk)
+        took = self.cycle - began
+        assert not self.outstanding, "the reset was done with reads outstanding"
+        for _ in range(DRAIN_CYCLES):
+            await RisingEdge(dut.clk)
+            assert int(dut.reset_done.value), "done was taken back"
+        dut.status__function_reset.value = 0
+        return took
+
+    async def _terminate(self, tag: int, request) -> None:
+        self.device.active_request[tag] = None
+        end = Tlp_us(Tlp.create_completion_for_tlp(request, PcieId(0, 0, 0), False, CplStatus.SC))
+        end.error_code = ErrorCode.FLR
+        end.request_completed = True
+        self.device.rx_buf_cplh_fc_count += 1
+        self.device.rc_queue.put_nowait(end)
+
     def allocate(self, size: int) -> tuple[int, Any]:
         """Host memory: its bus address, and its contents as a mutable buffer."""
         address, memory = self.rc.alloc_region(size)
@@ -317,11 +377,14 @@ class PcieHost:
         while True:
             await RisingEdge(dut.clk)
             self.cycle += 1
+            self.request_beats += int(dut.rq_tvalid.value) & int(dut.rq_tready.value)
             if self._drive_now:
                 dut.now.value = self.cycle & ((1 << TIME_BITS) - 1)
             if self.cycle % STATUS_PERIOD == 0:
                 function = self.function
-                dut.status__bus_master.value = int(function.bus_master_enable)
+                dut.status__bus_master.value = int(
+                    function.bus_master_enable and not self._withheld
+                )
                 dut.status__rcb.value = int(self.rc.read_completion_boundary)
                 dut.status__msix_enable.value = int(function.msix_cap.msix_enable)
                 dut.status__msix_mask.value = int(function.msix_cap.msix_function_mask)

@@ -54,6 +54,8 @@ class EndpointTop(wiring.Component):
                 "status": Out(PcieStatus()),
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS),
+                "discard": In(1),
+                "idle": Out(1),
                 "busy": Out(1),
                 **{name: port for prefix in USERS for name, port in axis_ports(prefix).items()},
             }
@@ -81,6 +83,8 @@ class EndpointTop(wiring.Component):
                 inner, outer = getattr(shim, name), getattr(self, name)
                 m.d.comb += outer.eq(inner) if port.flow is Out else inner.eq(outer)
         m.d.comb += [
+            endpoint.discard.eq(self.discard),
+            self.idle.eq(endpoint.idle),
             endpoint.now.eq(self.now),
             self.deadline.eq(endpoint.deadline),
             self.busy.eq(endpoint.busy | shim.busy | store.busy),
@@ -97,6 +101,7 @@ class Bench:
         dut._log.info("SEED=%d", self.seed)
         self.rng = random.Random(self.seed)
         self.host = PcieHost(dut, seed=self.seed, **host_options)
+        dut.discard.value = 0
         self.registers: dict[int, int] = {}  # bytes
         self.accesses: list[tuple[int, bool, int]] = []
         self.read_request = StreamSource(dut, "read_request", layout=read_request(CONFIG))
@@ -402,25 +407,63 @@ async def both_directions(dut):
     assert any(memory_letters[: 64 * 24])
 
 
-@cocotb.test(timeout_time=1, timeout_unit="ms")
-async def no_bus_master(dut):
-    """Without bus mastering nothing reaches the link and nothing hangs."""
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def bus_master_withdrawn(dut):
+    """Without bus mastering everything waits, for long, and then goes on where it was."""
     bench = Bench(dut)
     await bench.start()
-    bench.host.function.bus_master_enable = False
-    for _ in range(16):
+    host = bench.host
+    host.rc.reads.latency_ns = (200, 1500)
+    host.rc.reads.shuffle = True
+
+    async def interrupt():
+        for pause in (3, 300, 3 * TIMEOUT):
+            for _ in range(bench.rng.randrange(200, 900)):
+                await RisingEdge(dut.clk)
+            await host.withdraw_bus_master()
+            for _ in range(pause):
+                await RisingEdge(dut.clk)
+            assert not host.request_beats, "a request left without bus mastering"
+            dut._log.info("bus mastering was off, %d reads out", host.outstanding)
+            await host.restore_bus_master()
+
+    interruption = cocotb.start_soon(interrupt())
+    await copy(bench, range(32))
+    assert interruption.done(), "the load ended before the last interruption"
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def discarded(dut):
+    """What is discarded does not reach the link: writes are taken, reads end with an error."""
+    bench = Bench(dut)
+    await bench.start()
+    host = bench.host
+    await host.withdraw_bus_master()
+    base, memory = host.allocate(4 * PAGE_BYTES)
+    memory[:] = bytes(4 * PAGE_BYTES)
+    for line in range(4):
+        bench.fetch(line, [(base, 1024, 1024 * line)])
+        bench.deliver(line + 4, [(base, 1024, 1024 * line)])
+        bench.post.send(address=base, dwords=4, data=5)
+    for _ in range(200):
         await RisingEdge(dut.clk)
-    base, _ = bench.host.allocate(PAGE_BYTES)
-    bench.rq_cycles.clear()
-    bench.fetch(1, [(base, 1024, 1024)])
-    bench.deliver(2, [(base, 1024, 2048)])
-    bench.post.send(address=base, dwords=4, data=5)
+    assert not bench.read
+    assert not int(dut.idle.value)
+    dut.discard.value = 1
+    await host.restore_bus_master()
     await wait_until(
-        dut, lambda: bench.read and bench.written, cycles=8000, what="transfers answered"
+        dut,
+        lambda: len(bench.read) == 4 and len(bench.written) == 4,
+        cycles=2000,
+        what="transfers answered",
     )
-    assert bench.read == {1: True}
+    assert all(bench.read.values())
     await bench.settle()
-    assert not bench.rq_cycles
+    assert int(dut.idle.value)
+    assert not host.request_beats
+    assert not any(memory[:])
+    dut.discard.value = 0
+    await copy(bench, range(8))
 
 
 def run(testcase, *, mps=256, mrrs=512, rcb=64, offset=0, component=None, seed=1):
@@ -461,8 +504,12 @@ def test_both_directions():
     run("both_directions")
 
 
-def test_no_bus_master():
-    run("no_bus_master")
+def test_bus_master_withdrawn():
+    run("bus_master_withdrawn")
+
+
+def test_discarded():
+    run("discarded")
 
 
 class ShortInserter(RequestInserter):
@@ -478,3 +525,30 @@ def test_mutant_inserter(monkeypatch):
     monkeypatch.setattr("hdl.pcie.ultrascale.RequestInserter", ShortInserter)
     with pytest.raises(SimulationError):
         run("copies")
+
+
+class IgnoresBusMaster(EndpointTop):
+    """Planted bug: requests leave without bus mastering."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += m.submodules.endpoint.status.bus_master.eq(1)
+        return m
+
+
+class KeepsRequests(EndpointTop):
+    """Planted bug: nothing is discarded."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += m.submodules.endpoint.discard.eq(0)
+        return m
+
+
+@pytest.mark.parametrize(
+    ("component", "testcase"),
+    [(IgnoresBusMaster, "bus_master_withdrawn"), (KeepsRequests, "discarded")],
+)
+def test_planted_bugs_are_found(component, testcase):
+    with pytest.raises(SimulationError):
+        run(testcase, component=component())

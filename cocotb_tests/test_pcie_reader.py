@@ -91,12 +91,18 @@ class Bench:
         dut.status__bus_master.value = 1
         dut.status__msix_enable.value = 0
         dut.status__msix_mask.value = 0
+        dut.status__function_reset.value = 0
         dut.now.value = 0
+        dut.hold.value = 0
+        dut.drop_valid.value = 0
+        self.drop_rate = 0.0
+        self.dropped: list[int] = []
 
     async def start(self):
         await start(self.dut)
         cocotb.start_soon(self._clock())
         cocotb.start_soon(self._complete())
+        cocotb.start_soon(self._drop())
 
     async def _clock(self):
         while True:
@@ -117,6 +123,19 @@ class Bench:
             if beats:
                 self.completion.send_all(beats)
 
+    async def _drop(self):
+        dut = self.dut
+        while True:
+            await RisingEdge(dut.clk)
+            if not self.dropped:
+                continue
+            dut.drop_tag.value = self.dropped.pop(0)
+            dut.drop_valid.value = 1
+            await RisingEdge(dut.clk)
+            while not int(dut.drop_taken.value):
+                await RisingEdge(dut.clk)
+            dut.drop_valid.value = 0
+
     def _line(self, beat):
         self.beat_cycles.append(self.cycle)
         apply_beat(self.lines, self.config, beat.address, beat.data, beat.mask)
@@ -136,6 +155,10 @@ class Bench:
             for kind, index, address, dwords, _ in self.wanted
             if address <= beat.address < address + 4 * dwords
         )
+        if self.drop_rate and self.rng.random() < self.drop_rate:
+            self.failing.add(owner)
+            self.dropped.append(beat.tag)
+            return
         fault = self.model.take(tag=beat.tag, address=beat.address, dwords=beat.dwords)
         if fault:
             self.dut._log.debug("fault %s on tag %d of %s", fault, beat.tag, owner)
@@ -232,6 +255,11 @@ class Bench:
             if not queue:
                 queues.remove(queue)
         return requests
+
+    def forget(self):
+        """Begins a new run: the transfers before it have been checked."""
+        for account in (self.expected, self.answers, self.failing, self.wanted):
+            account.clear()
 
     async def finish(self, *, cycles=60_000, errors: bool | None = None):
         """Waits for all answers and checks them, and that nothing is left over."""
@@ -337,15 +365,35 @@ async def streaming_rate(dut):
     assert cycles <= 16 * (beats + 1)
 
 
-@cocotb.test(timeout_time=2, timeout_unit="ms")
-async def no_bus_master(dut):
-    """Without bus mastering nothing is sent and transfers end with an error at once."""
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def dropped_requests(dut):
+    """A request that is not sent costs its transfer, at once: its tag is not quarantined."""
     bench = Bench(dut)
     await bench.start()
-    dut.status__bus_master.value = 0
+    for rate in (0.3, 1.0):
+        bench.drop_rate = rate
+        bench.forget()
+        bench.request.send_all(bench.random_transfers(20))
+        await bench.finish(cycles=CLEARING + 12_000)
+        assert bench.failing
+        assert not int(dut.outstanding.value)
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def held_requests(dut):
+    """Requests that cannot be sent, or are answered late meanwhile, do not time out."""
+    bench = Bench(dut)
+    await bench.start()
+    dut.hold.value = 1
+    bench.hold = True
     bench.request.send_all(bench.random_transfers(20))
-    await bench.finish(errors=True, cycles=CLEARING + 4000)
-    assert not bench.tlps
+    for _ in range(5 * TIMEOUT):
+        await RisingEdge(dut.clk)
+    assert bench.tlps
+    assert not bench.answers
+    dut.hold.value = 0
+    bench.hold = False
+    await bench.finish(errors=False)
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
@@ -405,8 +453,12 @@ def test_streaming_rate(offset):
     run("streaming_rate", offset=offset)
 
 
-def test_no_bus_master():
-    run("no_bus_master")
+def test_dropped_requests():
+    run("dropped_requests")
+
+
+def test_held_requests():
+    run("held_requests")
 
 
 def test_headers_reserved():

@@ -32,6 +32,7 @@ class Controller(wiring.Component):
             {
                 **AXIS,
                 "status": Out(PcieStatus()),
+                "reset_done": Out(1),
                 "now": In(TIME_BITS),
                 "temperature": In(16),
                 "quiet": Out(1),
@@ -53,6 +54,7 @@ class Controller(wiring.Component):
         for name in PcieStatus().members:
             m.d.comb += getattr(core.status, name).eq(getattr(self.status, name))
         m.d.comb += [
+            self.reset_done.eq(core.reset_done),
             core.now.eq(self.now),
             core.temperature.eq(self.temperature),
             self.quiet.eq(core.quiet & ~shim.busy),

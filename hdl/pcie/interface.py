@@ -195,7 +195,8 @@ class PcieStatus(wiring.Signature):
     """What the hard block reports of its configuration space, seen from the controller.
 
     ``max_payload``, ``max_read_request``: Device Control encoding (128 << n bytes). ``rcb``: read
-    completion boundary, 0 for 64 and 1 for 128 bytes.
+    completion boundary, 0 for 64 and 1 for 128 bytes. ``function_reset``: a function level reset
+    is under way (UltraScale+: ``cfg_flr_in_process``), until it is said to be done.
     """
 
     def __init__(self):
@@ -207,6 +208,7 @@ class PcieStatus(wiring.Signature):
                 "bus_master": In(1),
                 "msix_enable": In(1),
                 "msix_mask": In(1),
+                "function_reset": In(1),
             }
         )
 

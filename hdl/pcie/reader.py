@@ -4,7 +4,7 @@ from amaranth.hdl import Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect
 
-from hdl.config import TIME_BITS, Config
+from hdl.config import TIME_BITS, Config, bits_for_count
 from hdl.memory.interface import write_port
 from hdl.pcie.interface import (
     PcieStatus,
@@ -44,8 +44,7 @@ class HostReader(wiring.Component):
     ``last``, is answered by exactly one `read_done`, after the last of its bytes has been accepted
     by its memory; transfers may overlap and interleave. Requests are cut at multiples of the
     maximum read request size, so none crosses 4 KiB; up to `Config.read_tags` are outstanding,
-    and no more than the hard block has completion headers for. Without bus mastering nothing is
-    sent and transfers end with ``error``.
+    and no more than the hard block has completion headers for.
 
     Parameters
     ----------
@@ -61,6 +60,12 @@ class HostReader(wiring.Component):
         `read_request` in, `read_done` out.
     tlp, completion
         Memory read requests out (one beat each), completions in.
+    drop_valid, drop_tag, drop_taken
+        A request taken from ``tlp`` that will not be sent: its transfer ends with ``error``.
+    hold
+        Requests cannot be sent for now: none times out meanwhile.
+    outstanding
+        A tag is in use or in quarantine.
     line_write, inbox_write
         Where the data goes.
     status, now, deadline
@@ -82,6 +87,11 @@ class HostReader(wiring.Component):
                 "completion": In(stream.Signature(completion_beat(config))),
                 "line_write": Out(write_port(config)),
                 "inbox_write": Out(stream.Signature(inbox_beat(config))),
+                "drop_valid": In(1),
+                "drop_tag": In(bits_for_count(config.read_tags)),
+                "drop_taken": Out(1),
+                "hold": In(1),
+                "outstanding": Out(1),
                 "status": Out(PcieStatus()),
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS),
@@ -112,17 +122,19 @@ class HostReader(wiring.Component):
         length = Signal(11)
         header_dwords = HEADER_BYTES // 4
         header_shift = (header_dwords - 1).bit_length()
-        refusing = Signal()
 
         m.d.comb += [
             room.eq((~job_low & size_limit(self.status.max_read_request)) + 1),
             length.eq(Mux(job.dwords > room, room, job.dwords)),
-            # Completion timeout, or a request that may not be sent.
-            landing.abandon_valid.eq(tags.expire_valid | refusing),
-            landing.abandon_tag.eq(Mux(refusing, tag, tags.expire_tag)),
-            landing.abandon_quarantine.eq(~refusing),
-            tags.expire_taken.eq(landing.abandon_taken & ~refusing),
+            # Completion timeout, or a request that has not been sent.
+            landing.abandon_valid.eq(tags.expire_valid | self.drop_valid),
+            landing.abandon_tag.eq(Mux(self.drop_valid, self.drop_tag, tags.expire_tag)),
+            landing.abandon_quarantine.eq(~self.drop_valid),
+            self.drop_taken.eq(landing.abandon_taken & self.drop_valid),
+            tags.expire_taken.eq(landing.abandon_taken & ~self.drop_valid),
             tags.now.eq(self.now),
+            tags.hold.eq(self.hold),
+            self.outstanding.eq(tags.held != 0),
             self.deadline.eq(tags.deadline),
             tags.lookup.eq(landing.lookup),
             tags.close.eq(landing.close),
@@ -148,18 +160,6 @@ class HostReader(wiring.Component):
         ]
 
         issuing = Signal()
-
-        def proceed():
-            """To the next part of the request, or to the next request."""
-            m.d.sync += [
-                job.address[2:64].eq(job_low + chunk),
-                job.target.eq(job.target + chunk),
-                job.dwords.eq(job.dwords - chunk),
-            ]
-            with m.If(chunk == job.dwords):
-                m.next = "TAKE"
-            with m.Else():
-                m.next = "CUT"
 
         with m.FSM(name="issue"):
             with m.State("TAKE"):
@@ -188,21 +188,18 @@ class HostReader(wiring.Component):
             with m.State("COUNT"):
                 m.d.comb += [transfers.begun.valid.eq(1), issuing.eq(1)]
                 with m.If(transfers.begun.ready):
-                    with m.If(self.status.bus_master):
-                        m.next = "SEND"
-                    with m.Else():
-                        m.next = "REFUSE"
+                    m.next = "SEND"
             with m.State("SEND"):
                 m.d.comb += [self.tlp.valid.eq(1), issuing.eq(1)]
                 with m.If(self.tlp.ready):
-                    proceed()
-            with m.State("REFUSE"):
-                m.d.comb += [refusing.eq(1), issuing.eq(1)]
-                with m.If(landing.abandon_taken):
-                    m.next = "ADVANCE"
-            with m.State("ADVANCE"):
-                m.d.comb += issuing.eq(1)
-                proceed()
+                    m.d.sync += [
+                        job.address[2:64].eq(job_low + chunk),
+                        job.target.eq(job.target + chunk),
+                        job.dwords.eq(job.dwords - chunk),
+                    ]
+                    m.next = "CUT"
+                    with m.If(chunk == job.dwords):
+                        m.next = "TAKE"
         m.d.comb += self.busy.eq(
             issuing
             | self.request.valid

@@ -45,6 +45,8 @@ class TagTable(wiring.Component):
     -----
     now, deadline
         Time, and when the next sweep is due (all ones: never).
+    hold
+        No time passes for any tag: what a sweep has marked is forgotten.
     headers, allocate
         A tag for a request of ``headers`` completions. ``headers`` must hold until it is taken.
         Valid only while there is both a tag and the room.
@@ -74,6 +76,7 @@ class TagTable(wiring.Component):
             {
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS, init=NEVER),
+                "hold": In(1),
                 "headers": In(HEADERS_BITS),
                 "allocate": Out(stream.Signature(tag_bits)),
                 "lookup": In(tag_bits),
@@ -168,6 +171,8 @@ class TagTable(wiring.Component):
             quarantined.eq((quarantined & ~release_mask) | retire_mask),
             aged.eq((aged | sweep_mask) & ~(allocate_mask | retire_mask)),
         ]
+        with m.If(self.hold):
+            m.d.sync += aged.eq(0)
 
         # Sweep.
         is_waiting = waiting.bit_select(index, 1)
