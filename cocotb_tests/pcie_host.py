@@ -27,7 +27,7 @@ from cocotbext.pcie.xilinx.us import UltraScalePlusPcieDevice
 from cocotbext.pcie.xilinx.us.tlp import ErrorCode, Tlp_us
 
 from hdl.config import TIME_BITS
-from hdl.pcie.interface import BAR_BITS
+from hdl.pcie.interface import BAR_BITS, PcieStatus
 
 CLOCK_HZ = 250e6
 STATUS_PERIOD = 4
@@ -220,7 +220,7 @@ class PcieHost:
         dut.now.value = 0
         # The models log every TLP (slower than simulating it), and warn of the faults planted.
         logging.getLogger("cocotb.pcie").setLevel(logging.ERROR)
-        for name in ("rcb", "bus_master", "msix_enable", "msix_mask", "function_reset"):
+        for name in PcieStatus().members:
             getattr(dut, f"status__{name}").value = 0
         self.rc = Host(seed=seed)
         self.rc.max_payload_size = (max_payload // 128 - 1).bit_length()
@@ -388,3 +388,8 @@ class PcieHost:
                 dut.status__rcb.value = int(self.rc.read_completion_boundary)
                 dut.status__msix_enable.value = int(function.msix_cap.msix_enable)
                 dut.status__msix_mask.value = int(function.msix_cap.msix_function_mask)
+                control = function.pcie_cap
+                dut.status__extended_tag.value = int(control.extended_tag_field_enable)
+                dut.status__relaxed_ordering.value = int(control.enable_relaxed_ordering)
+                dut.status__id_ordering.value = int(control.ido_request_enable)
+                dut.status__id_completion.value = int(control.ido_completion_enable)

@@ -2,7 +2,7 @@
 
 import os
 import random
-from itertools import pairwise
+from itertools import pairwise, product
 
 import cocotb
 import pytest
@@ -10,7 +10,7 @@ from amaranth.hdl import Module
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 from cocotb.triggers import RisingEdge
-from cocotbext.pcie.core.tlp import CplStatus, TlpType
+from cocotbext.pcie.core.tlp import CplStatus, Tlp, TlpAttr, TlpType
 
 from cocotb_tests.pcie_host import PAGE_BYTES, PcieHost
 from cocotb_tests.runner import SimulationError, simulate
@@ -77,7 +77,8 @@ class EndpointTop(wiring.Component):
             connect(m, getattr(endpoint, name), flipped(getattr(self, name)))
         connect(m, shim.register, flipped(self.register))
         for name in self.status.signature.members:
-            m.d.comb += getattr(endpoint.status, name).eq(getattr(self.status, name))
+            for block in (endpoint, shim):
+                m.d.comb += getattr(block.status, name).eq(getattr(self.status, name))
         for prefix in USERS:
             for name, port in axis_ports(prefix).items():
                 inner, outer = getattr(shim, name), getattr(self, name)
@@ -432,6 +433,50 @@ async def bus_master_withdrawn(dut):
     assert interruption.done(), "the load ended before the last interruption"
 
 
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def attributes(dut):
+    """Relaxed and ID-based ordering as configured; never for what others rely on."""
+    bench = Bench(dut)
+    await bench.start()
+    host = bench.host
+    control = host.function.pcie_cap
+    base, _ = host.allocate(4 * PAGE_BYTES)
+    sent: list[Tlp] = []
+    send = host.device.send
+
+    async def record(tlp: Tlp) -> None:
+        sent.append(tlp)
+        await send(tlp)
+
+    host.device.send = record
+    for relaxed, by_id, of_completions in product((False, True), repeat=3):
+        control.enable_relaxed_ordering = relaxed
+        control.ido_request_enable = by_id
+        control.ido_completion_enable = of_completions
+        for _ in range(16):
+            await RisingEdge(dut.clk)
+        sent.clear()
+        bench.read.clear()
+        bench.written.clear()
+        bench.fetch(1, [(base, 1024, 1024)])
+        bench.deliver(2, [(base + PAGE_BYTES, 1024, 2048)])
+        bench.post.send(address=base + 2 * PAGE_BYTES, dwords=4, data=5)
+        await host.read_register(0x14)
+        await wait_until(
+            dut, lambda: bench.read and bench.written, cycles=4000, what="transfers done"
+        )
+        await bench.settle()
+        ido = TlpAttr.IDO if by_id else TlpAttr(0)
+        data = ido | (TlpAttr.RO if relaxed else TlpAttr(0))
+        found = {"data": set(), "post": set(), "completion": set()}
+        for tlp in sent:
+            is_request = tlp.is_posted() or tlp.is_nonposted()
+            is_post = is_request and tlp.address >= base + 2 * PAGE_BYTES
+            found["post" if is_post else "data" if is_request else "completion"].add(tlp.attr)
+        answer = TlpAttr.IDO if of_completions else TlpAttr(0)
+        assert found == {"data": {data}, "post": {ido}, "completion": {answer}}
+
+
 @cocotb.test(timeout_time=1, timeout_unit="ms")
 async def discarded(dut):
     """What is discarded does not reach the link: writes are taken, reads end with an error."""
@@ -506,6 +551,10 @@ def test_both_directions():
 
 def test_bus_master_withdrawn():
     run("bus_master_withdrawn")
+
+
+def test_attributes():
+    run("attributes")
 
 
 def test_discarded():

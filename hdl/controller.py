@@ -52,7 +52,8 @@ class Controller(wiring.Component):
             inner, outer = getattr(shim, name), getattr(self, name)
             m.d.comb += inner.eq(outer) if member.flow is In else outer.eq(inner)
         for name in PcieStatus().members:
-            m.d.comb += getattr(core.status, name).eq(getattr(self.status, name))
+            for block in (core, shim):
+                m.d.comb += getattr(block.status, name).eq(getattr(self.status, name))
         m.d.comb += [
             self.reset_done.eq(core.reset_done),
             core.now.eq(self.now),

@@ -2,7 +2,7 @@
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
 from amaranth.lib import wiring
-from amaranth.lib.wiring import Out
+from amaranth.lib.wiring import In, Out
 
 from hdl.pcie.axis import axis_ports
 from hdl.pcie.descriptors import (
@@ -58,7 +58,8 @@ class Completer(wiring.Component):
     log; anything else posted, and a write with corrupt data, is dropped (PCIe base specification
     2.3.1; PG213 "Completions with Error Status").
 
-    Ports: ``register`` to the registers; ``cq_*``, ``cc_*`` to the block. Throughput: a write in 4
+    Ports: ``register`` to the registers; ``id_completion`` as in `PcieStatus`; ``cq_*``, ``cc_*``
+    to the block. Throughput: a write in 4
     cycles, a read in 5 plus the registers' time. Back-pressure stops ``cq``.
     """
 
@@ -66,6 +67,7 @@ class Completer(wiring.Component):
         super().__init__(
             {
                 "register": Out(RegisterBus()),
+                "id_completion": In(1),
                 "busy": Out(1),
                 **axis_ports("cq"),
                 **axis_ports("cc"),
@@ -136,7 +138,8 @@ class Completer(wiring.Component):
             descriptor.tag.eq(request.tag),
             descriptor.completer_function.eq(request.target_function),
             descriptor.traffic_class.eq(request.traffic_class),
-            descriptor.attributes.eq(request.attributes),
+            # A completion's ID-based ordering is the completer's affair (2.2.9).
+            descriptor.attributes.eq(Cat(request.attributes[:2], self.id_completion)),
             self.cc_tlast.eq(1),
             self.cc_tdata.eq(
                 Cat(

@@ -19,6 +19,7 @@ from hdl.pcie.descriptors import (
 )
 from hdl.pcie.interface import (
     CompletionStatus,
+    PcieStatus,
     RegisterBus,
     RequestKind,
     completion_beat,
@@ -32,12 +33,17 @@ class RequestInserter(wiring.Component):
 
     Throughput one beat a cycle and no idle beat between packets: n words of payload are
     ceil((n + 4) / 8) beats. The output is registered.
+
+    Attributes (PCIe base specification 2.2.6.4, 2.4.1): relaxed ordering for user data only, since
+    completion queue entries, interrupts and the entries they speak of rely on order; ID-based
+    ordering for every request, since it keeps the order of one requester. Never no-snoop.
     """
 
     def __init__(self, *, config: Config):
         super().__init__(
             {
                 "request": In(stream.Signature(request_beat(config))),
+                "status": Out(PcieStatus()),
                 "busy": Out(1),
                 **axis_ports("rq"),
             }
@@ -67,6 +73,9 @@ class RequestInserter(wiring.Component):
                 )
             ),
             descriptor.tag.eq(beat.tag),
+            descriptor.attributes.eq(
+                Cat(0, beat.relaxed & self.status.relaxed_ordering, self.status.id_ordering)
+            ),
             user.first_enable.eq(~0),
             user.last_enable.eq(Mux(beat.dwords > 1, 0b1111, 0)),
             valid.eq(tail | self.request.valid),
@@ -233,6 +242,8 @@ class UltrascaleShim(wiring.Component):
     -----
     rq_*, rc_*, cq_*, cc_*
         The block's interfaces.
+    status
+        Configuration space: which attribute bits requests and completions may have.
     request, completion, register
         The controller's side: `RequestInserter`, `CompletionStripper`, `Completer`.
 
@@ -250,6 +261,7 @@ class UltrascaleShim(wiring.Component):
                 "request": In(stream.Signature(request_beat(config))),
                 "completion": Out(stream.Signature(completion_beat(config))),
                 "register": Out(RegisterBus()),
+                "status": Out(PcieStatus()),
                 "busy": Out(1),
                 **axis_ports("rq"),
                 **axis_ports("rc"),
@@ -281,5 +293,10 @@ class UltrascaleShim(wiring.Component):
                     m.d.comb += getattr(self, name).eq(getattr(block, name))
                 else:
                     m.d.comb += getattr(block, name).eq(getattr(self, name))
-        m.d.comb += self.busy.eq(inserter.busy | stripper.busy | completer.busy)
+        m.d.comb += [
+            inserter.status.relaxed_ordering.eq(self.status.relaxed_ordering),
+            inserter.status.id_ordering.eq(self.status.id_ordering),
+            completer.id_completion.eq(self.status.id_completion),
+            self.busy.eq(inserter.busy | stripper.busy | completer.busy),
+        ]
         return m
