@@ -21,7 +21,7 @@ from cocotb.triggers import Event, RisingEdge, Timer
 from cocotb.utils import get_sim_time
 from cocotbext.axi import AxiStreamBus
 from cocotbext.pcie.core import RootComplex
-from cocotbext.pcie.core.tlp import CplStatus, Tlp, TlpType
+from cocotbext.pcie.core.tlp import CplStatus, Tlp, TlpAttr, TlpType
 from cocotbext.pcie.core.utils import PcieId
 from cocotbext.pcie.xilinx.us import UltraScalePlusPcieDevice
 from cocotbext.pcie.xilinx.us.tlp import ErrorCode, Tlp_us
@@ -38,9 +38,34 @@ DRAIN_CYCLES = 64
 
 PAGE_BYTES = 4096
 
-FAULTS = ("unsupported", "abort", "poisoned", "lost", "refused")
-"""What the host can do to a read: bad status at once or in the middle, poisoned data, a completion
-that never comes, no completion at all."""
+FAULTS = (
+    "unsupported",
+    "abort",
+    "poisoned",
+    "lost",
+    "refused",
+    "short",
+    "long",
+    "duplicated",
+    "misdirected",
+    "mismatched",
+)
+"""What the host can do to a read: bad status at once or in the middle, poisoned data, a last
+completion that never comes, no completion at all, one with a word too little or too much, one that
+comes twice, or with another tag, or with other attributes than the request's."""
+
+UNANSWERED = ("lost", "refused", "short", "misdirected", "mismatched")
+"""Faults after which the read is never completed."""
+
+HARMLESS = "repeated"
+"""The only completion of a read came twice: the second is nobody's."""
+
+FORGETTING_NS = 2000
+"""From the last completion of a read that will not be answered until the hard block's model may
+take its tag for another: longer than a completion's way, shorter than any timeout."""
+
+NO_TAG = 255
+"""A tag that no request has."""
 
 
 @dataclass
@@ -76,13 +101,15 @@ class Host(RootComplex):
         self.on_lost: Callable[[int], None] = lambda tag: None
         self._rng = random.Random(f"{seed}/host")
         self._pending: list[tuple[float, list[Tlp]]] = []
+        self._leaving: dict[int, int] = {}  # tag to be forgotten after a completion, by its id
+        self._forgetting = 0
         self._arrived = Event()
         cocotb.start_soon(self._answer())
 
     @property
     def reads_pending(self) -> int:
         """Reads not answered completely."""
-        return len(self._pending)
+        return len(self._pending) + self._forgetting
 
     async def handle_mem_read_tlp(self, tlp: Tlp) -> None:
         """Prepares the completions of a read; they leave later."""
@@ -95,12 +122,11 @@ class Host(RootComplex):
 
     async def _completions(self, tlp: Tlp) -> list[Tlp]:
         fault = self.reads.fault(tlp) if self.reads.fault else None
-        if fault:
-            self.reads.planted.append((fault, tlp.address))
         size = 4 * tlp.length
         readable = bool(self.mem_address_space.find_regions(tlp.address, size))
         assert tlp.address % PAGE_BYTES + size <= PAGE_BYTES, "a read crosses 4 KiB"
         if fault == "refused":
+            self.reads.planted.append((fault, tlp.address))
             self.on_lost(tlp.tag)
             return []
         if not readable:
@@ -135,13 +161,43 @@ class Host(RootComplex):
         return result
 
     def _spoil(self, tlp: Tlp, completions: list[Tlp], fault: str) -> list[Tlp]:
+        if fault == "duplicated" and len(completions) == 1:
+            self.reads.planted.append((HARMLESS, tlp.address))
+            return [completions[0], Tlp(completions[0])]
+        self.reads.planted.append((fault, tlp.address))
+        spoiled = self._spoiled(tlp, completions, fault)
+        if fault in UNANSWERED and spoiled:
+            self._leaving[id(spoiled[-1])] = tlp.tag
+            self._forgetting += 1
+        elif fault in UNANSWERED:
+            self.on_lost(tlp.tag)
+        return spoiled
+
+    def _spoiled(self, tlp: Tlp, completions: list[Tlp], fault: str) -> list[Tlp]:
         place = self._rng.randrange(len(completions))
+        victim, last = completions[place], completions[-1]
         if fault == "poisoned":
-            completions[place].ep = True
+            victim.ep = True
             return completions
         if fault == "lost":
-            self.on_lost(tlp.tag)
             return completions[:-1]
+        if fault == "short":
+            last.set_data(bytes(last.data[:-4]) or bytes(4))
+            last.byte_count += 4 if last.byte_count == 4 else 0
+            return completions
+        if fault == "long":
+            last.set_data(bytes(last.data) + bytes(4))
+            last.byte_count += 4
+            return completions
+        if fault == "duplicated":
+            place = min(place, len(completions) - 2)
+            return [*completions[: place + 1], Tlp(completions[place]), *completions[place + 1 :]]
+        if fault == "misdirected":
+            victim.tag = NO_TAG
+            return completions
+        if fault == "mismatched":
+            victim.attr ^= TlpAttr.RO
+            return completions
         status = CplStatus.UR if fault == "unsupported" else CplStatus.CA
         bad = Tlp.create_completion_for_tlp(tlp, PcieId(0, 0, 0), False, status)
         bad.byte_count = completions[place].byte_count
@@ -169,6 +225,13 @@ class Host(RootComplex):
             if not completions:
                 self._pending.pop(place)
             await self.send(completion)
+            if id(completion) in self._leaving:
+                cocotb.start_soon(self._forget(self._leaving.pop(id(completion))))
+
+    async def _forget(self, tag: int) -> None:
+        await Timer(FORGETTING_NS, "ns")
+        self.on_lost(tag)
+        self._forgetting -= 1
 
 
 class PcieHost:
