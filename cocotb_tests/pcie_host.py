@@ -21,22 +21,51 @@ from cocotb.triggers import Event, RisingEdge, Timer
 from cocotb.utils import get_sim_time
 from cocotbext.axi import AxiStreamBus
 from cocotbext.pcie.core import RootComplex
-from cocotbext.pcie.core.tlp import CplStatus, Tlp, TlpType
+from cocotbext.pcie.core.tlp import CplStatus, Tlp, TlpAttr, TlpType
 from cocotbext.pcie.core.utils import PcieId
 from cocotbext.pcie.xilinx.us import UltraScalePlusPcieDevice
+from cocotbext.pcie.xilinx.us.tlp import ErrorCode, Tlp_us
 
 from hdl.config import TIME_BITS
-from hdl.pcie.interface import BAR_BITS
+from hdl.pcie.interface import BAR_BITS, PcieStatus
 
 CLOCK_HZ = 250e6
 STATUS_PERIOD = 4
 """Cycles between updates of the status inputs that the model does not drive itself."""
 
+DRAIN_CYCLES = 64
+"""Cycles in which a TLP that has begun to leave has left, and the hard block has sent it."""
+
 PAGE_BYTES = 4096
 
-FAULTS = ("unsupported", "abort", "poisoned", "lost", "refused")
-"""What the host can do to a read: bad status at once or in the middle, poisoned data, a completion
-that never comes, no completion at all."""
+FAULTS = (
+    "unsupported",
+    "abort",
+    "poisoned",
+    "lost",
+    "refused",
+    "short",
+    "long",
+    "duplicated",
+    "misdirected",
+    "mismatched",
+)
+"""What the host can do to a read: bad status at once or in the middle, poisoned data, a last
+completion that never comes, no completion at all, one with a word too little or too much, one that
+comes twice, or with another tag, or with other attributes than the request's."""
+
+UNANSWERED = ("lost", "refused", "short", "misdirected", "mismatched")
+"""Faults after which the read is never completed."""
+
+HARMLESS = "repeated"
+"""The only completion of a read came twice: the second is nobody's."""
+
+FORGETTING_NS = 2000
+"""From the last completion of a read that will not be answered until the hard block's model may
+take its tag for another: longer than a completion's way, shorter than any timeout."""
+
+NO_TAG = 255
+"""A tag that no request has."""
 
 
 @dataclass
@@ -72,13 +101,15 @@ class Host(RootComplex):
         self.on_lost: Callable[[int], None] = lambda tag: None
         self._rng = random.Random(f"{seed}/host")
         self._pending: list[tuple[float, list[Tlp]]] = []
+        self._leaving: dict[int, int] = {}  # tag to be forgotten after a completion, by its id
+        self._forgetting = 0
         self._arrived = Event()
         cocotb.start_soon(self._answer())
 
     @property
     def reads_pending(self) -> int:
         """Reads not answered completely."""
-        return len(self._pending)
+        return len(self._pending) + self._forgetting
 
     async def handle_mem_read_tlp(self, tlp: Tlp) -> None:
         """Prepares the completions of a read; they leave later."""
@@ -91,12 +122,11 @@ class Host(RootComplex):
 
     async def _completions(self, tlp: Tlp) -> list[Tlp]:
         fault = self.reads.fault(tlp) if self.reads.fault else None
-        if fault:
-            self.reads.planted.append((fault, tlp.address))
         size = 4 * tlp.length
         readable = bool(self.mem_address_space.find_regions(tlp.address, size))
         assert tlp.address % PAGE_BYTES + size <= PAGE_BYTES, "a read crosses 4 KiB"
         if fault == "refused":
+            self.reads.planted.append((fault, tlp.address))
             self.on_lost(tlp.tag)
             return []
         if not readable:
@@ -131,13 +161,43 @@ class Host(RootComplex):
         return result
 
     def _spoil(self, tlp: Tlp, completions: list[Tlp], fault: str) -> list[Tlp]:
+        if fault == "duplicated" and len(completions) == 1:
+            self.reads.planted.append((HARMLESS, tlp.address))
+            return [completions[0], Tlp(completions[0])]
+        self.reads.planted.append((fault, tlp.address))
+        spoiled = self._spoiled(tlp, completions, fault)
+        if fault in UNANSWERED and spoiled:
+            self._leaving[id(spoiled[-1])] = tlp.tag
+            self._forgetting += 1
+        elif fault in UNANSWERED:
+            self.on_lost(tlp.tag)
+        return spoiled
+
+    def _spoiled(self, tlp: Tlp, completions: list[Tlp], fault: str) -> list[Tlp]:
         place = self._rng.randrange(len(completions))
+        victim, last = completions[place], completions[-1]
         if fault == "poisoned":
-            completions[place].ep = True
+            victim.ep = True
             return completions
         if fault == "lost":
-            self.on_lost(tlp.tag)
             return completions[:-1]
+        if fault == "short":
+            last.set_data(bytes(last.data[:-4]) or bytes(4))
+            last.byte_count += 4 if last.byte_count == 4 else 0
+            return completions
+        if fault == "long":
+            last.set_data(bytes(last.data) + bytes(4))
+            last.byte_count += 4
+            return completions
+        if fault == "duplicated":
+            place = min(place, len(completions) - 2)
+            return [*completions[: place + 1], Tlp(completions[place]), *completions[place + 1 :]]
+        if fault == "misdirected":
+            victim.tag = NO_TAG
+            return completions
+        if fault == "mismatched":
+            victim.attr ^= TlpAttr.RO
+            return completions
         status = CplStatus.UR if fault == "unsupported" else CplStatus.CA
         bad = Tlp.create_completion_for_tlp(tlp, PcieId(0, 0, 0), False, status)
         bad.byte_count = completions[place].byte_count
@@ -165,6 +225,13 @@ class Host(RootComplex):
             if not completions:
                 self._pending.pop(place)
             await self.send(completion)
+            if id(completion) in self._leaving:
+                cocotb.start_soon(self._forget(self._leaving.pop(id(completion))))
+
+    async def _forget(self, tag: int) -> None:
+        await Timer(FORGETTING_NS, "ns")
+        self.on_lost(tag)
+        self._forgetting -= 1
 
 
 class PcieHost:
@@ -211,10 +278,12 @@ class PcieHost:
         self._drive_now = drive_now
         self._bar: Any = None
         self.pci: Any = None
+        self._withheld = False  # bus mastering is off for the device already
+        self.request_beats = 0
         dut.now.value = 0
         # The models log every TLP (slower than simulating it), and warn of the faults planted.
         logging.getLogger("cocotb.pcie").setLevel(logging.ERROR)
-        for name in ("rcb", "bus_master", "msix_enable", "msix_mask"):
+        for name in PcieStatus().members:
             getattr(dut, f"status__{name}").value = 0
         self.rc = Host(seed=seed)
         self.rc.max_payload_size = (max_payload // 128 - 1).bit_length()
@@ -272,6 +341,60 @@ class PcieHost:
         for _ in range(2 * STATUS_PERIOD):
             await RisingEdge(self.dut.clk)
 
+    async def withdraw_bus_master(self) -> None:
+        """Ends bus mastering as the hard block does: it still sends what it has taken."""
+        dut, device = self.dut, self.device
+        self._withheld = True
+        dut.status__bus_master.value = 0
+        for _ in range(DRAIN_CYCLES):
+            await RisingEdge(dut.clk)
+        assert device.rq_sink is not None
+        while not device.rq_sink.empty() or not device.rq_np_queue.empty():
+            await RisingEdge(dut.clk)
+        self.function.bus_master_enable = False
+        self.request_beats = 0
+
+    async def restore_bus_master(self) -> None:
+        """Allows bus mastering again."""
+        self.function.bus_master_enable = True
+        self._withheld = False
+        for _ in range(2 * STATUS_PERIOD):
+            await RisingEdge(self.dut.clk)
+
+    async def reset_function(self, *, terminate: bool) -> int:
+        """A function level reset up to its end, without bus mastering; the cycles it took.
+
+        ``terminate``: the hard block ends the outstanding reads by itself (PG213, error code 8 of
+        the RC descriptor) and no completion is passed on; else they come in time.
+        """
+        dut, function, device = self.dut, self.function, self.device
+        began = self.cycle
+        dut.status__function_reset.value = 1
+        await self.withdraw_bus_master()
+        function.msix_cap.msix_enable = False
+        function.msix_cap.msix_function_mask = False
+        if terminate:
+            for tag, request in enumerate(device.active_request):
+                if request is not None:
+                    await self._terminate(tag, request)
+        while not int(dut.reset_done.value):
+            await RisingEdge(dut.clk)
+        took = self.cycle - began
+        assert not self.outstanding, "the reset was done with reads outstanding"
+        for _ in range(DRAIN_CYCLES):
+            await RisingEdge(dut.clk)
+            assert int(dut.reset_done.value), "done was taken back"
+        dut.status__function_reset.value = 0
+        return took
+
+    async def _terminate(self, tag: int, request) -> None:
+        self.device.active_request[tag] = None
+        end = Tlp_us(Tlp.create_completion_for_tlp(request, PcieId(0, 0, 0), False, CplStatus.SC))
+        end.error_code = ErrorCode.FLR
+        end.request_completed = True
+        self.device.rx_buf_cplh_fc_count += 1
+        self.device.rc_queue.put_nowait(end)
+
     def allocate(self, size: int) -> tuple[int, Any]:
         """Host memory: its bus address, and its contents as a mutable buffer."""
         address, memory = self.rc.alloc_region(size)
@@ -317,11 +440,19 @@ class PcieHost:
         while True:
             await RisingEdge(dut.clk)
             self.cycle += 1
+            self.request_beats += int(dut.rq_tvalid.value) & int(dut.rq_tready.value)
             if self._drive_now:
                 dut.now.value = self.cycle & ((1 << TIME_BITS) - 1)
             if self.cycle % STATUS_PERIOD == 0:
                 function = self.function
-                dut.status__bus_master.value = int(function.bus_master_enable)
+                dut.status__bus_master.value = int(
+                    function.bus_master_enable and not self._withheld
+                )
                 dut.status__rcb.value = int(self.rc.read_completion_boundary)
                 dut.status__msix_enable.value = int(function.msix_cap.msix_enable)
                 dut.status__msix_mask.value = int(function.msix_cap.msix_function_mask)
+                control = function.pcie_cap
+                dut.status__extended_tag.value = int(control.extended_tag_field_enable)
+                dut.status__relaxed_ordering.value = int(control.enable_relaxed_ordering)
+                dut.status__id_ordering.value = int(control.ido_request_enable)
+                dut.status__id_completion.value = int(control.ido_completion_enable)

@@ -9,13 +9,15 @@ from cocotb.triggers import ClockCycles
 
 from cocotb_tests.controller_bench import CONFIG, Bench, ObservedController
 from cocotb_tests.controller_situations import ALL_PORTS, PAUSES, busy_host, plant, refusal, setting
-from cocotb_tests.drive_model import IDEAL
+from cocotb_tests.drive_model import IDEAL, RANDOM, Timing
 from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.transport import MSIX_ENTRY_BYTES, MSIX_TABLE
 from cocotb_tests.volume_model import DataError, VolumeModel
 from hdl.array.interface import Level
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
 from hdl.core import Core
 from hdl.drive.interface import DriveStatus
+from hdl.nvme.function_reset import FunctionReset
 from hdl.parity.interface import StepKind
 from hdl.stripe.gather import Gather
 from hdl.stripe.sequencer import Sequencer
@@ -343,6 +345,69 @@ async def starts_again(dut):
     await bench.finish(volume)
 
 
+@cocotb.test(**LIMIT)
+async def resets_the_function(dut):
+    """Function level resets amid accesses, with drives that take longer than the reset does."""
+    bench = await Bench(dut, pauses=PAUSES).start()
+    busy_host(bench)
+    host = bench.host
+    volume = await bench.create(Level.RAID6, range(5))
+    outlasted = 0
+    for terminate in (True, False):
+        for drive in bench.drives[:2]:
+            drive.timing = Timing(latency=(100, 10_000))
+        workers = [cocotb.start_soon(bench.load(volume, 100, workers=20))]
+        await ClockCycles(dut.clk, bench.random.randint(2000, 5000))
+        took = await host.reset_function(terminate=terminate)
+        outlasted += any(not drive.idle for drive in bench.drives)
+        dut._log.info("a function level reset took %d cycles", took)
+        bench.abandon(volume, workers)
+        await host.restore_bus_master()
+        for register in (Register.CC, Register.CSTS, Register.AQA, Register.ASQ, Register.ACQ):
+            assert await bench.transport.read32(register) == 0, register
+        for vector in range(CONFIG.queue_pairs + 1):
+            control = MSIX_TABLE + MSIX_ENTRY_BYTES * vector + 12
+            assert await bench.transport.read32(control) == 1, f"vector {vector} is not masked"
+        await ClockCycles(dut.clk, 2000)
+        assert not host.request_beats, "the card wrote or read after its reset"
+        for drive in bench.drives[:2]:
+            drive.timing = RANDOM
+        await bench.nvme.start(CONFIG.queue_pairs, CONFIG.queue_depth)
+        await bench.load(volume, 10)
+        await bench.finish(volume)
+    assert outlasted, "no reset was done before the drives"
+
+
+@cocotb.test(**LIMIT)
+async def bus_master_comes_and_goes(dut):
+    """Without bus mastering commands wait; a controller that is disabled then still stops."""
+    bench = await Bench(dut, pauses=PAUSES).start()
+    busy_host(bench)
+    host = bench.host
+    volume = await bench.create(Level.RAID5, range(5))
+    load = cocotb.start_soon(bench.load(volume, 50, workers=20, longest=8))
+    for _ in range(4):
+        await ClockCycles(dut.clk, bench.random.randint(300, 1500))
+        await host.withdraw_bus_master()
+        await ClockCycles(dut.clk, bench.random.randint(1, 1000))
+        assert not host.request_beats, "a request left without bus mastering"
+        await host.restore_bus_master()
+    assert not load.done()
+    await load
+    await bench.settle()
+    workers = [cocotb.start_soon(bench.load(volume, 100, workers=20))]
+    await ClockCycles(dut.clk, 3000)
+    await host.withdraw_bus_master()
+    await bench.nvme.stop()
+    bench.abandon(volume, workers)
+    await host.restore_bus_master()
+    await ClockCycles(dut.clk, 2000)
+    assert not host.request_beats, "the card wrote or read after it was disabled"
+    await bench.nvme.start(CONFIG.queue_pairs, CONFIG.queue_depth)
+    await bench.load(volume, 10)
+    await bench.finish(volume)
+
+
 def run(testcase: str, name: str = "controller", **parameters) -> None:
     simulate(
         ObservedController(config=CONFIG),
@@ -422,8 +487,11 @@ def test_host_faults():
     run("host_faults_cost_one_command")
 
 
-def test_resets():
-    run("starts_again")
+@pytest.mark.parametrize(
+    "testcase", ["starts_again", "resets_the_function", "bus_master_comes_and_goes"]
+)
+def test_resets(testcase):
+    run(testcase)
 
 
 class MisplacesReads(Core):
@@ -454,12 +522,28 @@ class KeepsLines(Gather):
         return m
 
 
+class ForgetsCommands(FunctionReset):
+    """A planted bug: a function level reset ends with commands inside."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.sync += self.draining.eq(self.request)
+        return m
+
+
 @pytest.mark.parametrize(
     ("place", "mutant", "testcase", "message"),
     [
         ("hdl.controller.Core", MisplacesReads, "random_accesses", "read, is wrong"),
         ("hdl.core.Sequencer", ConfusesParities, "random_accesses", "parity is wrong"),
         ("hdl.core.Gather", KeepsLines, "host_faults_cost_one_command", "lines are lost"),
+        pytest.param(
+            "hdl.nvme.front_end.FunctionReset",
+            ForgetsCommands,
+            "resets_the_function",
+            "wrote or read after its reset",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_planted_bugs_are_caught(monkeypatch, place, mutant, testcase, message):

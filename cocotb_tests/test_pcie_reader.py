@@ -33,14 +33,17 @@ UNKNOWN_TAG = 255
 """A tag beyond those of the configuration."""
 
 
-def reader_config(width: int) -> Config:
+def reader_config(
+    width: int, *, tags: int = 16, headers: int = 128, space: int = 32768
+) -> Config:
     return Config(
         data_width=width,
         lines=64,
         banks=4,
         commands=64,
-        read_tags=16,
-        completion_headers=128,
+        read_tags=tags,
+        completion_headers=headers,
+        completion_bytes=space,
         transfer_blocks=8,
     )
 
@@ -51,7 +54,12 @@ class Bench:
     def __init__(self, dut, *, active=1.0, fault_rate=0.0, mrrs=2, rcb=64, most=256):
         self.dut = dut
         self.seed = int(os.environ["SEED"])
-        self.config = reader_config(int(os.environ["WIDTH"]))
+        self.config = reader_config(
+            int(os.environ["WIDTH"]),
+            tags=int(os.environ["TAGS"]),
+            headers=int(os.environ["HEADERS"]),
+            space=int(os.environ["SPACE"]),
+        )
         self.rng = random.Random(self.seed)
         dut._log.info("SEED=%d", self.seed)
         config = self.config
@@ -91,12 +99,19 @@ class Bench:
         dut.status__bus_master.value = 1
         dut.status__msix_enable.value = 0
         dut.status__msix_mask.value = 0
+        dut.status__function_reset.value = 0
+        dut.status__extended_tag.value = 0
         dut.now.value = 0
+        dut.hold.value = 0
+        dut.drop_valid.value = 0
+        self.drop_rate = 0.0
+        self.dropped: list[int] = []
 
     async def start(self):
         await start(self.dut)
         cocotb.start_soon(self._clock())
         cocotb.start_soon(self._complete())
+        cocotb.start_soon(self._drop())
 
     async def _clock(self):
         while True:
@@ -117,6 +132,19 @@ class Bench:
             if beats:
                 self.completion.send_all(beats)
 
+    async def _drop(self):
+        dut = self.dut
+        while True:
+            await RisingEdge(dut.clk)
+            if not self.dropped:
+                continue
+            dut.drop_tag.value = self.dropped.pop(0)
+            dut.drop_valid.value = 1
+            await RisingEdge(dut.clk)
+            while not int(dut.drop_taken.value):
+                await RisingEdge(dut.clk)
+            dut.drop_valid.value = 0
+
     def _line(self, beat):
         self.beat_cycles.append(self.cycle)
         apply_beat(self.lines, self.config, beat.address, beat.data, beat.mask)
@@ -136,6 +164,11 @@ class Bench:
             for kind, index, address, dwords, _ in self.wanted
             if address <= beat.address < address + 4 * dwords
         )
+        assert bool(beat.relaxed) == (owner[0] is Kind.BLOCK), "relaxed ordering is for data"
+        if self.drop_rate and self.rng.random() < self.drop_rate:
+            self.failing.add(owner)
+            self.dropped.append(beat.tag)
+            return
         fault = self.model.take(tag=beat.tag, address=beat.address, dwords=beat.dwords)
         if fault:
             self.dut._log.debug("fault %s on tag %d of %s", fault, beat.tag, owner)
@@ -232,6 +265,11 @@ class Bench:
             if not queue:
                 queues.remove(queue)
         return requests
+
+    def forget(self):
+        """Begins a new run: the transfers before it have been checked."""
+        for account in (self.expected, self.answers, self.failing, self.wanted):
+            account.clear()
 
     async def finish(self, *, cycles=60_000, errors: bool | None = None):
         """Waits for all answers and checks them, and that nothing is left over."""
@@ -337,21 +375,43 @@ async def streaming_rate(dut):
     assert cycles <= 16 * (beats + 1)
 
 
-@cocotb.test(timeout_time=2, timeout_unit="ms")
-async def no_bus_master(dut):
-    """Without bus mastering nothing is sent and transfers end with an error at once."""
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def dropped_requests(dut):
+    """A request that is not sent costs its transfer, at once: its tag is not quarantined."""
     bench = Bench(dut)
     await bench.start()
-    dut.status__bus_master.value = 0
+    for rate in (0.3, 1.0):
+        bench.drop_rate = rate
+        bench.forget()
+        bench.request.send_all(bench.random_transfers(20))
+        await bench.finish(cycles=CLEARING + 12_000)
+        assert bench.failing
+        assert not int(dut.outstanding.value)
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def held_requests(dut):
+    """Requests that cannot be sent, or are answered late meanwhile, do not time out."""
+    bench = Bench(dut)
+    await bench.start()
+    dut.hold.value = 1
+    bench.hold = True
     bench.request.send_all(bench.random_transfers(20))
-    await bench.finish(errors=True, cycles=CLEARING + 4000)
-    assert not bench.tlps
+    for _ in range(5 * TIMEOUT):
+        await RisingEdge(dut.clk)
+    assert bench.tlps
+    assert not bench.answers
+    dut.hold.value = 0
+    bench.hold = False
+    await bench.finish(errors=False)
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
-async def headers_reserved(dut):
-    """Requests outstanding never need more completion headers than there are."""
-    bench = Bench(dut, mrrs=5)
+async def space_reserved(dut):
+    """Completions outstanding never need more headers or data credits than there are."""
+    rcb = int(os.environ["RCB"])
+    bench = Bench(dut, mrrs=5, rcb=rcb)
+    config = bench.config
     await bench.start()
     bench.hold = True
     for index in range(12):
@@ -360,25 +420,51 @@ async def headers_reserved(dut):
         )
     for _ in range(3000):
         await RisingEdge(dut.clk)
-    headers = sum(
-        (tlp["address"] + 4 * tlp["dwords"] - 1) // 64 - tlp["address"] // 64 + 1
+    spans = [
+        (tlp["address"] + 4 * tlp["dwords"] - 1) // rcb - tlp["address"] // rcb + 1
         for tlp in bench.tlps
+    ]
+    headers = sum(spans)
+    units = sum(tlp["dwords"] for tlp in bench.tlps) // 4 + headers
+    dut._log.info("%d requests: %d headers, %d credits", len(spans), headers, units)
+    assert 0 < headers <= config.completion_headers
+    assert units <= config.completion_bytes // 16
+    # Nothing more would have fitted, had it been as long as the longest.
+    more = max(spans)
+    full = headers + more > config.completion_headers or (
+        units + more * (rcb // 16 + 2) > config.completion_bytes // 16
     )
-    assert 0 < headers <= bench.config.completion_headers
-    assert headers > bench.config.completion_headers - 64, "space is left unused"
+    assert full or len(spans) == config.read_tags, "space is left unused"
     bench.hold = False
     await bench.finish(errors=False)
 
 
-def run(testcase, *, width=256, active="1.0", mrrs=2, rcb=64, offset=0, component=None, seed=1):
+def run(
+    testcase,
+    *,
+    width=256,
+    active="1.0",
+    mrrs=2,
+    rcb=64,
+    offset=0,
+    tags=16,
+    headers=128,
+    space=32768,
+    component=None,
+    seed=1,
+):
+    config = reader_config(width, tags=tags, headers=headers, space=space)
     simulate(
-        component or HostReader(config=reader_config(width), timeout=TIMEOUT),
+        component or HostReader(config=config, timeout=TIMEOUT),
         name=f"host_reader_w{width}",
         module=__name__,
         testcase=testcase,
         parameters={
             "SEED": str(seed),
             "WIDTH": str(width),
+            "TAGS": str(tags),
+            "HEADERS": str(headers),
+            "SPACE": str(space),
             "ACTIVE": active,
             "MRRS": str(mrrs),
             "RCB": str(rcb),
@@ -405,12 +491,48 @@ def test_streaming_rate(offset):
     run("streaming_rate", offset=offset)
 
 
-def test_no_bus_master():
-    run("no_bus_master")
+def test_dropped_requests():
+    run("dropped_requests")
 
 
-def test_headers_reserved():
-    run("headers_reserved")
+def test_held_requests():
+    run("held_requests")
+
+
+@pytest.mark.parametrize(
+    ("rcb", "headers", "space"),
+    [(64, 128, 32768), (128, 128, 32768), (64, 128, 4096), (128, 128, 8192), (64, 36, 7376)],
+)
+def test_space_reserved(rcb, headers, space):
+    run("space_reserved", rcb=rcb, headers=headers, space=space)
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def extended_tags(dut):
+    """Tags from 32 on are used while extended tags are enabled, and not otherwise."""
+    bench = Bench(dut)
+    await bench.start()
+    tags = bench.config.read_tags
+    for _ in range(CLEARING):
+        await RisingEdge(dut.clk)
+    for extended in (0, 1, 0, 1, 1, 0):
+        dut.status__extended_tag.value = extended
+        bench.forget()
+        bench.tlps.clear()
+        bench.hold = True
+        for index in range(64):
+            parts = [(0x40000 + 4096 * index, 4, 1024 * index)]
+            bench.request.send_all(bench.transfer(Kind.BLOCK, index, parts))
+        for _ in range(700):
+            await RisingEdge(dut.clk)
+        bench.hold = False
+        used = {tlp["tag"] for tlp in bench.tlps}
+        assert used == set(range(tags if extended else 32)), f"{sorted(used)}, {extended}"
+        await bench.finish(errors=False)
+
+
+def test_extended_tags():
+    run("extended_tags", tags=64)
 
 
 class NoWrites(Landing):

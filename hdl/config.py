@@ -57,6 +57,9 @@ class Config:
         PCIe memory read requests outstanding, a power of two up to 256.
     completion_headers
         Completion headers that the PCIe hard block buffers; space is reserved before a request.
+    completion_bytes
+        Completion payload that it buffers, from which a 16-byte credit is kept for each header as
+        well. 0: 64 bytes a header and no less; then the read completion boundary does not matter.
     queue_pairs
         NVMe I/O queue pairs.
     queue_depth
@@ -90,6 +93,7 @@ class Config:
     drive_tags: int = 32
     read_tags: int = 64
     completion_headers: int = 256
+    completion_bytes: int = 32768
     queue_pairs: int = 8
     queue_depth: int = 1024
     arrays: int = 8
@@ -109,6 +113,14 @@ class Config:
             raise ValueError(f"ports must be 2..{MAX_DRIVES}, not {self.ports}")
         if not 1 <= self.drive_tags <= 32:
             raise ValueError(f"drive_tags must be 1..32, not {self.drive_tags}")
+        if self.completion_headers < 8:
+            raise ValueError(
+                f"completion_headers must be at least 8, not {self.completion_headers}"
+            )
+        if self.completion_bytes and self.completion_bytes < 2048:
+            raise ValueError(
+                f"completion_bytes must be 0 or at least 2048, not {self.completion_bytes}"
+            )
         if not 1 <= self.parities <= 4:
             raise ValueError(f"parities must be 1..4, not {self.parities}")
         if not 1 <= self.queue_pairs <= 64:
@@ -230,6 +242,7 @@ def small() -> Config:
         operations=64,
         drive_tags=8,
         read_tags=16,
+        completion_bytes=0,
         queue_pairs=2,
         queue_depth=64,
         arrays=2,

@@ -7,13 +7,9 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from hdl.config import TIME_BITS, Config
 from hdl.core import Core
 from hdl.drive.interface import DrivePort
-from hdl.pcie.axis import axis_ports
+from hdl.pcie.axis import all_axis_ports
 from hdl.pcie.interface import PcieStatus
 from hdl.pcie.ultrascale import UltrascaleShim
-
-BUSES = ("rq", "rc", "cq", "cc")
-AXIS = {name: member for bus in BUSES for name, member in axis_ports(bus).items()}
-"""The hard block's streams (PG213), as the user's side sees them."""
 
 
 class Controller(wiring.Component):
@@ -23,15 +19,16 @@ class Controller(wiring.Component):
     Parameters
     ----------
     config
-        Sizes; ``data_width`` must be one that `UltrascaleShim` supports.
+        Sizes; ``data_width`` is that of the hard block's streams.
     """
 
     def __init__(self, *, config: Config):
         self._config = config
         super().__init__(
             {
-                **AXIS,
+                **all_axis_ports(config.data_width),
                 "status": Out(PcieStatus()),
+                "reset_done": Out(1),
                 "now": In(TIME_BITS),
                 "temperature": In(16),
                 "quiet": Out(1),
@@ -47,12 +44,14 @@ class Controller(wiring.Component):
         connect(m, core.request, shim.request)
         connect(m, shim.completion, core.completion)
         connect(m, shim.register, core.register)
-        for name, member in AXIS.items():
+        for name, member in all_axis_ports(self._config.data_width).items():
             inner, outer = getattr(shim, name), getattr(self, name)
             m.d.comb += inner.eq(outer) if member.flow is In else outer.eq(inner)
         for name in PcieStatus().members:
-            m.d.comb += getattr(core.status, name).eq(getattr(self.status, name))
+            for block in (core, shim):
+                m.d.comb += getattr(block.status, name).eq(getattr(self.status, name))
         m.d.comb += [
+            self.reset_done.eq(core.reset_done),
             core.now.eq(self.now),
             core.temperature.eq(self.temperature),
             self.quiet.eq(core.quiet & ~shim.busy),

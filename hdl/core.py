@@ -27,8 +27,10 @@ class Core(wiring.Component):
     """Everything between the PCIe transaction layer and the drive ports.
 
     ``request``, ``completion``: memory requests to the host and what comes back. ``register``:
-    the host's register accesses. ``drives``: the drive ports. ``now``: time in clock cycles, which
-    may jump to ``deadline`` at most while ``quiet`` is 1 and no stream offers anything.
+    the host's register accesses. ``status``, ``reset_done``: the hard block's configuration space,
+    and the end of a function level reset. ``drives``: the drive ports. ``now``: time in clock
+    cycles, which may jump to ``deadline`` at most while ``quiet`` is 1 and no stream offers
+    anything.
     ``temperature``: of the board in kelvin; 0 without a sensor.
 
     Parameters
@@ -47,6 +49,7 @@ class Core(wiring.Component):
                 "completion": In(stream.Signature(completion_beat(config))),
                 "register": In(RegisterBus()),
                 "status": Out(PcieStatus()),
+                "reset_done": Out(1),
                 "now": In(TIME_BITS),
                 "temperature": In(16),
                 "quiet": Out(1),
@@ -88,6 +91,11 @@ class Core(wiring.Component):
                 m.d.comb += getattr(block.status, name).eq(getattr(self.status, name))
         for block in (endpoint, front_end, gather):
             m.d.comb += block.now.eq(self.now)
+        m.d.comb += [
+            endpoint.discard.eq(front_end.discard),
+            front_end.host_idle.eq(endpoint.idle),
+            self.reset_done.eq(front_end.reset_done),
+        ]
         connect(m, front_end.read_request, endpoint.read_request)
         connect(m, endpoint.read_done, front_end.read_done)
         connect(m, endpoint.inbox_write, front_end.inbox_write)

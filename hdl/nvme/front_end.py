@@ -19,6 +19,7 @@ from hdl.nvme.coalesce import Coalesce
 from hdl.nvme.codes import CRITICAL_KELVIN, SQE_DWORDS, WARNING_KELVIN
 from hdl.nvme.commands import Decode, EntryMemory
 from hdl.nvme.delivery import Delivery
+from hdl.nvme.function_reset import FunctionReset
 from hdl.nvme.health import Health
 from hdl.nvme.identify import Identity
 from hdl.nvme.interface import command, completion, delivered, fetched, transfer
@@ -59,6 +60,9 @@ class NvmeFrontEnd(wiring.Component):
     -----
     register, status
         The host's register accesses, and what the PCIe hard block reports.
+    discard, host_idle, reset_done
+        Host accesses that have not left are to be dropped; there is none and no tag in use; a
+        function level reset is done (`FunctionReset`).
     read_request, read_done, inbox_write
         Reads from host memory: blocks into lines, queue entries and PRP lists into the inbox.
     write_request, write_done, post
@@ -93,6 +97,9 @@ class NvmeFrontEnd(wiring.Component):
             {
                 "register": In(RegisterBus()),
                 "status": Out(PcieStatus()),
+                "discard": Out(1),
+                "host_idle": In(1),
+                "reset_done": Out(1),
                 "read_request": Out(stream.Signature(read_request(config))),
                 "read_done": In(stream.Signature(read_done(config))),
                 "inbox_write": In(stream.Signature(inbox_beat(config))),
@@ -129,6 +136,7 @@ class NvmeFrontEnd(wiring.Component):
         config = self._config
         m = Module()
         m.submodules.registers = registers = Registers(config=config)
+        m.submodules.function_reset = function_reset = FunctionReset()
         m.submodules.interrupts = interrupts = Interrupts(config=config)
         m.submodules.coalesce = coalesce = Coalesce(config=config)
         m.submodules.queues = queues = QueueEngine(config=config)
@@ -153,6 +161,7 @@ class NvmeFrontEnd(wiring.Component):
         blocks = [registers, interrupts, coalesce, queues, decode, slots, prp, delivery, admin]
         blocks += [sender, pages, health, reads, writes, fills, posts, ends, rejects, finished]
         blocks.append(arrived)
+        moves = Signal()
 
         # Registers, doorbells, vectors.
         connect(m, flipped(self.register), registers.register)
@@ -163,6 +172,16 @@ class NvmeFrontEnd(wiring.Component):
             queues.enable.eq(registers.enable),
             queues.fetch_enable.eq(self.status.bus_master),
             registers.running.eq(queues.running),
+            registers.reset.eq(self.status.function_reset),
+            registers.draining.eq(function_reset.draining),
+            function_reset.request.eq(self.status.function_reset),
+            function_reset.bus_master.eq(self.status.bus_master),
+            function_reset.enable.eq(registers.enable),
+            function_reset.running.eq(queues.running),
+            function_reset.idle.eq(self.host_idle & ~moves),
+            self.discard.eq(function_reset.draining),
+            self.reset_done.eq(function_reset.done),
+            interrupts.reset.eq(self.status.function_reset),
             registers.drained.eq(queues.drained),
             registers.fatal.eq(decode.dropped.valid),
             interrupts.enable.eq(self.status.msix_enable),
@@ -341,6 +360,7 @@ class NvmeFrontEnd(wiring.Component):
             admin.warning.eq(warning),
             admin.misuse.eq(misuse),
             admin.misuse_value.eq(queues.misuse & queues.misuse_value),
-            self.busy.eq(Cat(block.busy for block in blocks).any() | taken | inbox.valid),
+            moves.eq(Cat(block.busy for block in blocks).any() | taken | inbox.valid),
+            self.busy.eq(moves | function_reset.busy),
         ]
         return m

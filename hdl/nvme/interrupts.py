@@ -36,6 +36,8 @@ class Interrupts(wiring.Component):
         MSI-X Enable and Function Mask.
     clear
         Forgets pending vectors (controller reset).
+    reset
+        Masks every vector (function level reset).
     vectors
         Host access to table and pending bits, one a cycle.
     post
@@ -52,6 +54,7 @@ class Interrupts(wiring.Component):
                 "enable": In(1),
                 "mask": In(1),
                 "clear": In(1),
+                "reset": In(1),
                 "vectors": In(VectorAccess(config)),
                 "post": Out(stream.Signature(post())),
                 "busy": Out(1),
@@ -100,6 +103,8 @@ class Interrupts(wiring.Component):
             m.d.comb += host.read_data.eq(host_read.data)
         with m.If(host.address[0] & host.write_enable[MASK_BYTE]):
             m.d.sync += masked.bit_select(host_vector, 1).eq(host.write_data[8 * MASK_BYTE])
+        with m.If(self.reset):
+            m.d.sync += masked.eq(~0)
 
         ready = Signal(count)
         m.d.comb += ready.eq(pending & ~masked & (self.enable & ~self.mask).replicate(count))

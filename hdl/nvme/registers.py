@@ -107,6 +107,9 @@ class Registers(wiring.Component):
         and not again before ``running`` has gone low.
     running
         The queues work: CSTS.RDY.
+    reset, draining
+        Function level reset: all registers as after power-up; then CSTS.RDY is 0 and the queues
+        must not open (`FunctionReset`).
     drained
         No command is inside: CSTS.SHST goes from occurring to complete.
     fatal
@@ -133,6 +136,8 @@ class Registers(wiring.Component):
                 "admin": Out(AdminQueues()),
                 "enable": Out(1),
                 "running": In(1),
+                "reset": In(1),
+                "draining": In(1),
                 "drained": In(1),
                 "fatal": In(1),
                 "entry_sizes_good": Out(1),
@@ -162,7 +167,7 @@ class Registers(wiring.Component):
             self.admin.cq_last.eq(aqa[16 : 16 + ADMIN_INDEX_BITS]),
             self.admin.sq_page.eq(asq[PAGE_SHIFT:]),
             self.admin.cq_page.eq(acq[PAGE_SHIFT:]),
-            self.enable.eq(cc.enable & ~closing & ~fatal),
+            self.enable.eq(cc.enable & ~closing & ~fatal & ~self.draining),
             self.entry_sizes_good.eq(
                 (cc.sq_entry == SQ_ENTRY_EXPONENT) & (cc.cq_entry == CQ_ENTRY_EXPONENT)
             ),
@@ -215,12 +220,15 @@ class Registers(wiring.Component):
                 m.d.sync += acq.eq(merged(acq))
         with m.If(~self.running):
             m.d.sync += closing.eq(0)
-        with m.If(self.fatal):
+        with m.If(self.fatal & ~closing):
             m.d.sync += fatal.eq(1)
         with m.If((shutdown == ShutdownStatus.OCCURRING) & self.drained):
             m.d.sync += shutdown.eq(ShutdownStatus.COMPLETE)
+        with m.If(self.reset):
+            m.d.sync += [register.eq(0) for register in (cc, aqa, asq, acq, fatal, shutdown)]
+            m.d.sync += closing.eq(self.running)
 
-        status = Cat(self.running, fatal, shutdown)
+        status = Cat(self.running & ~self.draining, fatal, shutdown)
         control = Signal(64)
         with m.Switch(offset[3:]):
             with m.Case(Register.CAP.value >> 3):

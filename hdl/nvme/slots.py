@@ -89,7 +89,8 @@ class SlotTable(wiring.Component):
     again
         Slots whose command goes on with its next part.
     stop
-        The controller is being disabled: commands end with the part that is inside.
+        The controller is being disabled: commands end with the part that is inside, and how they
+        fail is not noted.
     active
         A slot is in use.
 
@@ -187,7 +188,7 @@ class SlotTable(wiring.Component):
 
             with m.State("JUDGE"):
                 m.next = "FINISH"
-                with m.If(status != 0):
+                with m.If((status != 0) & ~self.stop):
                     m.next = "NOTE"
                 with m.Elif((load_parts.data != 0) & ~self.stop):
                     m.next = "SHRINK"

@@ -2,37 +2,27 @@
 
 from amaranth.lib.wiring import In, Out
 
-from hdl.pcie.descriptors import (
-    CompleterCompletionUser,
-    CompleterRequestUser,
-    RequesterCompletionUser,
-    RequesterRequestUser,
-)
+from hdl.pcie.sideband import user_shape
 
-SHIM_WIDTH = 256
-"""The width of the block's interfaces that the shim is written for."""
-
-SHIM_DWORDS = SHIM_WIDTH // 32
-
-USERS = {
-    "rq": RequesterRequestUser,
-    "rc": RequesterCompletionUser,
-    "cq": CompleterRequestUser,
-    "cc": CompleterCompletionUser,
-}
+BUSES = ("rq", "rc", "cq", "cc")
 
 
-def axis_ports(prefix: str) -> dict:
+def axis_ports(prefix: str, width: int) -> dict:
     """Members ``<prefix>_tdata`` ... as the user's side sees them: RQ and CC leave, RC and CQ come.
 
-    There is one ``tkeep`` bit for each 32-bit word.
+    ``width`` is that of the data, 64 to 512 bits. There is one ``tkeep`` bit for each 32-bit word.
     """
     forth, back = (Out, In) if prefix in ("rq", "cc") else (In, Out)
     return {
-        f"{prefix}_tdata": forth(SHIM_WIDTH),
-        f"{prefix}_tkeep": forth(SHIM_DWORDS),
+        f"{prefix}_tdata": forth(width),
+        f"{prefix}_tkeep": forth(width // 32),
         f"{prefix}_tlast": forth(1),
-        f"{prefix}_tuser": forth(USERS[prefix].as_shape().size),
+        f"{prefix}_tuser": forth(user_shape(prefix, width).as_shape().size),
         f"{prefix}_tvalid": forth(1),
         f"{prefix}_tready": back(1),
     }
+
+
+def all_axis_ports(width: int) -> dict:
+    """The members of all four interfaces."""
+    return {name: port for bus in BUSES for name, port in axis_ports(bus, width).items()}

@@ -2,19 +2,20 @@
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
 from amaranth.lib import wiring
-from amaranth.lib.wiring import Out
+from amaranth.lib.wiring import In, Out
 
+from hdl.config import Config
 from hdl.pcie.axis import axis_ports
 from hdl.pcie.descriptors import (
     CC_DESCRIPTOR_DWORDS,
     CQ_DESCRIPTOR_DWORDS,
     CompleterCompletion,
     CompleterRequest,
-    CompleterRequestUser,
     RequestType,
 )
 from hdl.pcie.interface import CompletionStatus, RegisterBus
 from hdl.pcie.rotate import below
+from hdl.pcie.sideband import user_shape
 
 REGISTER_BAR = 0
 
@@ -33,6 +34,9 @@ NON_POSTED = (
     RequestType.COMPARE_SWAP,
     RequestType.LOCKED_READ,
 )
+
+ONE_OPERAND = (RequestType.FETCH_ADD, RequestType.SWAP)
+"""Atomic operations whose payload is one operand; that of a compare and swap is two."""
 
 
 def leading_zeros(m: Module, enable: Value, name: str) -> Signal:
@@ -53,32 +57,52 @@ class Completer(wiring.Component):
     """Serves memory reads and writes of one or two words in BAR 0, one at a time, in order.
 
     Byte enables are honoured; a read of no bytes is answered without an access, after all earlier
-    accesses. An access of two words that is not aligned to 8 bytes becomes two. Anything else
-    that wants a completion gets Unsupported Request with the information for the block's error
-    log; anything else posted, and a write with corrupt data, is dropped (PCIe base specification
-    2.3.1; PG213 "Completions with Error Status").
+    accesses. An access of two words that is not aligned to 8 bytes becomes two. A longer read
+    violates the programming model and gets Completer Abort; any other type or BAR that wants a
+    completion gets Unsupported Request, as a locked read does of any endpoint but a legacy one.
+    Both carry the information for the block's error log. Anything else posted (long writes,
+    messages), and a write with corrupt data, is dropped (PCIe base specification 2.2.9, 2.3.1,
+    2.7.2; PG213 "Completions with Error Status").
 
-    Ports: ``register`` to the registers; ``cq_*``, ``cc_*`` to the block. Throughput: a write in 4
-    cycles, a read in 5 plus the registers' time. Back-pressure stops ``cq``.
+    Parameters
+    ----------
+    config
+        ``data_width`` of the interfaces.
+
+    Ports: ``register`` to the registers; ``id_completion`` as in `PcieStatus`; ``cq_*``, ``cc_*``
+    to the block. Throughput: a write in 4
+    cycles, a read in 5 plus the registers' time; below 256 bits a cycle more for each further beat.
+    Back-pressure stops ``cq``.
     """
 
-    def __init__(self):
+    def __init__(self, *, config: Config):
+        self._config = config
+        width = config.data_width
         super().__init__(
             {
                 "register": Out(RegisterBus()),
+                "id_completion": In(1),
                 "busy": Out(1),
-                **axis_ports("cq"),
-                **axis_ports("cc"),
+                **axis_ports("cq", width),
+                **axis_ports("cc", width),
             }
         )
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        request = Signal(CompleterRequest)
-        user = Signal(CompleterRequestUser)
-        payload = Signal(32 * ACCESS_DWORDS_MOST)
+        width = self._config.data_width
+        sideband = user_shape("cq", width)
+        user = Signal(sideband)
         corrupt = Signal()
-        arriving = CompleterRequestUser(self.cq_tuser)
+        arriving = sideband(self.cq_tuser)
+
+        # Descriptor and payload, collected from as many beats as they take.
+        taken_dwords = CQ_DESCRIPTOR_DWORDS + ACCESS_DWORDS_MOST
+        beats = -(-32 * taken_dwords // width)
+        collected = Signal(beats * width)
+        request = CompleterRequest(collected[: 32 * CQ_DESCRIPTOR_DWORDS])
+        payload = collected[32 * CQ_DESCRIPTOR_DWORDS : 32 * taken_dwords]
+        beat = Signal(range(beats + 1))  # that arrives next, as long as it matters
 
         # The access in 8-byte parts: bytes and enables from the first part's byte 0 on.
         two = request.dwords == 2
@@ -97,15 +121,13 @@ class Completer(wiring.Component):
         ]
         is_read = request.kind == RequestType.MEMORY_READ
         is_write = request.kind == RequestType.MEMORY_WRITE
+        ours = Signal()  # a memory request to the registers
         supported = Signal()
         answered = Signal()
         refused = Signal()
         m.d.comb += [
-            supported.eq(
-                (is_read | is_write)
-                & (request.bar == REGISTER_BAR)
-                & ((request.dwords == 1) | two)
-            ),
+            ours.eq((is_read | is_write) & (request.bar == REGISTER_BAR)),
+            supported.eq(ours & ((request.dwords == 1) | two)),
             answered.eq(Cat(request.kind == kind for kind in NON_POSTED).any()),
         ]
 
@@ -114,7 +136,15 @@ class Completer(wiring.Component):
         first_rest = leading_zeros(m, user.first_enable[::-1], "first_rest")
         last_rest = leading_zeros(m, user.last_enable[::-1], "last_rest")
         descriptor = Signal(CompleterCompletion)
-        with m.If(~is_read & (request.kind != RequestType.LOCKED_READ)):
+        replies = max(1, 32 * (CC_DESCRIPTOR_DWORDS + ERROR_DWORDS) // width)
+        reply = Signal(replies * width)
+        sent = Signal(range(replies))  # beats of the completion
+        left = Signal(range(CC_DESCRIPTOR_DWORDS + ERROR_DWORDS + 1))  # words of it
+        is_swap = request.kind == RequestType.COMPARE_SWAP
+        is_atomic = is_swap | Cat(request.kind == kind for kind in ONE_OPERAND).any()
+        with m.If(is_atomic):
+            m.d.comb += descriptor.byte_count.eq((request.dwords << 2) >> is_swap)
+        with m.Elif(~is_read & (request.kind != RequestType.LOCKED_READ)):
             m.d.comb += descriptor.byte_count.eq(4)
         with m.Else():
             m.d.comb += descriptor.lower_address.eq(Cat(first_skip, request.address[:5]))
@@ -130,15 +160,19 @@ class Completer(wiring.Component):
             descriptor.locked.eq(request.kind == RequestType.LOCKED_READ),
             descriptor.dwords.eq(Mux(refused, 0, request.dwords)),
             descriptor.status.eq(
-                Mux(refused, CompletionStatus.UR.value, CompletionStatus.SC.value)
+                Mux(
+                    refused,
+                    Mux(ours, CompletionStatus.CA.value, CompletionStatus.UR.value),
+                    CompletionStatus.SC.value,
+                )
             ),
             descriptor.requester_id.eq(request.requester_id),
             descriptor.tag.eq(request.tag),
             descriptor.completer_function.eq(request.target_function),
             descriptor.traffic_class.eq(request.traffic_class),
-            descriptor.attributes.eq(request.attributes),
-            self.cc_tlast.eq(1),
-            self.cc_tdata.eq(
+            # A completion's ID-based ordering is the completer's affair (2.2.9).
+            descriptor.attributes.eq(Cat(request.attributes[:2], self.id_completion)),
+            reply.eq(
                 Cat(
                     descriptor,
                     Mux(
@@ -146,19 +180,23 @@ class Completer(wiring.Component):
                         Cat(
                             user.first_enable,
                             user.last_enable,
-                            user.hint,
+                            user.hint_present,
+                            user.hint_type,
+                            user.hint_tag,
                         )
                         | (request.as_value() << 32),
                         gathered >> Mux(upper, 32, 0),
                     ),
                 )
             ),
-            self.cc_tkeep.eq(
-                below(
-                    CC_DESCRIPTOR_DWORDS + Mux(refused, ERROR_DWORDS, request.dwords),
-                    len(self.cc_tkeep),
-                )
+            left.eq(
+                CC_DESCRIPTOR_DWORDS
+                + Mux(refused, ERROR_DWORDS, request.dwords[:2])
+                - sent * (width // 32)
             ),
+            self.cc_tdata.eq(reply.word_select(sent, width) if replies > 1 else reply),
+            self.cc_tlast.eq(left <= width // 32),
+            self.cc_tkeep.eq(below(left, width // 32)),
         ]
 
         access = self.register.request
@@ -184,9 +222,10 @@ class Completer(wiring.Component):
             with m.State("TAKE"):
                 m.d.comb += [self.cq_tready.eq(1), self.busy.eq(self.cq_tvalid)]
                 m.d.sync += [
-                    request.eq(self.cq_tdata),
+                    collected[:width].eq(self.cq_tdata),
+                    beat.eq(1),
+                    sent.eq(0),
                     user.eq(self.cq_tuser),
-                    payload.eq(self.cq_tdata[32 * CQ_DESCRIPTOR_DWORDS :]),
                     corrupt.eq(arriving.discontinue),
                     gathered.eq(0),
                     part.eq(0),
@@ -198,6 +237,11 @@ class Completer(wiring.Component):
                     m.next = "SKIP"
             with m.State("SKIP"):
                 m.d.comb += self.cq_tready.eq(1)
+                with m.If(self.cq_tvalid & (beat != beats)):
+                    m.d.sync += [
+                        collected.word_select(beat, width).eq(self.cq_tdata),
+                        beat.eq(beat + 1),
+                    ]
                 with m.If(self.cq_tvalid & arriving.discontinue):
                     m.d.sync += corrupt.eq(1)
                 with m.If(self.cq_tvalid & self.cq_tlast):
@@ -232,5 +276,7 @@ class Completer(wiring.Component):
             with m.State("COMPLETE"):
                 m.d.comb += self.cc_tvalid.eq(1)
                 with m.If(self.cc_tready):
-                    m.next = "TAKE"
+                    m.d.sync += sent.eq(sent + 1)
+                    with m.If(self.cc_tlast):
+                        m.next = "TAKE"
         return m

@@ -129,50 +129,6 @@ class CompleterCompletion(data.Struct):
     force_ecrc: 1
 
 
-class RequesterRequestUser(data.Struct):
-    """RQ tuser, 64 to 256 bits wide interfaces. Sequence number and parity are not used."""
-
-    first_enable: 4
-    last_enable: 4
-    address_offset: 3
-    discontinue: 1
-    hint: 12
-    sequence: 4
-    parity: 32
-    sequence_high: 2
-
-
-class RequesterCompletionUser(data.Struct):
-    """RC tuser, 64 to 256 bits wide interfaces."""
-
-    byte_enable: 32
-    start: 2
-    end_0: 4
-    end_1: 4
-    discontinue: 1
-    parity: 32
-
-
-class CompleterRequestUser(data.Struct):
-    """CQ tuser, 64 to 256 bits wide interfaces."""
-
-    first_enable: 4
-    last_enable: 4
-    byte_enable: 32
-    start: 1
-    discontinue: 1
-    hint: 11
-    parity: 32
-    reserved: 3
-
-
-class CompleterCompletionUser(data.Struct):
-    """CC tuser, 64 to 256 bits wide interfaces."""
-
-    discontinue: 1
-    parity: 32
-
-
 RQ_DESCRIPTOR_DWORDS = 4
 RC_DESCRIPTOR_DWORDS = 3
 CQ_DESCRIPTOR_DWORDS = 4

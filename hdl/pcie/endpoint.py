@@ -27,7 +27,7 @@ class Endpoint(wiring.Component):
 
     Reads and writes alternate, packet by packet, when both wait, so a read waits for at most one
     TLP. Writes leave in the order in which `write_done` and ``post`` promise. Without bus
-    mastering, writes are taken and dropped, and reads end with an error.
+    mastering no request begins to leave: all wait, and none times out.
 
     Parameters
     ----------
@@ -44,6 +44,11 @@ class Endpoint(wiring.Component):
         See `HostReader`.
     write_request, write_done, post, line_read
         See `HostWriter`.
+    discard
+        What has not begun to leave never will: writes are taken and dropped, reads end with an
+        error.
+    idle
+        Nothing moves, and no tag is in use or in quarantine.
     now, deadline
         Time in cycles, and when a timer is due next (all ones: never).
 
@@ -66,6 +71,8 @@ class Endpoint(wiring.Component):
                 "line_read": Out(ReadPort(config)),
                 "post": In(stream.Signature(post())),
                 "status": Out(PcieStatus()),
+                "discard": In(1),
+                "idle": Out(1),
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS),
                 "busy": Out(1),
@@ -93,24 +100,31 @@ class Endpoint(wiring.Component):
             for name in self.status.signature.members:
                 m.d.comb += getattr(block.status, name).eq(getattr(self.status, name))
 
-        # Writes without permission end here. What has been offered is not withdrawn.
+        # A packet goes, waits or ends here by its first beat. What has been offered goes.
         beat = merge.output
         offered = Signal()
         dropping = Signal()
+        goes = Signal()
         drops = Signal()
+        is_read = beat.payload.kind == RequestKind.READ
         m.d.comb += [
-            drops.eq(
+            goes.eq(
                 Mux(
                     beat.payload.first,
-                    (beat.payload.kind == RequestKind.WRITE)
-                    & ~self.status.bus_master
-                    & ~offered,
-                    dropping,
+                    offered | (self.status.bus_master & ~self.discard),
+                    ~dropping,
                 )
             ),
+            drops.eq(~goes & (self.discard | ~beat.payload.first)),
             self.request.payload.eq(beat.payload),
-            self.request.valid.eq(beat.valid & ~drops),
-            beat.ready.eq(self.request.ready | drops),
+            self.request.valid.eq(beat.valid & goes),
+            reader.drop_valid.eq(beat.valid & drops & is_read),
+            reader.drop_tag.eq(beat.payload.tag),
+            beat.ready.eq(
+                Mux(goes, self.request.ready, drops & (~is_read | reader.drop_taken))
+            ),
+            reader.hold.eq(~self.status.bus_master & ~self.discard),
+            self.idle.eq(~self.busy & ~reader.outstanding),
             reader.now.eq(self.now),
             self.deadline.eq(reader.deadline),
             self.busy.eq(reader.busy | writer.busy | merge.busy),

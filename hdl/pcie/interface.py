@@ -30,6 +30,7 @@ def request_beat(config: Config) -> data.StructLayout:
 
     The header fields hold on every beat. Payload starts at word 0 of the first beat; a read is one
     beat. ``dwords`` is 1..1024 (11 bits); every byte is enabled; no request crosses 4 KiB.
+    ``relaxed``: user data, whose order nobody relies on (relaxed ordering may be asked for).
     """
     return data.StructLayout(
         {
@@ -37,6 +38,7 @@ def request_beat(config: Config) -> data.StructLayout:
             "address": 64,
             "dwords": 11,
             "tag": 8,
+            "relaxed": 1,
             "data": config.data_width,
             "first": 1,
             "last": 1,
@@ -195,7 +197,10 @@ class PcieStatus(wiring.Signature):
     """What the hard block reports of its configuration space, seen from the controller.
 
     ``max_payload``, ``max_read_request``: Device Control encoding (128 << n bytes). ``rcb``: read
-    completion boundary, 0 for 64 and 1 for 128 bytes.
+    completion boundary, 0 for 64 and 1 for 128 bytes. ``function_reset``: a function level reset
+    is under way (UltraScale+: ``cfg_flr_in_process``), until it is said to be done.
+    ``extended_tag``, ``relaxed_ordering``: Device Control bits 8 and 4; ``id_ordering``,
+    ``id_completion``: Device Control 2 bits 8 and 9.
     """
 
     def __init__(self):
@@ -207,6 +212,11 @@ class PcieStatus(wiring.Signature):
                 "bus_master": In(1),
                 "msix_enable": In(1),
                 "msix_mask": In(1),
+                "function_reset": In(1),
+                "extended_tag": In(1),
+                "relaxed_ordering": In(1),
+                "id_ordering": In(1),
+                "id_completion": In(1),
             }
         )
 

@@ -4,9 +4,10 @@ from amaranth.hdl import Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect
 
-from hdl.config import TIME_BITS, Config
+from hdl.config import DWORDS_PER_BLOCK, TIME_BITS, Config, bits_for_count
 from hdl.memory.interface import write_port
 from hdl.pcie.interface import (
+    Kind,
     PcieStatus,
     RequestKind,
     completion_beat,
@@ -16,7 +17,7 @@ from hdl.pcie.interface import (
     request_beat,
 )
 from hdl.pcie.landing import PAGE_DWORD_BITS, Landing
-from hdl.pcie.tags import HEADER_BYTES, TagTable
+from hdl.pcie.tags import BOUNDARIES, TagTable, headers_within
 from hdl.pcie.transfers import TransferTable, read_ended
 from hdl.streams import Skid
 
@@ -43,9 +44,8 @@ class HostReader(wiring.Component):
     Every transfer, that is all requests with one (``kind``, ``index``) up to the one marked
     ``last``, is answered by exactly one `read_done`, after the last of its bytes has been accepted
     by its memory; transfers may overlap and interleave. Requests are cut at multiples of the
-    maximum read request size, so none crosses 4 KiB; up to `Config.read_tags` are outstanding,
-    and no more than the hard block has completion headers for. Without bus mastering nothing is
-    sent and transfers end with ``error``.
+    maximum read request size, so none crosses 4 KiB; up to `Config.read_tags` are outstanding (32
+    without extended tags), and no more than the hard block has room for completions of.
 
     Parameters
     ----------
@@ -61,6 +61,12 @@ class HostReader(wiring.Component):
         `read_request` in, `read_done` out.
     tlp, completion
         Memory read requests out (one beat each), completions in.
+    drop_valid, drop_tag, drop_taken
+        A request taken from ``tlp`` that will not be sent: its transfer ends with ``error``.
+    hold
+        Requests cannot be sent for now: none times out meanwhile.
+    outstanding
+        A tag is in use or in quarantine.
     line_write, inbox_write
         Where the data goes.
     status, now, deadline
@@ -82,6 +88,11 @@ class HostReader(wiring.Component):
                 "completion": In(stream.Signature(completion_beat(config))),
                 "line_write": Out(write_port(config)),
                 "inbox_write": Out(stream.Signature(inbox_beat(config))),
+                "drop_valid": In(1),
+                "drop_tag": In(bits_for_count(config.read_tags)),
+                "drop_taken": Out(1),
+                "hold": In(1),
+                "outstanding": Out(1),
                 "status": Out(PcieStatus()),
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS),
@@ -110,19 +121,32 @@ class HostReader(wiring.Component):
         tag = Signal.like(tags.allocate.payload)
         room = Signal(11)
         length = Signal(11)
-        header_dwords = HEADER_BYTES // 4
-        header_shift = (header_dwords - 1).bit_length()
-        refusing = Signal()
+        # A request is no longer than what the completion buffer holds.
+        limit = size_limit(self.status.max_read_request)
+        most = min(headers_within(config, boundary) * boundary // 4 for boundary in BOUNDARIES)
+        if most < DWORDS_PER_BLOCK:
+            limit &= (1 << most.bit_length() - 1) - 1
+
+        def headers(boundary: int) -> Value:
+            """Most completions of the request that ``job`` begins with."""
+            words = boundary // 4
+            shift = words.bit_length() - 1
+            return (job_low[:shift] + length + words - 1) >> shift
 
         m.d.comb += [
-            room.eq((~job_low & size_limit(self.status.max_read_request)) + 1),
+            room.eq((~job_low & limit) + 1),
             length.eq(Mux(job.dwords > room, room, job.dwords)),
-            # Completion timeout, or a request that may not be sent.
-            landing.abandon_valid.eq(tags.expire_valid | refusing),
-            landing.abandon_tag.eq(Mux(refusing, tag, tags.expire_tag)),
-            landing.abandon_quarantine.eq(~refusing),
-            tags.expire_taken.eq(landing.abandon_taken & ~refusing),
+            # Completion timeout, or a request that has not been sent.
+            landing.abandon_valid.eq(tags.expire_valid | self.drop_valid),
+            landing.abandon_tag.eq(Mux(self.drop_valid, self.drop_tag, tags.expire_tag)),
+            landing.abandon_quarantine.eq(~self.drop_valid),
+            self.drop_taken.eq(landing.abandon_taken & self.drop_valid),
+            tags.expire_taken.eq(landing.abandon_taken & ~self.drop_valid),
             tags.now.eq(self.now),
+            tags.hold.eq(self.hold),
+            tags.rcb.eq(self.status.rcb),
+            tags.extended.eq(self.status.extended_tag),
+            self.outstanding.eq(tags.held != 0),
             self.deadline.eq(tags.deadline),
             tags.lookup.eq(landing.lookup),
             tags.close.eq(landing.close),
@@ -143,23 +167,12 @@ class HostReader(wiring.Component):
             self.tlp.payload.address.eq(job.address),
             self.tlp.payload.dwords.eq(chunk),
             self.tlp.payload.tag.eq(tag),
+            self.tlp.payload.relaxed.eq(job.kind == Kind.BLOCK),
             self.tlp.payload.first.eq(1),
             self.tlp.payload.last.eq(1),
         ]
 
         issuing = Signal()
-
-        def proceed():
-            """To the next part of the request, or to the next request."""
-            m.d.sync += [
-                job.address[2:64].eq(job_low + chunk),
-                job.target.eq(job.target + chunk),
-                job.dwords.eq(job.dwords - chunk),
-            ]
-            with m.If(chunk == job.dwords):
-                m.next = "TAKE"
-            with m.Else():
-                m.next = "CUT"
 
         with m.FSM(name="issue"):
             with m.State("TAKE"):
@@ -172,7 +185,9 @@ class HostReader(wiring.Component):
                 m.d.sync += [
                     chunk.eq(length),
                     tags.headers.eq(
-                        (job_low[:header_shift] + length + header_dwords - 1) >> header_shift
+                        Mux(self.status.rcb, headers(BOUNDARIES[1]), headers(BOUNDARIES[0]))
+                        if config.completion_bytes
+                        else headers(BOUNDARIES[0])
                     ),
                 ]
                 m.next = "CLAIM"
@@ -188,21 +203,18 @@ class HostReader(wiring.Component):
             with m.State("COUNT"):
                 m.d.comb += [transfers.begun.valid.eq(1), issuing.eq(1)]
                 with m.If(transfers.begun.ready):
-                    with m.If(self.status.bus_master):
-                        m.next = "SEND"
-                    with m.Else():
-                        m.next = "REFUSE"
+                    m.next = "SEND"
             with m.State("SEND"):
                 m.d.comb += [self.tlp.valid.eq(1), issuing.eq(1)]
                 with m.If(self.tlp.ready):
-                    proceed()
-            with m.State("REFUSE"):
-                m.d.comb += [refusing.eq(1), issuing.eq(1)]
-                with m.If(landing.abandon_taken):
-                    m.next = "ADVANCE"
-            with m.State("ADVANCE"):
-                m.d.comb += issuing.eq(1)
-                proceed()
+                    m.d.sync += [
+                        job.address[2:64].eq(job_low + chunk),
+                        job.target.eq(job.target + chunk),
+                        job.dwords.eq(job.dwords - chunk),
+                    ]
+                    m.next = "CUT"
+                    with m.If(chunk == job.dwords):
+                        m.next = "TAKE"
         m.d.comb += self.busy.eq(
             issuing
             | self.request.valid

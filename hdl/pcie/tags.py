@@ -7,15 +7,30 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.config import TIME_BITS, Config, bits_for_count
 
-HEADER_BYTES = 64
-"""Fewest bytes of a completion that is neither the first nor the last of its request: the smaller
-read completion boundary. Space is reserved in this unit also when the boundary is 128 bytes: the
-hard block's buffer then fills up with data before it runs out of headers."""
+BOUNDARIES = (64, 128)
+"""Read completion boundaries: fewest bytes of a completion that is neither the first nor the last
+of its request, by `PcieStatus.rcb`."""
 
-READ_HEADERS_MOST = 4096 // HEADER_BYTES
+CREDIT_BYTES = 16
+"""A unit of the completion buffer."""
+
+SHORT_TAGS = 32
+"""Tags of a function whose Extended Tag Field is not enabled (PCIe base specification 2.2.6.2)."""
+
+READ_HEADERS_MOST = 4096 // BOUNDARIES[0]
 """Most completions of one request, which never crosses 4 KiB."""
 
 HEADERS_BITS = READ_HEADERS_MOST.bit_length()
+
+
+
+def headers_within(config: Config, boundary: int) -> int:
+    """Completions of up to ``boundary`` bytes for which the hard block surely has room."""
+    if not config.completion_bytes:
+        return config.completion_headers
+    units = boundary // CREDIT_BYTES + 1
+    return min(config.completion_headers, config.completion_bytes // CREDIT_BYTES // units)
+
 
 NEVER = (1 << TIME_BITS) - 1
 """A `deadline` that does not come: no timer runs."""
@@ -32,12 +47,13 @@ class TagTable(wiring.Component):
 
     A sweep over all tags every ``timeout`` cycles marks those that wait or are quarantined, and
     acts on those that the previous sweep marked. So a tag expires, or leaves quarantine, after one
-    to two timeouts. Tags come back in the order in which they were freed.
+    to two timeouts. Tags come back in the order in which they were freed, those below 32 apart
+    from the others, which go first.
 
     Parameters
     ----------
     config
-        `read_tags` tags and `completion_headers` units of space.
+        `read_tags` tags; `completion_headers` and `completion_bytes` of space.
     timeout
         Cycles between sweeps.
 
@@ -45,6 +61,11 @@ class TagTable(wiring.Component):
     -----
     now, deadline
         Time, and when the next sweep is due (all ones: never).
+    hold
+        No time passes for any tag: what a sweep has marked is forgotten.
+    rcb, extended
+        `PcieStatus.rcb`, which says how much room a completion takes; without ``extended`` only
+        tags below 32 are handed out.
     headers, allocate
         A tag for a request of ``headers`` completions. ``headers`` must hold until it is taken.
         Valid only while there is both a tag and the room.
@@ -61,19 +82,17 @@ class TagTable(wiring.Component):
     def __init__(self, *, config: Config, timeout: int):
         if timeout < 1:
             raise ValueError(f"timeout must be at least 1 cycle, not {timeout}")
-        if config.completion_headers < READ_HEADERS_MOST:
-            raise ValueError(
-                f"completion_headers must be at least {READ_HEADERS_MOST}, "
-                f"not {config.completion_headers}"
-            )
         self._tags = config.read_tags
-        self._headers = config.completion_headers
+        self._headers, self._fewer = (headers_within(config, bytes_) for bytes_ in BOUNDARIES)
         self._timeout = timeout
         tag_bits = bits_for_count(config.read_tags)
         super().__init__(
             {
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS, init=NEVER),
+                "hold": In(1),
+                "rcb": In(1),
+                "extended": In(1),
                 "headers": In(HEADERS_BITS),
                 "allocate": Out(stream.Signature(tag_bits)),
                 "lookup": In(tag_bits),
@@ -93,7 +112,8 @@ class TagTable(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         tags = self._tags
-        m.submodules.freed = freed = SyncFIFOBuffered(width=len(self.lookup), depth=tags)
+        short = min(tags, SHORT_TAGS)
+        m.submodules.freed = freed = SyncFIFOBuffered(width=len(self.lookup), depth=short)
         m.submodules.headers = reserved = memory.Memory(
             shape=HEADERS_BITS, depth=tags, init=[]
         )
@@ -107,11 +127,21 @@ class TagTable(wiring.Component):
         room = Signal(range(self._headers + 1), init=self._headers)
 
         # Allocation: tags that were never used first, then freed ones in order.
+        ready, offer = freed.r_rdy, freed.r_data
+        unused = fresh != tags
+        if tags > SHORT_TAGS:
+            m.submodules.freed_long = freed_long = SyncFIFOBuffered(
+                width=len(self.lookup), depth=tags - SHORT_TAGS
+            )
+            takes_long = self.extended & freed_long.r_rdy
+            ready, offer = ready | takes_long, Mux(takes_long, freed_long.r_data, offer)
+            unused = Mux(self.extended, unused, fresh < SHORT_TAGS)
+        needed = self.headers
+        if self._fewer < self._headers:
+            needed = self.headers + Mux(self.rcb, self._headers - self._fewer, 0)
         m.d.comb += [
-            self.allocate.payload.eq(Mux(fresh == tags, freed.r_data, fresh)),
-            self.allocate.valid.eq(
-                ((fresh != tags) | freed.r_rdy) & (self.headers <= room)
-            ),
+            self.allocate.payload.eq(Mux(unused, fresh, offer)),
+            self.allocate.valid.eq((unused | ready) & (needed <= room)),
             reserve.addr.eq(self.allocate.payload),
             reserve.data.eq(self.headers),
         ]
@@ -119,9 +149,14 @@ class TagTable(wiring.Component):
         m.d.comb += [
             allocated.eq(self.allocate.valid & self.allocate.ready),
             reserve.en.eq(allocated),
-            freed.r_en.eq(allocated & (fresh == tags)),
+            freed.r_en.eq(allocated & ~unused),
         ]
-        with m.If(allocated & (fresh != tags)):
+        if tags > SHORT_TAGS:
+            m.d.comb += [
+                freed.r_en.eq(allocated & ~unused & ~takes_long),
+                freed_long.r_en.eq(allocated & ~unused & takes_long),
+            ]
+        with m.If(allocated & unused):
             m.d.sync += fresh.eq(fresh + 1)
 
         # Freeing: a retired tag, or else one that leaves quarantine.
@@ -137,6 +172,13 @@ class TagTable(wiring.Component):
             freed.w_en.eq(s1_freeing),
             freed.w_data.eq(s1_tag),
         ]
+        if tags > SHORT_TAGS:
+            long = s1_tag >= SHORT_TAGS
+            m.d.comb += [
+                freed.w_en.eq(s1_freeing & ~long),
+                freed_long.w_en.eq(s1_freeing & long),
+                freed_long.w_data.eq(s1_tag),
+            ]
         m.d.sync += [
             s1_freeing.eq(freeing),
             s1_tag.eq(refund.addr),
@@ -168,6 +210,8 @@ class TagTable(wiring.Component):
             quarantined.eq((quarantined & ~release_mask) | retire_mask),
             aged.eq((aged | sweep_mask) & ~(allocate_mask | retire_mask)),
         ]
+        with m.If(self.hold):
+            m.d.sync += aged.eq(0)
 
         # Sweep.
         is_waiting = waiting.bit_select(index, 1)

@@ -5,54 +5,60 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import Config
-from hdl.pcie.axis import SHIM_DWORDS, SHIM_WIDTH, axis_ports
+from hdl.pcie.axis import all_axis_ports, axis_ports
 from hdl.pcie.completer import Completer
 from hdl.pcie.descriptors import (
     RC_DESCRIPTOR_DWORDS,
     RQ_DESCRIPTOR_DWORDS,
     ErrorCode,
     RequesterCompletion,
-    RequesterCompletionUser,
     RequesterRequest,
-    RequesterRequestUser,
     RequestType,
 )
 from hdl.pcie.interface import (
     CompletionStatus,
+    PcieStatus,
     RegisterBus,
     RequestKind,
     completion_beat,
     request_beat,
 )
 from hdl.pcie.rotate import below
+from hdl.pcie.sideband import user_shape
 
 
 class RequestInserter(wiring.Component):
     """Puts the RQ descriptor before a request: payload moves up by four words.
 
-    Throughput one beat a cycle and no idle beat between packets: n words of payload are
-    ceil((n + 4) / 8) beats. The output is registered.
+    Throughput one beat a cycle and no idle beat between packets (one below 256 bits when
+    `HostWriter` rotates data): n words of payload are ceil((n + 4) / w) beats of w words. The
+    output is registered.
+
+    Attributes (PCIe base specification 2.2.6.4, 2.4.1): relaxed ordering for user data only, since
+    completion queue entries, interrupts and the entries they speak of rely on order; ID-based
+    ordering for every request, since it keeps the order of one requester. Never no-snoop.
     """
 
     def __init__(self, *, config: Config):
+        self._config = config
         super().__init__(
             {
                 "request": In(stream.Signature(request_beat(config))),
+                "status": Out(PcieStatus()),
                 "busy": Out(1),
-                **axis_ports("rq"),
+                **axis_ports("rq", config.data_width),
             }
         )
 
     def elaborate(self, platform) -> Module:
         m = Module()
         beat = self.request.payload
-        high = SHIM_DWORDS - RQ_DESCRIPTOR_DWORDS
+        width = self._config.beat_dwords
         descriptor = Signal(RequesterRequest)
-        user = Signal(RequesterRequestUser)
-        kept = Signal(32 * RQ_DESCRIPTOR_DWORDS)  # words of the previous beat that did not fit
-        left = Signal(11)  # words of the packet not sent yet, valid inside it
+        user = Signal(user_shape("rq", self._config.data_width))
+        left = Signal(12)  # words of the packet not sent yet, valid inside it
         due = Signal(12)  # words not sent yet, descriptor included
-        tail = Signal()  # the last beat was taken, `kept` has words that must still go
+        begins = Signal()  # the beat to send is the first of its packet
         valid = Signal()
         room = Signal()
         last = Signal()
@@ -67,45 +73,95 @@ class RequestInserter(wiring.Component):
                 )
             ),
             descriptor.tag.eq(beat.tag),
+            descriptor.attributes.eq(
+                Cat(0, beat.relaxed & self.status.relaxed_ordering, self.status.id_ordering)
+            ),
             user.first_enable.eq(~0),
             user.last_enable.eq(Mux(beat.dwords > 1, 0b1111, 0)),
-            valid.eq(tail | self.request.valid),
             room.eq(~self.rq_tvalid | self.rq_tready),
-            self.request.ready.eq(room & ~tail),
-            self.busy.eq(self.request.valid | tail | self.rq_tvalid),
+            last.eq(due <= width),
         ]
-        with m.If(~tail & beat.first):
+        with m.If(room):
+            m.d.sync += [
+                self.rq_tvalid.eq(valid),
+                self.rq_tlast.eq(last),
+                self.rq_tkeep.eq(below(due, width)),
+            ]
+            with m.If(valid):
+                m.d.sync += left.eq(due - width)
+            with m.If(valid & begins):
+                m.d.sync += self.rq_tuser.eq(user)
+        with m.If(begins):
             m.d.comb += due.eq(
                 Mux(beat.kind == RequestKind.READ, 0, beat.dwords) + RQ_DESCRIPTOR_DWORDS
             )
         with m.Else():
             m.d.comb += due.eq(left)
-        m.d.comb += last.eq(due <= SHIM_DWORDS)
-        with m.If(room):
-            m.d.sync += self.rq_tvalid.eq(valid)
-            with m.If(valid):
-                m.d.sync += [
-                    kept.eq(beat.data[32 * high :]),
-                    left.eq(due - SHIM_DWORDS),
-                    tail.eq(~tail & beat.last & ~last),
-                    self.rq_tdata.eq(
-                        Cat(
-                            Mux(~tail & beat.first, descriptor.as_value(), kept),
-                            beat.data[: 32 * high],
-                        )
-                    ),
-                    self.rq_tkeep.eq(below(due, SHIM_DWORDS)),
-                    self.rq_tlast.eq(last),
-                ]
-                with m.If(~tail & beat.first):
-                    m.d.sync += self.rq_tuser.eq(user)
+        if width > RQ_DESCRIPTOR_DWORDS:
+            self._shift(m, descriptor, valid, begins, room, last)
+        else:
+            self._precede(m, descriptor, valid, begins, room)
         return m
+
+    def _shift(self, m: Module, descriptor, valid, begins, room, last) -> None:
+        """Descriptor and first words of payload share a beat."""
+        beat = self.request.payload
+        high = self._config.beat_dwords - RQ_DESCRIPTOR_DWORDS
+        kept = Signal(32 * RQ_DESCRIPTOR_DWORDS)  # words of the previous beat that did not fit
+        tail = Signal()  # the last beat was taken, `kept` has words that must still go
+        m.d.comb += [
+            begins.eq(~tail & beat.first),
+            valid.eq(tail | self.request.valid),
+            self.request.ready.eq(room & ~tail),
+            self.busy.eq(self.request.valid | tail | self.rq_tvalid),
+        ]
+        with m.If(room & valid):
+            m.d.sync += [
+                kept.eq(beat.data[32 * high :]),
+                tail.eq(~tail & beat.last & ~last),
+                self.rq_tdata.eq(
+                    Cat(
+                        Mux(begins, descriptor.as_value(), kept),
+                        beat.data[: 32 * high],
+                    )
+                ),
+            ]
+
+    def _precede(self, m: Module, descriptor, valid, begins, room) -> None:
+        """The descriptor takes beats of its own."""
+        beat = self.request.payload
+        beats = RQ_DESCRIPTOR_DWORDS // self._config.beat_dwords
+        sent = Signal(range(beats + 1))  # beats of the descriptor; all of them before payload
+        ends = (beat.kind == RequestKind.READ) & (sent == beats - 1)
+        heads = sent != beats
+        m.d.comb += [
+            begins.eq(sent == 0),
+            valid.eq(self.request.valid),
+            self.request.ready.eq(room & (~heads | ends)),
+            self.busy.eq(self.request.valid | self.rq_tvalid),
+        ]
+        with m.If(room & valid):
+            m.d.sync += self.rq_tdata.eq(
+                Mux(
+                    heads,
+                    descriptor.as_value().word_select(
+                        sent[: max(1, (beats - 1).bit_length())], self._config.data_width
+                    )
+                    if beats > 1
+                    else descriptor.as_value(),
+                    beat.data,
+                )
+            )
+            with m.If(heads):
+                m.d.sync += sent.eq(sent + 1)
+            with m.If(Mux(heads, ends, beat.last)):
+                m.d.sync += sent.eq(0)
 
 
 class CompletionStripper(wiring.Component):
     """Takes the RC descriptor off a completion: payload moves down by three words.
 
-    A completion of n words comes in ceil((n + 3) / 8) beats and leaves in ceil(n / 8), without a
+    A completion of n words comes in ceil((n + 3) / w) beats and leaves in ceil(n / w), without a
     pause beyond the descriptor's: the last words of one packet leave while the next begins.
     Packets that the block itself found to belong to no request (mismatched fields, unknown tag)
     are dropped; a request that the block gave up appears as a completer abort. The output is
@@ -113,21 +169,34 @@ class CompletionStripper(wiring.Component):
     """
 
     def __init__(self, *, config: Config):
+        self._config = config
         self._layout = completion_beat(config)
         super().__init__(
             {
                 "completion": Out(stream.Signature(self._layout)),
                 "busy": Out(1),
-                **axis_ports("rc"),
+                **axis_ports("rc", config.data_width),
             }
         )
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        low = RC_DESCRIPTOR_DWORDS
-        high = SHIM_DWORDS - low
-        descriptor = RequesterCompletion(self.rc_tdata[: 32 * low])
-        user = RequesterCompletionUser(self.rc_tuser)
+        width = self._config.beat_dwords
+        low = RC_DESCRIPTOR_DWORDS % width  # words of the descriptor in the beat that ends it
+        high = width - low
+        descriptor = Signal(RequesterCompletion)
+        user = user_shape("rc", self._config.data_width)(self.rc_tuser)
+        leads = Signal()  # a beat of nothing but descriptor, before the one that ends it
+        if width < RC_DESCRIPTOR_DWORDS:
+            lead = Signal(self._config.data_width)
+            led = Signal()
+            m.d.comb += [leads.eq(~led), descriptor.eq(Cat(lead, self.rc_tdata[: 32 * low]))]
+            with m.If(self.rc_tvalid & self.rc_tready):
+                m.d.sync += led.eq(~self.rc_tlast)
+                with m.If(leads):
+                    m.d.sync += lead.eq(self.rc_tdata)
+        else:
+            m.d.comb += descriptor.eq(self.rc_tdata[: 32 * low])
         header = Signal(self._layout)  # of the packet whose beat arrives
         kept_header = Signal(self._layout)
         kept = Signal(32 * high)
@@ -154,7 +223,7 @@ class CompletionStripper(wiring.Component):
                     stray,
                 )
             ),
-            emits.eq(~strays & (~begins | self.rc_tlast)),
+            emits.eq(~leads & ~strays & (~begins | self.rc_tlast)),
             # Words of the last beat beyond those that complete a beat of payload.
             tails.eq(~begins & ~strays & self.rc_tlast & self.rc_tkeep[low]),
             room.eq(~self.completion.valid | self.completion.ready),
@@ -184,7 +253,7 @@ class CompletionStripper(wiring.Component):
                 header.eq(kept_header),
                 header.poisoned.eq(kept_header.poisoned | user.discontinue),
             ]
-        with m.If(taken):
+        with m.If(taken & ~leads):
             m.d.sync += [
                 begins.eq(self.rc_tlast),
                 stray.eq(strays),
@@ -223,7 +292,7 @@ class CompletionStripper(wiring.Component):
 
 
 class UltrascaleShim(wiring.Component):
-    """Connects the controller to the UltraScale+ PCIe block, 256 bits wide.
+    """Connects the controller to the UltraScale+ PCIe block: `Config.data_width` is its width.
 
     The block is configured for dword alignment, no straddling, client tags, and BAR 0 as described
     in `hdl.pcie.interface`; drive its ``pcie_cq_np_req`` with 1. Ports are named as its AXI4-Stream
@@ -233,28 +302,26 @@ class UltrascaleShim(wiring.Component):
     -----
     rq_*, rc_*, cq_*, cc_*
         The block's interfaces.
+    status
+        Configuration space: which attribute bits requests and completions may have.
     request, completion, register
         The controller's side: `RequestInserter`, `CompletionStripper`, `Completer`.
 
-    Throughput and latency: a 256-byte write in 9 beats, back to back, latency 1; a 256-byte
-    completion in 9 beats gives 8, latency 2; a register access about 6 cycles.
+    Throughput and latency at 256 bits: a 256-byte write in 9 beats, back to back, latency 1; a
+    256-byte completion in 9 beats gives 8, latency 2; a register access about 6 cycles.
     Back-pressure on each interface acts on that one alone.
     """
 
     def __init__(self, *, config: Config):
-        if config.data_width != SHIM_WIDTH:
-            raise ValueError(f"data_width must be {SHIM_WIDTH}, not {config.data_width}")
         self._config = config
         super().__init__(
             {
                 "request": In(stream.Signature(request_beat(config))),
                 "completion": Out(stream.Signature(completion_beat(config))),
                 "register": Out(RegisterBus()),
+                "status": Out(PcieStatus()),
                 "busy": Out(1),
-                **axis_ports("rq"),
-                **axis_ports("rc"),
-                **axis_ports("cq"),
-                **axis_ports("cc"),
+                **all_axis_ports(config.data_width),
             }
         )
 
@@ -263,7 +330,7 @@ class UltrascaleShim(wiring.Component):
         config = self._config
         m.submodules.inserter = inserter = RequestInserter(config=config)
         m.submodules.stripper = stripper = CompletionStripper(config=config)
-        m.submodules.completer = completer = Completer()
+        m.submodules.completer = completer = Completer(config=config)
         connect(m, flipped(self.request), inserter.request)
         connect(m, stripper.completion, flipped(self.completion))
         connect(m, completer.register, flipped(self.register))
@@ -281,5 +348,10 @@ class UltrascaleShim(wiring.Component):
                     m.d.comb += getattr(self, name).eq(getattr(block, name))
                 else:
                     m.d.comb += getattr(block, name).eq(getattr(self, name))
-        m.d.comb += self.busy.eq(inserter.busy | stripper.busy | completer.busy)
+        m.d.comb += [
+            inserter.status.relaxed_ordering.eq(self.status.relaxed_ordering),
+            inserter.status.id_ordering.eq(self.status.id_ordering),
+            completer.id_completion.eq(self.status.id_completion),
+            self.busy.eq(inserter.busy | stripper.busy | completer.busy),
+        ]
         return m

@@ -266,6 +266,7 @@ class HostWriter(wiring.Component):
             outgoing.kind.eq(RequestKind.WRITE),
             outgoing.address.eq(chunk.address),
             outgoing.dwords.eq(chunk.dwords),
+            outgoing.relaxed.eq(1),
             outgoing.data.eq(
                 Cat(
                     Mux(hold, old, new)

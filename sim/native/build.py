@@ -54,7 +54,8 @@ _PORT = re.compile(r"VL_(?:IN|OUT|INOUT)\w*\(&(\w+),")
 STREAMS = ("command", "grant", "write_data", "read_data", "completion")
 AXI = {"data": "tdata", "keep": "tkeep", "last": "tlast", "user": "tuser", "valid": "tvalid",
        "ready": "tready"}  # fmt: skip
-STATUS = ("max_payload", "max_read_request", "rcb", "bus_master", "msix_enable", "msix_mask")
+STATUS = ("max_payload", "max_read_request", "rcb", "bus_master", "msix_enable", "msix_mask",
+          "extended_tag")
 
 
 @cache

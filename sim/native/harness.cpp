@@ -42,6 +42,7 @@ Harness::Harness(const LinkFields& link, const std::vector<DriveFields>& drives,
     *pins_.status.bus_master = 1;
     *pins_.status.msix_enable = 1;
     *pins_.status.msix_mask = 0;
+    *pins_.status.extended_tag = 1;
     reset();
 }
 
@@ -173,6 +174,7 @@ void Harness::set_status(const std::string& name, int64_t value) {
     else if (name == "bus_master") *status.bus_master = code;
     else if (name == "msix_enable") *status.msix_enable = code;
     else if (name == "msix_mask") *status.msix_mask = code;
+    else if (name == "extended_tag") *status.extended_tag = code;
     else throw ModelError("status has no input named " + name);
 }
 

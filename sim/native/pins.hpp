@@ -40,6 +40,7 @@ struct StatusPins {
     uint8_t* bus_master;
     uint8_t* msix_enable;
     uint8_t* msix_mask;
+    uint8_t* extended_tag;
 };
 
 struct Pins {

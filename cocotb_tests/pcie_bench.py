@@ -1,0 +1,285 @@
+"""Endpoint, shim and line store under cocotbext-pcie: what their tests drive them with."""
+
+import os
+import random
+from itertools import pairwise
+
+import cocotb
+from amaranth.hdl import Module
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out, connect, flipped
+from cocotb.triggers import RisingEdge
+
+from cocotb_tests.pcie_host import PAGE_BYTES, PcieHost
+from cocotb_tests.runner import simulate
+from cocotb_tests.streams import StreamSink, StreamSource, wait_until
+from hdl.config import TIME_BITS, Config
+from hdl.memory.interface import line_stream
+from hdl.memory.store import LineStore
+from hdl.pcie.axis import all_axis_ports
+from hdl.pcie.endpoint import Endpoint
+from hdl.pcie.interface import (
+    Kind,
+    PcieStatus,
+    RegisterBus,
+    inbox_beat,
+    post,
+    read_done,
+    read_request,
+    write_request,
+)
+from hdl.pcie.ultrascale import UltrascaleShim
+
+
+def config_of(width: int) -> Config:
+    """The configuration that is tested at a data width."""
+    return Config(
+        data_width=width, lines=64, banks=8, commands=64, read_tags=64, transfer_blocks=8
+    )
+
+
+CONFIG = config_of(int(os.environ.get("WIDTH", "256")))
+TIMEOUT = 4000
+PACKET_BEATS = -(-(64 + 4) // CONFIG.beat_dwords)
+"""Beats of a 256-byte write with its descriptor."""
+
+LANES = {64: 2, 128: 4, 256: 8, 512: 16}
+"""Lanes at 8 GT/s for which the hard block has a data width at 250 MHz."""
+
+
+class EndpointTop(wiring.Component):
+    """Endpoint, shim and line store; the controller's side is left to the test."""
+
+    def __init__(self, *, config: Config = CONFIG):
+        self._config = config
+        super().__init__(
+            {
+                "read_request": In(stream.Signature(read_request(config))),
+                "read_done": Out(stream.Signature(read_done(config))),
+                "inbox_write": Out(stream.Signature(inbox_beat(config))),
+                "write_request": In(stream.Signature(write_request(config))),
+                "write_done": Out(line_stream(config)),
+                "post": In(stream.Signature(post())),
+                "register": Out(RegisterBus()),
+                "status": Out(PcieStatus()),
+                "now": In(TIME_BITS),
+                "deadline": Out(TIME_BITS),
+                "discard": In(1),
+                "idle": Out(1),
+                "busy": Out(1),
+                **all_axis_ports(config.data_width),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        config = self._config
+        m.submodules.endpoint = endpoint = Endpoint(config=config, timeout=TIMEOUT)
+        m.submodules.shim = shim = UltrascaleShim(config=config)
+        m.submodules.store = store = LineStore(config=config, readers=1, writers=1)
+        connect(m, endpoint.request, shim.request)
+        connect(m, shim.completion, endpoint.completion)
+        connect(m, endpoint.line_read, store.read[0])
+        connect(m, endpoint.line_write, store.write[0])
+        for name in ("read_request", "write_request", "post"):
+            connect(m, flipped(getattr(self, name)), getattr(endpoint, name))
+        for name in ("read_done", "inbox_write", "write_done"):
+            connect(m, getattr(endpoint, name), flipped(getattr(self, name)))
+        connect(m, shim.register, flipped(self.register))
+        for name in self.status.signature.members:
+            for block in (endpoint, shim):
+                m.d.comb += getattr(block.status, name).eq(getattr(self.status, name))
+        for name, port in all_axis_ports(config.data_width).items():
+            inner, outer = getattr(shim, name), getattr(self, name)
+            m.d.comb += outer.eq(inner) if port.flow is Out else inner.eq(outer)
+        m.d.comb += [
+            endpoint.discard.eq(self.discard),
+            self.idle.eq(endpoint.idle),
+            endpoint.now.eq(self.now),
+            self.deadline.eq(endpoint.deadline),
+            self.busy.eq(endpoint.busy | shim.busy | store.busy),
+        ]
+        return m
+
+
+class Bench:
+    """Drives the controller's side of an `EndpointTop` under a `PcieHost`."""
+
+    def __init__(self, dut, *, register_activity: float = 1.0, **host_options):
+        self.dut = dut
+        self.seed = int(os.environ["SEED"])
+        dut._log.info("SEED=%d", self.seed)
+        self.rng = random.Random(self.seed)
+        lanes = LANES[CONFIG.data_width]
+        self.host = PcieHost(dut, seed=self.seed, lanes=lanes, **host_options)
+        dut.discard.value = 0
+        self.registers: dict[int, int] = {}  # bytes
+        self.accesses: list[tuple[int, bool, int]] = []
+        self.read_request = StreamSource(dut, "read_request", layout=read_request(CONFIG))
+        self.write_request = StreamSource(dut, "write_request", layout=write_request(CONFIG))
+        self.post = StreamSource(dut, "post", layout=post())
+        self.read_done = StreamSink(
+            dut, "read_done", layout=read_done(CONFIG), callback=self._read_done
+        )
+        self.write_done = StreamSink(dut, "write_done", callback=self._write_done)
+        self.inbox = StreamSink(dut, "inbox_write", layout=inbox_beat(CONFIG))
+        request = RegisterBus().members["request"].signature.members["payload"].shape
+        self.register_request = StreamSink(
+            dut,
+            "register__request",
+            layout=request,
+            callback=self._access,
+            active=register_activity,
+        )
+        self.register_response = StreamSource(
+            dut, "register__response", active=register_activity
+        )
+        self.read: dict[int, bool] = {}
+        self.written: list[int] = []
+        self.rq_cycles: list[int] = []
+
+    async def start(self):
+        await self.host.start()
+        cocotb.start_soon(self._watch())
+
+    async def _watch(self):
+        dut = self.dut
+        while True:
+            await RisingEdge(dut.clk)
+            if int(dut.rq_tvalid.value) and int(dut.rq_tready.value):
+                self.rq_cycles.append(self.host.cycle)
+
+    def _access(self, access):
+        self.accesses.append((access.address, bool(access.write), access.enable))
+        if access.write:
+            for place in range(8):
+                if access.enable >> place & 1:
+                    self.registers[access.address + place] = access.data >> 8 * place & 0xFF
+        else:
+            value = sum(
+                self.registers.get(access.address + place, 0) << 8 * place for place in range(8)
+            )
+            self.register_response.send(value)
+
+    def _read_done(self, done):
+        assert done.kind is Kind.BLOCK
+        assert done.index not in self.read
+        self.read[done.index] = bool(done.error)
+
+    def _write_done(self, line):
+        assert line not in self.written
+        self.written.append(line)
+
+    def pieces(self, base: int, line: int) -> list[tuple[int, int, int]]:
+        """A block of host memory and a line in up to three pieces: address, dwords, word."""
+        cuts = sorted({0, 1024, *(self.rng.randrange(1024) for _ in range(self.rng.randrange(3)))})
+        result = []
+        for start, stop in pairwise(cuts):
+            address = base + 4 * start
+            while start < stop:
+                size = min(stop - start, (PAGE_BYTES - address % PAGE_BYTES) // 4)
+                result.append((address, size, line * 1024 + start))
+                address += 4 * size
+                start += size
+        return result
+
+    def fetch(self, line: int, pieces):
+        for number, (address, dwords, target) in enumerate(pieces):
+            self.read_request.send(
+                kind=Kind.BLOCK,
+                index=line,
+                last=number == len(pieces) - 1,
+                address=address,
+                dwords=dwords,
+                target=target,
+            )
+
+    def deliver(self, line: int, pieces):
+        for number, (address, dwords, source) in enumerate(pieces):
+            self.write_request.send(
+                line=line,
+                last=number == len(pieces) - 1,
+                address=address,
+                dwords=dwords,
+                source=source,
+            )
+
+    async def settle(self):
+        await wait_until(
+            self.dut,
+            lambda: (
+                not int(self.dut.busy.value)
+                and int(self.dut.deadline.value) == (1 << TIME_BITS) - 1
+                and not self.host.rc.reads_pending
+            ),
+            cycles=6 * TIMEOUT,
+            what="endpoint quiet",
+        )
+        for _ in range(400):  # posted writes on their way
+            await RisingEdge(self.dut.clk)
+        assert self.host.outstanding == 0
+
+
+async def copy(bench: Bench, lines: range, *, align: int = 4) -> None:
+    """Host memory to lines and back to other host memory, everything compared."""
+    span = (len(lines) + 2) * PAGE_BYTES
+    source, source_memory = bench.host.allocate(span)
+    target, target_memory = bench.host.allocate(span)
+    data = bench.rng.randbytes(span)
+    source_memory[:] = data
+    target_memory[:] = bytes(span)
+    expected = bytearray(span)
+    skew_in = bench.rng.randrange(0, PAGE_BYTES, align)
+    skew_out = bench.rng.randrange(0, PAGE_BYTES, align)
+    bench.read.clear()
+    bench.written.clear()
+    for number, line in enumerate(lines):
+        bench.fetch(line, bench.pieces(source + skew_in + number * PAGE_BYTES, line))
+        expected[skew_out + number * PAGE_BYTES : skew_out + (number + 1) * PAGE_BYTES] = data[
+            skew_in + number * PAGE_BYTES : skew_in + (number + 1) * PAGE_BYTES
+        ]
+    sent = set()
+
+    def forward():
+        for line in list(bench.read):
+            if line not in sent:
+                sent.add(line)
+                assert not bench.read[line], f"line {line}: error"
+                number = lines.index(line)
+                bench.deliver(line, bench.pieces(target + skew_out + number * PAGE_BYTES, line))
+        return len(bench.written) == len(lines)
+
+    await wait_until(bench.dut, forward, cycles=60_000, what="all blocks copied")
+    await bench.settle()
+    assert bytes(target_memory[:]) == bytes(expected)
+
+
+def run_endpoint(
+    testcase,
+    *,
+    module,
+    width=256,
+    mps=256,
+    mrrs=512,
+    rcb=64,
+    offset=0,
+    component=None,
+    seed=1,
+    **parameters,
+):
+    """Runs cocotb tests of ``module`` on an `EndpointTop`."""
+    simulate(
+        component or EndpointTop(config=config_of(width)),
+        name=f"pcie_endpoint_w{width}",
+        module=module,
+        testcase=testcase,
+        parameters={
+            "SEED": str(seed),
+            "WIDTH": str(width),
+            "MPS": str(mps),
+            "MRRS": str(mrrs),
+            "RCB": str(rcb),
+            "OFFSET": str(offset),
+            **{name.upper(): str(value) for name, value in parameters.items()},
+        },
+    )

@@ -1,0 +1,56 @@
+"""Function level reset: the host side ends at once, the drives' side when it can."""
+
+from amaranth.hdl import Module
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+
+class FunctionReset(wiring.Component):
+    """Keeps what is under way at a function level reset from reaching the host.
+
+    While ``request`` is 1 and until every command inside has ended afterwards, nothing leaves for
+    host memory. The reset itself is ``done`` as soon as no host access is left that could still
+    have an effect: a slow drive does not delay it (PCIe base specification 6.6.2 allows 100 ms).
+    A controller that is disabled without bus mastering drains in the same way, since its requests
+    could wait for ever.
+
+    Ports
+    -----
+    request, done
+        From and to the hard block: levels, ``done`` until ``request`` falls.
+    bus_master, enable, running
+        As in `QueueEngine`.
+    idle
+        Nothing moves in the front end, and there is neither a host access nor a tag in use.
+    draining
+        Commands from before the reset are inside: the queues must not open, and
+        `hdl.pcie.endpoint.Endpoint` is to discard what it has.
+    """
+
+    def __init__(self):
+        super().__init__(
+            {
+                "request": In(1),
+                "done": Out(1),
+                "bus_master": In(1),
+                "enable": In(1),
+                "running": In(1),
+                "idle": In(1),
+                "draining": Out(1),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        ends = self.idle & ~self.running
+        m.d.sync += [
+            self.draining.eq(
+                self.request
+                | (self.running & ~self.enable & ~self.bus_master)
+                | (self.draining & ~ends)
+            ),
+            self.done.eq(self.request & self.draining & (self.idle | self.done)),
+        ]
+        m.d.comb += self.busy.eq((self.request & ~self.done) | (self.draining & ends))
+        return m
