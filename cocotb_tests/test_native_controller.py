@@ -21,11 +21,17 @@ from sim.golden.layout import (
     RIGHT_ASYMMETRIC,
     RIGHT_SYMMETRIC,
 )
-from sim.golden.nvme import INVALID_FIELD, UNRECOVERED_READ, WRITE_FAULT
+from sim.golden.nvme import (
+    COMPARE_FAILURE,
+    INVALID_FIELD,
+    UNRECOVERED_READ,
+    WRITE_FAULT,
+    dataset,
+)
 from sim.native.parameters import MICROSECOND, Hdd, Ideal, LinkParameters, Ssd, link_rate
 from sw.characterise.measure import Point, measure
 from sw.driver import raid
-from sw.driver.commands import NvmeError
+from sw.driver.commands import BLOCK_BYTES, Command, Io, NvmeError, read_write
 from sw.workload.generator import Load
 from sw.workload.profiles import PROFILES
 
@@ -99,6 +105,49 @@ def test_volumes_beside_each_other():
             await card.load(first, COMMANDS // 2)
             await done.wait()
             return first, second
+
+        card.finish(*card.run(main()))
+
+
+def test_compares_and_hints():
+    """Compare finds the one bit that differs, beside other load; hints leave all data alone."""
+    with Card([FAST] * PORTS, seed=SEED) as card:
+
+        async def compare(volume: Volume, block: int, blocks: int, address: int) -> int:
+            command = read_write(Io.COMPARE, volume.namespace, block, blocks, 0, 0)
+            length = blocks * BLOCK_BYTES
+            answer = await card.nvme.queues[0].transfer(command, address, length)
+            return answer.code_type << 8 | answer.code
+
+        async def main() -> tuple[Volume, Volume]:
+            busy = await card.create(Level.RAID5, range(5))
+            quiet = await card.create(Level.RAID1, range(5, 8))
+            memory, done = card.card.transport.memory, card.card.transport.event()
+
+            async def load() -> None:
+                await card.load(busy, COMMANDS // 2)
+                done.set()
+
+            card.card.transport.spawn(load())
+            most = 16
+            address = memory.allocate(most * BLOCK_BYTES)
+            for turn in range(40):
+                blocks = card.random.randint(1, most)
+                block = card.random.randrange(len(quiet.model) - blocks + 1)
+                held = [quiet.model.possible(number) for number in range(block, block + blocks)]
+                data = bytearray(b"".join(content for (content,) in held))
+                if turn % 2:
+                    data[card.random.randrange(len(data))] ^= 1 << card.random.randrange(8)
+                memory.write(address, bytes(data))
+                code = await compare(quiet, block, blocks, address)
+                assert code == (COMPARE_FAILURE if turn % 2 else 0), f"turn {turn}: {code:#x}"
+                fields, ranges = dataset(quiet.namespace, [(block, blocks)] * blocks)
+                memory.write(address, ranges)
+                hint = Command(fields["opcode"], fields["nsid"], dwords=fields["dwords"])
+                answer = await card.nvme.queues[0].transfer(hint, address, len(ranges))
+                assert answer.ok
+            await done.wait()
+            return busy, quiet
 
         card.finish(*card.run(main()))
 

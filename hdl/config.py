@@ -76,6 +76,9 @@ class Config:
     report_capacity
         Identify Controller says what arrays offer and what is left of it (TNVMCAP, UNVMCAP), for
         some 400 LUTs; else both are 0.
+    compare_and_deallocate
+        NVMe commands Compare and Dataset Management, for some 500 LUTs, a line and a 4th table
+        reader; else they are unknown opcodes.
     temperature_kelvin
         Composite temperature that a board without a sensor reports.
     """
@@ -100,6 +103,7 @@ class Config:
     error_log_entries: int = 16
     async_event_limit: int = 4
     report_capacity: bool = True
+    compare_and_deallocate: bool = True
     temperature_kelvin: int = 308
 
     def __post_init__(self) -> None:
@@ -238,4 +242,5 @@ def small() -> Config:
         clock_hz=80_000_000,
         error_log_entries=4,
         report_capacity=False,
+        compare_and_deallocate=False,
     )

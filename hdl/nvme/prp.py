@@ -7,8 +7,8 @@ from amaranth.lib.wiring import In, Out
 from hdl.config import BLOCK_BYTES, DWORDS_PER_BLOCK, Config, bits_for_count
 from hdl.memory.interface import line_stream
 from hdl.nvme.codes import PAGE_SHIFT, StatusCode, status_field
-from hdl.nvme.interface import HostOpcode, command, transfer
-from hdl.nvme.records import admit, assign, rejected
+from hdl.nvme.interface import HostOpcode, Status, command, transfer
+from hdl.nvme.records import admit, assign, rejected, unsent
 from hdl.pcie.interface import Kind, read_request, write_request
 
 ENTRY_BITS = 64
@@ -62,6 +62,8 @@ class Prp(wiring.Component):
         What they become: kinds BLOCK and LIST.
     zero, discard
         Lines of hostless commands: to be filled with zeros, and whose contents nobody wants.
+    compare
+        Blocks that have been read, to be compared with the host's.
     delivers, delivers_slot, delivers_line
         A pulse: ``deliver`` has been taken.
 
@@ -82,7 +84,8 @@ class Prp(wiring.Component):
                 "admit": In(stream.Signature(admit(config))),
                 "again": In(stream.Signature(config.slot_bits)),
                 "zero": Out(line_stream(config)),
-                "discard": Out(line_stream(config)),
+                "discard": Out(stream.Signature(unsent(config))),
+                "compare": Out(stream.Signature(transfer(config))),
                 "command": Out(stream.Signature(command(config))),
                 "rejected": Out(stream.Signature(rejected(config))),
                 "list_done": In(1),
@@ -112,7 +115,10 @@ class Prp(wiring.Component):
             shape=config.data_width, depth=self._beats, init=[]
         )
         list_write, list_read = lists.write_port(granularity=32), lists.read_port()
-        pointers = data.StructLayout({"prp1": 64, "prp2": 64, "listed": 1, "hostless": 1})
+        examined = {"compares": 1} if config.compare_and_deallocate else {}
+        pointers = data.StructLayout(
+            {"prp1": 64, "prp2": 64, "listed": 1, "hostless": 1} | examined
+        )
         m.submodules.pointers = pointer_table = memory.Memory(
             shape=pointers, depth=config.commands, init=[]
         )
@@ -168,6 +174,8 @@ class Prp(wiring.Component):
             m.d.sync += self.zero.valid.eq(0)
         with m.If(self.discard.ready):
             m.d.sync += self.discard.valid.eq(0)
+        with m.If(self.compare.ready):
+            m.d.sync += self.compare.valid.eq(0)
 
         slot = Signal(config.slot_bits)
         block = Signal(config.offset_bits)
@@ -281,6 +289,8 @@ class Prp(wiring.Component):
             pointer_write.data.hostless.eq(admitted.hostless),
             hopped_write.addr.eq(slot),
         ]
+        if config.compare_and_deallocate:
+            m.d.comb += pointer_write.data.compares.eq(admitted.compares)
         moves_data = Signal()
         m.d.sync += moves_data.eq(
             (coming.command.opcode != HostOpcode.FLUSH) & ~coming.hostless
@@ -295,7 +305,12 @@ class Prp(wiring.Component):
         ends_free = ~self.command.valid & ~self.rejected.valid
         # Two for a block, one that is still on its way into the queue.
         read_room = reads.w_level <= REQUESTS - 3
-        can_deliver = self.deliver.valid & (writes.w_level <= REQUESTS - 2) & ~self.discard.valid
+        can_deliver = (
+            self.deliver.valid
+            & (writes.w_level <= REQUESTS - 2)
+            & ~self.discard.valid
+            & ~self.compare.valid
+        )
         can_fetch = self.fetch.valid & read_room & ~self.zero.valid
         # This one is never rejected, so it need not wait for a command that is.
         can_repeat = self.again.valid & ~self.command.valid
@@ -441,9 +456,17 @@ class Prp(wiring.Component):
                 m.next = "CHOOSE"
                 with m.If(pointer.hostless):
                     with m.If(to_host):
-                        m.d.sync += [self.discard.valid.eq(1), self.discard.payload.eq(line)]
+                        m.d.sync += [
+                            self.discard.valid.eq(1),
+                            *assign(self.discard.payload, line=line, status=Status.SUCCESS),
+                        ]
                     with m.Else():
                         m.d.sync += [self.zero.valid.eq(1), self.zero.payload.eq(line)]
+                with m.Elif(to_host & pointer.compares if examined else Const(0)):
+                    m.d.sync += [
+                        self.compare.valid.eq(1),
+                        *assign(self.compare.payload, slot=slot, offset=block, line=line),
+                    ]
                 with m.Else():
                     request_move(
                         Cat(within, first_page),
