@@ -108,6 +108,8 @@ class Bench(DataPath):
     ----------
     active
         Chance that a stream moves in a cycle.
+
+    While ``hold_lists`` is set, PRP lists do not come.
     """
 
     def __init__(self, dut, config: Config, seed: int, active: float = 0.7):
@@ -123,6 +125,7 @@ class Bench(DataPath):
         self.interrupts: list[int] = []
         self.posts = 0
         self.poisoned: set[int] = set()
+        self.hold_lists = False
         self._transfers: dict[tuple, list] = {}
         self._beats: deque[tuple[int, int]] = deque()
         self._cycle = 0
@@ -385,6 +388,8 @@ class Bench(DataPath):
         kind, index = key
         self.in_flight += 1
         await ClockCycles(self.dut.clk, self.random.randint(1, self.latency))
+        while self.hold_lists and kind == Kind.LIST:
+            await RisingEdge(self.dut.clk)
         error = any(request.address // PAGE in self.poisoned for request in requests)
         for request in requests:
             data = self.memory[request.address : request.address + 4 * request.dwords]

@@ -248,6 +248,14 @@ class NvmeFrontEnd(wiring.Component):
 
         # Data.
         connect(m, slots.again, prp.again)
+        connect(m, admin.abort, slots.abort)
+        connect(m, slots.cancel, prp.cancel)
+        m.d.comb += [
+            admin.aborted.eq(slots.aborted),
+            admin.found.eq(slots.found),
+            slots.cancelled.eq(prp.cancelled),
+            slots.held.eq(prp.found),
+        ]
         connect(m, prp.zero, pages.zero)
         connect(m, fills.output, flipped(self.fetched))
         m.d.comb += [

@@ -107,6 +107,11 @@ def admit(config: Config) -> data.StructLayout:
     )
 
 
+def target(config: Config) -> data.StructLayout:
+    """The I/O command that an Abort names."""
+    return data.StructLayout({"queue": queue_bits(config), "identifier": 16})
+
+
 def unsent(config: Config) -> data.StructLayout:
     """A line that is not sent to the host, and how its block ended."""
     return data.StructLayout({"line": config.line_bits, "status": Status})
