@@ -28,7 +28,15 @@ from sim.golden.nvme import (
     WRITE_FAULT,
     dataset,
 )
-from sim.native.parameters import MICROSECOND, Hdd, Ideal, LinkParameters, Ssd, link_rate
+from sim.native.parameters import (
+    MICROSECOND,
+    NANOSECOND,
+    Hdd,
+    Ideal,
+    LinkParameters,
+    Ssd,
+    link_rate,
+)
 from sw.characterise.measure import Point, measure
 from sw.driver import raid
 from sw.driver.commands import BLOCK_BYTES, Command, Io, NvmeError, read_write
@@ -150,6 +158,34 @@ def test_compares_and_hints():
             return busy, quiet
 
         card.finish(*card.run(main()))
+
+
+def test_phases_add_up():
+    """Time inside the controller, on the link and at the drive is all the time of a read."""
+    reads = 12
+    with Card([FAST] * PORTS, seed=SEED) as card:
+
+        async def main() -> tuple[Volume, float]:
+            volume = await card.create(Level.RAID5, range(5))
+            address = card.card.transport.memory.allocate(BLOCK_BYTES)
+            began = card.card.transport.now_ns()
+            for block in range(reads):
+                await card.nvme.read(volume.namespace, block, 1, address)
+            return volume, card.card.transport.now_ns() - began
+
+        volume, spent_ns = card.run(main())
+        card.finish(volume)
+        counted = card.harness.statistics()
+        assert counted["reads_timed"] == reads
+        parts = ("fetch_ps", "command_ps", "send_ps", "interrupt_ps")
+        inside = sum(counted[part] for part in parts)
+        drives = [card.harness.drive_statistics(port) for port in range(PORTS)]
+        drive = sum(statistics["latency_sum_ps"] for statistics in drives)
+        link = LinkParameters()
+        # Doorbell, entry's request and answer, interrupt; the rest is on the wires.
+        flights = reads * (4 * link.propagation_ps + link.memory_read_ps)
+        wires = spent_ns * NANOSECOND - inside - drive - flights
+        assert 0 < wires < reads * 120 * NANOSECOND, f"{wires / reads / NANOSECOND} ns a read"
 
 
 def test_jumps_change_nothing():
