@@ -247,8 +247,8 @@ class Bench(DataPath):
         queue = Queue(
             number,
             entries,
-            self.page(-(-entries * 64 // PAGE)),
-            self.page(),
+            self.page(-(-entries * nvme.SQE_BYTES // PAGE)),
+            self.page(-(-cq_entries * nvme.CQE_BYTES // PAGE)),
             number,
         )
         vector = number if vector is None else vector
