@@ -1,12 +1,13 @@
 """A host, its memory and a data path around `NvmeFrontEnd`, for its tests."""
 
 import random
+from collections import deque
 from dataclasses import dataclass, field
 
 import cocotb
 from cocotb.triggers import ClockCycles, Event, RisingEdge
 
-from cocotb_tests.nvme_model import ADMIN_LINES, DataPath
+from cocotb_tests.nvme_model import ADMIN_LINES, KEPT_LINES, DataPath
 from cocotb_tests.runner import simulate
 from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
 from hdl.array.interface import (
@@ -15,6 +16,7 @@ from hdl.array.interface import (
 )
 from hdl.config import Config
 from hdl.memory.interface import write_beat
+from hdl.memory.store import READ_LATENCY
 from hdl.nvme.front_end import NvmeFrontEnd
 from hdl.nvme.interface import (
     command,
@@ -106,6 +108,8 @@ class Bench(DataPath):
     ----------
     active
         Chance that a stream moves in a cycle.
+
+    While ``hold_lists`` is set, PRP lists do not come.
     """
 
     def __init__(self, dut, config: Config, seed: int, active: float = 0.7):
@@ -121,7 +125,10 @@ class Bench(DataPath):
         self.interrupts: list[int] = []
         self.posts = 0
         self.poisoned: set[int] = set()
+        self.hold_lists = False
         self._transfers: dict[tuple, list] = {}
+        self._beats: deque[tuple[int, int]] = deque()
+        self._cycle = 0
 
         def sink(name, layout, callback):
             return StreamSink(dut, name, layout=layout, active=active, callback=callback)
@@ -150,6 +157,7 @@ class Bench(DataPath):
             sink("manage_request", manage_request(config), self._manage),
             sink("line_write", write_beat(config), self._line_write),
             sink("free", None, self.allocate.send),
+            sink("line_read__request", None, self._line_read),
         ]
         self.allocate.send_all(range(ADMIN_LINES))
 
@@ -167,6 +175,7 @@ class Bench(DataPath):
         dut.temperature.value = 0
         await start(dut)
         cocotb.start_soon(self._tables())
+        cocotb.start_soon(self._answer_line_reads())
 
     # Registers.
 
@@ -238,8 +247,8 @@ class Bench(DataPath):
         queue = Queue(
             number,
             entries,
-            self.page(-(-entries * 64 // PAGE)),
-            self.page(),
+            self.page(-(-entries * nvme.SQE_BYTES // PAGE)),
+            self.page(-(-cq_entries * nvme.CQE_BYTES // PAGE)),
             number,
         )
         vector = number if vector is None else vector
@@ -360,7 +369,7 @@ class Bench(DataPath):
         await ClockCycles(self.dut.clk, 200)
         assert quiet(), "something moved after everything had ended"
         assert not int(self.dut.busy.value), "busy although nothing can move"
-        assert self.allocate.waiting == ADMIN_LINES, "an admin line was not given back"
+        assert self.allocate.waiting == ADMIN_LINES - KEPT_LINES, "an admin line was not given back"
         assert len(self.free_lines) == self.config.lines - ADMIN_LINES
         assert not self._transfers and not self._sending
         for queue in self.queues.values():
@@ -379,6 +388,8 @@ class Bench(DataPath):
         kind, index = key
         self.in_flight += 1
         await ClockCycles(self.dut.clk, self.random.randint(1, self.latency))
+        while self.hold_lists and kind == Kind.LIST:
+            await RisingEdge(self.dut.clk)
         error = any(request.address // PAGE in self.poisoned for request in requests)
         for request in requests:
             data = self.memory[request.address : request.address + 4 * request.dwords]
@@ -409,6 +420,22 @@ class Bench(DataPath):
                 mask=((1 << here) - 1) << word % words,
             )
             position += 4 * here
+
+    def _line_read(self, address: int) -> None:
+        line, beat = divmod(address, self.config.beats)
+        begin = beat * self.config.beat_bytes
+        value = self.lines[line][begin : begin + self.config.beat_bytes]
+        self._beats.append((self._cycle + READ_LATENCY - 1, int.from_bytes(value, "little")))
+
+    async def _answer_line_reads(self) -> None:
+        """Beats, a fixed time after they were asked for."""
+        while True:
+            await RisingEdge(self.dut.clk)
+            self._cycle += 1
+            due = bool(self._beats) and self._beats[0][0] <= self._cycle
+            self.dut.line_read__response_valid.value = int(due)
+            if due:
+                self.dut.line_read__response.value = self._beats.popleft()[1]
 
     def _write(self, request) -> None:
         assert request.source >> 10 == request.line and 1 <= request.dwords <= 1024

@@ -12,8 +12,11 @@ from hdl.nvme.interface import HostOpcode, Status
 from sim.golden import nvme
 from sim.golden.nvme import PAGE
 
-ADMIN_LINES = 2
+ADMIN_LINES = 3
 """Lines that the allocator offers to the front end; the rest are the data path's."""
+
+KEPT_LINES = 1
+"""Of those, the ones that the front end keeps."""
 
 LATENCY = 40
 """Most cycles that the host's memory and the data path take to answer."""
@@ -58,7 +61,7 @@ class DataPath:
         self.moved = 0
         self._sending: dict[int, list] = {}
         self._moved: dict[int, Event] = {}
-        self._errors: dict[int, bool] = {}
+        self._ends: dict[int, Status] = {}
 
     def _command(self, request) -> None:
         self.commands.append(request)
@@ -82,12 +85,11 @@ class DataPath:
                 self.random.shuffle(order)
                 moves = [cocotb.start_soon(self._move(request, n)) for n in order]
                 results = [await move for move in moves]
-                if not all(results):
-                    status = Status.DATA_TRANSFER_ERROR
+                status = max(results, key=lambda result: result != Status.SUCCESS)
         self.completion.send(slot=request.slot, status=status)
         self.in_flight -= 1
 
-    async def _move(self, request, offset: int) -> bool:
+    async def _move(self, request, offset: int) -> Status:
         while not self.free_lines:
             await RisingEdge(self.dut.clk)
         line = self.free_lines.pop(self.random.randrange(len(self.free_lines)))
@@ -100,20 +102,20 @@ class DataPath:
             self._sending[line] = [request.slot]
         port.send(slot=request.slot, offset=offset, line=line)
         await self._moved[line].wait()
-        if request.opcode == HostOpcode.WRITE and not self._errors[line]:
+        if request.opcode == HostOpcode.WRITE and self._ends[line] == Status.SUCCESS:
             self.written[key] = bytes(self.lines[line])
         self.lines[line][:] = b"\xdd" * PAGE
         self.free_lines.append(line)
-        return not self._errors[line]
+        return self._ends[line]
 
     def _fetched(self, answer) -> None:
-        self._errors[answer.line] = bool(answer.error)
+        self._ends[answer.line] = Status.DATA_TRANSFER_ERROR if answer.error else Status.SUCCESS
         self._moved[answer.line].set()
 
     def _delivered(self, answer) -> None:
         (slot,) = self._sending.pop(answer.line)
-        assert answer.slot == slot and not answer.error, answer
-        self._errors[answer.line] = False
+        assert answer.slot == slot, answer
+        self._ends[answer.line] = answer.status
         self._moved[answer.line].set()
 
     # Tables.
@@ -136,6 +138,7 @@ class DataPath:
         tables = (
             ("geometry_read", lambda a: pack(geometry(config), **self.geometries.get(a, {}))),
             ("volume_read", lambda a: pack(volume(config), **self.volumes.get(a, {}))),
+            ("size_read", lambda a: pack(volume(config), **self.volumes.get(a, {}))),
             ("member_read", lambda a: self.members.get((a >> 5, a & 31), 0)),
             ("port_read", lambda a: pack(port_use(config), **self.ports.get(a, {}))),
             ("drive_capacity_read", lambda a: self.capacities.get(a, 0)),

@@ -9,12 +9,20 @@ from dataclasses import replace
 import pytest
 
 from hdl.array.interface import Level
-from hdl.config import BLOCK_BYTES
+from hdl.config import BLOCK_BYTES, board
 from sim.native.models import bench_read, bench_write
 from sim.native.parameters import MICROSECOND, Ideal, LinkParameters, Ssd, link_rate
 from sim.native.presets import PRESETS, SAS_12G_HDD, SAS_12G_SSD
 from sw.characterise.interfaces import INTERFACES
-from sw.characterise.limits import link_limit, read_limit, write_limit
+from sw.characterise.limits import (
+    duplex_limit,
+    line_bytes,
+    link_limit,
+    read_limit,
+    read_stream_limit,
+    write_limit,
+    write_stream_limit,
+)
 from sw.characterise.measure import binding
 from sw.characterise.points import points
 from sw.characterise.predict import Prediction, predict
@@ -102,6 +110,23 @@ def test_limits_in_closed_form():
     assert read_limit(replace(link, skip=True)) == pytest.approx(read_limit(link), rel=0.003)
     gen2 = replace(link, generation=2, lanes=4)
     assert read_limit(gen2) == pytest.approx(5e9 * 4 / 8 * 0.8 * 256 / 280)
+
+
+def test_streams_of_the_hard_block():
+    config, link = board(), LinkParameters()
+    # 256 bytes and a descriptor in nine beats of 32; with 128 bytes five.
+    assert read_stream_limit(link, config) == pytest.approx(256 / 9 * 250e6)
+    assert write_stream_limit(replace(link, max_payload=128), config) == pytest.approx(
+        128 / 5 * 250e6
+    )
+    # One way is as fast with both counted; half of each is bound by requests among the data.
+    assert duplex_limit(link, config, 1.0) == pytest.approx(read_stream_limit(link, config))
+    assert duplex_limit(link, config, 0.0) == pytest.approx(write_stream_limit(link, config))
+    assert duplex_limit(link, config, 0.5) == pytest.approx(2 * 512 / 19 * 250e6)
+    wide = replace(config, data_width=512)
+    dllps = 2 * (8 / 4 + 8 / 4)
+    line = line_bytes(link)
+    assert duplex_limit(link, wide, 0.5) == pytest.approx(2 * line * 512 / (512 + 72 + dllps))
 
 
 def test_directions_are_separate():

@@ -21,11 +21,25 @@ from sim.golden.layout import (
     RIGHT_ASYMMETRIC,
     RIGHT_SYMMETRIC,
 )
-from sim.golden.nvme import INVALID_FIELD, UNRECOVERED_READ, WRITE_FAULT
-from sim.native.parameters import MICROSECOND, Hdd, Ideal, LinkParameters, Ssd, link_rate
+from sim.golden.nvme import (
+    COMPARE_FAILURE,
+    INVALID_FIELD,
+    UNRECOVERED_READ,
+    WRITE_FAULT,
+    dataset,
+)
+from sim.native.parameters import (
+    MICROSECOND,
+    NANOSECOND,
+    Hdd,
+    Ideal,
+    LinkParameters,
+    Ssd,
+    link_rate,
+)
 from sw.characterise.measure import Point, measure
 from sw.driver import raid
-from sw.driver.commands import NvmeError
+from sw.driver.commands import BLOCK_BYTES, Command, Io, NvmeError, read_write
 from sw.workload.generator import Load
 from sw.workload.profiles import PROFILES
 
@@ -101,6 +115,77 @@ def test_volumes_beside_each_other():
             return first, second
 
         card.finish(*card.run(main()))
+
+
+def test_compares_and_hints():
+    """Compare finds the one bit that differs, beside other load; hints leave all data alone."""
+    with Card([FAST] * PORTS, seed=SEED) as card:
+
+        async def compare(volume: Volume, block: int, blocks: int, address: int) -> int:
+            command = read_write(Io.COMPARE, volume.namespace, block, blocks, 0, 0)
+            length = blocks * BLOCK_BYTES
+            answer = await card.nvme.queues[0].transfer(command, address, length)
+            return answer.code_type << 8 | answer.code
+
+        async def main() -> tuple[Volume, Volume]:
+            busy = await card.create(Level.RAID5, range(5))
+            quiet = await card.create(Level.RAID1, range(5, 8))
+            memory, done = card.card.transport.memory, card.card.transport.event()
+
+            async def load() -> None:
+                await card.load(busy, COMMANDS // 2)
+                done.set()
+
+            card.card.transport.spawn(load())
+            most = 16
+            address = memory.allocate(most * BLOCK_BYTES)
+            for turn in range(40):
+                blocks = card.random.randint(1, most)
+                block = card.random.randrange(len(quiet.model) - blocks + 1)
+                held = [quiet.model.possible(number) for number in range(block, block + blocks)]
+                data = bytearray(b"".join(content for (content,) in held))
+                if turn % 2:
+                    data[card.random.randrange(len(data))] ^= 1 << card.random.randrange(8)
+                memory.write(address, bytes(data))
+                code = await compare(quiet, block, blocks, address)
+                assert code == (COMPARE_FAILURE if turn % 2 else 0), f"turn {turn}: {code:#x}"
+                fields, ranges = dataset(quiet.namespace, [(block, blocks)] * blocks)
+                memory.write(address, ranges)
+                hint = Command(fields["opcode"], fields["nsid"], dwords=fields["dwords"])
+                answer = await card.nvme.queues[0].transfer(hint, address, len(ranges))
+                assert answer.ok
+            await done.wait()
+            return busy, quiet
+
+        card.finish(*card.run(main()))
+
+
+def test_phases_add_up():
+    """Time inside the controller, on the link and at the drive is all the time of a read."""
+    reads = 12
+    with Card([FAST] * PORTS, seed=SEED) as card:
+
+        async def main() -> tuple[Volume, float]:
+            volume = await card.create(Level.RAID5, range(5))
+            address = card.card.transport.memory.allocate(BLOCK_BYTES)
+            began = card.card.transport.now_ns()
+            for block in range(reads):
+                await card.nvme.read(volume.namespace, block, 1, address)
+            return volume, card.card.transport.now_ns() - began
+
+        volume, spent_ns = card.run(main())
+        card.finish(volume)
+        counted = card.harness.statistics()
+        assert counted["reads_timed"] == reads
+        parts = ("fetch_ps", "command_ps", "send_ps", "interrupt_ps")
+        inside = sum(counted[part] for part in parts)
+        drives = [card.harness.drive_statistics(port) for port in range(PORTS)]
+        drive = sum(statistics["latency_sum_ps"] for statistics in drives)
+        link = LinkParameters()
+        # Doorbell, entry's request and answer, interrupt; the rest is on the wires.
+        flights = reads * (4 * link.propagation_ps + link.memory_read_ps)
+        wires = spent_ns * NANOSECOND - inside - drive - flights
+        assert 0 < wires < reads * 120 * NANOSECOND, f"{wires / reads / NANOSECOND} ns a read"
 
 
 def test_jumps_change_nothing():

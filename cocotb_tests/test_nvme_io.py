@@ -94,7 +94,7 @@ async def every_error(dut):
         fields.setdefault("prp1", page)
         await host.bad(code, 1, **(nvme.read_write(opcode, nsid, block, blocks) | fields))
 
-    for opcode in (0x03, 0x04, 0x05, 0x09, 0x0D, 0x80, 0xFF):
+    for opcode in (0x03, 0x04, 0x06, 0x0A, 0x0D, 0x80, 0xFF):
         await bad(nvme.INVALID_OPCODE, opcode=opcode)
     for opcode in (nvme.READ, nvme.WRITE, nvme.FLUSH):
         await bad(nvme.INVALID_FIELD, opcode=opcode, psdt=1)

@@ -223,6 +223,40 @@ async def posts_pass(dut):
     await bench.finish()
 
 
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def posts_after_short_packets(dut):
+    """A line that ends with a TLP of a beat or two is reported when that has left, not before.
+
+    Such a TLP fits whole into the registers before the arbiter, where a post could pass it. The
+    stream is stopped for long, so that one that is reported too early is still there.
+    """
+    bench = Bench(dut)
+    await bench.start()
+    width = bench.config.beat_dwords
+    pages = iter(bench.rng.sample(range(1, 1 << 30), 500))
+    done = bench.done._callback
+
+    def report_and_post(line):
+        done(line)
+        bench.send_post(line)
+
+    bench.done._callback = report_and_post
+    for line in range(bench.config.lines):
+        parts, source = [], line * 1024
+        for _ in range(bench.rng.randint(1, 3)):
+            dwords = bench.rng.randint(1, 2 * width)
+            parts.append((next(pages) * 4096, dwords, source))
+            source += dwords
+        bench.transfer(line, parts)
+    for _ in range(150):
+        bench.tlp.paused = not bench.tlp.paused
+        for _ in range(bench.rng.randint(1, 16)):
+            await RisingEdge(dut.clk)
+    bench.tlp.paused = False
+    await bench.finish()
+    assert bench.order.count("post") >= bench.config.lines
+
+
 def run(testcase, *, width=256, active="1.0", mps=1, offset=0, component=None, seed=1):
     simulate(
         component or HostWriter(config=writer_config(width)),
@@ -254,6 +288,30 @@ def test_streaming_rate(offset):
 
 def test_posts_pass():
     run("posts_pass")
+
+
+@pytest.mark.parametrize("width", [64, 256])
+def test_posts_after_short_packets(width):
+    run("posts_after_short_packets", width=width)
+
+
+class EarlyReport(HostWriter):
+    """Planted bug: a line is reported when its last beat enters the registers, not as it leaves."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        entering = m.submodules.tlp_relay.input
+        ends = entering.valid & entering.ready & entering.payload.ends
+        m.d.comb += [
+            m.submodules.done.w_en.eq(ends),
+            m.submodules.done.w_data.eq(entering.payload.line),
+        ]
+        return m
+
+
+def test_mutant_early_report():
+    with pytest.raises(SimulationError, match="a post passed its data"):
+        run("posts_after_short_packets", component=EarlyReport(config=writer_config(256)))
 
 
 class WrongLine(HostWriter):

@@ -52,6 +52,9 @@ class Slot:
         if self.status == Status.SUCCESS:
             self.status = status
 
+DELIVERIES = (Status.COMPARE_FAILURE, Status.DATA_TRANSFER_ERROR)
+"""How a block may end that was compared with the host's."""
+
 
 class Bench:
     """The rest of the controller: takes commands, invents what becomes of them."""
@@ -138,7 +141,7 @@ class Bench:
 
     def _on_delivered(self, event: Fields) -> None:
         self.lines.append(event.line)
-        self.slots[event.slot].end(Status.DATA_TRANSFER_ERROR if event.error else Status.SUCCESS)
+        self.slots[event.slot].end(event.status)
 
     def _take_command(self, seen) -> None:
         slot = self.slots[seen.slot]
@@ -189,7 +192,9 @@ class Bench:
                     {
                         "slot": slot,
                         "line": self.generator.randrange(self.config.lines),
-                        "error": int(self.generator.random() < self.trouble / 8),
+                        "status": self.generator.choice(DELIVERIES)
+                        if self.generator.random() < self.trouble / 8
+                        else Status.SUCCESS,
                     },
                 )
             )

@@ -79,6 +79,12 @@ class Config:
     report_capacity
         Identify Controller says what arrays offer and what is left of it (TNVMCAP, UNVMCAP), for
         some 400 LUTs; else both are 0.
+    abort_commands
+        Abort ends I/O commands that have not started or have parts left, for some 150 LUTs; else
+        only Asynchronous Event Requests.
+    compare_and_deallocate
+        NVMe commands Compare and Dataset Management, for some 500 LUTs, a line and a 4th table
+        reader; else they are unknown opcodes.
     temperature_kelvin
         Composite temperature that a board without a sensor reports.
     """
@@ -104,6 +110,8 @@ class Config:
     error_log_entries: int = 16
     async_event_limit: int = 4
     report_capacity: bool = True
+    abort_commands: bool = True
+    compare_and_deallocate: bool = True
     temperature_kelvin: int = 308
 
     def __post_init__(self) -> None:
@@ -251,4 +259,6 @@ def small() -> Config:
         clock_hz=80_000_000,
         error_log_entries=4,
         report_capacity=False,
+        abort_commands=False,
+        compare_and_deallocate=False,
     )

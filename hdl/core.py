@@ -11,6 +11,7 @@ from hdl.config import LINE_USERS, TIME_BITS, Config
 from hdl.drive.drives import Drives
 from hdl.drive.interface import DrivePort, Opcode, Owner, finished, landed, operation
 from hdl.memory.allocator import LineAllocator
+from hdl.memory.shared_read import SharedRead
 from hdl.memory.store import LineStore
 from hdl.nvme.front_end import NvmeFrontEnd
 from hdl.parity.runner import ParityPass
@@ -65,7 +66,10 @@ class Core(wiring.Component):
         m.submodules.endpoint = endpoint = Endpoint(config=config)
         m.submodules.front_end = front_end = NvmeFrontEnd(config=config)
         m.submodules.tables = tables = ArrayTables(
-            config=config, geometry_readers=5, member_readers=3, volume_readers=2
+            config=config,
+            geometry_readers=5,
+            member_readers=3,
+            volume_readers=2 + config.compare_and_deallocate,
         )
         m.submodules.tracker = tracker = Tracker(config=config)
         m.submodules.mapper = mapper = Mapper(config=config)
@@ -173,7 +177,13 @@ class Core(wiring.Component):
         for user, port in zip((front_end, sequencer, tracker, gather), allocator.free, strict=True):
             connect(m, user.free, port)
         m.d.comb += gather.available.eq(allocator.available)
-        readers = [endpoint.line_read, parity.line_read, *drives.line_read]
+        parity_read = parity.line_read
+        if config.compare_and_deallocate:
+            m.submodules.shared_read = shared_read = SharedRead(config=config)
+            connect(m, parity.line_read, shared_read.users[0])
+            connect(m, front_end.line_read, shared_read.users[1])
+            parity_read = shared_read.line_read
+        readers = [endpoint.line_read, parity_read, *drives.line_read]
         writers = [endpoint.line_write, parity.line_write, *drives.line_write, front_end.line_write]
         for user, port in zip(readers, store.read, strict=True):
             connect(m, user, port)
@@ -187,8 +197,11 @@ class Core(wiring.Component):
             connect(m, user.geometry_read, port)
         for user, port in zip((front_end, dispatch, sequencer), tables.member_read, strict=True):
             connect(m, user.member_read, port)
-        for user, port in zip((front_end, mapper), tables.volume_read, strict=True):
-            connect(m, user.volume_read, port)
+        volumes = [front_end.volume_read, mapper.volume_read]
+        if config.compare_and_deallocate:
+            volumes.append(front_end.size_read)
+        for user, port in zip(volumes, tables.volume_read, strict=True):
+            connect(m, user, port)
         connect(m, front_end.port_read, tables.port_read)
         connect(m, front_end.manage_request, tables.manage_request)
         connect(m, tables.manage_response, front_end.manage_response)

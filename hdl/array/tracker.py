@@ -71,7 +71,7 @@ class Tracker(wiring.Component):
     recover_failed
         A block that could not be reconstructed.
     delivered, free
-        A block sent to the host; its line goes back.
+        A block sent to the host, or compared with the host's; its line goes back.
 
     Rate: 3 cycles an event, 4 a block sent again. Events take turns.
     """
@@ -180,7 +180,7 @@ class Tracker(wiring.Component):
         def decode_delivered(event):
             m.d.sync += [
                 action.eq(Action.COUNT),
-                status.eq(good_or(event.error, Status.DATA_TRANSFER_ERROR)),
+                status.eq(event.status),
                 slot.eq(event.slot),
                 self.free.payload.eq(event.line),
                 self.free.valid.eq(1),

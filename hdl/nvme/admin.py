@@ -30,6 +30,7 @@ from hdl.nvme.records import (
     change,
     finish,
     sqe,
+    target,
 )
 from hdl.nvme.sender import send_request
 from hdl.pcie.interface import read_request
@@ -65,6 +66,9 @@ class Admin(wiring.Component):
         Those that failed, for the error log, before they end.
     report
         Ended Asynchronous Event Requests (`hdl.nvme.events.Events`).
+    abort, aborted, found
+        I/O commands that are to be aborted, a pulse when that has been tried, and whether it will
+        end so (`SlotTable`). Not used without `Config.abort_commands`.
     change, changed
         Create and delete of I/O queues (`QueueEngine`).
     send, sent
@@ -117,6 +121,9 @@ class Admin(wiring.Component):
                 "threshold": Out(8),
                 "delay": Out(8),
                 "uncoalesced": Out(config.queue_pairs + 1),
+                "abort": Out(stream.Signature(target(config))),
+                "aborted": In(1),
+                "found": In(1),
                 "change": Out(stream.Signature(change(config))),
                 "changed": In(stream.Signature(STATUS_BITS)),
                 "send": Out(stream.Signature(send_request(config))),
@@ -210,6 +217,9 @@ class Admin(wiring.Component):
                 status=status,
                 result=result,
                 post=posts,
+            ),
+            *assign(
+                self.abort.payload, queue=queue_number, identifier=entry.cdw10[16:]
             ),
             *assign(
                 self.note.payload,
@@ -366,6 +376,9 @@ class Admin(wiring.Component):
                         m.next = "FINISH"
                         with m.If(queue_number == 0):
                             m.next = "ABORT"
+                        if config.abort_commands:
+                            with m.Elif(queue_number <= config.queue_pairs):
+                                m.next = "ABORT_IO"
                     with m.Case(AdminOpcode.ASYNC_EVENT_REQUEST.value):
                         m.next = "HOLD"
                         with m.If(events.full):
@@ -387,6 +400,17 @@ class Admin(wiring.Component):
                 m.d.comb += events.hold.eq(1)
                 m.d.sync += posts.eq(0)
                 m.next = "FINISH"
+
+            if config.abort_commands:
+                with m.State("ABORT_IO"):
+                    m.d.comb += self.abort.valid.eq(1)
+                    with m.If(self.abort.ready):
+                        m.next = "ABORTED"
+
+                with m.State("ABORTED"):
+                    m.d.sync += result.eq(Mux(self.found, 0, NOT_ABORTED))
+                    with m.If(self.aborted):
+                        m.next = "FINISH"
 
             # Requests that are held are the only admin commands that wait.
             with m.State("ABORT"):
@@ -459,6 +483,7 @@ class Admin(wiring.Component):
             waits = (
                 (fsm.ongoing("TAKE") & ~self.entry.valid)
                 | (self.change.valid & ~self.change.ready)
+                | (self.abort.valid & ~self.abort.ready)
                 | (fsm.ongoing("CHANGED") & ~self.changed.valid)
                 | (self.send.valid & ~self.send.ready)
                 | (fsm.ongoing("SENT") & ~self.sent.valid)

@@ -82,7 +82,9 @@ class IoOpcode(enum.Enum, shape=8):
     FLUSH = 0x00
     WRITE = 0x01
     READ = 0x02
+    COMPARE = 0x05
     WRITE_ZEROES = 0x08
+    DATASET_MANAGEMENT = 0x09
     VERIFY = 0x0C
 
 
@@ -171,6 +173,7 @@ class StatusCode(enum.Enum, shape=11):
     NO_SPACE = 0x1C3
     WRITE_FAULT = 0x280
     UNRECOVERED_READ = 0x281
+    COMPARE_FAILURE = 0x285
 
 
 RETRYABLE = frozenset(
@@ -193,6 +196,7 @@ DATA_PATH_CODES = {
     Status.UNRECOVERED_READ: StatusCode.UNRECOVERED_READ,
     Status.WRITE_FAULT: StatusCode.WRITE_FAULT,
     Status.INTERNAL_ERROR: StatusCode.INTERNAL_ERROR,
+    Status.COMPARE_FAILURE: StatusCode.COMPARE_FAILURE,
 }
 """How the data path's `Status` reads on the wire. What it does not know is an inactive namespace,
 which is an Invalid Field (section 6.1.3); NSIDs that cannot be never get there."""

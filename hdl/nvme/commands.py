@@ -16,6 +16,7 @@ from hdl.nvme.codes import (
 from hdl.nvme.interface import HostOpcode
 from hdl.nvme.records import (
     BLOCK_COUNT_BITS,
+    RANGE_COUNT_BITS,
     admit,
     assign,
     carried,
@@ -23,6 +24,7 @@ from hdl.nvme.records import (
     finish,
     part_bits,
     queue_bits,
+    ranges,
     rejected,
     sqe,
 )
@@ -55,6 +57,8 @@ class Decode(wiring.Component):
     rejected
         I/O commands that are not: unknown opcode, fused, SGL, namespace, length, LBA.
         Write Zeroes and Verify may be longer than a transfer: their last part is admitted.
+    ranges
+        Dataset Management commands; no other command passes `Decode` this way.
     dropped
         Entries that could not be read: they end without a completion queue entry.
     admin
@@ -84,6 +88,7 @@ class Decode(wiring.Component):
                 "store_parts": Out(part_bits(config)),
                 "admit": Out(stream.Signature(admit(config))),
                 "rejected": Out(stream.Signature(rejected(config))),
+                "ranges": Out(stream.Signature(ranges(config))),
                 "dropped": Out(stream.Signature(finish(config))),
                 "admin": Out(stream.Signature(sqe())),
                 "detached": In(config.volumes),
@@ -106,6 +111,7 @@ class Decode(wiring.Component):
         length = fields.cdw12[:BLOCK_COUNT_BITS]
         opcode = Signal(HostOpcode)
         known = Signal()
+        compares, ranged = Signal(), Signal()
         hostless = Signal()
         with m.Switch(fields.opcode):
             for wire, inner, moves_nothing in (
@@ -117,6 +123,12 @@ class Decode(wiring.Component):
             ):
                 with m.Case(wire.value):
                     m.d.comb += [known.eq(1), opcode.eq(inner), hostless.eq(moves_nothing)]
+            if config.compare_and_deallocate:
+                with m.Case(IoOpcode.COMPARE.value):
+                    m.d.comb += [known.eq(1), opcode.eq(HostOpcode.READ), compares.eq(1)]
+                # It moves nothing, so that nothing of it is looked at before it gets to `ranges`.
+                with m.Case(IoOpcode.DATASET_MANAGEMENT.value):
+                    m.d.comb += [known.eq(1), opcode.eq(HostOpcode.FLUSH), ranged.eq(1)]
         moves_data = opcode != HostOpcode.FLUSH
         # The last part of a command that is longer than a transfer goes first: what is out of
         # range is known before anything is written.
@@ -156,6 +168,14 @@ class Decode(wiring.Component):
                 offset=0,
             ),
             self.admit.payload.hostless.eq(hostless),
+            *assign(
+                self.ranges.payload,
+                slot=slot,
+                volume=volume,
+                count=fields.cdw10[:RANGE_COUNT_BITS],
+                prp1=fields.prp1,
+                prp2=fields.prp2,
+            ),
             self.admit.payload.prp1.eq(fields.prp1),
             self.admit.payload.prp2.eq(fields.prp2),
             *assign(self.rejected.payload, slot=slot, status=status),
@@ -181,6 +201,8 @@ class Decode(wiring.Component):
             self.store_parts.eq(parts),
             self.beat.eq(Cat(step[: self._beat_bits], self.entry.payload.place)),
         ]
+        if config.compare_and_deallocate:
+            m.d.comb += self.admit.payload.compares.eq(compares)
         with m.If(~moves_data):
             m.d.comb += [command.fua.eq(0), command.block.eq(0), command.blocks.eq(0)]
 
@@ -221,11 +243,12 @@ class Decode(wiring.Component):
                 with m.If(last_part[BLOCK_NUMBER_BITS] & (status == 0)):
                     m.d.sync += status.eq(status_field(StatusCode.LBA_OUT_OF_RANGE))
                 with m.Elif(status == 0):
-                    m.d.comb += self.admit.valid.eq(1)
+                    m.d.comb += [self.admit.valid.eq(~ranged), self.ranges.valid.eq(ranged)]
                 with m.Else():
                     m.d.comb += self.rejected.valid.eq(1)
                 with m.If(
                     (self.admit.valid & self.admit.ready)
+                    | (self.ranges.valid & self.ranges.ready)
                     | (self.rejected.valid & self.rejected.ready)
                 ):
                     m.next = "TAKE"
@@ -244,6 +267,7 @@ class Decode(wiring.Component):
                 (fsm.ongoing("TAKE") & ~self.entry.valid)
                 | (fsm.ongoing("CHECK") & ~self.allocate.valid)
                 | (self.admit.valid & ~self.admit.ready)
+                | (self.ranges.valid & ~self.ranges.ready)
                 | (self.rejected.valid & ~self.rejected.ready)
                 | (self.dropped.valid & ~self.dropped.ready)
                 | (self.admin.valid & ~self.admin.ready)

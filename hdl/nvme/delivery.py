@@ -6,8 +6,8 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
 from hdl.memory.interface import line_stream
-from hdl.nvme.interface import delivered
-from hdl.nvme.records import assign
+from hdl.nvme.interface import Status, delivered
+from hdl.nvme.records import assign, unsent
 
 
 class Delivery(wiring.Component):
@@ -25,9 +25,9 @@ class Delivery(wiring.Component):
     page_line, has_page
         The line of an admin page on its way, if any.
     write_done, discarded
-        Lines that have been sent, and lines that nobody wants.
+        Lines that have been sent, and lines that are not sent.
     delivered
-        Blocks sent. ``error`` is always 0: posted writes cannot fail.
+        Blocks that are done with. What was sent is a SUCCESS: posted writes cannot fail.
     page_sent
         A pulse: the admin page has been sent.
 
@@ -44,7 +44,7 @@ class Delivery(wiring.Component):
                 "page_line": In(config.line_bits),
                 "has_page": In(1),
                 "write_done": In(line_stream(config)),
-                "discarded": In(line_stream(config)),
+                "discarded": In(stream.Signature(unsent(config))),
                 "delivered": Out(stream.Signature(delivered(config))),
                 "page_sent": Out(1),
                 "busy": Out(1),
@@ -59,17 +59,18 @@ class Delivery(wiring.Component):
         )
         store, load = slots.write_port(), slots.read_port()
         line = Signal(config.line_bits)
+        status = Signal(Status)
         of_page = self.has_page & (self.write_done.payload == self.page_line)
         m.d.comb += [
             store.addr.eq(self.begin_line),
             store.data.eq(self.begin_slot),
             store.en.eq(self.begin),
-            *assign(self.delivered.payload, slot=load.data, line=line, error=0),
+            *assign(self.delivered.payload, slot=load.data, line=line, status=status),
         ]
         with m.FSM(name="deliver") as fsm:
             with m.State("TAKE"):
                 ended = Mux(
-                    self.write_done.valid, self.write_done.payload, self.discarded.payload
+                    self.write_done.valid, self.write_done.payload, self.discarded.payload.line
                 )
                 m.d.comb += [
                     self.write_done.ready.eq(1),
@@ -77,6 +78,10 @@ class Delivery(wiring.Component):
                     load.addr.eq(ended),
                 ]
                 m.d.sync += line.eq(ended)
+                with m.If(self.write_done.valid):
+                    m.d.sync += status.eq(Status.SUCCESS)
+                with m.Else():
+                    m.d.sync += status.eq(self.discarded.payload.status)
                 with m.If(self.write_done.valid):
                     with m.If(of_page):
                         m.d.comb += self.page_sent.eq(1)

@@ -13,12 +13,13 @@ from hdl.array.interface import (
     volume_read,
 )
 from hdl.config import MAX_DRIVES, TIME_BITS, Config
-from hdl.memory.interface import line_stream, write_port
+from hdl.memory.interface import ReadPort, line_stream, write_port
 from hdl.nvme.admin import Admin
 from hdl.nvme.coalesce import Coalesce
 from hdl.nvme.codes import CRITICAL_KELVIN, SQE_DWORDS, WARNING_KELVIN
 from hdl.nvme.commands import Decode, EntryMemory
 from hdl.nvme.delivery import Delivery
+from hdl.nvme.examine import Examine
 from hdl.nvme.function_reset import FunctionReset
 from hdl.nvme.health import Health
 from hdl.nvme.identify import Identity
@@ -27,7 +28,7 @@ from hdl.nvme.interrupts import Interrupts
 from hdl.nvme.pages import PageGenerator, capacity_read
 from hdl.nvme.prp import Prp
 from hdl.nvme.queues import QueueEngine
-from hdl.nvme.records import finish, rejected
+from hdl.nvme.records import finish, rejected, unsent
 from hdl.nvme.registers import Registers
 from hdl.nvme.sender import PageSender
 from hdl.nvme.slots import SlotTable
@@ -43,7 +44,7 @@ from hdl.pcie.interface import (
     sqe_slots,
     write_request,
 )
-from hdl.streams import Merge, Skid
+from hdl.streams import Merge, Skid, split
 
 
 class NvmeFrontEnd(wiring.Component):
@@ -82,6 +83,9 @@ class NvmeFrontEnd(wiring.Component):
         Composite temperature in kelvin; 0: no sensor, `Config.temperature_kelvin` is reported.
     line_write, allocate, free
         The line that an admin page is built in.
+    line_read, size_read
+        Lines and volumes that `Examine` looks at; not there without
+        `Config.compare_and_deallocate`.
     now, deadline
         Time in clock cycles, and when interrupts that are held back leave (all ones: never).
 
@@ -130,6 +134,11 @@ class NvmeFrontEnd(wiring.Component):
                 "deadline": Out(TIME_BITS),
                 "busy": Out(1),
             }
+            | (
+                {"line_read": Out(ReadPort(config)), "size_read": Out(volume_read(config))}
+                if config.compare_and_deallocate
+                else {}
+            )
         )
 
     def elaborate(self, platform) -> Module:
@@ -150,12 +159,13 @@ class NvmeFrontEnd(wiring.Component):
         m.submodules.pages = pages = PageGenerator(config=config, identity=self._identity)
         m.submodules.health = health = Health(config=config)
 
-        m.submodules.reads = reads = Merge(read_request(config), inputs=3)
+        examines = config.compare_and_deallocate
+        m.submodules.reads = reads = Merge(read_request(config), inputs=3 + examines)
         m.submodules.writes = writes = Merge(write_request(config), inputs=2)
         m.submodules.fills = fills = Merge(fetched(config), inputs=2)
         m.submodules.posts = posts = Merge(post(), inputs=2)
         m.submodules.ends = ends = Merge(finish(config), inputs=3)
-        m.submodules.rejects = rejects = Merge(rejected(config), inputs=2)
+        m.submodules.rejects = rejects = Merge(rejected(config), inputs=2 + examines)
         m.submodules.finished = finished = Merge(completion(config), inputs=1)
         m.submodules.arrived = arrived = Skid(fetched(config))
         blocks = [registers, interrupts, coalesce, queues, decode, slots, prp, delivery, admin]
@@ -233,7 +243,6 @@ class NvmeFrontEnd(wiring.Component):
                 m.d.comb += entries.write_mask.eq(inbox.payload.mask)
             with m.Else():
                 m.d.comb += prp.write_mask.eq(inbox.payload.mask)
-        connect(m, arrived.output, blocks_read)
         connect(m, queues.read_request, reads.inputs[0])
         connect(m, admin.read_request, reads.inputs[2])
         connect(m, prp.read_request, reads.inputs[1])
@@ -258,15 +267,21 @@ class NvmeFrontEnd(wiring.Component):
 
         # Data.
         connect(m, slots.again, prp.again)
+        connect(m, admin.abort, slots.abort)
+        connect(m, slots.cancel, prp.cancel)
+        m.d.comb += [
+            admin.aborted.eq(slots.aborted),
+            admin.found.eq(slots.found),
+            slots.cancelled.eq(prp.cancelled),
+            slots.held.eq(prp.found),
+        ]
         connect(m, prp.zero, pages.zero)
-        connect(m, prp.discard, delivery.discarded)
         connect(m, fills.output, flipped(self.fetched))
         m.d.comb += [
             zeroed.valid.eq(pages.zeroed.valid),
             zeroed.payload.line.eq(pages.zeroed.payload),
             pages.zeroed.ready.eq(zeroed.ready),
         ]
-        connect(m, flipped(self.fetch), prp.fetch)
         connect(m, flipped(self.deliver), prp.deliver)
         m.d.comb += [
             delivery.begin.eq(prp.delivers),
@@ -281,6 +296,40 @@ class NvmeFrontEnd(wiring.Component):
         connect(m, writes.output, flipped(self.write_request))
         connect(m, flipped(self.write_done), delivery.write_done)
         connect(m, delivery.delivered, flipped(self.delivered))
+
+        # Blocks and ranges that are looked at here.
+        if not examines:
+            connect(m, arrived.output, blocks_read)
+            connect(m, prp.discard, delivery.discarded)
+            connect(m, flipped(self.fetch), prp.fetch)
+            connect(m, flipped(self.allocate), sender.allocate)
+        else:
+            m.submodules.examine = examine = Examine(config=config)
+            m.submodules.unsents = unsents = Merge(unsent(config), inputs=2)
+            m.submodules.fetches = fetches = Merge(transfer(config), inputs=2)
+            blocks += [examine, unsents, fetches]
+            connect(m, prp.compare, examine.compare)
+            connect(m, decode.ranges, examine.ranges)
+            connect(m, flipped(self.fetch), fetches.inputs[0])
+            connect(m, examine.fetch, fetches.inputs[1])
+            connect(m, fetches.output, prp.fetch)
+            connect(m, examine.read_request, reads.inputs[3])
+            connect(m, examine.ended, rejects.inputs[2])
+            connect(m, prp.discard, unsents.inputs[0])
+            connect(m, examine.compared, unsents.inputs[1])
+            connect(m, unsents.output, delivery.discarded)
+            connect(m, examine.line_read, flipped(self.line_read))
+            connect(m, examine.volume_read, flipped(self.size_read))
+            own = examine.waits & (arrived.output.payload.line == examine.line)
+            split(m, arrived.output, [(own, examine.fetched), (~own, blocks_read)])
+            # The first line that is offered stays with `examine`.
+            m.d.comb += [
+                examine.allocate.payload.eq(self.allocate.payload),
+                sender.allocate.payload.eq(self.allocate.payload),
+                examine.allocate.valid.eq(self.allocate.valid),
+                sender.allocate.valid.eq(self.allocate.valid & ~examine.allocate.ready),
+                self.allocate.ready.eq(examine.allocate.ready | sender.allocate.ready),
+            ]
 
         # Completions.
         connect(m, flipped(self.completion), finished.inputs[0])
@@ -307,7 +356,6 @@ class NvmeFrontEnd(wiring.Component):
         connect(m, pages.response, sender.built)
         connect(m, admin.manage_request, flipped(self.manage_request))
         connect(m, flipped(self.manage_response), admin.manage_response)
-        connect(m, flipped(self.allocate), sender.allocate)
         connect(m, sender.free, flipped(self.free))
         connect(m, pages.line_write, flipped(self.line_write))
         for name in (

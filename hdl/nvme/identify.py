@@ -106,8 +106,11 @@ def controller_image(config: Config, identity: Identity) -> bytes:
     page[512] = SQ_ENTRY_EXPONENT << 4 | SQ_ENTRY_EXPONENT  # SQES
     page[513] = CQ_ENTRY_EXPONENT << 4 | CQ_ENTRY_EXPONENT  # CQES
     struct.pack_into("<I", page, 516, config.volumes)  # NN
-    # ONCS: Verify, Save and Select fields of features, Write Zeroes.
-    struct.pack_into("<H", page, 520, 1 << 7 | 1 << 4 | 1 << 3)
+    # ONCS: Verify, Save and Select fields of features, Write Zeroes; Dataset Management, Compare.
+    optional = 1 << 7 | 1 << 4 | 1 << 3
+    if config.compare_and_deallocate:
+        optional |= 1 << 2 | 1 << 0
+    struct.pack_into("<H", page, 520, optional)
     struct.pack_into("<I", page, 540, config.volumes)  # MNAN
     page[525] = 0x05  # VWC: present; no Flush of FFFFFFFFh
     nqn = f"{UUID_NQN}{identity.uuid}".encode("ascii")

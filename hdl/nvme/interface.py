@@ -23,6 +23,7 @@ class Status(enum.Enum, shape=4):
     UNRECOVERED_READ = 4
     WRITE_FAULT = 5
     INTERNAL_ERROR = 6
+    COMPARE_FAILURE = 7
 
 
 ROUNDS = 2
@@ -83,5 +84,8 @@ def fetched(config: Config) -> data.StructLayout:
 
 
 def delivered(config: Config) -> data.StructLayout:
-    """A block has been sent to the host from ``line``, which now belongs to the receiver."""
-    return data.StructLayout({"slot": config.slot_bits, "line": config.line_bits, "error": 1})
+    """A block was sent to the host from ``line``, or compared with the host's, and ``status`` says
+    how that ended; the line now belongs to the receiver."""
+    return data.StructLayout(
+        {"slot": config.slot_bits, "line": config.line_bits, "status": Status}
+    )

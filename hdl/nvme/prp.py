@@ -5,27 +5,19 @@ from amaranth.lib import data, fifo, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import BLOCK_BYTES, DWORDS_PER_BLOCK, Config, bits_for_count
-from hdl.memory.disjoint import DISJOINT
 from hdl.memory.interface import line_stream
 from hdl.nvme.codes import PAGE_SHIFT, StatusCode, status_field
-from hdl.nvme.interface import HostOpcode, command, transfer
-from hdl.nvme.records import admit, assign, rejected
+from hdl.nvme.interface import HostOpcode, Status, command, transfer
+from hdl.nvme.prp_lists import ENTRY_BITS, ListFates, ListMemory, list_beats
+from hdl.nvme.records import admit, assign, rejected, unsent
+from hdl.nvme.requests import RequestQueues, moves
 from hdl.pcie.interface import Kind, read_request, write_request
 
-ENTRY_BITS = 64
 ENTRY_DWORDS = ENTRY_BITS // 32
 ENTRIES_PER_PAGE = BLOCK_BYTES * 8 // ENTRY_BITS
 ENTRY_SHIFT = (ENTRY_BITS // 8).bit_length() - 1
 PART_STEP = 1
 """Transfers between a part of a long command and the next one below."""
-
-REQUESTS = 8
-"""Requests queued towards the host in each direction; a block takes up to two."""
-
-
-def moves(queue: fifo.SyncFIFOBuffered, taken):
-    """Whether ``queue`` changes by itself: an entry is on its way out, or is being taken."""
-    return ((queue.level != 0) & ~queue.r_rdy) | (queue.r_rdy & taken)
 
 
 class Prp(wiring.Component):
@@ -53,6 +45,10 @@ class Prp(wiring.Component):
     rejected
         Commands with a bad PRP (Invalid PRP Offset), or whose list could not be read (Data
         Transfer Error).
+    cancel, cancelled, found
+        Slots whose command is to be aborted, and a pulse that answers each: ``found`` if it waits
+        for its list, so that it will be `rejected` with Command Abort Requested once that has come.
+        Not used without `Config.abort_commands`.
     list_done, list_done_slot, list_done_error
         A pulse: a list read has ended; never refused.
     write_beat, write_data, write_mask
@@ -63,6 +59,8 @@ class Prp(wiring.Component):
         What they become: kinds BLOCK and LIST.
     zero, discard
         Lines of hostless commands: to be filled with zeros, and whose contents nobody wants.
+    compare
+        Blocks that have been read, to be compared with the host's.
     delivers, delivers_slot, delivers_line
         A pulse: ``deliver`` has been taken.
 
@@ -73,23 +71,22 @@ class Prp(wiring.Component):
 
     def __init__(self, *, config: Config):
         self._config = config
-        entries = config.commands * config.transfer_blocks
-        self._entries_per_beat = config.data_width // ENTRY_BITS
-        if entries % self._entries_per_beat:
-            raise ValueError("the PRP lists must fill whole beats")
-        self._beats = entries // self._entries_per_beat
         super().__init__(
             {
                 "admit": In(stream.Signature(admit(config))),
                 "again": In(stream.Signature(config.slot_bits)),
                 "zero": Out(line_stream(config)),
-                "discard": Out(line_stream(config)),
+                "discard": Out(stream.Signature(unsent(config))),
+                "compare": Out(stream.Signature(transfer(config))),
                 "command": Out(stream.Signature(command(config))),
                 "rejected": Out(stream.Signature(rejected(config))),
+                "cancel": In(stream.Signature(config.slot_bits)),
+                "cancelled": Out(1),
+                "found": Out(1),
                 "list_done": In(1),
                 "list_done_slot": In(config.slot_bits),
                 "list_done_error": In(1),
-                "write_beat": In(bits_for_count(self._beats)),
+                "write_beat": In(bits_for_count(list_beats(config))),
                 "write_data": In(config.data_width),
                 "write_mask": In(config.beat_dwords),
                 "fetch": In(stream.Signature(transfer(config))),
@@ -107,13 +104,12 @@ class Prp(wiring.Component):
         config = self._config
         m = Module()
         index_bits = bits_for_count(config.transfer_blocks + 2)
-        lane_bits = (self._entries_per_beat - 1).bit_length()
-
-        m.submodules.lists = lists = memory.Memory(
-            shape=config.data_width, depth=self._beats, init=[], attrs=DISJOINT
+        m.submodules.lists = lists = ListMemory(config=config)
+        m.submodules.fates = fates = ListFates(config=config)
+        examined = {"compares": 1} if config.compare_and_deallocate else {}
+        pointers = data.StructLayout(
+            {"prp1": 64, "prp2": 64, "listed": 1, "hostless": 1} | examined
         )
-        list_write, list_read = lists.write_port(granularity=32), lists.read_port()
-        pointers = data.StructLayout({"prp1": 64, "prp2": 64, "listed": 1, "hostless": 1})
         m.submodules.pointers = pointer_table = memory.Memory(
             shape=pointers, depth=config.commands, init=[]
         )
@@ -125,40 +121,22 @@ class Prp(wiring.Component):
         m.submodules.hopped = hopped_table = memory.Memory(shape=1, depth=config.commands, init=[])
         hopped_write, hopped_read = hopped_table.write_port(), hopped_table.read_port()
 
+        slot = Signal(config.slot_bits)
+        aborts = config.abort_commands
         ended = data.StructLayout({"slot": config.slot_bits, "error": 1})
         m.submodules.lists_done = lists_done = fifo.SyncFIFOBuffered(
             width=ended.size, depth=config.commands
         )
-        m.submodules.reads = reads = fifo.SyncFIFOBuffered(
-            width=read_request(config).size, depth=REQUESTS
-        )
-        m.submodules.writes = writes = fifo.SyncFIFOBuffered(
-            width=write_request(config).size, depth=REQUESTS
-        )
+        m.submodules.requests = requests = RequestQueues(config=config)
+        wiring.connect(m, requests.read_request, wiring.flipped(self.read_request))
+        wiring.connect(m, requests.write_request, wiring.flipped(self.write_request))
         list_end = data.View(ended, lists_done.r_data)
-        read_out = data.View(read_request(config), Signal(read_request(config).size, name="read"))
-        write_out = data.View(
-            write_request(config), Signal(write_request(config).size, name="write")
-        )
-        # What decides about a read is long: it is queued a cycle later.
-        asks_read, sends_read = Signal(), Signal()
-        read_sent = Signal.like(read_out.as_value())
-        m.d.sync += [sends_read.eq(asks_read), read_sent.eq(read_out)]
         m.d.comb += [
-            list_write.addr.eq(self.write_beat),
-            list_write.data.eq(self.write_data),
-            list_write.en.eq(self.write_mask),
+            lists.write_beat.eq(self.write_beat),
+            lists.write_data.eq(self.write_data),
+            lists.write_mask.eq(self.write_mask),
             lists_done.w_data.eq(Cat(self.list_done_slot, self.list_done_error)),
             lists_done.w_en.eq(self.list_done),
-            reads.w_data.eq(read_sent),
-            reads.w_en.eq(sends_read),
-            writes.w_data.eq(write_out.as_value()),
-            self.read_request.valid.eq(reads.r_rdy),
-            self.read_request.payload.eq(reads.r_data),
-            reads.r_en.eq(self.read_request.ready),
-            self.write_request.valid.eq(writes.r_rdy),
-            self.write_request.payload.eq(writes.r_data),
-            writes.r_en.eq(self.write_request.ready),
         ]
 
         with m.If(self.command.ready):
@@ -169,8 +147,9 @@ class Prp(wiring.Component):
             m.d.sync += self.zero.valid.eq(0)
         with m.If(self.discard.ready):
             m.d.sync += self.discard.valid.eq(0)
+        with m.If(self.compare.ready):
+            m.d.sync += self.compare.valid.eq(0)
 
-        slot = Signal(config.slot_bits)
         block = Signal(config.offset_bits)
         line = Signal(config.line_bits)
         to_host = Signal()
@@ -183,19 +162,15 @@ class Prp(wiring.Component):
 
         pointer = pointer_read.data
         within = pointer.prp1[:PAGE_SHIFT]
-        list_index = Signal(config.slot_bits + config.offset_bits)
-        list_lane = Signal(max(lane_bits, 1))
-        list_entry = Signal(ENTRY_BITS)
+        list_entry = lists.entry
         m.d.comb += [
             pointer_read.addr.eq(slot),
             held_read.addr.eq(slot),
             hopped_read.addr.eq(slot),
-            list_index.eq(Cat(place[: config.offset_bits], slot)),
-            list_read.addr.eq(list_index >> lane_bits),
-            list_entry.eq(list_read.data.word_select(list_lane, ENTRY_BITS)),
+            lists.slot.eq(slot),
+            lists.place.eq(place),
+            fates.slot.eq(slot),
         ]
-        if lane_bits:
-            m.d.sync += list_lane.eq(list_index[:lane_bits])
 
         # Page of entry `place` + 1 of the command, one cycle after `place`.
         page = Signal(ENTRY_BITS - PAGE_SHIFT)
@@ -204,10 +179,10 @@ class Prp(wiring.Component):
         def request_move(address, dwords, source, last):
             """One request of the current block, in its direction."""
             m.d.comb += [
-                asks_read.eq(~to_host),
-                writes.w_en.eq(to_host),
+                requests.reads.eq(~to_host),
+                requests.writes.eq(to_host),
                 *assign(
-                    read_out,
+                    requests.read,
                     kind=Kind.BLOCK,
                     index=line,
                     last=last,
@@ -216,7 +191,7 @@ class Prp(wiring.Component):
                     target=Cat(source, line),
                 ),
                 *assign(
-                    write_out,
+                    requests.write,
                     line=line,
                     last=last,
                     address=address,
@@ -227,9 +202,9 @@ class Prp(wiring.Component):
 
         def request_list(address, dwords, first_place):
             m.d.comb += [
-                asks_read.eq(1),
+                requests.reads.eq(1),
                 *assign(
-                    read_out,
+                    requests.read,
                     kind=Kind.LIST,
                     index=slot,
                     last=1,
@@ -244,10 +219,15 @@ class Prp(wiring.Component):
             ]
 
         def reject(code: StatusCode):
+            more = code != StatusCode.ABORT_REQUESTED
             return [
                 self.rejected.valid.eq(1),
-                *assign(self.rejected.payload, slot=slot, status=status_field(code)),
+                *assign(self.rejected.payload, slot=slot, status=status_field(code, more=more)),
             ]
+
+        def leave_list():
+            m.d.comb += fates.changes.eq(1)
+            m.next = "CHOOSE"
 
         # Pages of a command after the first: list entries, when there is more than one. Measured
         # in CHOOSE for the command that comes, else for the one of `slot`.
@@ -282,6 +262,8 @@ class Prp(wiring.Component):
             pointer_write.data.hostless.eq(admitted.hostless),
             hopped_write.addr.eq(slot),
         ]
+        if config.compare_and_deallocate:
+            m.d.comb += pointer_write.data.compares.eq(admitted.compares)
         moves_data = Signal()
         m.d.sync += moves_data.eq(
             (coming.command.opcode != HostOpcode.FLUSH) & ~coming.hostless
@@ -294,9 +276,13 @@ class Prp(wiring.Component):
         ]
 
         ends_free = ~self.command.valid & ~self.rejected.valid
-        # Two for a block, one that is still on its way into the queue.
-        read_room = reads.w_level <= REQUESTS - 3
-        can_deliver = self.deliver.valid & (writes.w_level <= REQUESTS - 2) & ~self.discard.valid
+        read_room = requests.read_room
+        can_deliver = (
+            self.deliver.valid
+            & requests.write_room
+            & ~self.discard.valid
+            & ~self.compare.valid
+        )
         can_fetch = self.fetch.valid & read_room & ~self.zero.valid
         # This one is never rejected, so it need not wait for a command that is.
         can_repeat = self.again.valid & ~self.command.valid
@@ -332,6 +318,11 @@ class Prp(wiring.Component):
                     m.d.comb += self.again.ready.eq(1)
                     m.d.sync += slot.eq(self.again.payload)
                     m.next = "LOAD_PART"
+                if aborts:
+                    with m.Elif(self.cancel.valid):
+                        m.d.comb += self.cancel.ready.eq(1)
+                        m.d.sync += slot.eq(self.cancel.payload)
+                        m.next = "LOOK"
                 with m.Elif(can_list):
                     m.d.comb += lists_done.r_en.eq(1)
                     m.d.sync += [slot.eq(list_end.slot), failed.eq(list_end.error)]
@@ -350,6 +341,7 @@ class Prp(wiring.Component):
                     pointer_write.en.eq(1),
                     held_write.en.eq(1),
                     hopped_write.en.eq(1),
+                    fates.changes.eq(1),
                 ]
                 m.next = "CHOOSE"
                 with m.If(moves_data & unaligned_first):
@@ -360,6 +352,7 @@ class Prp(wiring.Component):
                     with m.If(unaligned_list):
                         m.d.sync += reject(StatusCode.INVALID_PRP_OFFSET)
                     with m.Else():
+                        m.d.comb += fates.following.waits.eq(1)
                         first_part = Mux(crosses, here, more)
                         request_list(admitted.prp2, first_part << 1, Const(0, index_bits))
                 with m.Else():
@@ -382,9 +375,11 @@ class Prp(wiring.Component):
 
             with m.State("JUDGE"):
                 m.d.sync += last_place.eq(more - 1)
-                with m.If(failed):
+                with m.If(failed | fates.now.cancelled):
                     m.d.sync += reject(StatusCode.DATA_TRANSFER_ERROR)
-                    m.next = "CHOOSE"
+                    with m.If(fates.now.cancelled):
+                        m.d.sync += reject(StatusCode.ABORT_REQUESTED)
+                    leave_list()
                 with m.Elif(crosses & ~hopped_read.data):
                     m.d.sync += place.eq(here - 1)
                     m.next = "LOAD_HOP"
@@ -401,12 +396,13 @@ class Prp(wiring.Component):
 
             with m.State("HOP"):
                 m.d.comb += hopped_write.data.eq(1)
+                m.next = "CHOOSE"
                 with m.If(hop[:PAGE_SHIFT].any()):
                     m.d.sync += reject(StatusCode.INVALID_PRP_OFFSET)
+                    leave_list()
                 with m.Else():
                     m.d.comb += hopped_write.en.eq(1)
                     request_list(hop, (more - place) << 1, place)
-                m.next = "CHOOSE"
 
             with m.State("CHECK_FIRST"):
                 m.d.sync += place.eq(1)
@@ -426,7 +422,21 @@ class Prp(wiring.Component):
                     m.d.sync += reject(StatusCode.INVALID_PRP_OFFSET)
                 with m.Else():
                     m.d.sync += [self.command.valid.eq(1), self.command.payload.eq(asked)]
-                m.next = "CHOOSE"
+                leave_list()
+
+            if aborts:
+                with m.State("LOOK"):
+                    m.next = "CANCEL"
+
+                with m.State("CANCEL"):
+                    m.d.comb += [
+                        self.cancelled.eq(1),
+                        self.found.eq(fates.now.waits),
+                        fates.following.waits.eq(fates.now.waits),
+                        fates.following.cancelled.eq(fates.now.waits),
+                        fates.changes.eq(1),
+                    ]
+                    m.next = "CHOOSE"
 
             # A block: entry `block`, and the next one when PRP1 begins inside its page.
             with m.State("LOAD"):
@@ -442,9 +452,18 @@ class Prp(wiring.Component):
                 m.next = "CHOOSE"
                 with m.If(pointer.hostless):
                     with m.If(to_host):
-                        m.d.sync += [self.discard.valid.eq(1), self.discard.payload.eq(line)]
+                        m.d.sync += [
+                            self.discard.valid.eq(1),
+                            *assign(self.discard.payload, line=line, status=Status.SUCCESS),
+                        ]
                     with m.Else():
                         m.d.sync += [self.zero.valid.eq(1), self.zero.payload.eq(line)]
+                if config.compare_and_deallocate:
+                    with m.Elif(to_host & pointer.compares):
+                        m.d.sync += [
+                            self.compare.valid.eq(1),
+                            *assign(self.compare.payload, slot=slot, offset=block, line=line),
+                        ]
                 with m.Else():
                     request_move(
                         Cat(within, first_page),
@@ -463,6 +482,8 @@ class Prp(wiring.Component):
                 m.next = "CHOOSE"
 
             anything = can_deliver | can_fetch | can_repeat | can_list | can_admit
+            if aborts:
+                anything |= self.cancel.valid
             idle = fsm.ongoing("CHOOSE") & ~anything
         m.d.comb += [
             self.delivers_slot.eq(self.deliver.payload.slot),
@@ -470,8 +491,7 @@ class Prp(wiring.Component):
             self.busy.eq(
                 ~idle
                 | self.list_done
-                | sends_read
-                | Cat(moves(queue, queue.r_en) for queue in (reads, writes)).any()
+                | requests.busy
                 | moves(lists_done, 0)
             ),
         ]

@@ -5,7 +5,7 @@ from amaranth.lib import data, enum
 
 from hdl.config import Config, bits_for_count
 from hdl.nvme.codes import SQE_BITS, STATUS_BITS
-from hdl.nvme.interface import HostOpcode, command
+from hdl.nvme.interface import HostOpcode, Status, command
 from hdl.pcie.interface import sqe_slots
 
 BLOCK_COUNT_BITS = 16
@@ -93,9 +93,44 @@ def change(config: Config) -> data.StructLayout:
 
 
 def admit(config: Config) -> data.StructLayout:
-    """A decoded I/O command with its two PRP entries; ``hostless``: no host memory is moved."""
+    """A decoded I/O command with its two PRP entries; ``hostless``: no host memory is moved;
+    ``compares``: blocks that were read are compared with the host's (not there without
+    `Config.compare_and_deallocate`)."""
     return data.StructLayout(
-        {"command": command(config), "hostless": 1, "prp1": 64, "prp2": 64}
+        {
+            "command": command(config),
+            "hostless": 1,
+            "prp1": 64,
+            "prp2": 64,
+        }
+        | ({"compares": 1} if config.compare_and_deallocate else {})
+    )
+
+
+def target(config: Config) -> data.StructLayout:
+    """The I/O command that an Abort names."""
+    return data.StructLayout({"queue": queue_bits(config), "identifier": 16})
+
+
+def unsent(config: Config) -> data.StructLayout:
+    """A line that is not sent to the host, and how its block ended."""
+    return data.StructLayout({"line": config.line_bits, "status": Status})
+
+
+RANGE_COUNT_BITS = 8
+"""NR in CDW10 of Dataset Management: ranges - 1."""
+
+
+def ranges(config: Config) -> data.StructLayout:
+    """A Dataset Management of ``count`` + 1 ranges of ``volume``, in the host's memory."""
+    return data.StructLayout(
+        {
+            "slot": config.slot_bits,
+            "volume": config.volume_bits,
+            "count": RANGE_COUNT_BITS,
+            "prp1": 64,
+            "prp2": 64,
+        }
     )
 
 

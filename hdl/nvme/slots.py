@@ -1,15 +1,15 @@
 """Command slots: which are free, and which command each one carries."""
 
-from amaranth.hdl import Module, Mux, Signal
-from amaranth.lib import fifo, memory, stream, wiring
+from amaranth.hdl import Const, Module, Mux, Signal
+from amaranth.lib import data, fifo, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
 from hdl.memory.disjoint import DISJOINT
-from hdl.nvme.codes import DATA_PATH_CODES, STATUS_BITS, status_field
+from hdl.nvme.codes import DATA_PATH_CODES, STATUS_BITS, StatusCode, status_field
 from hdl.nvme.health import note
 from hdl.nvme.interface import HostOpcode, completion
-from hdl.nvme.records import assign, carried, finish, part_bits, rejected
+from hdl.nvme.records import assign, carried, finish, part_bits, rejected, target
 
 
 class SlotFreeList(wiring.Component):
@@ -91,10 +91,17 @@ class SlotTable(wiring.Component):
     stop
         The controller is being disabled: commands end with the part that is inside, and how they
         fail is not noted.
+    abort, aborted, found
+        A command that is to be aborted, and a pulse when every slot has been looked at or one has
+        been ``found``: it has parts left, or `Prp` holds it back. It then ends with Command Abort
+        Requested. Not used without `Config.abort_commands`.
+    cancel, cancelled, held
+        The same of one slot, to `Prp`.
     active
         A slot is in use.
 
-    Rate: one end in 4 cycles and what ``note`` takes, ``completion`` before ``rejected``.
+    Rate: one end in 4 cycles and what ``note`` takes, ``completion`` before ``rejected``. An abort
+    takes 4 cycles a slot, ends first.
     Back-pressure from ``finish`` and ``note``.
     """
 
@@ -113,6 +120,12 @@ class SlotTable(wiring.Component):
                 "note": Out(stream.Signature(note(config))),
                 "again": Out(stream.Signature(config.slot_bits)),
                 "stop": In(1),
+                "abort": In(stream.Signature(target(config))),
+                "aborted": Out(1),
+                "found": Out(1),
+                "cancel": Out(stream.Signature(config.slot_bits)),
+                "cancelled": In(1),
+                "held": In(1),
                 "active": Out(1),
                 "busy": Out(1),
             }
@@ -127,24 +140,39 @@ class SlotTable(wiring.Component):
             shape=carried(config),
             depth=config.commands,
             init=[],
-            attrs={"ram_style": "block"} | DISJOINT,
+            # Abort looks at slots whatever happens to them.
+            attrs={"ram_style": "block"} | ({} if config.abort_commands else DISJOINT),
         )
         store, load = table.write_port(), table.read_port()
         slot = Signal(config.slot_bits)
         shrinks = Signal()
+        # Parts left; not 0 only while the command is inside. An aborted one has none left.
+        aborts = config.abort_commands
+        left = data.StructLayout(
+            {"parts": part_bits(config)} | ({"aborted": 1} if aborts else {})
+        )
+        # All parts that are left are dropped, because the command is aborted or has ended.
+        drops, aborting = Signal(), Signal()
+        cursor = Signal(config.slot_bits)
         m.submodules.parts = parts_table = memory.Memory(
-            shape=self.store_parts.shape(), depth=config.commands, init=[]
+            shape=left, depth=config.commands, init=[]
         )
         store_parts, load_parts = parts_table.write_port(), parts_table.read_port()
         m.d.comb += [
             store.addr.eq(self.store_slot),
             store.en.eq(self.store),
             store.data.eq(self.store_command),
-            store_parts.addr.eq(Mux(shrinks, slot, self.store_slot)),
-            store_parts.data.eq(Mux(shrinks, load_parts.data - 1, self.store_parts)),
-            store_parts.en.eq(self.store | shrinks),
+            store_parts.addr.eq(Mux(self.store, self.store_slot, slot)),
+            store_parts.data.parts.eq(load_parts.data.parts - 1),
+            store_parts.en.eq(self.store | shrinks | drops),
             load_parts.addr.eq(slot),
         ]
+        with m.If(self.store):
+            m.d.comb += store_parts.data.parts.eq(self.store_parts)
+        with m.Elif(drops):
+            m.d.comb += store_parts.data.parts.eq(0)
+        if aborts:
+            m.d.comb += store_parts.data.aborted.eq(aborting & ~self.store)
 
         used = Signal(range(config.commands + 1))
         freed = Signal()
@@ -158,6 +186,10 @@ class SlotTable(wiring.Component):
             for inner, code in DATA_PATH_CODES.items():
                 with m.Case(inner):
                     m.d.comb += mapped.eq(status_field(code))
+
+        aborted_status = status_field(StatusCode.ABORT_REQUESTED, more=False)
+        wanted = Signal(target(config))
+        seeking = Signal()
 
         # Write Zeroes is none of the host's writes in the SMART log.
         zeroes = load.data.opcode == HostOpcode.WRITE
@@ -182,6 +214,13 @@ class SlotTable(wiring.Component):
                         status.eq(self.rejected.payload.status),
                     ]
                     m.next = "LOAD"
+                if aborts:
+                    with m.Elif(seeking):
+                        m.d.sync += slot.eq(cursor)
+                        m.next = "SEEK"
+                    with m.Elif(self.abort.valid):
+                        m.d.comb += self.abort.ready.eq(1)
+                        m.d.sync += [wanted.eq(self.abort.payload), seeking.eq(1), cursor.eq(0)]
 
             with m.State("LOAD"):
                 m.next = "JUDGE"
@@ -190,8 +229,61 @@ class SlotTable(wiring.Component):
                 m.next = "FINISH"
                 with m.If((status != 0) & ~self.stop):
                     m.next = "NOTE"
-                with m.Elif((load_parts.data != 0) & ~self.stop):
+                with m.Elif((load_parts.data.parts != 0) & ~self.stop):
                     m.next = "SHRINK"
+                if aborts:
+                    with m.If(load_parts.data.aborted):
+                        m.d.sync += status.eq(aborted_status)
+                        m.next = "NOTE"
+                    with m.Elif((load_parts.data.parts != 0) & (self.stop | (status != 0))):
+                        m.next = "FORGET"
+
+            # A free slot has no parts left.
+            if aborts:
+                with m.State("FORGET"):
+                    m.d.comb += drops.eq(1)
+                    with m.If(~self.store):
+                        m.next = "FINISH"
+                        with m.If((status != 0) & ~self.stop):
+                            m.next = "NOTE"
+
+                with m.State("SEEK"):
+                    m.next = "MATCH"
+
+                with m.State("MATCH"):
+                    m.next = "NEXT"
+                    with m.If(
+                        (load.data.queue == wanted.queue)
+                        & (load.data.identifier == wanted.identifier)
+                    ):
+                        m.next = "CANCEL"
+                        with m.If(load_parts.data.parts != 0):
+                            m.d.comb += [drops.eq(1), aborting.eq(1)]
+                            m.next = "MATCH"
+                            with m.If(~self.store):
+                                m.d.comb += [self.aborted.eq(1), self.found.eq(1)]
+                                m.d.sync += seeking.eq(0)
+                                m.next = "TAKE"
+
+                with m.State("CANCEL"):
+                    m.d.comb += self.cancel.valid.eq(1)
+                    with m.If(self.cancel.ready):
+                        m.next = "CANCELLED"
+
+                with m.State("CANCELLED"):
+                    with m.If(self.cancelled):
+                        m.next = "NEXT"
+                        with m.If(self.held):
+                            m.d.comb += [self.aborted.eq(1), self.found.eq(1)]
+                            m.d.sync += seeking.eq(0)
+                            m.next = "TAKE"
+
+                with m.State("NEXT"):
+                    m.d.sync += cursor.eq(cursor + 1)
+                    m.next = "TAKE"
+                    with m.If(cursor == config.commands - 1):
+                        m.d.comb += self.aborted.eq(1)
+                        m.d.sync += seeking.eq(0)
 
             with m.State("SHRINK"):
                 m.d.comb += shrinks.eq(~self.store)
@@ -221,6 +313,7 @@ class SlotTable(wiring.Component):
 
             m.d.comb += [
                 load.addr.eq(slot),
+                self.cancel.payload.eq(slot),
                 self.again.payload.eq(slot),
                 free_list.free.payload.eq(slot),
                 free_list.free.valid.eq(freed),
@@ -245,7 +338,11 @@ class SlotTable(wiring.Component):
                 ),
             ]
             waits = (
-                (fsm.ongoing("TAKE") & ~self.completion.valid & ~self.rejected.valid)
+                (
+                    fsm.ongoing("TAKE")
+                    & ~(self.completion.valid | self.rejected.valid | seeking)
+                    & ~(self.abort.valid if aborts else Const(0))
+                )
                 | (self.finish.valid & ~self.finish.ready)
                 | (self.note.valid & ~self.note.ready)
                 | (self.again.valid & ~self.again.ready)

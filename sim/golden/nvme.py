@@ -28,7 +28,8 @@ SET_FEATURES, GET_FEATURES, ASYNC_EVENT = 9, 10, 12
 NAMESPACE_MANAGEMENT, NAMESPACE_ATTACHMENT = 0x0D, 0x15
 CREATE_ARRAY, LIST, DELETE_ARRAY, CREATE_VOLUME, DELETE_VOLUME = 0xC0, 0xC2, 0xC4, 0xC8, 0xCC
 FLUSH, WRITE, READ = 0, 1, 2
-WRITE_ZEROES, VERIFY = 8, 12
+DEALLOCATE = 1 << 2
+COMPARE, WRITE_ZEROES, DATASET_MANAGEMENT, VERIFY = 5, 8, 9, 12
 
 SUCCESS = 0x000
 INVALID_OPCODE = 0x001
@@ -54,6 +55,7 @@ ALREADY_ATTACHED, NOT_ATTACHED, CONTROLLER_LIST_INVALID = 0x118, 0x11A, 0x11C
 DRIVE_UNAVAILABLE, NO_ENTRY, IN_USE, NO_SPACE = 0x1C0, 0x1C1, 0x1C2, 0x1C3
 WRITE_FAULT = 0x280
 UNRECOVERED_READ = 0x281
+COMPARE_FAILURE = 0x285
 
 MAY_RETRY = {
     SUCCESS, DATA_TRANSFER_ERROR, INTERNAL_ERROR, ABORT_REQUESTED, WRITE_FAULT, UNRECOVERED_READ,
@@ -117,6 +119,13 @@ def read_write(opcode: int, nsid: int, block: int, blocks: int, *, fua: bool = F
     """Fields of a Read or Write of ``blocks`` blocks."""
     dwords = (block & 0xFFFF_FFFF, block >> 32, (blocks - 1) | int(fua) << 30)
     return {"opcode": opcode, "nsid": nsid, "dwords": dwords}
+
+
+def dataset(nsid: int, ranges: Sequence[tuple[int, int]]) -> tuple[dict, bytes]:
+    """Fields of a Dataset Management (section 6.7), and its list of (first block, blocks)."""
+    data = b"".join(struct.pack("<IIQ", 0, blocks, block) for block, blocks in ranges)
+    dwords = (len(ranges) - 1, DEALLOCATE)
+    return {"opcode": DATASET_MANAGEMENT, "nsid": nsid, "dwords": dwords}, data
 
 
 def build_prps(

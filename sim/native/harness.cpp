@@ -95,6 +95,8 @@ void Harness::step() {
     for (; moved; moved &= moved - 1) {
         const auto i = size_t(__builtin_ctz(moved));
         ports_[i]->commit(cycle_);
+        if (ports_[i]->gave_command()) link_.phases().mark(Moment::kCommand, time);
+        if (ports_[i]->took_data()) link_.phases().mark(Moment::kData, time);
         wake_[i] = 0;
         due_[i] = drives_[i]->next_event();
     }

@@ -20,6 +20,7 @@
     X(random_program_ps) X(lookup_ps) X(power_safe)                     \
     X(dirty_blocks) X(dirty_random)
 
+// The last line: reads of one block, one at a time (`phases.hpp`).
 // Upstream is from the device to the host. Payload is user data; wire is everything sent; busy is
 // the time that the serialiser spends on TLPs and DLLPs.
 #define STRIATA_RUN_COUNTERS(X)                                                                 \
@@ -28,7 +29,8 @@
     X(down_tlps) X(down_payload_bytes) X(down_wire_bytes) X(down_busy_ps)                       \
     X(memory_writes) X(memory_reads) X(interrupts) X(mmio_writes) X(mmio_reads)                 \
     X(most_completion_headers) X(most_completion_bytes) X(rq_stall_cycles) X(rc_stall_cycles)   \
-    X(reads_outstanding_most) X(stray_writes) X(stray_reads)
+    X(reads_outstanding_most) X(stray_writes) X(stray_reads)                                    \
+    X(reads_timed) X(fetch_ps) X(command_ps) X(send_ps) X(interrupt_ps)
 
 #define STRIATA_DRIVE_COUNTERS(X)                                                               \
     X(reads) X(writes) X(flushes) X(read_blocks) X(written_blocks) X(errors)                    \

@@ -10,6 +10,10 @@ constexpr uint32_t kUnsupportedRequest = 1;
 constexpr uint64_t kFourGigabytes = uint64_t(1) << 32;
 constexpr uint64_t kPage = 4096;
 constexpr int kReadsBound = 4096;
+constexpr uint64_t kDoorbells = 0x1000;   // offsets in BAR 0; of each pair the SQ comes first
+constexpr uint64_t kDoorbellsEnd = 0x2000;
+constexpr uint64_t kCqDoorbell = 4;
+constexpr int kCompletionEntry = 16;      // NVMe: bytes; a larger write is data
 
 int data_credits(int payload) { return (payload + kCreditBytes - 1) / kCreditBytes; }
 
@@ -79,6 +83,12 @@ void Link::check_request(const Tlp* tlp) const {
 void Link::submit(Tlp* tlp, Ps now) {
     if (tlp->kind != TlpKind::kCompletion) check_request(tlp);
     tlp->time = now;
+    if (tlp->kind == TlpKind::kRead) phases_.mark(Moment::kFetch, now);
+    if (tlp->kind == TlpKind::kWrite && tlp->payload > kCompletionEntry)
+        phases_.mark(Moment::kSent, now);
+    if (tlp->kind == TlpKind::kWrite &&
+        tlp->address - uint64_t(fields_.msi_base) < uint64_t(kMsiWindow))
+        phases_.mark(Moment::kInterrupt, now);
     ++up_count_;
     if (tlp->kind == TlpKind::kRead) {
         outstanding_[tlp->tag] = true;
@@ -298,7 +308,11 @@ void Link::consumed(Tlp* tlp, Ps now) {
     if (tlp->kind == TlpKind::kCompletion) {
         --completion_headers_;
         completion_data_ -= tlp->payload;
+        phases_.mark(Moment::kEntry, now);
     } else {
+        const uint64_t offset = tlp->address - uint64_t(fields_.bar_base);
+        if (offset >= kDoorbells && offset < kDoorbellsEnd && !(offset & kCqDoorbell))
+            phases_.mark(Moment::kDoorbell, now);
         const bool posted = tlp->kind == TlpKind::kWrite;
         const Ps time = now + fields_.credit_return_ps;
         down_credits_.push({time, posted, 0, !posted});

@@ -8,6 +8,7 @@
 
 #include "common.hpp"
 #include "parameters.hpp"
+#include "phases.hpp"
 #include "wire.hpp"
 
 namespace striata {
@@ -71,6 +72,7 @@ public:
 
     const LinkFields& fields() const { return fields_; }
     RunCounters& counters() { return counters_; }
+    Phases& phases() { return phases_; }
     void count_wires();
 
 private:
@@ -151,6 +153,7 @@ private:
     uint8_t mmio_tag_ = 0;
     Ring<Event> events_;
     RunCounters counters_;
+    Phases phases_{counters_};
     Ps next_event_ = kNever;
 };
 

@@ -130,6 +130,10 @@ void Port::capture(int moved) {
     }
 }
 
+bool Port::gave_command() const { return moved_ & kCommand; }
+
+bool Port::took_data() const { return moved_ & kReadBeat; }
+
 void Port::commit(int64_t cycle) {
     const Ps now = cycle * shape_.clock_ps;
     const int moved = moved_;

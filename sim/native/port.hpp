@@ -30,6 +30,9 @@ public:
     }
     // After the clock edge: what was transferred reaches the drive.
     void commit(int64_t cycle);
+    // Of that cycle: a command left, a beat of read data was taken.
+    bool gave_command() const;
+    bool took_data() const;
 
     void set_present(bool present, int64_t cycle);
     Drive& drive() { return drive_; }

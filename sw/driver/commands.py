@@ -39,6 +39,7 @@ class Io(IntEnum):
     FLUSH = 0x00
     WRITE = 0x01
     READ = 0x02
+    COMPARE = 0x05
 
 
 class Register(IntEnum):

@@ -1,0 +1,111 @@
+"""PRP lists of the commands inside: their entries, and which commands wait for theirs."""
+
+from amaranth.hdl import Cat, Module, Signal
+from amaranth.lib import data, memory, wiring
+from amaranth.lib.wiring import In, Out
+
+from hdl.config import Config, bits_for_count
+from hdl.memory.disjoint import DISJOINT
+
+ENTRY_BITS = 64
+
+
+def list_beats(config: Config) -> int:
+    """Beats of all lists: an entry for each block of a transfer and slot."""
+    entries = config.commands * config.transfer_blocks
+    a_beat = config.data_width // ENTRY_BITS
+    if entries % a_beat:
+        raise ValueError("the PRP lists must fill whole beats")
+    return entries // a_beat
+
+
+class ListMemory(wiring.Component):
+    """The part of the inbox that holds PRP lists.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+
+    Ports
+    -----
+    write_beat, write_data, write_mask
+        What comes from the host.
+    slot, place, entry
+        Entry ``place`` of the list of ``slot``, one cycle later.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        super().__init__(
+            {
+                "write_beat": In(bits_for_count(list_beats(config))),
+                "write_data": In(config.data_width),
+                "write_mask": In(config.beat_dwords),
+                "slot": In(config.slot_bits),
+                "place": In(config.offset_bits),
+                "entry": Out(ENTRY_BITS),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        config = self._config
+        m = Module()
+        m.submodules.lists = lists = memory.Memory(
+            shape=config.data_width, depth=list_beats(config), init=[], attrs=DISJOINT
+        )
+        write, read = lists.write_port(granularity=32), lists.read_port()
+        lane_bits = (config.data_width // ENTRY_BITS - 1).bit_length()
+        index = Signal(config.slot_bits + config.offset_bits)
+        lane = Signal(max(lane_bits, 1))
+        m.d.comb += [
+            write.addr.eq(self.write_beat),
+            write.data.eq(self.write_data),
+            write.en.eq(self.write_mask),
+            index.eq(Cat(self.place, self.slot)),
+            read.addr.eq(index >> lane_bits),
+            self.entry.eq(read.data.word_select(lane, ENTRY_BITS)),
+        ]
+        if lane_bits:
+            m.d.sync += lane.eq(index[:lane_bits])
+        return m
+
+
+def fate() -> data.StructLayout:
+    """Of a command: it ``waits`` for its list; it is to be aborted once that has come."""
+    return data.StructLayout({"waits": 1, "cancelled": 1})
+
+
+class ListFates(wiring.Component):
+    """The `fate` of each slot; nothing is kept, and none is ever cancelled, without
+    `Config.abort_commands`.
+
+    ``now`` is that of ``slot`` a cycle before; with ``changes`` it becomes ``following``.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        super().__init__(
+            {
+                "slot": In(config.slot_bits),
+                "now": Out(fate()),
+                "changes": In(1),
+                "following": In(fate()),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        if self._config.abort_commands:
+            m.submodules.fates = fates = memory.Memory(
+                shape=fate(), depth=self._config.commands, init=[]
+            )
+            write, read = fates.write_port(), fates.read_port()
+            m.d.comb += [
+                read.addr.eq(self.slot),
+                self.now.eq(read.data),
+                write.addr.eq(self.slot),
+                write.data.eq(self.following),
+                write.en.eq(self.changes),
+            ]
+        return m
