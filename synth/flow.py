@@ -51,8 +51,8 @@ BLOCK_RAMS = (
     "*.fifo_?.storage",
     "*reader.beats.storage",
     "*reader.chunks.storage",
-    "*prp.requests.reads.storage",
-    "*prp.requests.writes.storage",
+    "*prp.requests.reads*.storage",
+    "*prp.requests.writes*.storage",
     "*queues.steps.storage",
 )
 """FIFOs that are block RAM: yosys would make them of LUTs, of which the core has fewer to spare.

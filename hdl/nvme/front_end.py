@@ -171,7 +171,7 @@ class NvmeFrontEnd(wiring.Component):
         blocks = [registers, interrupts, coalesce, queues, decode, slots, prp, delivery, admin]
         blocks += [sender, pages, health, reads, writes, fills, posts, ends, rejects, finished]
         blocks.append(arrived)
-        moves = Signal()
+        moves, moved = Signal(), Signal()
 
         # Registers, doorbells, vectors.
         connect(m, flipped(self.register), registers.register)
@@ -185,10 +185,10 @@ class NvmeFrontEnd(wiring.Component):
             registers.reset.eq(self.status.function_reset),
             registers.draining.eq(function_reset.draining),
             function_reset.request.eq(self.status.function_reset),
+            function_reset.idle.eq(self.host_idle & ~moved),
             function_reset.bus_master.eq(self.status.bus_master),
             function_reset.enable.eq(registers.enable),
             function_reset.running.eq(queues.running),
-            function_reset.idle.eq(self.host_idle & ~moves),
             self.discard.eq(function_reset.draining),
             self.reset_done.eq(function_reset.done),
             interrupts.reset.eq(self.status.function_reset),
@@ -409,6 +409,7 @@ class NvmeFrontEnd(wiring.Component):
             admin.misuse.eq(misuse),
             admin.misuse_value.eq(queues.misuse & queues.misuse_value),
             moves.eq(Cat(block.busy for block in blocks).any() | taken | inbox.valid),
-            self.busy.eq(moves | function_reset.busy),
+            self.busy.eq(moves | moved | function_reset.busy),
         ]
+        m.d.sync += moved.eq(moves)
         return m

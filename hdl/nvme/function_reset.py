@@ -21,7 +21,8 @@ class FunctionReset(wiring.Component):
     bus_master, enable, running
         As in `QueueEngine`.
     idle
-        Nothing moves in the front end, and there is neither a host access nor a tag in use.
+        Nothing moved in the front end in the last cycle, and there was neither a host access nor a
+        tag in use.
     draining
         Commands from before the reset are inside: the queues must not open, and
         `hdl.pcie.endpoint.Endpoint` is to discard what it has.

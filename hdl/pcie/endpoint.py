@@ -48,7 +48,7 @@ class Endpoint(wiring.Component):
         What has not begun to leave never will: writes are taken and dropped, reads end with an
         error.
     idle
-        Nothing moves, and no tag is in use or in quarantine.
+        Nothing moved in the last cycle, and no tag was in use or in quarantine.
     now, deadline
         Time in cycles, and when a timer is due next (all ones: never).
 
@@ -106,7 +106,15 @@ class Endpoint(wiring.Component):
         dropping = Signal()
         goes = Signal()
         drops = Signal()
+        moves, rests = Signal(), Signal()
         is_read = beat.payload.kind == RequestKind.READ
+        lost_read = Signal()
+        m.d.sync += lost_read.eq(reader.drop_valid & ~reader.drop_taken)
+        with m.If(~reader.drop_valid):
+            m.d.sync += [
+                lost_read.eq(beat.valid & drops & is_read),
+                reader.drop_tag.eq(beat.payload.tag),
+            ]
         m.d.comb += [
             goes.eq(
                 Mux(
@@ -118,17 +126,16 @@ class Endpoint(wiring.Component):
             drops.eq(~goes & (self.discard | ~beat.payload.first)),
             self.request.payload.eq(beat.payload),
             self.request.valid.eq(beat.valid & goes),
-            reader.drop_valid.eq(beat.valid & drops & is_read),
-            reader.drop_tag.eq(beat.payload.tag),
-            beat.ready.eq(
-                Mux(goes, self.request.ready, drops & (~is_read | reader.drop_taken))
-            ),
+            reader.drop_valid.eq(lost_read),
+            beat.ready.eq(Mux(goes, self.request.ready, drops & (~is_read | ~lost_read))),
             reader.hold.eq(~self.status.bus_master & ~self.discard),
-            self.idle.eq(~self.busy & ~reader.outstanding),
             reader.now.eq(self.now),
             self.deadline.eq(reader.deadline),
-            self.busy.eq(reader.busy | writer.busy | merge.busy),
+            moves.eq(reader.busy | writer.busy | merge.busy | lost_read),
+            rests.eq(~moves & ~reader.outstanding),
+            self.busy.eq(moves | (self.idle != rests)),
         ]
+        m.d.sync += self.idle.eq(rests)
         m.d.sync += offered.eq(self.request.valid & ~self.request.ready)
         with m.If(beat.valid & beat.ready):
             m.d.sync += dropping.eq(drops)
