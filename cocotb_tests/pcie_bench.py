@@ -2,9 +2,9 @@
 
 import os
 import random
+from dataclasses import replace
 from itertools import pairwise
 
-import cocotb
 from amaranth.hdl import Module
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
@@ -12,11 +12,11 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.pcie_host import PAGE_BYTES, PcieHost
 from cocotb_tests.runner import simulate
+from cocotb_tests.series7_model import Series7Host
 from cocotb_tests.streams import StreamSink, StreamSource, wait_until
 from hdl.config import TIME_BITS, Config
 from hdl.memory.interface import line_stream
 from hdl.memory.store import LineStore
-from hdl.pcie.axis import all_axis_ports
 from hdl.pcie.endpoint import Endpoint
 from hdl.pcie.interface import (
     Kind,
@@ -28,17 +28,26 @@ from hdl.pcie.interface import (
     read_request,
     write_request,
 )
+from hdl.pcie.series7 import Series7Shim
 from hdl.pcie.ultrascale import UltrascaleShim
 
 
-def config_of(width: int) -> Config:
-    """The configuration that is tested at a data width."""
-    return Config(
+def config_of(width: int, shim: str = "ultrascale") -> Config:
+    """The configuration that is tested at a data width, behind a hard block."""
+    config = Config(
         data_width=width, lines=64, banks=8, commands=64, read_tags=64, transfer_blocks=8
     )
+    if shim == "series7":
+        config = replace(
+            config, completion_address_bits=7, completion_headers=36, completion_bytes=461 * 16
+        )
+    return config
 
 
-CONFIG = config_of(int(os.environ.get("WIDTH", "256")))
+SHIMS = {"ultrascale": UltrascaleShim, "series7": Series7Shim}
+HOSTS = {"ultrascale": PcieHost, "series7": Series7Host}
+SHIM = os.environ.get("SHIM", "ultrascale")
+CONFIG = config_of(int(os.environ.get("WIDTH", "256")), SHIM)
 TIMEOUT = 4000
 PACKET_BEATS = -(-(64 + 4) // CONFIG.beat_dwords)
 """Beats of a 256-byte write with its descriptor."""
@@ -50,8 +59,14 @@ LANES = {64: 2, 128: 4, 256: 8, 512: 16}
 class EndpointTop(wiring.Component):
     """Endpoint, shim and line store; the controller's side is left to the test."""
 
-    def __init__(self, *, config: Config = CONFIG):
+    def __init__(self, *, config: Config = CONFIG, shim: str = "ultrascale"):
         self._config = config
+        self._shim = SHIMS[shim](config=config)
+        self._edge = {
+            name: member
+            for name, member in self._shim.signature.members.items()
+            if name == "id" or name[:3] in ("rq_", "rc_", "cq_", "cc_", "rx_", "tx_")
+        }
         super().__init__(
             {
                 "read_request": In(stream.Signature(read_request(config))),
@@ -67,7 +82,7 @@ class EndpointTop(wiring.Component):
                 "discard": In(1),
                 "idle": Out(1),
                 "busy": Out(1),
-                **all_axis_ports(config.data_width),
+                **self._edge,
             }
         )
 
@@ -75,7 +90,7 @@ class EndpointTop(wiring.Component):
         m = Module()
         config = self._config
         m.submodules.endpoint = endpoint = Endpoint(config=config, timeout=TIMEOUT)
-        m.submodules.shim = shim = UltrascaleShim(config=config)
+        m.submodules.shim = shim = self._shim
         m.submodules.store = store = LineStore(config=config, readers=1, writers=1)
         connect(m, endpoint.request, shim.request)
         connect(m, shim.completion, endpoint.completion)
@@ -89,7 +104,7 @@ class EndpointTop(wiring.Component):
         for name in self.status.signature.members:
             for block in (endpoint, shim):
                 m.d.comb += getattr(block.status, name).eq(getattr(self.status, name))
-        for name, port in all_axis_ports(config.data_width).items():
+        for name, port in self._edge.items():
             inner, outer = getattr(shim, name), getattr(self, name)
             m.d.comb += outer.eq(inner) if port.flow is Out else inner.eq(outer)
         m.d.comb += [
@@ -111,7 +126,7 @@ class Bench:
         dut._log.info("SEED=%d", self.seed)
         self.rng = random.Random(self.seed)
         lanes = LANES[CONFIG.data_width]
-        self.host = PcieHost(dut, seed=self.seed, lanes=lanes, **host_options)
+        self.host = HOSTS[SHIM](dut, seed=self.seed, lanes=lanes, **host_options)
         dut.discard.value = 0
         self.registers: dict[int, int] = {}  # bytes
         self.accesses: list[tuple[int, bool, int]] = []
@@ -136,18 +151,9 @@ class Bench:
         )
         self.read: dict[int, bool] = {}
         self.written: list[int] = []
-        self.rq_cycles: list[int] = []
 
     async def start(self):
         await self.host.start()
-        cocotb.start_soon(self._watch())
-
-    async def _watch(self):
-        dut = self.dut
-        while True:
-            await RisingEdge(dut.clk)
-            if int(dut.rq_tvalid.value) and int(dut.rq_tready.value):
-                self.rq_cycles.append(self.host.cycle)
 
     def _access(self, access):
         self.accesses.append((access.address, bool(access.write), access.enable))
@@ -259,6 +265,7 @@ def run_endpoint(
     *,
     module,
     width=256,
+    shim="ultrascale",
     mps=256,
     mrrs=512,
     rcb=64,
@@ -269,13 +276,14 @@ def run_endpoint(
 ):
     """Runs cocotb tests of ``module`` on an `EndpointTop`."""
     simulate(
-        component or EndpointTop(config=config_of(width)),
-        name=f"pcie_endpoint_w{width}",
+        component or EndpointTop(config=config_of(width, shim), shim=shim),
+        name=f"pcie_{shim}_w{width}",
         module=module,
         testcase=testcase,
         parameters={
             "SEED": str(seed),
             "WIDTH": str(width),
+            "SHIM": shim,
             "MPS": str(mps),
             "MRRS": str(mrrs),
             "RCB": str(rcb),

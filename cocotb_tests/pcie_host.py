@@ -36,6 +36,9 @@ STATUS_PERIOD = 4
 DRAIN_CYCLES = 64
 """Cycles in which a TLP that has begun to leave has left, and the hard block has sent it."""
 
+HIGH_MEMORY, HIGH_MEMORY_BYTES = 1 << 40, 1 << 30
+"""Host memory that only addresses of 64 bits reach."""
+
 PAGE_BYTES = 4096
 
 FAULTS = (
@@ -286,6 +289,8 @@ class PcieHost:
         for name in PcieStatus().members:
             getattr(dut, f"status__{name}").value = 0
         self.rc = Host(seed=seed)
+        high = self.rc.mem_address_space.create_pool(HIGH_MEMORY, HIGH_MEMORY_BYTES)
+        self._pools = [self.rc.mem_pool, high]
         self.rc.max_payload_size = (max_payload // 128 - 1).bit_length()
         self.rc.read_completion_boundary = rcb == 128
         self.device = UltraScalePlusPcieDevice(
@@ -298,10 +303,10 @@ class PcieHost:
             enable_extended_tag=True,
             user_clk=dut.clk,
             user_reset=dut.rst,
-            rq_bus=AxiStreamBus.from_prefix(dut, "rq"),
-            rc_bus=AxiStreamBus.from_prefix(dut, "rc"),
-            cq_bus=AxiStreamBus.from_prefix(dut, "cq"),
-            cc_bus=AxiStreamBus.from_prefix(dut, "cc"),
+            rq_bus=self._bus("rq"),
+            rc_bus=self._bus("rc"),
+            cq_bus=self._bus("cq"),
+            cc_bus=self._bus("cc"),
             cfg_max_payload=dut.status__max_payload,
             cfg_max_read_req=dut.status__max_read_request,
             **device_options,
@@ -320,6 +325,13 @@ class PcieHost:
         slot.downstream_port.max_link_width = slot_lanes
         slot.connect(self.device)
         self.rc.on_lost = self._forget
+
+    def _bus(self, prefix: str) -> Any:
+        return AxiStreamBus.from_prefix(self.dut, prefix)
+
+    def _beats_left(self) -> int:
+        """Beats of requests that left in the last cycle."""
+        return int(self.dut.rq_tvalid.value) & int(self.dut.rq_tready.value)
 
     def _forget(self, tag: int) -> None:
         # The block would time out by itself; the model never does.
@@ -396,8 +408,14 @@ class PcieHost:
         self.device.rc_queue.put_nowait(end)
 
     def allocate(self, size: int) -> tuple[int, Any]:
-        """Host memory: its bus address, and its contents as a mutable buffer."""
-        address, memory = self.rc.alloc_region(size)
+        """Host memory: its bus address, and its contents as a mutable buffer.
+
+        In turns below 4 GiB and above.
+        """
+        pool = self._pools.pop(0)
+        self._pools.append(pool)
+        memory = pool.alloc_region(size)
+        address = memory.get_absolute_address(0)
         assert address is not None
         return address, memory
 
@@ -440,7 +458,7 @@ class PcieHost:
         while True:
             await RisingEdge(dut.clk)
             self.cycle += 1
-            self.request_beats += int(dut.rq_tvalid.value) & int(dut.rq_tready.value)
+            self.request_beats += self._beats_left()
             if self._drive_now:
                 dut.now.value = self.cycle & ((1 << TIME_BITS) - 1)
             if self.cycle % STATUS_PERIOD == 0:

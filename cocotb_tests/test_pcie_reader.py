@@ -525,6 +525,7 @@ async def extended_tags(dut):
             bench.request.send_all(bench.transfer(Kind.BLOCK, index, parts))
         for _ in range(700):
             await RisingEdge(dut.clk)
+        assert extended or not int(dut.busy.value), "busy with nothing to do but wait"
         bench.hold = False
         used = {tlp["tag"] for tlp in bench.tlps}
         assert used == set(range(tags if extended else 32)), f"{sorted(used)}, {extended}"

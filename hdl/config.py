@@ -57,6 +57,9 @@ class Config:
         PCIe memory read requests outstanding, a power of two up to 256.
     completion_headers
         Completion headers that the PCIe hard block buffers; space is reserved before a request.
+    completion_address_bits
+        Bits of a completion's lower address that the PCIe block reports: 12 (UltraScale+) or 7
+        (what the link carries).
     completion_bytes
         Completion payload that it buffers, from which a 16-byte credit is kept for each header as
         well. 0: 64 bytes a header and no less; then the read completion boundary does not matter.
@@ -100,6 +103,7 @@ class Config:
     read_tags: int = 64
     completion_headers: int = 256
     completion_bytes: int = 32768
+    completion_address_bits: int = 12
     queue_pairs: int = 8
     queue_depth: int = 1024
     arrays: int = 8
@@ -121,6 +125,10 @@ class Config:
             raise ValueError(f"ports must be 2..{MAX_DRIVES}, not {self.ports}")
         if not 1 <= self.drive_tags <= 32:
             raise ValueError(f"drive_tags must be 1..32, not {self.drive_tags}")
+        if self.completion_address_bits not in (7, 12):
+            raise ValueError(
+                f"completion_address_bits must be 7 or 12, not {self.completion_address_bits}"
+            )
         if self.completion_headers < 8:
             raise ValueError(
                 f"completion_headers must be at least 8, not {self.completion_headers}"

@@ -98,6 +98,7 @@ class Landing(wiring.Component):
         width = config.beat_dwords
         shift = (width - 1).bit_length()
         tag_bits = len(self.lookup)
+        address_bits = config.completion_address_bits
 
         m.submodules.origins = origins = memory.Memory(
             shape=read_origin(config), depth=config.read_tags, init=[]
@@ -182,7 +183,10 @@ class Landing(wiring.Component):
             refused.eq(s1_beat.status != CompletionStatus.SC),
             expected.eq(
                 (s1_beat.byte_count == due << 2)
-                & (s1_beat.lower_address == (origin.low + received)[:PAGE_DWORD_BITS] << 2)
+                & (
+                    s1_beat.lower_address[:address_bits]
+                    == ((origin.low + received)[:PAGE_DWORD_BITS] << 2)[:address_bits]
+                )
                 & (s1_beat.dwords != 0)
                 & (s1_beat.dwords <= due)
             ),

@@ -217,7 +217,7 @@ class HostReader(wiring.Component):
                         m.next = "TAKE"
         m.d.comb += self.busy.eq(
             issuing
-            | self.request.valid
+            | (self.request.valid & self.request.ready)  # not while all wait for a tag
             | self.completion.valid
             | tags.busy
             | transfers.busy

@@ -1,6 +1,6 @@
 """Shim between the internal TLP streams and the Xilinx UltraScale+ PCIe block (PG213)."""
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.hdl import Cat, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -184,8 +184,7 @@ class CompletionStripper(wiring.Component):
         width = self._config.beat_dwords
         low = RC_DESCRIPTOR_DWORDS % width  # words of the descriptor in the beat that ends it
         high = width - low
-        descriptor = Signal(RequesterCompletion)
-        user = user_shape("rc", self._config.data_width)(self.rc_tuser)
+        descriptor = Signal(32 * RC_DESCRIPTOR_DWORDS)
         leads = Signal()  # a beat of nothing but descriptor, before the one that ends it
         if width < RC_DESCRIPTOR_DWORDS:
             lead = Signal(self._config.data_width)
@@ -203,26 +202,16 @@ class CompletionStripper(wiring.Component):
         begins = Signal(init=1)  # the next beat starts a packet
         owed = Signal()  # part of the packet being sent has left: the next is not its first beat
         tail = Signal()  # `kept` ends a packet and must still leave
-        given_up = Signal()
         strays = Signal()
         stray = Signal()  # the rest of a packet to be dropped
         emits = Signal()  # the arriving beat completes a beat of payload
         tails = Signal()
         taken = Signal()
         room = Signal()
+        is_stray, fields = self._describe(descriptor)
+        broken = self._broken()
         m.d.comb += [
-            given_up.eq(
-                (descriptor.error == ErrorCode.TIMEOUT)
-                | (descriptor.error == ErrorCode.FUNCTION_RESET)
-            ),
-            strays.eq(
-                Mux(
-                    begins,
-                    (descriptor.error == ErrorCode.MISMATCH)
-                    | (descriptor.error == ErrorCode.BAD_TAG),
-                    stray,
-                )
-            ),
+            strays.eq(Mux(begins, is_stray, stray)),
             emits.eq(~leads & ~strays & (~begins | self.rc_tlast)),
             # Words of the last beat beyond those that complete a beat of payload.
             tails.eq(~begins & ~strays & self.rc_tlast & self.rc_tkeep[low]),
@@ -231,27 +220,12 @@ class CompletionStripper(wiring.Component):
             taken.eq(self.rc_tvalid & self.rc_tready),
         ]
         with m.If(begins):
-            m.d.comb += [
-                header.tag.eq(descriptor.tag),
-                header.status.eq(
-                    Mux(given_up, CompletionStatus.CA.value, descriptor.status)
-                ),
-                header.dwords.eq(Mux(given_up, 0, descriptor.dwords)),
-                header.byte_count.eq(descriptor.byte_count),
-                header.lower_address.eq(descriptor.lower_address),
-                header.request_completed.eq(descriptor.request_completed),
-                header.poisoned.eq(
-                    descriptor.poisoned
-                    | user.discontinue
-                    | (descriptor.error == ErrorCode.POISONED)
-                    | (descriptor.error == ErrorCode.BAD_LENGTH)
-                    | (descriptor.error == ErrorCode.BAD_ADDRESS)
-                ),
-            ]
+            m.d.comb += [getattr(header, name).eq(value) for name, value in fields.items()]
+            m.d.comb += header.poisoned.eq(fields["poisoned"] | broken)
         with m.Else():
             m.d.comb += [
                 header.eq(kept_header),
-                header.poisoned.eq(kept_header.poisoned | user.discontinue),
+                header.poisoned.eq(kept_header.poisoned | broken),
             ]
         with m.If(taken & ~leads):
             m.d.sync += [
@@ -269,7 +243,7 @@ class CompletionStripper(wiring.Component):
             with m.If(tail):
                 m.d.sync += [
                     output.eq(kept_header),
-                    output.data.eq(kept),
+                    output.data.eq(self._payload(kept)),
                     output.first.eq(0),
                     output.last.eq(1),
                 ]
@@ -277,10 +251,12 @@ class CompletionStripper(wiring.Component):
                 m.d.sync += [
                     output.eq(header),
                     output.data.eq(
-                        Mux(
-                            begins,
-                            self.rc_tdata[32 * low :],
-                            Cat(kept, self.rc_tdata[: 32 * low]),
+                        self._payload(
+                            Mux(
+                                begins,
+                                self.rc_tdata[32 * low :],
+                                Cat(kept, self.rc_tdata[: 32 * low]),
+                            )
                         )
                     ),
                     output.first.eq(~owed),
@@ -289,6 +265,35 @@ class CompletionStripper(wiring.Component):
                 ]
         m.d.comb += self.busy.eq(self.rc_tvalid | tail | self.completion.valid)
         return m
+
+    def _describe(self, words: Value) -> tuple[Value, dict[str, Value]]:
+        """Whether a completion is nobody's, and the fields of `completion_beat`, by its header."""
+        descriptor = RequesterCompletion(words)
+        error = descriptor.error
+        given_up = (error == ErrorCode.TIMEOUT) | (error == ErrorCode.FUNCTION_RESET)
+        stray = Cat(error == ErrorCode.MISMATCH, error == ErrorCode.BAD_TAG).any()
+        return stray, {
+            "tag": descriptor.tag,
+            "status": Mux(given_up, CompletionStatus.CA.value, descriptor.status),
+            "dwords": Mux(given_up, 0, descriptor.dwords),
+            "byte_count": descriptor.byte_count,
+            "lower_address": descriptor.lower_address,
+            "request_completed": descriptor.request_completed,
+            "poisoned": (
+                descriptor.poisoned
+                | (error == ErrorCode.POISONED)
+                | (error == ErrorCode.BAD_LENGTH)
+                | (error == ErrorCode.BAD_ADDRESS)
+            ),
+        }
+
+    def _broken(self) -> Value:
+        """The block found an error in the data that arrives."""
+        return user_shape("rc", self._config.data_width)(self.rc_tuser).discontinue
+
+    def _payload(self, words: Value) -> Value:
+        """Words of payload as they lie in memory."""
+        return words
 
 
 class UltrascaleShim(wiring.Component):
