@@ -7,7 +7,9 @@ from amaranth.hdl import Module
 from amaranth.lib import memory, wiring
 from amaranth.lib.wiring import In, Out
 
+from hdl.config import small
 from sim.verilog import to_rtlil
+from synth.count import count, main
 from synth.flow import TARGET_HZ, asynchronous_memories, synthesise
 
 WIDTH = 36
@@ -101,3 +103,18 @@ def test_memory_of_registers():
 @pytest.mark.parametrize(("domain", "found"), [("comb", ["table"]), ("sync", [])])
 def test_asynchronous_memory(domain, found):
     assert asynchronous_memories(to_rtlil(Table(depth=16, domain=domain))) == found
+
+
+def test_counts_of_other_sizes(monkeypatch, capsys):
+    few, many = (count("allocator", replace(small(), lines=lines)) for lines in (16, 1024))
+    assert 0 < few["flip-flops"] < many["flip-flops"]
+    assert few["block RAMs"] < many["block RAMs"]
+    for arguments, message in (
+        (["allocator", "depth=4"], "no size is called depth"),
+        (["allocator", "lines=many"], "lines must be a number"),
+        (["allocator", "lines=17"], "lines must be a power of two"),
+    ):
+        monkeypatch.setattr("sys.argv", ["count", *arguments])
+        with pytest.raises(SystemExit):
+            main()
+        assert message in capsys.readouterr().err.splitlines()[-1]
