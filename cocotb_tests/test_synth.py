@@ -14,6 +14,7 @@ from hdl.config import small
 from hdl.memory.disjoint import DISJOINT
 from sim.verilog import FIFO_STORAGE, to_rtlil, to_verilog
 from synth.blocks import BLOCKS, WHOLE
+from synth.count import count, main
 from synth.flow import BLOCK_RAMS, TARGET_HZ, asynchronous_memories, synthesise
 
 WIDTH = 36
@@ -162,3 +163,18 @@ def test_memory_of_registers():
 @pytest.mark.parametrize(("domain", "found"), [("comb", ["table"]), ("sync", [])])
 def test_asynchronous_memory(domain, found):
     assert asynchronous_memories(to_rtlil(Table(depth=16, domain=domain))) == found
+
+
+def test_counts_of_other_sizes(monkeypatch, capsys):
+    few, many = (count("allocator", replace(small(), lines=lines)) for lines in (16, 1024))
+    assert 0 < few["flip-flops"] < many["flip-flops"]
+    assert few["block RAMs"] < many["block RAMs"]
+    for arguments, message in (
+        (["allocator", "depth=4"], "no size is called depth"),
+        (["allocator", "lines=many"], "lines must be a number"),
+        (["allocator", "lines=17"], "lines must be a power of two"),
+    ):
+        monkeypatch.setattr("sys.argv", ["count", *arguments])
+        with pytest.raises(SystemExit):
+            main()
+        assert message in capsys.readouterr().err.splitlines()[-1]
