@@ -8,7 +8,7 @@ from cocotb_tests.array_models import rotation_of
 from cocotb_tests.row_check import checked_row
 from cocotb_tests.volume_model import VolumeModel
 from hdl.array.interface import Level
-from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, board
+from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, Config, board
 from sim.golden.image import members
 from sim.golden.layout import LEFT_SYMMETRIC, Layout, Place
 from sim.native.parameters import DriveParameters
@@ -48,6 +48,8 @@ class Card:
         I/O queue pairs.
     parities
         Syndromes that the controller computes.
+    config
+        Sizes, if not those of `board`; as many ports.
     """
 
     def __init__(
@@ -58,10 +60,11 @@ class Card:
         jumping: bool = True,
         queue_pairs: int = 2,
         parities: int = 2,
+        config: Config | None = None,
     ):
         print(f"SEED={seed}")
         self.random = random.Random(f"{seed}/card")
-        config = replace(board(PORTS), parities=parities)
+        config = config or replace(board(PORTS), parities=parities)
         padded = [*drives, *[None] * (PORTS - len(drives))]
         self.card = SimulatedCard(config, padded, memory_bytes=MEMORY_BYTES, jumping=jumping)
         self.harness = self.card.harness
