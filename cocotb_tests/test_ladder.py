@@ -153,6 +153,27 @@ async def resets(dut):
     assert not int(dut.drives__0__reset.value)
 
 
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def patience(dut):
+    """A drive that ends all it is told to abort, but nothing else, is given up as well."""
+    bench = Ladders(dut)
+    await start(dut)
+    drive = bench.drives[2]
+    drive.hang, drive.lasting = -1, True
+    for attempt, status in enumerate(
+        (DriveStatus.ABORTED, DriveStatus.ABORTED, DriveStatus.ABORTED, DriveStatus.GONE)
+    ):
+        bench.some(2, 4)
+        bench.some(0, 4)
+        await bench.drain()
+        assert bench.ended(status) == 4, (attempt, bench.statuses)
+        assert drive.counts.resets == max(0, attempt - 1)
+    assert bench.given_up == [2] and drive.counts.aborts == 8
+    drive.hang, drive.lasting = 0, False
+    dut.failed.value = 0
+    await bench.settle()
+
+
 @cocotb.test(timeout_time=6, timeout_unit="ms")
 async def storms(dut):
     """Resets at any moment of random traffic, writes and reads in the middle of a block too."""
@@ -192,7 +213,7 @@ def run(testcase: str, name: str = "ladder", seed: int = 1) -> None:
     )
 
 
-@pytest.mark.parametrize("testcase", ["aborts", "resets", "storms"])
+@pytest.mark.parametrize("testcase", ["aborts", "resets", "patience", "storms"])
 def test_ladder(testcase):
     run(testcase)
 

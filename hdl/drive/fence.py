@@ -60,8 +60,12 @@ class Fence(wiring.Component):
             ]
         m.d.comb += [
             inner.completion.valid.eq(Mux(shut, self.ends, outer.completion.valid)),
-            inner.completion.payload.eq(
-                Mux(shut, self.ending.as_value(), outer.completion.payload.as_value())
+            # A completion that was being taken goes on: with its own tag, which is looked at first.
+            inner.completion.payload.tag.eq(
+                Mux(self.ends, self.ending.tag, outer.completion.payload.tag)
+            ),
+            inner.completion.payload.status.eq(
+                Mux(shut, self.ending.status, outer.completion.payload.status)
             ),
             outer.completion.ready.eq(inner.completion.ready & ~shut),
             inner.present.eq(outer.present),

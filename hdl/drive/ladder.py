@@ -15,6 +15,11 @@ SETTLE_CYCLES = 4
 """From a port's reset to the first command that is ended: what the block control had begun for the
 port is over by then."""
 
+ABORTS = 2
+"""Ticks of a window in which a port's commands are aborted. From then on its next one that takes
+too long has the port reset at once: a drive that ends every abort but nothing else is no use, and
+has to be given up before anybody runs out of attempts."""
+
 MILLISECONDS = 1000
 
 
@@ -41,6 +46,7 @@ class Ladder(wiring.Component):
     A command that has not ended ``command_timeout_ms`` after it was offered to its drive is
     aborted. If it still has not ended ``abort_timeout_ms`` later, the port is reset: all commands
     of the port end as ABORTED (whoever sent them sends them again), and nothing is sent meanwhile.
+    After `ABORTS` aborts within ``drive_reset_window_s`` the reset comes without another.
     A port that has been reset ``drive_resets`` times within the last ``drive_reset_window_s`` is
     not forgiven another time: its drive is reported on ``fail``, its commands end with GONE, and
     the port stays in reset until ``failed`` is taken back.
@@ -153,6 +159,15 @@ class Ladder(wiring.Component):
         spent = [Signal(ports, name=f"spent_{number}") for number in range(config.drive_resets)]
         used_up = Signal()
         m.d.comb += used_up.eq((spent[-1] & mask).any() if spent else 1)
+        warned = [Signal(ports, name=f"warned_{number}") for number in range(ABORTS)]
+        warning = Signal(ports)  # in this walk
+        hopeless = Signal()
+        m.d.comb += hopeless.eq((warned[-1] & ~warning & mask).any())
+
+        def add(counts, allowed=1) -> None:
+            """One more for the port, in as many flags as it may have."""
+            for flags, before in zip(counts, [mask, *counts], strict=False):
+                m.d.sync += flags.eq(flags | Mux(allowed, before & mask, 0))
 
         resets = Signal(ports)
         off = Signal(ports)
@@ -190,11 +205,12 @@ class Ladder(wiring.Component):
                     m.d.sync += [
                         seen.eq(tick),
                         any_used.eq(0),
+                        warning.eq(0),
                         place.eq(0),
                         window.eq(self.now[window_shift:]),
                     ]
                     with m.If(window != self.now[window_shift:]):
-                        m.d.sync += [flags.eq(0) for flags in spent]
+                        m.d.sync += [flags.eq(0) for flags in (*spent, *warned)]
                     m.next = "READ"
             with m.State("READ"):
                 m.next = "JUDGE"
@@ -205,14 +221,15 @@ class Ladder(wiring.Component):
                     m.next = "READ"
                 with m.Elif(~late):
                     go_on()
-                with m.Elif(~found.aborted):
+                with m.Elif(~found.aborted & ~hopeless):
                     m.d.comb += [
                         write.en.eq(1),
                         write.data.used.eq(1),
                         write.data.aborted.eq(1),
                         write.data.due.eq(seen + abort_ticks),
                     ]
-                    m.d.sync += self.abort.eq(mask)
+                    m.d.sync += [self.abort.eq(mask), warning.eq(warning | mask)]
+                    add(warned, ~(warning & mask).any())
                     go_on()
                 with m.Else():
                     m.d.sync += [
@@ -222,8 +239,7 @@ class Ladder(wiring.Component):
                         settle.eq(0),
                         place.tag.eq(0),
                     ]
-                    for flags, before in zip(spent, [mask, *spent], strict=False):
-                        m.d.sync += flags.eq(flags | (before & mask))
+                    add(spent)
                     m.next = "SETTLE"
 
             # The port is in reset, and what it had is ended, command by command.

@@ -74,18 +74,32 @@ void Drive::begin(int tag, Ps now) {
 
 void Drive::block_ready(int tag, int index, Ps now) {
     Slot& s = slot(tag);
+    s.looked_at |= uint64_t(1) << index;
+    if (s.failed) {
+        end_failed(tag, now);
+        return;
+    }
     s.ready |= uint64_t(1) << index;
     while (s.emitted < s.command.blocks && s.ready >> s.emitted & 1) {
         if (s.emitted == s.error_at) {
             // The blocks before it may still be on the link: the last of them ends the command.
             s.failed = true;
             s.ready = 0;
-            if (s.taken == s.emitted) finish(tag, DriveStatus::kMediumError, now);
-            return;
+            end_failed(tag, now);
+            break;
         }
         outbound_.push({tag, s.emitted++, now});
     }
     send();
+}
+
+// Once the medium is done with the command: its tag may be used again at once.
+void Drive::end_failed(int tag, Ps now) {
+    Slot& s = slot(tag);
+    const bool all = __builtin_popcountll(s.looked_at) == s.command.blocks;
+    if (s.ended || s.taken != s.emitted || !all) return;
+    s.ended = true;
+    finish(tag, DriveStatus::kMediumError, now);
 }
 
 // Occupies the link, and what drives share, for one block; returns when its last byte is through.
@@ -133,8 +147,8 @@ void Drive::frame_taken(Ps now) {
         end_doomed(tag, now);
     } else if (s.taken == s.command.blocks) {
         finish(tag, DriveStatus::kGood, now);
-    } else if (s.failed && s.taken == s.emitted) {
-        finish(tag, DriveStatus::kMediumError, now);
+    } else if (s.failed) {
+        end_failed(tag, now);
     }
     send();
 }

@@ -108,9 +108,11 @@ protected:
         DriveCommand command{};
         Ps since = 0;
         uint64_t ready = 0;    // blocks that came off the medium
+        uint64_t looked_at = 0;  // blocks that did, or could not
         int emitted = 0;       // blocks handed to the link
         int taken = 0;         // blocks that the controller has
         bool failed = false;   // the next block cannot be read
+        bool ended = false;    // and that has been said
         int error_at = 0;      // first block that cannot be read
         int asked = 0;         // grants made
         int in_flight = 0;     // grants taken whose data is not here yet
@@ -162,6 +164,7 @@ private:
     void send();
     void grant_more();
     void complete(int tag, DriveStatus status, Ps now);
+    void end_failed(int tag, Ps now);
     void end_doomed(int tag, Ps now);
     Ps reserve(Ps start, Ps* shared_free, int64_t* busy);
 
