@@ -12,6 +12,7 @@ BLOCKS ?=
 BENCH ?=
 IDS ?=
 QUICK ?=
+RUNS ?= 200
 
 export PYTHON
 ifneq ($(SEED),)
@@ -23,7 +24,7 @@ PYTEST := $(VENV) -m pytest -q
 PARALLEL := -n $(PROCESSES) --dist worksteal
 
 .PHONY: help setup lint format types unit formal mutants smoke test test-full synth bench \
-	characterise demo guest clean distclean
+	characterise campaign demo guest clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +64,7 @@ test: lint types smoke unit ## what every change must pass; ends with pytest's s
 test-full: lint types smoke ## as test, slow tests too (as root it installs what only those use)
 	@FULL=1 tools/setup.sh
 	$(PYTEST) $(PARALLEL)
+	$(VENV) -m sim.campaign --runs $(RUNS) $(if $(SEED),--seed $(SEED))
 
 synth: $(STAMP) ## area and clock frequency of each block on an ECP5 (BLOCKS='mapper ..')
 	$(VENV) -m synth $(BLOCKS)
@@ -72,6 +74,9 @@ bench: $(STAMP) ## how fast, as ratios to what bounds it (BENCH='row ..', QUICK=
 
 characterise: $(STAMP) ## load profiles beside the published figures (QUICK=1, IDS='R1 ..')
 	$(VENV) -m sw.characterise $(if $(QUICK),--quick) $(IDS)
+
+campaign: $(STAMP) ## random loads with random faults of drives, nothing lost (RUNS=n, SEED=n)
+	$(VENV) -m sim.campaign --runs $(RUNS) $(if $(SEED),--seed $(SEED))
 
 demo: $(STAMP) ## store FILE on a RAID 6, pull two drives, read it back (FILE=path)
 	@test -n "$(FILE)" || { echo "demo: name the file: make demo FILE=path" >&2; exit 2; }

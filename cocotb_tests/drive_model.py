@@ -53,6 +53,10 @@ RANDOM = Timing(latency=(0, 400), ending=(0, 50), command=0.5, read=0.6, write=0
 """Everything happens at random times."""
 
 
+NEVER = 1 << 62
+"""A cycle that does not come."""
+
+
 @dataclass(kw_only=True)
 class Command:
     """A command inside the drive."""
@@ -66,6 +70,7 @@ class Command:
     granted: int = 0
     moved: int = 0
     failed: bool = False
+    stuck: bool = False
 
 
 @dataclass(kw_only=True)
@@ -78,6 +83,9 @@ class Counts:
     flushes: int = 0
     longest: int = 0
     cut: int = 0
+    stuck: int = 0
+    aborts: int = 0
+    resets: int = 0
     history: list = field(default_factory=list)
 
 
@@ -86,7 +94,8 @@ class DriveModel:
 
     ``storage`` maps block numbers to 4096 bytes; blocks not there read as ``fill(block)``.
     ``bad_reads`` and ``bad_writes`` are sets of blocks that end their command with the status in
-    ``error``; with ``cut`` a bad read may break off inside the block.
+    ``error``; with ``cut`` a bad read may break off inside the block. ``hang`` commands that begin
+    (-1: all) never end; ``deaf``: aborts do not end them; ``lasting``: a reset does not cure that.
 
     Parameters
     ----------
@@ -122,6 +131,9 @@ class DriveModel:
         self.bad_writes: set[int] = set()
         self.error = DriveStatus.MEDIUM_ERROR
         self.cut = True
+        self.hang = 0
+        self.deaf = False
+        self.lasting = False
         self.present = True
         self._config = config
         self._random = random.Random(f"{seed}/drive/{index}")
@@ -137,6 +149,8 @@ class DriveModel:
         self._write = [port(f"write_data__{part}") for part in ("valid", "ready", "payload")]
         self._read = [port(f"read_data__{part}") for part in ("valid", "ready", "payload")]
         self._end = [port(f"completion__{part}") for part in ("valid", "ready", "payload")]
+        self._abort = [port(part) for part in ("abort", "abort_tag")]
+        self._port_reset = port("reset")
         for valid, _, payload in (self._grant, self._read, self._end):
             valid.value = 0
             payload.value = 0
@@ -240,6 +254,32 @@ class DriveModel:
         self.counts.history.append((opcode.name, command.block, command.blocks, command.fua))
         if not self.present:
             self._complete(command, DriveStatus.GONE)
+        elif self.hang:
+            self.hang -= self.hang > 0
+            self.counts.stuck += 1
+            command.stuck = True
+            command.ready = NEVER
+
+    def _take_abort(self, tag: int) -> None:
+        self.counts.aborts += 1
+        command = self._commands.get(tag)
+        if command is not None and command.stuck and not self.deaf:
+            self._complete(command, DriveStatus.ABORTED)
+
+    def _forget(self) -> None:
+        """The port is reset: the core has no commands, and offers nothing."""
+        self.counts.resets += 1
+        if self._beats and len(self._beats) < self._config.beats:
+            self.counts.cut += 1
+        for inside in (
+            self._commands, self._granted, self._incoming, self._ends, self._beats,
+        ):  # fmt: skip
+            inside.clear()
+        self._reading = self._cutting = self._granting = None
+        if not self.lasting:
+            self.hang = 0
+        for valid in (self._grant[0], self._read[0], self._end[0]):
+            valid.value = 0
 
     def _take_beat(self, bits: int) -> None:
         assert self._granted, f"drive {self.index}: write data without a grant"
@@ -334,6 +374,7 @@ class DriveModel:
         command_ready = write_ready = grant_valid = read_valid = end_valid = False
         refused_command: int | None = None
         refused_beat: int | None = None
+        shut = False
         while True:
             # Drive this cycle.
             timing = self.timing
@@ -386,6 +427,16 @@ class DriveModel:
             if int(self._reset.value):
                 continue
             self._cycle += 1
+            if int(self._port_reset.value):
+                if not shut:
+                    self._forget()
+                shut = True
+                grant_valid = read_valid = end_valid = False
+                refused_command = refused_beat = None
+                continue
+            shut = False
+            if int(self._abort[0].value):
+                self._take_abort(int(self._abort[1].value))
 
             # What happened in it.
             offered = int(self._command[0].value)

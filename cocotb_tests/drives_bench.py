@@ -184,6 +184,8 @@ class Bench:
         self.again: list[dict] = []
         self.blamed: list[tuple[Opcode, int]] = []
         dut.failed.value = 0
+        dut.now.value = 0
+        dut.fail__ready.value = 1
         dut.load_read__address.value = 0
         cocotb.start_soon(self._send_again())
         dut.allocate__valid.value = 0
@@ -366,7 +368,10 @@ class Bench:
         await self.drain(cycles=cycles)
         for _ in range(20):
             await RisingEdge(self.dut.clk)
-        assert not int(self.dut.busy.value), "busy at rest"
+        # The ladder may be on its last walk.
+        walk = 3 * self.config.ports * self.config.drive_tags
+        busy = self.dut.busy
+        await wait_until(self.dut, lambda: not int(busy.value), cycles=walk, what="rest")
         assert all(drive.idle for drive in self.drives), "a drive still has a command"
         cut = sum(drive.counts.cut for drive in self.drives)
         assert len(self.lent) <= min(cut, self.config.ports), f"lines leaked: {self.lent}"

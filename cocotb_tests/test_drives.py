@@ -115,12 +115,19 @@ async def without_lines(dut):
     assert bench.landed_blocks == 4 and not bench.lent
 
 
+async def begun(dut, config: Config) -> None:
+    """Returns when the tables are empty: nothing is sent before."""
+    for _ in range(2 * config.ports * config.drive_tags):
+        await RisingEdge(dut.clk)
+
+
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def merging(dut):
     """Nagle: an idle port sends at once; a busy one waits for the neighbours of what it has."""
     config, seed = environment()
     bench = Bench(dut, config, seed=seed, timing=Timing(latency=(900, 900)))
     await start(dut)
+    await begun(dut, config)
     drive = bench.drives[0]
     for n in range(100):
         bench.submit(
@@ -219,8 +226,7 @@ async def latencies(dut):
     config, seed = environment()
     bench = Bench(dut, config, seed=seed, timing=IDEAL)
     await start(dut)
-    for _ in range(2 * config.ports):
-        await RisingEdge(dut.clk)
+    await begun(dut, config)
     bench.submit(port=0, opcode=Opcode.READ, owner=Owner.COMMAND, block=9)
     await wait_until(dut, lambda: bench.operations.idle, cycles=20, what="operation")
     command = await wait_until(
@@ -246,7 +252,7 @@ class Faulty(wiring.Component):
         m.submodules.inner = inner = self._inner
         fault = self._fault
         for name, member in self.signature.members.items():
-            if name in ("failed", "busy"):
+            if name in ("failed", "busy", "now", "deadline"):
                 continue
             ours, theirs = getattr(self, name), getattr(inner, name)
             if member.is_port or not member.dimensions:
@@ -254,7 +260,12 @@ class Faulty(wiring.Component):
             else:
                 for a, b in zip(ours, theirs, strict=True):
                     connect(m, flipped(a), b)
-        m.d.comb += [inner.failed.eq(self.failed), self.busy.eq(inner.busy)]
+        m.d.comb += [
+            inner.failed.eq(self.failed),
+            inner.now.eq(self.now),
+            self.deadline.eq(inner.deadline),
+            self.busy.eq(inner.busy),
+        ]
         count = Signal(6)
         with m.If(inner.finished.valid & inner.finished.ready):
             m.d.sync += count.eq(count + 1)

@@ -11,7 +11,7 @@ from cocotb.triggers import RisingEdge
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import Fields, StreamSink, StreamSource, start, wait_until
 from hdl.array.interface import expected
-from hdl.array.tracker import Tracker
+from hdl.array.tracker import FLUSH_ROUNDS, Tracker
 from hdl.config import Config, small
 from hdl.drive.interface import DriveStatus, Opcode, Owner, finished
 from hdl.nvme.interface import ROUNDS, HostOpcode, Status, command, completion, delivered
@@ -44,6 +44,9 @@ class Slot:
     tolerant: bool = False
     retries: dict[int, dict[str, int]] = field(default_factory=dict)
     mapped: bool = False
+    aborted: bool = False
+    rounds: int = 0
+    again: bool = False
 
     def end(self, status: Status) -> None:
         """A block or a flush has ended."""
@@ -51,6 +54,10 @@ class Slot:
         self.due -= 1
         if self.status == Status.SUCCESS:
             self.status = status
+        if not self.due and self.aborted and self.status == Status.SUCCESS:
+            # Every drive has answered, and one of them asks for another try.
+            self.aborted, self.again = False, True
+            self.rounds += 1
 
 DELIVERIES = (Status.COMPARE_FAILURE, Status.DATA_TRANSFER_ERROR)
 """How a block may end that was compared with the host's."""
@@ -125,6 +132,8 @@ class Bench:
         slot = self.slots[event.index]
         good = event.status == DriveStatus.GOOD
         excused = event.status == DriveStatus.GONE and slot.tolerant
+        if event.status == DriveStatus.ABORTED and slot.rounds < FLUSH_ROUNDS - 1:
+            slot.aborted = excused = True
         slot.end(Status.SUCCESS if good or excused else Status.WRITE_FAULT)
 
     def _on_read_failed(self, event: Fields) -> None:
@@ -161,8 +170,12 @@ class Bench:
                 self._read_block(seen.slot, seen.offset, recover=dict(seen.recover))
             return
         for name, value in slot.fields.items():
+            if name == "fua" and slot.rounds:
+                continue  # says nothing of a flush
             assert seen[name] == value, f"{name} of {seen} should be {value}"
         assert seen.offset == 0
+        assert not slot.mapped or slot.again, f"{seen} is sent once too often"
+        slot.again = False
         if self.generator.random() < self.trouble / 4:
             status = self.generator.choice((Status.INVALID_NAMESPACE, Status.LBA_OUT_OF_RANGE))
             self.unsent.append(("rejected", {"slot": seen.slot, "status": status}))
@@ -226,7 +239,7 @@ class Bench:
     def _complete(self, seen) -> None:
         slot = self.slots.pop(seen.slot)
         assert slot.due == 0, f"completed {seen} with {slot.due} blocks due"
-        assert not slot.retries
+        assert not slot.retries and not slot.again
         assert seen.status == slot.status, f"{seen} should end with {slot.status}"
         self.statuses.add(seen.status)
         self.completed += 1
@@ -396,6 +409,7 @@ class LenientStatus:
     """Planted bug: a flush that a drive aborted counts as good."""
 
     GOOD = DriveStatus.ABORTED
+    ABORTED = DriveStatus.UNREACHED
     GONE = DriveStatus.GONE
     UNREACHED = DriveStatus.UNREACHED
 
@@ -420,3 +434,9 @@ def test_planted_bugs_are_found(bug):
 def test_planted_status_is_found(monkeypatch):
     monkeypatch.setattr("hdl.array.tracker.DriveStatus", LenientStatus)
     refuses(Tracker(config=CONFIGS["small"]), "lenient_status")
+
+
+def test_planted_rounds_are_found(monkeypatch):
+    """A flush that is aborted is sent too few times."""
+    monkeypatch.setattr("hdl.array.tracker.FLUSH_ROUNDS", 1)
+    refuses(Tracker(config=CONFIGS["small"]), "few_rounds")

@@ -90,6 +90,15 @@ class Config:
         reader; else they are unknown opcodes.
     temperature_kelvin
         Composite temperature that a board without a sensor reports.
+    command_timeout_ms
+        A drive command that takes longer is aborted; 0: never, and the logic for it is left out.
+    abort_timeout_ms
+        A command that is aborted and takes longer to end has its port reset.
+    drive_resets
+        Port resets, 0..3, after which a drive is given up the next time.
+    drive_reset_window_s
+        Port resets are forgotten each time that so long, rounded up to a power of two clock
+        cycles, has passed.
     """
 
     data_width: int = 256
@@ -117,6 +126,10 @@ class Config:
     abort_commands: bool = True
     compare_and_deallocate: bool = True
     temperature_kelvin: int = 308
+    command_timeout_ms: int = 8000
+    abort_timeout_ms: int = 500
+    drive_resets: int = 1
+    drive_reset_window_s: int = 3600
 
     def __post_init__(self) -> None:
         if self.data_width not in (64, 128, 256, 512):
@@ -147,6 +160,14 @@ class Config:
             raise ValueError(
                 f"temperature_kelvin must be 1..65535, not {self.temperature_kelvin}"
             )
+        for name, least, most in (
+            ("command_timeout_ms", 0, 60_000),
+            ("abort_timeout_ms", 1, 60_000),
+            ("drive_resets", 0, 3),
+            ("drive_reset_window_s", 1, 1 << 20),
+        ):
+            if not least <= getattr(self, name) <= most:
+                raise ValueError(f"{name} must be {least}..{most}, not {getattr(self, name)}")
         for name, least, most in (
             ("lines", 16, 1 << 16),
             ("banks", 2, 64),

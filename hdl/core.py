@@ -93,7 +93,7 @@ class Core(wiring.Component):
         for block in (endpoint, front_end):
             for name in PcieStatus().members:
                 m.d.comb += getattr(block.status, name).eq(getattr(self.status, name))
-        for block in (endpoint, front_end, gather):
+        for block in (endpoint, front_end, gather, drives):
             m.d.comb += block.now.eq(self.now)
         m.d.comb += [
             endpoint.discard.eq(front_end.discard),
@@ -205,7 +205,15 @@ class Core(wiring.Component):
         connect(m, front_end.port_read, tables.port_read)
         connect(m, front_end.manage_request, tables.manage_request)
         connect(m, tables.manage_response, front_end.manage_response)
-        connect(m, sequencer.fail, tables.fail)
+        # Always taken; a drive that is given up waits for one that failed to store data.
+        m.d.comb += [
+            tables.fail.valid.eq(sequencer.fail.valid | drives.fail.valid),
+            tables.fail.payload.eq(
+                Mux(sequencer.fail.valid, sequencer.fail.payload, drives.fail.payload)
+            ),
+            sequencer.fail.ready.eq(1),
+            drives.fail.ready.eq(~sequencer.fail.valid),
+        ]
         present = Cat(port.present for port in self.drives)
         m.d.comb += [
             tables.present.eq(present),
@@ -226,7 +234,7 @@ class Core(wiring.Component):
             connect(m, flipped(port), inner)
 
         earliest = front_end.deadline
-        for block in (gather, endpoint):
+        for block in (gather, endpoint, drives):
             earliest = Mux(block.deadline < earliest, block.deadline, earliest)
         plumbing = [operations, operation_skid, finished_relay, deliveries, commits, *events]
         m.d.comb += [

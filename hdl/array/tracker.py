@@ -13,6 +13,9 @@ from hdl.memory.interface import line_stream
 from hdl.nvme.interface import HostOpcode, Status, command, completion, delivered, recovery
 from hdl.stripe.interface import committed
 
+FLUSH_ROUNDS = 4
+"""Times that a FLUSH is sent to its drives while one of them aborts it."""
+
 
 class Action(enum.Enum, shape=3):
     """What an event does to its command."""
@@ -40,7 +43,8 @@ class Tracker(wiring.Component):
     was seen. A block whose direct read failed is sent again on ``command`` as a one-block READ,
     same slot, ``offset`` its index in the host's command. Its ``recover`` is that of the read that
     failed, one more ``tried`` unless the drive did not come so far (UNREACHED), and ``again`` set:
-    who maps it says when nothing is left to be tried.
+    who maps it says when nothing is left to be tried. A FLUSH that a drive aborted is sent to all
+    of them again once all have answered, `FLUSH_ROUNDS` times at most.
 
     No event ever waits for ``command`` or ``completion``: blocks to be retried are a bit each of
     their slot's state, slots with retries queue up once each, and so do completions. Hence the
@@ -100,13 +104,17 @@ class Tracker(wiring.Component):
         m = Module()
 
         # What a retry needs of the host's command, and what is still due.
-        origin = data.StructLayout({"volume": config.volume_bits, "block": BLOCK_NUMBER_BITS})
+        origin = data.StructLayout(
+            {"flush": 1, "volume": config.volume_bits, "block": BLOCK_NUMBER_BITS}
+        )
         progress = data.StructLayout(
             {
                 "remaining": max(config.offset_bits + 1, WIDTH_BITS),
                 "status": Status,
                 "retried": 1,
                 "tolerant": 1,
+                "again": 1,
+                "rounds": range(FLUSH_ROUNDS),
                 "retries": config.transfer_blocks,
             }
         )
@@ -147,6 +155,7 @@ class Tracker(wiring.Component):
         slot = Signal(config.slot_bits)
         status = Signal(Status)
         gone = Signal()
+        aborted = Signal()
         count = Signal(WIDTH_BITS)
         tolerant = Signal()
         place = Signal(config.offset_bits)
@@ -171,6 +180,7 @@ class Tracker(wiring.Component):
                 action.eq(Action.COUNT),
                 status.eq(good_or(event.status != DriveStatus.GOOD, Status.WRITE_FAULT)),
                 gone.eq(event.status == DriveStatus.GONE),
+                aborted.eq(event.status == DriveStatus.ABORTED),
                 slot.eq(event.index),
             ]
 
@@ -239,6 +249,7 @@ class Tracker(wiring.Component):
             origin_write.addr.eq(slot),
             origin_write.data.volume.eq(self.command.payload.volume),
             origin_write.data.block.eq(self.command.payload.block),
+            origin_write.data.flush.eq(self.command.payload.opcode == HostOpcode.FLUSH),
             ending.slot.eq(slot),
             ending.status.eq(after.status),
         ]
@@ -256,19 +267,35 @@ class Tracker(wiring.Component):
         ]
 
         error = Signal(Status)
-        m.d.comb += error.eq(Mux(gone & before.tolerant, Status.SUCCESS, status))
+        again = Signal()
+        once_more = Signal()
+        excused = (gone & before.tolerant) | again
+        m.d.comb += [
+            again.eq(aborted & (before.rounds != FLUSH_ROUNDS - 1)),
+            once_more.eq(before.again | again),
+            error.eq(Mux(excused, Status.SUCCESS, status)),
+        ]
 
         def end_blocks(remaining):
             """Notes the first error; completes when nothing is left."""
-            m.d.comb += after.remaining.eq(remaining)
+            m.d.comb += [after.remaining.eq(remaining), after.again.eq(once_more)]
             with m.If(before.status == Status.SUCCESS):
                 m.d.comb += after.status.eq(error)
             with m.If(remaining == 0):
-                m.d.comb += completions.w_en.eq(1)
+                with m.If(once_more & (after.status == Status.SUCCESS)):
+                    m.d.comb += [
+                        after.again.eq(0),
+                        after.rounds.eq(before.rounds + 1),
+                        after.retries.eq(1),
+                        retries.w_data.eq(slot),
+                        retries.w_en.eq(1),
+                    ]
+                with m.Else():
+                    m.d.comb += completions.w_en.eq(1)
 
         with m.FSM(name="track") as fsm:
             with m.State("TAKE"):
-                m.d.sync += gone.eq(0)
+                m.d.sync += [gone.eq(0), aborted.eq(0)]
                 for index, (port, decode, allowed) in enumerate(inputs):
                     with m.If((chosen == index) & port.valid & allowed):
                         m.d.comb += port.ready.eq(1)
@@ -301,7 +328,9 @@ class Tracker(wiring.Component):
                         m.next = "RECALL"
                         m.d.sync += [
                             request.slot.eq(slot),
-                            request.opcode.eq(HostOpcode.READ),
+                            request.opcode.eq(
+                                Mux(origin_read.data.flush, HostOpcode.FLUSH, HostOpcode.READ)
+                            ),
                             request.fua.eq(0),
                             request.volume.eq(origin_read.data.volume),
                             request.block.eq(origin_read.data.block + retry),
@@ -330,6 +359,8 @@ class Tracker(wiring.Component):
                     self.command.valid.eq(1),
                     self.command.payload.recover.eq(attempt_read.data),
                 ]
+                with m.If(self.command.payload.opcode == HostOpcode.FLUSH):
+                    m.d.sync += self.command.payload.recover.eq(0)
                 m.next = "TAKE"
 
             completing = (completions.level > 0) & (~self.completion.valid | self.completion.ready)

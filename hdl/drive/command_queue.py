@@ -96,6 +96,10 @@ class CommandQueue(wiring.Component):
         As in `hdl.drive.interface`.
     failed
         A bit per port.
+    held
+        A bit per port: nothing is sent.
+    began, begun
+        A pulse: this command is offered to its port.
     command
         To the drive ports.
     start
@@ -118,6 +122,9 @@ class CommandQueue(wiring.Component):
                 "operation": In(stream.Signature(operation(config))),
                 "finished": Out(stream.Signature(finished(config))),
                 "failed": In(MAX_DRIVES),
+                "held": In(config.ports),
+                "began": Out(1),
+                "begun": Out(command_tag(config)),
                 "command": Out(stream.Signature(drive_command(config))).array(config.ports),
                 "start": Out(stream.Signature(command_start(config))),
                 "end": In(stream.Signature(command_end(config))),
@@ -173,7 +180,7 @@ class CommandQueue(wiring.Component):
         accepted = Signal(ports)
         m.submodules.choose = choose = RoundRobin(count=ports)
         m.d.comb += [
-            choose.requests.eq(check & (~offered | self.failed[:ports])),
+            choose.requests.eq(check & (~offered | self.failed[:ports]) & ~self.held),
             accepted.eq(Cat(port.ready for port in self.command)),
         ]
         sent = Signal(ports)
@@ -314,6 +321,8 @@ class CommandQueue(wiring.Component):
         ]
         payload = Signal(drive_command(config))
         m.d.comb += [
+            self.begun.tag.eq(s_tag),
+            self.begun.port.eq(port),
             payload.tag.eq(s_tag),
             payload.opcode.eq(walked.opcode),
             payload.fua.eq(walked.fua),
@@ -430,6 +439,7 @@ class CommandQueue(wiring.Component):
                         updated.tags.eq(s_queue.tags | s_tag_mask),
                         write_span.en.eq(1),
                         sent.eq(mask),
+                        self.began.eq(1),
                     ]
                     m.d.sync += [
                         start_valid.eq(1),

@@ -5,10 +5,12 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.array.interface import TableRead
-from hdl.config import MAX_DRIVES, Config
+from hdl.config import MAX_DRIVES, TIME_BITS, Config
 from hdl.drive.block_control import BlockControl
 from hdl.drive.command_queue import CommandQueue
+from hdl.drive.fence import Fence
 from hdl.drive.interface import DrivePort, finished, landed, load_bits, operation
+from hdl.drive.ladder import Ladder
 from hdl.drive.read_path import ReadPath
 from hdl.drive.records import PATHS, path_ports
 from hdl.drive.write_path import WritePath
@@ -20,6 +22,7 @@ class Drives(wiring.Component):
 
     `CommandQueue` merges operations into commands and reports their ends, `BlockControl` gives each
     block its line, two paths each way move the data: even ports on path 0, odd ports on path 1.
+    `Ladder` bounds the time that a command takes, and a `Fence` shuts a port that is reset.
 
     Parameters
     ----------
@@ -45,6 +48,10 @@ class Drives(wiring.Component):
     failed
         A bit per port: what is not yet sent ends at once with GONE. Commands that have been sent
         end when the drive says so.
+    fail
+        Ports whose drive does not end its commands; they have been reset for the last time.
+    now, deadline
+        Time in clock cycles, and when a command may have taken too long.
     load_read
         How many blocks a port has been asked for and not answered.
     busy
@@ -66,6 +73,9 @@ class Drives(wiring.Component):
                 "line_write": Out(write_port(config)).array(PATHS),
                 "drives": Out(DrivePort(config)).array(config.ports),
                 "failed": In(MAX_DRIVES),
+                "fail": Out(stream.Signature(config.port_bits)),
+                "now": In(TIME_BITS),
+                "deadline": Out(TIME_BITS),
                 "load_read": In(TableRead(config.port_bits, load_bits(config))),
                 "busy": Out(1),
             }
@@ -88,6 +98,34 @@ class Drives(wiring.Component):
         m.d.comb += queue.failed.eq(self.failed)
 
         parts = [queue, blocks]
+        drives = [flipped(drive) for drive in self.drives]
+        if config.command_timeout_ms:
+            m.submodules.ladder = ladder = Ladder(config=config)
+            parts.append(ladder)
+            connect(m, ladder.fail, flipped(self.fail))
+            m.d.comb += [
+                ladder.now.eq(self.now),
+                self.deadline.eq(ladder.deadline),
+                ladder.failed.eq(self.failed),
+                ladder.began.eq(queue.began),
+                ladder.begun.eq(queue.begun),
+                ladder.ended.eq(blocks.end.valid & queue.end.ready),
+                ladder.over.eq(blocks.end.payload.command),
+                queue.held.eq(ladder.held),
+            ]
+            for index, outer in enumerate(self.drives):
+                m.submodules[f"fence_{index}"] = fence = Fence(config=config)
+                connect(m, fence.outer, flipped(outer))
+                m.d.comb += [
+                    fence.shut.eq(ladder.shut[index]),
+                    fence.ends.eq(ladder.ends[index]),
+                    fence.ending.eq(ladder.ending),
+                    fence.inner.abort.eq(ladder.abort[index]),
+                    fence.inner.abort_tag.eq(ladder.abort_tag),
+                ]
+                drives[index] = fence.inner
+        else:
+            m.d.comb += self.deadline.eq(-1)
         for path in range(PATHS):
             ports = path_ports(config, path)
             reader = ReadPath(config=config, ports=ports)
@@ -100,13 +138,13 @@ class Drives(wiring.Component):
             connect(m, reader.line_write, flipped(self.line_write[path]))
             connect(m, writer.line_read, flipped(self.line_read[path]))
             for place in range(ports):
-                drive = self.drives[path + place * PATHS]
-                connect(m, flipped(drive.read_data), reader.data[place])
-                connect(m, writer.data[place], flipped(drive.write_data))
+                drive = drives[path + place * PATHS]
+                connect(m, drive.read_data, reader.data[place])
+                connect(m, writer.data[place], drive.write_data)
             parts += [reader, writer]
-        for index, drive in enumerate(self.drives):
-            connect(m, queue.command[index], flipped(drive.command))
-            connect(m, flipped(drive.grant), blocks.grant[index])
-            connect(m, flipped(drive.completion), blocks.completion[index])
+        for index, drive in enumerate(drives):
+            connect(m, queue.command[index], drive.command)
+            connect(m, drive.grant, blocks.grant[index])
+            connect(m, drive.completion, blocks.completion[index])
         m.d.comb += self.busy.eq(Cat(part.busy for part in parts).any())
         return m

@@ -135,9 +135,16 @@ class DrivePort(wiring.Signature):
 
     The drive decides when data moves (as SAS XFER_RDY and SATA DMA Setup do): a ``grant`` asks for
     the next block of a tag's write data, and read data comes when the drive has it. Contract of the
-    link core: every command completes exactly once; granted data is always taken in the end; when
-    the drive goes away it completes every outstanding and every later command with GONE.
+    link core: a command completes at most once; while it moves granted data is taken in the end;
+    when the drive goes away it completes every outstanding and every later command with GONE.
     ``present`` and ``capacity`` (blocks) are levels.
+
+    ``abort``: a pulse; the command ``abort_tag`` shall end soon, with ABORTED unless it ends
+    otherwise. A tag that is not outstanding is ignored, and an abort may come to nothing.
+    ``reset``: a level; the core and the drive's link begin anew. From the cycle after it has risen
+    until it falls the core offers nothing, and it has forgotten every command that it had.
+    ``present`` stays while a drive that was there is expected to come back.
+    Neither comes without ``Config.command_timeout_ms``.
     """
 
     def __init__(self, config: Config):
@@ -148,6 +155,9 @@ class DrivePort(wiring.Signature):
                 "write_data": Out(stream.Signature(write_data(config))),
                 "read_data": In(stream.Signature(read_data(config))),
                 "completion": In(stream.Signature(drive_completion(config))),
+                "abort": Out(1),
+                "abort_tag": Out(config.tag_bits),
+                "reset": Out(1),
                 "present": In(1),
                 "capacity": In(BLOCK_NUMBER_BITS),
             }

@@ -109,6 +109,13 @@ void striata_medium_error(Handle* handle, int64_t port, int64_t block, int64_t m
         storage.clear_bad(block);
 }
 
+// flags: 1 data moves, 2 deaf to aborts, 4 not cured by a reset.
+void striata_drive_fault(Handle* handle, int64_t port, int64_t commands, int64_t flags,
+                         int64_t delay_ps) {
+    handle->harness->drive(port).set_fault({commands, (flags & 1) != 0, (flags & 2) != 0,
+                                            (flags & 4) != 0, delay_ps});
+}
+
 void striata_set_jumping(Handle* handle, int64_t jumping) {
     handle->harness->set_jumping(jumping);
 }

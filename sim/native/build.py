@@ -189,6 +189,10 @@ def _header(config: Config, model: Path) -> str:
                 for pin in ("payload", "valid", "ready")
             ]
         binds += [
+            f"pins.drives[{port}].{pin} = {pointer(f'drives__{port}__{pin}')};"
+            for pin in ("abort", "abort_tag", "reset")
+        ]
+        binds += [
             f"pins.drives[{port}].present = {pointer(f'drives__{port}__present')};",
             f"pins.drives[{port}].capacity = {pointer(f'drives__{port}__capacity', 'uint64_t')};",
         ]

@@ -43,6 +43,15 @@ void Drive::begin(int tag, Ps now) {
         end_doomed(tag, now);
         return;
     }
+    if (fault_.commands) {
+        if (fault_.commands > 0) --fault_.commands;
+        s.faulty = true;
+        ++counters_.faults;
+        if (!fault_.at_end && !fault_.delay) {
+            s.stuck = true;
+            return;
+        }
+    }
     switch (s.command.operation) {
         case Operation::kRead:
             ++counters_.reads;
@@ -65,18 +74,32 @@ void Drive::begin(int tag, Ps now) {
 
 void Drive::block_ready(int tag, int index, Ps now) {
     Slot& s = slot(tag);
+    s.looked_at |= uint64_t(1) << index;
+    if (s.failed) {
+        end_failed(tag, now);
+        return;
+    }
     s.ready |= uint64_t(1) << index;
     while (s.emitted < s.command.blocks && s.ready >> s.emitted & 1) {
         if (s.emitted == s.error_at) {
             // The blocks before it may still be on the link: the last of them ends the command.
             s.failed = true;
             s.ready = 0;
-            if (s.taken == s.emitted) finish(tag, DriveStatus::kMediumError, now);
-            return;
+            end_failed(tag, now);
+            break;
         }
         outbound_.push({tag, s.emitted++, now});
     }
     send();
+}
+
+// Once the medium is done with the command: its tag may be used again at once.
+void Drive::end_failed(int tag, Ps now) {
+    Slot& s = slot(tag);
+    const bool all = __builtin_popcountll(s.looked_at) == s.command.blocks;
+    if (s.ended || s.taken != s.emitted || !all) return;
+    s.ended = true;
+    finish(tag, DriveStatus::kMediumError, now);
 }
 
 // Occupies the link, and what drives share, for one block; returns when its last byte is through.
@@ -124,8 +147,8 @@ void Drive::frame_taken(Ps now) {
         end_doomed(tag, now);
     } else if (s.taken == s.command.blocks) {
         finish(tag, DriveStatus::kGood, now);
-    } else if (s.failed && s.taken == s.emitted) {
-        finish(tag, DriveStatus::kMediumError, now);
+    } else if (s.failed) {
+        end_failed(tag, now);
     }
     send();
 }
@@ -180,10 +203,16 @@ void Drive::block_received(int tag, const uint8_t* data, Ps now) {
 void Drive::finish(int tag, DriveStatus status, Ps now) {
     out_free_ = std::max(out_free_, now) + fields_.status_ps;
     if (fields_.half_duplex) in_free_ = std::max(in_free_, out_free_);
-    push_event(out_free_, kDone, tag, int(status));
+    Slot& s = slot(tag);
+    if (s.faulty && !fault_.delay) {
+        s.stuck = true;
+        return;
+    }
+    push_event(out_free_ + (s.faulty ? fault_.delay : 0), kDone, tag, int(status));
 }
 
 void Drive::complete(int tag, DriveStatus status, Ps now) {
+    slot(tag).stuck = false;
     const Ps latency = now - slot(tag).since;
     counters_.latency_sum_ps += latency;
     counters_.latency_most_ps = std::max(counters_.latency_most_ps, latency);
@@ -198,6 +227,31 @@ void Drive::completion_taken() {
     slot(completions_.front().tag).active = false;
     completions_.pop();
     --outstanding_;
+}
+
+void Drive::abort(int tag, Ps now) {
+    ++counters_.aborts;
+    Slot& s = slot(tag);
+    if (!s.active || !s.stuck || fault_.deaf) return;
+    s.stuck = false;
+    complete(tag, DriveStatus::kAborted, now);
+}
+
+void Drive::reset(Ps now) {
+    ++counters_.resets;
+    forget();
+    events_ = {};
+    outbound_.clear();
+    asking_.clear();
+    grants_.clear();
+    completions_.clear();
+    grants_out_ = 0;
+    frame_count_ = 0;
+    outstanding_ = 0;
+    space_blocked_ = false;
+    for (Slot& s : slots_) s = Slot();
+    controller_free_ = out_free_ = in_free_ = now;
+    if (!fault_.lasting) fault_ = Fault();
 }
 
 // Going away

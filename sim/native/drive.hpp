@@ -35,6 +35,15 @@ struct ExpanderLink {
     Ps in_free = 0;
 };
 
+// What is wrong with a drive: so many commands that begin (-1: all) are not ended, or late.
+struct Fault {
+    int64_t commands = 0;
+    bool at_end = false;   // their data moves
+    bool deaf = false;     // aborts do not end them
+    bool lasting = false;  // a reset does not cure the drive
+    Ps delay = 0;          // they end so much later, if not 0
+};
+
 // A block on its way to the controller: byte n is there at start + (end - start) * n / 4096.
 struct Frame {
     int tag;
@@ -75,6 +84,12 @@ public:
     void inbound(Ps now, Ps* start, Ps* end);
     void block_received(int tag, const uint8_t* data, Ps now);
 
+    // The controller wants a command ended, and all of them forgotten.
+    void abort(int tag, Ps now);
+    void reset(Ps now);
+    // From now on; replaces what was before.
+    void set_fault(const Fault& fault) { fault_ = fault; }
+
     // `frame_started`, `grant_offered`: the front of that queue is on the pins and must stay.
     void set_present(bool present, bool frame_started, bool grant_offered, Ps now);
     bool present() const { return present_; }
@@ -88,12 +103,16 @@ protected:
     struct Slot {
         bool active = false;
         bool doomed = false;  // the drive went away
+        bool faulty = false;  // `fault_` has hit it
+        bool stuck = false;   // it will not end by itself
         DriveCommand command{};
         Ps since = 0;
         uint64_t ready = 0;    // blocks that came off the medium
+        uint64_t looked_at = 0;  // blocks that did, or could not
         int emitted = 0;       // blocks handed to the link
         int taken = 0;         // blocks that the controller has
         bool failed = false;   // the next block cannot be read
+        bool ended = false;    // and that has been said
         int error_at = 0;      // first block that cannot be read
         int asked = 0;         // grants made
         int in_flight = 0;     // grants taken whose data is not here yet
@@ -145,10 +164,12 @@ private:
     void send();
     void grant_more();
     void complete(int tag, DriveStatus status, Ps now);
+    void end_failed(int tag, Ps now);
     void end_doomed(int tag, Ps now);
     Ps reserve(Ps start, Ps* shared_free, int64_t* busy);
 
     bool present_ = true;
+    Fault fault_;
     Storage storage_;
     ExpanderLink* expander_;
     Slot slots_[kMaxTags];

@@ -68,6 +68,7 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
         ("striata_set_present", None, [pointer, number, number]),
         ("striata_wipe", None, [pointer, number]),
         ("striata_medium_error", None, [pointer, number, number, number]),
+        ("striata_drive_fault", None, [pointer, number, number, number, number]),
         ("striata_set_jumping", None, [pointer, number]),
         ("striata_set_status", None, [pointer, text, number]),
         ("striata_drive_read", None, [pointer, number, number, number, pointer]),
@@ -315,6 +316,25 @@ class Harness:
     def clear_medium_error(self, port: int, block: int) -> None:
         """Takes a medium error back."""
         self._library.striata_medium_error(self._handle, port, block, 0)
+
+    def drive_fault(
+        self,
+        port: int,
+        commands: int = -1,
+        *,
+        at_end: bool = False,
+        deaf: bool = False,
+        lasting: bool = False,
+        delay_ns: float = 0,
+    ) -> None:
+        """The next commands that a drive begins (-1: all of them; 0: the fault is gone) never end.
+
+        ``at_end``: their data moves before. ``deaf``: aborts do not end them. ``lasting``: a reset
+        does not cure the drive. ``delay_ns``: they do end, but so much later.
+        """
+        flags = at_end | deaf << 1 | lasting << 2
+        delay = int(delay_ns * PICOSECONDS_PER_NANOSECOND)
+        self._library.striata_drive_fault(self._handle, port, commands, flags, delay)
 
     def read_drive(self, port: int, block: int, count: int = 1) -> bytes:
         """What is stored on a drive, past the controller."""

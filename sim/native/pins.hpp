@@ -29,6 +29,9 @@ struct DrivePins {
     StreamPins write_data;
     StreamPins read_data;
     StreamPins completion;
+    uint8_t* abort;
+    uint8_t* abort_tag;
+    uint8_t* reset;
     uint8_t* present;
     uint64_t* capacity;
 };

@@ -7,7 +7,8 @@ namespace striata {
 
 namespace {
 
-enum Moved { kCommand = 1, kReadBeat = 2, kWriteBeat = 4, kGrant = 8, kCompletion = 16 };
+enum Moved { kCommand = 1, kReadBeat = 2, kWriteBeat = 4, kGrant = 8, kCompletion = 16,
+             kAbort = 32, kReset = 64 };
 
 constexpr int kOperationBits = 2;
 constexpr int kBlockNumberBits = 40;
@@ -108,6 +109,7 @@ bool Port::drive_write(int64_t cycle) {
 
 void Port::capture(int moved) {
     moved_ = moved;
+    if (moved & kAbort) aborted_ = *pins_.abort_tag;
     if (moved & kCommand) {
         uint64_t payload;
         std::memcpy(&payload, pins_.command.payload, sizeof payload);
@@ -138,6 +140,14 @@ void Port::commit(int64_t cycle) {
     const Ps now = cycle * shape_.clock_ps;
     const int moved = moved_;
     wake_ = 0;
+    if (moved & kReset) {
+        in_reset_ ^= 1;
+        if (in_reset_) {
+            begin_again(now);
+            return;
+        }
+    }
+    if (moved & kAbort) drive_.abort(aborted_, now);
     if (moved & kCommand) drive_.submit(command_, now);
     if (moved & kReadBeat) {
         read_valid_ = 0;
@@ -163,6 +173,23 @@ void Port::commit(int64_t cycle) {
         completion_valid_ = 0;
         drive_.completion_taken();
     }
+}
+
+void Port::begin_again(Ps now) {
+    drive_.reset(now);
+    read_valid_ = 0;
+    write_ready_ = 0;
+    grant_valid_ = 0;
+    completion_valid_ = 0;
+    frame_loaded_ = false;
+    inbound_.clear();
+    inbound_started_ = false;
+    write_beat_ = 0;
+    // Every pin shows it at once, before anything is sampled again.
+    *pins_.read_data.valid = 0;
+    *pins_.write_data.ready = 0;
+    *pins_.grant.valid = 0;
+    *pins_.completion.valid = 0;
 }
 
 void Port::set_present(bool present, int64_t cycle) {

@@ -23,7 +23,8 @@ public:
         const int moved = (*pins_.command.valid) | (read_valid_ & *pins_.read_data.ready) << 1 |
                           (write_ready_ & *pins_.write_data.valid) << 2 |
                           (grant_valid_ & *pins_.grant.ready) << 3 |
-                          (completion_valid_ & *pins_.completion.ready) << 4;
+                          (completion_valid_ & *pins_.completion.ready) << 4 |
+                          *pins_.abort << 5 | (*pins_.reset != in_reset_) << 6;
         if (!moved) return false;
         capture(moved);
         return true;
@@ -39,6 +40,7 @@ public:
 
 private:
     void capture(int moved);
+    void begin_again(Ps now);
     bool drive_read(int64_t cycle);
     bool drive_write(int64_t cycle);
     int64_t cycle_of(double time) const { return int64_t(std::ceil(time * cycles_per_ps_)); }
@@ -54,6 +56,8 @@ private:
     uint8_t write_ready_ = 0;
     uint8_t grant_valid_ = 0;
     uint8_t completion_valid_ = 0;
+    uint8_t in_reset_ = 0;
+    int aborted_ = 0;
     int moved_ = 0;
     DriveCommand command_{};
 

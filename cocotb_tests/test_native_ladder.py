@@ -1,0 +1,90 @@
+"""Drives that hang under load, with the whole controller on the native tier: nothing is lost."""
+
+import os
+
+import pytest
+
+from cocotb_tests.native_card import PORTS, Card, Volume
+from hdl.array.interface import Level
+from hdl.config import DATA_OFFSET_BLOCKS
+from hdl.drive.ladder import longest_ms
+from sim.campaign.sizes import SIZES
+from sim.native.parameters import MICROSECOND, Ideal
+from sw.driver import raid
+
+SEED = int(os.environ.get("SEED") or "1")
+FAST = Ideal(capacity=DATA_OFFSET_BLOCKS + 32, latency_ps=5 * MICROSECOND)
+COMMANDS = 60
+LONGEST_NS = longest_ms(SIZES) * 1_000_000
+
+
+def hang(level: Level, drives: int, port: int, commands: int, **fault) -> tuple[dict, bool, float]:
+    """A load while drive ``port`` does not end its commands: the drive's counters, whether it was
+    given up, and the longest time between ends of commands."""
+    with Card([FAST] * PORTS, seed=SEED, config=SIZES) as card:
+
+        async def main() -> Volume:
+            volume = await card.create(level, range(drives))
+            await card.load(volume, COMMANDS // 2)
+            card.harness.drive_fault(port, commands, **fault)
+            await card.load(volume, COMMANDS)
+            await card.read_all(volume)
+            (array,) = await raid.arrays(card.nvme)
+            card.gone |= {member.port for member in array.members if member.failed}
+            return volume
+
+        card.finish(card.run(main()))
+        gaps = [b - a for a, b in zip(card.ends_ns, card.ends_ns[1:], strict=False)]
+        return card.harness.drive_statistics(port), port in card.gone, max(gaps)
+
+
+@pytest.mark.parametrize("at_end", [False, True], ids=["at_once", "data_moved"])
+def test_aborts_end_what_hangs(at_end):
+    counters, failed, gap = hang(Level.RAID5, 5, 2, 3, at_end=at_end)
+    assert counters["faults"] == 3 and counters["aborts"] >= 3
+    assert not counters["resets"] and not failed
+    assert gap < 2 * LONGEST_NS
+
+
+@pytest.mark.parametrize("level", [Level.RAID6, Level.RAID10], ids=["RAID6", "RAID10"])
+@pytest.mark.parametrize("at_end", [False, True], ids=["at_once", "data_moved"])
+def test_a_reset_cures(level, at_end):
+    counters, failed, gap = hang(level, 6, 1, -1, at_end=at_end, deaf=True)
+    assert counters["resets"] == 1 and not failed
+    assert gap < 2 * LONGEST_NS
+
+
+@pytest.mark.parametrize("level", [Level.RAID5, Level.RAID1], ids=["RAID5", "RAID1"])
+def test_a_drive_is_given_up(level):
+    counters, failed, gap = hang(level, 3, 0, -1, deaf=True, lasting=True)
+    assert counters["resets"] == SIZES.drive_resets + 1 and failed
+    assert gap < (SIZES.drive_resets + 2) * LONGEST_NS
+
+
+def test_late_is_not_lost():
+    counters, failed, _ = hang(Level.RAID5, 4, 3, 20, delay_ns=LONGEST_NS / 3)
+    assert counters["faults"] == 20 and not counters["aborts"] and not failed
+    counters, failed, _ = hang(Level.RAID5, 4, 3, 2, delay_ns=LONGEST_NS * 0.98, deaf=True)
+    assert counters["aborts"] and not failed
+
+
+def test_pulled_while_it_hangs():
+    """The drive goes away with commands that hang, and while the port is being reset."""
+    for delay in (0.5, 1.0, 1.4):
+        with Card([FAST] * PORTS, seed=SEED, config=SIZES) as card:
+
+            async def pull(card: Card = card, delay: float = delay) -> None:
+                await card.card.transport.sleep(delay * LONGEST_NS)
+                card.pull(4)
+
+            async def main(card: Card = card, pull=pull) -> Volume:
+                volume = await card.create(Level.RAID6, range(6))
+                card.harness.drive_fault(4, deaf=True, lasting=True)
+                card.card.transport.spawn(pull())
+                await card.load(volume, COMMANDS)
+                while not card.gone:
+                    await card.card.transport.sleep(LONGEST_NS / 4)
+                await card.read_all(volume)
+                return volume
+
+            card.finish(card.run(main()))

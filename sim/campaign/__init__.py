@@ -1,0 +1,1 @@
+"""Random loads and random faults of drives on the native tier."""
