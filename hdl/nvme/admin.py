@@ -23,7 +23,7 @@ from hdl.nvme.health import note
 from hdl.nvme.manage import OPCODES as MANAGE_OPCODES
 from hdl.nvme.manage import Manage
 from hdl.nvme.namespaces import Namespaces
-from hdl.nvme.pages import WARNING_BITS
+from hdl.nvme.page_words import WARNING_BITS
 from hdl.nvme.records import (
     QueueOperation,
     assign,

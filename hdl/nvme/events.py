@@ -7,7 +7,7 @@ from amaranth.lib.wiring import In, Out
 from hdl.config import Config, bits_for_count
 from hdl.nvme.arbitrate import lowest_set
 from hdl.nvme.codes import STATUS_BITS, EventType, LogPage, StatusCode, status_field
-from hdl.nvme.pages import WARNING_BITS
+from hdl.nvme.page_words import WARNING_BITS
 
 TYPES = len(EventType)
 

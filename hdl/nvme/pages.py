@@ -1,6 +1,6 @@
 """Builds the 4 KiB pages that Identify, Get Log Page and LIST return."""
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -12,46 +12,21 @@ from hdl.array.interface import (
     port_read,
     volume_read,
 )
-from hdl.config import BLOCK_BYTES, BLOCK_NUMBER_BITS, MAX_DRIVES, Config, bits_for_count
+from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config, bits_for_count
 from hdl.memory.interface import line_stream, write_port
-from hdl.nvme.health import ENTRY_WORDS, HOT_WORD, SMART_WORDS, WARM_WORD, Counter, LogRead
+from hdl.nvme.health import ENTRY_WORDS, HOT_WORD, SMART_WORDS, Counter, LogRead
 from hdl.nvme.identify import IMAGE_WORDS, PAGE_WORDS, Identity, images
+from hdl.nvme.page_words import ARRAY_SHIFT, ENTRY_SHIFT, NUMBERS, WARNING_BITS, PageWords
 from hdl.nvme.records import IMAGE_BITS, SKIP_BITS, PageKind, assign, page_request
 from hdl.nvme.tally import Tally
 
 IMAGES = 5
 """Page kinds with an image in ROM."""
 
-ENTRY_SHIFT = 3
-"""Entries of the lists of volumes and drives: 8 words."""
-
-ARRAY_SHIFT = 6
-"""Entries of the list of arrays: 64 words, members first."""
-
-NAME_WORDS = 26, 31
-"""First and last word of NGUID and EUI-64 in Identify Namespace."""
-
-TOTAL_WORD, FREE_WORD = 70, 74
-"""First words of TNVMCAP and UNVMCAP in Identify Controller."""
-
-BLOCK_SHIFT = BLOCK_BYTES.bit_length() - 1
-
-NSID_BYTES = 16
-"""Bits of a namespace number inside an EUI-64 or NGUID."""
-
-
-WARNING_BITS = 5
-"""Bits of Critical Warning."""
-
 
 def capacity_read(config: Config) -> TableRead:
     """Reads the capacity of the drive at a port, in blocks."""
     return TableRead(config.port_bits, BLOCK_NUMBER_BITS)
-
-
-def swapped(number):
-    """A 16-bit namespace number as the last two, big-endian, bytes of a word."""
-    return Cat(Const(0, NSID_BYTES), number[8:16], number[:8])
 
 
 class PageGenerator(wiring.Component):
@@ -142,13 +117,11 @@ class PageGenerator(wiring.Component):
         beat = Signal(config.data_width)
         skip = Signal(SKIP_BITS)
         missing = Signal(WIDTH_BITS)
-        value = Signal(32)
-        emits = Signal(init=1)
         found = Signal(data.StructLayout({"value": 32, "emits": 1, "exists": 1, "failed": 1}))
 
         # Entry of a list, one cycle after `index`; `exists` once false stays so, only zeros follow.
         start = page.nsid[:8]
-        number = Signal(range(PAGE_WORDS + (1 << 8)))
+        number = Signal(range(NUMBERS))
         exists = Signal()
         next_number = Signal.like(number)
         next_exists = Signal()
@@ -210,182 +183,41 @@ class PageGenerator(wiring.Component):
         with m.Else():
             m.d.comb += self.log_read.address.eq(index)
 
-        # Words of the lists.
-        shape, volume = self.geometry_read.data, self.volume_read.data
-        state, capacity = self.port_read.data, self.drive_capacity_read.data
-        array_members = Signal(2 * WIDTH_BITS)
-        member_port = self.member_read.data
-        member_failed = self.drive_failed.bit_select(member_port, 1)
-        is_member = Signal()
-        m.d.comb += [
-            array_members.eq(shape.width * shape.spans),
-            is_member.eq(in_arrays & exists & shape.valid & ~index[5] & (member < array_members)),
-        ]
-        nsid = Signal(32)
-        of_volumes = Signal()
+        m.submodules.words = words = PageWords(config=config)
         tally = Tally(config=config) if config.report_capacity else None
+        volume = self.volume_read.data
+        shape = self.geometry_read.data
+        of_volumes = Signal()
         if tally is not None:
             m.submodules.tally = tally
             m.d.comb += [
                 tally.of_volume.eq(of_volumes),
                 tally.blocks.eq(Mux(of_volumes, volume.blocks, shape.blocks)),
+                words.total.eq(tally.total),
+                words.free.eq(tally.free),
             ]
-        active = Signal()
-        volume_bit = number[: config.volume_bits]
         m.d.comb += [
-            nsid.eq(number + 1),
-            active.eq(volume.valid & ~self.detached.bit_select(volume_bit, 1)),
             self.allocated.eq(volume.valid),
+            words.kind.eq(page.kind),
+            words.nsid.eq(page.nsid),
+            words.index.eq(index),
+            words.number.eq(number),
+            words.exists.eq(exists),
+            words.image.eq(image.data),
+            words.log.eq(self.log_read.data),
+            words.shape.eq(shape),
+            words.member_port.eq(self.member_read.data),
+            words.volume.eq(volume),
+            words.port.eq(self.port_read.data),
+            words.capacity.eq(self.drive_capacity_read.data),
+            words.missing.eq(missing),
+            words.drive_present.eq(self.drive_present),
+            words.drive_failed.eq(self.drive_failed),
+            words.warning.eq(self.warning),
+            words.temperature.eq(self.temperature),
+            words.changed.eq(self.changed),
+            words.detached.eq(self.detached),
         ]
-
-        def words(which: int, values: dict):
-            with m.Switch(index[:which]):
-                for place, content in values.items():
-                    with m.Case(place):
-                        m.d.comb += value.eq(content)
-
-        def halves(place: int, number_of_blocks) -> dict:
-            return {place: number_of_blocks[:32], place + 1: number_of_blocks[32:]}
-
-        def padded(*parts):
-            """Fields of given widths, low bits first."""
-            return Cat(*(Cat(part, Const(0, width - len(part))) for part, width in parts))
-
-        with m.Switch(page.kind):
-            with m.Case(PageKind.NAMESPACE, PageKind.ALLOCATED_NAMESPACE):
-                # Of FFFFFFFFh: what all namespaces have in common, which is no size and no name.
-                first_name, last_name = NAME_WORDS
-                every = page.nsid[31]
-                with m.If(every & exists & ((index < first_name) | (index > last_name))):
-                    m.d.comb += value.eq(image.data)
-                shown = active | (page.kind == PageKind.ALLOCATED_NAMESPACE)
-                with m.If(volume.valid & shown & exists & ~every):
-                    m.d.comb += value.eq(image.data)
-                    words(
-                        len(index),
-                        {
-                            **halves(0, volume.blocks),
-                            **halves(2, volume.blocks),
-                            **halves(4, volume.blocks),
-                            **halves(12, Cat(Const(0, BLOCK_SHIFT), volume.blocks)),
-                            29: image.data | swapped(nsid),
-                            31: image.data | swapped(nsid),
-                        },
-                    )
-            with m.Case(PageKind.DESCRIPTORS):
-                with m.If(exists):
-                    m.d.comb += value.eq(image.data)
-                words(
-                    len(index),
-                    {2: image.data | swapped(nsid), 7: image.data | swapped(nsid)},
-                )
-            with m.Case(PageKind.SMART):
-                first, last = 4 * Counter.UNITS_READ.value, 4 * Counter.ERRORS.value + 3
-                with m.If((index == WARM_WORD) | (index == HOT_WORD)):
-                    m.d.comb += value.eq(self.log_read.data)
-                with m.Elif((index >= first) & (index <= last)):
-                    with m.If(~index[1]):
-                        m.d.comb += value.eq(self.log_read.data)
-                with m.Elif(exists):
-                    m.d.comb += value.eq(image.data)
-                with m.If(index == 0):
-                    m.d.comb += value.eq(
-                        image.data | Cat(self.warning, Const(0, 8 - WARNING_BITS), self.temperature)
-                    )
-            with m.Case(PageKind.ERROR):
-                with m.If(exists):
-                    m.d.comb += value.eq(self.log_read.data)
-            with m.Case(PageKind.CONTROLLER):
-                with m.If(exists):
-                    m.d.comb += value.eq(image.data)
-                if tally is not None:
-                    total, free = (Cat(Const(0, BLOCK_SHIFT), n) for n in (tally.total, tally.free))
-                    words(len(index), {**halves(TOTAL_WORD, total), **halves(FREE_WORD, free)})
-            with m.Case(PageKind.FIRMWARE_SLOT):
-                with m.If(exists):
-                    m.d.comb += value.eq(image.data)
-            with m.Case(PageKind.CHANGED_NAMESPACES):
-                m.d.comb += [
-                    value.eq(Mux(exists, nsid, 0)),
-                    emits.eq(
-                        ~exists | self.changed.bit_select(volume_bit, 1)
-                    ),
-                ]
-            with m.Case(PageKind.ACTIVE_NAMESPACES):
-                m.d.comb += [
-                    value.eq(Mux(exists, nsid, 0)),
-                    emits.eq(~exists | (active & (nsid > page.nsid))),
-                ]
-            with m.Case(PageKind.ALLOCATED_NAMESPACES):
-                m.d.comb += [
-                    value.eq(Mux(exists, nsid, 0)),
-                    emits.eq(~exists | (volume.valid & (nsid > page.nsid))),
-                ]
-            with m.Case(PageKind.CONTROLLERS):
-                # One identifier, which is 0; with a namespace only if that is attached.
-                with m.If(index == 0):
-                    m.d.comb += value.eq(active | (page.nsid == 0))
-            with m.Case(PageKind.ARRAYS):
-                with m.If(is_member):
-                    present = self.drive_present.bit_select(member_port, 1)
-                    m.d.comb += value.eq(
-                        Cat(
-                            padded((member_port, 8)),
-                            member_failed,
-                            present,
-                            Const(0, 21),
-                            Const(1, 1),
-                        )
-                    )
-                with m.If(exists & shape.valid):
-                    words(
-                        ARRAY_SHIFT,
-                        {
-                            32: padded(
-                                (shape.valid, 4),
-                                (Cat(shape.level), 4),
-                                (Cat(shape.rotate, missing != 0), 8),
-                                (missing, 8),
-                                (number[:8], 8),
-                            ),
-                            33: padded(
-                                (shape.width, 8),
-                                (shape.data, 8),
-                                (shape.parities, 8),
-                                (shape.copies, 8),
-                            ),
-                            34: padded(
-                                (shape.spans, 8),
-                                (shape.strip_shift, 8),
-                                (Cat(shape.rotation), 8),
-                            ),
-                            **halves(36, shape.rows),
-                            **halves(38, shape.blocks),
-                        },
-                    )
-            with m.Case(PageKind.VOLUMES):
-                with m.If(exists & volume.valid):
-                    words(
-                        ENTRY_SHIFT,
-                        {
-                            0: padded((volume.valid, 8), (volume.array, 8)),
-                            1: nsid,
-                            **halves(2, volume.start),
-                            **halves(4, volume.blocks),
-                        },
-                    )
-            with m.Case(PageKind.DRIVES):
-                with m.If(exists):
-                    present = self.drive_present.bit_select(number[: config.port_bits], 1)
-                    failed = self.drive_failed.bit_select(number[: config.port_bits], 1)
-                    words(
-                        ENTRY_SHIFT,
-                        {
-                            0: padded((Cat(present, failed, state.used), 8), (state.array, 8)),
-                            1: number,
-                            **halves(2, capacity),
-                        },
-                    )
 
         with m.FSM(name="page") as fsm:
             with m.State("TAKE"):
@@ -450,13 +282,13 @@ class PageGenerator(wiring.Component):
 
             with m.State("DERIVE"):
                 m.d.sync += [
-                    found.value.eq(value),
-                    found.emits.eq(emits),
+                    found.value.eq(words.value),
+                    found.emits.eq(words.emits),
                     found.exists.eq(exists),
-                    found.failed.eq(is_member & member_failed),
+                    found.failed.eq(words.failed),
                 ]
                 m.next = "COPY"
-                with m.If((page.kind == PageKind.DESCRIPTORS) & ~active):
+                with m.If((page.kind == PageKind.DESCRIPTORS) & ~words.active):
                     m.next = "REFUSE"
 
             with m.State("COPY"):
