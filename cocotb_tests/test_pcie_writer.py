@@ -234,10 +234,9 @@ async def posts_after_short_packets(dut):
     await bench.start()
     width = bench.config.beat_dwords
     pages = iter(bench.rng.sample(range(1, 1 << 30), 500))
-    done = bench.done._callback
 
     def report_and_post(line):
-        done(line)
+        bench._done(line)
         bench.send_post(line)
 
     bench.done._callback = report_and_post
