@@ -13,8 +13,9 @@ from hdl.memory.interface import line_stream
 from hdl.nvme.interface import HostOpcode, Status, command, completion, delivered, recovery
 from hdl.stripe.interface import committed
 
-FLUSH_ROUNDS = 4
-"""Times that a FLUSH is sent to its drives while one of them aborts it."""
+FLUSH_ROUNDS = 16
+"""Times that a FLUSH is sent to its drives while one of them aborts it: four drives may do so until
+they are given up."""
 
 
 class Action(enum.Enum, shape=3):
