@@ -13,8 +13,9 @@ from hdl.memory.interface import line_stream
 from hdl.nvme.interface import HostOpcode, Status, command, completion, delivered, recovery
 from hdl.stripe.interface import committed
 
-FLUSH_ROUNDS = 4
-"""Times that a FLUSH is sent to its drives while one of them aborts it."""
+FLUSH_ROUNDS = 16
+"""Times that a FLUSH is sent to its drives while one of them aborts it: four drives may do so until
+they are given up."""
 
 
 class Action(enum.Enum, shape=3):
@@ -269,20 +270,24 @@ class Tracker(wiring.Component):
         error = Signal(Status)
         again = Signal()
         once_more = Signal()
+        first_error = Signal(Status)
         excused = (gone & before.tolerant) | again
         m.d.comb += [
             again.eq(aborted & (before.rounds != FLUSH_ROUNDS - 1)),
             once_more.eq(before.again | again),
             error.eq(Mux(excused, Status.SUCCESS, status)),
+            first_error.eq(Mux(before.status == Status.SUCCESS, error, before.status)),
         ]
 
         def end_blocks(remaining):
             """Notes the first error; completes when nothing is left."""
-            m.d.comb += [after.remaining.eq(remaining), after.again.eq(once_more)]
-            with m.If(before.status == Status.SUCCESS):
-                m.d.comb += after.status.eq(error)
+            m.d.comb += [
+                after.remaining.eq(remaining),
+                after.again.eq(once_more),
+                after.status.eq(first_error),
+            ]
             with m.If(remaining == 0):
-                with m.If(once_more & (after.status == Status.SUCCESS)):
+                with m.If(once_more & (first_error == Status.SUCCESS)):
                     m.d.comb += [
                         after.again.eq(0),
                         after.rounds.eq(before.rounds + 1),
