@@ -270,6 +270,7 @@ def run_endpoint(
     mrrs=512,
     rcb=64,
     offset=0,
+    blocks=12,
     component=None,
     seed=1,
     **parameters,
@@ -288,6 +289,7 @@ def run_endpoint(
             "MRRS": str(mrrs),
             "RCB": str(rcb),
             "OFFSET": str(offset),
+            "BLOCKS": str(blocks),
             **{name.upper(): str(value) for name, value in parameters.items()},
         },
     )

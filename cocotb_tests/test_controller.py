@@ -357,7 +357,7 @@ async def resets_the_function(dut):
         for drive in bench.drives[:2]:
             drive.timing = Timing(latency=(100, 10_000))
         workers = [cocotb.start_soon(bench.load(volume, 100, workers=20))]
-        await ClockCycles(dut.clk, bench.random.randint(2000, 5000))
+        await ClockCycles(dut.clk, bench.random.randint(2000, 4000))
         took = await host.reset_function(terminate=terminate)
         outlasted += any(not drive.idle for drive in bench.drives)
         dut._log.info("a function level reset took %d cycles", took)
@@ -373,8 +373,8 @@ async def resets_the_function(dut):
         for drive in bench.drives[:2]:
             drive.timing = RANDOM
         await bench.nvme.start(CONFIG.queue_pairs, CONFIG.queue_depth)
-        await bench.load(volume, 10)
-        await bench.finish(volume)
+        await bench.load(volume, 6)
+    await bench.finish(volume)
     assert outlasted, "no reset was done before the drives"
 
 
@@ -385,9 +385,9 @@ async def bus_master_comes_and_goes(dut):
     busy_host(bench)
     host = bench.host
     volume = await bench.create(Level.RAID5, range(5))
-    load = cocotb.start_soon(bench.load(volume, 50, workers=20, longest=8))
-    for _ in range(4):
-        await ClockCycles(dut.clk, bench.random.randint(300, 1500))
+    load = cocotb.start_soon(bench.load(volume, 30, workers=20, longest=8))
+    for _ in range(3):
+        await ClockCycles(dut.clk, bench.random.randint(300, 1000))
         await host.withdraw_bus_master()
         await ClockCycles(dut.clk, bench.random.randint(1, 1000))
         assert not host.request_beats, "a request left without bus mastering"

@@ -204,6 +204,7 @@ def test_requests(shim, width):
     run_endpoint("requests", module=__name__, width=width, shim=shim)
 
 
+@pytest.mark.slow
 def test_planted_bugs_are_found(monkeypatch):
     """Locked reads are not answered."""
     monkeypatch.setattr("hdl.pcie.completer.NON_POSTED", NON_POSTED[:-1])
