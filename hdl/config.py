@@ -253,6 +253,15 @@ class Config:
         return bits_for_count(self.volumes)
 
     @property
+    def line_reserves(self) -> tuple[int, ...]:
+        """Lines that each of the `LINE_USERS` leaves to those before it and to the drives.
+
+        The last line is the drives': a port can be held by what it has read for the host, and the
+        launched rows, that have all others, by the port.
+        """
+        return 0, 1, 0, self.line_reserve
+
+    @property
     def line_reserve(self) -> int:
         """Lines that only rows already launched may take, so that the widest row can finish.
 

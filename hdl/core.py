@@ -79,9 +79,8 @@ class Core(wiring.Component):
         m.submodules.parity = parity = ParityPass(config=config)
         m.submodules.drives = drives = Drives(config=config)
         m.submodules.store = store = LineStore(config=config, readers=4, writers=5)
-        reserve = config.line_reserve
         m.submodules.allocator = allocator = LineAllocator(
-            config=config, users=LINE_USERS, returns=4, reserves=(0, 0, 0, reserve)
+            config=config, users=LINE_USERS, returns=4, reserves=config.line_reserves
         )
         blocks = [endpoint, front_end, tables, tracker, mapper, dispatch, gather, sequencer]
         blocks += [parity, drives, store, allocator]

@@ -28,7 +28,7 @@ def _allocator(config: Config) -> wiring.Component:
         "hdl.memory.allocator:LineAllocator",
         users=4,
         returns=4,
-        reserves=(0, 0, 0, config.line_reserve),
+        reserves=config.line_reserves,
     )
     return build(config)
 

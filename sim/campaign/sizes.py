@@ -5,8 +5,8 @@ from hdl.config import Config
 SIZES = Config(
     data_width=256,
     ports=8,
-    lines=128,
-    banks=8,
+    lines=64,
+    banks=4,
     commands=64,
     rows=16,
     operations=256,
