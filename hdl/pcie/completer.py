@@ -138,7 +138,7 @@ class Completer(wiring.Component):
         descriptor = Signal(CompleterCompletion)
         replies = max(1, 32 * (CC_DESCRIPTOR_DWORDS + ERROR_DWORDS) // width)
         reply = Signal(replies * width)
-        sent = Signal(range(replies))  # beats of the completion
+        sent = Signal(range(max(2, replies)))  # beats of the completion
         left = Signal(range(CC_DESCRIPTOR_DWORDS + ERROR_DWORDS + 1))  # words of it
         is_swap = request.kind == RequestType.COMPARE_SWAP
         is_atomic = is_swap | Cat(request.kind == kind for kind in ONE_OPERAND).any()
