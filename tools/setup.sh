@@ -13,6 +13,7 @@ need() { packages="$packages $1"; }
 if ! command -v "$python" >/dev/null; then
     need python3
     need python3-venv
+    need libpython3-dev
 else
     "$python" -c 'import ensurepip, venv' 2>/dev/null || need python3-venv
     # The simulator process loads Python as a shared library.
