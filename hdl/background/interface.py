@@ -1,0 +1,72 @@
+"""Between the row walker, which decides what is done in the background, and the stripe engine."""
+
+from amaranth.lib import data, enum
+
+from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config
+
+
+class WalkKind(enum.Enum, shape=3):
+    """What is done with a row when nobody asked for its contents.
+
+    Whatever the kind, a block that its drive cannot read (MEDIUM_ERROR) is worked out from the
+    others and written anew where the level allows it, and nothing is said to a host.
+    """
+
+    RESYNC = 0
+    """Make the row consistent from its data: parities are generated anew, copies made alike."""
+    REBUILD = 1
+    """Work out what belongs on drives that are stale, and write only that."""
+    CHECK = 2
+    """Compare parities with data, or copies with each other; change nothing that can be read."""
+    REPAIR = 3
+    """As CHECK, and mend: the one wrong block if the parities tell which, else as RESYNC."""
+    PATROL = 4
+    """Only read every block of the row."""
+    ZERO = 5
+    """Write zeros to every block of the row, whatever was there; nothing is read."""
+
+
+def walk(config: Config) -> data.StructLayout:
+    """One row to work on; it takes a row slot, so host writes to it wait or are waited for.
+
+    ``base``, ``shift``, ``row`` are those of `hdl.array.interface.extent`. With copies, ``shift``
+    is the place of the first copy of the one strip that is meant, as in a row of the gatherer; a
+    stripe has one such row for each data strip. ``more``: the next row will be asked for at once.
+    ``tag`` comes back.
+    """
+    return data.StructLayout(
+        {
+            "kind": WalkKind,
+            "array": config.array_bits,
+            "base": 5,
+            "shift": 5,
+            "row": BLOCK_NUMBER_BITS,
+            "more": 1,
+            "tag": 8,
+        }
+    )
+
+
+class WalkResult(enum.Enum, shape=3):
+    """How a row ended."""
+
+    GOOD = 0
+    """As it should be."""
+    MENDED = 1
+    """Blocks that could not be read were written anew; the row is as it should be."""
+    MISMATCH = 2
+    """CHECK found parities or copies that disagree. REPAIR or RESYNC: and mended them."""
+    LOST = 3
+    """Blocks are lost: no drive has them and the level cannot work them out."""
+    FAILED = 4
+    """A drive refused to be written; it was reported as failed."""
+
+
+def walked(config: Config) -> data.StructLayout:
+    """The end of one `walk`.
+
+    ``roles``: a bit per role (data 0.., then P, Q, ..; with copies, per copy): MENDED and MISMATCH:
+    which were wrong, as far as the parities tell (none: they do not); LOST: which are lost. Blocks
+    of stale drives that are lost have been made unreadable there.
+    """
+    return data.StructLayout({"tag": 8, "result": WalkResult, "roles": MAX_DRIVES})
