@@ -45,8 +45,8 @@ GUARD = b"\xa5"
 class ObservedController(Controller):
     """The controller with the number of free lines as one more output, ``available``."""
 
-    def __init__(self, *, config: Config):
-        super().__init__(config=config)
+    def __init__(self, *, config: Config, **options):
+        super().__init__(config=config, **options)
         self.available = Signal(range(config.lines + 1))
 
     @property
@@ -96,7 +96,9 @@ class Bench:
     rows
         Blocks of each drive after `DATA_OFFSET_BLOCKS`.
     pauses
-        Share of the cycles in which each stream of the hard block stands still.
+        Share of the cycles in which each stream of the UltraScale+ block stands still.
+    host
+        The hard block and what is behind it.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class Bench:
         rows: int = 50,
         pauses: float = 0.0,
         memory_bytes: int = 1 << 24,
+        host: type[PcieHost] = PcieHost,
         **host_options,
     ):
         self.dut = dut
@@ -127,7 +130,7 @@ class Bench:
             for port in range(config.ports)
         ]
         vectors = config.queue_pairs + 1
-        self.host = PcieHost(
+        self.host = host(
             dut,
             seed=self.seed,
             pf0_msix_enable=True,

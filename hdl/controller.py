@@ -1,4 +1,4 @@
-"""The controller behind a Xilinx UltraScale+ PCIe hard block: only instances and connections."""
+"""The controller behind a PCIe hard block: only instances and connections."""
 
 from amaranth.hdl import Module
 from amaranth.lib import wiring
@@ -7,26 +7,42 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from hdl.config import TIME_BITS, Config
 from hdl.core import Core
 from hdl.drive.interface import DrivePort
-from hdl.pcie.axis import all_axis_ports
 from hdl.pcie.interface import PcieStatus
+from hdl.pcie.series7 import Series7Shim
 from hdl.pcie.ultrascale import UltrascaleShim
+
+INNER = ("request", "completion", "register", "status", "busy")
+"""Members of a shim that face `Core`; the others are the hard block's."""
 
 
 class Controller(wiring.Component):
-    """`Core` and `UltrascaleShim`: ``rq_*``, ``rc_*``, ``cq_*``, ``cc_*`` are the hard block's
-    AXI4-Streams (PG213), the rest is as in `Core`.
+    """`Core` and the shim of a hard block.
+
+    What the hard block is connected to has its own names: of UltraScale+ the AXI4-Streams
+    ``rq_*``, ``rc_*``, ``cq_*``, ``cc_*`` (PG213), of the 7 series ``rx_*``, ``tx_*`` and ``id``
+    (PG054). The rest is as in `Core`.
 
     Parameters
     ----------
     config
         Sizes; ``data_width`` is that of the hard block's streams.
+    shim
+        `UltrascaleShim` or `Series7Shim`.
     """
 
-    def __init__(self, *, config: Config):
+    def __init__(
+        self,
+        *,
+        config: Config,
+        shim: type[UltrascaleShim] | type[Series7Shim] = UltrascaleShim,
+    ):
         self._config = config
+        self._shim = shim(config=config)
+        members = self._shim.signature.members.items()
+        self._edge = {name: member for name, member in members if name not in INNER}
         super().__init__(
             {
-                **all_axis_ports(config.data_width),
+                **self._edge,
                 "status": Out(PcieStatus()),
                 "reset_done": Out(1),
                 "now": In(TIME_BITS),
@@ -39,12 +55,12 @@ class Controller(wiring.Component):
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        m.submodules.shim = shim = UltrascaleShim(config=self._config)
+        m.submodules.shim = shim = self._shim
         m.submodules.core = core = Core(config=self._config)
         connect(m, core.request, shim.request)
         connect(m, shim.completion, core.completion)
         connect(m, shim.register, core.register)
-        for name, member in all_axis_ports(self._config.data_width).items():
+        for name, member in self._edge.items():
             inner, outer = getattr(shim, name), getattr(self, name)
             m.d.comb += inner.eq(outer) if member.flow is In else outer.eq(inner)
         for name in PcieStatus().members:

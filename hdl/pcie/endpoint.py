@@ -108,11 +108,11 @@ class Endpoint(wiring.Component):
         drops = Signal()
         moves, rests = Signal(), Signal()
         is_read = beat.payload.kind == RequestKind.READ
-        lost_read = Signal()
-        m.d.sync += lost_read.eq(reader.drop_valid & ~reader.drop_taken)
+        # A read that ends here is said to the reader, which waits for it.
+        m.d.sync += reader.drop_valid.eq(reader.drop_valid & ~reader.drop_taken)
         with m.If(~reader.drop_valid):
             m.d.sync += [
-                lost_read.eq(beat.valid & drops & is_read),
+                reader.drop_valid.eq(beat.valid & drops & is_read),
                 reader.drop_tag.eq(beat.payload.tag),
             ]
         m.d.comb += [
@@ -126,12 +126,11 @@ class Endpoint(wiring.Component):
             drops.eq(~goes & (self.discard | ~beat.payload.first)),
             self.request.payload.eq(beat.payload),
             self.request.valid.eq(beat.valid & goes),
-            reader.drop_valid.eq(lost_read),
-            beat.ready.eq(Mux(goes, self.request.ready, drops & (~is_read | ~lost_read))),
+            beat.ready.eq(Mux(goes, self.request.ready, drops & ~(is_read & reader.drop_valid))),
             reader.hold.eq(~self.status.bus_master & ~self.discard),
             reader.now.eq(self.now),
             self.deadline.eq(reader.deadline),
-            moves.eq(reader.busy | writer.busy | merge.busy | lost_read),
+            moves.eq(reader.busy | writer.busy | merge.busy | reader.drop_valid),
             rests.eq(~moves & ~reader.outstanding),
             self.busy.eq(moves | (self.idle != rests)),
         ]
