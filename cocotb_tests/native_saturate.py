@@ -32,6 +32,7 @@ class Saturate(wiring.Component):
             {
                 **axi_members(),
                 "status": Out(PcieStatus()),
+                "reset_done": Out(1),
                 "now": In(TIME_BITS),
                 "quiet": Out(1),
                 "deadline": Out(TIME_BITS),

@@ -19,10 +19,21 @@ from sim.native.harness import Harness
 from sim.native.parameters import MICROSECOND, Ideal
 from sim.verilog import BUILD
 from sw.driver import raid
+from sw.driver.commands import Io, read_write
 from sw.driver.nvme import Nvme
 from sw.driver.raid import Array
 from sw.guest import packages
-from sw.guest.config_space import BAR0, COMMAND, CONFIG_BYTES, MSIX, ConfigSpace
+from sw.guest.config_space import (
+    BAR0,
+    COMMAND,
+    CONFIG_BYTES,
+    DEVICE_CONTROL,
+    EXPRESS_IDENTIFIER,
+    INITIAL_CONTROL,
+    INITIATE_RESET,
+    MSIX,
+    ConfigSpace,
+)
 from sw.guest.initramfs import Initramfs, modules
 from sw.guest.proxy import (
     BAR_ACCESS,
@@ -174,6 +185,39 @@ def test_reset_disables():
         move(guest, SEED)
 
 
+def test_function_reset():
+    """A function level reset amid commands: what was under way ends unseen, all works again."""
+    with host() as guest:
+        nvme = Nvme(guest)
+        guest.run(nvme.start())
+        array = guest.run(raid.create_array(nvme, Level.RAID1, (6, 7)))
+        volume = guest.run(raid.create_volume(nvme, array))
+        guest.settle()
+        guest.arrived.clear()
+        place = nvme.queues[0].sq_address
+        for entry in range(3):
+            write = read_write(Io.WRITE, volume, 2 * entry, 2, MIB, MIB + BLOCK_BYTES)
+            guest.memory.write(place + 64 * entry, write.pack(entry))
+        guest.bar_write(0x1008, 4, 3)
+        for _ in range(20):
+            guest.card.advance(50)
+        assert guest.arrived == [], "too late to reset"
+        guest.config_write(DEVICE_CONTROL, 2, INITIATE_RESET | INITIAL_CONTROL)
+        assert guest.card.function_resets == 1
+        assert guest.config_read(BAR0, 4) == guest.config_read(COMMAND, 2) == 0
+        assert guest.config_read(DEVICE_CONTROL, 2) == INITIAL_CONTROL
+        guest.plug()
+        assert guest.bar_read(CSTS, 4) == 0
+        guest.settle()
+        assert guest.arrived == [], "an interrupt of before the reset"
+        assert guest.harness.drive_statistics(6)["writes"], "nothing was under way"
+        guest.run(nvme.start())
+        guest.run(raid.delete_volume(nvme, volume))
+        guest.run(raid.delete_array(nvme, array))
+        guest.run(nvme.stop())
+        move(guest, SEED)
+
+
 def test_config_space():
     """The BAR says its size, MSI-X how many vectors; what is read-only stays."""
     space = ConfigSpace(VECTORS, Identity())
@@ -183,16 +227,21 @@ def test_config_space():
     assert space.read(0x0A, 2) == 0x0108 and space.read(0x09, 1) == 2
     assert space.read(MSIX + 2, 2) == VECTORS - 1
     assert space.read(space.read(0x34, 1), 1) == 0x11
+    assert space.read(space.read(MSIX + 1, 1), 2) == EXPRESS_IDENTIFIER
     rng = random.Random(SEED)
     for _ in range(2000):
         length = rng.choice((1, 2, 4))
         space.write(rng.randrange(0, CONFIG_BYTES, length), length, rng.getrandbits(32))
     writable = {COMMAND: 0x0547, 0x0C: 0xFF, BAR0: 0xFFFF_C000, 0x3C: 0xFF, MSIX: 0xC000_0000}
+    writable[DEVICE_CONTROL] = 0x7FFF
     for index, value in enumerate(first):
         mask = writable.get(4 * index, 0)
         assert space.read(4 * index, 4) & ~mask == value & ~mask
     assert space.read(CONFIG_BYTES - 1, 4) == 0xFFFF_FFFF
+    space.write(DEVICE_CONTROL, 2, INITIATE_RESET)
+    assert space.wants_reset and space.read(DEVICE_CONTROL, 2) == 0
     space.reset()
+    assert not space.wants_reset
     assert [space.read(offset, 4) for offset in range(0, CONFIG_BYTES, 4)] == first
     assert space.bar is None and not space.bus_master and not space.msix_enable
     with pytest.raises(ValueError, match=r"vectors must be 1\.\.2048, not 0"):
@@ -246,8 +295,13 @@ def test_messages_in_pieces():
 
 def test_modules_are_loaded_after_what_they_need(tmp_path):
     """The order follows the modules' own lists; what is built in is left out."""
-    for name, depends in (("top", "left-side,right"), ("left_side", "base"), ("right", "base,gone"),
-                          ("base", ""), ("other", "")):
+    for name, depends in (
+        ("top", "left-side,right"),
+        ("left_side", "base"),
+        ("right", "base,gone"),
+        ("base", ""),
+        ("other", ""),
+    ):
         content = b"ELF\0name=x\0depends=" + depends.encode() + b"\0retpoline=Y\0"
         (tmp_path / f"{name}.ko").write_bytes(content)
     names = [path.stem for path in modules(tmp_path, ["top", "absent"])]
@@ -287,8 +341,11 @@ def test_missing_packages_are_named(monkeypatch):
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
-    [(["--steps", "fly"], "invalid choice: 'fly'"), (["--seed", "x"], "invalid int value: 'x'"),
-     (["--out", "/dev/null/x"], "/dev/null")],
+    [
+        (["--steps", "fly"], "invalid choice: 'fly'"),
+        (["--seed", "x"], "invalid int value: 'x'"),
+        (["--out", "/dev/null/x"], "/dev/null"),
+    ],
 )
 def test_bad_arguments(monkeypatch, capsys, arguments, text):
     """Status 2 and one line."""

@@ -127,6 +127,8 @@ void striata_set_status(Handle* handle, const char* name, int64_t value) {
     });
 }
 
+int64_t striata_reset_done(Handle* handle) { return handle->harness->reset_done(); }
+
 void striata_drive_read(Handle* handle, int64_t port, int64_t block, int64_t count,
                         uint8_t* data) {
     const Storage& storage = handle->harness->drive(port).storage();

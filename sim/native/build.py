@@ -55,7 +55,7 @@ STREAMS = ("command", "grant", "write_data", "read_data", "completion")
 AXI = {"data": "tdata", "keep": "tkeep", "last": "tlast", "user": "tuser", "valid": "tvalid",
        "ready": "tready"}  # fmt: skip
 STATUS = ("max_payload", "max_read_request", "rcb", "bus_master", "msix_enable", "msix_mask",
-          "extended_tag")
+          "function_reset", "extended_tag")
 
 
 @cache
@@ -174,6 +174,7 @@ def _header(config: Config, model: Path) -> str:
     binds = [
         f"pins.clock = {pointer('clk')};",
         f"pins.reset = {pointer('rst')};",
+        f"pins.reset_done = {pointer('reset_done')};",
         f"pins.now = {pointer('now', 'uint64_t')};",
         f"pins.quiet = {pointer('quiet')};",
         f"pins.deadline = {pointer('deadline', 'uint64_t')};",

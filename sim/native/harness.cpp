@@ -176,6 +176,7 @@ void Harness::set_status(const std::string& name, int64_t value) {
     else if (name == "bus_master") *status.bus_master = code;
     else if (name == "msix_enable") *status.msix_enable = code;
     else if (name == "msix_mask") *status.msix_mask = code;
+    else if (name == "function_reset") *status.function_reset = code;
     else if (name == "extended_tag") *status.extended_tag = code;
     else throw ModelError("status has no input named " + name);
 }

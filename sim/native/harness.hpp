@@ -30,6 +30,7 @@ public:
     void set_present(int64_t port, bool present);
     void set_jumping(bool jumping) { jumping_ = jumping; }
     void set_status(const std::string& name, int64_t value);
+    bool reset_done() const { return *pins_.reset_done; }
     const RunCounters& counters();
 
 private:

@@ -28,6 +28,9 @@ ERROR_BYTES = 512
 PICOSECONDS_PER_NANOSECOND = 1000
 MMIO_TIMEOUT_NS = 50_000_000
 """Longest completion timeout of a root port (PCIe base specification 2.8)."""
+FUNCTION_RESET_NS = 100_000_000
+"""Longest function level reset (PCIe base specification 6.6.2)."""
+RESET_POLL_CYCLES = 64
 
 
 class HarnessError(RuntimeError):
@@ -71,6 +74,7 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
         ("striata_drive_fault", None, [pointer, number, number, number, number]),
         ("striata_set_jumping", None, [pointer, number]),
         ("striata_set_status", None, [pointer, text, number]),
+        ("striata_reset_done", number, [pointer]),
         ("striata_drive_read", None, [pointer, number, number, number, pointer]),
         ("striata_drive_write", None, [pointer, number, number, number, pointer]),
         ("striata_drive_blocks", number, [pointer, number, numbers, number]),
@@ -378,6 +382,25 @@ class Harness:
         """Drives an input of the controller's ``status`` (`hdl.pcie.interface.PcieStatus`)."""
         self._library.striata_set_status(self._handle, name.encode(), value)
         self._raise_error()
+
+    def reset_function(self) -> list[tuple]:
+        """A function level reset, up to its end; the events meanwhile, as of `run`.
+
+        Bus mastering and MSI-X are off from its beginning on, until somebody enables them again.
+        Raises `HarnessError` when the controller does not end it within `FUNCTION_RESET_NS`.
+        """
+        self.set_status("function_reset", 1)
+        for name in ("bus_master", "msix_enable", "msix_mask"):
+            self.set_status(name, 0)
+        limit = self.now_ns + FUNCTION_RESET_NS
+        events: list[tuple] = []
+        while not self._library.striata_reset_done(self._handle):
+            found = self.run(limit, RESET_POLL_CYCLES)
+            events += (event for event in found if event != ("time",))
+            if self.now_ns >= limit:
+                raise HarnessError("a function level reset has no end")
+        self.set_status("function_reset", 0)
+        return events
 
     def statistics(self) -> dict[str, int]:
         """Counters since reset of the link and of the simulation, by name (``statistics.hpp``)."""

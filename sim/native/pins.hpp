@@ -43,6 +43,7 @@ struct StatusPins {
     uint8_t* bus_master;
     uint8_t* msix_enable;
     uint8_t* msix_mask;
+    uint8_t* function_reset;
     uint8_t* extended_tag;
 };
 
@@ -54,6 +55,7 @@ struct Pins {
     AxiPins cq;
     AxiPins cc;
     StatusPins status;
+    uint8_t* reset_done;
     uint64_t* now;
     uint8_t* quiet;
     uint64_t* deadline;

@@ -49,6 +49,7 @@ class BridgedCard:
         self._maps: dict[tuple[int, int], ctypes.Array] = {}
         self._status: dict[str, bool] = {}
         self.interrupts = 0
+        self.function_resets = 0
         self.idle = False
         """Nothing will move until the host or a drive does something."""
         self._drive_status()
@@ -57,7 +58,10 @@ class BridgedCard:
 
     def advance(self, cycles: int) -> None:
         """Runs for at most ``cycles`` evaluated cycles, or until something happens."""
-        for event in self.harness.run(cycles=cycles):
+        self._take(self.harness.run(cycles=cycles))
+
+    def _take(self, events: Sequence[tuple]) -> None:
+        for event in events:
             if event[0] == "interrupt":
                 self.interrupts += 1
                 offset, data = divmod(event[1], 1 << OFFSET_SHIFT)
@@ -77,8 +81,16 @@ class BridgedCard:
         return self.config.read(offset, length)
 
     def config_write(self, offset: int, length: int, value: int) -> None:
-        """As `ConfigSpace.write`; the card sees its control inputs change."""
+        """As `ConfigSpace.write`; the card sees its control inputs change.
+
+        A function level reset is over when this returns.
+        """
         self.config.write(offset, length, value)
+        if self.config.wants_reset:
+            self._take(self.harness.reset_function())
+            self.config.reset()
+            self._status.clear()
+            self.function_resets += 1
         self._drive_status()
 
     def bar_read(self, address: int, length: int) -> int:

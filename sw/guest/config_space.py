@@ -1,4 +1,4 @@
-"""PCI configuration space of the card, as its hard block keeps it (PCI 3.0 chapter 6)."""
+"""PCI configuration space of the card, as its hard block keeps it (PCI 3.0 chapter 6, PCIe 7.5)."""
 
 import struct
 
@@ -22,9 +22,22 @@ MSIX_IDENTIFIER = 0x11
 MSIX_ENABLE, MSIX_MASK = 1 << 15, 1 << 14
 MSIX_TABLE_OFFSET, MSIX_PENDING_OFFSET = 0x2000, 0x3000
 
+EXPRESS = 0x60
+EXPRESS_IDENTIFIER = 0x10
+VERSION_2_INTEGRATED_ENDPOINT = 9 << 4 | 2
+"""The guest sees the card on its root complex: without a link of its own."""
+DEVICE_CAPABILITIES, DEVICE_CONTROL = EXPRESS + 4, EXPRESS + 8
+PAYLOAD_256, EXTENDED_TAG, ROLE_BASED_ERRORS, FUNCTION_RESET = 1, 1 << 5, 1 << 15, 1 << 28
+INITIAL_CONTROL = 2 << 12 | 1 << 4 | 1 << 11
+"""Read requests of 512 bytes, relaxed ordering, no snoop: Device Control after a reset."""
+CAPABLE = PAYLOAD_256 | EXTENDED_TAG | ROLE_BASED_ERRORS | FUNCTION_RESET
+CONTROL_WRITABLE = 0x7FFF
+INITIATE_RESET = 1 << 15
+"""Always read as 0."""
+
 
 class ConfigSpace:
-    """A type 0 header with one 32-bit memory BAR and an MSI-X capability.
+    """A type 0 header with one 32-bit memory BAR, and capabilities for MSI-X and PCI Express.
 
     Parameters
     ----------
@@ -43,6 +56,8 @@ class ConfigSpace:
         self._identity = identity
         self._fill()
         self._values = bytearray(self._initial)
+        self.wants_reset = False
+        """A function level reset was asked for, and `reset` has not followed."""
 
     def _fill(self) -> None:
         vendor = self._identity.vendor
@@ -58,10 +73,15 @@ class ConfigSpace:
             (0x2E, "<H", DEVICE, 0),
             (CAPABILITIES, "<B", MSIX, 0),
             (INTERRUPT_LINE, "<B", 0, 0xFF),
-            (MSIX, "<H", MSIX_IDENTIFIER, 0),
+            (MSIX, "<B", MSIX_IDENTIFIER, 0),
+            (MSIX + 1, "<B", EXPRESS, 0),
             (MSIX + 2, "<H", self._vectors - 1, MSIX_ENABLE | MSIX_MASK),
             (MSIX + 4, "<I", MSIX_TABLE_OFFSET, 0),
             (MSIX + 8, "<I", MSIX_PENDING_OFFSET, 0),
+            (EXPRESS, "<H", EXPRESS_IDENTIFIER, 0),
+            (EXPRESS + 2, "<H", VERSION_2_INTEGRATED_ENDPOINT, 0),
+            (DEVICE_CAPABILITIES, "<I", CAPABLE, 0),
+            (DEVICE_CONTROL, "<H", INITIAL_CONTROL, CONTROL_WRITABLE),
         ):
             struct.pack_into(form, self._initial, offset, value)
             struct.pack_into(form, self._writable, offset, writable)
@@ -69,6 +89,7 @@ class ConfigSpace:
     def reset(self) -> None:
         """Back to the values at power-on."""
         self._values[:] = self._initial
+        self.wants_reset = False
 
     def read(self, offset: int, length: int) -> int:
         """``length`` bytes as a number; all ones beyond the end."""
@@ -77,11 +98,13 @@ class ConfigSpace:
         return int.from_bytes(self._values[offset : offset + length], "little")
 
     def write(self, offset: int, length: int, value: int) -> None:
-        """Changes what of ``length`` bytes is writable."""
+        """Changes what of ``length`` bytes is writable; may set `wants_reset`."""
         for place in range(offset, min(offset + length, CONFIG_BYTES)):
             mask = self._writable[place]
             byte = value >> 8 * (place - offset) & 0xFF
             self._values[place] = self._values[place] & ~mask & 0xFF | byte & mask
+            if place == DEVICE_CONTROL + 1 and byte & INITIATE_RESET >> 8:
+                self.wants_reset = True
 
     @property
     def bus_master(self) -> bool:

@@ -239,6 +239,29 @@ def reset(run: Run) -> str:
     return f"{RESETS} resets, {said}"
 
 
+def function_reset(run: Run) -> str:
+    """Function level resets under load: the hard block's configuration and all queues are gone."""
+    device = "/sys/class/nvme/nvme0/device"
+    methods = run.shell(f"cat {device}/reset_method").split()
+    run.expect("flr" in methods, f"the kernel would reset the card by {methods}")
+    run.shell(f"echo flr > {device}/reset_method")
+    before = run.card.function_resets
+    run.mount()
+    with run.loaded(6, filename="/mnt/load", fsync=32) as fio:
+        for number in range(1, RESETS + 1):
+            fio.still_running(f"reset {number}")
+            run.shell(f"echo 1 > {device}/reset")
+            run.wait_for('[ "$(cat /sys/class/nvme/nvme0/state)" = live ]')
+            if number < RESETS:
+                fio.progress()
+        said = fio.finish()
+    done = run.card.function_resets - before
+    run.expect(done == RESETS, f"the card has seen {done} function level resets")
+    run.check_tree()
+    run.unmount_and_check()
+    return f"{RESETS} resets, {said}"
+
+
 def rebind(run: Run) -> str:
     """The driver is taken away under load and comes back; what was stored is still there."""
     address = run.shell("basename $(readlink -f /sys/class/nvme/nvme0/device)").strip()
@@ -336,6 +359,7 @@ STEPS = [
     Step("load", "fio, random mixed, verified", load, needs=FILES),
     Step("parity", "drives read past the controller", parity, needs=FILES),
     Step("reset", "controller resets under load", reset, needs=FILES),
+    Step("flr", "function level resets under load", function_reset, needs=FILES),
     Step("rebind", "driver unbound and bound again under load", rebind, FILES, complaints=True),
     Step("medium", "unreadable blocks on the drives", medium, needs=FILES),
     Step("pull", "drives pulled under load", pull, needs=FILES),
