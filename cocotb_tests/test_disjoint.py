@@ -1,0 +1,86 @@
+"""What is read of a memory where it is written: of use only where the memory promises the old."""
+
+import os
+import random
+
+import cocotb
+import pytest
+from amaranth.hdl import Module
+from amaranth.lib import wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+from cocotb.triggers import RisingEdge
+
+from cocotb_tests.runner import simulate
+from cocotb_tests.streams import start
+from hdl.memory.disjoint import DISJOINT
+
+WIDTH = 12
+DEPTH = 8
+RUBBISH = (1 << WIDTH) - 1
+
+
+class Both(wiring.Component):
+    """A memory with one port each way, marked ``DISJOINT`` or not."""
+
+    def __init__(self, *, disjoint: bool):
+        self._attributes = DISJOINT if disjoint else None
+        super().__init__(
+            {
+                "write": In(1),
+                "target": In(range(DEPTH)),
+                "data": In(WIDTH),
+                "source": In(range(DEPTH)),
+                "found": Out(WIDTH),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.memory = memory = Memory(
+            shape=WIDTH, depth=DEPTH, init=[], attrs=self._attributes
+        )
+        into, out = memory.write_port(), memory.read_port()
+        m.d.comb += [
+            into.en.eq(self.write),
+            into.addr.eq(self.target),
+            into.data.eq(self.data),
+            out.addr.eq(self.source),
+            self.found.eq(out.data),
+        ]
+        return m
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def reads_and_writes(dut):
+    chance = random.Random(int(os.environ["SEED"]))
+    disjoint = os.environ["DISJOINT"] == "True"
+    held = [0] * DEPTH
+    await start(dut)
+    collisions = 0
+    for _ in range(400):
+        write, target = chance.random() < 0.7, chance.randrange(DEPTH)
+        data, source = chance.randrange(RUBBISH), chance.randrange(DEPTH)
+        dut.write.value, dut.target.value = int(write), target
+        dut.data.value, dut.source.value = data, source
+        await RisingEdge(dut.clk)
+        expected = held[source]
+        if write and source == target:
+            collisions += 1
+            expected = RUBBISH if disjoint else expected
+        if write:
+            held[target] = data
+        dut.write.value = 0
+        await RisingEdge(dut.clk)
+        assert int(dut.found.value) == expected
+    assert collisions > 10
+
+
+@pytest.mark.parametrize("disjoint", [True, False])
+def test_collisions(disjoint):
+    simulate(
+        Both(disjoint=disjoint),
+        name="collisions",
+        module=__name__,
+        parameters={"DISJOINT": str(disjoint)},
+    )
