@@ -221,6 +221,7 @@ class Bench:
         more: int = 0,
         fua: int = 0,
         alone: int = 0,
+        elsewhere: int = 0,
     ) -> bool:
         """Sends an operation unless its blocks, an index or a line are in use."""
         span = set(range(block, block + blocks)) if opcode is not Opcode.FLUSH else set()
@@ -270,6 +271,7 @@ class Bench:
             index=index,
             place=place,
             line=line or 0,
+            **({"elsewhere": elsewhere} if self.config.slow_read_ms else {}),
         )
         return True
 

@@ -12,6 +12,7 @@ from cocotb_tests.drive_model import RANDOM, Timing
 from cocotb_tests.drives_bench import Bench, sizes
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import start, wait_until
+from hdl.config import Config
 from hdl.drive.drives import Drives
 from hdl.drive.fence import Fence
 from hdl.drive.interface import DriveStatus, Opcode, Owner
@@ -36,10 +37,10 @@ QUICK = Timing(latency=(0, 100), ending=(0, 20), read=0.8, write=0.8, grant=0.5)
 class Ladders(Bench):
     """A bench in which time passes, and the ports that are given up are failed."""
 
-    def __init__(self, dut, *, timing: Timing = QUICK):
+    def __init__(self, dut, *, timing: Timing = QUICK, config: Config = CONFIG):
         seed = int(os.environ["SEED"])
         print(f"SEED={seed}")
-        super().__init__(dut, CONFIG, seed=seed, timing=timing, active=0.7, stall=0.2)
+        super().__init__(dut, config, seed=seed, timing=timing, active=0.7, stall=0.2)
         self.given_up: list[int] = []
         self.may_fail = set(range(PORTS))
         self.time = 0

@@ -94,6 +94,9 @@ class Config:
         A drive command that takes longer is aborted; 0: never, and the logic for it is left out.
     abort_timeout_ms
         A command that is aborted and takes longer to end has its port reset.
+    slow_read_ms
+        A host's read of one drive that takes longer is had from the others, if the array has
+        redundancy left; 0: never, and the logic for it is left out.
     drive_resets
         Port resets, 0..3, after which a drive is given up the next time.
     drive_reset_window_s
@@ -128,6 +131,7 @@ class Config:
     temperature_kelvin: int = 308
     command_timeout_ms: int = 8000
     abort_timeout_ms: int = 500
+    slow_read_ms: int = 0
     drive_resets: int = 1
     drive_reset_window_s: int = 3600
 
@@ -163,6 +167,7 @@ class Config:
         for name, least, most in (
             ("command_timeout_ms", 0, 60_000),
             ("abort_timeout_ms", 1, 60_000),
+            ("slow_read_ms", 0, self.command_timeout_ms),
             ("drive_resets", 0, 3),
             ("drive_reset_window_s", 1, 1 << 20),
         ):
@@ -273,7 +278,7 @@ class Config:
 
 def board(ports: int = 8) -> Config:
     """The configuration that is simulated and characterised: 256 bits, 4 MiB on chip."""
-    return Config(ports=ports)
+    return Config(ports=ports, slow_read_ms=1000)
 
 
 def small() -> Config:

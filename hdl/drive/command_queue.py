@@ -1,6 +1,6 @@
 """Operations waiting for their drives: merged into commands, launched, and reported at the end."""
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
@@ -36,7 +36,8 @@ def port_queue(config: Config) -> data.StructLayout:
 
     A run is named by its first operation. The remaining fields describe the last run, as long as
     there is one: ``tail`` is its last operation, ``follows`` the block after it, ``blocks`` its
-    length, ``more`` whether its neighbour is expected; ``alone``: it is complete as it is.
+    length, ``more`` whether its neighbour is expected; ``alone``: it is complete as it is;
+    ``elsewhere``: as of its operations.
     """
     number = operation_bits(config)
     return data.StructLayout(
@@ -49,6 +50,7 @@ def port_queue(config: Config) -> data.StructLayout:
             "fua": 1,
             "more": 1,
             "alone": 1,
+            **({"elsewhere": 1} if config.slow_read_ms else {}),
             "blocks": BLOCK_COUNT_BITS,
             "follows": BLOCK_NUMBER_BITS,
             "tags": config.drive_tags,
@@ -78,7 +80,7 @@ class CommandQueue(wiring.Component):
     A command that fails does so at one block. Of a read, blocks that were moved are good, the first
     one that was not has the drive's status, those after it are UNREACHED. Of a write, data that was
     moved need not be stored, so if it has several operations all of them are UNREACHED. A drive
-    that is GONE is gone for all of them.
+    that is GONE is gone for all of them, and a read that is SLOW in all that has not been moved.
 
     Cycles: 2 an operation, 3 a command sent, 2 and one an operation (or failed block) for a
     command that ended. An operation is offered to an idle drive 5 cycles after it was taken.
@@ -98,8 +100,10 @@ class CommandQueue(wiring.Component):
         A bit per port.
     held
         A bit per port: nothing is sent.
-    began, begun
-        A pulse: this command is offered to its port.
+    began, begun, elsewhere
+        A pulse: this command is offered to its port; as of its operations.
+    orphans, freed
+        Tags that must not be used, `drive_tags` a port, and a bit a port: there are fewer.
     command
         To the drive ports.
     start
@@ -125,6 +129,9 @@ class CommandQueue(wiring.Component):
                 "held": In(config.ports),
                 "began": Out(1),
                 "begun": Out(command_tag(config)),
+                "elsewhere": Out(1),
+                "orphans": In(config.ports * config.drive_tags),
+                "freed": In(config.ports),
                 "command": Out(stream.Signature(drive_command(config))).array(config.ports),
                 "start": Out(stream.Signature(command_start(config))),
                 "end": In(stream.Signature(command_end(config))),
@@ -194,7 +201,7 @@ class CommandQueue(wiring.Component):
         mask = Signal(ports)
         marked = Signal(ports)
         cleared = Signal(ports)
-        m.d.sync += check.eq((check & ~cleared) | marked)
+        m.d.sync += check.eq((check & ~cleared) | marked | self.freed)
 
         queue = read_queue.data
         updated = Signal(port_queue(config))
@@ -214,6 +221,9 @@ class CommandQueue(wiring.Component):
         total = Signal(BLOCK_COUNT_BITS + 1)
         joins = Signal()
         joined = Signal(run(config))
+        same_haste = Const(1)
+        if config.slow_read_ms:
+            same_haste = queue.elsewhere == incoming.elsewhere
         m.d.comb += [
             length.eq(incoming.blocks + 1),
             total.eq(queue.blocks + length),
@@ -225,6 +235,7 @@ class CommandQueue(wiring.Component):
                 & (incoming.opcode != Opcode.FLUSH)
                 & ~incoming.alone
                 & ~queue.alone
+                & same_haste
                 & (total <= MERGE_BLOCKS)
             ),
             joined.tail.eq(new),
@@ -244,7 +255,8 @@ class CommandQueue(wiring.Component):
         tag = Signal(config.tag_bits)
         tag_mask = Signal(config.drive_tags)
         free_tags = Signal(config.drive_tags)
-        m.d.comb += [free_tags.eq(~queue.tags), tag_mask.eq(free_tags & -free_tags)]
+        orphans = self.orphans.word_select(port, config.drive_tags)
+        m.d.comb += [free_tags.eq(~(queue.tags | orphans)), tag_mask.eq(free_tags & -free_tags)]
         m.d.comb += tag.eq(
             Cat(
                 (tag_mask & sum(1 << t for t in range(config.drive_tags) if t >> bit & 1)).any()
@@ -282,7 +294,7 @@ class CommandQueue(wiring.Component):
         is_read_command = (walked.owner == Owner.COMMAND) & (walked.opcode == Opcode.READ)
         all_moved = moved > walked.blocks
         good = status == DriveStatus.GOOD
-        gone = status == DriveStatus.GONE
+        gone = (status == DriveStatus.GONE) | (status == DriveStatus.SLOW)  # all of the command
         doubtful = (walked.opcode == Opcode.WRITE) & ~good
         went_through = moved.any() & ~is_read_command & ~doubtful
         m.d.comb += [
@@ -320,6 +332,8 @@ class CommandQueue(wiring.Component):
             read_span.addr.eq(self.end.payload.command),
         ]
         payload = Signal(drive_command(config))
+        if config.slow_read_ms:
+            m.d.comb += self.elsewhere.eq(walked.elsewhere)
         m.d.comb += [
             self.begun.tag.eq(s_tag),
             self.begun.port.eq(port),
@@ -384,6 +398,7 @@ class CommandQueue(wiring.Component):
                     updated.fua.eq(incoming.fua),
                     updated.more.eq(incoming.more & ~incoming.alone),
                     updated.alone.eq(incoming.alone),
+                    *([updated.elsewhere.eq(incoming.elsewhere)] if config.slow_read_ms else []),
                     updated.blocks.eq(joined.blocks),
                     updated.follows.eq(incoming.block + length),
                     marked.eq(1 << port),

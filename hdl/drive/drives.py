@@ -1,6 +1,6 @@
 """All drive ports: operations in, commands to the drives, data between drives and line store."""
 
-from amaranth.hdl import Cat, Module
+from amaranth.hdl import Cat, Module, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -8,6 +8,7 @@ from hdl.array.interface import TableRead
 from hdl.config import MAX_DRIVES, TIME_BITS, Config
 from hdl.drive.block_control import BlockControl
 from hdl.drive.command_queue import CommandQueue
+from hdl.drive.detach import Detach
 from hdl.drive.fence import Fence
 from hdl.drive.interface import DrivePort, finished, landed, load_bits, operation
 from hdl.drive.ladder import Ladder
@@ -22,7 +23,8 @@ class Drives(wiring.Component):
 
     `CommandQueue` merges operations into commands and reports their ends, `BlockControl` gives each
     block its line, two paths each way move the data: even ports on path 0, odd ports on path 1.
-    `Ladder` bounds the time that a command takes, and a `Fence` shuts a port that is reset.
+    `Ladder` bounds the time that a command takes, a `Fence` shuts a port that is reset, and
+    `Detach` ends a read that is slow.
 
     Parameters
     ----------
@@ -102,6 +104,7 @@ class Drives(wiring.Component):
         if config.command_timeout_ms:
             m.submodules.ladder = ladder = Ladder(config=config)
             parts.append(ladder)
+            orphans = Signal(config.ports * config.drive_tags)
             connect(m, ladder.fail, flipped(self.fail))
             m.d.comb += [
                 ladder.now.eq(self.now),
@@ -112,6 +115,9 @@ class Drives(wiring.Component):
                 ladder.ended.eq(blocks.end.valid & queue.end.ready),
                 ladder.over.eq(blocks.end.payload.command),
                 queue.held.eq(ladder.held),
+                ladder.elsewhere.eq(queue.elsewhere),
+                ladder.orphans.eq(orphans),
+                queue.orphans.eq(orphans),
             ]
             for index, outer in enumerate(self.drives):
                 m.submodules[f"fence_{index}"] = fence = Fence(config=config)
@@ -120,10 +126,24 @@ class Drives(wiring.Component):
                     fence.shut.eq(ladder.shut[index]),
                     fence.ends.eq(ladder.ends[index]),
                     fence.ending.eq(ladder.ending),
-                    fence.inner.abort.eq(ladder.abort[index]),
-                    fence.inner.abort_tag.eq(ladder.abort_tag),
                 ]
                 drives[index] = fence.inner
+                if config.slow_read_ms:
+                    m.submodules[f"detach_{index}"] = detach = Detach(config=config)
+                    parts.append(detach)
+                    connect(m, detach.outer, fence.inner)
+                    m.d.comb += [
+                        detach.detach.eq(ladder.detaches[index]),
+                        detach.tag.eq(ladder.ending.tag),
+                        detach.forget.eq(ladder.shut[index]),
+                        queue.freed[index].eq(detach.freed),
+                        orphans.word_select(index, config.drive_tags).eq(detach.orphans),
+                    ]
+                    drives[index] = detach.inner
+                m.d.comb += [
+                    drives[index].abort.eq(ladder.abort[index]),
+                    drives[index].abort_tag.eq(ladder.abort_tag),
+                ]
         else:
             m.d.comb += self.deadline.eq(-1)
         for path in range(PATHS):

@@ -25,6 +25,8 @@ class DriveStatus(enum.Enum, shape=3):
     UNREACHED = 4
     """Of an operation only: its command failed, perhaps at another block. Nothing is known of this
     one; it must be sent again, ``alone``, and then ends otherwise."""
+    SLOW = 5
+    """Of a read that can be had ``elsewhere``: the drive takes too long."""
 
 
 class Owner(enum.Enum, shape=1):
@@ -52,8 +54,11 @@ def operation(config: Config) -> data.StructLayout:
     ``Owner.COMMAND``, READ: ``blocks`` + 1 consecutive blocks, the first being block ``place`` of
     the host command; lines are allocated as the data arrives. ``Owner.COMMAND``, FLUSH: no data.
     ``more``: the next block of this drive will follow at once, so waiting to merge pays.
-    ``alone``: never merged. ``recover`` comes back unchanged.
+    ``alone``: never merged. ``elsewhere``: of a read that can also be had from other drives, so it
+    may end as SLOW (not there without ``Config.slow_read_ms``). ``recover`` comes
+    back unchanged.
     """
+    elsewhere = {"elsewhere": 1} if config.slow_read_ms else {}
     return data.StructLayout(
         {
             "port": config.port_bits,
@@ -62,6 +67,7 @@ def operation(config: Config) -> data.StructLayout:
             "recover": recovery(config),
             "more": 1,
             "alone": 1,
+            **elsewhere,
             "block": BLOCK_NUMBER_BITS,
             "blocks": config.offset_bits,
             "owner": Owner,

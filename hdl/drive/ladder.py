@@ -24,8 +24,9 @@ MILLISECONDS = 1000
 
 
 def tick_shift(config: Config) -> int:
-    """log2 of the clock cycles of a tick, the unit of all deadlines: at most half an abort's."""
-    cycles = config.abort_timeout_ms * config.clock_hz // MILLISECONDS
+    """log2 of the clock cycles of a tick, the unit of all deadlines: at most half of the least."""
+    least = min(config.abort_timeout_ms, config.slow_read_ms or config.abort_timeout_ms)
+    cycles = least * config.clock_hz // MILLISECONDS
     return max(0, (max(2, cycles) // 2).bit_length() - 1)
 
 
@@ -37,6 +38,8 @@ def ticks(config: Config, milliseconds: int) -> int:
 def longest_ms(config: Config) -> float:
     """Most milliseconds that a command can stay in a drive port (but for microseconds of work)."""
     count = ticks(config, config.command_timeout_ms) + ticks(config, config.abort_timeout_ms)
+    if config.slow_read_ms:
+        count += ticks(config, config.slow_read_ms)
     return count * (1 << tick_shift(config)) * MILLISECONDS / config.clock_hz
 
 
@@ -51,8 +54,12 @@ class Ladder(wiring.Component):
     not forgiven another time: its drive is reported on ``fail``, its commands end with GONE, and
     the port stays in reset until ``failed`` is taken back.
 
+    A read of blocks that can be had ``elsewhere`` and that has not ended after ``slow_read_ms`` is
+    detached from its port (`hdl.drive.detach`): it has ended as SLOW, and what is left of it in the
+    drive is a command like any other from then on.
+
     So a command is in a port for `longest_ms` at most, and a drive that ends nothing any more is
-    given up after ``drive_resets`` + 1 times that. A tick is at most half of ``abort_timeout_ms``;
+    given up after ``drive_resets`` + 1 times that. A tick is at most half of the shortest time;
     times are kept to a tick, and never too short.
 
     One walk over all tags of all ports each tick, 2 cycles a tag, only while one is in use; 8
@@ -62,14 +69,18 @@ class Ladder(wiring.Component):
     ----------
     config
         Sizes, ``command_timeout_ms`` (not 0), ``abort_timeout_ms``, ``drive_resets``,
-        ``drive_reset_window_s``.
+        ``drive_reset_window_s``, ``slow_read_ms``.
 
     Ports
     -----
     now, deadline, busy
         Time in clock cycles, when something is due, and whether something is being done.
-    began, begun
-        A pulse: the command has been offered to its port.
+    began, begun, elsewhere
+        A pulse: the command has been offered to its port; its blocks can be had from other drives.
+    orphans
+        ``drive_tags`` a port: detached, and not ended by the drive.
+    detaches
+        A bit a port: detach the read that ``ending`` names.
     ended, over
         A pulse: the command has ended and its data has been moved. Never with ``began``.
     failed
@@ -94,6 +105,9 @@ class Ladder(wiring.Component):
                 "deadline": Out(TIME_BITS),
                 "began": In(1),
                 "begun": In(command_tag(config)),
+                "elsewhere": In(1),
+                "orphans": In(config.ports * config.drive_tags),
+                "detaches": Out(config.ports),
                 "ended": In(1),
                 "over": In(command_tag(config)),
                 "failed": In(MAX_DRIVES),
@@ -116,8 +130,12 @@ class Ladder(wiring.Component):
         command_ticks = ticks(config, config.command_timeout_ms)
         abort_ticks = ticks(config, config.abort_timeout_ms)
         # Deadlines wrap at more than twice the longest of them.
+        slow_ticks = ticks(config, config.slow_read_ms)
         due_bits = (2 * max(command_ticks, abort_ticks) + 2).bit_length()
-        entry = data.StructLayout({"used": 1, "aborted": 1, "due": due_bits})
+        entry = data.StructLayout(
+            {"used": 1, "aborted": 1, "due": due_bits}
+            | ({"elsewhere": 1, "detached": 1} if config.slow_read_ms else {})
+        )
         m.submodules.entries = entries = Memory(
             shape=entry, depth=1 << command_tag(config).size, init=[]
         )
@@ -150,6 +168,19 @@ class Ladder(wiring.Component):
             mask.eq(1 << place.port),
         ]
         m.d.sync += changed.eq(changes)
+
+        # Reads that are slow. Of one that has been detached the controller knows nothing any more,
+        # so nobody says that it has ended.
+        orphan = Signal()
+        slow = Signal()
+        forgotten = Signal()
+        if config.slow_read_ms:
+            tags = self.orphans.word_select(place.port, config.drive_tags)
+            m.d.comb += [
+                orphan.eq(tags.bit_select(place.tag, 1)),
+                slow.eq(late & found.elsewhere),
+                forgotten.eq(found.used & found.detached & ~orphan),
+            ]
 
         # Resets, forgiven when the window changes.
         window_shift = min(
@@ -219,14 +250,20 @@ class Ladder(wiring.Component):
                     m.d.sync += any_used.eq(1)
                 with m.If(changes | changed):
                     m.next = "READ"
+                with m.Elif(forgotten):
+                    m.d.comb += write.en.eq(1)
+                    go_on()
                 with m.Elif(~late):
                     go_on()
+                with m.Elif(slow):
+                    m.next = "DETACH"
                 with m.Elif(~found.aborted & ~hopeless):
                     m.d.comb += [
                         write.en.eq(1),
                         write.data.used.eq(1),
                         write.data.aborted.eq(1),
                         write.data.due.eq(seen + abort_ticks),
+                        *([write.data.detached.eq(found.detached)] if config.slow_read_ms else []),
                     ]
                     m.d.sync += [self.abort.eq(mask), warning.eq(warning | mask)]
                     add(warned, ~(warning & mask).any())
@@ -241,6 +278,11 @@ class Ladder(wiring.Component):
                     ]
                     add(spent)
                     m.next = "SETTLE"
+
+            with m.State("DETACH"):
+                m.d.comb += self.detaches.eq(mask)
+                with m.If(self.ended & (self.over == place)):
+                    go_on()
 
             # The port is in reset, and what it had is ended, command by command.
             with m.State("SETTLE"):
@@ -258,6 +300,9 @@ class Ladder(wiring.Component):
             with m.State("JUDGE-TAG"):
                 with m.If(changes | changed):
                     m.next = "READ-TAG"
+                with m.Elif(forgotten):
+                    m.d.comb += write.en.eq(1)
+                    m.next = "TURN"
                 with m.Elif(found.used):
                     m.next = "END"
                 with m.Else():
@@ -280,7 +325,7 @@ class Ladder(wiring.Component):
                     go_on()
 
             waits = fsm.ongoing("WAIT") & ~(any_used & (tick != seen))
-            stuck = fsm.ongoing("END") & ~self.ended
+            stuck = (fsm.ongoing("END") | fsm.ongoing("DETACH")) & ~self.ended
             m.d.comb += self.busy.eq(
                 ~(waits | stuck) | changes | self.abort.any() | (off & ~self.failed[:ports]).any()
             )
@@ -294,6 +339,14 @@ class Ladder(wiring.Component):
                 write.data.aborted.eq(0),
                 write.data.due.eq(tick + command_ticks),
             ]
+            if config.slow_read_ms:
+                with m.If(self.began & self.elsewhere):
+                    m.d.comb += [
+                        write.data.elsewhere.eq(1),
+                        write.data.due.eq(tick + slow_ticks),
+                    ]
+                with m.If(fsm.ongoing("DETACH") & self.ended & (self.over == place) & orphan):
+                    m.d.comb += [write.data.used.eq(1), write.data.detached.eq(1)]
         with m.If(self.began):
             m.d.sync += any_used.eq(1)
         return m

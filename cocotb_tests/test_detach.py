@@ -1,0 +1,159 @@
+"""Reads that are slow are taken off their ports (`hdl.drive.detach`)."""
+
+from dataclasses import replace
+
+import cocotb
+import pytest
+from cocotb.triggers import RisingEdge
+
+import hdl.drive.ladder
+from cocotb_tests.drive_model import Timing
+from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.streams import start, wait_until
+from cocotb_tests.test_ladder import CONFIG as LADDER
+from cocotb_tests.test_ladder import PORTS, QUICK, SLACK, Ladders
+from hdl.drive.detach import Detach
+from hdl.drive.drives import Drives
+from hdl.drive.interface import DriveStatus, Opcode, Owner
+from hdl.drive.ladder import tick_shift, ticks
+
+CONFIG = replace(LADDER, slow_read_ms=2)
+SOON = (ticks(CONFIG, CONFIG.slow_read_ms) << tick_shift(CONFIG)) + SLACK
+"""Cycles after which a slow read has ended at the latest."""
+
+SLOW = Timing(latency=(3500, 5000), ending=(0, 20), read=0.8, write=0.8, grant=0.5)
+TRICKLE = Timing(latency=(0, 50), ending=(0, 20), read=0.05, write=0.8, grant=0.5)
+"""A block takes some 2500 cycles."""
+
+
+class Slow(Ladders):
+    """A bench with reads whose blocks can be had elsewhere."""
+
+    def __init__(self, dut):
+        super().__init__(dut, config=CONFIG)
+        self.began: dict[int, int] = {}
+
+    def read(self, port: int, blocks: int = 1, *, elsewhere: int = 1) -> bool:
+        """A host's read, a command by itself."""
+        return self.submit(
+            port=port,
+            opcode=Opcode.READ,
+            owner=Owner.COMMAND,
+            block=10 * self.random.randrange(2000),
+            blocks=blocks,
+            elsewhere=elsewhere,
+        )
+
+
+async def answered(bench: Slow, cycles: int) -> int:
+    """Cycles until every operation is answered, whether drives still have commands or not."""
+    return await wait_until(
+        bench.dut, lambda: not bench.pending and not bench.again, cycles=cycles, what="answers"
+    )
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def detaches(dut):
+    """Slow reads end early, those that nobody else has do not; the drive goes on undisturbed."""
+    bench = Slow(dut)
+    await start(dut)
+    bench.drives[1].timing = SLOW
+    for port in range(PORTS):
+        for _ in range(4):
+            bench.read(port, bench.random.randint(1, 4))
+    await answered(bench, SOON)
+    assert bench.ended(DriveStatus.SLOW) >= 4
+    assert not bench.drives[1].idle and not bench.drives[1].counts.aborts
+    before = bench.time
+    bench.read(1, 2, elsewhere=0)
+    bench.submit(port=1, opcode=Opcode.WRITE, owner=Owner.ROW, block=7)
+    await answered(bench, 6000)
+    assert bench.time - before > 3500 and not bench.ended(DriveStatus.SLOW)
+    # More than the drive has tags: each is used again only once the drive has ended it.
+    for _ in range(3 * CONFIG.drive_tags):
+        while not bench.read(1):
+            await RisingEdge(dut.clk)
+    await bench.drain()
+    assert bench.ended(DriveStatus.SLOW) >= CONFIG.drive_tags
+    await bench.settle()
+    counts = bench.drives[1].counts
+    assert not bench.given_up and not counts.aborts and not counts.resets
+
+
+@cocotb.test(timeout_time=8, timeout_unit="ms")
+async def breaks_off(dut):
+    """Reads are detached anywhere, inside blocks too, while others of the port go on."""
+    bench = Slow(dut)
+    await start(dut)
+    for _ in range(10):
+        port = bench.random.randrange(PORTS)
+        drive = bench.drives[port]
+        drive.timing = bench.random.choice((TRICKLE, SLOW))
+        for _ in range(2):
+            bench.read(port, 1, elsewhere=bench.random.randrange(2))
+        if drive.timing is SLOW:
+            bench.read(port, 8)
+        for other in range(PORTS):
+            bench.some(other, 3)
+        await bench.passes(bench.random.randrange(2000, 4500))
+        drive.timing = QUICK
+        bench.read(port, 8)
+        await bench.drain()
+        drive.counts.cut += bool(bench.statuses[DriveStatus.SLOW])
+    assert bench.ended(DriveStatus.SLOW) > 10
+    assert not bench.given_up and not any(drive.counts.resets for drive in bench.drives)
+    await bench.settle()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def escalates(dut):
+    """A detached read that the drive never ends is aborted, and at last costs a port reset."""
+    bench = Slow(dut)
+    await start(dut)
+    drive = bench.drives[3]
+    drive.hang, drive.deaf = 2, True
+    for _ in range(2):
+        bench.read(3)
+    await answered(bench, SOON)
+    assert bench.ended(DriveStatus.SLOW) == 2 and not drive.counts.aborts
+    await wait_until(dut, lambda: drive.counts.resets == 1, cycles=12_000, what="reset")
+    assert drive.counts.aborts == 2
+    bench.some(3, 8)
+    bench.some(0, 8)
+    await bench.drain()
+    assert not bench.given_up
+    await bench.settle()
+
+
+def run(testcase: str, name: str = "detach") -> None:
+    simulate(Drives(config=CONFIG), name=name, module=__name__, testcase=testcase)
+
+
+@pytest.mark.parametrize("testcase", ["detaches", "breaks_off", "escalates"])
+def test_detach(testcase):
+    run(testcase)
+
+
+def free_tags(inner):
+    """The tag of a detached read is used again at once."""
+
+    def elaborate(self, platform):
+        m = inner(self, platform)
+        m.d.sync += self.orphans.eq(0)
+        return m
+
+    return elaborate
+
+
+FAULTS = {
+    "uses tags again": ("detaches", Detach, "elaborate", free_tags(Detach.elaborate)),
+    "never": ("detaches", hdl.drive.ladder, "ticks", lambda config, ms: 4000),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_detach_faults_are_caught(fault, monkeypatch):
+    testcase, owner, name, value = FAULTS[fault]
+    monkeypatch.setattr(owner, name, value)
+    with pytest.raises(SimulationError):
+        run(testcase, name=f"detach_{fault.replace(' ', '_')}")
