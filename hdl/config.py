@@ -88,6 +88,10 @@ class Config:
     compare_and_deallocate
         NVMe commands Compare and Dataset Management, for some 500 LUTs, a line and a 4th table
         reader; else they are unknown opcodes.
+    background
+        Rows are walked in the background: initialise, rebuild, check, patrol, secure erase.
+    walk_window
+        Rows that are walked at once, a power of two up to 128.
     temperature_kelvin
         Composite temperature that a board without a sensor reports.
     command_timeout_ms
@@ -125,6 +129,8 @@ class Config:
     report_capacity: bool = True
     abort_commands: bool = True
     compare_and_deallocate: bool = True
+    background: bool = True
+    walk_window: int = 32
     temperature_kelvin: int = 308
     command_timeout_ms: int = 8000
     abort_timeout_ms: int = 500
@@ -180,6 +186,7 @@ class Config:
             ("volumes", 2, 256),
             ("transfer_blocks", 2, 64),
             ("error_log_entries", 2, 64),
+            ("walk_window", 2, 128),
         ):
             value = getattr(self, name)
             if value & (value - 1) or not least <= value <= most:
@@ -299,4 +306,6 @@ def small() -> Config:
         report_capacity=False,
         abort_commands=False,
         compare_and_deallocate=False,
+        background=False,
+        walk_window=4,
     )
