@@ -12,6 +12,7 @@ from hdl.array.interface import (
     port_read,
     volume_read,
 )
+from hdl.background.report import report_read
 from hdl.config import MAX_DRIVES, TIME_BITS, Config
 from hdl.memory.interface import ReadPort, line_stream, write_port
 from hdl.nvme.admin import Admin
@@ -77,8 +78,13 @@ class NvmeFrontEnd(wiring.Component):
         Changes to the array and volume tables.
     geometry_read, member_read, volume_read, port_read, drive_capacity_read
         Tables, for the pages that list them.
-    drive_present, drive_failed, drive_used
-        A bit per drive port; ``drive_used``: it belongs to an array.
+    drive_present, drive_failed, drive_used, drive_stale
+        A bit per drive port; ``drive_used``: it belongs to an array; ``drive_stale``: it is being
+        rebuilt.
+    array_states, array_news
+        A state for each array, and a pulse when one has changed (`Config.background`).
+    report_read
+        What the pages say of background work; not there without `Config.background`.
     temperature
         Composite temperature in kelvin; 0: no sensor, `Config.temperature_kelvin` is reported.
     line_write, allocate, free
@@ -126,6 +132,9 @@ class NvmeFrontEnd(wiring.Component):
                 "drive_present": In(config.ports),
                 "drive_failed": In(MAX_DRIVES),
                 "drive_used": In(MAX_DRIVES),
+                "drive_stale": In(MAX_DRIVES),
+                "array_states": In(2 * config.arrays),
+                "array_news": In(1),
                 "temperature": In(16),
                 "line_write": Out(write_port(config)),
                 "allocate": In(line_stream(config)),
@@ -139,6 +148,7 @@ class NvmeFrontEnd(wiring.Component):
                 if config.compare_and_deallocate
                 else {}
             )
+            | ({"report_read": Out(report_read())} if config.background else {})
         )
 
     def elaborate(self, platform) -> Module:
@@ -373,7 +383,11 @@ class NvmeFrontEnd(wiring.Component):
             queues.burst.eq(admin.burst),
             pages.drive_present.eq(self.drive_present),
             pages.drive_failed.eq(self.drive_failed),
+            pages.drive_stale.eq(self.drive_stale),
+            pages.array_states.eq(self.array_states),
         ]
+        if config.background:
+            connect(m, pages.report_read, flipped(self.report_read))
 
         # Logs and events.
         connect(m, slots.note, health.io)
@@ -388,7 +402,7 @@ class NvmeFrontEnd(wiring.Component):
             warm.eq((kelvin >= WARNING_KELVIN) & (kelvin < CRITICAL_KELVIN)),
             hot.eq(kelvin >= CRITICAL_KELVIN),
             too_warm.eq((kelvin >= admin.over) | (kelvin <= admin.under)),
-            degraded.eq((self.drive_used & self.drive_failed).any()),
+            degraded.eq((self.drive_used & (self.drive_failed | self.drive_stale)).any()),
         ]
         warning = Cat(Const(0, 1), too_warm, degraded, Const(0, 2))
         m.d.comb += [
@@ -406,6 +420,7 @@ class NvmeFrontEnd(wiring.Component):
             pages.probe.eq(admin.probe),
             admin.allocated.eq(pages.allocated),
             admin.warning.eq(warning),
+            admin.news.eq(self.array_news),
             admin.misuse.eq(misuse),
             admin.misuse_value.eq(queues.misuse & queues.misuse_value),
             moves.eq(Cat(block.busy for block in blocks).any() | taken | inbox.valid),
