@@ -96,8 +96,9 @@ class Jobs(wiring.Component):
         Bit an array: it has a job; that is REBUILD, ZERO.
     rebuilding, settled
         Bit an array: it has stale drives; whether that is up to date.
-    rebuilt
-        An array whose stale drives have all their blocks; taken when they are no longer stale.
+    rebuilt, rebuilt_array, handed
+        Held: the stale drives of an array have all their blocks; withdrawn while there is an
+        ``order``. ``handed`` pulses when they are no longer stale.
     ended
         A pulse when a job has ended.
     slice, slice_end, stop, advanced, boundary, finding, found
@@ -122,7 +123,9 @@ class Jobs(wiring.Component):
                 "zeroes": Out(config.arrays),
                 "rebuilding": In(config.arrays),
                 "settled": In(1),
-                "rebuilt": Out(stream.Signature(config.array_bits)),
+                "rebuilt": Out(1),
+                "rebuilt_array": Out(config.array_bits),
+                "handed": In(1),
                 "ended": Out(1),
                 "slice": Out(stream.Signature(slice_request(config))),
                 "slice_end": In(stream.Signature(SliceEnd)),
@@ -160,6 +163,7 @@ class Jobs(wiring.Component):
         pause = Signal(range(SETTLE_CYCLES + 1))
         runs = self.running.bit_select(array, 1)
         others = Signal()
+        complete = Signal()
         dirty = Signal()
         rebuild = Signal()
         has_stale = self.rebuilding.bit_select(array, 1)
@@ -174,7 +178,7 @@ class Jobs(wiring.Component):
             self.slice.payload.kind.eq(current.kind),
             self.slice.payload.array.eq(array),
             self.slice.payload.first.eq(current.row),
-            self.rebuilt.payload.eq(array),
+            self.rebuilt_array.eq(array),
         ]
         m.d.sync += others.eq((self.running & ~(1 << array)).any())
 
@@ -300,7 +304,11 @@ class Jobs(wiring.Component):
                         with m.If(self.finding.result == result):
                             m.d.sync += counter.eq(counter + 1)
                 with m.If(self.slice_end.valid):
-                    m.d.sync += [current.row.eq(self.slice_end.payload.row), pause.eq(0)]
+                    m.d.sync += [
+                        current.row.eq(self.slice_end.payload.row),
+                        complete.eq(self.slice_end.payload.complete),
+                        pause.eq(0),
+                    ]
                     m.next = "STORE"
                     with m.If(self.slice_end.payload.failed):
                         m.d.sync += current.failures.eq(current.failures + 1)
@@ -334,7 +342,22 @@ class Jobs(wiring.Component):
                         end(JobState.DONE)
 
             with m.State("HAND-OVER"):
-                m.d.comb += self.rebuilt.valid.eq(1)
-                with m.If(self.rebuilt.ready):
+                m.d.comb += self.rebuilt.eq(~self.order.valid)
+                with m.If(self.handed):
                     end(JobState.DONE)
+                with m.Elif(self.order.valid):
+                    m.next = "STORE"
+
+            waits = (
+                (fsm.ongoing("REST") & ~self.order.valid & ~self.running.any())
+                | (fsm.ongoing("BEGIN") & ~self.slice.ready)
+                | (
+                    fsm.ongoing("WALK")
+                    & ~self.slice_end.valid
+                    & ~self.advanced
+                    & ~self.found
+                    & ~dirty
+                )
+            )
+            m.d.comb += self.busy.eq(~waits)
         return m

@@ -21,8 +21,8 @@ class Pace(wiring.Component):
 
     A batch is as many rows as the walker has at once. When a batch has been asked for and there
     was a host command meanwhile, the walker is held until its rows have ended, which took t
-    cycles, and then for t * (100 - share) / share cycles more. Without host commands, or with a
-    share of 100, it is never held.
+    cycles, and until t * 100 / share cycles have passed since the batch began. Without host
+    commands, or with a share of 100, it is never held.
 
     Parameters
     ----------
@@ -67,8 +67,7 @@ class Pace(wiring.Component):
         began = Signal(TIME_BITS)
         product = Signal(PRODUCT_BITS)
         quotient = Signal(PRODUCT_BITS)
-        taken = Signal(PRODUCT_BITS)
-        multiplier = Signal(SHARE_BITS)
+        taken = Signal(TIME_WIDTH)
         rest = Signal(SHARE_BITS)
         trial = Signal(SHARE_BITS + 1)
         left = Signal(range(PRODUCT_BITS + 1))
@@ -102,8 +101,6 @@ class Pace(wiring.Component):
                 m.d.comb += self.hold.eq(1)
                 m.d.sync += [
                     taken.eq(Mux(elapsed[TIME_WIDTH:].any(), (1 << TIME_WIDTH) - 1, elapsed)),
-                    multiplier.eq(WHOLE - self.share),
-                    product.eq(0),
                     quotient.eq(0),
                     rest.eq(0),
                     left.eq(PRODUCT_BITS),
@@ -113,11 +110,8 @@ class Pace(wiring.Component):
 
             with m.State("MULTIPLY"):
                 m.d.comb += self.hold.eq(1)
-                m.d.sync += [taken.eq(taken << 1), multiplier.eq(multiplier >> 1)]
-                with m.If(multiplier[0]):
-                    m.d.sync += product.eq(product + taken)
-                with m.If(multiplier == 0):
-                    m.next = "DIVIDE"
+                m.d.sync += product.eq((taken << 6) + (taken << 5) + (taken << 2))
+                m.next = "DIVIDE"
 
             with m.State("DIVIDE"):
                 fits = trial >= self.share
@@ -133,7 +127,7 @@ class Pace(wiring.Component):
 
             with m.State("SET"):
                 m.d.comb += self.hold.eq(1)
-                m.d.sync += wake.eq(self.now + quotient)
+                m.d.sync += wake.eq(began + quotient)
                 m.next = "REST"
 
             with m.State("REST"):

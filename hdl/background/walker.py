@@ -59,7 +59,8 @@ class Walker(wiring.Component):
     Ports
     -----
     slice, slice_end
-        What to walk; its end, when nothing of it is on its way.
+        What to walk; its end, when nothing of it is on its way. Beyond the last row there is
+        nothing to walk.
     stop
         Held until the slice ends: ask for no more rows.
     hold
@@ -256,6 +257,9 @@ class Walker(wiring.Component):
 
             with m.State("SETTLE"):
                 m.next = "START"
+                with m.If((request.first >= shape.rows) | ~shape.valid):
+                    m.d.sync += [end.row.eq(request.first), end.complete.eq(1), end.failed.eq(0)]
+                    m.next = "REPORT"
 
             with m.State("START"):
                 m.d.comb += order.start.eq(1)
