@@ -314,8 +314,8 @@ async def tables_are_listed(dut):
     words = struct.unpack_from("<64I", page, 256)
     present = [1, 1, 0, 1]
     for member, port in enumerate((3, 0, 2, 1)):
-        failed = port == 2
-        assert words[member] == 1 << 31 | present[port] << 9 | failed << 8 | port | (port == 3) << 10
+        health = present[port] << 9 | (port == 2) << 8 | (port == 3) << 10
+        assert words[member] == 1 << 31 | health | port
     assert not any(words[4:32])
     assert words[32] == 1 | Level.RAID5.value << 4 | 0b11 << 8 | 1 << 16 | 1 << 24
     assert words[33] == 2 | 1 << 8 | 1 << 16 | 1 << 24

@@ -134,7 +134,7 @@ class ArrayTables(wiring.Component):
             port = members.read_port()
             m.d.comb += [port.addr.eq(reader.address), reader.data.eq(port.data)]
         member_write = members.write_port()
-        own_member = members.read_port() if replaces else None
+        own_member = members.read_port()
 
         # Health.
         used = self.used
@@ -203,9 +203,8 @@ class ArrayTables(wiring.Component):
             use_write.addr.eq(number),
             member_write.addr.eq(Cat(position[: config.port_bits], vacant[: config.array_bits])),
             member_write.data.eq(number),
+            own_member.addr.eq(member_write.addr),
         ]
-        if own_member is not None:
-            m.d.comb += own_member.addr.eq(member_write.addr)
 
         of_array = [ManageOpcode.DELETE_ARRAY, ManageOpcode.CREATE_VOLUME]
         if replaces:

@@ -78,13 +78,11 @@ class NvmeFrontEnd(wiring.Component):
         Changes to the array and volume tables.
     geometry_read, member_read, volume_read, port_read, drive_capacity_read
         Tables, for the pages that list them.
-    drive_present, drive_failed, drive_used, drive_stale
-        A bit per drive port; ``drive_used``: it belongs to an array; ``drive_stale``: it is being
-        rebuilt.
-    array_states, array_news
-        A state for each array, and a pulse when one has changed (`Config.background`).
-    report_read
-        What the pages say of background work; not there without `Config.background`.
+    drive_present, drive_failed, drive_used
+        A bit per drive port; ``drive_used``: it belongs to an array.
+    drive_stale, array_states, array_news, report_read
+        Not there without `Config.background`. A bit per drive port: it is being rebuilt; a state
+        for each array, and a pulse when one has changed; what the pages say of background work.
     temperature
         Composite temperature in kelvin; 0: no sensor, `Config.temperature_kelvin` is reported.
     line_write, allocate, free
@@ -132,9 +130,6 @@ class NvmeFrontEnd(wiring.Component):
                 "drive_present": In(config.ports),
                 "drive_failed": In(MAX_DRIVES),
                 "drive_used": In(MAX_DRIVES),
-                "drive_stale": In(MAX_DRIVES),
-                "array_states": In(2 * config.arrays),
-                "array_news": In(1),
                 "temperature": In(16),
                 "line_write": Out(write_port(config)),
                 "allocate": In(line_stream(config)),
@@ -148,7 +143,16 @@ class NvmeFrontEnd(wiring.Component):
                 if config.compare_and_deallocate
                 else {}
             )
-            | ({"report_read": Out(report_read())} if config.background else {})
+            | (
+                {
+                    "drive_stale": In(MAX_DRIVES),
+                    "array_states": In(2 * config.arrays),
+                    "array_news": In(1),
+                    "report_read": Out(report_read()),
+                }
+                if config.background
+                else {}
+            )
         )
 
     def elaborate(self, platform) -> Module:
@@ -383,11 +387,16 @@ class NvmeFrontEnd(wiring.Component):
             queues.burst.eq(admin.burst),
             pages.drive_present.eq(self.drive_present),
             pages.drive_failed.eq(self.drive_failed),
-            pages.drive_stale.eq(self.drive_stale),
-            pages.array_states.eq(self.array_states),
         ]
+        stale = Signal(MAX_DRIVES)
         if config.background:
             connect(m, pages.report_read, flipped(self.report_read))
+            m.d.comb += [
+                stale.eq(self.drive_stale),
+                pages.drive_stale.eq(stale),
+                pages.array_states.eq(self.array_states),
+                admin.news.eq(self.array_news),
+            ]
 
         # Logs and events.
         connect(m, slots.note, health.io)
@@ -402,7 +411,7 @@ class NvmeFrontEnd(wiring.Component):
             warm.eq((kelvin >= WARNING_KELVIN) & (kelvin < CRITICAL_KELVIN)),
             hot.eq(kelvin >= CRITICAL_KELVIN),
             too_warm.eq((kelvin >= admin.over) | (kelvin <= admin.under)),
-            degraded.eq((self.drive_used & (self.drive_failed | self.drive_stale)).any()),
+            degraded.eq((self.drive_used & (self.drive_failed | stale)).any()),
         ]
         warning = Cat(Const(0, 1), too_warm, degraded, Const(0, 2))
         m.d.comb += [
@@ -420,7 +429,6 @@ class NvmeFrontEnd(wiring.Component):
             pages.probe.eq(admin.probe),
             admin.allocated.eq(pages.allocated),
             admin.warning.eq(warning),
-            admin.news.eq(self.array_news),
             admin.misuse.eq(misuse),
             admin.misuse_value.eq(queues.misuse & queues.misuse_value),
             moves.eq(Cat(block.busy for block in blocks).any() | taken | inbox.valid),
