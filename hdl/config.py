@@ -90,6 +90,9 @@ class Config:
         reader; else they are unknown opcodes.
     temperature_kelvin
         Composite temperature that a board without a sensor reports.
+    background
+        Rows are initialised, rebuilt, checked and mended in the background (`hdl.background`), and
+        blocks that a drive cannot read are written anew; else none of it is there.
     command_timeout_ms
         A drive command that takes longer is aborted; 0: never, and the logic for it is left out.
     abort_timeout_ms
@@ -126,6 +129,7 @@ class Config:
     abort_commands: bool = True
     compare_and_deallocate: bool = True
     temperature_kelvin: int = 308
+    background: bool = True
     command_timeout_ms: int = 8000
     abort_timeout_ms: int = 500
     drive_resets: int = 1
@@ -299,4 +303,5 @@ def small() -> Config:
         report_capacity=False,
         abort_commands=False,
         compare_and_deallocate=False,
+        background=False,
     )
