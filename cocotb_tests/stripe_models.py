@@ -273,7 +273,8 @@ class DrivesModel:
     ``blocks`` is what is stored; ``unreadable`` blocks give MEDIUM_ERROR until written; ``aborts``,
     ``write_errors``: chance of ABORTED, and of MEDIUM_ERROR on a write to a port that
     ``may_fail`` allows. ``unreached``: chance that an operation that was not sent alone ends with
-    UNREACHED; the next one for that block must be alone. Ports in ``gone`` answer GONE.
+    UNREACHED; the next one for that block must be alone. Ports in ``gone`` answer GONE. To read a
+    block in ``distrusted`` is an error.
     """
 
     def __init__(
@@ -283,6 +284,7 @@ class DrivesModel:
         self.lines = lines
         self.blocks: dict[tuple[int, int], bytes] = {}
         self.unreadable: set[tuple[int, int]] = set()
+        self.distrusted: set[tuple[int, int]] = set()
         self.gone: set[int] = set()
         self.aborts = 0.0
         self.unreached = 0.0
@@ -325,6 +327,7 @@ class DrivesModel:
         elif self._random.random() < self.aborts:
             status = DriveStatus.ABORTED
         elif one.opcode == Opcode.READ:
+            assert key not in self.distrusted, f"{key} is read, but has not been rebuilt"
             if key in self.unreadable:
                 status = DriveStatus.MEDIUM_ERROR
             else:

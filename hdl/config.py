@@ -88,12 +88,13 @@ class Config:
     compare_and_deallocate
         NVMe commands Compare and Dataset Management, for some 500 LUTs, a line and a 4th table
         reader; else they are unknown opcodes.
-    background
-        Rows are walked in the background: initialise, rebuild, check, patrol, secure erase.
-    walk_window
-        Rows that are walked at once, a power of two up to 128.
     temperature_kelvin
         Composite temperature that a board without a sensor reports.
+    walk_window
+        Rows that are walked at once, a power of two up to 128.
+    background
+        Rows are initialised, rebuilt, checked and mended in the background (`hdl.background`), and
+        blocks that a drive cannot read are written anew; else none of it is there.
     command_timeout_ms
         A drive command that takes longer is aborted; 0: never, and the logic for it is left out.
     abort_timeout_ms
@@ -129,9 +130,9 @@ class Config:
     report_capacity: bool = True
     abort_commands: bool = True
     compare_and_deallocate: bool = True
-    background: bool = True
-    walk_window: int = 32
     temperature_kelvin: int = 308
+    walk_window: int = 32
+    background: bool = True
     command_timeout_ms: int = 8000
     abort_timeout_ms: int = 500
     drive_resets: int = 1

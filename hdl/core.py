@@ -7,6 +7,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from hdl.array.mapper import Mapper
 from hdl.array.tables import ArrayTables
 from hdl.array.tracker import Tracker
+from hdl.background.interface import walk
 from hdl.config import LINE_USERS, TIME_BITS, Config
 from hdl.drive.drives import Drives
 from hdl.drive.interface import DrivePort, Opcode, Owner, finished, landed, operation
@@ -116,6 +117,12 @@ class Core(wiring.Component):
         connect(m, sequencer.strip_read, gather.strip_read)
         connect(m, sequencer.step, parity.step)
         connect(m, parity.done, sequencer.pass_done)
+        if config.background:
+            # The first of them for blocks that could not be read, the second for the row walker.
+            m.submodules.walks = walks = Merge(walk(config), inputs=2)
+            connect(m, walks.output, gather.walk)
+            m.d.comb += sequencer.walked.ready.eq(1)
+            blocks.append(walks)
         m.submodules.operations = operations = Merge(operation(config), inputs=2)
         connect(m, sequencer.operation, operations.inputs[0])
         connect(m, dispatch.operation, operations.inputs[1])
