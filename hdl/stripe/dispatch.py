@@ -72,6 +72,9 @@ class Dispatch(wiring.Component):
         How many blocks each port has to do (`hdl.drive.drives.Drives`).
     failed
         Bit a port: its drive cannot be used.
+    stale, boundary_read
+        Not there without `Config.background`. Bit a port: its drive is being rebuilt; the first row
+        of an array that is not yet, from which on nothing is read from such a drive. It is flushed.
 
     Throughput: 6 cycles for a direct read, of mirrors 4 and 4 for each copy, if tried before 6 and
     2 for each copy passed over; 2 for a write; 2 a member and 1 a port for a FLUSH. One extent at
@@ -94,6 +97,14 @@ class Dispatch(wiring.Component):
                 "failed": In(MAX_DRIVES),
                 "busy": Out(1),
             }
+            | (
+                {
+                    "stale": In(MAX_DRIVES),
+                    "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
+                }
+                if config.background
+                else {}
+            )
         )
 
     def elaborate(self, platform) -> Module:
@@ -158,6 +169,18 @@ class Dispatch(wiring.Component):
 
         port_failed = Signal()
         m.d.comb += port_failed.eq(self.failed.bit_select(self.member_read.data, 1))
+        unread = port_failed
+        if config.background:
+            # Compared in every cycle: a rebuild may begin while the copies are being weighed.
+            beyond = Signal()
+            unread = Signal()
+            m.d.sync += beyond.eq(item.row + item.blocks >= self.boundary_read.data)
+            m.d.comb += [
+                self.boundary_read.address.eq(item.array),
+                unread.eq(
+                    port_failed | (beyond & self.stale.bit_select(self.member_read.data, 1))
+                ),
+            ]
 
         m.d.comb += [
             self.geometry_read.address.eq(self.extent.payload.array),
@@ -249,11 +272,11 @@ class Dispatch(wiring.Component):
                 m.next = "PROBE"
 
             with m.State("PROBE"):
-                m.d.sync += [w_port.eq(self.member_read.data), w_failed.eq(port_failed)]
+                m.d.sync += [w_port.eq(self.member_read.data), w_failed.eq(unread)]
                 m.next = "WEIGH"
                 with m.If(~weighs):
                     m.d.sync += [port.eq(self.member_read.data), row.eq(w_row), chosen.eq(copy)]
-                    with m.If(~port_failed):
+                    with m.If(~unread):
                         m.next = "READ"
                     with m.Elif(shape.parities > 0):
                         m.next = "GATHER"
