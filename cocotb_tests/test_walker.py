@@ -13,7 +13,7 @@ from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
 from hdl.background.interface import WalkKind, WalkResult, walk, walked
 from hdl.background.row_order import RowOrder
-from hdl.background.walker import SliceEnd, Walker, finding, slice_request
+from hdl.background.walker import FOREIGN_TAG, SliceEnd, Walker, finding, slice_request
 from hdl.config import BLOCK_NUMBER_BITS, Config, small
 from sim.golden.layout import Layout
 
@@ -81,7 +81,12 @@ class Bench:
             boundary = int(self.dut.boundary.value)
             if int(self.dut.walking.value):
                 assert all(row >= boundary for _, _, row in self.out.values()), "passed a row"
-            if not self.out or not self.ends.idle or generator.random() < self.late:
+            if not self.ends.idle or generator.random() < self.late:
+                continue
+            if generator.random() < 0.05:
+                result = generator.choice(list(WalkResult))
+                self.ends.send(tag=FOREIGN_TAG, result=result, roles=1)
+            if not self.out:
                 continue
             tag = generator.choice(list(self.out))
             base, shift, row = self.out.pop(tag)

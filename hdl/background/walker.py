@@ -10,6 +10,9 @@ from hdl.background.interface import WalkKind, WalkResult, walk, walked
 from hdl.background.row_order import RowOrder
 from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config, bits_for_count
 
+FOREIGN_TAG = 255
+"""Of rows that others asked to be walked; their ends are taken and nothing more."""
+
 
 def slice_request(config: Config) -> data.StructLayout:
     """Walk the rows of ``array`` from ``first`` on."""
@@ -188,7 +191,7 @@ class Walker(wiring.Component):
             with m.State("TAKE"):
                 m.d.comb += self.walked.ready.eq(1)
                 m.d.sync += noted.eq(self.walked.payload)
-                with m.If(self.walked.valid):
+                with m.If(self.walked.valid & (self.walked.payload.tag != FOREIGN_TAG)):
                     m.next = "MARK"
 
             with m.State("MARK"):
