@@ -121,6 +121,7 @@ class Core(wiring.Component):
             # The first of them for blocks that could not be read, the second for the row walker.
             m.submodules.walks = walks = Merge(walk(config), inputs=2)
             connect(m, walks.output, gather.walk)
+            connect(m, dispatch.mend, walks.inputs[0])
             m.d.comb += sequencer.walked.ready.eq(1)
             blocks.append(walks)
         m.submodules.operations = operations = Merge(operation(config), inputs=2)
