@@ -122,6 +122,7 @@ class Core(wiring.Component):
             # The first of them for blocks that could not be read, the second for the row walker.
             m.submodules.walks = walks = Merge(walk(config), inputs=2)
             connect(m, walks.output, gather.walk)
+            connect(m, dispatch.mend, walks.inputs[0])
             blocks.append(walks)
         m.submodules.operations = operations = Merge(operation(config), inputs=2)
         connect(m, sequencer.operation, operations.inputs[0])

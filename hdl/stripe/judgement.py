@@ -16,7 +16,8 @@ class Judgement(wiring.Component):
     ``event``: the operation's end, of target ``number``, which is role or strip ``index``.
     ``before``, ``after``: the row's progress. ``redundant``: losing one copy or role loses no data.
     ``ended``: it was the last of its phase. ``report``: its drive is to be given up. ``written``:
-    it was a write and will not be sent again.
+    it was a write and will not be sent again. ABORTED operations are sent `ATTEMPTS` times, a write
+    that its drive cannot store twice, UNREACHED operations without being counted.
 
     Parameters
     ----------
@@ -46,17 +47,20 @@ class Judgement(wiring.Component):
         gone = event.status == DriveStatus.GONE
         aborted = event.status == DriveStatus.ABORTED
         unreached = event.status == DriveStatus.UNREACHED
-        retry = Signal()
+        refused = (event.status == DriveStatus.MEDIUM_ERROR) & (event.opcode == Opcode.WRITE)
+        counts = Signal()
         m.d.comb += [
-            retry.eq(unreached | (aborted & (before.attempts != ATTEMPTS - 1))),
+            counts.eq(
+                (aborted & (before.attempts != ATTEMPTS - 1)) | (refused & (before.attempts == 0))
+            ),
             after.eq(before),
             after.remaining.eq(before.remaining - 1),
             self.ended.eq(before.remaining == 1),
         ]
-        with m.If(retry):
+        with m.If(unreached | counts):
             m.d.comb += [
                 after.retry.eq(before.retry | (1 << self.number)),
-                after.aborted.eq(before.aborted | aborted),
+                after.aborted.eq(before.aborted | counts),
             ]
         with m.Elif(event.opcode == Opcode.READ):
             with m.If(~good):

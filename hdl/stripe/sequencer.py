@@ -40,8 +40,9 @@ class Sequencer(wiring.Component):
     row's new contents, written anew. A write that fails loses its role: with redundancy the drive
     is reported on ``fail`` (before any ``committed`` of the row), and the row still succeeds
     while the level tolerates what is lost. Without redundancy the block ends with WRITE_FAULT and
-    the drive stays. ABORTED operations are sent `ATTEMPTS` times first, UNREACHED ones once more;
-    operations that are sent again go alone. GONE is always reported.
+    the drive stays. ABORTED operations are sent `ATTEMPTS` times first, UNREACHED ones and
+    writes that end with MEDIUM_ERROR once more; operations that are sent again go alone. GONE is
+    always reported.
 
     With ``background``, a row that is walked ends in one ``walked``, before ``retired``; ``stale``
     and ``boundary_read`` are as for `hdl.stripe.admission.Admission`.
