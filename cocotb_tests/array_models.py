@@ -5,7 +5,7 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.streams import pack
 from hdl.array.interface import Level, Rotation, geometry, volume
-from hdl.config import MAX_DRIVES
+from hdl.config import MAX_DRIVES, Config
 from hdl.nvme.interface import ROUNDS
 from sim.golden.layout import (
     LEAST_DRIVES,
@@ -37,9 +37,11 @@ class Table:
             self._data.value = self.entries.get(int(self._address.value), 0)
 
 
-def random_recovery(generator, *, copies: int) -> dict[str, int]:
+def random_recovery(generator, config: Config, *, copies: int) -> dict[str, int]:
     """What may have been tried before of a block with so many copies."""
+    medium = {"medium": generator.getrandbits(1)} if config.background else {}
     return {
+        **medium,
         "again": 1,
         "tried": generator.randint(0, ROUNDS * copies),
         "copy": generator.randrange(copies),

@@ -240,7 +240,7 @@ class Bench:
                 self.store.fill(line, bytes(BLOCK_BYTES))
                 self.store.writable.add(line)
         index = self.indices[owner].popleft()
-        recover = random_recovery(self.random, copies=self.config.ports)
+        recover = random_recovery(self.random, self.config, copies=self.config.ports)
         self.in_use[port] |= span
         is_read_command = owner is Owner.COMMAND and opcode is Opcode.READ
         self.pending[owner, index] = Pending(

@@ -172,6 +172,9 @@ class Bench(DataPath):
         dut.drive_present.value = 0
         dut.drive_failed.value = 0
         dut.drive_used.value = 0
+        dut.drive_stale.value = 0
+        dut.array_states.value = 0
+        dut.array_news.value = 0
         dut.temperature.value = 0
         await start(dut)
         cocotb.start_soon(self._tables())

@@ -62,6 +62,7 @@ class Row:
         self.strips: dict[int, tuple[int, int, int]] = {}
         self.blocks: dict[int, bytes] = {}
         self.statuses: list[Status] = []
+        self.walk: dict = {}
 
 
 class Bench:
@@ -119,6 +120,7 @@ class Bench:
             shift=row.shift,
             row=row.row,
             joined=sum(1 << index for index in row.joined),
+            walk=row.walk,
         )
 
     def _strip(self, address: int) -> int:

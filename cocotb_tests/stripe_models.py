@@ -273,7 +273,9 @@ class DrivesModel:
     ``blocks`` is what is stored; ``unreadable`` blocks give MEDIUM_ERROR until written; ``aborts``,
     ``write_errors``: chance of ABORTED, and of MEDIUM_ERROR on a write to a port that
     ``may_fail`` allows. ``unreached``: chance that an operation that was not sent alone ends with
-    UNREACHED; the next one for that block must be alone. Ports in ``gone`` answer GONE.
+    UNREACHED; the next one for that block must be alone. Ports in ``gone`` answer GONE. To read a
+    block in ``distrusted`` is an error. The first write to each block in ``stubborn`` gives
+    MEDIUM_ERROR.
     """
 
     def __init__(
@@ -283,11 +285,13 @@ class DrivesModel:
         self.lines = lines
         self.blocks: dict[tuple[int, int], bytes] = {}
         self.unreadable: set[tuple[int, int]] = set()
+        self.distrusted: set[tuple[int, int]] = set()
         self.gone: set[int] = set()
         self.aborts = 0.0
         self.unreached = 0.0
         self.left_alone: set[tuple[int, int]] = set()
         self.write_errors = 0.0
+        self.stubborn: set[tuple[int, int]] = set()
         self.may_fail = lambda port: False
         self.counts: Counter = Counter()
         self.outstanding = 0
@@ -325,12 +329,16 @@ class DrivesModel:
         elif self._random.random() < self.aborts:
             status = DriveStatus.ABORTED
         elif one.opcode == Opcode.READ:
+            assert key not in self.distrusted, f"{key} is read, but has not been rebuilt"
             if key in self.unreadable:
                 status = DriveStatus.MEDIUM_ERROR
             else:
                 self.lines.write(one.line, self.blocks.get(key, bytes(BLOCK)))
         else:
-            if self._random.random() < self.write_errors and self.may_fail(one.port):
+            if key in self.stubborn:
+                self.stubborn.discard(key)
+                status = DriveStatus.MEDIUM_ERROR
+            elif self._random.random() < self.write_errors and self.may_fail(one.port):
                 status = DriveStatus.MEDIUM_ERROR
             else:
                 self.blocks[key] = self.lines.read(one.line)

@@ -13,11 +13,13 @@ from cocotb_tests.array_models import Table, pack_geometry, random_layout, rando
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
 from hdl.array.interface import expected, extent, member_address
+from hdl.background.interface import WalkKind, walk
 from hdl.config import DATA_OFFSET_BLOCKS, MAX_DRIVES, Config, small
 from hdl.drive.interface import Opcode, Owner, operation
 from hdl.nvme.interface import ROUNDS, HostOpcode, Status, completion
 from hdl.stripe.dispatch import FOLLOW_BITS, RUN_BLOCKS, Dispatch
 from hdl.stripe.interface import committed
+from hdl.stripe.mends import MEND_TAG
 from sim.golden.layout import Layout
 
 CONFIGS = {"board": Config(ports=MAX_DRIVES), "small": small()}
@@ -66,7 +68,25 @@ class Bench:
         self.ports: dict[int, list[int]] = {}
         self.failed = 0
         self.announced = 0
+        self.mended = 0
+        self.stale = 0
+        self.boundaries: dict[int, int] = {}
+        self.mends: list[dict] = []
         dut.failed.value = 0
+        if config.background:
+            dut.stale.value = 0
+            table = Table(dut, "boundary_read")
+            self.boundaries = table.entries
+            sink = StreamSink(dut, "mend", layout=walk(config), callback=self._mended)
+            self.sinks["mend"] = sink
+
+    def _mended(self, seen) -> None:
+        """Walks may be dropped, but those that come are in order, and each has a reason."""
+        assert seen.kind == WalkKind.PATROL and seen.tag == MEND_TAG
+        wanted = {name: seen[name] for name in ("array", "base", "shift", "row")}
+        assert wanted in self.mends, f"nothing to mend at {wanted}"
+        del self.mends[: self.mends.index(wanted) + 1]
+        self.mended += 1
 
     def _check(self, name: str, seen) -> None:
         assert self.expected[name], f"{name}: nothing expected, got {seen}"
@@ -96,6 +116,15 @@ class Bench:
             for position, port in enumerate(ports):
                 address = pack(member_address(config), array=array, position=position)
                 self.members.entries[address] = port
+
+    def make_stale(self, chance: float) -> None:
+        """Makes each port stale with ``chance``, from random rows on."""
+        self.stale = sum(
+            1 << port for port in range(MAX_DRIVES) if self.generator.random() < chance
+        )
+        self.dut.stale.value = self.stale
+        for array in range(self.config.arrays):
+            self.boundaries[array] = self.generator.randrange(ROWS)
 
     def fail(self, chance: float) -> None:
         """Fails each port with ``chance``."""
@@ -137,7 +166,12 @@ class Bench:
         recover = piece["recover"]
         tried, again = recover["tried"], recover["again"]
         copies = len(places)
+        fresh = {"medium": 0} if self.config.background else {}
         live = {copy for copy in range(copies) if self.live(ports[places[copy].position])}
+        if piece["row"] + piece["blocks"] >= self.boundaries.get(array, 0):
+            live -= {
+                copy for copy in live if self.stale >> ports[places[copy].position] & 1
+            }
 
         def weight(copy: int) -> int:
             """Blocks that the port of a copy has to do; less where it would read on."""
@@ -159,6 +193,18 @@ class Bench:
                     tried, copy = tried + 1, (copy + 1) % copies
         elif live and not tried:
             chosen = 0
+        if recover.get("medium") and (
+            layout.parities or (chosen is not None and copies > 1)
+        ):
+            step = piece["index"] * copies if copies > 1 else 0
+            self.mends.append(
+                {
+                    "array": array,
+                    "base": piece["base"],
+                    "shift": (piece["shift"] + step) % 32,
+                    "row": piece["row"],
+                }
+            )
         if layout.parities and chosen is None:
             self.expected["gather"].append(piece)
         elif chosen is not None:
@@ -170,7 +216,7 @@ class Bench:
                     "port": port,
                     "opcode": Opcode.READ,
                     "fua": piece["fua"],
-                    "recover": {"again": again, "tried": tried, "copy": chosen},
+                    "recover": recover | {"again": again, "tried": tried, "copy": chosen, **fresh},
                     "alone": again,
                     "block": begin,
                     "blocks": piece["blocks"],
@@ -204,8 +250,10 @@ class Bench:
         count = generator.choice((1, generator.randint(1, config.transfer_blocks)))
         block = generator.randrange(layout.blocks(ROWS) - count)
         recover = {"again": 0, "tried": 0, "copy": 0}
+        if config.background:
+            recover["medium"] = 0
         if opcode == HostOpcode.READ and generator.random() < 0.3:
-            recover = random_recovery(generator, copies=layout.copies)
+            recover = random_recovery(generator, config, copies=layout.copies)
         fua = generator.getrandbits(1)
         for found in layout.extents(block, count, write=opcode == HostOpcode.WRITE):
             piece = {
@@ -253,6 +301,8 @@ async def sends_every_extent_where_it_belongs(dut):
     for _ in range(BATCHES):
         bench.rebuild()
         bench.fail(generator.choice((0, 0.03, 0.1, 0.5, 0.97)))
+        if bench.config.background:
+            bench.make_stale(generator.choice((0, 0.1, 0.5)))
         for sink in bench.sinks.values():
             sink.active = generator.choice((1.0, 1.0, 0.3))
         bench.extents.active = generator.choice((1.0, 0.2))
@@ -265,6 +315,7 @@ async def sends_every_extent_where_it_belongs(dut):
         for _ in range(COMMANDS):
             bench.request()
         await bench.settled()
+    assert bool(bench.mended) == bench.config.background
 
 
 async def timed_reads(dut, layout: Layout, blocks: list[int]) -> tuple[Bench, float]:

@@ -89,7 +89,7 @@ class Bench:
             "slot": generator.randrange(config.commands),
             "opcode": opcode,
             "fua": generator.getrandbits(1),
-            "recover": random_recovery(generator, copies=config.ports),
+            "recover": random_recovery(generator, config, copies=config.ports),
         }
         odd = generator.random()
         volume = generator.choice(list(self.ranges))

@@ -9,7 +9,7 @@ from cocotb.triggers import ClockCycles
 from cocotb_tests.nvme_bench import Bench, bench_config
 from cocotb_tests.nvme_model import MANAGE_OPCODES, fresh_geometry
 from cocotb_tests.runner import simulate
-from hdl.array.interface import Level, ManageStatus, Rotation
+from hdl.array.interface import ArrayState, Level, ManageStatus, Rotation
 from hdl.nvme.front_end import NvmeFrontEnd
 from sim.golden import nvme
 from sim.golden.nvme import PAGE
@@ -257,7 +257,24 @@ async def arrays_and_volumes_are_managed(dut):
         request = host.manage_requests.pop()
         assert request.opcode == MANAGE_OPCODES[opcode]
         assert request.array == 7 and request.volume == 7
+    background = {
+        nvme.START_JOB: ((2 | 3 << 8 | 1 << 12, 7, 0xEE), {"array": 2, "kind": 3, "resume": 1}),
+        nvme.STOP_JOB: ((4,), {"array": 4}),
+        nvme.SET_SHARE: ((30,), {"share": 30}),
+        nvme.REPLACE_MEMBER: ((2 | 9 << 8, 5), {"array": 2, "position": 9, "port": 5}),
+        nvme.ADD_SPARE: ((3 | 1 << 8, 6), {"array": 3, "dedicated": 1, "port": 6}),
+        nvme.REMOVE_SPARE: ((0, 6), {"port": 6}),
+        nvme.CREATE_ARRAY: ((1 << 30,), {"initialise": 1, "zero": 0}),
+    }
+    for opcode, (dwords, fields) in background.items():
+        await host.good(opcode=opcode, dwords=dwords)
+        request = host.manage_requests.pop()
+        assert request.opcode == MANAGE_OPCODES[opcode]
+        assert {name: request[name] for name in fields} == fields
+        assert opcode != nvme.START_JOB or request.start == 0xEE_0000_0007
     for status, code in (
+        (ManageStatus.NOT_REDUNDANT, nvme.NOT_REDUNDANT),
+        (ManageStatus.JOB_RUNNING, nvme.JOB_RUNNING),
         (ManageStatus.INVALID_FIELD, nvme.INVALID_FIELD),
         (ManageStatus.DRIVE_UNAVAILABLE, nvme.DRIVE_UNAVAILABLE),
         (ManageStatus.NO_ENTRY, nvme.NO_ENTRY),
@@ -269,6 +286,7 @@ async def arrays_and_volumes_are_managed(dut):
     host.manage_requests.clear()
     for dwords in ((0, 0, 0x100), (0, 0, 0, 0, 0x100)):
         await host.bad(nvme.INVALID_FIELD, opcode=nvme.CREATE_VOLUME, dwords=dwords)
+    await host.bad(nvme.INVALID_FIELD, opcode=nvme.START_JOB, dwords=(0, 0, 0x100))
     await host.bad(nvme.INVALID_FIELD, opcode=nvme.CREATE_ARRAY, psdt=1)
     assert not host.manage_requests
     await host.settle()
@@ -289,17 +307,20 @@ async def tables_are_listed(dut):
     host.capacities = {port: 0x98_0000_0000 + port for port in range(4)}
     dut.drive_present.value = 0b1011
     dut.drive_failed.value = 0b0100
+    dut.drive_stale.value = 0b1000
+    dut.array_states.value = ArrayState.DEGRADED.value << 2
     page = await host.page_of(opcode=nvme.LIST, dwords=(0,))
     assert not any(page[:256]) and not any(page[512:])
     words = struct.unpack_from("<64I", page, 256)
     present = [1, 1, 0, 1]
     for member, port in enumerate((3, 0, 2, 1)):
-        failed = port == 2
-        assert words[member] == 1 << 31 | present[port] << 9 | failed << 8 | port
+        health = present[port] << 9 | (port == 2) << 8 | (port == 3) << 10
+        assert words[member] == 1 << 31 | health | port
     assert not any(words[4:32])
     assert words[32] == 1 | Level.RAID5.value << 4 | 0b11 << 8 | 1 << 16 | 1 << 24
     assert words[33] == 2 | 1 << 8 | 1 << 16 | 1 << 24
     assert words[34] == 2 | 4 << 8 | Rotation.DDF_N_RESTART.value << 16
+    assert words[35] == ArrayState.DEGRADED.value
     assert words[36:40] == (3, 0x12, 6, 0x45) and not any(words[40:])
     assert (await host.page_of(opcode=nvme.LIST, dwords=(1 << 8,)))[:256] == page[256:512]
 
@@ -318,7 +339,7 @@ async def tables_are_listed(dut):
     page = await host.page_of(opcode=nvme.LIST, dwords=(2,))
     for port in range(CONFIG.ports):
         words = struct.unpack_from("<8I", page, 32 * port)
-        flags = present[port] | (port == 2) << 1 | (port < 3) << 2
+        flags = present[port] | (port == 2) << 1 | (port < 3) << 2 | (port == 3) << 3
         assert words == (flags | 1 << 8, port, port, 0x98, 0, 0, 0, 0)
     assert not any(page[32 * CONFIG.ports :])
     await host.bad(nvme.INVALID_FIELD, opcode=nvme.LIST, dwords=(3,))

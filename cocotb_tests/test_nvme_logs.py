@@ -7,6 +7,7 @@ import pytest
 from cocotb.triggers import ClockCycles
 
 from cocotb_tests.nvme_bench import Bench, bench_config, run_front_end
+from cocotb_tests.nvme_model import report_word
 from cocotb_tests.runner import SimulationError
 from hdl.array.interface import ManageStatus
 from hdl.nvme import events, health
@@ -250,11 +251,18 @@ async def logs_from_any_offset(dut):
         nvme_logs.ERROR_LOG: CONFIG.error_log_entries * nvme_logs.ERROR_ENTRY_BYTES,
         nvme_logs.SMART_LOG: 512,
         nvme_logs.FIRMWARE_LOG: 512,
+        nvme_logs.ARRAYS_LOG: CONFIG.arrays * nvme_logs.ARRAY_ENTRY_BYTES,
+        nvme_logs.DEFECTS_LOG: nvme_logs.FINDINGS * nvme_logs.ARRAY_ENTRY_BYTES,
+        nvme_logs.LOST_LOG: nvme_logs.FINDINGS * nvme_logs.ARRAY_ENTRY_BYTES,
         nvme_logs.CHANGED_NAMESPACES_LOG: PAGE,
     }
     generator = host.random
     for page, size in sizes.items():
         whole = await log(host, page, size, retain=True)
+        if page >= nvme_logs.ARRAYS_LOG:
+            section = (page - nvme_logs.ARRAYS_LOG) << 12
+            words = (report_word(section + word) for word in range(size // 4))
+            assert whole == b"".join(word.to_bytes(4, "little") for word in words)
         offsets = {0, 4, 64, size - 4, size, *(4 * generator.randrange(size // 4) for _ in "123")}
         for at in offsets:
             length = 4 * generator.randint(1, 64)
@@ -274,7 +282,7 @@ async def logs_from_any_offset(dut):
         await refused(nvme.INVALID_FIELD, page | 1024 << 16)
         await refused(nvme.INVALID_FIELD, page, 1)
         await refused(nvme.INVALID_FIELD, page, nsid=1)
-    for page in (0, 5, 6, 0x0D, 0x80, 0xC0, 0xFF):
+    for page in (0, 5, 6, 0x0D, 0x80, 0xC3, 0xFF):
         await refused(nvme.INVALID_LOG_PAGE, page)
     await host.settle()
 
@@ -314,6 +322,15 @@ async def events_are_reported_once(dut):
         found = await event(host, placed)
         assert found == (nvme_logs.ERROR_EVENT, information, nvme_logs.ERROR_LOG), hex(address)
         await error_log(host)
+    # The state of an array needs no configuration.
+    for _ in range(2):
+        placed += await request_events(host, 1)
+        dut.array_news.value = 1
+        await ClockCycles(dut.clk, 1)
+        dut.array_news.value = 0
+        found = await event(host, placed)
+        assert found == (nvme_logs.VENDOR_EVENT, 0, nvme_logs.ARRAYS_LOG)
+        await log(host, nvme_logs.ARRAYS_LOG, 64)
     # A warning that is there when it is configured, and one that comes.
     await configure(host, nvme_logs.WARN_DEGRADED | nvme_logs.WARN_TEMPERATURE)
     found = await event(host, placed)

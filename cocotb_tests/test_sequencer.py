@@ -68,6 +68,20 @@ async def plans_around_unreadable_blocks(dut):
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
+async def writes_twice_what_a_drive_refuses_once(dut):
+    bench = bench_of(dut)
+    await start(dut)
+    for row in range(0, 48, 8):
+        bench.erase_unreadable(row, 1)
+    bench.drives.stubborn = bench.drives.unreadable
+    bench.drives.unreadable = set()
+    await random_rows(bench, rows=20, span=6, recover=0)
+    await bench.settle()
+    bench.check_drives()
+    assert bench.write_faults == 0 and not bench.failed and len(bench.drives.stubborn) < 6
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
 async def fails_drives_that_refuse_writes(dut):
     bench = bench_of(dut)
     tolerated = bench.array.parities or bench.array.copies - 1
@@ -78,7 +92,7 @@ async def fails_drives_that_refuse_writes(dut):
             refusing.add(port)
         return port in refusing
 
-    bench.drives.write_errors = 0.05
+    bench.drives.write_errors = 0.5
     bench.drives.may_fail = may_fail
     await start(dut)
     await random_rows(bench, rows=80, span=8)
@@ -150,6 +164,7 @@ async def reports_cycles_per_row(dut):
 
 WORK = (
     "writes_and_recovers_with_all_drives",
+    "writes_twice_what_a_drive_refuses_once",
     "keeps_rows_with_drives_failing_in_between",
     "fails_drives_that_refuse_writes",
     "reports_what_is_beyond_tolerance",
@@ -194,6 +209,15 @@ class TrustsDrives(Sequencer):
         return m
 
 
+class GivesUpAtOnce(Sequencer):
+    """A planted bug: a write that its drive could not store is not sent again."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += m.submodules.judgement.before.attempts.eq(1)
+        return m
+
+
 class MergesAgain(Sequencer):
     """A planted bug: an operation that was not reached may be merged again."""
 
@@ -204,6 +228,7 @@ class MergesAgain(Sequencer):
 
 
 MUTANTS = {
+    GivesUpAtOnce: "writes_twice_what_a_drive_refuses_once",
     MergesAgain: "keeps_rows_with_drives_failing_in_between",
     ConfusesParities: "writes_and_recovers_with_all_drives",
     KeepsLines: "writes_and_recovers_with_all_drives",

@@ -26,6 +26,7 @@ from cocotb_tests.stripe_models import (
 )
 from cocotb_tests.test_gather import split
 from hdl.array.interface import Rotation, extent
+from hdl.background.interface import WalkKind, WalkResult, walk, walked
 from hdl.config import Config
 from hdl.drive.interface import landed
 from hdl.nvme.interface import HostOpcode, Status, fetched, transfer
@@ -51,7 +52,7 @@ ARRAYS = {
     ),
 }
 
-GATHER_STREAMS = ("extent", "allocate", "free", "fetch", "fetched", "fetch_failed")
+GATHER_STREAMS = ("extent", "walk", "allocate", "free", "fetch", "fetched", "fetch_failed")
 SEQUENCER_STREAMS = (
     "operation",
     "finished",
@@ -61,6 +62,7 @@ SEQUENCER_STREAMS = (
     "recovered",
     "recover_failed",
     "fail",
+    "walked",
 )
 
 
@@ -90,6 +92,8 @@ class Stripe(wiring.Component):
                 "row_geometry_read": sequencing["geometry_read"],
                 "member_read": sequencing["member_read"],
                 "failed": sequencing["failed"],
+                "stale": sequencing["stale"],
+                "boundary_read": sequencing["boundary_read"],
                 "launched": Out(1),
                 "busy": Out(1),
             }
@@ -109,7 +113,7 @@ class Stripe(wiring.Component):
 
         for name in (*GATHER_STREAMS, "geometry_read"):
             bring_out(getattr(gather, name), getattr(self, name))
-        for name in (*SEQUENCER_STREAMS, "member_read"):
+        for name in (*SEQUENCER_STREAMS, "member_read", "boundary_read"):
             bring_out(getattr(sequencer, name), getattr(self, name))
         bring_out(sequencer.allocate, self.row_allocate)
         bring_out(sequencer.free, self.row_free)
@@ -119,6 +123,7 @@ class Stripe(wiring.Component):
             gather.now.eq(self.now),
             self.deadline.eq(gather.deadline),
             sequencer.failed.eq(self.failed),
+            sequencer.stale.eq(self.stale),
             self.launched.eq(gather.launch.valid & gather.launch.ready),
             self.busy.eq(gather.busy | sequencer.busy),
         ]
@@ -180,8 +185,13 @@ class Bench:
         self.errors = 0.0
         self.time = 0
         self.failed: set[int] = set()
+        self.walks = StreamSource(dut, "walk", layout=walk(CONFIG), active=active, seed=seed)
+        self.walking: dict[int, tuple] = {}
+        self.walked: dict[WalkResult, int] = defaultdict(int)
         self.statuses: dict[Status, int] = defaultdict(int)
         dut.failed.value = 0
+        dut.stale.value = 0
+        dut.boundary_read__data.value = 0
 
         def sink(name, callback, layout=None):
             StreamSink(dut, name, layout=layout, active=active, seed=seed, callback=callback)
@@ -194,6 +204,7 @@ class Bench:
         sink("recover_failed", self._recover_failed, committed(CONFIG))
         sink("recovered", self._recovered, landed(CONFIG))
         sink("fail", self.fail)
+        sink("walked", self._walked, walked(CONFIG))
         cocotb.start_soon(self._clock())
 
     async def _clock(self) -> None:
@@ -289,13 +300,35 @@ class Bench:
             opcode = HostOpcode.READ if read else HostOpcode.WRITE
             self.extent.send(slot=slot, opcode=opcode, array=1, **one)
 
+    def _walked(self, event) -> None:
+        del self.walking[event.tag]
+        self.walked[event.result] += 1
+
+    async def walk_rows(self, count: int) -> None:
+        """Walks rows that the host has written or is writing, up to four at once."""
+        for tag in range(count):
+            await wait_until(
+                self.dut, lambda: len(self.walking) < 4, cycles=PATIENCE, what="the end of a walk"
+            )
+            (base, row), shift = self.random.choice(list(self.shifts.items()))
+            if self.array.mirrored:
+                shift += self.array.copies * self.random.randrange(
+                    self.array.data // self.array.copies
+                )
+            kind = self.random.choice((WalkKind.RESYNC, WalkKind.REBUILD, WalkKind.PATROL))
+            self.walking[tag] = base, row
+            self.walks.send(
+                kind=kind, array=1, base=base, shift=shift, row=row, more=tag & 1, tag=tag
+            )
+
     async def settle(self) -> None:
         """Waits until every command has been answered, then checks that nothing is left."""
         for _ in range(PATIENCE):
-            if not self.commands and not int(self.dut.busy.value):
+            if not self.commands and not self.walking and not int(self.dut.busy.value):
                 break
             await RisingEdge(self.dut.clk)
         assert not self.commands, f"commands without an answer: {self.commands}"
+        assert not self.walking, f"walks without an end: {self.walking}"
         for _ in range(500):
             await RisingEdge(self.dut.clk)
         assert not int(self.dut.busy.value), "still busy"
@@ -381,6 +414,21 @@ async def keeps_data_through_failures(dut):
     assert set(bench.statuses) <= {Status.SUCCESS, Status.DATA_TRANSFER_ERROR}
 
 
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def walks_rows_that_the_host_writes(dut):
+    """Parities made anew meanwhile belong to what was written, whoever came first."""
+    bench = bench_of(dut)
+    await start(dut)
+    await random_commands(bench, count=20)
+    walking = cocotb.start_soon(bench.walk_rows(40))
+    await random_commands(bench, count=20)
+    await walking
+    await bench.settle()
+    bench.check_drives()
+    assert set(bench.statuses) == {Status.SUCCESS}
+    assert bench.walked == {WalkResult.GOOD: 40}
+
+
 @pytest.mark.parametrize("array", ARRAYS)
 def test_stripe(array):
     simulate(
@@ -388,5 +436,16 @@ def test_stripe(array):
         name="stripe",
         module=__name__,
         testcase=("stores_what_the_host_wrote", "keeps_data_through_failures"),
+        parameters={"ARRAY": array, "SEED": "1"},
+    )
+
+
+@pytest.mark.parametrize("array", ["raid10", "raid6"])
+def test_walks(array):
+    simulate(
+        Stripe(config=CONFIG),
+        name="stripe",
+        module=__name__,
+        testcase="walks_rows_that_the_host_writes",
         parameters={"ARRAY": array, "SEED": "1"},
     )

@@ -61,6 +61,8 @@ class Model:
         self.volumes: dict[int, tuple[int, int, int]] = {}
         self.present = 0
         self.lost = 0
+        self.stale = 0
+        self.reserved = 0
         self.capacity = [0] * config.ports
 
     @property
@@ -74,10 +76,16 @@ class Model:
     def watch(self) -> None:
         """Drives in use that are absent are lost."""
         self.lost |= self.used & ~self.present
+        self.stale &= self.used & self.present & ~self.lost
+
+    def fail(self, port: int) -> None:
+        """A drive is reported."""
+        self.lost |= self.used & 1 << port
+        self.watch()
 
     def create_array(self, request: dict) -> tuple[ManageStatus, int | None]:
         members = [port for port in range(MAX_DRIVES) if request["drives"] >> port & 1]
-        if any((self.used | ~self.present) >> port & 1 for port in members):
+        if any((self.used | ~self.present | self.reserved) >> port & 1 for port in members):
             return ManageStatus.DRIVE_UNAVAILABLE, None
         try:
             level = Level(request["level"]).name
@@ -103,7 +111,42 @@ class Model:
             return ManageStatus.NO_ENTRY, None
         self.arrays[number] = ModelArray(layout, members, rows)
         self.lost &= ~sum(1 << port for port in members)
+        self.stale &= ~sum(1 << port for port in members)
         return ManageStatus.DONE, number
+
+    def replace(self, request: dict) -> tuple[ManageStatus, int | None]:
+        number, position, port = (request[name] for name in ("array", "position", "port"))
+        if number not in self.arrays:
+            return ManageStatus.NO_ENTRY, None
+        array = self.arrays[number]
+        if position >= len(array.members):
+            return ManageStatus.INVALID_FIELD, None
+        old = array.members[position]
+        free = not self.used >> port & 1 or (port == old and self.lost >> port & 1)
+        if port >= self.config.ports or not free or (~self.present | self.reserved) >> port & 1:
+            return ManageStatus.DRIVE_UNAVAILABLE, None
+        if not self.failed >> old & 1:
+            return ManageStatus.IN_USE, None
+        if self.capacity[port] < array.rows + DATA_OFFSET_BLOCKS:
+            return ManageStatus.NO_SPACE, None
+        array.members[position] = port
+        self.lost &= ~(1 << port)
+        self.stale |= 1 << port
+        return ManageStatus.DONE, number
+
+    def settle(self, request: dict) -> tuple[ManageStatus, int | None]:
+        if request["array"] not in self.arrays:
+            return ManageStatus.NO_ENTRY, None
+        for port in self.arrays[request["array"]].members:
+            self.stale &= ~(1 << port)
+        return ManageStatus.DONE, None
+
+    def check_empty(self, request: dict) -> tuple[ManageStatus, int | None]:
+        number = request["array"]
+        if number not in self.arrays:
+            return ManageStatus.NO_ENTRY, None
+        used = any(array == number for array, _, _ in self.volumes.values())
+        return (ManageStatus.IN_USE if used else ManageStatus.DONE), None
 
     def delete_array(self, request: dict) -> tuple[ManageStatus, int | None]:
         number = request["array"]
@@ -152,6 +195,7 @@ class Bench:
         self.fail = StreamSource(dut, "fail")
         self.seen: dict[ManageStatus, int] = dict.fromkeys(ManageStatus, 0)
         dut.present.value = 0
+        self.reserve(0)
         for port in range(config.ports):
             getattr(dut, f"capacity__{port}").value = 0
 
@@ -166,6 +210,12 @@ class Bench:
             getattr(self.dut, f"capacity__{port}").value = capacity
         self.dut.present.value = model.present
         model.watch()
+
+    def reserve(self, ports: int) -> None:
+        """No new array may have these ports."""
+        if self.config.background:
+            self.model.reserved = ports
+            self.dut.reserved.value = ports
 
     async def change(self, opcode: ManageOpcode, **fields) -> ManageStatus:
         """Makes a change and compares the answer."""
@@ -231,6 +281,8 @@ class Bench:
             assert entry.used == len(owner)
             assert not owner or entry.array == owner[0]
         assert int(self.dut.failed.value) == model.failed
+        if config.background:
+            assert int(self.dut.stale.value) == model.stale
 
     def array_request(self) -> dict:
         """A random array, mostly one that can exist."""
@@ -265,6 +317,18 @@ class Bench:
             "drives": sum(1 << port for port in generator.sample(free, min(count, len(free)))),
         }
 
+    def replace_request(self) -> dict:
+        """A random replacement: mostly of a failed member, by a drive that is free or was there."""
+        generator, model = self.generator, self.model
+        number = generator.choice([*model.arrays, generator.randrange(self.config.arrays)])
+        members = model.arrays[number].members if number in model.arrays else [0]
+        failed = [place for place, port in enumerate(members) if model.failed >> port & 1]
+        position = generator.choice([*failed, *failed, generator.randrange(40)])
+        free = [port for port in range(self.config.ports) if not model.used >> port & 1]
+        old = members[position] if position < len(members) else 0
+        port = generator.choice([*free, old, old, generator.randrange(MAX_DRIVES)])
+        return {"array": number, "position": position, "port": port}
+
     def volume_request(self) -> dict:
         """A random volume: whole arrays, parts, edges, and some that do not fit."""
         generator, model = self.generator, self.model
@@ -297,16 +361,23 @@ async def holds_what_the_model_holds(dut):
         elif draw < 0.9:
             number = generator.choice([*bench.model.volumes, generator.randrange(256)])
             await bench.change(ManageOpcode.DELETE_VOLUME, volume=number)
-        elif draw < 0.95:
+        elif draw < 0.93 or (draw < 0.96 and not config.background):
             port = generator.randrange(config.ports)
             absent = not bench.model.present >> port & 1
             size = generator.choice(sizes) + generator.randrange(MAX_STRIP_BLOCKS)
             bench.plug(port, min(size, (1 << 40) - 1) if absent else None)
+        elif draw < 0.96:
+            for _ in range(3):
+                await bench.change(ManageOpcode.REPLACE, **bench.replace_request())
+            number = generator.choice([*bench.model.arrays, generator.randrange(256)])
+            after = generator.choice((ManageOpcode.SETTLE, ManageOpcode.CHECK_EMPTY))
+            await bench.change(after, array=number)
+            bench.reserve(1 << generator.randrange(MAX_DRIVES) if generator.random() < 0.5 else 0)
         else:
             port = generator.randrange(MAX_DRIVES)
             bench.fail.send(port)
             await bench.fail.drained()
-            bench.model.lost |= bench.model.used & 1 << port
+            bench.model.fail(port)
         await RisingEdge(dut.clk)
         if step % 20 == 0 or step == CHANGES - 1:
             await bench.compare()
@@ -352,6 +423,61 @@ def tables(config: Config) -> ArrayTables:
     return ArrayTables(
         config=config, geometry_readers=READERS, member_readers=READERS, volume_readers=READERS
     )
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def replaces_members(dut):
+    """A member is never seen as a drive that is neither failed nor stale before its rebuild."""
+    config = CONFIGS[os.environ["CONFIG"]]
+    if not config.background:
+        return
+    bench = Bench(dut, config, random.Random(1))
+    await start(dut)
+    for port in range(5):
+        bench.plug(port, 100_000)
+    await bench.change(ManageOpcode.CREATE_ARRAY, level=Level.RAID5.value, drives=0b0111)
+    await bench.change(ManageOpcode.CREATE_VOLUME, array=0)
+    replace = {"opcode": ManageOpcode.REPLACE, "array": 0, "position": 1}
+    assert await bench.change(**replace, port=3) == ManageStatus.IN_USE
+    bench.plug(1, None)
+    await RisingEdge(dut.clk)
+    bench.reserve(1 << 3)
+    assert await bench.change(**replace, port=3) == ManageStatus.DRIVE_UNAVAILABLE
+    bench.reserve(0)
+    assert await bench.change(**replace, port=1) == ManageStatus.DRIVE_UNAVAILABLE
+    bench.plug(3, DATA_OFFSET_BLOCKS + 1)
+    assert await bench.change(**replace, port=3) == ManageStatus.NO_SPACE
+    bench.plug(3, 100_000)
+
+    async def watch() -> None:
+        while True:
+            dut.member_read__0__address.value = 1
+            await RisingEdge(dut.clk)
+            await FallingEdge(dut.clk)
+            port = int(dut.member_read__0__data.value)
+            assert (int(dut.failed.value) | int(dut.stale.value)) >> port & 1, "a good member"
+
+    watching = cocotb.start_soon(watch())
+    assert await bench.change(**replace, port=3) == ManageStatus.DONE
+    watching.cancel()
+    await bench.compare()
+    assert bench.model.used & 0b11111 == 0b01101 and bench.model.stale == 0b01000
+    assert await bench.change(ManageOpcode.CHECK_EMPTY, array=0) == ManageStatus.IN_USE
+    assert await bench.change(ManageOpcode.SETTLE, array=0) == ManageStatus.DONE
+    assert bench.model.stale == 0
+    await bench.compare()
+    # The same drive comes back, and goes while it is rebuilt.
+    bench.plug(0, None)
+    await RisingEdge(dut.clk)
+    bench.plug(0, 100_000)
+    again = {"opcode": ManageOpcode.REPLACE, "array": 0, "position": 0, "port": 0}
+    assert await bench.change(**again) == ManageStatus.DONE
+    await bench.compare()
+    bench.fail.send(0)
+    await bench.fail.drained()
+    bench.model.fail(0)
+    await bench.compare()
+    assert bench.model.failed & 1 and not bench.model.stale
 
 
 @pytest.mark.parametrize("config", CONFIGS)

@@ -141,7 +141,10 @@ class Bench:
         assert event.place not in slot.retries
         reached = event.status != DriveStatus.UNREACHED
         tried = event.recover["tried"] + reached
-        slot.retries[event.place] = event.recover | {"again": 1, "tried": tried}
+        again = {"again": 1, "tried": tried}
+        if self.config.background:
+            again["medium"] = int(event.status == DriveStatus.MEDIUM_ERROR)
+        slot.retries[event.place] = event.recover | again
 
     def _on_committed(self, event: Fields) -> None:
         self.slots[event.slot].end(event.status)
@@ -190,7 +193,7 @@ class Bench:
             return
         for offset in range(seen.blocks + 1):
             if seen.opcode == HostOpcode.READ:
-                self._read_block(seen.slot, offset, recover=FIRST)
+                self._read_block(seen.slot, offset, recover=seen.recover)
             else:
                 status = Status.SUCCESS
                 if self.generator.random() < self.trouble / 4:

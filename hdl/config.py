@@ -90,6 +90,11 @@ class Config:
         reader; else they are unknown opcodes.
     temperature_kelvin
         Composite temperature that a board without a sensor reports.
+    walk_window
+        Rows that are walked at once, a power of two up to 128.
+    background
+        Rows are initialised, rebuilt, checked and mended in the background (`hdl.background`), and
+        blocks that a drive cannot read are written anew; else none of it is there.
     command_timeout_ms
         A drive command that takes longer is aborted; 0: never, and the logic for it is left out.
     abort_timeout_ms
@@ -129,6 +134,8 @@ class Config:
     abort_commands: bool = True
     compare_and_deallocate: bool = True
     temperature_kelvin: int = 308
+    walk_window: int = 32
+    background: bool = True
     command_timeout_ms: int = 8000
     abort_timeout_ms: int = 500
     slow_read_ms: int = 0
@@ -185,6 +192,7 @@ class Config:
             ("volumes", 2, 256),
             ("transfer_blocks", 2, 64),
             ("error_log_entries", 2, 64),
+            ("walk_window", 2, 128),
         ):
             value = getattr(self, name)
             if value & (value - 1) or not least <= value <= most:
@@ -304,4 +312,6 @@ def small() -> Config:
         report_capacity=False,
         abort_commands=False,
         compare_and_deallocate=False,
+        background=False,
+        walk_window=4,
     )

@@ -1,12 +1,14 @@
 """The controller behind any PCIe hard block: instances in dataflow order and their connections."""
 
-from amaranth.hdl import Array, Cat, Module, Mux
+from amaranth.hdl import Array, Cat, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.array.mapper import Mapper
 from hdl.array.tables import ArrayTables
 from hdl.array.tracker import Tracker
+from hdl.background.background import Background
+from hdl.background.interface import walk
 from hdl.config import LINE_USERS, TIME_BITS, Config
 from hdl.drive.drives import Drives
 from hdl.drive.interface import DrivePort, Opcode, Owner, finished, landed, operation
@@ -67,8 +69,8 @@ class Core(wiring.Component):
         m.submodules.front_end = front_end = NvmeFrontEnd(config=config)
         m.submodules.tables = tables = ArrayTables(
             config=config,
-            geometry_readers=5,
-            member_readers=3,
+            geometry_readers=5 + 2 * config.background,
+            member_readers=3 + config.background,
             volume_readers=2 + config.compare_and_deallocate,
         )
         m.submodules.tracker = tracker = Tracker(config=config)
@@ -116,6 +118,12 @@ class Core(wiring.Component):
         connect(m, sequencer.strip_read, gather.strip_read)
         connect(m, sequencer.step, parity.step)
         connect(m, parity.done, sequencer.pass_done)
+        if config.background:
+            # The first of them for blocks that could not be read, the second for the row walker.
+            m.submodules.walks = walks = Merge(walk(config), inputs=2)
+            connect(m, walks.output, gather.walk)
+            connect(m, dispatch.mend, walks.inputs[0])
+            blocks.append(walks)
         m.submodules.operations = operations = Merge(operation(config), inputs=2)
         connect(m, sequencer.operation, operations.inputs[0])
         connect(m, dispatch.operation, operations.inputs[1])
@@ -190,20 +198,28 @@ class Core(wiring.Component):
             connect(m, user, port)
 
         # Tables and drive health.
-        for user, port in zip(
-            (front_end, mapper, dispatch, gather, sequencer), tables.geometry_read, strict=True
-        ):
-            connect(m, user.geometry_read, port)
-        for user, port in zip((front_end, dispatch, sequencer), tables.member_read, strict=True):
-            connect(m, user.member_read, port)
+        geometries = [
+            user.geometry_read for user in (front_end, mapper, dispatch, gather, sequencer)
+        ]
+        positions = [user.member_read for user in (front_end, dispatch, sequencer)]
+        if config.background:
+            m.submodules.background = background = Background(config=config)
+            blocks.append(background)
+            geometries += list(background.geometry_read)
+            positions.append(background.member_read)
+        for user, port in zip(geometries, tables.geometry_read, strict=True):
+            connect(m, user, port)
+        for user, port in zip(positions, tables.member_read, strict=True):
+            connect(m, user, port)
         volumes = [front_end.volume_read, mapper.volume_read]
         if config.compare_and_deallocate:
             volumes.append(front_end.size_read)
         for user, port in zip(volumes, tables.volume_read, strict=True):
             connect(m, user, port)
         connect(m, front_end.port_read, tables.port_read)
-        connect(m, front_end.manage_request, tables.manage_request)
-        connect(m, tables.manage_response, front_end.manage_response)
+        if not config.background:
+            connect(m, front_end.manage_request, tables.manage_request)
+            connect(m, tables.manage_response, front_end.manage_response)
         # Always taken; a drive that is given up waits for one that failed to store data.
         m.d.comb += [
             tables.fail.valid.eq(sequencer.fail.valid | drives.fail.valid),
@@ -213,6 +229,14 @@ class Core(wiring.Component):
             sequencer.fail.ready.eq(1),
             drives.fail.ready.eq(~sequencer.fail.valid),
         ]
+        if config.background:
+            self._connect_background(m, background, tables, front_end, tracker)
+            connect(m, background.walk, walks.inputs[1])
+            connect(m, sequencer.walked, background.walked)
+            m.d.comb += background.now.eq(self.now)
+            for user, port in zip((sequencer, dispatch), background.boundary_read, strict=True):
+                connect(m, user.boundary_read, port)
+                m.d.comb += user.stale.eq(tables.stale)
         present = Cat(port.present for port in self.drives)
         m.d.comb += [
             tables.present.eq(present),
@@ -233,7 +257,8 @@ class Core(wiring.Component):
             connect(m, flipped(port), inner)
 
         earliest = front_end.deadline
-        for block in (gather, endpoint, drives):
+        timed = [gather, endpoint, drives] + ([background] if config.background else [])
+        for block in timed:
             earliest = Mux(block.deadline < earliest, block.deadline, earliest)
         plumbing = [operations, operation_skid, finished_relay, deliveries, commits, *events]
         m.d.comb += [
@@ -241,3 +266,28 @@ class Core(wiring.Component):
             self.deadline.eq(earliest),
         ]
         return m
+
+    def _connect_background(self, m: Module, background, tables, front_end, tracker) -> None:
+        """Background work between the host's commands and the tables."""
+        config = self._config
+        connect(m, front_end.manage_request, background.request)
+        connect(m, background.response, front_end.manage_response)
+        connect(m, background.table_request, tables.manage_request)
+        connect(m, tables.manage_response, background.table_response)
+        connect(m, front_end.report_read, background.report_read)
+        commands = Signal(range(config.commands + 1))
+        begins = front_end.command.valid & front_end.command.ready
+        ends = tracker.completion.valid & tracker.completion.ready
+        m.d.sync += commands.eq(commands + begins - ends)
+        m.d.comb += [
+            background.host_active.eq(commands != 0),
+            background.present.eq(tables.present),
+            background.used.eq(tables.used),
+            background.failed.eq(tables.failed),
+            background.stale.eq(tables.stale),
+            background.changed.eq(tables.changed),
+            tables.reserved.eq(background.reserved),
+            front_end.drive_stale.eq(tables.stale),
+            front_end.array_states.eq(background.array_states),
+            front_end.array_news.eq(background.news),
+        ]

@@ -176,13 +176,33 @@ def port_read(config: Config) -> TableRead:
     return TableRead(config.port_bits, port_use(config))
 
 
-class ManageOpcode(enum.Enum, shape=3):
-    """Changes to the tables."""
+class ArrayState(enum.Enum, shape=2):
+    """What an array has left. A drive that is being rebuilt counts as lost until that has ended."""
+
+    OPTIMAL = 0
+    PARTIALLY_DEGRADED = 1
+    """Drives are lost, and everywhere one more may be."""
+    DEGRADED = 2
+    """Somewhere no other drive may be lost."""
+    FAILED = 3
+    """Somewhere more drives are lost than the level tolerates."""
+
+
+class ManageOpcode(enum.Enum, shape=4):
+    """Changes to the tables, and (from START_JOB on) what never gets there."""
 
     CREATE_ARRAY = 0
     DELETE_ARRAY = 1
     CREATE_VOLUME = 2
     DELETE_VOLUME = 3
+    REPLACE = 4
+    SETTLE = 5
+    CHECK_EMPTY = 6
+    START_JOB = 8
+    STOP_JOB = 9
+    SET_SHARE = 10
+    ADD_SPARE = 11
+    REMOVE_SPARE = 12
 
 
 class ManageStatus(enum.Enum, shape=3):
@@ -199,6 +219,10 @@ class ManageStatus(enum.Enum, shape=3):
     """The array still has volumes."""
     NO_SPACE = 5
     """The volume does not fit, or overlaps another."""
+    NOT_REDUNDANT = 6
+    """The array has nothing to rebuild a member from."""
+    JOB_RUNNING = 7
+    """Not while a job works on the array."""
 
 
 def manage_request(config: Config) -> data.StructLayout:
@@ -209,6 +233,15 @@ def manage_request(config: Config) -> data.StructLayout:
     (bit a port; members in ascending port order).
     DELETE_ARRAY: ``array``. CREATE_VOLUME: ``array``, ``start``, ``blocks`` (0: to the end).
     DELETE_VOLUME: ``volume``.
+
+    With `Config.background`: REPLACE: member ``position`` of ``array`` is failed and becomes the
+    drive at ``port``, which is to be rebuilt; it may be the one that it was. SETTLE: the members of
+    ``array`` that were stale are rebuilt. CHECK_EMPTY: ``array`` exists and has no volumes.
+    START_JOB: ``kind`` (`hdl.background.interface.WalkKind`) on ``array`` from row ``start`` on;
+    ``resume``: from where it was. STOP_JOB: ``array``. SET_SHARE: ``share`` in percent.
+    ADD_SPARE: drive ``port``, for every array or if ``dedicated`` for ``array``. REMOVE_SPARE:
+    ``port``. CREATE_ARRAY: ``initialise``, ``zero``: begin with a job that makes rows consistent,
+    or all zeros.
     """
     return data.StructLayout(
         {
@@ -224,6 +257,20 @@ def manage_request(config: Config) -> data.StructLayout:
             "start": BLOCK_NUMBER_BITS,
             "blocks": BLOCK_NUMBER_BITS,
         }
+        | (
+            {
+                "position": 8,
+                "port": 8,
+                "kind": 3,
+                "resume": 1,
+                "dedicated": 1,
+                "initialise": 1,
+                "zero": 1,
+                "share": 8,
+            }
+            if config.background
+            else {}
+        )
     )
 
 

@@ -21,7 +21,7 @@ from hdl.array.interface import (
     volume,
     volume_read,
 )
-from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config
+from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
 
 
 class ArrayTables(wiring.Component):
@@ -54,7 +54,11 @@ class ArrayTables(wiring.Component):
         Bit a port: its drive cannot be used. Set while a drive is absent; stays set if the port
         belongs to an array, until an array is created on it.
     changed
-        A pulse after each change of ``failed``, and with each change made to the tables.
+        A pulse after each change of ``failed`` or ``stale``, and with each change made to the
+        tables.
+    stale, reserved
+        Only with `Config.background`. Bit a port: its drive is being rebuilt, and not failed.
+        Ports that no new array may have.
 
     Latency: a change takes at most 200 cycles and two for each entry of the array or volume table.
     Reads are never held up.
@@ -63,7 +67,7 @@ class ArrayTables(wiring.Component):
     (see `Admission`) or the capacity exceeds 2**40 blocks; DRIVE_UNAVAILABLE for a drive that is
     absent or in use; NO_SPACE when a drive has no room for a strip, or a volume does not fit
     between the others; NO_ENTRY for a full table or an entry that does not exist; IN_USE for an
-    array with volumes.
+    array with volumes, or a member to replace that is not failed.
     """
 
     def __init__(
@@ -98,10 +102,12 @@ class ArrayTables(wiring.Component):
                 "changed": Out(1),
                 "busy": Out(1),
             }
+            | ({"stale": Out(MAX_DRIVES), "reserved": In(MAX_DRIVES)} if config.background else {})
         )
 
     def elaborate(self, platform) -> Module:
         config = self._config
+        replaces = config.background
         m = Module()
         m.submodules.admission = admission = Admission(config=config)
         m.submodules.capacity = capacity = Capacity()
@@ -128,6 +134,7 @@ class ArrayTables(wiring.Component):
             port = members.read_port()
             m.d.comb += [port.addr.eq(reader.address), reader.data.eq(port.data)]
         member_write = members.write_port()
+        own_member = members.read_port()
 
         # Health.
         used = self.used
@@ -145,6 +152,14 @@ class ArrayTables(wiring.Component):
             self.failed.eq(absent | lost),
             self.changed.eq(edited | (self.failed != failed_before)),
         ]
+        reserved = Signal(MAX_DRIVES)
+        settles = Signal(MAX_DRIVES)
+        renewed = Signal(MAX_DRIVES)
+        if replaces:
+            m.d.comb += reserved.eq(self.reserved)
+            m.d.sync += self.stale.eq(
+                ((self.stale & ~joins) | renewed) & ~(leaves | settles | absent | reported)
+            )
         m.d.sync += [
             failed_before.eq(self.failed),
             used.eq((used | joins) & ~leaves),
@@ -188,7 +203,12 @@ class ArrayTables(wiring.Component):
             use_write.addr.eq(number),
             member_write.addr.eq(Cat(position[: config.port_bits], vacant[: config.array_bits])),
             member_write.data.eq(number),
+            own_member.addr.eq(member_write.addr),
         ]
+
+        of_array = [ManageOpcode.DELETE_ARRAY, ManageOpcode.CREATE_VOLUME]
+        if replaces:
+            of_array += [ManageOpcode.REPLACE, ManageOpcode.SETTLE, ManageOpcode.CHECK_EMPTY]
 
         with m.FSM(name="manage") as fsm:
             # Memories keep their contents over a reset; the tables begin empty.
@@ -213,7 +233,7 @@ class ArrayTables(wiring.Component):
                     with m.Switch(self.manage_request.payload.opcode):
                         with m.Case(ManageOpcode.CREATE_ARRAY):
                             m.next = "COUNT_DRIVES"
-                        with m.Case(ManageOpcode.DELETE_ARRAY, ManageOpcode.CREATE_VOLUME):
+                        with m.Case(*of_array):
                             m.d.sync += entry.eq(self.manage_request.payload.array)
                             m.next = "READ_ARRAY"
                         with m.Case(ManageOpcode.DELETE_VOLUME):
@@ -229,7 +249,7 @@ class ArrayTables(wiring.Component):
                 counted = Signal()
                 m.d.sync += [
                     blocks.eq(Array(self.capacity)[number]),
-                    unavailable.eq((used | absent).bit_select(number, 1)),
+                    unavailable.eq((used | absent | reserved).bit_select(number, 1)),
                     counted.eq(wanted),
                 ]
                 m.next = "COMPARE_DRIVE"
@@ -333,6 +353,13 @@ class ArrayTables(wiring.Component):
                     answer(ManageStatus.NO_ENTRY)
                 with m.Elif(request.opcode == ManageOpcode.CREATE_VOLUME):
                     m.next = "PLACE_VOLUME"
+                if replaces:
+                    with m.Elif(request.opcode == ManageOpcode.SETTLE):
+                        m.next = "READ_USE"
+                    with m.Elif(request.opcode == ManageOpcode.REPLACE):
+                        m.d.sync += [number.eq(request.port), position.eq(request.position)]
+                        m.d.sync += vacant.eq(request.array)
+                        m.next = "READ_MEMBER"
 
             with m.State("PLACE_VOLUME"):
                 m.next = "READ_VOLUME"
@@ -361,12 +388,15 @@ class ArrayTables(wiring.Component):
                     m.next = "ERASE_VOLUME"
                     with m.If((entry >= config.volumes) | ~other.valid):
                         answer(ManageStatus.NO_ENTRY)
-                with m.Elif(request.opcode == ManageOpcode.DELETE_ARRAY):
+                with m.Elif(request.opcode != ManageOpcode.CREATE_VOLUME):
                     with m.If(same):
                         answer(ManageStatus.IN_USE)
                     with m.Elif(last_volume):
                         m.d.sync += [vacant.eq(request.array), number.eq(0)]
                         m.next = "ERASE_ARRAY"
+                        if replaces:
+                            with m.If(request.opcode == ManageOpcode.CHECK_EMPTY):
+                                answer(ManageStatus.DONE)
                 with m.Else():
                     with m.If(same & overlaps):
                         answer(ManageStatus.NO_SPACE)
@@ -385,9 +415,53 @@ class ArrayTables(wiring.Component):
             with m.State("LEAVE_DRIVES"):
                 m.d.sync += number.eq(number + 1)
                 with m.If(use_read.data.used & (use_read.data.array == request.array)):
-                    m.d.comb += [use_write.en.eq(1), leaves.eq(1 << port_number)]
+                    if replaces:
+                        with m.If(request.opcode == ManageOpcode.SETTLE):
+                            m.d.comb += [settles.eq(1 << port_number), edited.eq(1)]
+                    with m.If(request.opcode == ManageOpcode.DELETE_ARRAY):
+                        m.d.comb += [use_write.en.eq(1), leaves.eq(1 << port_number)]
                 m.next = "READ_USE"
                 with m.If(last_port):
+                    answer(ManageStatus.DONE)
+
+            # REPLACE: the member must be failed, the new drive free (or the old one) and as large.
+            if replaces:
+                old = Signal(config.port_bits)
+                with m.State("READ_MEMBER"):
+                    m.d.sync += blocks.eq(Array(self.capacity)[port_number])
+                    m.next = "CHECK_MEMBER"
+
+                with m.State("CHECK_MEMBER"):
+                    m.d.sync += old.eq(own_member.data)
+                    same_drive = own_member.data == port_number
+                    taken = (used & (~lost | ~same_drive.replicate(MAX_DRIVES))) | absent | reserved
+                    m.next = "JOIN_MEMBER"
+                    with m.If(
+                        (request.position >= MAX_DRIVES) | (position >= shape.width * shape.spans)
+                    ):
+                        answer(ManageStatus.INVALID_FIELD)
+                    with m.Elif((request.port >= config.ports) | taken.bit_select(port_number, 1)):
+                        answer(ManageStatus.DRIVE_UNAVAILABLE)
+                    with m.Elif(~self.failed.bit_select(own_member.data, 1)):
+                        answer(ManageStatus.IN_USE)
+                    with m.Elif(blocks < shape.rows + DATA_OFFSET_BLOCKS):
+                        answer(ManageStatus.NO_SPACE)
+
+                # The drive is stale before anyone can find it as the member.
+                with m.State("JOIN_MEMBER"):
+                    m.d.comb += [
+                        use_write.data.used.eq(1),
+                        use_write.data.array.eq(vacant),
+                        use_write.en.eq(1),
+                        joins.eq(1 << port_number),
+                        renewed.eq(1 << port_number),
+                    ]
+                    m.next = "SWAP_MEMBER"
+
+                with m.State("SWAP_MEMBER"):
+                    m.d.comb += [member_write.en.eq(1), edited.eq(1), use_write.addr.eq(old)]
+                    with m.If(old != port_number):
+                        m.d.comb += [use_write.en.eq(1), leaves.eq(1 << old)]
                     answer(ManageStatus.DONE)
 
             with m.State("WRITE_VOLUME"):

@@ -43,9 +43,9 @@ class Tracker(wiring.Component):
     `expected` said. The command completes when the last one has ended, with the first error that
     was seen. A block whose direct read failed is sent again on ``command`` as a one-block READ,
     same slot, ``offset`` its index in the host's command. Its ``recover`` is that of the read that
-    failed, one more ``tried`` unless the drive did not come so far (UNREACHED), and ``again`` set:
-    who maps it says when nothing is left to be tried. A FLUSH that a drive aborted is sent to all
-    of them again once all have answered, `FLUSH_ROUNDS` times at most.
+    failed, one more ``tried`` unless the drive did not come so far (UNREACHED), ``again`` set, and
+    ``medium`` if that was it: who maps it says when nothing is left to be tried. A FLUSH that a
+    drive aborted is sent to all of them again once all have answered, `FLUSH_ROUNDS` times at most.
 
     No event ever waits for ``command`` or ``completion``: blocks to be retried are a bit each of
     their slot's state, slots with retries queue up once each, and so do completions. Hence the
@@ -175,6 +175,8 @@ class Tracker(wiring.Component):
                 attempt.tried.eq(event.recover.tried + reached),
                 attempt.copy.eq(event.recover.copy),
             ]
+            if config.background:
+                m.d.sync += attempt.medium.eq(event.status == DriveStatus.MEDIUM_ERROR)
 
         def decode_flushed(event):
             m.d.sync += [

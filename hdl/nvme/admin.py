@@ -6,7 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.array.interface import manage_request, manage_response
 from hdl.config import DWORDS_PER_BLOCK, Config
-from hdl.nvme.catalogue import LISTS, LOGS, STRUCTURES, log_dwords
+from hdl.nvme.catalogue import LISTS, STRUCTURES, log_dwords, logs
 from hdl.nvme.codes import (
     BROADCAST_NSID,
     PAGE_SHIFT,
@@ -17,11 +17,10 @@ from hdl.nvme.codes import (
     status_field,
 )
 from hdl.nvme.events import LOGS as EVENT_LOGS
-from hdl.nvme.events import Events, report
+from hdl.nvme.events import PLACES, Events, report
 from hdl.nvme.features import BURST_BITS, Features
 from hdl.nvme.health import note
-from hdl.nvme.manage import OPCODES as MANAGE_OPCODES
-from hdl.nvme.manage import Manage
+from hdl.nvme.manage import Manage, opcodes
 from hdl.nvme.namespaces import Namespaces
 from hdl.nvme.page_words import WARNING_BITS
 from hdl.nvme.records import (
@@ -81,7 +80,7 @@ class Admin(wiring.Component):
         There are I/O queues.
     clear
         The controller is being reset: features, events and held requests are forgotten.
-    misuse, misuse_value, warning, changes
+    misuse, misuse_value, warning, news, changes
         As in `hdl.nvme.events.Events`.
     detached, probe, allocated, read_request, read_done, read_error, parameter
         As in `hdl.nvme.namespaces.Namespaces`.
@@ -107,6 +106,7 @@ class Admin(wiring.Component):
                 "misuse": In(1),
                 "misuse_value": In(1),
                 "warning": In(WARNING_BITS),
+                "news": In(1),
                 "changes": Out(config.volumes),
                 "detached": Out(config.volumes),
                 "probe": Out(config.volume_bits),
@@ -161,6 +161,7 @@ class Admin(wiring.Component):
             events.misuse.eq(self.misuse),
             events.misuse_value.eq(self.misuse_value),
             events.warning.eq(self.warning),
+            events.news.eq(self.news),
             events.configuration.eq(features.events),
             events.clear.eq(self.clear),
             self.changes.eq(events.changes),
@@ -343,7 +344,7 @@ class Admin(wiring.Component):
                             end(StatusCode.INVALID_NAMESPACE)
                     with m.Case(AdminOpcode.GET_LOG_PAGE.value):
                         send_page(
-                            LOGS,
+                            logs(config),
                             log_page,
                             StatusCode.INVALID_LOG_PAGE,
                             log_length + 1,
@@ -386,7 +387,7 @@ class Admin(wiring.Component):
                     with m.Case(AdminOpcode.NAMESPACE_ATTACHMENT.value):
                         m.d.comb += namespaces.start.eq((entry.fuse == 0) & (entry.psdt == 0))
                         m.next = "ATTACH"
-                    for opcode in MANAGE_OPCODES:
+                    for opcode in opcodes(config):
                         with m.Case(opcode.value):
                             m.d.comb += manage.start.eq((entry.fuse == 0) & (entry.psdt == 0))
                             m.next = "MANAGE"
@@ -449,7 +450,7 @@ class Admin(wiring.Component):
                         & (self.sent.payload == 0)
                     ):
                         for event, page in EVENT_LOGS.items():
-                            m.d.comb += events.cleared[event.value].eq(log_page == page.value)
+                            m.d.comb += events.cleared[PLACES[event]].eq(log_page == page.value)
 
             with m.State("FEATURE"):
                 m.d.sync += [status.eq(features.status), result.eq(features.result)]

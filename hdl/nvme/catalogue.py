@@ -1,5 +1,6 @@
 """Which page answers which code of Identify, Get Log Page and the vendor command LIST."""
 
+from hdl.background.report import FINDINGS, REPORT_WORDS
 from hdl.config import DWORDS_PER_BLOCK, Config
 from hdl.nvme.codes import ListPage, LogPage, StructureCode
 from hdl.nvme.health import ENTRY_WORDS
@@ -18,12 +19,24 @@ STRUCTURES = {
     StructureCode.CONTROLLERS: PageKind.CONTROLLERS,
 }
 
-LOGS = {
+_LOGS = {
     LogPage.ERROR: PageKind.ERROR,
     LogPage.SMART: PageKind.SMART,
     LogPage.FIRMWARE_SLOT: PageKind.FIRMWARE_SLOT,
     LogPage.CHANGED_NAMESPACES: PageKind.CHANGED_NAMESPACES,
 }
+
+_BACKGROUND_LOGS = {
+    LogPage.ARRAY_STATES: PageKind.ARRAY_STATES,
+    LogPage.DEFECTS: PageKind.DEFECTS,
+    LogPage.LOST_BLOCKS: PageKind.LOST_BLOCKS,
+}
+
+
+def logs(config: Config) -> dict[LogPage, PageKind]:
+    """The log pages that there are."""
+    return _LOGS | (_BACKGROUND_LOGS if config.background else {})
+
 
 LISTS = {
     ListPage.ARRAYS: PageKind.ARRAYS,
@@ -34,9 +47,13 @@ LISTS = {
 
 def log_dwords(config: Config) -> dict[LogPage, int]:
     """Size of each log page in 32-bit words (NVMe 1.4 section 5.14.1)."""
-    return {
+    sizes = {
         LogPage.ERROR: ENTRY_WORDS * config.error_log_entries,
         LogPage.SMART: SMART_DWORDS,
         LogPage.FIRMWARE_SLOT: FIRMWARE_SLOT_DWORDS,
         LogPage.CHANGED_NAMESPACES: DWORDS_PER_BLOCK,
+        LogPage.ARRAY_STATES: min(config.arrays * REPORT_WORDS, DWORDS_PER_BLOCK),
+        LogPage.DEFECTS: FINDINGS * REPORT_WORDS,
+        LogPage.LOST_BLOCKS: FINDINGS * REPORT_WORDS,
     }
+    return {page: sizes[page] for page in logs(config)}

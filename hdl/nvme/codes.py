@@ -74,6 +74,12 @@ class AdminOpcode(enum.Enum, shape=8):
     DELETE_ARRAY = 0xC4
     CREATE_VOLUME = 0xC8
     DELETE_VOLUME = 0xCC
+    START_JOB = 0xD0
+    STOP_JOB = 0xD4
+    SET_SHARE = 0xD8
+    REPLACE_MEMBER = 0xDC
+    ADD_SPARE = 0xE0
+    REMOVE_SPARE = 0xE4
 
 
 class IoOpcode(enum.Enum, shape=8):
@@ -123,6 +129,9 @@ class LogPage(enum.Enum, shape=8):
     SMART = 0x02
     FIRMWARE_SLOT = 0x03
     CHANGED_NAMESPACES = 0x04
+    ARRAY_STATES = 0xC0
+    DEFECTS = 0xC1
+    LOST_BLOCKS = 0xC2
 
 
 class EventType(enum.Enum, shape=3):
@@ -131,6 +140,7 @@ class EventType(enum.Enum, shape=3):
     ERROR = 0
     HEALTH = 1
     NOTICE = 2
+    VENDOR = 7
 
 
 class ListPage(enum.Enum, shape=8):
@@ -171,6 +181,8 @@ class StatusCode(enum.Enum, shape=11):
     NO_ENTRY = 0x1C1
     IN_USE = 0x1C2
     NO_SPACE = 0x1C3
+    NOT_REDUNDANT = 0x1C4
+    JOB_RUNNING = 0x1C5
     WRITE_FAULT = 0x280
     UNRECOVERED_READ = 0x281
     COMPARE_FAILURE = 0x285

@@ -9,7 +9,10 @@ from hdl.nvme.arbitrate import lowest_set
 from hdl.nvme.codes import STATUS_BITS, EventType, LogPage, StatusCode, status_field
 from hdl.nvme.page_words import WARNING_BITS
 
-TYPES = len(EventType)
+PLACES = {event: place for place, event in enumerate(EventType)}
+"""Types in the order in which they are told, and their places in vectors of a bit a type."""
+
+TYPES = len(PLACES)
 
 NAMESPACE_NOTICE = 8
 """Bit of Asynchronous Event Configuration (section 5.21.1.11); those below are warnings."""
@@ -26,6 +29,7 @@ LOGS = {
     EventType.ERROR: LogPage.ERROR,
     EventType.HEALTH: LogPage.SMART,
     EventType.NOTICE: LogPage.CHANGED_NAMESPACES,
+    EventType.VENDOR: LogPage.ARRAY_STATES,
 }
 """The log page that an event of each type names, and that clears it."""
 
@@ -61,6 +65,8 @@ class Events(wiring.Component):
         Critical Warning, a level. A bit that appears is an event, if it is configured.
     changed, namespace
         A pulse: a namespace has changed, which is an event, if it is configured.
+    news
+        A pulse: the state of an array has changed, which is a vendor specific event.
     changes
         Namespaces that have changed since the log of them was read, a bit each.
     configuration
@@ -90,6 +96,7 @@ class Events(wiring.Component):
                 "misuse_value": In(1),
                 "warning": In(WARNING_BITS),
                 "changed": In(1),
+                "news": In(1),
                 "namespace": In(config.volume_bits),
                 "changes": Out(config.volumes),
                 "configuration": In(CONFIGURATION_BITS),
@@ -134,36 +141,40 @@ class Events(wiring.Component):
         m.d.sync += [seen.eq(now), pending.eq(pending & ~self.cleared)]
         m.d.sync += masked.eq(masked & ~self.cleared)
         with m.If(self.misuse):
-            m.d.sync += pending[EventType.ERROR.value].eq(1)
-            with m.If(~pending[EventType.ERROR.value]):
+            m.d.sync += pending[PLACES[EventType.ERROR]].eq(1)
+            with m.If(~pending[PLACES[EventType.ERROR]]):
                 m.d.sync += by_value.eq(self.misuse_value)
         with m.If(fresh.any()):
-            m.d.sync += pending[EventType.HEALTH.value].eq(1)
-            with m.If(~pending[EventType.HEALTH.value]):
+            m.d.sync += pending[PLACES[EventType.HEALTH]].eq(1)
+            with m.If(~pending[PLACES[EventType.HEALTH]]):
                 m.d.sync += [
                     by_heat.eq(fresh[TEMPERATURE_WARNING]),
                     by_spare.eq(fresh[SPARE_WARNING]),
                 ]
-        with m.If(self.cleared[EventType.NOTICE.value]):
+        with m.If(self.cleared[PLACES[EventType.NOTICE]]):
             m.d.sync += self.changes.eq(0)
         with m.If(self.changed):
             m.d.sync += self.changes.bit_select(self.namespace, 1).eq(1)
             with m.If(self.configuration[NAMESPACE_NOTICE]):
-                m.d.sync += pending[EventType.NOTICE.value].eq(1)
+                m.d.sync += pending[PLACES[EventType.NOTICE]].eq(1)
+
+        with m.If(self.news):
+            m.d.sync += pending[PLACES[EventType.VENDOR]].eq(1)
 
         ready = Signal(TYPES)
         m.d.comb += ready.eq(pending & ~masked & ~self.cleared)
         kind = lowest_set(m, ready, "kind")
         information = Signal(2)
         log = Signal(8)
+        code = Signal(EventType)
         with m.Switch(kind):
             for event, page in LOGS.items():
-                with m.Case(event.value):
-                    m.d.comb += log.eq(page.value)
+                with m.Case(PLACES[event]):
+                    m.d.comb += [log.eq(page.value), code.eq(event)]
         with m.Switch(kind):
-            with m.Case(EventType.ERROR.value):
+            with m.Case(PLACES[EventType.ERROR]):
                 m.d.comb += information.eq(by_value)
-            with m.Case(EventType.HEALTH.value):
+            with m.Case(PLACES[EventType.HEALTH]):
                 m.d.comb += information.eq(Mux(by_spare, 2, by_heat))
 
         out = self.report.payload
@@ -176,7 +187,7 @@ class Events(wiring.Component):
                 with m.Elif(ready.any() & held.any()):
                     m.d.sync += [
                         out.result.eq(
-                            Cat(kind, Const(0, 8 - len(kind)), information, Const(0, 6), log)
+                            Cat(code.as_value(), Const(0, 5), information, Const(0, 6), log)
                         ),
                         masked.bit_select(kind, 1).eq(1),
                         pending.bit_select(kind, 1).eq(0),
@@ -225,7 +236,9 @@ class Events(wiring.Component):
                 & (now == seen)
                 & ~self.cleared.any()
             ) | (self.report.valid & ~self.report.ready)
-            m.d.comb += self.busy.eq(~waits | self.hold | self.misuse | self.changed)
+            m.d.comb += self.busy.eq(
+                ~waits | self.hold | self.misuse | self.changed | self.news
+            )
         with m.If(self.clear):
             m.d.sync += Cat(held, pending, masked, seen, self.changes).eq(0)
         return m

@@ -12,6 +12,7 @@ from hdl.array.interface import (
     port_read,
     volume_read,
 )
+from hdl.background.report import report_read
 from hdl.config import MAX_DRIVES, TIME_BITS, Config
 from hdl.memory.interface import ReadPort, line_stream, write_port
 from hdl.nvme.admin import Admin
@@ -79,6 +80,9 @@ class NvmeFrontEnd(wiring.Component):
         Tables, for the pages that list them.
     drive_present, drive_failed, drive_used
         A bit per drive port; ``drive_used``: it belongs to an array.
+    drive_stale, array_states, array_news, report_read
+        Not there without `Config.background`. A bit per drive port: it is being rebuilt; a state
+        for each array, and a pulse when one has changed; what the pages say of background work.
     temperature
         Composite temperature in kelvin; 0: no sensor, `Config.temperature_kelvin` is reported.
     line_write, allocate, free
@@ -137,6 +141,16 @@ class NvmeFrontEnd(wiring.Component):
             | (
                 {"line_read": Out(ReadPort(config)), "size_read": Out(volume_read(config))}
                 if config.compare_and_deallocate
+                else {}
+            )
+            | (
+                {
+                    "drive_stale": In(MAX_DRIVES),
+                    "array_states": In(2 * config.arrays),
+                    "array_news": In(1),
+                    "report_read": Out(report_read()),
+                }
+                if config.background
                 else {}
             )
         )
@@ -374,6 +388,15 @@ class NvmeFrontEnd(wiring.Component):
             pages.drive_present.eq(self.drive_present),
             pages.drive_failed.eq(self.drive_failed),
         ]
+        stale = Signal(MAX_DRIVES)
+        if config.background:
+            connect(m, pages.report_read, flipped(self.report_read))
+            m.d.comb += [
+                stale.eq(self.drive_stale),
+                pages.drive_stale.eq(stale),
+                pages.array_states.eq(self.array_states),
+                admin.news.eq(self.array_news),
+            ]
 
         # Logs and events.
         connect(m, slots.note, health.io)
@@ -388,7 +411,7 @@ class NvmeFrontEnd(wiring.Component):
             warm.eq((kelvin >= WARNING_KELVIN) & (kelvin < CRITICAL_KELVIN)),
             hot.eq(kelvin >= CRITICAL_KELVIN),
             too_warm.eq((kelvin >= admin.over) | (kelvin <= admin.under)),
-            degraded.eq((self.drive_used & self.drive_failed).any()),
+            degraded.eq((self.drive_used & (self.drive_failed | stale)).any()),
         ]
         warning = Cat(Const(0, 1), too_warm, degraded, Const(0, 2))
         m.d.comb += [

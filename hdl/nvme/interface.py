@@ -35,13 +35,15 @@ def recovery(config: Config) -> data.StructLayout:
 
     ``again``: the block is read alone, by a drive command that covers nothing else. ``tried``: how
     many times a drive could not give it, drives passed over included. ``copy``: the copy that was
-    asked last.
+    asked last. ``medium`` (with ``background``): its drive cannot read the block.
     """
+    background = {"medium": 1} if config.background else {}
     return data.StructLayout(
         {
             "again": 1,
             "tried": bits_for_count(ROUNDS * config.ports + 1),
             "copy": bits_for_count(config.ports),
+            **background,
         }
     )
 

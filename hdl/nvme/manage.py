@@ -17,13 +17,28 @@ from hdl.nvme.records import assign, sqe
 HIGH_BITS = BLOCK_NUMBER_BITS - 32
 """Used bits of the upper half of a block number."""
 
-OPCODES = {
+_OPCODES = {
     AdminOpcode.CREATE_ARRAY: ManageOpcode.CREATE_ARRAY,
     AdminOpcode.DELETE_ARRAY: ManageOpcode.DELETE_ARRAY,
     AdminOpcode.CREATE_VOLUME: ManageOpcode.CREATE_VOLUME,
     AdminOpcode.DELETE_VOLUME: ManageOpcode.DELETE_VOLUME,
     AdminOpcode.NAMESPACE_MANAGEMENT: ManageOpcode.DELETE_VOLUME,
 }
+
+_BACKGROUND_OPCODES = {
+    AdminOpcode.START_JOB: ManageOpcode.START_JOB,
+    AdminOpcode.STOP_JOB: ManageOpcode.STOP_JOB,
+    AdminOpcode.SET_SHARE: ManageOpcode.SET_SHARE,
+    AdminOpcode.REPLACE_MEMBER: ManageOpcode.REPLACE,
+    AdminOpcode.ADD_SPARE: ManageOpcode.ADD_SPARE,
+    AdminOpcode.REMOVE_SPARE: ManageOpcode.REMOVE_SPARE,
+}
+
+
+def opcodes(config: Config) -> dict[AdminOpcode, ManageOpcode]:
+    """What each admin command asks of the tables."""
+    return _OPCODES | (_BACKGROUND_OPCODES if config.background else {})
+
 
 CODES = {
     ManageStatus.DONE: StatusCode.SUCCESS,
@@ -32,6 +47,8 @@ CODES = {
     ManageStatus.NO_ENTRY: StatusCode.NO_ENTRY,
     ManageStatus.IN_USE: StatusCode.IN_USE,
     ManageStatus.NO_SPACE: StatusCode.NO_SPACE,
+    ManageStatus.NOT_REDUNDANT: StatusCode.NOT_REDUNDANT,
+    ManageStatus.JOB_RUNNING: StatusCode.JOB_RUNNING,
 }
 
 
@@ -52,7 +69,7 @@ class Manage(wiring.Component):
     Ports
     -----
     entry, start
-        The command, held until ``done``, and a pulse. Its opcode is one of `OPCODES`.
+        The command, held until ``done``, and a pulse. Its opcode is one of `opcodes`.
     done, status, result
         A pulse with the status field and DW0: the number of the array or volume.
     changed, created, volume
@@ -96,7 +113,7 @@ class Manage(wiring.Component):
         number = Signal(config.volume_bits)
         m.d.comb += self.volume.eq(Mux(creates_volume, response.index, request.volume))
         with m.Switch(entry.opcode):
-            for opcode, operation in OPCODES.items():
+            for opcode, operation in opcodes(config).items():
                 with m.Case(opcode.value):
                     m.d.comb += request.opcode.eq(operation)
         m.d.comb += assign(
@@ -112,9 +129,24 @@ class Manage(wiring.Component):
             start=Cat(entry.cdw11, entry.cdw12[:HIGH_BITS]),
             blocks=Cat(entry.cdw13, entry.cdw14[:HIGH_BITS]),
         )
+        if config.background:
+            m.d.comb += assign(
+                request,
+                position=entry.cdw10[8:16],
+                port=entry.cdw11[:8],
+                kind=entry.cdw10[8:11],
+                resume=entry.cdw10[12],
+                dedicated=entry.cdw10[8],
+                initialise=entry.cdw10[30],
+                zero=entry.cdw10[31],
+                share=entry.cdw10[:8],
+            )
         refusal = Signal(STATUS_BITS)
         deletes_volume = request.opcode == ManageOpcode.DELETE_VOLUME
-        too_large = creates_volume & (entry.cdw12[HIGH_BITS:] | entry.cdw14[HIGH_BITS:]).any()
+        starts_job = entry.opcode == AdminOpcode.START_JOB.value
+        too_large = (creates_volume & (entry.cdw12[HIGH_BITS:] | entry.cdw14[HIGH_BITS:]).any()) | (
+            starts_job & entry.cdw12[HIGH_BITS:].any()
+        )
 
         with m.FSM(name="manage") as fsm:
             with m.State("TAKE"):

@@ -4,7 +4,7 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.array.interface import WIDTH_BITS, geometry, port_use, volume
+from hdl.array.interface import WIDTH_BITS, ArrayState, geometry, port_use, volume
 from hdl.config import BLOCK_BYTES, BLOCK_NUMBER_BITS, MAX_DRIVES, Config, bits_for_count
 from hdl.nvme.health import HOT_WORD, WARM_WORD, Counter
 from hdl.nvme.identify import PAGE_WORDS
@@ -63,6 +63,12 @@ class PageWords(wiring.Component):
         Failed members of the array so far.
     total, free
         Capacity of all arrays and what volumes leave of it, in blocks (`Config.report_capacity`).
+    report
+        Word of the log of background work (`Config.background`).
+    array_state
+        State of array ``number``.
+    drive_stale
+        As in `PageGenerator`.
     drive_present, drive_failed, warning, temperature, changed, detached
         As in `PageGenerator`.
     value, emits
@@ -95,6 +101,9 @@ class PageWords(wiring.Component):
                 "free": In(capacity_bits),
                 "drive_present": In(config.ports),
                 "drive_failed": In(MAX_DRIVES),
+                "drive_stale": In(MAX_DRIVES),
+                "report": In(32),
+                "array_state": In(ArrayState),
                 "warning": In(WARNING_BITS),
                 "temperature": In(16),
                 "changed": In(config.volumes),
@@ -227,7 +236,8 @@ class PageWords(wiring.Component):
                             padded((member_port, 8)),
                             member_failed,
                             present,
-                            Const(0, 21),
+                            self.drive_stale.bit_select(member_port, 1) & ~member_failed,
+                            Const(0, 20),
                             Const(1, 1),
                         )
                     )
@@ -253,6 +263,7 @@ class PageWords(wiring.Component):
                                 (shape.strip_shift, 8),
                                 (Cat(shape.rotation), 8),
                             ),
+                            35: self.array_state,
                             **halves(36, shape.rows),
                             **halves(38, shape.blocks),
                         },
@@ -272,12 +283,18 @@ class PageWords(wiring.Component):
                 with m.If(exists):
                     present = self.drive_present.bit_select(number[: config.port_bits], 1)
                     failed = self.drive_failed.bit_select(number[: config.port_bits], 1)
+                    stale = self.drive_stale.bit_select(number[: config.port_bits], 1) & ~failed
                     words(
                         ENTRY_SHIFT,
                         {
-                            0: padded((Cat(present, failed, state.used), 8), (state.array, 8)),
+                            0: padded(
+                                (Cat(present, failed, state.used, stale), 8), (state.array, 8)
+                            ),
                             1: number,
                             **halves(2, self.capacity),
                         },
                     )
+            with m.Case(PageKind.ARRAY_STATES, PageKind.DEFECTS, PageKind.LOST_BLOCKS):
+                with m.If(exists):
+                    m.d.comb += self.value.eq(self.report)
         return m

@@ -12,6 +12,7 @@ from hdl.array.interface import (
     port_read,
     volume_read,
 )
+from hdl.background.report import FINDINGS, REPORT_SHIFT, report_read
 from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config, bits_for_count
 from hdl.memory.interface import line_stream, write_port
 from hdl.nvme.health import ENTRY_WORDS, HOT_WORD, SMART_WORDS, Counter, LogRead
@@ -51,8 +52,12 @@ class PageGenerator(wiring.Component):
         Lines to fill with zeros, and that have been; pages go first.
     geometry_read, member_read, volume_read, port_read, drive_capacity_read
         Tables.
-    drive_present, drive_failed
+    drive_present, drive_failed, drive_stale
         A bit per drive port.
+    array_states
+        A state for each array, 2 bits.
+    report_read
+        Array states, jobs and findings; not there without `Config.background`.
     refresh, fresh
         ``refresh`` is held until ``fresh``: the counters of the SMART log are up to date.
     hold
@@ -98,8 +103,11 @@ class PageGenerator(wiring.Component):
                 "detached": In(config.volumes),
                 "probe": In(config.volume_bits),
                 "allocated": Out(1),
+                "drive_stale": In(MAX_DRIVES),
+                "array_states": In(2 * config.arrays),
                 "busy": Out(1),
             }
+            | ({"report_read": Out(report_read())} if config.background else {})
         )
 
     def elaborate(self, platform) -> Module:
@@ -152,6 +160,16 @@ class PageGenerator(wiring.Component):
                 m.d.comb += [next_number.eq(index), next_exists.eq(index < config.volumes)]
             with m.Case(PageKind.ZEROS):
                 pass
+            with m.Case(PageKind.ARRAY_STATES):
+                m.d.comb += [
+                    next_number.eq(index >> REPORT_SHIFT),
+                    next_exists.eq(next_number < (config.arrays if config.background else 0)),
+                ]
+            with m.Case(PageKind.DEFECTS, PageKind.LOST_BLOCKS):
+                m.d.comb += [
+                    next_number.eq(index >> REPORT_SHIFT),
+                    next_exists.eq(next_number < (FINDINGS if config.background else 0)),
+                ]
             with m.Case(PageKind.ERROR):
                 m.d.comb += next_exists.eq(index < ENTRY_WORDS * config.error_log_entries)
             with m.Case(PageKind.CONTROLLER):
@@ -213,11 +231,22 @@ class PageGenerator(wiring.Component):
             words.missing.eq(missing),
             words.drive_present.eq(self.drive_present),
             words.drive_failed.eq(self.drive_failed),
+            words.drive_stale.eq(self.drive_stale),
+            words.array_state.eq(self.array_states.word_select(number[: config.array_bits], 2)),
             words.warning.eq(self.warning),
             words.temperature.eq(self.temperature),
             words.changed.eq(self.changed),
             words.detached.eq(self.detached),
         ]
+
+        if config.background:
+            report = self.report_read
+            m.d.comb += [
+                report.address.section.eq(page.kind.as_value()[:2]),
+                report.address.number.eq(number),
+                report.address.word.eq(index[:REPORT_SHIFT]),
+                words.report.eq(report.data),
+            ]
 
         with m.FSM(name="page") as fsm:
             with m.State("TAKE"):

@@ -186,11 +186,11 @@ def sqe() -> data.StructLayout:
     return layout
 
 
-class PageKind(enum.Enum, shape=4):
+class PageKind(enum.Enum, shape=5):
     """Pages that `hdl.nvme.pages.PageGenerator` builds.
 
     The first five have an image in ROM; ALLOCATED_NAMESPACE has that of NAMESPACE, of which it has
-    the low `IMAGE_BITS` bits.
+    the low `IMAGE_BITS` bits. The low bits of the last three are a `hdl.background.report.Section`.
     """
 
     CONTROLLER = 0
@@ -208,6 +208,9 @@ class PageKind(enum.Enum, shape=4):
     DRIVES = 12
     CONTROLLERS = 13
     ZEROS = 14
+    ARRAY_STATES = 16
+    DEFECTS = 17
+    LOST_BLOCKS = 18
 
 
 IMAGE_BITS = 3

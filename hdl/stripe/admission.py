@@ -1,17 +1,18 @@
 """Admission of launched rows: where the roles lie, which drives are left, what to do, lines."""
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.array.interface import TableRead, geometry_read, member_read
-from hdl.config import MAX_DRIVES, Config
+from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config
 from hdl.memory.interface import line_stream
 from hdl.stripe.interface import PlanKind, RowKind, row_state
 from hdl.stripe.planner import Planner
 from hdl.stripe.program import lowest_bit, program, role_bits, target, target_bits
+from hdl.stripe.walk_plan import WalkPlan
 
 
 class Admission(wiring.Component):
@@ -24,7 +25,9 @@ class Admission(wiring.Component):
     ``launch``: row slots to begin. ``again``: row slots whose reads failed; ``bad`` is then read
     for the roles that could not be read. ``ready``: row slots whose program may be run.
     ``program_read``, ``target_read``, ``line_read``: what was worked out, for the sequencer;
-    addresses are the row slot, below it the target or the role.
+    addresses are the row slot, below it the target or the role. ``stale``: bit a port whose drive
+    is being rebuilt; ``boundary_read``: the first row of an array that is not yet. From there on
+    it is not read, and what is written to a row is written to it as well (with ``background``).
 
     About 12 + width cycles a row, one more for each line (mirrors: one for each copy instead of
     width). Back-pressure: waits for lines and for ``ready``.
@@ -38,8 +41,15 @@ class Admission(wiring.Component):
     def __init__(self, *, config: Config):
         self._config = config
         slot = config.row_slot_bits
+        health = {}
+        if config.background:
+            health = {
+                "stale": In(MAX_DRIVES),
+                "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
+            }
         super().__init__(
             {
+                **health,
                 "launch": In(stream.Signature(slot)),
                 "again": In(stream.Signature(slot)),
                 "ready": Out(stream.Signature(slot)),
@@ -92,7 +102,9 @@ class Admission(wiring.Component):
         todo = Signal(program(config))
         row = self.row_read.data
         geometry = self.geometry_read.data
-        mirrored = geometry.copies > 1
+        walks = row.walk.any if config.background else Const(0)
+        has_copies = geometry.copies > 1
+        mirrored = has_copies & ~walks
         recover = row.kind == RowKind.RECOVER
         m.d.comb += [
             self.row_read.address.eq(slot),
@@ -125,6 +137,11 @@ class Admission(wiring.Component):
         number = Signal(target_bits(config))
         port = self.member_read.data
         gone = self.failed.bit_select(port, 1)
+        if config.background:
+            beyond = Signal()
+            m.d.comb += self.boundary_read.address.eq(row.array)
+            m.d.sync += beyond.eq(row.row >= self.boundary_read.data)
+            stale = beyond & self.stale.bit_select(port, 1)
         m.d.comb += [
             self.member_read.address.array.eq(row.array),
             self.member_read.address.position.eq(row.base + place),
@@ -150,6 +167,12 @@ class Admission(wiring.Component):
                 m.d.sync += number.eq(number + 1)
                 with m.If(gone):
                     m.d.sync += todo.dead.eq(todo.dead | (1 << got_role))
+                if config.background:
+                    with m.If(stale & ~gone):
+                        m.d.sync += [
+                            todo.bad.eq(todo.bad | (1 << got_role)),
+                            todo.stale.eq(todo.stale | (1 << got_role)),
+                        ]
 
         # A parity that could not be read is not updated but generated anew, from all data.
         parity_mask = Signal(4)
@@ -168,13 +191,31 @@ class Admission(wiring.Component):
         ]
         request = planner.request.payload
         m.d.comb += [
-            request.kind.eq(Mux(anew, RowKind.RECOVER, row.kind)),
+            request.kind.eq(Mux(anew | walks, RowKind.RECOVER, row.kind)),
             request.data.eq(data),
             request.parities.eq(geometry.parities),
             request.joined.eq(Mux(anew, 0, row.joined)),
             request.dead.eq(todo.dead | todo.bad),
         ]
         plan = planner.plan.payload
+        if config.background:
+            m.submodules.walk_plan = walk_plan = WalkPlan(config=config)
+            m.d.comb += [
+                walk_plan.kind.eq(row.walk.kind),
+                walk_plan.again.eq(retried),
+                walk_plan.mirrored.eq(has_copies),
+                walk_plan.every.eq((1 << Mux(has_copies, geometry.copies, geometry.width)) - 1),
+                walk_plan.data.eq(data),
+                walk_plan.parities.eq(geometry.parities),
+                walk_plan.dead.eq(todo.dead),
+                walk_plan.bad.eq(todo.bad),
+                walk_plan.plan.eq(plan),
+            ]
+
+        def follow_walk_plan() -> None:
+            names = ("possible", "read", "erased", "use_parity", "generate", "write")
+            for name in (*names, "single", "source") if config.background else ():
+                m.d.sync += getattr(todo, name).eq(getattr(walk_plan, name))
 
         pending = Signal(config.ports)
         wanted = lowest_bit(m, pending, "wanted")
@@ -214,7 +255,7 @@ class Admission(wiring.Component):
                     todo.row.eq(row.row),
                     todo.joined.eq(row.joined),
                     todo.mirrored.eq(mirrored),
-                    todo.redundant.eq(mirrored | (geometry.parities != 0)),
+                    todo.redundant.eq(has_copies | (geometry.parities != 0)),
                     todo.data.eq(data),
                     todo.parities.eq(geometry.parities),
                     todo.shift.eq(row.shift),
@@ -225,6 +266,8 @@ class Admission(wiring.Component):
                     wrapped.eq(0),
                     place.eq(row.shift),
                 ]
+                if config.background:
+                    m.d.sync += todo.walk.eq(row.walk)
                 m.next = "WALK"
                 with m.If(mirrored):
                     m.next = "STEP"
@@ -232,14 +275,14 @@ class Admission(wiring.Component):
                 m.d.comb += ask.eq(1)
                 m.d.sync += [copy.eq(copy + 1), role.eq(role + 1)]
                 with m.If(place + 1 >= geometry.width):
-                    m.d.sync += [place.eq(0), wrapped.eq(mirrored)]
+                    m.d.sync += [place.eq(0), wrapped.eq(has_copies)]
                 with m.Else():
                     m.d.sync += place.eq(place + 1)
                 with m.If(mirrored):
                     with m.If(copy + 1 == geometry.copies):
                         m.d.sync += copy.eq(0)
                         m.next = "STEP"
-                with m.Elif(role + 1 == geometry.width):
+                with m.Elif(role + 1 == Mux(has_copies, geometry.copies, geometry.width)):
                     m.next = "SETTLE"
             with m.State("STEP"):
                 # The walk of a strip takes two copies at least: `following` holds again by then.
@@ -256,7 +299,10 @@ class Admission(wiring.Component):
                 # The last answer is being taken.
                 m.next = "PLAN"
             with m.State("PLAN"):
-                with m.If(mirrored):
+                with m.If(walks & (geometry.parities == 0)):
+                    follow_walk_plan()
+                    m.next = "COUNT"
+                with m.Elif(mirrored):
                     m.d.sync += todo.possible.eq(~recover)
                     m.next = "PUBLISH"
                 with m.Elif(geometry.parities == 0):
@@ -287,6 +333,8 @@ class Admission(wiring.Component):
                             m.d.sync += [todo.erased.eq(0), todo.use_parity.eq(0)]
                             with m.If(plan.kind != PlanKind.UPDATE):
                                 m.d.sync += todo.read.eq(plan.read_data & ~row.joined)
+                    with m.If(walks):
+                        follow_walk_plan()
                     m.next = "COUNT"
             with m.State("COUNT"):
                 outputs = Mux(recover, row.joined, todo.erased & ~row.joined)
@@ -294,7 +342,7 @@ class Admission(wiring.Component):
                 m.d.comb += need.eq(todo.read | outputs | (todo.generate << data))
                 with m.If(todo.possible):
                     m.d.sync += [todo.aux.eq(need), pending.eq(need)]
-                    with m.If(~recover):
+                    with m.If(~recover & ~walks):
                         m.d.sync += todo.write.eq(
                             (row.joined & ~todo.dead & data_mask)
                             | (todo.generate << data)

@@ -1,9 +1,9 @@
 """Reads go straight to a drive, flushes to all of them, the rest to the stripe engine."""
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.memory import Memory
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.array.interface import (
     WIDTH_BITS,
@@ -14,10 +14,12 @@ from hdl.array.interface import (
     geometry_read,
     member_read,
 )
+from hdl.background.interface import walk
 from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
 from hdl.drive.interface import Opcode, Owner, load_bits, operation
 from hdl.nvme.interface import ROUNDS, HostOpcode, Status, completion
 from hdl.stripe.interface import committed
+from hdl.stripe.mends import Mends
 
 COPY_BITS = WIDTH_BITS - 1
 """Width of a copy or place number, 0..31."""
@@ -72,6 +74,12 @@ class Dispatch(wiring.Component):
         How many blocks each port has to do (`hdl.drive.drives.Drives`).
     failed
         Bit a port: its drive cannot be used.
+    stale, boundary_read
+        With ``background``: bit a port whose drive is being rebuilt, and the first row of an array
+        that is not yet. In an extent that goes so far the drive counts as failed for a read.
+    mend
+        With ``background``: the row of a redundant array in which a drive could not read a block,
+        once the block has been asked for by other means (`hdl.stripe.mends.Mends`).
 
     Throughput: 6 cycles for a direct read, of mirrors 4 and 4 for each copy, if tried before 6 and
     2 for each copy passed over; 2 for a write; 2 a member and 1 a port for a FLUSH. One extent at
@@ -80,8 +88,16 @@ class Dispatch(wiring.Component):
 
     def __init__(self, *, config: Config):
         self._config = config
+        background = {}
+        if config.background:
+            background = {
+                "stale": In(MAX_DRIVES),
+                "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
+                "mend": Out(stream.Signature(walk(config))),
+            }
         super().__init__(
             {
+                **background,
                 "extent": In(stream.Signature(extent(config))),
                 "operation": Out(stream.Signature(operation(config))),
                 "gather": Out(stream.Signature(extent(config))),
@@ -157,7 +173,36 @@ class Dispatch(wiring.Component):
         targets = Signal(MAX_DRIVES)
 
         port_failed = Signal()
-        m.d.comb += port_failed.eq(self.failed.bit_select(self.member_read.data, 1))
+        unreadable = Signal()
+        m.d.comb += [
+            port_failed.eq(self.failed.bit_select(self.member_read.data, 1)),
+            unreadable.eq(port_failed),
+        ]
+        if config.background:
+            last_row = Signal(BLOCK_NUMBER_BITS)
+            boundary = Signal(BLOCK_NUMBER_BITS)
+            beyond = Signal()
+            m.submodules.mends = mends = Mends(config=config)
+            connect(m, mends.walk, flipped(self.mend))
+            redundant = mirrored | (shape.parities > 0)
+            # In every cycle: a rebuild may begin while copies are being weighed.
+            m.d.sync += [
+                last_row.eq(item.row + item.blocks),
+                boundary.eq(self.boundary_read.data),
+                beyond.eq(last_row >= boundary),
+            ]
+            m.d.comb += [
+                self.boundary_read.address.eq(item.array),
+                unreadable.eq(
+                    port_failed | (beyond & self.stale.bit_select(self.member_read.data, 1))
+                ),
+                mends.extent.eq(item),
+                mends.geometry.eq(shape),
+            ]
+
+        def mend(gone_on) -> None:
+            if config.background:
+                m.d.comb += mends.note.eq(gone_on & item.recover.medium & redundant)
 
         m.d.comb += [
             self.geometry_read.address.eq(self.extent.payload.array),
@@ -208,6 +253,7 @@ class Dispatch(wiring.Component):
 
             with m.State("GATHER"):
                 offer(self.gather, "TAKE")
+                mend(self.gather.ready & (item.opcode == HostOpcode.READ))
 
             with m.State("LOOK"):
                 m.d.sync += [
@@ -249,11 +295,11 @@ class Dispatch(wiring.Component):
                 m.next = "PROBE"
 
             with m.State("PROBE"):
-                m.d.sync += [w_port.eq(self.member_read.data), w_failed.eq(port_failed)]
+                m.d.sync += [w_port.eq(self.member_read.data), w_failed.eq(unreadable)]
                 m.next = "WEIGH"
                 with m.If(~weighs):
                     m.d.sync += [port.eq(self.member_read.data), row.eq(w_row), chosen.eq(copy)]
-                    with m.If(~port_failed):
+                    with m.If(~unreadable):
                         m.next = "READ"
                     with m.Elif(shape.parities > 0):
                         m.next = "GATHER"
@@ -286,6 +332,7 @@ class Dispatch(wiring.Component):
 
             with m.State("READ"):
                 m.d.comb += follow_write.en.eq(self.operation.ready)
+                mend(self.operation.ready)
                 offer(self.operation, "TAKE")
 
             with m.State("REFUSE"):
@@ -337,5 +384,9 @@ class Dispatch(wiring.Component):
 
             outputs = [self.operation, self.gather, self.rejected, self.unreadable, self.expected]
             waits = Cat(output.valid & ~output.ready for output in outputs).any()
-            m.d.comb += self.busy.eq(~waits & ~(fsm.ongoing("TAKE") & ~self.extent.valid))
+            mending = Const(0)
+            if config.background:
+                mending = mends.busy | (self.mend.valid & self.mend.ready)
+            rests = fsm.ongoing("TAKE") & ~self.extent.valid
+            m.d.comb += self.busy.eq((~waits & ~rests) | mending)
         return m

@@ -1,20 +1,22 @@
 """Gatherer: collects written blocks by row, fetches their data, and launches rows."""
 
-from amaranth.hdl import Cat, Module, Signal
+from amaranth.hdl import Cat, Const, Module, Signal
 from amaranth.lib import enum, stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.array.interface import TableRead, extent, geometry_read
+from hdl.background.interface import walk
 from hdl.config import LINE_USERS, TIME_BITS, Config
 from hdl.memory.free_list import FreeList
 from hdl.memory.interface import line_stream
 from hdl.nvme.interface import HostOpcode, Status, fetched, transfer
 from hdl.stripe.fill import fill, flight
+from hdl.stripe.intake import Intake
 from hdl.stripe.interface import RowKind, committed, row_state, strip_state
 from hdl.stripe.open_rows import OpenRows
-from hdl.stripe.parking import Parking
+from hdl.stripe.parking import Parking, parked
 from hdl.stripe.patience import Patience
 from hdl.stripe.row_index import RowIndex
 from hdl.stripe.row_tables import RowTables
@@ -48,7 +50,8 @@ class Gather(wiring.Component):
       way to free some or open rows hold more than half.
 
     A block whose data cannot be fetched leaves its row and ends on ``fetch_failed``; the others go
-    on. A READ extent takes a row slot of kind RECOVER for each block and launches at once.
+    on. A READ extent takes a row slot of kind RECOVER for each block and launches at once, and so
+    does a ``walk`` (with ``background``) as a row without blocks; extents go before it (`Intake`).
 
     ``row_read`` (address row slot) and ``strip_read`` (row slot * 32 + data strip) are what the
     sequencer reads of a launched row. ``available`` counts free lines. ``deadline`` is the
@@ -79,8 +82,10 @@ class Gather(wiring.Component):
             config=config, idle_cycles=idle_cycles, limit_cycles=limit_cycles
         )
         slot = config.row_slot_bits
+        background = {"walk": In(stream.Signature(walk(config)))} if config.background else {}
         super().__init__(
             {
+                **background,
                 "extent": In(stream.Signature(extent(config))),
                 "allocate": In(line_stream(config)),
                 "free": Out(line_stream(config)),
@@ -103,6 +108,10 @@ class Gather(wiring.Component):
         config = self._config
         m = Module()
         slot_bits = config.row_slot_bits
+        m.submodules.intake = intake = Intake(config=config)
+        connect(m, flipped(self.extent), intake.extent)
+        if config.background:
+            connect(m, flipped(self.walk), intake.walk)
         m.submodules.index = index = RowIndex(config=config)
         m.submodules.parking = parking = Parking(config=config)
         m.submodules.open_rows = open_rows = OpenRows(config=config)
@@ -120,9 +129,10 @@ class Gather(wiring.Component):
         flight_read, flight_write = flights.read_port(), flights.write_port()
 
         # The extent in hand, of which one block after the other joins.
-        hand = Signal(extent(config))
+        item = Signal(parked(config))
+        hand, sequential = item.extent, item.sequential
+        walking = item.walk.any if config.background else Const(0)
         holding = Signal()
-        sequential = Signal()
         writes = hand.opcode == HostOpcode.WRITE
         geometry = self.geometry_read.data
 
@@ -136,13 +146,13 @@ class Gather(wiring.Component):
         open_lines = Signal(config.line_bits + 1)
         starved = Signal()
         after = Signal(After)
+        walks = row.walk.any if config.background else Const(0)
         m.d.comb += [
             self.geometry_read.address.eq(hand.array),
             detector.extent.eq(hand),
             detector.geometry.eq(geometry),
             parking.slot.eq(slot),
-            parking.extent.extent.eq(hand),
-            parking.extent.sequential.eq(sequential),
+            parking.extent.eq(item),
             open_rows.slot.eq(slot),
             tables.slot.eq(slot),
             tables.row.eq(row),
@@ -191,7 +201,7 @@ class Gather(wiring.Component):
         many_rows = (closed_rows == 0) | (open_rows.count > config.rows // 2)
         can_place = holding & ~starved & (~writes | (self.allocate.valid & ~self.fetch.valid))
         can_retry = ~holding & parking.retry.valid
-        can_begin = ~holding & self.extent.valid & parking.room & ~parking.busy
+        can_begin = ~holding & intake.arrival.valid & parking.room & ~parking.busy
         squeezed = (open_rows.count != 0) & (
             (wants_line & many_lines) | (holding & starved & many_rows)
         )
@@ -229,18 +239,16 @@ class Gather(wiring.Component):
                         row.shift.eq(hand.shift),
                         row.row.eq(hand.row),
                     ]
+                    if config.background:
+                        m.d.sync += row.walk.eq(item.walk)
                     m.next = "LOOK-UP"
                 with m.Elif(can_retry):
                     m.d.comb += parking.retry.ready.eq(1)
-                    m.d.sync += [
-                        hand.eq(parking.retry.payload.extent),
-                        sequential.eq(parking.retry.payload.sequential),
-                        holding.eq(1),
-                    ]
+                    m.d.sync += [item.eq(parking.retry.payload), holding.eq(1)]
                     m.next = "READ-GEOMETRY"
                 with m.Elif(can_begin):
-                    m.d.comb += self.extent.ready.eq(1)
-                    m.d.sync += [hand.eq(self.extent.payload), holding.eq(1)]
+                    m.d.comb += intake.arrival.ready.eq(1)
+                    m.d.sync += [item.eq(intake.arrival.payload), holding.eq(1)]
                     m.next = "DETECT"
                 with m.Elif(squeezed):
                     m.d.sync += slot.eq(open_rows.head)
@@ -307,6 +315,9 @@ class Gather(wiring.Component):
                 m.d.comb += [index.insert.eq(1), parking.clear.eq(1)]
                 m.d.sync += [level.eq(0), level.first.eq(self.now)]
                 m.next = "JOIN"
+                with m.If(walking):
+                    m.d.sync += row.more.eq(hand.last)
+                    close(then=After.ADVANCE)
             with m.State("JOIN"):
                 m.d.comb += tables.write_strip.eq(1)
                 m.d.sync += [
@@ -384,7 +395,7 @@ class Gather(wiring.Component):
                 m.next = "REST"
                 with m.If(after == After.ADVANCE):
                     m.next = "ADVANCE"
-                with m.If((level.missing == 0) & row.joined.any()):
+                with m.If((level.missing == 0) & (row.joined.any() | walks)):
                     m.d.comb += [tables.level.launched.eq(1), launches.w_en.eq(1)]
                 with m.Elif(level.missing == 0):
                     m.next = "REMOVE"

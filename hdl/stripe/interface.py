@@ -2,6 +2,7 @@
 
 from amaranth.lib import data, enum
 
+from hdl.background.interface import WalkKind
 from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config
 from hdl.nvme.interface import Status
 
@@ -15,13 +16,22 @@ class RowKind(enum.Enum, shape=1):
     """Read the one joined block without the drive it lies on."""
 
 
+def errand(config: Config) -> dict:
+    """A field ``walk``, with ``Config.background`` only: the `hdl.background.interface.walk` that a
+    row slot, or an extent, stands for, if ``any``."""
+    if not config.background:
+        return {}
+    return {"walk": data.StructLayout({"any": 1, "kind": WalkKind, "tag": 8})}
+
+
 def row_state(config: Config) -> data.StructLayout:
     """A row slot, written by the gatherer before launch, read by the sequencer until retirement.
 
     ``joined`` has a bit per data strip index; ``fua``, ``array``, ``base``, ``shift``, ``row`` are
     those of `hdl.array.interface.extent`. ``more``: the next row of the same drives follows at
     once. ``failed``: a block's data never arrived from the host; the row is not written and its
-    commands end with DATA_TRANSFER_ERROR.
+    commands end with DATA_TRANSFER_ERROR. ``walk``: if ``any``, the row is walked in the background
+    and nothing joined it; ``kind`` is WRITE.
     """
     return data.StructLayout(
         {
@@ -34,6 +44,7 @@ def row_state(config: Config) -> data.StructLayout:
             "shift": 5,
             "row": BLOCK_NUMBER_BITS,
             "joined": MAX_DRIVES,
+            **errand(config),
         }
     )
 

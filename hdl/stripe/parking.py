@@ -8,11 +8,13 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.array.interface import extent
 from hdl.config import Config, bits_for_count
+from hdl.stripe.interface import errand
 
 
 def parked(config: Config) -> data.StructLayout:
-    """The rest of an extent, and whether its command continues a sequential stream."""
-    return data.StructLayout({"extent": extent(config), "sequential": 1})
+    """The rest of an extent, whether its command continues a sequential stream, and the walk that
+    it stands for, if it does."""
+    return data.StructLayout({"extent": extent(config), "sequential": 1, **errand(config)})
 
 
 class Parking(wiring.Component):

@@ -5,7 +5,7 @@ from amaranth.lib import data
 
 from hdl.array.interface import RotationBits
 from hdl.config import BLOCK_NUMBER_BITS, Config, bits_for_count
-from hdl.stripe.interface import RowKind
+from hdl.stripe.interface import RowKind, errand
 
 
 def targets(config: Config) -> int:
@@ -34,8 +34,20 @@ def program(config: Config) -> data.StructLayout:
     parities (none: no such pass). ``update``: generate from old and new data and old parity, else
     from all data. ``generate``: parities to generate. ``write``: bit per target to write. ``aux``:
     roles with a line of the row's own. ``dead``: roles whose drive cannot be used; ``bad``: roles
-    that could not be read.
+    that could not be read, or must not be because their drive is ``stale`` and the row not rebuilt.
+
+    With ``background``: ``walk``: of a row that is walked (``any``), ``kind`` being WRITE with
+    nothing joined. Targets are then roles, with copies too, and ``mirrored`` is 0. ``single``: all
+    of them are written from the line of role ``source``, else each from its own.
     """
+    background = {}
+    if config.background:
+        background = {
+            "stale": config.ports,
+            "single": 1,
+            "source": role_bits(config),
+            **errand(config),
+        }
     return data.StructLayout(
         {
             "kind": RowKind,
@@ -60,6 +72,7 @@ def program(config: Config) -> data.StructLayout:
             "aux": config.ports,
             "dead": config.ports,
             "bad": config.ports,
+            **background,
         }
     )
 
@@ -67,8 +80,8 @@ def program(config: Config) -> data.StructLayout:
 def target(config: Config) -> data.StructLayout:
     """Where one block goes: port, data strip, and whether it lies in the next stripe.
 
-    Without mirroring the target's number is the role; with it targets are numbered in the order
-    of strips and copies, live ones only.
+    Without mirroring, and when walked, the target's number is the role; else targets are numbered
+    in the order of strips and copies, live ones only.
     """
     return data.StructLayout({"port": config.port_bits, "strip": role_bits(config), "wrapped": 1})
 

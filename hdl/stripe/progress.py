@@ -33,8 +33,8 @@ def progress(config: Config) -> data.StructLayout:
 
     ``remaining``: operations outstanding. ``bad``: roles that could not be read. ``lost``: roles
     that could not be written. ``good``: data strips of which a copy is written. ``retry``: targets
-    to ask again; ``aborted``: at least one of them because a drive aborted it, which counts as
-    one of `ATTEMPTS`.
+    to ask again; ``aborted``: at least one of them because a drive aborted it, or could not
+    store it, which counts as one of `ATTEMPTS`.
     """
     return data.StructLayout(
         {

@@ -1,23 +1,32 @@
 """Row sequencer: runs each launched row's program on the drives and through the parity engine."""
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.array.interface import TableRead, geometry_read, member_read
-from hdl.config import DATA_OFFSET_BLOCKS, MAX_DRIVES, Config, bits_for_count
-from hdl.drive.interface import DriveStatus, Opcode, Owner, finished, landed, operation
+from hdl.background.interface import walked
+from hdl.config import (
+    BLOCK_NUMBER_BITS,
+    DATA_OFFSET_BLOCKS,
+    MAX_DRIVES,
+    Config,
+    bits_for_count,
+)
+from hdl.drive.interface import Opcode, Owner, finished, landed, operation
 from hdl.memory.interface import line_stream
 from hdl.nvme.interface import Status
 from hdl.parity.interface import pass_done, step
 from hdl.stripe.admission import Admission
 from hdl.stripe.interface import RowKind, committed, row_state, strip_state
+from hdl.stripe.judgement import Judgement
 from hdl.stripe.pass_steps import PassSteps
 from hdl.stripe.phase_queues import PhaseQueues
 from hdl.stripe.program import lowest_bit, role_bits, target_bits, targets
-from hdl.stripe.progress import ATTEMPTS, Next, Phase, progress
+from hdl.stripe.progress import Next, Phase, progress
+from hdl.stripe.verdict import Verdict
 
 
 class Sequencer(wiring.Component):
@@ -31,8 +40,12 @@ class Sequencer(wiring.Component):
     row's new contents, written anew. A write that fails loses its role: with redundancy the drive
     is reported on ``fail`` (before any ``committed`` of the row), and the row still succeeds
     while the level tolerates what is lost. Without redundancy the block ends with WRITE_FAULT and
-    the drive stays. ABORTED operations are sent `ATTEMPTS` times first, UNREACHED ones once more;
-    operations that are sent again go alone. GONE is always reported.
+    the drive stays. ABORTED operations are sent `ATTEMPTS` times first, UNREACHED ones and
+    writes that end with MEDIUM_ERROR once more; operations that are sent again go alone. GONE is
+    always reported.
+
+    With ``background``, a row that is walked ends in one ``walked``, before ``retired``; ``stale``
+    and ``boundary_read`` are as for `hdl.stripe.admission.Admission`.
 
     ``operation`` has owner ROW, index = row slot, place = target number (without mirroring the
     role: data 0.., then P, Q, ..); ``finished`` brings both back. ``finished`` and ``pass_done``
@@ -52,8 +65,16 @@ class Sequencer(wiring.Component):
     def __init__(self, *, config: Config):
         self._config = config
         slot = config.row_slot_bits
+        background = {}
+        if config.background:
+            background = {
+                "stale": In(MAX_DRIVES),
+                "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
+                "walked": Out(stream.Signature(walked(config))),
+            }
         super().__init__(
             {
+                **background,
                 "launch": In(stream.Signature(slot)),
                 "row_read": Out(TableRead(slot, row_state(config))),
                 "strip_read": Out(TableRead(slot + 5, strip_state(config))),
@@ -85,6 +106,9 @@ class Sequencer(wiring.Component):
         connect(m, admission.member_read, flipped(self.member_read))
         connect(m, flipped(self.allocate), admission.allocate)
         m.d.comb += admission.failed.eq(self.failed)
+        if config.background:
+            connect(m, admission.boundary_read, flipped(self.boundary_read))
+            m.d.comb += admission.stale.eq(self.stale)
 
         m.submodules.queues = queues = PhaseQueues(config=config)
         connect(m, queues.operation, flipped(self.operation))
@@ -123,11 +147,16 @@ class Sequencer(wiring.Component):
         ]
         data_roles = Signal(config.ports)
         parity_roles = Signal(config.ports)
+        held = Signal(config.ports)
         recover = program.kind == RowKind.RECOVER
-        is_strip = program.mirrored | (index < program.data)
+        walks, single = Const(0), Const(0)
+        if config.background:
+            walks, single = program.walk.any, program.single
+        is_strip = ~walks & (program.mirrored | (index < program.data))
         m.d.comb += [
             data_roles.eq((1 << program.data) - 1),
             parity_roles.eq(program.generate << program.data),
+            held.eq(Mux(walks, Mux(single, program.aux, program.write), parity_roles)),
         ]
 
         # Operations of one phase: `pending` targets.
@@ -175,7 +204,13 @@ class Sequencer(wiring.Component):
         abandoned = Signal()
         fault = Signal()
         unprotected = program.mirrored | (program.parities == 0)
+        m.submodules.judgement = judgement = Judgement(config=config)
         m.d.comb += [
+            judgement.event.eq(event),
+            judgement.number.eq(number),
+            judgement.index.eq(index),
+            judgement.redundant.eq(program.redundant),
+            judgement.before.eq(now),
             self.fail.payload.eq(event.port),
             self.retired.payload.eq(slot),
             admission.again.payload.eq(slot),
@@ -194,6 +229,14 @@ class Sequencer(wiring.Component):
             self.recover_failed.payload.slot.eq(strip.slot),
             self.recover_failed.payload.status.eq(Status.UNRECOVERED_READ),
         ]
+
+        if config.background:
+            m.submodules.verdict = verdict = Verdict(config=config)
+            m.d.comb += [
+                verdict.program.eq(program),
+                verdict.progress.eq(now),
+                verdict.abandoned.eq(abandoned),
+            ]
 
         def begin_recovery() -> None:
             m.d.comb += steps.recover.eq(1)
@@ -260,33 +303,12 @@ class Sequencer(wiring.Component):
                 m.d.sync += [now.eq(state_read.data), index.eq(target.strip)]
                 m.next = "JUDGE-EVENT"
             with m.State("JUDGE-EVENT"):
-                good = event.status == DriveStatus.GOOD
-                gone = event.status == DriveStatus.GONE
-                aborted = event.status == DriveStatus.ABORTED
-                unreached = event.status == DriveStatus.UNREACHED
-                retry = unreached | (aborted & (now.attempts != ATTEMPTS - 1))
                 m.d.sync += [
-                    now.remaining.eq(now.remaining - 1),
-                    ended.eq(now.remaining == 1),
+                    now.eq(judgement.after),
+                    ended.eq(judgement.ended),
+                    report.eq(judgement.report),
+                    release.eq(judgement.written & ~program.mirrored & ~single),
                 ]
-                with m.If(retry):
-                    m.d.sync += [
-                        now.retry.eq(now.retry | (1 << number)),
-                        now.aborted.eq(now.aborted | aborted),
-                    ]
-                with m.Elif(event.opcode == Opcode.READ):
-                    with m.If(~good):
-                        m.d.sync += now.bad.eq(now.bad | (1 << index))
-                    m.d.sync += report.eq(gone)
-                with m.Else():
-                    with m.If(good):
-                        m.d.sync += now.good.eq(now.good | (1 << index))
-                    with m.Else():
-                        m.d.sync += now.lost.eq(now.lost | (1 << index))
-                    m.d.sync += [
-                        report.eq(gone | (~good & program.redundant)),
-                        release.eq(~program.mirrored),
-                    ]
                 m.next = "SETTLE-EVENT"
             with m.State("SETTLE-EVENT"):
                 m.d.comb += [
@@ -340,16 +362,20 @@ class Sequencer(wiring.Component):
                             give_back(program.aux, then=Next.PLAN)
                         with m.Elif(program.erased.any()):
                             begin_recovery()
+                        with m.Elif(walks & ~program.generate.any()):
+                            give_back(program.aux & ~held, then=Next.WRITE)
                         with m.Else():
                             begin_generation()
                     with m.Case(Phase.RECOVER):
                         with m.If(recover):
                             m.d.sync += pending.eq(program.joined)
                             m.next = "FIND-RECOVERED"
+                        with m.Elif(walks & ~program.generate.any()):
+                            give_back(program.aux & ~held, then=Next.WRITE)
                         with m.Else():
                             begin_generation()
                     with m.Case(Phase.GENERATE):
-                        give_back(program.aux & ~parity_roles, then=Next.WRITE)
+                        give_back(program.aux & ~held, then=Next.WRITE)
                     with m.Case(Phase.WRITE):
                         m.next = "CLOSE"
                         with m.If(now.retry.any()):
@@ -373,6 +399,9 @@ class Sequencer(wiring.Component):
                 m.next = "FIND-ROLE"
             with m.State("FIND-ROLE"):
                 m.d.sync += [index.eq(target.strip), now.remaining.eq(now.remaining + 1)]
+                if config.background:
+                    with m.If(writing & single):
+                        m.d.sync += index.eq(program.source)
                 m.next = "FIND-LINE"
             with m.State("FIND-LINE"):
                 m.next = "SEND"
@@ -433,6 +462,10 @@ class Sequencer(wiring.Component):
                     pending.eq(program.joined),
                 ]
                 m.next = "COUNT"
+                if config.background:
+                    m.d.sync += missing.eq(now.lost | program.dead | program.stale | unread)
+                    with m.If(walks):
+                        m.next = "JUDGE-WALK"
             with m.State("COUNT"):
                 m.d.sync += [missing.eq(missing & (missing - 1)), tolerance.eq(tolerance - 1)]
                 with m.If(unprotected | fault | (tolerance == 0)):
@@ -470,6 +503,16 @@ class Sequencer(wiring.Component):
                 m.d.comb += self.recovered.valid.eq(1)
                 with m.If(self.recovered.ready):
                     give_back(program.aux & ~program.joined, then=Next.RETIRE)
+            if config.background:
+                with m.State("JUDGE-WALK"):
+                    m.d.sync += self.walked.payload.eq(verdict.walked)
+                    m.next = "END-WALK"
+                with m.State("END-WALK"):
+                    m.d.comb += self.walked.valid.eq(1)
+                    with m.If(self.walked.ready):
+                        m.next = "RETIRE"
+                        with m.If(single):
+                            give_back(program.aux, then=Next.RETIRE)
             with m.State("RETIRE"):
                 m.d.comb += self.retired.valid.eq(1)
                 with m.If(self.retired.ready):

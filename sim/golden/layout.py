@@ -254,6 +254,23 @@ class Layout:
         index = self.data_places(place.row).index(offset)
         return ((stripe * self.spans + span) * self.data + index) * self.strip_blocks + within
 
+    def rows_at(self, row: int, rows: int) -> list[tuple[int, int]]:
+        """(base, shift) of each row of the stripe engine that member blocks ``row`` belong to.
+
+        With parity one of each span; without, one of each strip whose first copy is in the row.
+        ``rows``: rows of the array.
+        """
+        if self.parities:
+            first = self.turned(row)[0]
+            return [(span * self.width, first) for span in range(self.spans)]
+        found = []
+        for place in range(self.width):
+            block = self.inverse(Place(place, row))
+            assert block is not None
+            if block < self.blocks(rows) and self.map(block) == Place(place, row):
+                found.append((0, place))
+        return found
+
     def key(self, block: int) -> tuple[int, int, int, int]:
         """(base, shift, index, row) that name array block ``block`` between blocks of hardware."""
         place = self.map(block)

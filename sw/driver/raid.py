@@ -4,7 +4,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hdl.array.interface import Level, Rotation
+from hdl.array.interface import ArrayState, Level, Rotation
 from hdl.config import BLOCK_BYTES, BLOCK_NUMBER_BITS
 from sw.driver.commands import Command
 from sw.driver.nvme import Nvme
@@ -39,11 +39,12 @@ def rotation_named(name: str) -> Rotation:
 
 @dataclass(frozen=True)
 class Member:
-    """A member of an array: its port and whether its drive is failed or present."""
+    """A member of an array: its port and whether its drive is failed, present, being rebuilt."""
 
     port: int
     failed: bool
     present: bool
+    stale: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Array:
 
     number: int
     level: Level
+    state: ArrayState
     degraded: bool
     missing: int
     width: int
@@ -95,10 +97,14 @@ async def create_array(
     copies: int = 0,
     spans: int = 1,
     rotation: Rotation = Rotation.LEFT_SYMMETRIC,
+    initialise: bool = False,
+    zero: bool = False,
 ) -> int:
     """Creates an array of ``level`` over the drives at ports ``drives``; its number.
 
-    ``copies`` 0 is the level's default; ``rotation`` says how parity moves. Raises `ValueError` for
+    ``copies`` 0 is the level's default; ``rotation`` says how parity moves. Rows are taken to be
+    consistent, unless the card is to ``initialise`` them in the background or to ``zero`` all
+    blocks before there can be a volume. Raises `ValueError` for
     what no card takes and `sw.driver.commands.NvmeError` for what this one refuses.
     """
     if strip_kib & (strip_kib - 1) or not BLOCK_BYTES // KIB <= strip_kib <= LARGEST_STRIP_KIB:
@@ -115,6 +121,7 @@ async def create_array(
         mask |= 1 << port
     shift = (strip_kib * KIB // BLOCK_BYTES).bit_length() - 1
     fields = level.value | shift << 8 | rotation.value << 12 | copies << 16 | spans << 24
+    fields |= initialise << 30 | zero << 31
     done = await nvme.admin(Command(CREATE_ARRAY, dwords=(fields, mask)), "create array")
     return done.result
 
@@ -163,7 +170,7 @@ async def arrays(nvme: Nvme) -> list[Array]:
             continue
         width, data, parities, copies, spans, shift, rotation = entry[132:139]
         members = tuple(
-            Member(word & 0xFF, bool(word >> 8 & 1), bool(word >> 9 & 1))
+            Member(word & 0xFF, *(bool(word >> bit & 1) for bit in (8, 9, 10)))
             for word in words[:MEMBERS]
             if word >> 31
         )
@@ -171,6 +178,7 @@ async def arrays(nvme: Nvme) -> list[Array]:
             Array(
                 number,
                 Level(kind >> 4),
+                ArrayState(words[35]),
                 bool(flags & 2),
                 missing,
                 width,

@@ -1,0 +1,254 @@
+"""Tables and background work together, with drives that come and go and a model of the engine."""
+
+import random
+
+import cocotb
+from amaranth.hdl import Cat, Const, Module
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out, connect, flipped
+from cocotb.triggers import FallingEdge, RisingEdge
+
+from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
+from hdl.array.interface import (
+    ArrayState,
+    Level,
+    ManageOpcode,
+    ManageStatus,
+    TableRead,
+    manage_request,
+    manage_response,
+)
+from hdl.array.tables import ArrayTables
+from hdl.background.background import Background
+from hdl.background.interface import WalkKind, WalkResult, walk, walked
+from hdl.background.jobs import JobState
+from hdl.background.report import Section, report_address, report_read
+from hdl.config import (
+    BLOCK_NUMBER_BITS,
+    DATA_OFFSET_BLOCKS,
+    MAX_DRIVES,
+    TIME_BITS,
+    Config,
+)
+
+CONFIG = Config(ports=8, arrays=4, volumes=4, walk_window=4)
+ROWS = 24
+CAPACITY = DATA_OFFSET_BLOCKS + ROWS
+CHANGE_CYCLES = 4000
+
+
+class Assembly(wiring.Component):
+    """`ArrayTables` and a `Background`, as in the controller."""
+
+    def __init__(self, *, background: type[Background] = Background):
+        self._background = background
+        config = CONFIG
+        super().__init__(
+            {
+                "manage_request": In(stream.Signature(manage_request(config))),
+                "manage_response": Out(stream.Signature(manage_response(config))),
+                "present": In(config.ports),
+                "capacity": In(BLOCK_NUMBER_BITS).array(config.ports),
+                "fail": In(stream.Signature(config.port_bits)),
+                "failed": Out(MAX_DRIVES),
+                "stale": Out(MAX_DRIVES),
+                "used": Out(MAX_DRIVES),
+                "walk": Out(stream.Signature(walk(config))),
+                "walked": In(stream.Signature(walked(config))),
+                "boundary_read": In(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
+                "array_states": Out(2 * config.arrays),
+                "news": Out(1),
+                "host_active": In(1),
+                "report_read": In(report_read()),
+                "now": In(TIME_BITS),
+                "deadline": Out(TIME_BITS),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        config = CONFIG
+        m = Module()
+        m.submodules.tables = tables = ArrayTables(
+            config=config, geometry_readers=2, member_readers=1, volume_readers=1
+        )
+        m.submodules.background = background = self._background(config=config)
+        connect(m, flipped(self.manage_request), background.request)
+        connect(m, background.response, flipped(self.manage_response))
+        connect(m, background.table_request, tables.manage_request)
+        connect(m, tables.manage_response, background.table_response)
+        connect(m, flipped(self.fail), tables.fail)
+        connect(m, background.walk, flipped(self.walk))
+        connect(m, flipped(self.walked), background.walked)
+        connect(m, flipped(self.boundary_read), background.boundary_read[0])
+        connect(m, flipped(self.report_read), background.report_read)
+        for user, port in zip(background.geometry_read, tables.geometry_read, strict=True):
+            connect(m, user, port)
+        connect(m, background.member_read, tables.member_read[0])
+        present = Cat(self.present, Const(0, MAX_DRIVES - config.ports))
+        for outer, inner in zip(self.capacity, tables.capacity, strict=True):
+            m.d.comb += inner.eq(outer)
+        m.d.comb += [
+            tables.present.eq(self.present),
+            tables.reserved.eq(background.reserved),
+            background.present.eq(present),
+            background.used.eq(tables.used),
+            background.failed.eq(tables.failed),
+            background.stale.eq(tables.stale),
+            background.changed.eq(tables.changed),
+            background.host_active.eq(self.host_active),
+            background.now.eq(self.now),
+            self.failed.eq(tables.failed),
+            self.stale.eq(tables.stale),
+            self.used.eq(tables.used),
+            self.array_states.eq(background.array_states),
+            self.news.eq(background.news),
+            self.deadline.eq(background.deadline),
+            self.busy.eq(background.busy | tables.busy),
+        ]
+        return m
+
+
+class Bench:
+    """The host's changes, drives, and an engine that ends rows in any order.
+
+    ``judge(key)`` gives the result and roles of a walk; by default every row is good.
+    """
+
+    def __init__(self, dut, generator: random.Random):
+        self.dut = dut
+        self.random = generator
+        self.requests = StreamSource(dut, "manage_request", layout=manage_request(CONFIG))
+        self.responses = StreamSink(dut, "manage_response", layout=manage_response(CONFIG))
+        self.fails = StreamSource(dut, "fail")
+        self.walks = StreamSink(dut, "walk", layout=walk(CONFIG), callback=self._ask, active=0.7)
+        self.ends = StreamSource(dut, "walked", layout=walked(CONFIG))
+        self.out: dict[int, dict] = {}
+        self.log: list[dict] = []
+        self.late = 0.5
+        self.paused = False
+        self.judge = lambda row: (WalkResult.GOOD, 0)
+        self.cycle = 0
+        self.cycles_out = 0
+        self.news = 0
+        self.present = 0
+        for name in ("present", "host_active", "now", "boundary_read__address"):
+            getattr(dut, name).value = 0
+        dut.report_read__address.value = 0
+        for port in range(CONFIG.ports):
+            getattr(dut, f"capacity__{port}").value = CAPACITY
+        cocotb.start_soon(self._run())
+
+    def _ask(self, seen) -> None:
+        assert seen.tag not in self.out
+        self.out[seen.tag] = seen
+        self.log.append(seen)
+
+    async def _run(self) -> None:
+        dut = self.dut
+        while True:
+            await RisingEdge(dut.clk)
+            self.cycle += 1
+            dut.now.value = self.cycle
+            self.cycles_out += bool(self.out)
+            self.news += int(dut.news.value)
+            if not self.out or self.paused or not self.ends.idle:
+                continue
+            if self.random.random() < self.late:
+                continue
+            tag = self.random.choice(list(self.out))
+            result, roles = self.judge(self.out.pop(tag))
+            self.ends.send(tag=tag, result=result, roles=roles)
+
+    async def begin(self, drives: int = CONFIG.ports) -> None:
+        """Leaves reset with ``drives`` drives plugged."""
+        await start(self.dut)
+        self.plug(*range(drives))
+        await self.rest()
+
+    def plug(self, *ports: int) -> None:
+        for port in ports:
+            self.present |= 1 << port
+        self.dut.present.value = self.present
+
+    def pull(self, *ports: int) -> None:
+        for port in ports:
+            self.present &= ~(1 << port)
+        self.dut.present.value = self.present
+
+    async def fail(self, port: int) -> None:
+        """A drive refuses to be written."""
+        self.fails.send(port)
+        await self.fails.drained()
+
+    async def change(self, opcode: ManageOpcode, **fields) -> ManageStatus:
+        """Makes a change; its status. The number made is ``self.index``."""
+        self.requests.send(opcode=opcode, **fields)
+        answer = await self.responses.receive(cycles=CHANGE_CYCLES)
+        self.index = answer.index
+        return answer.status
+
+    async def good(self, opcode: ManageOpcode, **fields) -> int:
+        """Makes a change that must succeed; the number made."""
+        status = await self.change(opcode, **fields)
+        assert status == ManageStatus.DONE, f"{opcode} {fields}: {status}"
+        return self.index
+
+    async def create(self, level: Level, *ports: int, **fields) -> int:
+        """An array; its number."""
+        drives = sum(1 << port for port in ports)
+        return await self.good(
+            ManageOpcode.CREATE_ARRAY, level=level.value, drives=drives, strip_shift=2, **fields
+        )
+
+    async def rest(self, *, cycles: int = 20_000) -> None:
+        """Until nothing moves any more."""
+        quiet = 0
+        for _ in range(cycles):
+            await RisingEdge(self.dut.clk)
+            quiet = 0 if int(self.dut.busy.value) or self.out else quiet + 1
+            if quiet == 8:
+                return
+        raise AssertionError("no rest")
+
+    async def words(self, section: Section, number: int) -> list[int]:
+        """The words of a log's entry."""
+        dut = self.dut
+        found = []
+        for word in range(12):
+            address = pack(report_address(), section=section, number=number, word=word)
+            dut.report_read__address.value = address
+            for _ in range(3):
+                await RisingEdge(dut.clk)
+            await FallingEdge(dut.clk)
+            found.append(int(dut.report_read__data.value))
+        return found
+
+    async def job(self, array: int) -> dict:
+        """What the log says of an array and its job."""
+        words = await self.words(Section.ARRAYS, array)
+        return {
+            "exists": words[0] >> 31,
+            "array_state": ArrayState(words[0] & 3),
+            "state": JobState(words[0] >> 4 & 7),
+            "kind": WalkKind(words[0] >> 8 & 7),
+            "row": words[2] | words[3] << 32,
+            "found": tuple(words[4:7]),
+            "began": words[8] | words[9] << 32,
+            "ended": words[10] | words[11] << 32,
+        }
+
+    def state(self, array: int) -> ArrayState:
+        return ArrayState(int(self.dut.array_states.value) >> 2 * array & 3)
+
+    async def boundary(self, array: int) -> int:
+        self.dut.boundary_read__address.value = array
+        for _ in range(2):
+            await RisingEdge(self.dut.clk)
+        await FallingEdge(self.dut.clk)
+        return int(self.dut.boundary_read__data.value)
+
+    async def until(self, condition, what: str, *, cycles: int = 20_000) -> None:
+        await wait_until(self.dut, condition, cycles=cycles, what=what)
+
+

@@ -1,0 +1,187 @@
+"""Background work on the whole 8-port controller, on the native tier, with the host at work."""
+
+import os
+
+import pytest
+
+from cocotb_tests.native_card import PORTS, Card, Volume
+from hdl.array.interface import ArrayState, Level
+from hdl.background.interface import WalkKind
+from hdl.background.jobs import JobState
+from hdl.config import DATA_OFFSET_BLOCKS
+from sim.golden.layout import Place
+from sim.golden.nvme import ASYNC_EVENT
+from sim.golden.nvme_logs import ARRAYS_LOG, VENDOR_EVENT
+from sim.native.parameters import MICROSECOND, Ideal
+from sw.driver import background, raid
+from sw.driver.commands import Command
+
+SEED = int(os.environ.get("SEED") or "1")
+ROWS = 64
+FAST = Ideal(capacity=DATA_OFFSET_BLOCKS + ROWS, latency_ps=5 * MICROSECOND)
+POLL_NS = 20_000
+POLLS = 3_000
+
+
+async def finished(card: Card, array: int = 0) -> background.Job:
+    """Waits until the job of an array has ended; what became of it."""
+    for _ in range(POLLS):
+        job = await background.job(card.nvme, array)
+        if job.state != JobState.RUNNING:
+            return job
+        await card.card.transport.sleep(POLL_NS)
+    raise AssertionError(f"the job has not ended: {job}")
+
+
+def replaced(card: Card, volume: Volume, old: int, new: int) -> None:
+    """The golden volume follows: ``new`` holds what ``old`` did."""
+    volume.ports[volume.ports.index(old)] = new
+    card.gone.discard(new)
+
+
+@pytest.mark.parametrize("level", [Level.RAID5, Level.RAID6])
+def test_rebuilds_under_load(level):
+    """A drive goes, another takes its place under load; then the rest of the redundancy goes."""
+    with Card([FAST] * PORTS, seed=SEED) as card:
+        volume = card.run(card.create(level, range(6)))
+
+        async def scenario() -> None:
+            spawn = card.card.transport.spawn
+            nvme = card.nvme
+            spawn(card.load(volume, 60))
+            card.pull(2)
+            await card.load(volume, 60)
+            (array,) = await raid.arrays(nvme)
+            degraded = ArrayState.DEGRADED
+            if level == Level.RAID6:
+                degraded = ArrayState.PARTIALLY_DEGRADED
+            assert array.state == degraded and array.members[2].failed
+            # The host is at work before, during and after.
+            for row in range(ROWS):
+                card.store(6, row, card.random.randbytes(4096))
+            await background.replace_member(nvme, 0, 2, 6)
+            replaced(card, volume, 2, 6)
+            await card.load(volume, 120)
+            job = await finished(card)
+            assert job.state == JobState.DONE and job.kind == WalkKind.REBUILD, job
+            assert job.row == ROWS and not job.lost
+            (array,) = await raid.arrays(nvme)
+            assert array.state == ArrayState.OPTIMAL and array.members[2].port == 6
+            assert not array.members[2].stale
+            await card.read_all(volume)
+
+        card.run(scenario())
+        card.finish(volume)
+
+        async def after() -> None:
+            for port in (0, 1)[: (level == Level.RAID6 and 2) or 1]:
+                card.pull(port)
+            await card.load(volume, 60)
+            await card.read_all(volume)
+
+        card.run(after())
+        card.finish(volume)
+
+
+def test_hot_spares_step_in():
+    """Two drives of a RAID 6 go under load; two spares take their places by themselves."""
+    with Card([FAST] * PORTS, seed=SEED) as card:
+        volume = card.run(card.create(Level.RAID6, range(6)))
+
+        async def scenario() -> None:
+            nvme = card.nvme
+            for port in (6, 7):
+                await background.add_spare(nvme, port)
+            card.card.transport.spawn(card.load(volume, 100))
+            card.pull(1)
+            await card.load(volume, 10)
+            card.pull(4)
+            await card.load(volume, 40)
+            for _ in range(POLLS):
+                (array,) = await raid.arrays(nvme)
+                if array.state == ArrayState.OPTIMAL:
+                    break
+                await card.card.transport.sleep(POLL_NS)
+            assert array.state == ArrayState.OPTIMAL
+            assert {array.members[1].port, array.members[4].port} == {6, 7}
+            for place in (1, 4):
+                replaced(card, volume, volume.ports[place], array.members[place].port)
+            drives = await raid.drives(nvme)
+            assert drives[1].array is None and drives[7].array == 0
+            await card.read_all(volume)
+
+        card.run(scenario())
+        card.finish(volume)
+
+
+def test_tells_every_change_of_a_state():
+    """A vendor specific event when a drive goes and when it is back, cleared by log C0h."""
+    with Card([FAST] * PORTS, seed=SEED) as card:
+        volume = card.run(card.create(Level.RAID1, range(2)))
+
+        async def scenario() -> None:
+            nvme = card.nvme
+            spawn = card.card.transport.spawn
+            told: list[int] = []
+
+            async def listen() -> None:
+                done = await nvme.admin(Command(ASYNC_EVENT), "event")
+                told.append(done.result)
+
+            for change in ("pull", "return"):
+                spawn(listen())
+                await card.card.transport.sleep(POLL_NS)
+                assert not told
+                if change == "pull":
+                    card.pull(1)
+                else:
+                    card.harness.insert(1)
+                    await background.replace_member(nvme, 0, 1, 1)
+                    card.gone.discard(1)
+                for _ in range(POLLS):
+                    if told:
+                        break
+                    await card.card.transport.sleep(POLL_NS)
+                result = told.pop()
+                assert result & 7 == VENDOR_EVENT and result >> 16 == ARRAYS_LOG
+                job = await background.job(nvme, 0)
+                assert job.array_state == (
+                    ArrayState.DEGRADED if change == "pull" else ArrayState.OPTIMAL
+                )
+            await card.read_all(volume)
+
+        card.run(scenario())
+        card.finish(volume)
+
+
+@pytest.mark.parametrize("level", [Level.RAID5, Level.RAID6])
+def test_initialises_and_patrols(level):
+    """Parities of drives full of rubbish become right, and unreadable blocks are written anew."""
+    with Card([FAST] * PORTS, seed=SEED) as card:
+
+        async def scenario() -> Volume:
+            nvme = card.nvme
+            volume = await card.create(level, range(5))
+            for row in range(ROWS):
+                for place in volume.layout.parity_places(row):
+                    card.store(volume.ports[place], row, card.random.randbytes(4096))
+            await background.start_job(nvme, 0, WalkKind.RESYNC)
+            card.card.transport.spawn(card.load(volume, 40))
+            job = await finished(card)
+            assert (job.state, job.row, job.lost) == (JobState.DONE, ROWS, 0), job
+            await card.load(volume, 20)
+            spoiled = {Place(card.random.randrange(5), row) for row in range(3, ROWS, 7)}
+            for place in spoiled:
+                card.spoil(volume, place)
+            await background.start_job(nvme, 0, WalkKind.PATROL)
+            job = await finished(card)
+            assert (job.state, job.mended, job.lost) == (JobState.DONE, len(spoiled), 0), job
+            found = [finding.blocks for finding in await background.defects(nvme)]
+            assert sorted(found) == sorted(
+                ((volume.ports[place.position], DATA_OFFSET_BLOCKS + place.row),)
+                for place in spoiled
+            )
+            return volume
+
+        volume = card.run(scenario())
+        card.finish(volume)

@@ -1,0 +1,186 @@
+"""States of arrays against what the reference layout says of every block."""
+
+import os
+import random
+
+import cocotb
+import pytest
+from amaranth.hdl import Module
+from cocotb.triggers import RisingEdge
+
+from cocotb_tests.array_models import Table, pack_geometry, random_layout
+from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.streams import start, unpack, wait_until
+from hdl.array.interface import ArrayState
+from hdl.array.states import ArrayStates, judgement
+from hdl.config import MAX_DRIVES, Config, small
+from sim.golden.layout import Layout
+
+CONFIGS = {"board": Config(), "small": small()}
+ROUNDS = 60
+CYCLES = 12_000
+
+
+def lost_blocks(layout: Layout, bad: set[int]) -> bool:
+    """Whether a block is lost when members ``bad`` are."""
+    if layout.parities:
+        spans = [position // layout.width for position in bad]
+        return any(spans.count(span) > layout.parities for span in set(spans))
+    # Copies repeat after as many stripes as there are drives.
+    blocks = layout.width * layout.strip_blocks * layout.width
+    return any(
+        all(place.position in bad for place in layout.copies_of(block))
+        for block in range(0, blocks, layout.strip_blocks)
+    )
+
+
+def golden_state(layout: Layout, bad: set[int]) -> ArrayState:
+    """By trying: what is lost, and what would be with one more drive."""
+    if lost_blocks(layout, bad):
+        return ArrayState.FAILED
+    if not bad:
+        return ArrayState.OPTIMAL
+    more = [position for position in range(layout.drives) if position not in bad]
+    # One more anywhere near a drive that is lost; elsewhere nothing has changed.
+    for position in more:
+        if lost_blocks(layout, bad | {position}) and not lost_blocks(layout, {position}):
+            return ArrayState.DEGRADED
+    return ArrayState.PARTIALLY_DEGRADED
+
+
+class Bench:
+    """Tables, drives, and the states that must follow."""
+
+    def __init__(self, dut, config: Config):
+        self.dut = dut
+        self.config = config
+        self.geometries = Table(dut, "geometry_read")
+        self.members = Table(dut, "member_read")
+        self.arrays: dict[int, tuple[Layout, list[int]]] = {}
+        self.judged: dict[int, dict] = {}
+        self.news = 0
+        for name in ("changed", "failed", "stale"):
+            getattr(dut, name).value = 0
+        cocotb.start_soon(self._watch())
+
+    async def _watch(self) -> None:
+        while True:
+            await RisingEdge(self.dut.clk)
+            self.news += int(self.dut.news.value)
+            if int(self.dut.judged.value):
+                seen = unpack(judgement(self.config), int(self.dut.judgement.value))
+                self.judged[seen.array] = seen
+
+    def create(self, array: int, layout: Layout, ports: list[int]) -> None:
+        self.arrays[array] = layout, ports
+        rows = 4 * layout.strip_blocks
+        self.geometries.entries[array] = pack_geometry(self.config, layout, rows)
+        for position, port in enumerate(ports):
+            self.members.entries[array << 5 | position] = port
+
+    def delete(self, array: int) -> None:
+        self.arrays.pop(array, None)
+        self.geometries.entries.pop(array, None)
+
+    async def judge(self, failed: int, stale: int) -> None:
+        """Pulses ``changed``, waits, and compares every array."""
+        dut = self.dut
+        dut.failed.value, dut.stale.value, dut.changed.value = failed, stale, 1
+        await RisingEdge(dut.clk)
+        dut.changed.value = 0
+        await RisingEdge(dut.clk)
+        await wait_until(dut, lambda: int(dut.settled.value), cycles=CYCLES, what="states")
+        assert int(dut.busy.value) == 0
+        states, valid = int(dut.states.value), int(dut.valid.value)
+        for array in range(self.config.arrays):
+            assert valid >> array & 1 == (array in self.arrays)
+            if array not in self.arrays:
+                continue
+            layout, ports = self.arrays[array]
+            gone = [position for position, port in enumerate(ports) if failed >> port & 1]
+            behind = [position for position, port in enumerate(ports) if stale >> port & 1]
+            wanted = golden_state(layout, {*gone, *behind})
+            where = f"{layout} lost {gone} stale {behind}"
+            assert states >> 2 * array & 3 == wanted.value, where
+            seen = self.judged[array]
+            assert seen.missing == bool(gone) and seen.rebuilding == bool(behind), where
+            assert not gone or seen.position in gone, where
+
+
+@cocotb.test(timeout_time=20, timeout_unit="ms")
+async def judges_like_the_reference(dut):
+    generator = random.Random(int(os.environ["SEED"]))
+    config = CONFIGS[os.environ["CONFIG"]]
+    bench = Bench(dut, config)
+    await start(dut)
+    seen = dict.fromkeys(ArrayState, 0)
+    for _ in range(ROUNDS):
+        for array in range(config.arrays):
+            bench.delete(array)
+            if generator.random() < 0.6:
+                layout = random_layout(generator, drives=generator.choice((6, 12, 24)))
+                ports = generator.sample(range(MAX_DRIVES), layout.drives)
+                bench.create(array, layout, ports)
+        count = generator.choice((0, 1, 2, 3, 6))
+        bad = generator.sample(range(MAX_DRIVES), count)
+        behind = [port for port in bad if generator.random() < 0.3]
+        stale = sum(1 << port for port in behind)
+        await bench.judge(sum(1 << port for port in bad) & ~stale, stale)
+        for array in bench.arrays:
+            seen[ArrayState(int(dut.states.value) >> 2 * array & 3)] += 1
+    dut._log.info("seen: %s", {state.name: count for state, count in seen.items()})
+    assert all(seen.values())
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def tells_news_once(dut):
+    bench = Bench(dut, CONFIGS[os.environ["CONFIG"]])
+    await start(dut)
+    bench.create(0, Layout("RAID5", 4, 4), [0, 1, 2, 3])
+    bench.create(1, Layout("RAID1", 3, 4), [4, 5, 6])
+    for failed, stale, news in (
+        (0, 0, 0),
+        (0b1, 0, 1),
+        (0b1, 0, 0),
+        (0, 0b1, 0),
+        (0b10001, 0, 1),
+        (0b100000, 0, 1),
+        (0, 0, 1),
+        (0, 0, 0),
+    ):
+        before = bench.news
+        await bench.judge(failed, stale)
+        assert bench.news - before == news, f"{failed:#b} {stale:#b}"
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_states(config):
+    simulate(
+        ArrayStates(config=CONFIGS[config]),
+        name=f"states_{config}",
+        module=__name__,
+        parameters={"CONFIG": config},
+    )
+
+
+class StaleIsGood(ArrayStates):
+    """Planted bug: a drive counts as soon as its rebuild has begun."""
+
+    def elaborate(self, platform) -> Module:
+        hidden = self.stale
+        self.stale = hidden & 0
+        try:
+            return super().elaborate(platform)
+        finally:
+            self.stale = hidden
+
+
+def test_planted_bug_is_found():
+    with pytest.raises(SimulationError, match="judges_like_the_reference"):
+        simulate(
+            StaleIsGood(config=CONFIGS["board"]),
+            name="states_stale_is_good",
+            module=__name__,
+            testcase="judges_like_the_reference",
+            parameters={"CONFIG": "board"},
+        )

@@ -1,0 +1,282 @@
+"""Rows walked in the background, against the golden model, while the host writes others."""
+
+import os
+
+import cocotb
+import pytest
+
+from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.sequencer_bench import ARRAYS, CONFIG, random_rows
+from cocotb_tests.streams import CLOCK_PERIOD_NS, start
+from cocotb_tests.walk_bench import WalkBench
+from hdl.background.interface import WalkKind, WalkResult
+from hdl.drive.interface import Opcode
+from hdl.stripe.sequencer import Sequencer
+
+ROW_STEP = 8
+"""Rows of the benches are so far apart, so that copies which wrap do not meet."""
+
+KINDS = (WalkKind.RESYNC, WalkKind.REBUILD, WalkKind.PATROL)
+
+
+def bench_of(dut) -> WalkBench:
+    seed = int(os.environ["SEED"])
+    print(f"seed {seed}")
+    array = ARRAYS[os.environ["ARRAY"]]
+    active = float(os.environ.get("ACTIVE", "0.6"))
+    return WalkBench(dut, CONFIG, array, seed=seed, active=active)
+
+
+def some_strip(bench: WalkBench, row: int) -> int:
+    return bench.random.randrange(bench.strips(row)) if bench.array.mirrored else 0
+
+
+async def walk_with_faults(bench: WalkBench, *, kinds, rounds: int, span: int) -> set[WalkResult]:
+    """Walks rows with random unreadable blocks, two more than tolerated at most."""
+    seen = set()
+    tolerated = bench.array.parities + bench.array.copies - 1
+    for _ in range(rounds):
+        row = ROW_STEP * bench.random.randrange(span)
+        strip = some_strip(bench, row)
+        places = [
+            place
+            for place in bench.role_places(row, strip)
+            if place[0] not in bench.failed
+            and not (place[0] in bench.stale and row >= bench.boundary)
+        ]
+        count = min(bench.random.choice((0, 0, 1, 1, tolerated, tolerated + 1)), len(places))
+        bench.drives.unreadable |= set(bench.random.sample(places, count))
+        kind = bench.random.choice(kinds)
+        seen.add(await bench.check_walk(row, kind, strip=strip))
+        bench.drives.unreadable.clear()
+    return seen
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def mends_what_cannot_be_read(dut):
+    bench = bench_of(dut)
+    bench.drives.aborts = 0.01
+    bench.drives.unreached = 0.1
+    await start(dut)
+    await random_rows(bench, rows=20, span=6, recover=0)
+    await bench.settle()
+    seen = await walk_with_faults(bench, kinds=KINDS, rounds=40, span=6)
+    assert {WalkResult.GOOD, WalkResult.LOST} <= seen
+    assert (WalkResult.MENDED in seen) == bool(bench.array.parities or bench.array.mirrored)
+    port = bench.random.choice(bench.array.ports[: bench.array.width])
+    bench.fail(port)
+    await walk_with_faults(bench, kinds=KINDS, rounds=20, span=6)
+    if bench.array.parities or bench.array.mirrored:
+        bench.make_stale(port)
+        bench.boundary = ROW_STEP * 3
+        bench.distrust(range(bench.boundary, 6 * ROW_STEP, ROW_STEP))
+        for row in range(0, bench.boundary, ROW_STEP):
+            for strip in range(bench.strips(row) if bench.array.mirrored else 1):
+                for place, block in zip(
+                    bench.role_places(row, strip), bench.truth(row, strip), strict=True
+                ):
+                    bench.drives.blocks[place] = block
+        await walk_with_faults(bench, kinds=KINDS, rounds=30, span=6)
+    await bench.settle()
+    assert bench.failed <= {port}
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def makes_parities_and_copies_anew(dut):
+    """RESYNC takes the data, or the first copy, as it is."""
+    bench = bench_of(dut)
+    await start(dut)
+    await random_rows(bench, rows=20, span=6, recover=0)
+    await bench.settle()
+    for row in range(0, 6 * ROW_STEP, ROW_STEP):
+        for strip in range(bench.strips(row) if bench.array.mirrored else 1):
+            places = bench.role_places(row, strip)
+            redundant = places[1:] if bench.array.mirrored else places[bench.array.data :]
+            for place in redundant:
+                bench.drives.blocks[place] = bench.random.randbytes(8)
+            assert await bench.check_walk(row, WalkKind.RESYNC, strip=strip) == WalkResult.GOOD
+    await bench.settle()
+    bench.check_drives()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def rebuilds_under_load(dut):
+    """A drive is replaced and rebuilt while the host writes; then it holds what it should."""
+    bench = bench_of(dut)
+    span = 10
+    rows = range(0, span * ROW_STEP, ROW_STEP)
+    await start(dut)
+    await random_rows(bench, rows=20, span=span)
+    for port in bench.random.sample(
+        bench.array.ports[: bench.array.width], bench.array.parities or bench.array.copies - 1
+    ):
+        await bench.settle()
+        bench.fail(port)
+        await random_rows(bench, rows=20, span=span)
+        await bench.settle()
+        bench.boundary = 0
+        bench.make_stale(port)
+        bench.distrust(rows)
+
+        async def rebuild():
+            # Rows end in any order; what the boundary says is that all below it have.
+            ends = []
+            for row in rows:
+                for strip in range(bench.strips(row) if bench.array.mirrored else 1):
+                    ends.append((row, await bench.walk(row, WalkKind.REBUILD, strip=strip)))
+                if len(ends) > 3 or row == rows[-1]:
+                    for ended, tag in ends:
+                        result, roles = await bench.end_of(tag)
+                        assert result == WalkResult.GOOD and not roles, f"row {ended}"
+                    ends.clear()
+                    below = range(0, row + 1, ROW_STEP)
+                    bench.drives.distrusted -= {
+                        place
+                        for one in below
+                        for strip in range(bench.strips(one) if bench.array.mirrored else 1)
+                        for place in bench.role_places(one, strip)
+                    }
+                    bench.boundary = row + 1
+
+        rebuilding = cocotb.start_soon(rebuild())
+        await random_rows(bench, rows=40, span=span)
+        await rebuilding
+        bench.trust()
+        await random_rows(bench, rows=10, span=span)
+    await bench.settle()
+    bench.check_drives()
+    assert not bench.failed and not bench.write_faults
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def reports_drives_that_refuse_to_be_rebuilt(dut):
+    bench = bench_of(dut)
+    await start(dut)
+    await random_rows(bench, rows=20, span=6, recover=0)
+    await bench.settle()
+    port = bench.array.ports[1]
+    bench.fail(port)
+    bench.make_stale(port)
+    bench.distrust(range(0, 6 * ROW_STEP, ROW_STEP))
+    bench.drives.write_errors = 1.0
+    bench.drives.may_fail = lambda one: one == port
+    row, strip = next(
+        (row, strip)
+        for row in range(0, 6 * ROW_STEP, ROW_STEP)
+        for strip in range(bench.strips(row) if bench.array.mirrored else 1)
+        if port in {place[0] for place in bench.role_places(row, strip)}
+    )
+    places = bench.role_places(row, strip)
+    role = [place[0] for place in places].index(port)
+    tag = await bench.walk(row, WalkKind.REBUILD, strip=strip)
+    assert await bench.end_of(tag) == (WalkResult.FAILED, {role})
+    assert bench.failed == {port}
+    await bench.settle()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def reports_cycles_per_walk(dut):
+    bench = bench_of(dut)
+    await start(dut)
+    await bench.pause(40)
+    port = bench.array.ports[1]
+    bench.fail(port)
+    bench.make_stale(port)
+    for kind in KINDS:
+        bench.drives.counts.clear()
+        rows = 64
+        begun = cocotb.simtime.get_sim_time("ns")
+        tags = [await bench.walk(ROW_STEP * row, kind) for row in range(rows)]
+        for tag in tags:
+            await bench.end_of(tag)
+        cycles = (cocotb.simtime.get_sim_time("ns") - begun) / CLOCK_PERIOD_NS / rows
+        operations = bench.drives.counts[Opcode.READ] + bench.drives.counts[Opcode.WRITE]
+        print(
+            f"{os.environ['ARRAY']}: {kind.name} in {cycles:.0f} cycles a row, "
+            f"{operations / rows:.1f} operations a row"
+        )
+        await bench.settle()
+
+
+WORK = ("mends_what_cannot_be_read", "makes_parities_and_copies_anew")
+
+REBUILD = ("rebuilds_under_load", "reports_drives_that_refuse_to_be_rebuilt")
+
+
+FEW = ("raid0", "raid1e", "raid6_ddf_continue")
+"""Arrays of the default suite."""
+
+
+class TrustsStaleDrives(Sequencer):
+    """A planted bug: a drive that is being rebuilt is read."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += m.submodules.admission.stale.eq(0)
+        return m
+
+
+class WritesOtherLine(Sequencer):
+    """A planted bug: what was worked out is written from the line of role 0."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        program = m.submodules.admission.program_read.data
+        with m.If(m.submodules.verdict.program.walk.any):
+            m.d.comb += m.submodules.admission.line_read.address.eq(
+                m.submodules.steps.slot << len(program.source)
+            )
+        return m
+
+
+class SaysGood(Sequencer):
+    """A planted bug: nothing was ever wrong with a row."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.sync += self.walked.payload.result.eq(WalkResult.GOOD)
+        return m
+
+
+MUTANTS = {
+    TrustsStaleDrives: "rebuilds_under_load",
+    WritesOtherLine: "mends_what_cannot_be_read",
+    SaysGood: "mends_what_cannot_be_read",
+}
+
+
+def walk_rows(component, *, array: str, testcase, active: float = 0.6) -> None:
+    simulate(
+        component(config=CONFIG),
+        name=component.__name__,
+        module=__name__,
+        testcase=testcase,
+        parameters={"ARRAY": array, "SEED": os.environ.get("SEED", "1"), "ACTIVE": str(active)},
+    )
+
+
+def rows_of(array: str) -> None:
+    walk_rows(Sequencer, array=array, testcase=WORK if array == "raid0" else WORK + REBUILD)
+
+
+@pytest.mark.parametrize("array", FEW)
+def test_walks(array):
+    rows_of(array)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("array", [name for name in ARRAYS if name not in FEW])
+def test_more_walks(array):
+    rows_of(array)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_planted_bug_is_caught(mutant):
+    with pytest.raises(SimulationError, match=f"failed: {MUTANTS[mutant]}"):
+        walk_rows(mutant, array="raid6", testcase=MUTANTS[mutant])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("array", ["raid5", "raid6_wide", "raid1"])
+def test_rate(array):
+    walk_rows(Sequencer, array=array, testcase="reports_cycles_per_walk", active=1.0)

@@ -1,0 +1,161 @@
+"""The row sequencer as the row walker sees it: rows with faults, stale drives, results."""
+
+from cocotb.triggers import RisingEdge
+
+from cocotb_tests.sequencer_bench import PATIENCE, Bench, Row
+from cocotb_tests.streams import StreamSink, wait_until
+from cocotb_tests.stripe_models import BLOCK, TableServer
+from hdl.array.interface import Rotation
+from hdl.background.interface import WalkKind, WalkResult, walked
+from hdl.config import MAX_DRIVES
+from hdl.stripe.interface import RowKind
+from sim.golden.walks import Walk, outcome
+
+
+class WalkBench(Bench):
+    """A `Bench` that walks rows. Until its row is rebuilt, a stale drive's block is in
+    ``drives.distrusted`` and must not be read."""
+
+    def __init__(self, dut, config, array, *, seed: int, active: float):
+        super().__init__(dut, config, array, seed=seed, active=active)
+        self.stale: set[int] = set()
+        self.boundary = 0
+        self.results: dict[int, tuple[WalkResult, frozenset[int]]] = {}
+        self.walking: dict[int, Row] = {}
+        dut.stale.value = 0
+        TableServer(dut, "boundary_read", lambda array: self.boundary if array == 1 else 0)
+        StreamSink(
+            dut, "walked", layout=walked(config), active=active, seed=seed, callback=self._walked
+        )
+
+    def _walked(self, event) -> None:
+        row = self.walking.pop(event.tag)
+        roles = frozenset(role for role in range(MAX_DRIVES) if event.roles >> role & 1)
+        assert any(row is other for other in self.slots.values()), "walked after retired"
+        self.results[event.tag] = event.result, roles
+
+    def role_places(self, row: int, strip: int = 0) -> list[tuple[int, int]]:
+        """Where the roles of a row are, or the copies of its ``strip``."""
+        base, shift = self.place(row)
+        where = {"base": base, "shift": shift, "row": row}
+        if self.array.mirrored:
+            return self.array.places(index=strip, **where)
+        places = [
+            place for index in range(self.array.data)
+            for place in self.array.places(index=index, **where)
+        ]  # fmt: skip
+        return places + [
+            self.array.parity_place(parity=parity, **where) for parity in self._parities()
+        ]
+
+    def _parities(self) -> list[int]:
+        """The parities (0 being P) in the order of their roles."""
+        order = list(range(self.array.parities))
+        return order[::-1] if self.array.rotation == Rotation.DDF_N_CONTINUE else order
+
+    def truth(self, row: int, strip: int = 0) -> list[bytes]:
+        """What belongs at `role_places`."""
+        contents = self.rows.get(row, {})
+        if self.array.mirrored:
+            return [contents.get(strip, bytes(BLOCK))] * self.array.copies
+        known = {role: contents.get(role, bytes(BLOCK)) for role in range(self.array.data)}
+        sums = self.array.sums(known, shift=self.place(row)[1])
+        return [*known.values(), *(sums[parity] for parity in self._parities())]
+
+    def make_stale(self, port: int) -> None:
+        """A drive with foreign contents takes the place of one that failed."""
+        self.failed.discard(port)
+        self.drives.gone.discard(port)
+        self.stale.add(port)
+        self.dut.failed.value = sum(1 << one for one in self.failed)
+        self.dut.stale.value = sum(1 << one for one in self.stale)
+        for key in self.drives.blocks:
+            if key[0] == port:
+                self.drives.blocks[key] = self.random.randbytes(BLOCK)
+
+    def distrust(self, rows) -> None:
+        """Nobody may read what stale drives have of ``rows``."""
+        for row in rows:
+            for strip in range(self.strips(row) if self.array.mirrored else 1):
+                places = self.role_places(row, strip)
+                self.drives.distrusted |= {one for one in places if one[0] in self.stale}
+
+    def trust(self) -> None:
+        """Every drive is as it should be."""
+        self.stale.clear()
+        self.drives.distrusted.clear()
+        self.dut.stale.value = 0
+
+    async def walk(self, row: int, kind: WalkKind, *, strip: int = 0) -> int:
+        """Launches a walk once a row slot is free and nobody is at the row; its tag."""
+        tags = [tag for tag in range(256) if tag not in self.walking and tag not in self.results]
+
+        def possible() -> bool:
+            busy = any(one.row == row for one in self.slots.values())
+            return len(self.slots) < self.config.rows and not busy
+
+        await wait_until(self.dut, possible, cycles=PATIENCE, what="room for a walk")
+        base, shift = self.place(row)
+        if self.array.mirrored:
+            shift += strip * self.array.copies
+        entry = Row(kind=RowKind.WRITE, base=base, shift=shift, row=row, joined=[])
+        tag = self.random.choice(tags)
+        entry.walk = {"any": 1, "kind": kind, "tag": tag}
+        self.walking[tag] = entry
+        slot = self.random.choice([n for n in range(self.config.rows) if n not in self.slots])
+        self.slots[slot] = entry
+        self.launch.send(slot)
+        return tag
+
+    async def end_of(self, tag: int):
+        """Result and roles of a walk."""
+        await wait_until(
+            self.dut, lambda: tag in self.results, cycles=PATIENCE, what=f"the end of walk {tag}"
+        )
+        return self.results.pop(tag)
+
+    def expected(self, row: int, strip: int, kind: WalkKind):
+        """The golden outcome, with the faults that there are now."""
+        places = self.role_places(row, strip)
+
+        def roles(test) -> frozenset[int]:
+            return frozenset(role for role, place in enumerate(places) if test(place))
+
+        beyond = row >= self.boundary
+        return outcome(
+            Walk(
+                kind=kind.name,
+                data=self.array.data,
+                parities=self.array.parities,
+                copies=self.array.copies,
+                dead=roles(lambda place: place[0] in self.failed),
+                stale=roles(lambda place: beyond and place[0] in self.stale),
+                unreadable=roles(lambda place: place in self.drives.unreadable),
+            )
+        )
+
+    async def check_walk(self, row: int, kind: WalkKind, *, strip: int = 0) -> WalkResult:
+        """Walks a row; result, roles and every block must be those of the golden model."""
+        wanted = self.expected(row, strip, kind)
+        places = self.role_places(row, strip)
+        contents = self.truth(row, strip)
+        before = [self.drives.blocks.get(place, bytes(BLOCK)) for place in places]
+        unreadable = [place in self.drives.unreadable for place in places]
+        result, roles = await self.end_of(await self.walk(row, kind, strip=strip))
+        what = f"{kind.name} of row {row} strip {strip}"
+        assert (result.name, roles) == (wanted.result, wanted.roles), (
+            f"{what}: {result.name} {sorted(roles)}, not {wanted}"
+        )
+        for role, place in enumerate(places):
+            found = self.drives.blocks.get(place, bytes(BLOCK))
+            if role in wanted.written:
+                assert found == contents[role], f"{what}: role {role} is {found!r}"
+                assert place not in self.drives.unreadable, f"{what}: role {role} is unreadable"
+            else:
+                assert found == before[role], f"{what}: role {role} was written"
+                assert (place in self.drives.unreadable) == unreadable[role]
+        return result
+
+    async def pause(self, cycles: int) -> None:
+        for _ in range(cycles):
+            await RisingEdge(self.dut.clk)

@@ -1,0 +1,196 @@
+"""What every array has left: optimal, partially degraded, degraded, failed."""
+
+from amaranth.hdl import Module, Mux, Signal
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+from hdl.array.interface import WIDTH_BITS, ArrayState, geometry, geometry_read, member_read
+from hdl.config import MAX_DRIVES, Config
+
+
+def judgement(config: Config) -> data.StructLayout:
+    """What was found of ``array``.
+
+    ``missing``: a member is failed, the first of them at ``position``. ``rebuilding``: one is
+    stale.
+    """
+    return data.StructLayout(
+        {
+            "valid": 1,
+            "array": config.array_bits,
+            "state": ArrayState,
+            "missing": 1,
+            "position": 5,
+            "rebuilding": 1,
+        }
+    )
+
+
+class ArrayStates(wiring.Component):
+    """Judges every array again whenever a drive or a table has changed.
+
+    Members that can replace each other are a group: the drives of a span with as many to lose as
+    there are parities; without parity the drives that hold copies of one strip, all but one. Strips
+    begin ``copies`` places apart and wrap (RAID 1E), so groups are looked at from each place where
+    one begins until that is place 0 again. An array is as bad off as its worst group.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+
+    Ports
+    -----
+    changed
+        A pulse: judge again.
+    failed, stale
+        Bit a port, as in `hdl.array.tables.ArrayTables`.
+    judged, judgement
+        A pulse with each array that has been judged, also if nothing is new.
+    states, valid
+        What was last found, 2 bits an array, `ArrayState`; whether the array exists.
+    news
+        A pulse: a state is another than before. An array appears as OPTIMAL, and that is no news.
+    settled
+        ``states`` is up to date.
+    geometry_read, member_read
+        Tables.
+
+    Latency: 5 cycles an array, and 2 for each member of each group: at most some 1000.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        super().__init__(
+            {
+                "changed": In(1),
+                "failed": In(MAX_DRIVES),
+                "stale": In(MAX_DRIVES),
+                "judged": Out(1),
+                "judgement": Out(judgement(config)),
+                "states": Out(2 * config.arrays),
+                "valid": Out(config.arrays),
+                "news": Out(1),
+                "settled": Out(1),
+                "geometry_read": Out(geometry_read(config)),
+                "member_read": Out(member_read(config)),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        config = self._config
+        m = Module()
+        shape = Signal(geometry(config))
+        array = Signal(config.array_bits)
+        found = Signal(judgement(config))
+        again = Signal()
+        # A group: where it begins, how much of it has been seen, and how many were bad.
+        first, place = Signal(WIDTH_BITS), Signal(WIDTH_BITS)
+        seen, bad = Signal(WIDTH_BITS), Signal(WIDTH_BITS)
+        parity = shape.parities != 0
+        size, tolerance = Signal(WIDTH_BITS), Signal(WIDTH_BITS)
+        by_copies = Mux(shape.copies > 1, shape.copies, shape.width)
+        m.d.sync += [
+            size.eq(Mux(parity, shape.width, by_copies)),
+            tolerance.eq(Mux(parity, shape.parities, shape.copies - 1)),
+        ]
+        after = Signal(WIDTH_BITS + 1)
+        next_place = Signal(WIDTH_BITS + 1)
+        m.d.comb += [
+            self.geometry_read.address.eq(array),
+            self.member_read.address.array.eq(array),
+            self.member_read.address.position.eq(place),
+            after.eq(first + size),
+            next_place.eq(place + 1),
+            self.judgement.eq(found),
+        ]
+        port = self.member_read.data
+        is_failed = self.failed.bit_select(port, 1)
+        is_stale = self.stale.bit_select(port, 1) & ~is_failed
+        state_bits = self.states.word_select(array, 2)
+
+        with m.If(self.changed):
+            m.d.sync += again.eq(1)
+
+        with m.FSM(name="judge") as fsm:
+            with m.State("REST"):
+                with m.If(again):
+                    m.d.sync += [again.eq(self.changed), array.eq(0)]
+                    m.next = "READ"
+
+            with m.State("READ"):
+                m.next = "LOAD"
+
+            with m.State("LOAD"):
+                m.d.sync += [
+                    shape.eq(self.geometry_read.data),
+                    found.eq(0),
+                    found.array.eq(array),
+                    found.valid.eq(self.geometry_read.data.valid),
+                    first.eq(0),
+                    place.eq(0),
+                    seen.eq(0),
+                    bad.eq(0),
+                ]
+                m.next = "ASK"
+                with m.If(~self.geometry_read.data.valid):
+                    m.next = "JUDGE"
+
+            with m.State("ASK"):
+                m.next = "COUNT"
+
+            with m.State("COUNT"):
+                m.d.sync += [seen.eq(seen + 1), bad.eq(bad + (is_failed | is_stale))]
+                m.d.sync += found.rebuilding.eq(found.rebuilding | is_stale)
+                with m.If(is_failed & ~found.missing):
+                    m.d.sync += [found.missing.eq(1), found.position.eq(place)]
+                m.d.sync += place.eq(Mux(~parity & (next_place == shape.width), 0, next_place))
+                m.next = "ASK"
+                with m.If(seen + 1 == size):
+                    m.next = "WEIGH"
+
+            with m.State("WEIGH"):
+                worse = Signal(ArrayState)
+                with m.If(bad > tolerance):
+                    m.d.comb += worse.eq(ArrayState.FAILED)
+                with m.Elif(bad == 0):
+                    m.d.comb += worse.eq(ArrayState.OPTIMAL)
+                with m.Elif(bad == tolerance):
+                    m.d.comb += worse.eq(ArrayState.DEGRADED)
+                with m.Else():
+                    m.d.comb += worse.eq(ArrayState.PARTIALLY_DEGRADED)
+                with m.If(worse.as_value() > found.state.as_value()):
+                    m.d.sync += found.state.eq(worse)
+                m.d.sync += [seen.eq(0), bad.eq(0)]
+                m.next = "ASK"
+                with m.If(parity):
+                    m.d.sync += [first.eq(after), place.eq(after)]
+                    with m.If(after == shape.width * shape.spans):
+                        m.next = "JUDGE"
+                with m.Else():
+                    wrapped = Mux(after >= shape.width, after - shape.width, after)
+                    m.d.sync += [first.eq(wrapped), place.eq(wrapped)]
+                    with m.If(wrapped == 0):
+                        m.next = "JUDGE"
+
+            with m.State("JUDGE"):
+                before = Mux(self.valid.bit_select(array, 1), state_bits, ArrayState.OPTIMAL.value)
+                m.d.comb += [
+                    self.judged.eq(1),
+                    self.news.eq(found.valid & (found.state.as_value() != before)),
+                ]
+                m.d.sync += [
+                    state_bits.eq(found.state),
+                    self.valid.bit_select(array, 1).eq(found.valid),
+                    array.eq(array + 1),
+                ]
+                m.next = "READ"
+                with m.If(array == config.arrays - 1):
+                    m.next = "REST"
+
+        m.d.comb += [
+            self.settled.eq(fsm.ongoing("REST") & ~again & ~self.changed),
+            self.busy.eq(~self.settled),
+        ]
+        return m

@@ -1,0 +1,213 @@
+"""Background work: only instances and connections, and the words of its log."""
+
+from amaranth.hdl import Cat, Const, Module, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out, connect, flipped
+
+from hdl.array.interface import (
+    TableRead,
+    geometry_read,
+    manage_request,
+    manage_response,
+    member_read,
+)
+from hdl.array.states import ArrayStates
+from hdl.background.findings import Findings
+from hdl.background.interface import walk, walked
+from hdl.background.jobs import Jobs
+from hdl.background.pace import Pace
+from hdl.background.report import Section, report_address, report_read
+from hdl.background.supervisor import Supervisor
+from hdl.background.walker import Walker
+from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, TIME_BITS, Config
+
+
+class Background(wiring.Component):
+    """States of arrays, hot spares, jobs and their pace, and the row walker.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+
+    Ports
+    -----
+    request, response, table_request, table_response
+        As in `hdl.background.supervisor.Supervisor`.
+    present, used, failed, stale, changed
+        Bit a port, and a pulse when tables or drives have changed (`ArrayTables`).
+    reserved
+        Bit a port: hot spares.
+    array_states, news
+        As in `hdl.array.states.ArrayStates`.
+    walk, walked
+        Rows to work on, and how they ended.
+    boundary_read
+        As in `hdl.background.jobs.Jobs`.
+    host_active
+        There is a host command.
+    geometry_read, member_read
+        Tables.
+    report_read
+        The log pages (`hdl.background.report`). Entries of ARRAYS: word 0: bit 31 the array exists,
+        1:0 `ArrayState`, 6:4 `JobState`, 10:8 `WalkKind`, 23:16 array; 1: share in percent; 2, 3:
+        first row that is not done; 4, 5, 6: rows mended, mismatched, lost; 8, 9 and 10, 11: when
+        the job began and ended, in cycles. Others: `hdl.background.findings.Findings`.
+    now, deadline
+        Time in cycles, and when the walker may go on (all ones: it need not wait for that).
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        boundary_read = TableRead(config.array_bits, BLOCK_NUMBER_BITS)
+        super().__init__(
+            {
+                "request": In(stream.Signature(manage_request(config))),
+                "response": Out(stream.Signature(manage_response(config))),
+                "table_request": Out(stream.Signature(manage_request(config))),
+                "table_response": In(stream.Signature(manage_response(config))),
+                "present": In(MAX_DRIVES),
+                "used": In(MAX_DRIVES),
+                "failed": In(MAX_DRIVES),
+                "stale": In(MAX_DRIVES),
+                "changed": In(1),
+                "reserved": Out(MAX_DRIVES),
+                "array_states": Out(2 * config.arrays),
+                "news": Out(1),
+                "walk": Out(stream.Signature(walk(config))),
+                "walked": In(stream.Signature(walked(config))),
+                "boundary_read": In(boundary_read).array(2),
+                "host_active": In(1),
+                "geometry_read": Out(geometry_read(config)).array(2),
+                "member_read": Out(member_read(config)),
+                "report_read": In(report_read()),
+                "now": In(TIME_BITS),
+                "deadline": Out(TIME_BITS, init=(1 << TIME_BITS) - 1),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        config = self._config
+        m = Module()
+        m.submodules.states = states = ArrayStates(config=config)
+        m.submodules.supervisor = supervisor = Supervisor(config=config)
+        m.submodules.jobs = jobs = Jobs(config=config)
+        m.submodules.walker = walker = Walker(config=config)
+        m.submodules.pace = pace = Pace(config=config)
+        m.submodules.findings = findings = Findings(config=config)
+
+        # Changes.
+        connect(m, flipped(self.request), supervisor.request)
+        connect(m, supervisor.response, flipped(self.response))
+        connect(m, supervisor.table_request, flipped(self.table_request))
+        connect(m, flipped(self.table_response), supervisor.table_response)
+        connect(m, supervisor.order, jobs.order)
+        rebuilding = Signal(config.arrays)
+        with m.If(states.judged):
+            m.d.sync += rebuilding.bit_select(states.judgement.array, 1).eq(
+                states.judgement.rebuilding
+            )
+        rescan = Signal()
+        m.d.sync += rescan.eq(supervisor.rescan | jobs.ended)
+        m.d.comb += [
+            states.changed.eq(self.changed | rescan),
+            states.failed.eq(self.failed),
+            states.stale.eq(self.stale),
+            supervisor.judged.eq(states.judged),
+            supervisor.judgement.eq(states.judgement),
+            supervisor.states.eq(states.states),
+            supervisor.valid.eq(states.valid),
+            supervisor.settled.eq(states.settled),
+            supervisor.rebuilding.eq(rebuilding),
+            supervisor.running.eq(jobs.running),
+            supervisor.rebuilds.eq(jobs.rebuilds),
+            supervisor.zeroes.eq(jobs.zeroes),
+            supervisor.rebuilt.eq(jobs.rebuilt),
+            supervisor.rebuilt_array.eq(jobs.rebuilt_array),
+            supervisor.usable.eq(self.present & ~self.failed & ~self.used),
+            self.reserved.eq(supervisor.spares),
+            self.array_states.eq(states.states),
+            self.news.eq(states.news),
+            jobs.handed.eq(supervisor.handed),
+            jobs.rebuilding.eq(rebuilding),
+            jobs.settled.eq(states.settled),
+            jobs.now.eq(self.now),
+        ]
+
+        # Rows.
+        connect(m, jobs.slice, walker.slice)
+        connect(m, walker.slice_end, jobs.slice_end)
+        connect(m, walker.walk, flipped(self.walk))
+        connect(m, flipped(self.walked), walker.walked)
+        connect(m, walker.finding, findings.finding)
+        for outer, inner in zip(self.boundary_read, jobs.boundary_read, strict=True):
+            connect(m, flipped(outer), inner)
+        m.d.comb += [
+            walker.stop.eq(jobs.stop),
+            walker.hold.eq(pace.hold),
+            jobs.advanced.eq(walker.advanced),
+            jobs.boundary.eq(walker.boundary),
+            jobs.finding.eq(walker.finding.payload),
+            jobs.found.eq(walker.finding.valid & walker.finding.ready),
+            pace.share.eq(supervisor.share),
+            pace.issued.eq(walker.issued),
+            pace.outstanding.eq(walker.outstanding),
+            pace.walking.eq(walker.walking),
+            pace.active.eq(self.host_active),
+            pace.now.eq(self.now),
+            self.deadline.eq(pace.deadline),
+        ]
+        for user, port in zip((states, walker), self.geometry_read, strict=True):
+            connect(m, user.geometry_read, flipped(port))
+        connect(m, states.member_read, flipped(self.member_read))
+
+        # What the host reads.
+        asked = self.report_read.address
+        latched = Signal(report_address())
+        job = jobs.job_read.data
+        number = latched.number[: config.array_bits]
+        word = Signal(32)
+        m.d.sync += latched.eq(asked)
+        m.d.comb += [
+            jobs.job_read.address.eq(asked.number),
+            findings.lost.eq(asked.section == Section.LOST),
+            findings.number.eq(asked.number),
+            findings.word.eq(asked.word),
+            self.report_read.data.eq(word),
+        ]
+
+        def padded(*parts):
+            """Fields of given widths, low bits first."""
+            return Cat(*(Cat(part, Const(0, width - len(part))) for part, width in parts))
+
+        words = {
+            0: padded(
+                (states.states.word_select(number, 2), 4),
+                (job.state.as_value(), 4),
+                (job.kind.as_value(), 8),
+                (latched.number, 15),
+                (states.valid.bit_select(number, 1), 1),
+            ),
+            1: supervisor.share,
+            2: job.row[:32],
+            3: job.row[32:],
+            4: job.mended,
+            5: job.mismatched,
+            6: job.lost,
+            8: job.began[:32],
+            9: job.began[32:],
+            10: job.ended[:32],
+            11: job.ended[32:],
+        }
+        with m.If(latched.section == Section.ARRAYS):
+            with m.Switch(latched.word):
+                for place, content in words.items():
+                    with m.Case(place):
+                        m.d.comb += word.eq(content)
+        with m.Else():
+            m.d.comb += word.eq(findings.data)
+
+        parts = (states, supervisor, jobs, walker, pace)
+        m.d.comb += self.busy.eq(Cat(part.busy for part in parts).any() | rescan)
+        return m

@@ -1,0 +1,363 @@
+"""Jobs: what is done with the rows of each array, how far it has come, and what it found."""
+
+from amaranth.hdl import Module, Mux, Signal
+from amaranth.lib import data, enum, stream, wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+
+from hdl.array.interface import TableRead
+from hdl.background.interface import WalkKind, WalkResult
+from hdl.background.walker import SliceEnd, finding, slice_request
+from hdl.config import BLOCK_NUMBER_BITS, TIME_BITS, Config
+
+SLICE_ROWS = 256
+"""Rows of an array after which another array's job has its turn."""
+
+MOST_FAILURES = 31
+"""Writes that drives may refuse before a job is given up; each gives up a drive."""
+
+SETTLE_CYCLES = 31
+"""Longest from a drive's being reported to the judgement of its array being under way."""
+
+
+class JobState(enum.Enum, shape=3):
+    """What became of the last job of an array."""
+
+    NONE = 0
+    RUNNING = 1
+    DONE = 2
+    STOPPED = 3
+    """The host stopped it; it can go on where it was."""
+    FAILED = 4
+    """The drives that it rebuilt were lost, or too many writes failed."""
+
+
+class JobOrder(enum.Enum, shape=2):
+    """What is to be done with the job of an array."""
+
+    START = 0
+    STOP = 1
+    FORGET = 2
+    """The array is gone: no job."""
+    REWIND = 3
+    """Nothing of the array's stale drives is rebuilt yet."""
+
+
+def job_order(config: Config) -> data.StructLayout:
+    """START: ``kind`` from row ``first`` or, with ``resume``, from where the last job was.
+
+    A REBUILD always goes on at the boundary. A job that is running is replaced.
+    """
+    return data.StructLayout(
+        {
+            "order": JobOrder,
+            "array": config.array_bits,
+            "kind": WalkKind,
+            "first": BLOCK_NUMBER_BITS,
+            "resume": 1,
+        }
+    )
+
+
+def job() -> data.StructLayout:
+    """The job of an array.
+
+    ``row``: all before it are done. ``mended``, ``mismatched``, ``lost``: rows that ended so.
+    ``began``, ``ended``: times in cycles.
+    """
+    return data.StructLayout(
+        {
+            "state": JobState,
+            "kind": WalkKind,
+            "failures": 5,
+            "row": BLOCK_NUMBER_BITS,
+            "mended": 32,
+            "mismatched": 32,
+            "lost": 32,
+            "began": TIME_BITS,
+            "ended": TIME_BITS,
+        }
+    )
+
+
+class Jobs(wiring.Component):
+    """Gives the walker to one array's job after the other.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+
+    Ports
+    -----
+    order
+        Changes; taken when made, after the rows on their way have ended.
+    running, rebuilds, zeroes
+        Bit an array: it has a job; that is REBUILD, ZERO.
+    rebuilding, settled
+        Bit an array: it has stale drives; whether that is up to date.
+    rebuilt, rebuilt_array, handed
+        Held: the stale drives of an array have all their blocks; withdrawn while there is an
+        ``order``. ``handed`` pulses when they are no longer stale.
+    ended
+        A pulse when a job has ended.
+    slice, slice_end, stop, advanced, boundary, finding, found
+        Of `hdl.background.walker.Walker`; ``found``: a finding is taken.
+    boundary_read
+        First row of an array that is not rebuilt; only stale drives need it.
+    job_read
+        Jobs, for the host.
+    now
+        Time in cycles.
+
+    Jobs of several arrays take turns of `SLICE_ROWS` rows.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        super().__init__(
+            {
+                "order": In(stream.Signature(job_order(config))),
+                "running": Out(config.arrays),
+                "rebuilds": Out(config.arrays),
+                "zeroes": Out(config.arrays),
+                "rebuilding": In(config.arrays),
+                "settled": In(1),
+                "rebuilt": Out(1),
+                "rebuilt_array": Out(config.array_bits),
+                "handed": In(1),
+                "ended": Out(1),
+                "slice": Out(stream.Signature(slice_request(config))),
+                "slice_end": In(stream.Signature(SliceEnd)),
+                "stop": Out(1),
+                "advanced": In(1),
+                "boundary": In(BLOCK_NUMBER_BITS),
+                "finding": In(finding(config)),
+                "found": In(1),
+                "boundary_read": In(TableRead(config.array_bits, BLOCK_NUMBER_BITS)).array(2),
+                "job_read": In(TableRead(config.array_bits, job())),
+                "now": In(TIME_BITS),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        config = self._config
+        m = Module()
+        m.submodules.jobs = jobs = Memory(shape=job(), depth=config.arrays, init=[])
+        m.submodules.boundaries = boundaries = Memory(
+            shape=BLOCK_NUMBER_BITS, depth=config.arrays, init=[]
+        )
+        read, write = jobs.read_port(), jobs.write_port()
+        shown = jobs.read_port()
+        boundary_read, boundary_write = boundaries.read_port(), boundaries.write_port()
+        for reader in self.boundary_read:
+            port = boundaries.read_port()
+            m.d.comb += [port.addr.eq(reader.address), reader.data.eq(port.data)]
+        m.d.comb += [shown.addr.eq(self.job_read.address), self.job_read.data.eq(shown.data)]
+
+        order = self.order.payload
+        array = Signal(config.array_bits)
+        current = Signal(job())
+        rows = Signal(range(SLICE_ROWS + 1))
+        pause = Signal(range(SETTLE_CYCLES + 1))
+        runs = self.running.bit_select(array, 1)
+        others = Signal()
+        complete = Signal()
+        dirty = Signal()
+        rebuild = Signal()
+        has_stale = self.rebuilding.bit_select(array, 1)
+        m.d.comb += [
+            rebuild.eq(current.kind == WalkKind.REBUILD),
+            read.addr.eq(array),
+            write.addr.eq(array),
+            write.data.eq(current),
+            boundary_read.addr.eq(array),
+            boundary_write.addr.eq(array),
+            boundary_write.data.eq(self.boundary),
+            self.slice.payload.kind.eq(current.kind),
+            self.slice.payload.array.eq(array),
+            self.slice.payload.first.eq(current.row),
+            self.rebuilt_array.eq(array),
+        ]
+        m.d.sync += others.eq((self.running & ~(1 << array)).any())
+
+        def mark(state):
+            """Sets the bits of the job in `array`, whose entry will be ``state``."""
+            starts = state == JobState.RUNNING
+            m.d.sync += [
+                current.state.eq(state),
+                runs.eq(starts),
+                self.rebuilds.bit_select(array, 1).eq(starts & rebuild),
+                self.zeroes.bit_select(array, 1).eq(starts & (current.kind == WalkKind.ZERO)),
+            ]
+
+        def end(state):
+            mark(state)
+            m.d.comb += self.ended.eq(1)
+            m.d.sync += current.ended.eq(self.now)
+            m.next = "STORE"
+
+        with m.FSM(name="jobs") as fsm:
+            # Memories keep their contents over a reset.
+            with m.State("CLEAR"):
+                m.d.comb += [write.data.eq(0), write.en.eq(1)]
+                m.d.sync += array.eq(array + 1)
+                with m.If(array == config.arrays - 1):
+                    m.next = "REST"
+
+            with m.State("REST"):
+                with m.If(self.order.valid):
+                    m.d.sync += array.eq(order.array)
+                    m.next = "READ-ORDERED"
+                with m.Elif(self.running.any()):
+                    m.d.sync += array.eq(array + 1)
+                    with m.If(array == config.arrays - 1):
+                        m.d.sync += array.eq(0)
+                    m.next = "SEEK"
+
+            # Orders.
+            with m.State("READ-ORDERED"):
+                m.next = "LOAD-ORDERED"
+
+            with m.State("LOAD-ORDERED"):
+                m.d.sync += current.eq(read.data)
+                m.next = "STOP"
+                with m.Switch(order.order):
+                    with m.Case(JobOrder.START):
+                        m.d.sync += [
+                            current.eq(0),
+                            current.kind.eq(order.kind),
+                            current.began.eq(self.now),
+                            current.row.eq(Mux(order.resume, read.data.row, order.first)),
+                        ]
+                        with m.If(order.kind == WalkKind.REBUILD):
+                            m.d.sync += current.row.eq(boundary_read.data)
+                        m.next = "START"
+                    with m.Case(JobOrder.FORGET):
+                        m.d.sync += current.eq(0)
+                        m.next = "FORGET"
+                    with m.Case(JobOrder.REWIND):
+                        m.d.comb += [
+                            boundary_write.data.eq(0),
+                            boundary_write.en.eq(1),
+                            self.order.ready.eq(1),
+                        ]
+                        m.next = "REST"
+
+            with m.State("START"):
+                m.d.comb += self.order.ready.eq(1)
+                mark(JobState.RUNNING)
+                m.next = "STORE"
+
+            with m.State("STOP"):
+                m.d.comb += self.order.ready.eq(1)
+                m.next = "REST"
+                with m.If(current.state == JobState.RUNNING):
+                    end(JobState.STOPPED)
+
+            with m.State("FORGET"):
+                m.d.comb += self.order.ready.eq(1)
+                mark(JobState.NONE)
+                m.next = "STORE"
+
+            with m.State("STORE"):
+                m.d.comb += write.en.eq(1)
+                m.next = "REST"
+
+            # A turn.
+            with m.State("SEEK"):
+                m.next = "LOAD"
+                with m.If(~runs):
+                    m.next = "REST"
+
+            with m.State("LOAD"):
+                m.d.sync += [current.eq(read.data), rows.eq(0)]
+                m.next = "BEGIN"
+
+            with m.State("BEGIN"):
+                m.d.comb += self.slice.valid.eq(1)
+                with m.If(self.slice.ready):
+                    m.next = "WALK"
+
+            with m.State("WALK"):
+                m.d.comb += [
+                    self.stop.eq(
+                        self.order.valid
+                        | (others & (rows == SLICE_ROWS))
+                        | (rebuild & self.settled & ~has_stale)
+                    ),
+                    write.en.eq(dirty),
+                    boundary_write.en.eq(rebuild & self.advanced),
+                    self.slice_end.ready.eq(1),
+                ]
+                m.d.sync += [dirty.eq(self.advanced | self.found), current.row.eq(self.boundary)]
+                with m.If(self.advanced & (rows != SLICE_ROWS)):
+                    m.d.sync += rows.eq(rows + 1)
+                with m.If(self.found):
+                    for name, result in (
+                        ("mended", WalkResult.MENDED),
+                        ("mismatched", WalkResult.MISMATCH),
+                        ("lost", WalkResult.LOST),
+                    ):
+                        counter = current[name]
+                        with m.If(self.finding.result == result):
+                            m.d.sync += counter.eq(counter + 1)
+                with m.If(self.slice_end.valid):
+                    m.d.sync += [
+                        current.row.eq(self.slice_end.payload.row),
+                        complete.eq(self.slice_end.payload.complete),
+                        pause.eq(0),
+                    ]
+                    m.next = "STORE"
+                    with m.If(self.slice_end.payload.failed):
+                        m.d.sync += current.failures.eq(current.failures + 1)
+                    with m.If(
+                        self.slice_end.payload.complete
+                        | self.slice_end.payload.failed
+                        | (rebuild & self.settled & ~has_stale)
+                    ):
+                        m.next = "SETTLE"
+                    with m.If(self.slice_end.payload.complete):
+                        m.d.comb += boundary_write.en.eq(rebuild)
+
+            # What has become of the drives?
+            with m.State("SETTLE"):
+                m.d.sync += pause.eq(pause + 1)
+                with m.If(pause == SETTLE_CYCLES):
+                    m.next = "JUDGE"
+
+            with m.State("JUDGE"):
+                m.d.sync += pause.eq(SETTLE_CYCLES)
+                with m.If(self.settled):
+                    with m.If(
+                        (rebuild & ~has_stale) | (current.failures == MOST_FAILURES)
+                    ):
+                        end(JobState.FAILED)
+                    with m.Elif(~complete):
+                        m.next = "STORE"
+                    with m.Elif(rebuild):
+                        m.next = "HAND-OVER"
+                    with m.Else():
+                        end(JobState.DONE)
+
+            with m.State("HAND-OVER"):
+                m.d.comb += self.rebuilt.eq(~self.order.valid)
+                with m.If(self.handed):
+                    end(JobState.DONE)
+                with m.Elif(self.order.valid):
+                    m.next = "STORE"
+
+            waits = (
+                (fsm.ongoing("REST") & ~self.order.valid & ~self.running.any())
+                | (fsm.ongoing("BEGIN") & ~self.slice.ready)
+                | (
+                    fsm.ongoing("WALK")
+                    & ~self.slice_end.valid
+                    & ~self.advanced
+                    & ~self.found
+                    & ~dirty
+                )
+            )
+            m.d.comb += self.busy.eq(~waits)
+        return m

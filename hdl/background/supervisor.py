@@ -1,0 +1,378 @@
+"""Decides on changes: the host's, hot spares that step in, drives that have been rebuilt."""
+
+from amaranth.hdl import Module, Mux, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+
+from hdl.array.interface import (
+    ArrayState,
+    ManageOpcode,
+    ManageStatus,
+    manage_request,
+    manage_response,
+)
+from hdl.array.states import judgement
+from hdl.background.interface import WalkKind
+from hdl.background.jobs import JobOrder, job_order
+from hdl.background.pace import SHARE_BITS, WHOLE
+from hdl.config import MAX_DRIVES, Config
+from hdl.nvme.arbitrate import lowest_set
+
+KINDS = len(WalkKind)
+
+DEFAULT_SHARE = 30
+"""Percent of the time that background work may take from a host that is there."""
+
+
+class Supervisor(wiring.Component):
+    """Stands between the host's commands and the tables, and orders jobs.
+
+    One change at a time. A member is replaced only while its array has something to rebuild it
+    from; then nothing of it is rebuilt, and REBUILD starts. A failed member is replaced by itself
+    when there is a hot spare that is as large: dedicated ones first, then those of all arrays, by
+    port; a job of the array other than REBUILD or ZERO gives way.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+
+    Ports
+    -----
+    request, response
+        The host's changes (`ManageOpcode`).
+    table_request, table_response
+        Changes to `hdl.array.tables.ArrayTables`.
+    order, running, rebuilds, zeroes, rebuilt, rebuilt_array, handed
+        Of `hdl.background.jobs.Jobs`.
+    judged, judgement, states, valid, settled
+        Of `hdl.array.states.ArrayStates`.
+    rebuilding
+        Bit an array: it has stale drives.
+    usable
+        Bit a port: there is a drive that is not failed and belongs to no array.
+    spares
+        Bit a port: hot spares, which no new array may have.
+    rescan
+        A pulse: judge the arrays again, a spare may have come of use.
+    share
+        Percent, as in `hdl.background.pace.Pace`.
+
+    Errors: JOB_RUNNING while a job works on an array that is to be deleted, to get a member or
+    another job, or (ZERO) a volume; NOT_REDUNDANT for a member of a failed array; INVALID_FIELD for
+    an unknown kind, REBUILD without a stale drive, a share of 0 or beyond 100; NO_ENTRY for an
+    array, job or spare that is not there; DRIVE_UNAVAILABLE for a spare that is absent or in use;
+    IN_USE for ZERO of an array with volumes. Others are the tables'.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        super().__init__(
+            {
+                "request": In(stream.Signature(manage_request(config))),
+                "response": Out(stream.Signature(manage_response(config))),
+                "table_request": Out(stream.Signature(manage_request(config))),
+                "table_response": In(stream.Signature(manage_response(config))),
+                "order": Out(stream.Signature(job_order(config))),
+                "running": In(config.arrays),
+                "rebuilds": In(config.arrays),
+                "zeroes": In(config.arrays),
+                "rebuilt": In(1),
+                "rebuilt_array": In(config.array_bits),
+                "handed": Out(1),
+                "judged": In(1),
+                "judgement": In(judgement(config)),
+                "states": In(2 * config.arrays),
+                "valid": In(config.arrays),
+                "settled": In(1),
+                "rebuilding": In(config.arrays),
+                "usable": In(MAX_DRIVES),
+                "spares": Out(MAX_DRIVES),
+                "rescan": Out(1),
+                "share": Out(SHARE_BITS, init=DEFAULT_SHARE),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        config = self._config
+        m = Module()
+        # Dedicated spares: a bit a port for each array; `spares` has those of no array as well.
+        m.submodules.dedications = dedications = Memory(
+            shape=MAX_DRIVES, depth=config.arrays, init=[]
+        )
+        dedicated_read, dedicated_write = dedications.read_port(), dedications.write_port()
+        everywhere = Signal(MAX_DRIVES)
+        place = Signal(config.array_bits)
+
+        request = Signal(manage_request(config))
+        response = self.response.payload
+        order = self.order.payload
+        by_host, by_spare = Signal(), Signal()
+        array = Signal(config.array_bits)
+        exists, runs, rebuilds, zeroes, has_stale = (
+            Signal(name=name) for name in ("exists", "runs", "rebuilds", "zeroes", "has_stale")
+        )
+        state = Signal(ArrayState)
+        port = request.port[: config.port_bits]
+        port_bit = Signal(MAX_DRIVES)
+        m.d.comb += [
+            array.eq(request.array),
+            exists.eq(self.valid.bit_select(array, 1) & (request.array < config.arrays)),
+            runs.eq(self.running.bit_select(array, 1)),
+            rebuilds.eq(self.rebuilds.bit_select(array, 1)),
+            zeroes.eq(self.zeroes.bit_select(array, 1)),
+            has_stale.eq(self.rebuilding.bit_select(array, 1)),
+            state.eq(self.states.word_select(array, 2)),
+            port_bit.eq(1 << port),
+            self.table_request.payload.eq(request),
+            order.array.eq(array),
+            dedicated_write.data.eq(dedicated_read.data & ~port_bit),
+            dedicated_write.addr.eq(place),
+        ]
+
+        # A failed member that a spare may replace.
+        wanted = Signal()
+        want = Signal(judgement(config))
+        tried = Signal(MAX_DRIVES)
+        found = self.judgement
+        helps = (found.state == ArrayState.DEGRADED) | (
+            found.state == ArrayState.PARTIALLY_DEGRADED
+        )
+        kept = (self.rebuilds | self.zeroes).bit_select(found.array, 1)
+        want_kept = (self.rebuilds | self.zeroes).bit_select(want.array, 1)
+        with m.If(self.judged & found.valid & found.missing & helps & ~kept & ~wanted):
+            m.d.sync += [wanted.eq(self.spares.any()), want.eq(found), tried.eq(0)]
+        candidates = Signal(MAX_DRIVES)
+        by_dedication = Signal(MAX_DRIVES)
+        fit = Signal(MAX_DRIVES)
+        m.d.comb += [
+            fit.eq(self.spares & self.usable & ~tried),
+            by_dedication.eq(dedicated_read.data & fit),
+            candidates.eq(Mux(by_dedication.any(), by_dedication, everywhere & fit)),
+        ]
+        candidate = lowest_set(m, candidates, "candidate")
+        chosen = Signal(MAX_DRIVES)
+
+        def answer(status):
+            m.d.sync += [response.status.eq(status), response.index.eq(0)]
+            m.next = "RESPOND"
+
+        def command(kind):
+            m.d.sync += order.order.eq(kind)
+            m.next = "ORDER"
+
+        def run(kind, first=0, resume=0):
+            m.d.sync += [order.kind.eq(kind), order.first.eq(first), order.resume.eq(resume)]
+            command(JobOrder.START)
+
+        busy_array = Signal()
+        with m.FSM(name="supervise") as fsm:
+            with m.State("CLEAR"):
+                m.d.comb += [dedicated_write.data.eq(0), dedicated_write.en.eq(1)]
+                m.d.sync += place.eq(place + 1)
+                with m.If(place == config.arrays - 1):
+                    m.next = "REST"
+
+            with m.State("REST"):
+                m.d.comb += [
+                    self.request.ready.eq(~self.rebuilt & ~wanted),
+                    dedicated_read.addr.eq(want.array),
+                ]
+                m.d.sync += [
+                    request.eq(self.request.payload),
+                    by_host.eq(1),
+                    by_spare.eq(0),
+                    place.eq(0),
+                ]
+                with m.If(self.rebuilt):
+                    m.d.sync += [
+                        request.opcode.eq(ManageOpcode.SETTLE),
+                        request.array.eq(self.rebuilt_array),
+                        by_host.eq(0),
+                    ]
+                    m.next = "ASK"
+                with m.Elif(wanted):
+                    m.next = "CHOOSE"
+                with m.Elif(self.request.valid):
+                    m.next = "SETTLE"
+
+            # A hot spare.
+            with m.State("CHOOSE"):
+                m.d.comb += dedicated_read.addr.eq(want.array)
+                m.d.sync += [
+                    request.opcode.eq(ManageOpcode.REPLACE),
+                    request.array.eq(want.array),
+                    request.position.eq(want.position),
+                    request.port.eq(candidate),
+                    by_host.eq(0),
+                    by_spare.eq(1),
+                    chosen.eq(1 << candidate),
+                ]
+                m.next = "TRY"
+                with m.If(~candidates.any() | want_kept):
+                    m.d.sync += wanted.eq(0)
+                    m.next = "REST"
+
+            with m.State("TRY"):
+                m.d.sync += [
+                    tried.eq(tried | chosen),
+                    # The tables take no reserved drive.
+                    self.spares.eq(self.spares & ~chosen),
+                ]
+                command(JobOrder.REWIND)
+
+            # The host.
+            with m.State("SETTLE"):
+                with m.If(self.settled):
+                    m.next = "DECIDE"
+
+            with m.State("DECIDE"):
+                m.d.comb += busy_array.eq(runs & (request.array < config.arrays))
+                m.d.sync += [response.status.eq(ManageStatus.DONE), response.index.eq(0)]
+                with m.Switch(request.opcode):
+                    with m.Case(ManageOpcode.DELETE_ARRAY):
+                        m.next = "ASK"
+                        with m.If(busy_array):
+                            answer(ManageStatus.JOB_RUNNING)
+                    with m.Case(ManageOpcode.CREATE_VOLUME):
+                        m.next = "ASK"
+                        with m.If(busy_array & zeroes):
+                            answer(ManageStatus.JOB_RUNNING)
+                    with m.Case(ManageOpcode.REPLACE):
+                        command(JobOrder.REWIND)
+                        with m.If(~exists):
+                            answer(ManageStatus.NO_ENTRY)
+                        with m.Elif(busy_array):
+                            answer(ManageStatus.JOB_RUNNING)
+                        with m.Elif(state == ArrayState.FAILED):
+                            answer(ManageStatus.NOT_REDUNDANT)
+                    with m.Case(ManageOpcode.START_JOB):
+                        run(request.kind, request.start, request.resume)
+                        with m.If(request.kind == WalkKind.ZERO.value):
+                            m.d.sync += request.opcode.eq(ManageOpcode.CHECK_EMPTY)
+                            m.next = "ASK"
+                        with m.If(~exists):
+                            answer(ManageStatus.NO_ENTRY)
+                        with m.Elif(busy_array):
+                            answer(ManageStatus.JOB_RUNNING)
+                        with m.Elif(
+                            (request.kind >= KINDS)
+                            | ((request.kind == WalkKind.REBUILD.value) & ~has_stale)
+                        ):
+                            answer(ManageStatus.INVALID_FIELD)
+                    with m.Case(ManageOpcode.STOP_JOB):
+                        command(JobOrder.STOP)
+                        with m.If(~exists | ~busy_array):
+                            answer(ManageStatus.NO_ENTRY)
+                    with m.Case(ManageOpcode.SET_SHARE):
+                        m.d.sync += self.share.eq(request.share)
+                        answer(ManageStatus.DONE)
+                        with m.If((request.share == 0) | (request.share > WHOLE)):
+                            m.d.sync += self.share.eq(self.share)
+                            answer(ManageStatus.INVALID_FIELD)
+                    with m.Case(ManageOpcode.ADD_SPARE):
+                        m.next = "READ-SPARE"
+                        with m.If(
+                            (request.port >= config.ports)
+                            | ~(self.usable & ~self.spares).bit_select(port, 1)
+                        ):
+                            answer(ManageStatus.DRIVE_UNAVAILABLE)
+                        with m.Elif(request.dedicated & ~exists):
+                            answer(ManageStatus.NO_ENTRY)
+                    with m.Case(ManageOpcode.REMOVE_SPARE):
+                        m.next = "READ-SPARE"
+                        with m.If(
+                            (request.port >= MAX_DRIVES) | ~self.spares.bit_select(port, 1)
+                        ):
+                            answer(ManageStatus.NO_ENTRY)
+                    with m.Case(ManageOpcode.CREATE_ARRAY, ManageOpcode.DELETE_VOLUME):
+                        m.next = "ASK"
+                    with m.Default():
+                        answer(ManageStatus.INVALID_FIELD)
+
+            # A spare is dedicated to one array or to none.
+            with m.State("READ-SPARE"):
+                m.d.comb += dedicated_read.addr.eq(place)
+                m.next = "WRITE-SPARE"
+
+            with m.State("WRITE-SPARE"):
+                adds = request.opcode == ManageOpcode.ADD_SPARE
+                m.d.comb += dedicated_write.en.eq(1)
+                with m.If(adds & request.dedicated & (place == array)):
+                    m.d.comb += dedicated_write.data.eq(dedicated_read.data | port_bit)
+                m.d.sync += place.eq(place + 1)
+                m.next = "READ-SPARE"
+                with m.If(place == config.arrays - 1):
+                    m.d.sync += [
+                        self.spares.eq(Mux(adds, self.spares | port_bit, self.spares & ~port_bit)),
+                        everywhere.eq(
+                            Mux(
+                                adds & ~request.dedicated,
+                                everywhere | port_bit,
+                                everywhere & ~port_bit,
+                            )
+                        ),
+                    ]
+                    m.d.comb += self.rescan.eq(1)
+                    answer(ManageStatus.DONE)
+
+            # The tables.
+            with m.State("ASK"):
+                m.d.comb += self.table_request.valid.eq(1)
+                with m.If(self.table_request.ready):
+                    m.next = "LISTEN"
+
+            with m.State("LISTEN"):
+                told = self.table_response.payload
+                done = told.status == ManageStatus.DONE
+                m.d.comb += self.table_response.ready.eq(1)
+                with m.If(self.table_response.valid):
+                    m.d.sync += [response.status.eq(told.status), response.index.eq(told.index)]
+                    m.next = "RESPOND"
+                    with m.Switch(request.opcode):
+                        with m.Case(ManageOpcode.CREATE_ARRAY):
+                            with m.If(done & (request.initialise | request.zero)):
+                                m.d.sync += request.array.eq(told.index)
+                                run(Mux(request.zero, WalkKind.ZERO.value, WalkKind.RESYNC.value))
+                        with m.Case(ManageOpcode.DELETE_ARRAY):
+                            with m.If(done):
+                                command(JobOrder.FORGET)
+                        with m.Case(ManageOpcode.REPLACE):
+                            with m.If(done):
+                                m.d.sync += wanted.eq(0)
+                                run(WalkKind.REBUILD)
+                            with m.Elif(by_spare):
+                                m.d.sync += self.spares.eq(self.spares | chosen)
+                                m.next = "REST"
+                        with m.Case(ManageOpcode.CHECK_EMPTY):
+                            with m.If(done):
+                                run(request.kind, request.start, request.resume)
+                        with m.Case(ManageOpcode.SETTLE):
+                            m.d.comb += self.handed.eq(1)
+                            m.next = "REST"
+
+            with m.State("ORDER"):
+                m.d.comb += self.order.valid.eq(1)
+                with m.If(self.order.ready):
+                    m.next = "RESPOND"
+                    with m.If(order.order == JobOrder.REWIND):
+                        m.next = "ASK"
+                    with m.Elif(~by_host):
+                        m.next = "REST"
+
+            with m.State("RESPOND"):
+                m.d.comb += self.response.valid.eq(1)
+                with m.If(self.response.ready):
+                    m.next = "REST"
+
+            waits = (
+                (fsm.ongoing("REST") & ~self.request.valid & ~self.rebuilt & ~wanted)
+                | (fsm.ongoing("SETTLE") & ~self.settled)
+                | (self.order.valid & ~self.order.ready)
+                | (fsm.ongoing("LISTEN") & ~self.table_response.valid)
+                | (self.response.valid & ~self.response.ready)
+            )
+            m.d.comb += self.busy.eq(~waits)
+        return m

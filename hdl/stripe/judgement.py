@@ -1,0 +1,78 @@
+"""What the end of a drive operation means for its row."""
+
+from amaranth.hdl import Module, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from hdl.config import Config
+from hdl.drive.interface import DriveStatus, Opcode, finished
+from hdl.stripe.program import role_bits, target_bits
+from hdl.stripe.progress import ATTEMPTS, progress
+
+
+class Judgement(wiring.Component):
+    """Counts an operation off and notes what became of its block. Combinational.
+
+    ``event``: the operation's end, of target ``number``, which is role or strip ``index``.
+    ``before``, ``after``: the row's progress. ``redundant``: losing one copy or role loses no data.
+    ``ended``: it was the last of its phase. ``report``: its drive is to be given up. ``written``:
+    it was a write and will not be sent again. ABORTED operations are sent `ATTEMPTS` times, a write
+    that its drive cannot store twice, UNREACHED operations without being counted.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+    """
+
+    def __init__(self, *, config: Config):
+        super().__init__(
+            {
+                "event": In(finished(config)),
+                "number": In(target_bits(config)),
+                "index": In(role_bits(config)),
+                "redundant": In(1),
+                "before": In(progress(config)),
+                "after": Out(progress(config)),
+                "ended": Out(1),
+                "report": Out(1),
+                "written": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        event, before, after = self.event, self.before, self.after
+        good = event.status == DriveStatus.GOOD
+        gone = event.status == DriveStatus.GONE
+        aborted = event.status == DriveStatus.ABORTED
+        unreached = event.status == DriveStatus.UNREACHED
+        refused = (event.status == DriveStatus.MEDIUM_ERROR) & (event.opcode == Opcode.WRITE)
+        counts = Signal()
+        m.d.comb += [
+            counts.eq(
+                (aborted & (before.attempts != ATTEMPTS - 1)) | (refused & (before.attempts == 0))
+            ),
+            after.eq(before),
+            after.remaining.eq(before.remaining - 1),
+            self.ended.eq(before.remaining == 1),
+        ]
+        with m.If(unreached | counts):
+            m.d.comb += [
+                after.retry.eq(before.retry | (1 << self.number)),
+                after.aborted.eq(before.aborted | counts),
+            ]
+        with m.Elif(event.opcode == Opcode.READ):
+            with m.If(~good):
+                m.d.comb += after.bad.eq(before.bad | (1 << self.index))
+            m.d.comb += self.report.eq(gone)
+        with m.Else():
+            m.d.comb += [
+                self.report.eq(gone | (~good & self.redundant)),
+                self.written.eq(1),
+            ]
+            with m.If(good):
+                m.d.comb += after.good.eq(before.good | (1 << self.index))
+            with m.Else():
+                m.d.comb += after.lost.eq(before.lost | (1 << self.index))
+        return m

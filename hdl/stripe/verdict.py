@@ -1,0 +1,51 @@
+"""How a row that was walked in the background ended."""
+
+from amaranth.hdl import Module
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from hdl.background.interface import WalkResult, walked
+from hdl.config import Config
+from hdl.stripe.program import program
+from hdl.stripe.progress import progress
+
+
+class Verdict(wiring.Component):
+    """``walked`` of a row whose ``program`` has come to its end with ``progress``. Combinational.
+
+    ``abandoned``: its erasures could not be solved.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+    """
+
+    def __init__(self, *, config: Config):
+        super().__init__(
+            {
+                "program": In(program(config)),
+                "progress": In(progress(config)),
+                "abandoned": In(1),
+                "walked": Out(walked(config)),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        todo, done = self.program, self.progress
+        mended = todo.bad & ~todo.stale & ~todo.dead
+        m.d.comb += self.walked.tag.eq(todo.walk.tag)
+
+        def say(result: WalkResult, roles) -> None:
+            m.d.comb += [self.walked.result.eq(result), self.walked.roles.eq(roles)]
+
+        with m.If(~todo.possible | self.abandoned):
+            say(WalkResult.LOST, todo.dead | todo.bad)
+        with m.Elif(done.lost.any()):
+            say(WalkResult.FAILED, done.lost)
+        with m.Elif(mended.any()):
+            say(WalkResult.MENDED, mended)
+        with m.Else():
+            say(WalkResult.GOOD, 0)
+        return m

@@ -1,0 +1,92 @@
+"""How a row that is walked in the background ends, in plain Python.
+
+The reference for `hdl.stripe.walk_plan` and what the sequencer makes of it.
+"""
+
+from dataclasses import dataclass
+
+from sim.golden.planner import plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Walk:
+    """A row to walk: its shape, and the roles (data, then parities; or copies) with a fault.
+
+    ``dead``: their drive is gone; ``stale``: it is being rebuilt and has not come so far;
+    ``unreadable``: the drive cannot read the block.
+    """
+
+    kind: str
+    data: int
+    parities: int = 0
+    copies: int = 1
+    dead: frozenset[int] = frozenset()
+    stale: frozenset[int] = frozenset()
+    unreadable: frozenset[int] = frozenset()
+
+    @property
+    def roles(self) -> frozenset[int]:
+        """All roles of the row."""
+        return frozenset(range(self.copies if self.copies > 1 else self.data + self.parities))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a walk ends: result, the roles it names, and those written, each with what belongs
+    there."""
+
+    result: str
+    roles: frozenset[int] = frozenset()
+    written: frozenset[int] = frozenset()
+
+
+def outcome(walk: Walk) -> Outcome:
+    """What a walk does; roles that it does not come to read stay as they are."""
+    bad = walk.stale - walk.dead
+    again = False
+    while True:
+        steps = _steps(walk, bad, again=again)
+        if steps is None:
+            return Outcome(result="LOST", roles=walk.dead | bad)
+        read, written = steps
+        found = read & walk.unreadable
+        if not found:
+            break
+        bad |= found
+        again = True
+    mended = bad - walk.stale
+    return Outcome(
+        result="MENDED" if mended else "GOOD", roles=frozenset(mended), written=frozenset(written)
+    )
+
+
+def _steps(walk: Walk, bad: frozenset[int], *, again: bool) -> tuple[set[int], set[int]] | None:
+    """What one attempt reads and writes, or None: it cannot be done."""
+    live = walk.roles - walk.dead
+    good = live - bad
+    mend = set(live & bad)
+    looks = walk.kind in ("CHECK", "REPAIR", "PATROL") and not again
+    if walk.copies > 1:
+        if not good:
+            return None
+        first = min(good)
+        written = set(live - {first}) if walk.kind == "RESYNC" else mend
+        return (set(good) if looks else {first} if written else set()), written
+    if not walk.parities:
+        if walk.kind in ("RESYNC", "REBUILD"):
+            return set(), set()
+        return None if good != walk.roles else (set(good) if looks else set(), set())
+    chosen = plan(
+        recover_row=True,
+        data=walk.data,
+        parities=walk.parities,
+        joined=set(),
+        dead=set(walk.dead | bad),
+    )
+    if chosen.kind == "IMPOSSIBLE":
+        return None
+    written = mend
+    if walk.kind == "RESYNC":
+        written |= {role for role in live if role >= walk.data}
+    read = set(chosen.read_data) | {walk.data + parity for parity in chosen.read_parity}
+    return (set(good) if looks else read if written else set()), written

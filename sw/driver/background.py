@@ -1,0 +1,189 @@
+"""Background work over the vendor admin commands and log pages (docs/host-interface.md)."""
+
+import struct
+from dataclasses import dataclass
+
+from hdl.array.interface import ArrayState
+from hdl.background.interface import WalkKind, WalkResult
+from hdl.background.jobs import JobState
+from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BLOCKS
+from sw.driver import raid
+from sw.driver.commands import BLOCK_BYTES, Command
+from sw.driver.nvme import Nvme
+
+START_JOB = 0xD0
+STOP_JOB = 0xD4
+SET_SHARE = 0xD8
+REPLACE_MEMBER = 0xDC
+ADD_SPARE = 0xE0
+REMOVE_SPARE = 0xE4
+GET_LOG_PAGE = 0x02
+
+ARRAY_STATES, DEFECTS, LOST_BLOCKS = 0xC0, 0xC1, 0xC2
+ENTRY_BYTES = 64
+FINDINGS = 32
+MOST_ARRAYS = BLOCK_BYTES // ENTRY_BYTES
+RESUME = 1 << 12
+DEDICATED = 1 << 8
+
+
+@dataclass(frozen=True)
+class Job:
+    """An array's state and the last job on it. ``row``: all rows before it are done."""
+
+    array: int
+    array_state: ArrayState
+    state: JobState
+    kind: WalkKind
+    share: int
+    row: int
+    mended: int
+    mismatched: int
+    lost: int
+    cycles: tuple[int, int]
+    """When it began and ended, in clock cycles of the card."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Blocks of a row: ``blocks`` are (port, block of the drive)."""
+
+    kind: WalkKind
+    result: WalkResult
+    array: int
+    row: int
+    blocks: tuple[tuple[int, int], ...]
+
+
+def _number(name: str, value: int, bits: int) -> int:
+    if not 0 <= value < 1 << bits:
+        raise ValueError(f"{name} must be a {bits}-bit number, not {value}")
+    return value
+
+
+async def start_job(
+    nvme: Nvme, array: int, kind: WalkKind, *, first: int = 0, resume: bool = False
+) -> None:
+    """Starts ``kind`` on all rows of an array from ``first`` on, or from where it was."""
+    _number("array", array, 8)
+    _number("first", first, BLOCK_NUMBER_BITS)
+    fields = array | kind.value << 8 | RESUME * resume
+    dwords = (fields, first & 0xFFFF_FFFF, first >> 32)
+    await nvme.admin(Command(START_JOB, dwords=dwords), f"start job on array {array}")
+
+
+async def stop_job(nvme: Nvme, array: int) -> None:
+    """Stops the job of an array; it can be resumed."""
+    command = Command(STOP_JOB, dwords=(_number("array", array, 8),))
+    await nvme.admin(command, f"stop job on array {array}")
+
+
+async def set_share(nvme: Nvme, percent: int) -> None:
+    """Background work takes so much of the time while the host is there."""
+    if not 1 <= percent <= 100:
+        raise ValueError(f"share must be 1..100 percent, not {percent}")
+    await nvme.admin(Command(SET_SHARE, dwords=(percent,)), "set share")
+
+
+async def replace_member(nvme: Nvme, array: int, position: int, port: int) -> None:
+    """The drive at ``port`` takes the place of a failed member, and is rebuilt.
+
+    It may be the same drive. ``position`` is the index in `sw.driver.raid.Array.members`.
+    """
+    fields = _number("array", array, 8) | _number("position", position, 8) << 8
+    command = Command(REPLACE_MEMBER, dwords=(fields, _number("port", port, 8)))
+    await nvme.admin(command, f"replace member {position} of array {array}")
+
+
+async def add_spare(nvme: Nvme, port: int, array: int | None = None) -> None:
+    """The drive at ``port`` is a hot spare, for every array or for one."""
+    fields = 0 if array is None else _number("array", array, 8) | DEDICATED
+    command = Command(ADD_SPARE, dwords=(fields, _number("port", port, 8)))
+    await nvme.admin(command, f"add spare {port}")
+
+
+async def remove_spare(nvme: Nvme, port: int) -> None:
+    """The drive at ``port`` is no hot spare any more."""
+    command = Command(REMOVE_SPARE, dwords=(0, _number("port", port, 8)))
+    await nvme.admin(command, f"remove spare {port}")
+
+
+async def _log(nvme: Nvme, page: int, entries: int) -> list[tuple[int, ...]]:
+    """The words of each entry of a log."""
+    length = entries * ENTRY_BYTES
+    dwords = (page | (length // 4 - 1) << 16,)
+    raw = await nvme.admin_page(Command(GET_LOG_PAGE, dwords=dwords), f"log {page:#x}")
+    return list(struct.iter_unpack("<16I", raw[:length]))
+
+
+async def jobs(nvme: Nvme) -> list[Job]:
+    """The state and last job of each array; reading them clears the event of array states."""
+    numbers = [array.number for array in await raid.arrays(nvme)]
+    found = []
+    if not numbers:
+        return found
+    entries = await _log(nvme, ARRAY_STATES, min(max(numbers) + 1, MOST_ARRAYS))
+    for number, words in enumerate(entries):
+        head = words[0]
+        if head >> 31:
+            found.append(
+                Job(
+                    number,
+                    ArrayState(head & 3),
+                    JobState(head >> 4 & 7),
+                    WalkKind(head >> 8 & 7),
+                    words[1],
+                    words[2] | words[3] << 32,
+                    words[4],
+                    words[5],
+                    words[6],
+                    (words[8] | words[9] << 32, words[10] | words[11] << 32),
+                )
+            )
+    return found
+
+
+async def job(nvme: Nvme, array: int) -> Job:
+    """The state and last job of one array."""
+    for found in await jobs(nvme):
+        if found.array == array:
+            return found
+    raise ValueError(f"there is no array {array}")
+
+
+async def _findings(nvme: Nvme, page: int) -> list[Finding]:
+    arrays = {array.number: array for array in await raid.arrays(nvme)}
+    found = []
+    for words in await _log(nvme, page, FINDINGS):
+        array = arrays.get(words[0] >> 8 & 0xFF)
+        if not words[0] >> 31 or array is None:
+            continue
+        row = words[2] | words[3] << 32
+        base, shift = words[4] & 0xFF, words[4] >> 8
+        blocks = []
+        for role in range(array.width):
+            if words[1] >> role & 1:
+                stripes, place = divmod(shift + role, array.width)
+                # Copies that do not fit into a stripe go on in the next one.
+                at = row + (stripes * array.strip_blocks if array.copies > 1 else 0)
+                blocks.append((array.members[base + place].port, at))
+        found.append(
+            Finding(
+                WalkKind(words[0] >> 4 & 7),
+                WalkResult(words[0] & 7),
+                array.number,
+                row,
+                tuple((port, DATA_OFFSET_BLOCKS + at) for port, at in blocks),
+            )
+        )
+    return found
+
+
+async def defects(nvme: Nvme) -> list[Finding]:
+    """Rows that were mended or disagreed, newest first."""
+    return await _findings(nvme, DEFECTS)
+
+
+async def lost_blocks(nvme: Nvme) -> list[Finding]:
+    """Rows with blocks that are lost, newest first."""
+    return await _findings(nvme, LOST_BLOCKS)
