@@ -14,7 +14,7 @@ from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
 from hdl.array.interface import expected, extent, member_address
 from hdl.background.interface import WalkKind, walk
-from hdl.config import DATA_OFFSET_BLOCKS, MAX_DRIVES, Config, small
+from hdl.config import DATA_OFFSET_BLOCKS, MAX_DRIVES, Config, board, small
 from hdl.drive.interface import Opcode, Owner, operation
 from hdl.nvme.interface import ROUNDS, HostOpcode, Status, completion
 from hdl.stripe.dispatch import FOLLOW_BITS, RUN_BLOCKS, Dispatch
@@ -22,7 +22,7 @@ from hdl.stripe.interface import committed
 from hdl.stripe.mends import MEND_TAG
 from sim.golden.layout import Layout
 
-CONFIGS = {"board": Config(ports=MAX_DRIVES), "small": small()}
+CONFIGS = {"board": board(MAX_DRIVES), "small": small()}
 BATCHES = 30
 COMMANDS = 12
 ROWS = 1 << 24
@@ -72,7 +72,10 @@ class Bench:
         self.stale = 0
         self.boundaries: dict[int, int] = {}
         self.mends: list[dict] = []
+        self.redundant = 0
         dut.failed.value = 0
+        if config.slow_read_ms:
+            dut.redundant.value = 0
         if config.background:
             dut.stale.value = 0
             table = Table(dut, "boundary_read")
@@ -126,6 +129,12 @@ class Bench:
         for array in range(self.config.arrays):
             self.boundaries[array] = self.generator.randrange(ROWS)
 
+    def leave(self) -> None:
+        """Any array may have redundancy left or not."""
+        if self.config.slow_read_ms:
+            self.redundant = self.generator.getrandbits(self.config.arrays)
+            self.dut.redundant.value = self.redundant
+
     def fail(self, chance: float) -> None:
         """Fails each port with ``chance``."""
         self.failed = sum(
@@ -167,6 +176,7 @@ class Bench:
         tried, again = recover["tried"], recover["again"]
         copies = len(places)
         fresh = {"medium": 0} if self.config.background else {}
+        slow = self.config.slow_read_ms
         live = {copy for copy in range(copies) if self.live(ports[places[copy].position])}
         if piece["row"] + piece["blocks"] >= self.boundaries.get(array, 0):
             live -= {
@@ -179,6 +189,10 @@ class Bench:
             reads_on = self.follows[port] == begin % (1 << FOLLOW_BITS)
             return self.loads.entries.get(port, 0) + (0 if reads_on else RUN_BLOCKS)
 
+        left = self.redundant >> array & 1
+        exhausted = tried and (
+            not slow or left or recover["medium"] or tried >= ROUNDS
+        )
         chosen = None
         if copies > 1 and not tried:
             first = preferred_copy(layout, piece["row"] // layout.strip_blocks, piece["index"])
@@ -191,7 +205,7 @@ class Bench:
                     chosen = copy
                 else:
                     tried, copy = tried + 1, (copy + 1) % copies
-        elif live and not tried:
+        elif live and not exhausted:
             chosen = 0
         if recover.get("medium") and (
             layout.parities or (chosen is not None and copies > 1)
@@ -223,6 +237,7 @@ class Bench:
                     "owner": Owner.COMMAND,
                     "index": fields["slot"],
                     "place": piece["offset"],
+                    **({"elsewhere": left & (not recover["tried"])} if slow else {}),
                 }
             )
         else:
@@ -285,9 +300,13 @@ class Bench:
             cycles=100_000,
             what="rest",
         )
-        for _ in range(4):
-            await RisingEdge(self.dut.clk)
-        assert int(self.dut.busy.value) == 0, "busy at rest"
+        # Walks to mend rows may still be on their way.
+        moving = [self.dut.busy]
+        if self.config.background:
+            moving.append(self.dut.mend__valid)
+        await wait_until(
+            self.dut, lambda: not any(int(part.value) for part in moving), cycles=200, what="quiet"
+        )
         assert self.announced == 0, "flushes are missing"
         for name in self.sinks:
             assert not int(getattr(self.dut, f"{name}__valid").value), f"{name} left over"
@@ -303,6 +322,7 @@ async def sends_every_extent_where_it_belongs(dut):
         bench.fail(generator.choice((0, 0.03, 0.1, 0.5, 0.97)))
         if bench.config.background:
             bench.make_stale(generator.choice((0, 0.1, 0.5)))
+        bench.leave()
         for sink in bench.sinks.values():
             sink.active = generator.choice((1.0, 1.0, 0.3))
         bench.extents.active = generator.choice((1.0, 0.2))

@@ -7,7 +7,7 @@ import pytest
 from cocotb_tests.native_card import PORTS, Card, Volume
 from hdl.array.interface import Level
 from hdl.config import DATA_OFFSET_BLOCKS
-from hdl.drive.ladder import longest_ms
+from hdl.drive.ladder import longest_ms, tick_shift, ticks
 from sim.campaign.sizes import SIZES
 from sim.native.parameters import MICROSECOND, Ideal
 from sw.driver import raid
@@ -66,6 +66,33 @@ def test_late_is_not_lost():
     assert counters["faults"] == 20 and not counters["aborts"] and not failed
     counters, failed, _ = hang(Level.RAID5, 4, 3, 2, delay_ns=LONGEST_NS * 0.98, deaf=True)
     assert counters["aborts"] and not failed
+
+
+@pytest.mark.parametrize("level", [Level.RAID5, Level.RAID1], ids=["RAID5", "RAID1"])
+def test_slow_reads_are_had_elsewhere(level):
+    """A drive that takes nearly until it is aborted costs reads no more than ``slow_read_ms``."""
+    port, latency_ns = 1, 2_700_000
+    slow = FAST.changed(latency_ps=latency_ns * 1000)
+    bound_ns = (ticks(SIZES, SIZES.slow_read_ms) << tick_shift(SIZES)) * 1e9 / SIZES.clock_hz
+    drives = [slow if number == port else FAST for number in range(PORTS)]
+    spent: list[float] = []
+    with Card(drives, seed=SEED, config=SIZES) as card:
+
+        async def main() -> Volume:
+            volume = await card.create(level, range(2 if level is Level.RAID1 else 4))
+            memory = card.buffer(4)
+            now_ns = card.card.transport.now_ns
+            for first in range(24):
+                begin = now_ns()
+                assert await card.read(volume, first, 1 + first % 3, memory) == 0
+                spent.append(now_ns() - begin)
+            return volume
+
+        card.finish(card.run(main()))
+        counters = card.harness.drive_statistics(port)
+    print(f"longest read {max(spent) / 1e6:.2f} ms of {bound_ns / 1e6:.2f}, {counters}")
+    assert not counters["aborts"] and not counters["resets"] and not card.gone
+    assert SIZES.slow_read_ms * 1e6 < max(spent) < bound_ns + 100_000 < latency_ns
 
 
 def test_pulled_while_it_hangs():

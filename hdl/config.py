@@ -101,7 +101,7 @@ class Config:
         A command that is aborted and takes longer to end has its port reset.
     slow_read_ms
         A host's read of one drive that takes longer is had from the others, if the array has
-        redundancy left; 0: never, and the logic for it is left out.
+        redundancy left (so only with ``background``); 0: never, and the logic is left out.
     drive_resets
         Port resets, 0..3, after which a drive is given up the next time.
     drive_reset_window_s
@@ -180,6 +180,8 @@ class Config:
         ):
             if not least <= getattr(self, name) <= most:
                 raise ValueError(f"{name} must be {least}..{most}, not {getattr(self, name)}")
+        if self.slow_read_ms and not self.background:
+            raise ValueError("slow_read_ms needs background, which knows what arrays have left")
         for name, least, most in (
             ("lines", 16, 1 << 16),
             ("banks", 2, 64),

@@ -230,7 +230,7 @@ class Core(wiring.Component):
             drives.fail.ready.eq(~sequencer.fail.valid),
         ]
         if config.background:
-            self._connect_background(m, background, tables, front_end, tracker)
+            self._connect_background(m, background, tables, front_end, tracker, dispatch)
             connect(m, background.walk, walks.inputs[1])
             connect(m, sequencer.walked, background.walked)
             m.d.comb += background.now.eq(self.now)
@@ -267,7 +267,9 @@ class Core(wiring.Component):
         ]
         return m
 
-    def _connect_background(self, m: Module, background, tables, front_end, tracker) -> None:
+    def _connect_background(
+        self, m: Module, background, tables, front_end, tracker, dispatch
+    ) -> None:
         """Background work between the host's commands and the tables."""
         config = self._config
         connect(m, front_end.manage_request, background.request)
@@ -291,3 +293,6 @@ class Core(wiring.Component):
             front_end.array_states.eq(background.array_states),
             front_end.array_news.eq(background.news),
         ]
+        if config.slow_read_ms:
+            # Optimal or partially degraded: `ArrayState` has 0 in its upper bit.
+            m.d.comb += dispatch.redundant.eq(~Cat(background.array_states[1::2]))

@@ -36,7 +36,9 @@ class Dispatch(wiring.Component):
 
     - WRITE: to ``gather``.
     - READ: one drive operation, if the drive that holds the strip is live. With parity, a read that
-      must not use that drive (failed, or ``recover.tried``) goes to ``gather``.
+      must not use that drive (failed, or ``recover.tried``) goes to ``gather``; if the array may
+      have nothing left to work it out from, only once the drive has been asked `ROUNDS` times,
+      unless it cannot read the block. A first read of an array that has is one that may be SLOW.
     - READ of mirrors: the live copy whose port has the fewest blocks to do. A port that would read
       on where its last read ended counts `RUN_BLOCKS` less, so that a sequential stream changes
       drives in long runs. Ties go to the first copy from the strip's turn upwards (the bit-reversed
@@ -74,6 +76,8 @@ class Dispatch(wiring.Component):
         How many blocks each port has to do (`hdl.drive.drives.Drives`).
     failed
         Bit a port: its drive cannot be used.
+    redundant
+        With ``slow_read_ms``: bit an array that may lose a drive anywhere.
     stale, boundary_read
         With ``background``: bit a port whose drive is being rebuilt, and the first row of an array
         that is not yet. In an extent that goes so far the drive counts as failed for a read.
@@ -95,6 +99,8 @@ class Dispatch(wiring.Component):
                 "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "mend": Out(stream.Signature(walk(config))),
             }
+        if config.slow_read_ms:
+            background["redundant"] = In(config.arrays)
         super().__init__(
             {
                 **background,
@@ -200,6 +206,20 @@ class Dispatch(wiring.Component):
                 mends.geometry.eq(shape),
             ]
 
+        exhausted = Signal()
+        m.d.comb += exhausted.eq(item.recover.tried != 0)
+        if config.slow_read_ms:
+            lasts = self.redundant.bit_select(item.array, 1)
+            m.d.comb += [
+                self.operation.payload.elsewhere.eq(
+                    lasts & (item.opcode == HostOpcode.READ) & ~item.recover.tried.any()
+                ),
+                exhausted.eq(
+                    (item.recover.tried >= ROUNDS)
+                    | (item.recover.tried.any() & (lasts | item.recover.medium))
+                ),
+            ]
+
         def mend(gone_on) -> None:
             if config.background:
                 m.d.comb += mends.note.eq(gone_on & item.recover.medium & redundant)
@@ -281,7 +301,7 @@ class Dispatch(wiring.Component):
                     found.eq(0),
                 ]
                 m.next = "CHOOSE"
-                with m.If((item.recover.tried != 0) & (shape.parities > 0)):
+                with m.If(exhausted & (shape.parities > 0)):
                     m.next = "GATHER"
                 with m.Elif(item.recover.tried >= shape.copies * ROUNDS):
                     m.next = "REFUSE"

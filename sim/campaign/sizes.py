@@ -20,5 +20,6 @@ SIZES = Config(
     transfer_blocks=32,
     command_timeout_ms=3,
     abort_timeout_ms=1,
+    slow_read_ms=1,
 )
 """Times in milliseconds, as simulated drives take microseconds."""
