@@ -177,6 +177,7 @@ class Bench:
         copies = len(places)
         fresh = {"medium": 0} if self.config.background else {}
         slow = self.config.slow_read_ms
+        spare = layout.parities > 0 or copies > 1
         live = {copy for copy in range(copies) if self.live(ports[places[copy].position])}
         if piece["row"] + piece["blocks"] >= self.boundaries.get(array, 0):
             live -= {
@@ -237,7 +238,7 @@ class Bench:
                     "owner": Owner.COMMAND,
                     "index": fields["slot"],
                     "place": piece["offset"],
-                    **({"elsewhere": left & (not recover["tried"])} if slow else {}),
+                    **({"elsewhere": left & spare & (not recover["tried"])} if slow else {}),
                 }
             )
         else:

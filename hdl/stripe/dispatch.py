@@ -77,7 +77,7 @@ class Dispatch(wiring.Component):
     failed
         Bit a port: its drive cannot be used.
     redundant
-        With ``slow_read_ms``: bit an array that may lose a drive anywhere.
+        With ``slow_read_ms``: bit an array that is optimal or partially degraded.
     stale, boundary_read
         With ``background``: bit a port whose drive is being rebuilt, and the first row of an array
         that is not yet. In an extent that goes so far the drive counts as failed for a read.
@@ -212,7 +212,10 @@ class Dispatch(wiring.Component):
             lasts = self.redundant.bit_select(item.array, 1)
             m.d.comb += [
                 self.operation.payload.elsewhere.eq(
-                    lasts & (item.opcode == HostOpcode.READ) & ~item.recover.tried.any()
+                    lasts
+                    & redundant
+                    & (item.opcode == HostOpcode.READ)
+                    & ~item.recover.tried.any()
                 ),
                 exhausted.eq(
                     (item.recover.tried >= ROUNDS)
