@@ -366,6 +366,7 @@ class ParityModel:
     def __init__(self, dut, config: Config, lines: Lines, *, active: float, seed):
         self.lines = lines
         self.passes = 0
+        self._background = config.background
         self._random = random.Random(f"{seed}/parity")
         self._clock = dut.clk
         self._steps: deque = deque()
@@ -396,6 +397,7 @@ class ParityModel:
             parities: dict[int, bytes] = {}
             results: dict[int, bytes] | None = None
             solved = True
+            nonzero = 0
             while True:
                 one = await self._next()
                 if one.kind == StepKind.DATA:
@@ -413,10 +415,12 @@ class ParityModel:
                         results = results or {}
                     if solved:
                         self.lines.write(one.line, results[one.role])
+                        nonzero |= any(results[one.role]) << one.role
                     if one.last:
                         break
             self.passes += 1
-            self._done.send(index=one.index, error=int(not solved))
+            done = {"nonzero": nonzero} if self._background else {}
+            self._done.send(index=one.index, error=int(not solved), **done)
 
     def _compute(self, begin, known, parities) -> dict[int, bytes] | None:
         if begin.kind == StepKind.GENERATE:

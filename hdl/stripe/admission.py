@@ -214,7 +214,7 @@ class Admission(wiring.Component):
 
         def follow_walk_plan() -> None:
             names = ("possible", "read", "erased", "use_parity", "generate", "write")
-            for name in (*names, "single", "source") if config.background else ():
+            for name in (*names, "checks", "single", "source") if config.background else ():
                 m.d.sync += getattr(todo, name).eq(getattr(walk_plan, name))
 
         pending = Signal(config.ports)
@@ -267,7 +267,7 @@ class Admission(wiring.Component):
                     place.eq(row.shift),
                 ]
                 if config.background:
-                    m.d.sync += todo.walk.eq(row.walk)
+                    m.d.sync += [todo.walk.eq(row.walk), todo.again.eq(retried)]
                 m.next = "WALK"
                 with m.If(mirrored):
                     m.next = "STEP"
