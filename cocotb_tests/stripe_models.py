@@ -361,11 +361,13 @@ class DrivesModel:
 
 
 class ParityModel:
-    """The parity engine: passes in order, real sums."""
+    """The parity engine: passes in order, real sums. Lines that were never written may be read if
+    ``dirty``."""
 
     def __init__(self, dut, config: Config, lines: Lines, *, active: float, seed):
         self.lines = lines
         self.passes = 0
+        self.dirty = False
         self._background = config.background
         self._random = random.Random(f"{seed}/parity")
         self._clock = dut.clk
@@ -402,6 +404,9 @@ class ParityModel:
                 one = await self._next()
                 if one.kind == StepKind.DATA:
                     assert results is None, "input after an output"
+                    if self.dirty:
+                        content = self._random.randbytes(BLOCK)
+                        self.lines.contents.setdefault(one.line, content)
                     known.append((one.role, self.lines.read(one.line)))
                 elif one.kind == StepKind.PARITY:
                     assert results is None, "input after an output"

@@ -144,6 +144,24 @@ async def finds_blocks_that_are_wrong(dut):
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
+async def zeroes_rows(dut):
+    """Whatever was there, and whatever line it takes."""
+    bench = bench_of(dut)
+    bench.parity.dirty = True
+    await start(dut)
+    await random_rows(bench, rows=20, span=6, recover=0)
+    await bench.settle()
+    for place in bench.array.ports[: bench.array.width][:2]:
+        await walk_with_faults(bench, kinds=(WalkKind.ZERO,), rounds=8, span=6)
+        if bench.array.parities or bench.array.mirrored:
+            bench.fail(place)
+    await bench.settle()
+    bench.drives.unreadable.clear()
+    bench.check_drives()
+    assert any(not contents for contents in bench.rows.values()) or bench.array.mirrored
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
 async def rebuilds_under_load(dut):
     """A drive is replaced and rebuilt while the host writes; then it holds what it should."""
     bench = bench_of(dut)
@@ -242,7 +260,7 @@ async def reports_cycles_per_walk(dut):
         await bench.settle()
 
 
-WORK = ("mends_what_cannot_be_read", "makes_parities_and_copies_anew")
+WORK = ("mends_what_cannot_be_read", "makes_parities_and_copies_anew", "zeroes_rows")
 
 REBUILD = (
     "finds_blocks_that_are_wrong",

@@ -152,6 +152,13 @@ class WalkBench(Bench):
         contents = self.truth(row, strip)
         before = [self.drives.blocks.get(place, bytes(BLOCK)) for place in places]
         unreadable = [place in self.drives.unreadable for place in places]
+        if kind == WalkKind.ZERO:
+            contents = [bytes(BLOCK)] * len(places)
+            self.rows[row] = (
+                {one: block for one, block in self.rows[row].items() if one != strip}
+                if self.array.mirrored
+                else {}
+            )
         if wanted.result == "MISMATCH":
             contents = self._repaired(row, places, before, wanted.roles)
         result, roles = await self.end_of(await self.walk(row, kind, strip=strip))

@@ -4,6 +4,7 @@ from amaranth.hdl import Const, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
+from hdl.background.interface import WalkKind
 from hdl.config import Config
 from hdl.parity.interface import StepKind, step
 from hdl.stripe.interface import RowKind
@@ -29,7 +30,7 @@ class PassSteps(wiring.Component):
         Choose the pass, with ``background``, of a row of parities: is data role ``suspect`` alone
         wrong? Its block takes the place of P's syndrome, and the other syndromes (all in the lines
         of their parities) come out as zeros if so. Of copies: ``suspect`` plus ``source``, zeros if
-        they are alike.
+        they are alike. Of a row to be zeroed: ``source``, which is ``suspect``, plus itself.
     begin
         ``step`` is the begin of the chosen pass.
     select
@@ -136,7 +137,7 @@ class PassSteps(wiring.Component):
                 m.d.sync += [
                     recovering.eq(0),
                     moved.eq(1),
-                    news.eq(0),
+                    news.eq(Mux(todo.walk.kind == WalkKind.ZERO, 1 << todo.source, 0)),
                     olds.eq((1 << self.suspect) | Mux(todo.single, 1 << todo.source, 0)),
                     parities.eq(Mux(todo.single, 0, others)),
                     outputs.eq(Mux(todo.single, 1, others)),
@@ -175,8 +176,8 @@ class PassSteps(wiring.Component):
                 m.d.sync += [
                     news.eq(news & (news - 1)),
                     item.kind.eq(StepKind.DATA),
-                    item.role.eq(new),
-                    self.own.eq(0),
+                    item.role.eq(Mux(moved, 0, new)),
+                    self.own.eq(moved),
                 ]
         with m.Elif(parities.any()):
             m.d.comb += self.role.eq(todo.data + parity)

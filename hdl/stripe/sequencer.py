@@ -7,7 +7,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.array.interface import TableRead, geometry_read, member_read
-from hdl.background.interface import walked
+from hdl.background.interface import WalkKind, walked
 from hdl.config import (
     BLOCK_NUMBER_BITS,
     DATA_OFFSET_BLOCKS,
@@ -371,6 +371,10 @@ class Sequencer(wiring.Component):
                     begin_generation()
                 with m.Else():
                     m.next = "WRITE"
+                    if config.background:
+                        m.d.sync += now.suspect.eq(program.source)
+                        with m.If(walks & (program.walk.kind == WalkKind.ZERO)):
+                            m.next = "COMPARE"
             with m.State("LOAD-ROW"):
                 m.next = "COPY-ROW"
             with m.State("COPY-ROW"):

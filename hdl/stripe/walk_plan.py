@@ -17,7 +17,7 @@ class WalkPlan(wiring.Component):
     read every block once, and what they cannot read is mended when the row is planned ``again``;
     then the row is not compared, nor is it if a data role is lost. Of a row of copies each is a
     role, and one of them, ``source``, is read and written to the others. A row without redundancy
-    is only read. Combinational.
+    is only read. ZERO reads nothing; its one line is that of ``source``. Combinational.
 
     Parameters
     ----------
@@ -74,7 +74,8 @@ class WalkPlan(wiring.Component):
         ports = self._config.ports
         resyncs = self.kind == WalkKind.RESYNC
         rebuilds = self.kind == WalkKind.REBUILD
-        looks = ~(resyncs | rebuilds) & ~self.again
+        zeroes = self.kind == WalkKind.ZERO
+        looks = ~(resyncs | rebuilds | zeroes) & ~self.again
         compares = (self.kind == WalkKind.CHECK) | (self.kind == WalkKind.REPAIR)
         data_roles = (1 << self.data) - 1
 
@@ -87,7 +88,14 @@ class WalkPlan(wiring.Component):
             mend.eq(live & self.bad),
             self.single.eq(self.mirrored),
         ]
-        with m.If(self.mirrored):
+        with m.If(zeroes):
+            m.d.comb += [
+                self.possible.eq(live.any()),
+                self.single.eq(1),
+                self.source.eq(lowest_bit(m, live, "live_role")),
+                self.write.eq(live),
+            ]
+        with m.Elif(self.mirrored):
             first = Signal(ports)
             m.d.comb += [
                 first.eq(good & -good),

@@ -83,6 +83,8 @@ def _steps(walk: Walk, bad: frozenset[int], *, again: bool) -> tuple[set[int], s
     live = walk.roles - walk.dead
     good = live - bad
     mend = set(live & bad)
+    if walk.kind == "ZERO":
+        return set(), set(live)
     looks = walk.kind in ("CHECK", "REPAIR", "PATROL") and not again
     if walk.copies > 1:
         if not good:
