@@ -210,6 +210,7 @@ class Admission(wiring.Component):
                 walk_plan.parities.eq(geometry.parities),
                 walk_plan.dead.eq(todo.dead),
                 walk_plan.bad.eq(todo.bad),
+                walk_plan.stale.eq(todo.stale),
                 walk_plan.plan.eq(plan),
             ]
 

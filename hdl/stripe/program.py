@@ -40,7 +40,8 @@ def program(config: Config) -> data.StructLayout:
     nothing joined. Targets are then roles, with copies too, and ``mirrored`` is 0. ``again``: it
     has been planned before. ``checks``: parities (those in ``generate``) or copies (those in
     ``read``) are compared. ``single``: everything is written from the line of role ``source``,
-    else each role from its own.
+    else each role from its own. If not ``possible`` ``write`` says what is to be made
+    unreadable.
     """
     background = {}
     if config.background:

@@ -181,6 +181,10 @@ class Sequencer(wiring.Component):
             sent.line.eq(Mux(writing & is_strip, strip.line, own_line)),
         ]
 
+        if config.background:
+            with m.If(writing & ~program.possible):
+                m.d.comb += sent.opcode.eq(Opcode.WRITE_UNCORRECTABLE)
+
         m.submodules.steps = steps = PassSteps(config=config)
         m.d.comb += [
             steps.program.eq(program),
@@ -318,11 +322,12 @@ class Sequencer(wiring.Component):
                 m.d.sync += [now.eq(state_read.data), index.eq(target.strip)]
                 m.next = "JUDGE-EVENT"
             with m.State("JUDGE-EVENT"):
+                has_lines = program.possible if config.background else 1
                 m.d.sync += [
                     now.eq(judgement.after),
                     ended.eq(judgement.ended),
                     report.eq(judgement.report),
-                    release.eq(judgement.written & ~program.mirrored & ~single),
+                    release.eq(judgement.written & ~program.mirrored & ~single & has_lines),
                 ]
                 m.next = "SETTLE-EVENT"
             with m.State("SETTLE-EVENT"):
@@ -365,6 +370,9 @@ class Sequencer(wiring.Component):
                         ]
                 with m.If(~program.possible):
                     m.next = "CLOSE"
+                    if config.background:
+                        with m.If(program.write.any()):
+                            m.next = "WRITE"
                 with m.Elif(program.read.any()):
                     begin_operations(targets=program.read, write=0)
                 with m.Elif(program.generate.any()):
