@@ -13,7 +13,8 @@ class Walk:
     """A row to walk: its shape, and the roles (data, then parities; or copies) with a fault.
 
     ``dead``: their drive is gone; ``stale``: it is being rebuilt and has not come so far;
-    ``unreadable``: the drive cannot read the block.
+    ``unreadable``: the drive cannot read the block; ``wrong``: the drive has another block than
+    belongs there, or with copies than the first good one has.
     """
 
     kind: str
@@ -23,6 +24,7 @@ class Walk:
     dead: frozenset[int] = frozenset()
     stale: frozenset[int] = frozenset()
     unreadable: frozenset[int] = frozenset()
+    wrong: frozenset[int] = frozenset()
 
     @property
     def roles(self) -> frozenset[int]:
@@ -32,12 +34,13 @@ class Walk:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a walk ends: result, the roles it names, and those written, each with what belongs
-    there."""
+    """How a walk ends: result, the roles it names, those written, each with what belongs there,
+    and those made unreadable."""
 
     result: str
     roles: frozenset[int] = frozenset()
     written: frozenset[int] = frozenset()
+    spoilt: frozenset[int] = frozenset()
 
 
 def outcome(walk: Walk) -> Outcome:
@@ -47,17 +50,34 @@ def outcome(walk: Walk) -> Outcome:
     while True:
         steps = _steps(walk, bad, again=again)
         if steps is None:
-            return Outcome(result="LOST", roles=walk.dead | bad)
+            spoilt = walk.stale - walk.dead if walk.kind == "REBUILD" else frozenset()
+            return Outcome(result="LOST", roles=walk.dead | bad, spoilt=spoilt)
         read, written = steps
         found = read & walk.unreadable
         if not found:
             break
         bad |= found
         again = True
+    compares = walk.kind in ("CHECK", "REPAIR") and not again
+    if compares and walk.wrong and _comparable(walk, bad):
+        parities = {role for role in walk.roles - walk.dead if role >= walk.data}
+        located = walk.copies > 1 or (
+            len(walk.wrong) == 1 and 1 < walk.parities == len(parities)
+        )
+        roles = walk.wrong if located else frozenset()
+        written = roles or parities if walk.kind == "REPAIR" else ()
+        return Outcome(result="MISMATCH", roles=roles, written=frozenset(written))
     mended = bad - walk.stale
     return Outcome(
         result="MENDED" if mended else "GOOD", roles=frozenset(mended), written=frozenset(written)
     )
+
+
+def _comparable(walk: Walk, bad: frozenset[int]) -> bool:
+    """Nothing that would be needed is lost."""
+    if walk.copies > 1:
+        return not bad
+    return not bad and not any(role < walk.data for role in walk.dead)
 
 
 def _steps(walk: Walk, bad: frozenset[int], *, again: bool) -> tuple[set[int], set[int]] | None:
@@ -65,6 +85,8 @@ def _steps(walk: Walk, bad: frozenset[int], *, again: bool) -> tuple[set[int], s
     live = walk.roles - walk.dead
     good = live - bad
     mend = set(live & bad)
+    if walk.kind == "ZERO":
+        return set(), set(live)
     looks = walk.kind in ("CHECK", "REPAIR", "PATROL") and not again
     if walk.copies > 1:
         if not good:
