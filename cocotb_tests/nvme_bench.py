@@ -172,6 +172,8 @@ class Bench(DataPath):
         dut.drive_present.value = 0
         dut.drive_failed.value = 0
         dut.drive_used.value = 0
+        if self.config.sector_emulation:
+            dut.drive_emulated.value = 0
         dut.temperature.value = 0
         await start(dut)
         cocotb.start_soon(self._tables())
@@ -348,6 +350,16 @@ class Bench(DataPath):
 
         prp1, prp2 = nvme.build_prps(pages, offset, write, lists)
         return pages, prp1, prp2
+
+    def sector_buffer(self, length: int, *, offset: int = 0, list_room: int = PAGE // 8):
+        """As `buffer`, for ``length`` bytes."""
+        pages = [self.page() for _ in range(-(-(offset + length) // PAGE))]
+        lists = [self.page() + PAGE - 8 * list_room, self.page()]
+
+        def write(address: int, data: bytes) -> None:
+            self.memory[address : address + len(data)] = data
+
+        return pages, *nvme.build_prps(pages, offset, write, lists)
 
     def host_block(self, pages: list[int], offset: int, block: int) -> bytes:
         """The host's bytes of ``block`` of a transfer."""

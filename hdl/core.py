@@ -220,6 +220,8 @@ class Core(wiring.Component):
             front_end.drive_used.eq(tables.used),
             front_end.temperature.eq(self.temperature),
         ]
+        if config.sector_emulation:
+            m.d.comb += front_end.drive_emulated.eq(Cat(port.emulated for port in self.drives))
         for block in (front_end, dispatch, sequencer, drives):
             failed = block.drive_failed if block is front_end else block.failed
             m.d.comb += failed.eq(tables.failed)

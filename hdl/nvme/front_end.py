@@ -20,6 +20,7 @@ from hdl.nvme.codes import CRITICAL_KELVIN, SQE_DWORDS, WARNING_KELVIN
 from hdl.nvme.commands import Decode, EntryMemory
 from hdl.nvme.delivery import Delivery
 from hdl.nvme.examine import Examine
+from hdl.nvme.formats import Formats
 from hdl.nvme.function_reset import FunctionReset
 from hdl.nvme.health import Health
 from hdl.nvme.identify import Identity
@@ -77,8 +78,9 @@ class NvmeFrontEnd(wiring.Component):
         Changes to the array and volume tables.
     geometry_read, member_read, volume_read, port_read, drive_capacity_read
         Tables, for the pages that list them.
-    drive_present, drive_failed, drive_used
-        A bit per drive port; ``drive_used``: it belongs to an array.
+    drive_present, drive_failed, drive_used, drive_emulated
+        A bit per drive port; ``drive_used``: it belongs to an array; ``drive_emulated``: its own
+        512-byte sectors are emulated (not there without `Config.sector_emulation`).
     temperature
         Composite temperature in kelvin; 0: no sensor, `Config.temperature_kelvin` is reported.
     line_write, allocate, free
@@ -139,6 +141,7 @@ class NvmeFrontEnd(wiring.Component):
                 if config.compare_and_deallocate
                 else {}
             )
+            | ({"drive_emulated": In(config.ports)} if config.sector_emulation else {})
         )
 
     def elaborate(self, platform) -> Module:
@@ -374,6 +377,21 @@ class NvmeFrontEnd(wiring.Component):
             pages.drive_present.eq(self.drive_present),
             pages.drive_failed.eq(self.drive_failed),
         ]
+
+        # Formats of volumes.
+        if config.sector_emulation:
+            m.submodules.formats = formats = Formats(config=config)
+            request, response = self.manage_request, self.manage_response
+            m.d.comb += [
+                formats.requests.eq(request.valid & request.ready),
+                formats.request.eq(request.payload),
+                formats.answers.eq(response.valid & response.ready),
+                formats.response.eq(response.payload),
+                formats.emulated.eq(self.drive_emulated),
+                decode.sectors.eq(formats.formats.sectors),
+                pages.formats.eq(formats.formats),
+                pages.drive_emulated.eq(self.drive_emulated),
+            ]
 
         # Logs and events.
         connect(m, slots.note, health.io)
