@@ -148,6 +148,8 @@ class Core(wiring.Component):
             ],
         )
         connect(m, sequencer.retired, gather.retired)
+        if config.sector_emulation:
+            connect(m, sequencer.filled, gather.filled)
         m.submodules.commits = commits = Merge(committed(config), inputs=3)
         connect(m, sequencer.committed, commits.inputs[0])
         connect(m, gather.fetch_failed, commits.inputs[1])

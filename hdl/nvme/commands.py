@@ -168,12 +168,6 @@ class Decode(wiring.Component):
                 StatusCode.INVALID_FIELD,
             ),
             (moves_data & block[BLOCK_NUMBER_BITS:].any(), StatusCode.LBA_OUT_OF_RANGE),
-            (
-                (opcode == HostOpcode.WRITE)
-                & scaled
-                & (head.any() | ~touched[:SECTOR_BITS].all()),
-                StatusCode.INVALID_FIELD,
-            ),
         )
 
         command = self.admit.payload.command
@@ -276,7 +270,8 @@ class Decode(wiring.Component):
                 if config.sector_emulation:
                     in_sectors = moves_data & ~scaled & self.sectors.bit_select(volume, 1)
                 with m.If(in_sectors):
-                    m.next = "SCALE"
+                    if config.sector_emulation:
+                        m.next = "SCALE"
                 with m.Elif(self.allocate.valid):
                     m.d.comb += [self.allocate.ready.eq(1), self.store.eq(1)]
                     m.next = "DECIDE"

@@ -269,10 +269,8 @@ class Prp(wiring.Component):
         m.submodules.span = span = SectorSpan(config=config)
         whole = held_read.data
         m.d.comb += [span.block.eq(block), span.blocks.eq(whole.blocks), span.within.eq(within)]
-        in_part = Const(0, 1)
         lowest = Signal()
         if config.sector_emulation:
-            in_part = (whole.head | whole.tail).any()
             m.d.comb += [
                 pointer_write.data.head.eq(admitted.head),
                 next_part.head.eq(Mux(lowest, pointer.head, 0)),
@@ -454,8 +452,9 @@ class Prp(wiring.Component):
             with m.State("LOCATE"):
                 m.d.sync += place.eq(block)
                 m.next = "MOVE"
-                with m.If(in_part):
-                    m.next = "SPAN"
+                if config.sector_emulation:
+                    with m.If((whole.head | whole.tail).any()):
+                        m.next = "SPAN"
 
             with m.State("MOVE"):
                 first_page = Mux(span.entry == 0, pointer.prp1[PAGE_SHIFT:], page)

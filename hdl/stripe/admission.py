@@ -1,6 +1,6 @@
 """Admission of launched rows: where the roles lie, which drives are left, what to do, lines."""
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
@@ -12,6 +12,7 @@ from hdl.memory.interface import line_stream
 from hdl.stripe.interface import PlanKind, RowKind, row_state
 from hdl.stripe.planner import Planner
 from hdl.stripe.program import lowest_bit, program, role_bits, target, target_bits
+from hdl.stripe.program import targets as target_count
 
 
 class Admission(wiring.Component):
@@ -94,6 +95,7 @@ class Admission(wiring.Component):
         geometry = self.geometry_read.data
         mirrored = geometry.copies > 1
         recover = row.kind == RowKind.RECOVER
+        fills = row.fills if config.sector_emulation else Const(0, 1)
         m.d.comb += [
             self.row_read.address.eq(slot),
             self.bad_read.address.eq(slot),
@@ -142,10 +144,9 @@ class Admission(wiring.Component):
             m.d.comb += target_write.en.eq(1)
             with m.If(mirrored):
                 with m.If(~gone):
-                    m.d.sync += [
-                        todo.write.eq(todo.write | (1 << number)),
-                        number.eq(number + 1),
-                    ]
+                    m.d.sync += todo.write.eq(todo.write | (1 << number))
+                with m.If(~gone | fills):
+                    m.d.sync += number.eq(number + 1)
             with m.Else():
                 m.d.sync += number.eq(number + 1)
                 with m.If(gone):
@@ -175,6 +176,16 @@ class Admission(wiring.Component):
             request.dead.eq(todo.dead | todo.bad),
         ]
         plan = planner.plan.payload
+
+        # A block to be filled is read where it lies, from the first copy that can be.
+        readable = Signal(target_count(config))
+        in_place = Const(0, 1)
+        if config.sector_emulation:
+            in_place = fills & (readable.any() | (geometry.parities == 0))
+            m.d.comb += readable.eq(
+                Mux(mirrored, todo.write, row.joined & ~todo.dead & data_mask) & ~todo.bad
+            )
+            m.d.sync += todo.fills.eq(fills)
 
         pending = Signal(config.ports)
         wanted = lowest_bit(m, pending, "wanted")
@@ -256,7 +267,14 @@ class Admission(wiring.Component):
                 # The last answer is being taken.
                 m.next = "PLAN"
             with m.State("PLAN"):
-                with m.If(mirrored):
+                with m.If(in_place):
+                    m.d.sync += [
+                        todo.possible.eq(readable.any()),
+                        todo.read.eq(readable & -readable),
+                        todo.write.eq(0),
+                    ]
+                    m.next = "PUBLISH"
+                with m.Elif(mirrored):
                     m.d.sync += todo.possible.eq(~recover)
                     m.next = "PUBLISH"
                 with m.Elif(geometry.parities == 0):
@@ -291,7 +309,9 @@ class Admission(wiring.Component):
             with m.State("COUNT"):
                 outputs = Mux(recover, row.joined, todo.erased & ~row.joined)
                 need = Signal(config.ports)
-                m.d.comb += need.eq(todo.read | outputs | (todo.generate << data))
+                m.d.comb += need.eq(
+                    todo.read | Mux(fills, 0, outputs) | (todo.generate << data)
+                )
                 with m.If(todo.possible):
                     m.d.sync += [todo.aux.eq(need), pending.eq(need)]
                     with m.If(~recover):

@@ -21,7 +21,8 @@ def row_state(config: Config) -> data.StructLayout:
     ``joined`` has a bit per data strip index; ``fua``, ``array``, ``base``, ``shift``, ``row`` are
     those of `hdl.array.interface.extent`. ``more``: the next row of the same drives follows at
     once. ``failed``: a block's data never arrived from the host; the row is not written and its
-    commands end with DATA_TRANSFER_ERROR.
+    commands end with DATA_TRANSFER_ERROR. ``fills``: of kind RECOVER, the one joined block is read
+    or recovered into its own line and the row stays (not there without `Config.sector_emulation`).
     """
     return data.StructLayout(
         {
@@ -35,6 +36,7 @@ def row_state(config: Config) -> data.StructLayout:
             "row": BLOCK_NUMBER_BITS,
             "joined": MAX_DRIVES,
         }
+        | ({"fills": 1} if config.sector_emulation else {})
     )
 
 

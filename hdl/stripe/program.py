@@ -34,7 +34,8 @@ def program(config: Config) -> data.StructLayout:
     parities (none: no such pass). ``update``: generate from old and new data and old parity, else
     from all data. ``generate``: parities to generate. ``write``: bit per target to write. ``aux``:
     roles with a line of the row's own. ``dead``: roles whose drive cannot be used; ``bad``: roles
-    that could not be read.
+    that could not be read. ``fills``: as in `hdl.stripe.interface.row_state`; with mirrors
+    ``read`` and ``bad`` are then targets, which have a number whether their drive is live or not.
     """
     return data.StructLayout(
         {
@@ -61,6 +62,7 @@ def program(config: Config) -> data.StructLayout:
             "dead": config.ports,
             "bad": config.ports,
         }
+        | ({"fills": 1} if config.sector_emulation else {})
     )
 
 

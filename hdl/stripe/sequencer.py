@@ -1,6 +1,6 @@
 """Row sequencer: runs each launched row's program on the drives and through the parity engine."""
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
@@ -25,7 +25,9 @@ class Sequencer(wiring.Component):
 
     A WRITE row ends in one ``committed`` for each joined block, after all its drives have answered,
     and gives back all its lines; a RECOVER row in ``recovered`` (the line belongs to the receiver)
-    or ``recover_failed``. Then ``retired`` gives the row slot back.
+    or ``recover_failed``. Then ``retired`` gives the row slot back. A row that ``fills`` ends in
+    ``filled``: the joined block's line has its old contents, and the row slot is to be launched
+    again; or as any RECOVER row, its line given back.
 
     A role that cannot be read is planned around and, if its drive is alive and it belongs to the
     row's new contents, written anew. A write that fails loses its role: with redundancy the drive
@@ -73,6 +75,7 @@ class Sequencer(wiring.Component):
                 "retired": Out(stream.Signature(slot)),
                 "busy": Out(1),
             }
+            | ({"filled": Out(stream.Signature(slot))} if config.sector_emulation else {})
         )
 
     def elaborate(self, platform) -> Module:
@@ -124,6 +127,8 @@ class Sequencer(wiring.Component):
         data_roles = Signal(config.ports)
         parity_roles = Signal(config.ports)
         recover = program.kind == RowKind.RECOVER
+        fills = program.fills if config.sector_emulation else Const(0, 1)
+        filled = Signal()
         is_strip = program.mirrored | (index < program.data)
         m.d.comb += [
             data_roles.eq((1 << program.data) - 1),
@@ -148,7 +153,13 @@ class Sequencer(wiring.Component):
             sent.owner.eq(Owner.ROW),
             sent.index.eq(slot),
             sent.place.eq(number),
-            sent.line.eq(Mux(writing & is_strip, strip.line, own_line)),
+            sent.line.eq(
+                Mux(
+                    (writing & is_strip) | (fills & program.joined.bit_select(index, 1)),
+                    strip.line,
+                    own_line,
+                )
+            ),
         ]
 
         m.submodules.steps = steps = PassSteps(config=config)
@@ -226,9 +237,13 @@ class Sequencer(wiring.Component):
             m.d.sync += [doomed.eq(roles), afterwards.eq(then)]
             m.next = "SELECT-LINE"
 
+        def finish_filling() -> None:
+            m.d.sync += filled.eq(1)
+            give_back(program.aux, then=Next.RETIRE)
+
         with m.FSM(name="sequence") as fsm:
             with m.State("IDLE"):
-                m.d.sync += [ended.eq(0), abandoned.eq(0), report.eq(0), release.eq(0)]
+                m.d.sync += Cat(ended, abandoned, report, release, filled).eq(0)
                 with m.If(self.finished.valid):
                     m.d.comb += self.finished.ready.eq(1)
                     m.d.sync += [
@@ -276,7 +291,8 @@ class Sequencer(wiring.Component):
                     ]
                 with m.Elif(event.opcode == Opcode.READ):
                     with m.If(~good):
-                        m.d.sync += now.bad.eq(now.bad | (1 << index))
+                        place = Mux(fills & program.mirrored, number, index)
+                        m.d.sync += now.bad.eq(now.bad | (1 << place))
                     m.d.sync += report.eq(gone)
                 with m.Else():
                     with m.If(good):
@@ -340,10 +356,14 @@ class Sequencer(wiring.Component):
                             give_back(program.aux, then=Next.PLAN)
                         with m.Elif(program.erased.any()):
                             begin_recovery()
+                        with m.Elif(fills):
+                            finish_filling()
                         with m.Else():
                             begin_generation()
                     with m.Case(Phase.RECOVER):
-                        with m.If(recover):
+                        with m.If(fills):
+                            finish_filling()
+                        with m.Elif(recover):
                             m.d.sync += pending.eq(program.joined)
                             m.next = "FIND-RECOVERED"
                         with m.Else():
@@ -455,7 +475,7 @@ class Sequencer(wiring.Component):
                     m.next = "SELECT-STRIP"
                     # Lines written have been freed one by one, but not those of mirrors.
                     kept = program.mirrored | abandoned | ~program.write.bit_select(index, 1)
-                    with m.If(~recover & kept):
+                    with m.If((~recover | fills) & kept):
                         m.next = "FREE-STRIP"
             with m.State("FREE-STRIP"):
                 m.d.comb += [self.free.valid.eq(1), self.free.payload.eq(strip.line)]
@@ -471,9 +491,13 @@ class Sequencer(wiring.Component):
                 with m.If(self.recovered.ready):
                     give_back(program.aux & ~program.joined, then=Next.RETIRE)
             with m.State("RETIRE"):
-                m.d.comb += self.retired.valid.eq(1)
-                with m.If(self.retired.ready):
+                m.d.comb += self.retired.valid.eq(~filled)
+                with m.If(self.retired.valid & self.retired.ready):
                     m.next = "IDLE"
+                if config.sector_emulation:
+                    m.d.comb += [self.filled.valid.eq(filled), self.filled.payload.eq(slot)]
+                    with m.If(self.filled.valid & self.filled.ready):
+                        m.next = "IDLE"
 
         # With nothing at hand only what arrives, or room for what is queued, moves anything.
         arriving = self.finished.valid | self.pass_done.valid
