@@ -44,7 +44,10 @@ ADMIN_DEPTH = 8
 
 
 def bench_config(data_width: int = 256) -> Config:
-    """Small enough to build quickly, large enough for several of everything."""
+    """Small enough to build quickly, large enough for several of everything.
+
+    At 64 bits without sector emulation, as `hdl.config.small`.
+    """
     return Config(
         data_width=data_width,
         ports=4,
@@ -58,6 +61,7 @@ def bench_config(data_width: int = 256) -> Config:
         arrays=2,
         volumes=4,
         transfer_blocks=8,
+        sector_emulation=data_width > 64,
     )
 
 

@@ -113,7 +113,8 @@ class DataPath:
 
     @staticmethod
     def _in_part(request, offset: int) -> bool:
-        return bool((offset == 0 and request.head) or (offset == request.blocks and request.tail))
+        head, tail = getattr(request, "head", 0), getattr(request, "tail", 0)
+        return bool((offset == 0 and head) or (offset == request.blocks and tail))
 
     def _fetched(self, answer) -> None:
         self._ends[answer.line] = Status.DATA_TRANSFER_ERROR if answer.error else Status.SUCCESS

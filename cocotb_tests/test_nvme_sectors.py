@@ -311,7 +311,7 @@ def test_nvme_sectors():
 
 @pytest.mark.slow
 def test_nvme_sectors_narrow():
-    run_front_end(__name__, data_width=64)
+    run_front_end(__name__, data_width=128)
 
 
 def test_pages_of_whole_blocks_are_caught(monkeypatch):

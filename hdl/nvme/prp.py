@@ -4,7 +4,7 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, fifo, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.config import DWORDS_PER_BLOCK, SECTOR_BITS, Config, bits_for_count
+from hdl.config import SECTOR_BITS, Config, bits_for_count
 from hdl.nvme.codes import PAGE_SHIFT, StatusCode, status_field
 from hdl.nvme.interface import HostOpcode, Status, command, transfer
 from hdl.nvme.prp_lists import ENTRY_BITS, ListFates, ListMemory, Measure, list_beats
@@ -458,7 +458,6 @@ class Prp(wiring.Component):
 
             with m.State("MOVE"):
                 first_page = Mux(span.entry == 0, pointer.prp1[PAGE_SHIFT:], page)
-                spans = span.here != span.dwords
                 m.next = "CHOOSE"
                 with m.If(pointer.hostless):
                     with m.If(to_host):
@@ -483,17 +482,14 @@ class Prp(wiring.Component):
                                 self.compare.payload, first=span.first, last=span.last
                             )
                 with m.Else():
-                    request_move(Cat(span.offset, first_page), span.here, span.source, ~spans)
-                    with m.If(spans):
+                    request_move(
+                        Cat(span.offset, first_page), span.dwords, span.source, ~span.spans
+                    )
+                    with m.If(span.spans):
                         m.next = "MOVE_REST"
 
             with m.State("MOVE_REST"):
-                request_move(
-                    Cat(Const(0, PAGE_SHIFT), page),
-                    span.dwords - span.here,
-                    (span.source + span.here)[: bits_for_count(DWORDS_PER_BLOCK)],
-                    1,
-                )
+                request_move(Cat(Const(0, PAGE_SHIFT), page), span.rest, span.rest_source, 1)
                 m.next = "CHOOSE"
 
             # A block of a command that is not aligned: its first entry may be the one before.

@@ -36,9 +36,9 @@ class SectorSpan(wiring.Component):
     entry, offset
         The PRP entry in whose page the first one lies, and its byte there.
     source, dwords
-        The first 32-bit word in the line, and how many there are.
-    here
-        How many of them lie in that page; the rest begins the next one.
+        The first 32-bit word in the line, and how many lie in that page.
+    spans, rest_source, rest
+        There are more: the first one in the line, and how many; they begin the next page.
     """
 
     def __init__(self, *, config: Config):
@@ -56,32 +56,49 @@ class SectorSpan(wiring.Component):
                 "offset": Out(PAGE_SHIFT),
                 "source": Out(bits_for_count(DWORDS_PER_BLOCK)),
                 "dwords": Out(PAGE_SHIFT - 1),
-                "here": Out(PAGE_SHIFT - 1),
+                "spans": Out(1),
+                "rest_source": Out(bits_for_count(DWORDS_PER_BLOCK)),
+                "rest": Out(PAGE_SHIFT - 1),
             }
         )
 
     def elaborate(self, platform) -> Module:
         m = Module()
+        room = Signal(PAGE_SHIFT - 1)
+        if not self._config.sector_emulation:
+            m.d.comb += [
+                room.eq(DWORDS_PER_BLOCK - self.within[2:]),
+                self.last.eq(SECTORS_PER_BLOCK - 1),
+                self.entry.eq(self.block),
+                self.offset.eq(self.within),
+                self.dwords.eq(room),
+                self.spans.eq(self.within != 0),
+                self.rest_source.eq(room),
+                self.rest.eq(self.within[2:]),
+            ]
+            return m
         begins, ends = self.block == 0, self.block == self.blocks
         first, last = Signal(SECTOR_BITS), Signal(SECTOR_BITS)
-        dwords, room = Signal(PAGE_SHIFT - 1), Signal(PAGE_SHIFT - 1)
+        dwords, source = Signal(PAGE_SHIFT - 1), Signal(PAGE_SHIFT - 2)
         # Below 0: in the page before.
         place = Signal(PAGE_SHIFT + 1)
         m.d.comb += [
             first.eq(Mux(begins, self.head, 0)),
             last.eq(SECTORS_PER_BLOCK - 1 - Mux(ends, self.tail, 0)),
+            source.eq(first << DWORD_SHIFT),
             dwords.eq((last - first + 1) << DWORD_SHIFT),
             place.eq(self.within - Mux(begins, 0, self.head << SECTOR_SHIFT)),
             room.eq(DWORDS_PER_BLOCK - place[2:PAGE_SHIFT]),
+            self.spans.eq(self.rest != 0),
         ]
-        domain = m.d.sync if self._config.sector_emulation else m.d.comb
-        domain += [
+        m.d.sync += [
             self.first.eq(first),
             self.last.eq(last),
-            self.source.eq(first << DWORD_SHIFT),
-            self.dwords.eq(dwords),
-            self.offset.eq(place),
+            self.source.eq(source),
             self.entry.eq(self.block - place[PAGE_SHIFT]),
-            self.here.eq(Mux(dwords > room, room, dwords)),
+            self.offset.eq(place),
+            self.dwords.eq(Mux(dwords > room, room, dwords)),
+            self.rest_source.eq(source + room),
+            self.rest.eq(Mux(dwords > room, dwords - room, 0)),
         ]
         return m
