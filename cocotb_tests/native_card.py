@@ -31,6 +31,15 @@ class Volume:
     ports: list[int]
     rows: int
     model: VolumeModel
+    """Of its logical blocks."""
+    sector_bytes: int = BLOCK_BYTES
+    """Bytes of a logical block."""
+
+    def check(self, block: int, data: bytes, where: str) -> None:
+        """Checks what a drive holds of a block of 4096 bytes."""
+        sectors = _pieces(data, self.sector_bytes)
+        for number, sector in enumerate(sectors, block * len(sectors)):
+            self.model.check(number, sector, where)
 
 
 class Card:
@@ -92,6 +101,7 @@ class Card:
         *,
         strip_blocks: int = 4,
         rotation: str = LEFT_SYMMETRIC,
+        sector_bytes: int = BLOCK_BYTES,
         **options: int,
     ) -> Volume:
         """An array over drives full of random but consistent data, and a volume over all of it."""
@@ -100,7 +110,7 @@ class Card:
         rows = layout.rows([self._drives[port].capacity for port in ports])
         contents = [self.random.randbytes(BLOCK_BYTES) for _ in range(layout.blocks(rows))]
         for port, area in zip(ports, members(layout, rows, contents), strict=True):
-            for row, data in enumerate(_blocks(area)):
+            for row, data in enumerate(_pieces(area)):
                 self.store(port, row, data)
         strip_kib = strip_blocks * BLOCK_BYTES // 1024
         array = await raid.create_array(
@@ -111,15 +121,17 @@ class Card:
             rotation=rotation_of(layout),
             **options,
         )
-        namespace = await raid.create_volume(self.nvme, array)
-        size = (await self.nvme.namespace(namespace)).blocks
-        assert size == len(contents), f"{level.name}: {size} blocks, not {len(contents)}"
+        namespace = await raid.create_volume(self.nvme, array, sector_bytes=sector_bytes)
+        size = await self.nvme.namespace(namespace)
+        sectors = _pieces(b"".join(contents), sector_bytes)
+        assert (size.blocks, size.block_bytes) == (len(sectors), sector_bytes), f"{level}: {size}"
         return Volume(
             namespace=namespace,
             layout=layout,
             ports=ports,
             rows=rows,
-            model=VolumeModel(contents),
+            model=VolumeModel(sectors),
+            sector_bytes=sector_bytes,
         )
 
     # Drives, past the controller
@@ -147,11 +159,12 @@ class Card:
         self, volume: Volume, first: int, blocks: int, address: int, queue: int, *, fua: bool
     ) -> int:
         """Writes random data; the status (0: success). The golden model follows."""
-        data = self.random.randbytes(blocks * BLOCK_BYTES)
+        size = volume.sector_bytes
+        data = self.random.randbytes(blocks * size)
         self.card.transport.memory.write(address, data)
-        write = volume.model.begin_write(first, _blocks(data))
+        write = volume.model.begin_write(first, _pieces(data, size))
         try:
-            await self.nvme.write(volume.namespace, first, blocks, address, queue, fua)
+            await self.nvme.write(volume.namespace, first, blocks, address, queue, fua, size)
         except NvmeError as error:
             volume.model.end_write(write, done=False)
             return error.status
@@ -163,20 +176,21 @@ class Card:
     ) -> int:
         """Reads, and checks the data and that nothing around it changed; the status."""
         memory = self.card.transport.memory
-        length = blocks * BLOCK_BYTES
+        size = volume.sector_bytes
+        length = blocks * size
         page = address - address % PAGE_BYTES
         end = -(-(address + length) // PAGE_BYTES) * PAGE_BYTES
         memory.write(page, GUARD * (end - page))
         read = volume.model.begin_read(first, blocks)
         try:
-            await self.nvme.read(volume.namespace, first, blocks, address, queue)
+            await self.nvme.read(volume.namespace, first, blocks, address, queue, size)
         except NvmeError as error:
             volume.model.end_read(read, None)
             return error.status
         around = memory.read(page, address - page)
         around += memory.read(address + length, end - address - length)
         assert not around.strip(GUARD), f"bytes around a read at {address:#x} changed"
-        volume.model.end_read(read, _blocks(memory.read(address, length)))
+        volume.model.end_read(read, _pieces(memory.read(address, length), size))
         return 0
 
     async def flush(self, volume: Volume, queue: int = 0) -> int:
@@ -203,8 +217,10 @@ class Card:
     ) -> list[int]:
         """Random reads, writes and flushes over all queues, ``workers`` at once; their statuses.
 
-        Half of them are short; some begin inside a page; writes may overlap anything.
+        Half of them are short; some begin inside a page; writes may overlap anything. ``longest``
+        is in blocks of 4096 bytes.
         """
+        most = longest * BLOCK_BYTES // volume.sector_bytes
         done = self.card.transport.event()
         running = workers
         left = commands
@@ -212,7 +228,7 @@ class Card:
 
         async def access(memory: int) -> int:
             short = self.random.random() < 0.5
-            blocks = self.random.randint(1, min(4, longest) if short else longest)
+            blocks = self.random.randint(1, min(4, most) if short else most)
             first = self.random.randint(0, len(volume.model) - blocks)
             address = memory
             if self.random.random() < 0.5:
@@ -277,7 +293,7 @@ class Card:
                 for row in range(volume.rows):
                     self._check_row(volume, span, row)
             return
-        for block in range(len(volume.model)):
+        for block in range(len(volume.model) * volume.sector_bytes // BLOCK_BYTES):
             held = {
                 self.stored(volume.ports[place.position], place.row)
                 for place in layout.copies_of(block)
@@ -285,15 +301,15 @@ class Card:
             }
             assert len(held) <= 1, f"copies of block {block} differ"
             for data in held:
-                volume.model.check(block, data, layout.level)
+                volume.check(block, data, layout.level)
 
     def _check_row(self, volume: Volume, span: int, row: int) -> None:
         layout = volume.layout
         ports = volume.ports[span * layout.width : (span + 1) * layout.width]
         held = [None if port in self.gone else self.stored(port, row) for port in ports]
         for block, data in checked_row(layout, span, row, held):
-            volume.model.check(block, data, f"{layout.level} row {row}")
+            volume.check(block, data, f"{layout.level} row {row}")
 
 
-def _blocks(data: bytes) -> list[bytes]:
-    return [data[start : start + BLOCK_BYTES] for start in range(0, len(data), BLOCK_BYTES)]
+def _pieces(data: bytes, size: int = BLOCK_BYTES) -> list[bytes]:
+    return [data[start : start + size] for start in range(0, len(data), size)]

@@ -44,7 +44,10 @@ ADMIN_DEPTH = 8
 
 
 def bench_config(data_width: int = 256) -> Config:
-    """Small enough to build quickly, large enough for several of everything."""
+    """Small enough to build quickly, large enough for several of everything.
+
+    At 64 bits without sector emulation, as `hdl.config.small`.
+    """
     return Config(
         data_width=data_width,
         ports=4,
@@ -58,6 +61,7 @@ def bench_config(data_width: int = 256) -> Config:
         arrays=2,
         volumes=4,
         transfer_blocks=8,
+        sector_emulation=data_width > 64,
     )
 
 
@@ -175,6 +179,8 @@ class Bench(DataPath):
         dut.drive_stale.value = 0
         dut.array_states.value = 0
         dut.array_news.value = 0
+        if self.config.sector_emulation:
+            dut.drive_emulated.value = 0
         dut.temperature.value = 0
         await start(dut)
         cocotb.start_soon(self._tables())
@@ -351,6 +357,16 @@ class Bench(DataPath):
 
         prp1, prp2 = nvme.build_prps(pages, offset, write, lists)
         return pages, prp1, prp2
+
+    def sector_buffer(self, length: int, *, offset: int = 0, list_room: int = PAGE // 8):
+        """As `buffer`, for ``length`` bytes."""
+        pages = [self.page() for _ in range(-(-(offset + length) // PAGE))]
+        lists = [self.page() + PAGE - 8 * list_room, self.page()]
+
+        def write(address: int, data: bytes) -> None:
+            self.memory[address : address + len(data)] = data
+
+        return pages, *nvme.build_prps(pages, offset, write, lists)
 
     def host_block(self, pages: list[int], offset: int, block: int) -> bytes:
         """The host's bytes of ``block`` of a transfer."""

@@ -100,6 +100,9 @@ class DataPath:
             port = self.deliver
             self.lines[line][:] = self.written.get(key) or contents(*key)
             self._sending[line] = [request.slot]
+        elif self._in_part(request, offset):
+            # A block that is written in part begins with what it held.
+            self.lines[line][:] = self.written.get(key) or contents(*key)
         port.send(slot=request.slot, offset=offset, line=line)
         await self._moved[line].wait()
         if request.opcode == HostOpcode.WRITE and self._ends[line] == Status.SUCCESS:
@@ -107,6 +110,11 @@ class DataPath:
         self.lines[line][:] = b"\xdd" * PAGE
         self.free_lines.append(line)
         return self._ends[line]
+
+    @staticmethod
+    def _in_part(request, offset: int) -> bool:
+        head, tail = getattr(request, "head", 0), getattr(request, "tail", 0)
+        return bool((offset == 0 and head) or (offset == request.blocks and tail))
 
     def _fetched(self, answer) -> None:
         self._ends[answer.line] = Status.DATA_TRANSFER_ERROR if answer.error else Status.SUCCESS

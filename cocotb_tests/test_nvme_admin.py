@@ -122,7 +122,8 @@ async def identifies(dut):
         blocks = host.volumes[nsid - 1]["blocks"]
         page = await host.page_of(opcode=nvme.IDENTIFY, nsid=nsid, offset=PAGE - 12)
         assert struct.unpack_from("<QQQ", page) == (blocks,) * 3
-        assert page[25] == 0 and page[26] == 0 and page[130] == 12
+        found = nvme.Namespace.unpack(page)
+        assert (found.format, found.formats, found.physical) == (0, (PAGE, 512), PAGE)
         eui64, nguid = page[120:128], page[104:120]
         assert eui64[-2:] == bytes((0, nsid)) and nguid[-2:] == bytes((0, nsid))
         ids |= {eui64, nguid}

@@ -13,7 +13,7 @@ from cocotb_tests.nvme_bench import Bench, bench_config
 from cocotb_tests.nvme_model import contents
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import CLOCK_PERIOD_NS
-from hdl.nvme import prp, slots
+from hdl.nvme import prp_lists, slots
 from hdl.nvme.codes import DATA_PATH_CODES, StatusCode
 from hdl.nvme.front_end import NvmeFrontEnd
 from hdl.nvme.interface import HostOpcode, Status
@@ -315,7 +315,7 @@ def test_nvme_io(data_width):
 
 
 def test_missing_list_hop_is_caught(monkeypatch):
-    monkeypatch.setattr(prp, "ENTRIES_PER_PAGE", 2 * prp.ENTRIES_PER_PAGE)
+    monkeypatch.setattr(prp_lists, "ENTRIES_PER_PAGE", 2 * prp_lists.ENTRIES_PER_PAGE)
     with pytest.raises(SimulationError, match="every_prp_shape"):
         simulate(
             NvmeFrontEnd(config=bench_config()),

@@ -10,6 +10,14 @@ BLOCK_BYTES = 4096
 
 DWORDS_PER_BLOCK = BLOCK_BYTES // 4
 
+SECTOR_BYTES = 512
+"""Bytes of a host sector of a volume with sector emulation."""
+
+SECTORS_PER_BLOCK = BLOCK_BYTES // SECTOR_BYTES
+
+SECTOR_BITS = SECTORS_PER_BLOCK.bit_length() - 1
+"""Width of a sector's place in its block."""
+
 BLOCK_NUMBER_BITS = 40
 """Width of a block number: 2**40 blocks of 4 KiB are 4 EiB."""
 
@@ -88,6 +96,8 @@ class Config:
     compare_and_deallocate
         NVMe commands Compare and Dataset Management, for some 500 LUTs, a line and a 4th table
         reader; else they are unknown opcodes.
+    sector_emulation
+        Volumes may have 512-byte sectors for the host (512e); else all have 4096-byte ones.
     temperature_kelvin
         Composite temperature that a board without a sensor reports.
     walk_window
@@ -133,6 +143,7 @@ class Config:
     report_capacity: bool = True
     abort_commands: bool = True
     compare_and_deallocate: bool = True
+    sector_emulation: bool = True
     temperature_kelvin: int = 308
     walk_window: int = 32
     background: bool = True
@@ -253,8 +264,18 @@ class Config:
         return bits_for_count(self.drive_tags)
 
     @property
+    def command_blocks(self) -> int:
+        """Most blocks that a host command touches: one more where sectors need not be aligned."""
+        return self.transfer_blocks + self.sector_emulation
+
+    @property
     def offset_bits(self) -> int:
         """Width of a block's index in its host command."""
+        return bits_for_count(self.command_blocks)
+
+    @property
+    def transfer_bits(self) -> int:
+        """Width of a block's index in a transfer of ``transfer_blocks``."""
         return bits_for_count(self.transfer_blocks)
 
     @property
@@ -316,4 +337,5 @@ def small() -> Config:
         compare_and_deallocate=False,
         background=False,
         walk_window=4,
+        sector_emulation=False,
     )

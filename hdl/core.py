@@ -156,6 +156,8 @@ class Core(wiring.Component):
             ],
         )
         connect(m, sequencer.retired, gather.retired)
+        if config.sector_emulation:
+            connect(m, sequencer.filled, gather.filled)
         m.submodules.commits = commits = Merge(committed(config), inputs=3)
         connect(m, sequencer.committed, commits.inputs[0])
         connect(m, gather.fetch_failed, commits.inputs[1])
@@ -244,6 +246,8 @@ class Core(wiring.Component):
             front_end.drive_used.eq(tables.used),
             front_end.temperature.eq(self.temperature),
         ]
+        if config.sector_emulation:
+            m.d.comb += front_end.drive_emulated.eq(Cat(port.emulated for port in self.drives))
         for block in (front_end, dispatch, sequencer, drives):
             failed = block.drive_failed if block is front_end else block.failed
             m.d.comb += failed.eq(tables.failed)

@@ -136,7 +136,10 @@ def extent(config: Config) -> data.StructLayout:
     ``final``: the command touches these rows with no later extent (exact for a write, whose
     extents are cut where it changes; 1 for a read). ``last``: last extent of it.
     With copies, ``index`` counts the strips whose first copy begins in the stripe of ``row``.
+    ``head``, ``tail``: the first block, the last one, is written in part (not there without
+    `Config.sector_emulation`).
     """
+    sectors = {"head": 1, "tail": 1} if config.sector_emulation else {}
     return data.StructLayout(
         {
             "slot": config.slot_bits,
@@ -155,6 +158,7 @@ def extent(config: Config) -> data.StructLayout:
             "final": 1,
             "last": 1,
         }
+        | sectors
     )
 
 
@@ -225,13 +229,25 @@ class ManageStatus(enum.Enum, shape=3):
     """Not while a job works on the array."""
 
 
+class Emulation(enum.Enum, shape=2):
+    """What a volume of 512-byte sectors says of its physical sectors (the SCSI term is 512e)."""
+
+    DEFAULT = 0
+    """4096 bytes if a member's have as many and are emulated by the drive, else 512."""
+    NONE = 1
+    """512 bytes."""
+    FORCE = 2
+    """4096 bytes."""
+
+
 def manage_request(config: Config) -> data.StructLayout:
     """A change to the tables.
 
     CREATE_ARRAY: ``level``, ``strip_shift``, ``copies`` (RAID 1/10; 0: the level's default),
     ``spans`` (0 counts as 1), ``rotation`` (`Rotation`; 0 for levels without parity), ``drives``
     (bit a port; members in ascending port order).
-    DELETE_ARRAY: ``array``. CREATE_VOLUME: ``array``, ``start``, ``blocks`` (0: to the end).
+    DELETE_ARRAY: ``array``. CREATE_VOLUME: ``array``, ``start``, ``blocks`` (0: to the end);
+    ``sectors`` and ``emulation`` are not the tables', but `hdl.nvme.formats`'.
     DELETE_VOLUME: ``volume``.
 
     With `Config.background`: REPLACE: member ``position`` of ``array`` is failed and becomes the
@@ -243,6 +259,7 @@ def manage_request(config: Config) -> data.StructLayout:
     ``port``. CREATE_ARRAY: ``initialise``, ``zero``: begin with a job that makes rows consistent,
     or all zeros.
     """
+    formats = {"sectors": 1, "emulation": Emulation} if config.sector_emulation else {}
     return data.StructLayout(
         {
             "opcode": ManageOpcode,
@@ -271,6 +288,7 @@ def manage_request(config: Config) -> data.StructLayout:
             if config.background
             else {}
         )
+        | formats
     )
 
 

@@ -318,6 +318,11 @@ class Mapper(wiring.Component):
                     remaining.eq(remaining - piece),
                     within.eq(within + piece),
                 ]
+                if config.sector_emulation:
+                    m.d.sync += [
+                        out.head.eq((offset == request.offset) & request.head.any()),
+                        out.tail.eq((piece == remaining) & request.tail.any()),
+                    ]
                 with m.If(piece == length):
                     m.d.sync += [at.eq(after), within.eq(0)]
                 m.next = "EMIT"

@@ -7,7 +7,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.array.interface import WIDTH_BITS, expected
-from hdl.config import BLOCK_NUMBER_BITS, Config, bits_for_count
+from hdl.config import BLOCK_NUMBER_BITS, Config
 from hdl.drive.interface import DriveStatus, finished
 from hdl.memory.interface import line_stream
 from hdl.nvme.interface import HostOpcode, Status, command, completion, delivered, recovery
@@ -116,7 +116,7 @@ class Tracker(wiring.Component):
                 "tolerant": 1,
                 "again": 1,
                 "rounds": range(FLUSH_ROUNDS),
-                "retries": config.transfer_blocks,
+                "retries": config.command_blocks,
             }
         )
         m.submodules.origins = origins = Memory(shape=origin, depth=config.commands, init=[])
@@ -258,8 +258,8 @@ class Tracker(wiring.Component):
         ]
 
         # The lowest block to be retried.
-        retry = Signal(bits_for_count(config.transfer_blocks))
-        for index in reversed(range(config.transfer_blocks)):
+        retry = Signal(config.offset_bits)
+        for index in reversed(range(config.command_blocks)):
             with m.If(before.retries[index]):
                 m.d.comb += retry.eq(index)
 

@@ -74,4 +74,6 @@ class Fence(wiring.Component):
             outer.abort_tag.eq(inner.abort_tag),
             outer.reset.eq(shut),
         ]
+        if hasattr(inner, "emulated"):
+            m.d.comb += inner.emulated.eq(outer.emulated)
         return m

@@ -83,15 +83,20 @@ def operation(config: Config) -> data.StructLayout:
             "blocks": config.offset_bits,
             "owner": Owner,
             "index": owner_bits(config),
-            "place": 6,
+            "place": owner_place_bits(config),
             "line": config.line_bits,
         }
     )
 
 
+def owner_place_bits(config: Config) -> int:
+    """Width of a block's index in a host command, or of a target of a row."""
+    return max(6, config.offset_bits)
+
+
 def load_bits(config: Config) -> int:
     """Width of the number of blocks that a port has been asked for and not answered."""
-    return bits_for_count(config.operations * config.transfer_blocks + 1)
+    return bits_for_count(config.operations * config.command_blocks + 1)
 
 
 def finished(config: Config) -> data.StructLayout:
@@ -106,7 +111,7 @@ def finished(config: Config) -> data.StructLayout:
             "recover": recovery(config),
             "owner": Owner,
             "index": owner_bits(config),
-            "place": 6,
+            "place": owner_place_bits(config),
             "status": DriveStatus,
         }
     )
@@ -155,7 +160,8 @@ class DrivePort(wiring.Signature):
     the next block of a tag's write data, and read data comes when the drive has it. Contract of the
     link core: a command completes at most once; while it moves granted data is taken in the end;
     when the drive goes away it completes every outstanding and every later command with GONE.
-    ``present`` and ``capacity`` (blocks) are levels.
+    ``present`` and ``capacity`` (blocks) are levels, and so is ``emulated``: the drive's own
+    sectors have 512 bytes, its physical ones 4096 (not there without `Config.sector_emulation`).
 
     ``abort``: a pulse; the command ``abort_tag`` shall end soon, with ABORTED unless it ends
     otherwise. A tag that is not outstanding is ignored, and an abort may come to nothing.
@@ -179,4 +185,5 @@ class DrivePort(wiring.Signature):
                 "present": In(1),
                 "capacity": In(BLOCK_NUMBER_BITS),
             }
+            | ({"emulated": In(1)} if config.sector_emulation else {})
         )

@@ -4,7 +4,7 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.config import BLOCK_NUMBER_BITS, Config, bits_for_count
+from hdl.config import BLOCK_NUMBER_BITS, SECTOR_BITS, Config, bits_for_count
 from hdl.memory.disjoint import DISJOINT
 from hdl.nvme.codes import (
     SQE_BITS,
@@ -65,10 +65,16 @@ class Decode(wiring.Component):
         Admin commands, not looked at.
     detached
         A bit per volume: it is not attached, and so inactive.
+    sectors
+        A bit per volume: its logical blocks are 512-byte sectors (not there without
+        `Config.sector_emulation`).
     write_through
         The volatile write cache is off: every write has FUA.
 
-    Latency: 4 cycles and one for each beat of an entry (64 bytes); 7 cycles a command at 256 bits.
+    A command in sectors becomes one of the blocks that these lie in, in the entry itself.
+
+    Latency: 4 cycles and one for each beat of an entry (64 bytes); 7 cycles a command at 256 bits,
+    9 in sectors.
     Back-pressure on any output holds the rest.
     """
 
@@ -95,6 +101,7 @@ class Decode(wiring.Component):
                 "write_through": In(1),
                 "busy": Out(1),
             }
+            | ({"sectors": In(config.volumes)} if config.sector_emulation else {})
         )
 
     def elaborate(self, platform) -> Module:
@@ -135,20 +142,29 @@ class Decode(wiring.Component):
         parts = Signal(part_bits(config))
         last_part = Signal(BLOCK_NUMBER_BITS + 1)
         with m.If(hostless):
-            m.d.comb += parts.eq(length >> config.offset_bits)
+            m.d.comb += parts.eq(length >> config.transfer_bits)
         m.d.sync += last_part.eq(
-            block[:BLOCK_NUMBER_BITS] + Cat(Const(0, config.offset_bits), parts)
+            block[:BLOCK_NUMBER_BITS] + Cat(Const(0, config.transfer_bits), parts)
         )
 
         volume = Signal(config.volume_bits)
         m.d.comb += volume.eq(fields.nsid - 1)
+
+        # In sectors: what the entry said before it was turned into blocks.
+        scaled = Signal()
+        head, count = Signal(SECTOR_BITS), Signal(BLOCK_COUNT_BITS)
+        touched = Signal(BLOCK_COUNT_BITS + 1)
+        too_long = length >= config.transfer_blocks
+        if config.sector_emulation:
+            too_long = Mux(scaled, count >= config.transfer_blocks << SECTOR_BITS, too_long)
+            m.d.comb += touched.eq(head + count)
         checks = (
             (~known, StatusCode.INVALID_OPCODE),
             ((fields.fuse != 0) | (fields.psdt != 0), StatusCode.INVALID_FIELD),
             ((fields.nsid == 0) | (fields.nsid > config.volumes), StatusCode.INVALID_NAMESPACE),
             (self.detached.bit_select(volume, 1), StatusCode.INVALID_FIELD),
             (
-                moves_data & ~hostless & (length >= config.transfer_blocks),
+                moves_data & ~hostless & too_long,
                 StatusCode.INVALID_FIELD,
             ),
             (moves_data & block[BLOCK_NUMBER_BITS:].any(), StatusCode.LBA_OUT_OF_RANGE),
@@ -203,6 +219,21 @@ class Decode(wiring.Component):
         ]
         if config.compare_and_deallocate:
             m.d.comb += self.admit.payload.compares.eq(compares)
+        if config.sector_emulation:
+            m.d.comb += [
+                command.head.eq(Mux(parts == 0, head, 0)),
+                command.tail.eq(Mux(scaled, ~touched[:SECTOR_BITS], 0)),
+                self.admit.payload.head.eq(head),
+                self.ranges.payload.sectors.eq(self.sectors.bit_select(volume, 1)),
+                self.store_command.sectors.eq(scaled),
+            ]
+            with m.If(hostless):
+                m.d.comb += command.blocks.eq(length[: config.transfer_bits])
+            with m.If(scaled & moves_data):
+                m.d.comb += [
+                    self.store_command.block.eq(Cat(head, block)),
+                    self.store_command.blocks.eq(count),
+                ]
         with m.If(~moves_data):
             m.d.comb += [command.fua.eq(0), command.block.eq(0), command.blocks.eq(0)]
 
@@ -223,7 +254,7 @@ class Decode(wiring.Component):
                 ]
                 with m.If(step == self._beats):
                     m.d.comb += self.entry.ready.eq(1)
-                    m.d.sync += step.eq(0)
+                    m.d.sync += [step.eq(0), scaled.eq(0), head.eq(0)]
                     m.next = "CHECK"
                     with m.If(error):
                         m.next = "DROP"
@@ -235,9 +266,26 @@ class Decode(wiring.Component):
                 for condition, code in reversed(checks):
                     with m.If(condition):
                         m.d.sync += status.eq(status_field(code))
-                with m.If(self.allocate.valid):
+                in_sectors = Const(0, 1)
+                if config.sector_emulation:
+                    in_sectors = moves_data & ~scaled & self.sectors.bit_select(volume, 1)
+                with m.If(in_sectors):
+                    if config.sector_emulation:
+                        m.next = "SCALE"
+                with m.Elif(self.allocate.valid):
                     m.d.comb += [self.allocate.ready.eq(1), self.store.eq(1)]
                     m.next = "DECIDE"
+
+            if config.sector_emulation:
+                with m.State("SCALE"):
+                    m.d.sync += [
+                        scaled.eq(1),
+                        head.eq(block),
+                        count.eq(length),
+                        block.eq(block >> SECTOR_BITS),
+                        length.eq((block[:SECTOR_BITS] + length) >> SECTOR_BITS),
+                    ]
+                    m.next = "CHECK"
 
             with m.State("DECIDE"):
                 with m.If(last_part[BLOCK_NUMBER_BITS] & (status == 0)):
@@ -265,7 +313,7 @@ class Decode(wiring.Component):
 
             waits = (
                 (fsm.ongoing("TAKE") & ~self.entry.valid)
-                | (fsm.ongoing("CHECK") & ~self.allocate.valid)
+                | (fsm.ongoing("CHECK") & ~in_sectors & ~self.allocate.valid)
                 | (self.admit.valid & ~self.admit.ready)
                 | (self.ranges.valid & ~self.ranges.ready)
                 | (self.rejected.valid & ~self.rejected.ready)

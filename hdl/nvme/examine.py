@@ -5,11 +5,17 @@ from amaranth.lib import fifo, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.array.interface import volume_read
-from hdl.config import BLOCK_NUMBER_BITS, DWORDS_PER_BLOCK, Config, bits_for_count
+from hdl.config import (
+    BLOCK_NUMBER_BITS,
+    DWORDS_PER_BLOCK,
+    SECTOR_BITS,
+    Config,
+    bits_for_count,
+)
 from hdl.memory.interface import ReadPort, line_stream
 from hdl.nvme.codes import PAGE_SHIFT, STATUS_BITS, StatusCode, status_field
 from hdl.nvme.interface import Status, fetched, transfer
-from hdl.nvme.records import assign, ranges, rejected, unsent
+from hdl.nvme.records import assign, comparison, ranges, rejected, unsent
 from hdl.pcie.interface import Kind, read_request
 
 RANGE_DWORDS = 4
@@ -22,7 +28,8 @@ class Examine(wiring.Component):
     """Fetches host data into a line of its own and looks at it, one block or list at a time.
 
     Compare (NVMe 1.4 section 6.6): the block that was read lies in its line; the host's is fetched
-    as for a write, and both are read beat by beat. Dataset Management (section 6.7): the ranges are
+    as for a write, and both are read beat by beat; sectors that the command does not mean may
+    differ. Dataset Management (section 6.7): the ranges are
     fetched and each must lie in its volume. Nothing is deallocated, whatever the attributes say:
     all of them are hints.
 
@@ -65,7 +72,7 @@ class Examine(wiring.Component):
         self._config = config
         super().__init__(
             {
-                "compare": In(stream.Signature(transfer(config))),
+                "compare": In(stream.Signature(comparison(config))),
                 "ranges": In(stream.Signature(ranges(config))),
                 "fetch": Out(stream.Signature(transfer(config))),
                 "fetched": In(stream.Signature(fetched(config))),
@@ -85,7 +92,7 @@ class Examine(wiring.Component):
         config = self._config
         m = Module()
         beat_bits = bits_for_count(config.beats)
-        job_shape, list_shape = transfer(config), ranges(config)
+        job_shape, list_shape = comparison(config), ranges(config)
         # As many blocks as there are lines can wait, and as many lists as slots.
         m.submodules.jobs = jobs = fifo.SyncFIFOBuffered(width=job_shape.size, depth=config.lines)
         m.submodules.lists = lists = fifo.SyncFIFOBuffered(
@@ -128,7 +135,14 @@ class Examine(wiring.Component):
         m.d.comb += self.line_read.request.payload.eq(
             Cat(place[1:], Mux(place[0], job.line, self.line))
         )
-        m.d.sync += [differ.eq(kept != response), checks.eq(arrives & comparing & answered[0])]
+        meant = Const(1, 1)
+        if config.sector_emulation:
+            sector = answered[-SECTOR_BITS:]
+            meant = (sector >= job.first) & (sector <= job.last)
+        m.d.sync += [
+            differ.eq(kept != response),
+            checks.eq(arrives & comparing & answered[0] & meant),
+        ]
         with m.If(arrives):
             m.d.sync += [answered.eq(answered + 1), kept.eq(response)]
         with m.If(checks & differ):
@@ -143,15 +157,20 @@ class Examine(wiring.Component):
         left = Signal(range(ranges_a_window + 1))
         ranges_left = Signal(range((1 << len(asked.count)) + 1))
         beat = Signal(beat_bits)
-        last_block = Signal(BLOCK_NUMBER_BITS + 1)
         far, beyond = Signal(), Signal()
         m.d.comb += self.volume_read.address.eq(asked.volume)
         volume = self.volume_read.data
         length, begin = window[32:64], window[64:RANGE_BITS]
+        # In the volume's logical blocks, which may be sectors.
+        number_bits, blocks = BLOCK_NUMBER_BITS, volume.blocks
+        if config.sector_emulation:
+            number_bits += SECTOR_BITS
+            blocks = Mux(asked.sectors, volume.blocks << SECTOR_BITS, volume.blocks)
+        last_block = Signal(number_bits + 1)
         m.d.sync += [
-            last_block.eq(begin[:BLOCK_NUMBER_BITS] + length),
-            far.eq(begin[BLOCK_NUMBER_BITS:].any()),
-            beyond.eq(far | (last_block > volume.blocks)),
+            last_block.eq(begin[:number_bits] + length),
+            far.eq(begin[number_bits:].any()),
+            beyond.eq(far | (last_block > blocks)),
         ]
 
         def end(reason: StatusCode):

@@ -21,6 +21,7 @@ from hdl.nvme.codes import CRITICAL_KELVIN, SQE_DWORDS, WARNING_KELVIN
 from hdl.nvme.commands import Decode, EntryMemory
 from hdl.nvme.delivery import Delivery
 from hdl.nvme.examine import Examine
+from hdl.nvme.formats import Formats
 from hdl.nvme.function_reset import FunctionReset
 from hdl.nvme.health import Health
 from hdl.nvme.identify import Identity
@@ -78,8 +79,9 @@ class NvmeFrontEnd(wiring.Component):
         Changes to the array and volume tables.
     geometry_read, member_read, volume_read, port_read, drive_capacity_read
         Tables, for the pages that list them.
-    drive_present, drive_failed, drive_used
-        A bit per drive port; ``drive_used``: it belongs to an array.
+    drive_present, drive_failed, drive_used, drive_emulated
+        A bit per drive port; ``drive_used``: it belongs to an array; ``drive_emulated``: its own
+        512-byte sectors are emulated (not there without `Config.sector_emulation`).
     drive_stale, array_states, array_news, report_read
         Not there without `Config.background`. A bit per drive port: it is being rebuilt; a state
         for each array, and a pulse when one has changed; what the pages say of background work.
@@ -153,6 +155,7 @@ class NvmeFrontEnd(wiring.Component):
                 if config.background
                 else {}
             )
+            | ({"drive_emulated": In(config.ports)} if config.sector_emulation else {})
         )
 
     def elaborate(self, platform) -> Module:
@@ -396,6 +399,21 @@ class NvmeFrontEnd(wiring.Component):
                 pages.drive_stale.eq(stale),
                 pages.array_states.eq(self.array_states),
                 admin.news.eq(self.array_news),
+            ]
+
+        # Formats of volumes.
+        if config.sector_emulation:
+            m.submodules.formats = formats = Formats(config=config)
+            request, response = self.manage_request, self.manage_response
+            m.d.comb += [
+                formats.requests.eq(request.valid & request.ready),
+                formats.request.eq(request.payload),
+                formats.answers.eq(response.valid & response.ready),
+                formats.response.eq(response.payload),
+                formats.emulated.eq(self.drive_emulated),
+                decode.sectors.eq(formats.formats.sectors),
+                pages.formats.eq(formats.formats),
+                pages.drive_emulated.eq(self.drive_emulated),
             ]
 
         # Logs and events.

@@ -4,7 +4,7 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, enum, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.config import BLOCK_BYTES, TIME_BITS, Config, bits_for_count
+from hdl.config import BLOCK_BYTES, SECTOR_BITS, SECTOR_BYTES, TIME_BITS, Config, bits_for_count
 from hdl.nvme.arbitrate import lowest_set
 from hdl.nvme.codes import (
     PARAMETER_LOCATIONS,
@@ -22,8 +22,8 @@ TICK_SHIFT = 16
 AGE_BIT = TIME_BITS - 2
 """When this bit of the time changes, all times are added: long before differences wrap."""
 
-UNIT_BLOCKS = 1000 * 512 // BLOCK_BYTES
-"""Blocks of a data unit, which is a thousand 512-byte sectors."""
+UNIT_BYTES = 1000 * 512
+"""Bytes of a data unit."""
 
 SMART_WORDS = 64
 """Words of the memory before the first error log entry."""
@@ -74,7 +74,8 @@ LOW, HIGH, REST = (Const(word, 2) for word in (0, 1, 3))
 
 
 def note(config: Config) -> data.StructLayout:
-    """How a command ended. ``counts``: it reached the data path, so the host's I/O counts it."""
+    """How a command ended. ``counts``: it reached the data path, so the host's I/O counts it.
+    ``sectors``: its blocks are 512-byte sectors (not there without `Config.sector_emulation`)."""
     return data.StructLayout(
         {
             "queue": queue_bits(config),
@@ -86,7 +87,13 @@ def note(config: Config) -> data.StructLayout:
             "opcode": HostOpcode,
             "blocks": BLOCK_COUNT_BITS,
         }
+        | ({"sectors": 1} if config.sector_emulation else {})
     )
+
+
+def unit(config: Config) -> int:
+    """What a data unit is counted in: its blocks, or its sectors where there may be any."""
+    return UNIT_BYTES // (SECTOR_BYTES if config.sector_emulation else BLOCK_BYTES)
 
 
 class LogRead(wiring.Signature):
@@ -101,7 +108,7 @@ def log_init(config: Config) -> list[int]:
     """Contents at power-up: this power cycle; the first block of a data unit counts as a unit."""
     words = [0] * (SMART_WORDS + ENTRY_WORDS * config.error_log_entries)
     for counter in (Counter.UNITS_READ, Counter.UNITS_WRITTEN):
-        words[4 * counter.value + 3] = UNIT_BLOCKS - 1
+        words[4 * counter.value + 3] = unit(config) - 1
     words[4 * Counter.POWER_CYCLES.value] = 1
     return words
 
@@ -213,7 +220,7 @@ class Health(wiring.Component):
         limited = Signal()
         with m.Switch(counter):
             with m.Case(Counter.UNITS_READ, Counter.UNITS_WRITTEN):
-                m.d.comb += [limit.eq(UNIT_BLOCKS), limited.eq(1)]
+                m.d.comb += [limit.eq(unit(config)), limited.eq(1)]
             with m.Case(Counter.POWER_ON_HOURS):
                 m.d.comb += [limit.eq(max(1, hour)), limited.eq(1)]
             with m.Case(Counter.BUSY_MINUTES, Counter.WARM_MINUTES, Counter.HOT_MINUTES):
@@ -250,6 +257,9 @@ class Health(wiring.Component):
             turn_to(first_part)
 
         read_write = ended.opcode != HostOpcode.FLUSH
+        length = ended.blocks + 1
+        if config.sector_emulation:
+            length = Mux(ended.sectors, length, length << SECTOR_BITS)
         with m.FSM(name="health") as fsm:
             with m.State("WAIT"):
                 m.d.sync += [timing.eq(0), word.eq(0)]
@@ -299,7 +309,7 @@ class Health(wiring.Component):
                 with m.If(units):
                     m.d.sync += units.eq(0)
                     units_counter = Mux(wrote, Counter.UNITS_WRITTEN, Counter.UNITS_READ)
-                    add(units_counter, ended.blocks + 1, REST)
+                    add(units_counter, length, REST)
                 with m.Elif(commands):
                     m.d.sync += commands.eq(0)
                     add(Mux(wrote, Counter.WRITES, Counter.READS), 1, LOW)

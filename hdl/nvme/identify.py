@@ -4,7 +4,7 @@ import struct
 import uuid
 from dataclasses import dataclass
 
-from hdl.config import BLOCK_BYTES, Config
+from hdl.config import BLOCK_BYTES, SECTOR_BYTES, Config
 from hdl.nvme.codes import (
     CQ_ENTRY_EXPONENT,
     CRITICAL_KELVIN,
@@ -118,12 +118,20 @@ def controller_image(config: Config, identity: Identity) -> bytes:
     return bytes(page)
 
 
-def namespace_image(identity: Identity) -> bytes:
-    """Identify Namespace (figure 249) without sizes: one format, 4096-byte blocks."""
+BETTER_PERFORMANCE = 1
+"""Relative Performance of an LBA format that is not the best (figure 250)."""
+
+
+def namespace_image(config: Config, identity: Identity) -> bytes:
+    """Identify Namespace (figure 249) without sizes: 4096-byte blocks, and perhaps sectors."""
     page = bytearray(4 * IMAGE_WORDS)
     page[104:120] = identity.nguid
     page[120:128] = identity.eui64
     page[128 + 2] = BLOCK_BYTES.bit_length() - 1  # LBAF0.LBADS
+    if config.sector_emulation:
+        page[25] = 1  # NLBAF, less one
+        page[132 + 2] = SECTOR_BYTES.bit_length() - 1  # LBAF1.LBADS
+        page[132 + 3] = BETTER_PERFORMANCE
     return bytes(page)
 
 
@@ -151,7 +159,7 @@ def images(config: Config, identity: Identity) -> list[int]:
     """Words of the ROM: `IMAGE_WORDS` for each page kind that has an image."""
     contents = {
         PageKind.CONTROLLER: controller_image(config, identity),
-        PageKind.NAMESPACE: namespace_image(identity),
+        PageKind.NAMESPACE: namespace_image(config, identity),
         PageKind.DESCRIPTORS: descriptors_image(identity),
         PageKind.SMART: smart_image(),
         PageKind.FIRMWARE_SLOT: firmware_image(identity),

@@ -2,7 +2,7 @@
 
 from amaranth.lib import data, enum
 
-from hdl.config import BLOCK_NUMBER_BITS, Config, bits_for_count
+from hdl.config import BLOCK_NUMBER_BITS, SECTOR_BITS, Config, bits_for_count
 
 
 class HostOpcode(enum.Enum, shape=2):
@@ -52,8 +52,11 @@ def command(config: Config) -> data.StructLayout:
     """A host command, PRPs already at hand. ``blocks`` + 1 blocks from ``block`` of ``volume``.
 
     ``offset`` is the index in the host's command of the first block (0 from the host).
-    ``recover``: what has been tried before, when a block is read again.
+    ``recover``: what has been tried before, when a block is read again. ``head`` and ``tail``: the
+    first sectors of the first block, and the last ones of the last, that the host does not mean
+    (not there without `Config.sector_emulation`).
     """
+    sectors = {"head": SECTOR_BITS, "tail": SECTOR_BITS} if config.sector_emulation else {}
     return data.StructLayout(
         {
             "slot": config.slot_bits,
@@ -65,6 +68,7 @@ def command(config: Config) -> data.StructLayout:
             "blocks": config.offset_bits,
             "offset": config.offset_bits,
         }
+        | sectors
     )
 
 
@@ -74,7 +78,10 @@ def completion(config: Config) -> data.StructLayout:
 
 
 def transfer(config: Config) -> data.StructLayout:
-    """Move block ``offset`` of the command in ``slot`` between host memory and ``line``."""
+    """Move block ``offset`` of the command in ``slot`` between host memory and ``line``.
+
+    Of a block that the command touches in part, only its sectors, to and from their places.
+    """
     return data.StructLayout(
         {"slot": config.slot_bits, "offset": config.offset_bits, "line": config.line_bits}
     )

@@ -5,6 +5,7 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.array.interface import (
+    Emulation,
     ManageOpcode,
     ManageStatus,
     manage_request,
@@ -77,7 +78,8 @@ class Manage(wiring.Component):
     manage_request, manage_response
         To and from the tables.
 
-    Errors: Invalid Field for block numbers beyond 40 bits, and for Namespace Management other than
+    Errors: Invalid Field for block numbers beyond 40 bits, for an LBA format or emulation setting
+    that there is not, and for Namespace Management other than
     delete (a volume needs an array, which a Create has no field for) or of an NSID without a
     volume; Invalid Namespace for an NSID that cannot be.
     """
@@ -143,6 +145,15 @@ class Manage(wiring.Component):
             )
         refusal = Signal(STATUS_BITS)
         deletes_volume = request.opcode == ManageOpcode.DELETE_VOLUME
+        # As FLBAS of Identify Namespace, then `Emulation`.
+        lba_format, emulation = entry.cdw10[8:12], entry.cdw10[12:14]
+        no_format = lba_format != 0
+        if config.sector_emulation:
+            no_format = lba_format[1:].any() | (emulation > Emulation.FORCE.value)
+            m.d.comb += [
+                request.sectors.eq(creates_volume & lba_format[0]),
+                request.emulation.as_value().eq(emulation),
+            ]
         starts_job = entry.opcode == AdminOpcode.START_JOB.value
         too_large = (creates_volume & (entry.cdw12[HIGH_BITS:] | entry.cdw14[HIGH_BITS:]).any()) | (
             starts_job & entry.cdw12[HIGH_BITS:].any()
@@ -156,7 +167,8 @@ class Manage(wiring.Component):
                 ]
                 with m.If(self.start):
                     m.next = "ASK"
-                    with m.If(too_large | (standard & (entry.cdw10[:4] != DELETE))):
+                    wrong = too_large | (creates_volume & no_format)
+                    with m.If(wrong | (standard & (entry.cdw10[:4] != DELETE))):
                         m.next = "REFUSE"
                     with m.Elif(
                         standard & ~every & ((entry.nsid == 0) | (entry.nsid > config.volumes))

@@ -5,7 +5,16 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.array.interface import WIDTH_BITS, ArrayState, geometry, port_use, volume
-from hdl.config import BLOCK_BYTES, BLOCK_NUMBER_BITS, MAX_DRIVES, Config, bits_for_count
+from hdl.config import (
+    BLOCK_BYTES,
+    BLOCK_NUMBER_BITS,
+    MAX_DRIVES,
+    SECTOR_BITS,
+    SECTORS_PER_BLOCK,
+    Config,
+    bits_for_count,
+)
+from hdl.nvme.formats import formats
 from hdl.nvme.health import HOT_WORD, WARM_WORD, Counter
 from hdl.nvme.identify import PAGE_WORDS
 from hdl.nvme.records import PageKind
@@ -26,6 +35,14 @@ BLOCK_SHIFT = BLOCK_BYTES.bit_length() - 1
 
 NSID_BYTES = 16
 """Bits of a namespace number inside an EUI-64 or NGUID."""
+
+OPTIMAL_SIZES, ATOMIC_SIZES = 1 << 4, 1 << 1
+"""NSFEAT: NPWG, NPWA, NPDG, NPDA and NOWS are valid; NAWUN, NAWUPF and NACWU are."""
+
+PHYSICAL_HIGH = (8, 16, 17)
+PHYSICAL_LOW = (9, 10, 11, 16, 17, 18)
+"""Words of Identify Namespace of which the upper or lower half says how many sectors a physical one
+has, less one: NAWUN, NPWA, NPDA; NAWUPF, NABSN, NABSPF, NPWG, NPDG, NOWS."""
 
 WARNING_BITS = 5
 """Bits of Critical Warning."""
@@ -69,7 +86,7 @@ class PageWords(wiring.Component):
         State of array ``number``.
     drive_stale
         As in `PageGenerator`.
-    drive_present, drive_failed, warning, temperature, changed, detached
+    drive_present, drive_failed, warning, temperature, changed, detached, formats, drive_emulated
         As in `PageGenerator`.
     value, emits
         The word, and whether the page has it at all.
@@ -113,6 +130,11 @@ class PageWords(wiring.Component):
                 "active": Out(1),
                 "failed": Out(1),
             }
+            | (
+                {"formats": In(formats(config)), "drive_emulated": In(config.ports)}
+                if config.sector_emulation
+                else {}
+            )
         )
 
     def elaborate(self, platform) -> Module:
@@ -154,6 +176,14 @@ class PageWords(wiring.Component):
             """Fields of given widths, low bits first."""
             return Cat(*(Cat(part, Const(0, width - len(part))) for part, width in parts))
 
+        sectors, coarse, emulated = Const(0, 1), Const(0, 1), Const(0, 1)
+        blocks = volume.blocks
+        if config.sector_emulation:
+            sectors = self.formats.sectors.bit_select(volume_bit, 1)
+            coarse = self.formats.coarse.bit_select(volume_bit, 1)
+            emulated = self.drive_emulated.bit_select(number[: config.port_bits], 1)
+            blocks = Mux(sectors, volume.blocks << SECTOR_BITS, volume.blocks)
+
         with m.Switch(self.kind):
             with m.Case(PageKind.NAMESPACE, PageKind.ALLOCATED_NAMESPACE):
                 # Of FFFFFFFFh: what all namespaces have in common, which is no size and no name.
@@ -167,14 +197,25 @@ class PageWords(wiring.Component):
                     words(
                         len(index),
                         {
-                            **halves(0, volume.blocks),
-                            **halves(2, volume.blocks),
-                            **halves(4, volume.blocks),
+                            **halves(0, blocks),
+                            **halves(2, blocks),
+                            **halves(4, blocks),
                             **halves(12, Cat(Const(0, BLOCK_SHIFT), volume.blocks)),
                             29: self.image | swapped(nsid),
                             31: self.image | swapped(nsid),
                         },
                     )
+                    if config.sector_emulation:
+                        features = Mux(coarse, OPTIMAL_SIZES | ATOMIC_SIZES, 0)
+                        physical = Mux(coarse, SECTORS_PER_BLOCK - 1, 0)
+                        with m.If(index == 6):
+                            m.d.comb += self.value.eq(
+                                self.image | features | Cat(Const(0, 16), sectors)
+                            )
+                        for places, shift in ((PHYSICAL_LOW, 0), (PHYSICAL_HIGH, 16)):
+                            for place in places:
+                                with m.If(index == place):
+                                    m.d.comb += self.value[shift : shift + 16].eq(physical)
             with m.Case(PageKind.DESCRIPTORS):
                 with m.If(exists):
                     m.d.comb += self.value.eq(self.image)
@@ -273,7 +314,9 @@ class PageWords(wiring.Component):
                     words(
                         ENTRY_SHIFT,
                         {
-                            0: padded((volume.valid, 8), (volume.array, 8)),
+                            0: padded(
+                                (volume.valid, 8), (volume.array, 8), (Cat(sectors, coarse), 8)
+                            ),
                             1: nsid,
                             **halves(2, volume.start),
                             **halves(4, volume.blocks),
@@ -288,7 +331,8 @@ class PageWords(wiring.Component):
                         ENTRY_SHIFT,
                         {
                             0: padded(
-                                (Cat(present, failed, state.used, stale), 8), (state.array, 8)
+                                (Cat(present, failed, state.used, stale, emulated), 8),
+                                (state.array, 8),
                             ),
                             1: number,
                             **halves(2, self.capacity),

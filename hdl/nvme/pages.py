@@ -1,6 +1,6 @@
 """Builds the 4 KiB pages that Identify, Get Log Page and LIST return."""
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -13,13 +13,17 @@ from hdl.array.interface import (
     volume_read,
 )
 from hdl.background.report import FINDINGS, REPORT_SHIFT, report_read
-from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config, bits_for_count
+from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, SECTOR_BITS, Config, bits_for_count
 from hdl.memory.interface import line_stream, write_port
+from hdl.nvme.formats import formats
 from hdl.nvme.health import ENTRY_WORDS, HOT_WORD, SMART_WORDS, Counter, LogRead
 from hdl.nvme.identify import IMAGE_WORDS, PAGE_WORDS, Identity, images
 from hdl.nvme.page_words import ARRAY_SHIFT, ENTRY_SHIFT, NUMBERS, WARNING_BITS, PageWords
-from hdl.nvme.records import IMAGE_BITS, SKIP_BITS, PageKind, assign, page_request
+from hdl.nvme.records import IMAGE_BITS, SKIP_BITS, PageKind, assign, page_request, zeros
 from hdl.nvme.tally import Tally
+
+SECTOR_WORDS_SHIFT = bits_for_count(PAGE_WORDS) - SECTOR_BITS
+"""log2 of the 32-bit words of a sector."""
 
 IMAGES = 5
 """Page kinds with an image in ROM."""
@@ -49,7 +53,7 @@ class PageGenerator(wiring.Component):
     line_write
         Beats of the line.
     zero, zeroed
-        Lines to fill with zeros, and that have been; pages go first.
+        Lines to fill with zeros, or some sectors of them, and that have been; pages go first.
     geometry_read, member_read, volume_read, port_read, drive_capacity_read
         Tables.
     drive_present, drive_failed, drive_stale
@@ -68,6 +72,9 @@ class PageGenerator(wiring.Component):
         Critical Warning and Composite Temperature of the SMART log.
     changed, detached
         A bit per volume: its namespace has changed, is not attached to the controller.
+    formats, drive_emulated
+        Of the volumes (`hdl.nvme.formats`); a bit per drive port: it emulates 512-byte sectors (not
+        there without `Config.sector_emulation`).
     probe, allocated
         Between requests: ``allocated`` follows ``probe`` by one cycle, the volume exists.
 
@@ -82,7 +89,7 @@ class PageGenerator(wiring.Component):
             {
                 "request": In(stream.Signature(page_request(config))),
                 "response": Out(stream.Signature(1)),
-                "zero": In(line_stream(config)),
+                "zero": In(stream.Signature(zeros(config))),
                 "zeroed": Out(line_stream(config)),
                 "line_write": Out(write_port(config)),
                 "geometry_read": Out(geometry_read(config)),
@@ -108,6 +115,11 @@ class PageGenerator(wiring.Component):
                 "busy": Out(1),
             }
             | ({"report_read": Out(report_read())} if config.background else {})
+            | (
+                {"formats": In(formats(config)), "drive_emulated": In(config.ports)}
+                if config.sector_emulation
+                else {}
+            )
         )
 
     def elaborate(self, platform) -> Module:
@@ -247,6 +259,14 @@ class PageGenerator(wiring.Component):
                 report.address.word.eq(index[:REPORT_SHIFT]),
                 words.report.eq(report.data),
             ]
+        # Where the words of a page, or of the zeros of some sectors, end.
+        end = Const(PAGE_WORDS)
+        if config.sector_emulation:
+            end = Signal(range(PAGE_WORDS + 1))
+            m.d.comb += [
+                words.formats.eq(self.formats),
+                words.drive_emulated.eq(self.drive_emulated),
+            ]
 
         with m.FSM(name="page") as fsm:
             with m.State("TAKE"):
@@ -267,12 +287,20 @@ class PageGenerator(wiring.Component):
                 with m.If(~self.request.valid):
                     m.d.sync += [
                         page.kind.eq(PageKind.ZEROS),
-                        page.line.eq(self.zero.payload),
+                        page.line.eq(self.zero.payload.line),
                         skip.eq(0),
                     ]
+                    if config.sector_emulation:
+                        span = self.zero.payload
+                        m.d.sync += [
+                            word.eq(span.first << SECTOR_WORDS_SHIFT),
+                            end.eq((span.last + 1) << SECTOR_WORDS_SHIFT),
+                        ]
                     with m.If(self.zero.valid):
                         m.next = "LOCATE"
                 with m.Else():
+                    if config.sector_emulation:
+                        m.d.sync += end.eq(PAGE_WORDS)
                     m.next = "LOCATE"
                     with m.If(self.request.payload.kind == PageKind.SMART):
                         m.next = "REFRESH"
@@ -338,7 +366,7 @@ class PageGenerator(wiring.Component):
                 m.d.comb += self.line_write.valid.eq(1)
                 with m.If(self.line_write.ready):
                     m.next = "LOCATE"
-                    with m.If(word == PAGE_WORDS):
+                    with m.If(word == end):
                         m.next = "REPORT"
                     with m.Elif(~found.exists):
                         # Nothing follows: whole beats of zeros.

@@ -4,18 +4,16 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, fifo, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.config import BLOCK_BYTES, DWORDS_PER_BLOCK, Config, bits_for_count
-from hdl.memory.interface import line_stream
+from hdl.config import SECTOR_BITS, Config, bits_for_count
 from hdl.nvme.codes import PAGE_SHIFT, StatusCode, status_field
 from hdl.nvme.interface import HostOpcode, Status, command, transfer
-from hdl.nvme.prp_lists import ENTRY_BITS, ListFates, ListMemory, list_beats
-from hdl.nvme.records import admit, assign, rejected, unsent
+from hdl.nvme.prp_lists import ENTRY_BITS, ListFates, ListMemory, Measure, list_beats
+from hdl.nvme.records import admit, again, assign, comparison, rejected, unsent, zeros
 from hdl.nvme.requests import RequestQueues, moves
+from hdl.nvme.sector_span import SectorSpan
 from hdl.pcie.interface import Kind, read_request, write_request
 
 ENTRY_DWORDS = ENTRY_BITS // 32
-ENTRIES_PER_PAGE = BLOCK_BYTES * 8 // ENTRY_BITS
-ENTRY_SHIFT = (ENTRY_BITS // 8).bit_length() - 1
 PART_STEP = 1
 """Transfers between a part of a long command and the next one below."""
 
@@ -26,7 +24,8 @@ class Prp(wiring.Component):
     Entry 0 of a command is PRP1 and may begin inside its page; then every block spans the end of
     one page and the beginning of the next. Entry 1 is PRP2 when the command spans two pages; when
     it spans more, PRP2 points to the list of all entries from 1 on (NVMe 1.4 section 4.3). A list
-    that reaches the end of a page goes on where that page's last entry points.
+    that reaches the end of a page goes on where that page's last entry points. Of a command whose
+    first and last blocks are not meant as a whole, `SectorSpan` says where each block lies.
 
     Parameters
     ----------
@@ -65,8 +64,8 @@ class Prp(wiring.Component):
         A pulse: ``deliver`` has been taken.
 
     Rate: ``admit`` in 4 cycles; a list in 6 cycles and one for each entry; a block in 5 cycles, in
-    7 when it spans two pages. Back-pressure on one direction's requests does not hold the other's,
-    nor does back-pressure on ``command`` hold either.
+    7 when it spans two pages, 2 more of a command that is not aligned to blocks. Back-pressure on
+    one direction's requests does not hold the other's, nor does that on ``command`` hold either.
     """
 
     def __init__(self, *, config: Config):
@@ -74,10 +73,10 @@ class Prp(wiring.Component):
         super().__init__(
             {
                 "admit": In(stream.Signature(admit(config))),
-                "again": In(stream.Signature(config.slot_bits)),
-                "zero": Out(line_stream(config)),
+                "again": In(stream.Signature(again(config))),
+                "zero": Out(stream.Signature(zeros(config))),
                 "discard": Out(stream.Signature(unsent(config))),
-                "compare": Out(stream.Signature(transfer(config))),
+                "compare": Out(stream.Signature(comparison(config))),
                 "command": Out(stream.Signature(command(config))),
                 "rejected": Out(stream.Signature(rejected(config))),
                 "cancel": In(stream.Signature(config.slot_bits)),
@@ -107,8 +106,9 @@ class Prp(wiring.Component):
         m.submodules.lists = lists = ListMemory(config=config)
         m.submodules.fates = fates = ListFates(config=config)
         examined = {"compares": 1} if config.compare_and_deallocate else {}
+        cut = {"head": SECTOR_BITS} if config.sector_emulation else {}
         pointers = data.StructLayout(
-            {"prp1": 64, "prp2": 64, "listed": 1, "hostless": 1} | examined
+            {"prp1": 64, "prp2": 64, "listed": 1, "hostless": 1} | examined | cut
         )
         m.submodules.pointers = pointer_table = memory.Memory(
             shape=pointers, depth=config.commands, init=[]
@@ -212,7 +212,7 @@ class Prp(wiring.Component):
                     dwords=dwords,
                     target=Cat(
                         Const(0, (ENTRY_DWORDS - 1).bit_length()),
-                        first_place[: config.offset_bits],
+                        first_place[: config.transfer_bits],
                         slot,
                     ),
                 ),
@@ -233,27 +233,17 @@ class Prp(wiring.Component):
         # in CHOOSE for the command that comes, else for the one of `slot`.
         admitted = Signal(admit(config))
         asked = Signal(command(config))
-        more = Signal(index_bits)
-        here = Signal(range(ENTRIES_PER_PAGE + 1))
-        crosses = Signal()
-        unaligned_first, unaligned_second, unaligned_list = Signal(), Signal(), Signal()
         in_admit = Signal()
         in_choose = Signal()
         coming = self.admit.payload
-        blocks = Mux(in_choose, coming.command.blocks, held_read.data.blocks)
-        prp1 = Mux(in_choose, coming.prp1, pointer.prp1)
-        prp2 = Mux(in_choose, coming.prp2, pointer.prp2)
-        entries_more = blocks + (prp1[:PAGE_SHIFT] != 0)
-        entries_here = ENTRIES_PER_PAGE - prp2[ENTRY_SHIFT:PAGE_SHIFT]
-        m.d.sync += [
-            more.eq(entries_more),
-            here.eq(entries_here),
-            crosses.eq(entries_more > entries_here),
-            unaligned_first.eq(prp1[:2].any()),
-            unaligned_second.eq(prp2[:PAGE_SHIFT].any()),
-            unaligned_list.eq(prp2[:ENTRY_SHIFT].any()),
-        ]
+        m.submodules.measure = measure = Measure(config=config)
+        more, here, crosses = measure.more, measure.here, measure.crosses
         m.d.comb += [
+            measure.command.eq(
+                Mux(in_choose, coming.command.as_value(), held_read.data.as_value())
+            ),
+            measure.prp1.eq(Mux(in_choose, coming.prp1, pointer.prp1)),
+            measure.prp2.eq(Mux(in_choose, coming.prp2, pointer.prp2)),
             asked.eq(Mux(in_admit, admitted.command.as_value(), held_read.data.as_value())),
             pointer_write.addr.eq(slot),
             held_write.addr.eq(slot),
@@ -274,6 +264,20 @@ class Prp(wiring.Component):
             next_part.block.eq(held_read.data.block - PART_STEP * config.transfer_blocks),
             next_part.blocks.eq(config.transfer_blocks - 1),
         ]
+
+        # What of the current block the host means.
+        m.submodules.span = span = SectorSpan(config=config)
+        whole = held_read.data
+        m.d.comb += [span.block.eq(block), span.blocks.eq(whole.blocks), span.within.eq(within)]
+        lowest = Signal()
+        if config.sector_emulation:
+            m.d.comb += [
+                pointer_write.data.head.eq(admitted.head),
+                next_part.head.eq(Mux(lowest, pointer.head, 0)),
+                next_part.tail.eq(0),
+                span.head.eq(whole.head),
+                span.tail.eq(whole.tail),
+            ]
 
         ends_free = ~self.command.valid & ~self.rejected.valid
         read_room = requests.read_room
@@ -316,7 +320,9 @@ class Prp(wiring.Component):
                     m.next = "LOAD"
                 with m.Elif(can_repeat):
                     m.d.comb += self.again.ready.eq(1)
-                    m.d.sync += slot.eq(self.again.payload)
+                    m.d.sync += slot.eq(self.again.payload.slot)
+                    if config.sector_emulation:
+                        m.d.sync += lowest.eq(self.again.payload.lowest)
                     m.next = "LOAD_PART"
                 if aborts:
                     with m.Elif(self.cancel.valid):
@@ -344,12 +350,12 @@ class Prp(wiring.Component):
                     fates.changes.eq(1),
                 ]
                 m.next = "CHOOSE"
-                with m.If(moves_data & unaligned_first):
+                with m.If(moves_data & measure.unaligned_first):
                     m.d.sync += reject(StatusCode.INVALID_PRP_OFFSET)
-                with m.Elif(moves_data & (more == 1) & unaligned_second):
+                with m.Elif(moves_data & (more == 1) & measure.unaligned_second):
                     m.d.sync += reject(StatusCode.INVALID_PRP_OFFSET)
                 with m.Elif(moves_data & (more > 1)):
-                    with m.If(unaligned_list):
+                    with m.If(measure.unaligned_list):
                         m.d.sync += reject(StatusCode.INVALID_PRP_OFFSET)
                     with m.Else():
                         m.d.comb += fates.following.waits.eq(1)
@@ -446,9 +452,12 @@ class Prp(wiring.Component):
             with m.State("LOCATE"):
                 m.d.sync += place.eq(block)
                 m.next = "MOVE"
+                if config.sector_emulation:
+                    with m.If((whole.head | whole.tail).any()):
+                        m.next = "SPAN"
 
             with m.State("MOVE"):
-                first_page = Mux(block == 0, pointer.prp1[PAGE_SHIFT:], page)
+                first_page = Mux(span.entry == 0, pointer.prp1[PAGE_SHIFT:], page)
                 m.next = "CHOOSE"
                 with m.If(pointer.hostless):
                     with m.If(to_host):
@@ -457,29 +466,41 @@ class Prp(wiring.Component):
                             *assign(self.discard.payload, line=line, status=Status.SUCCESS),
                         ]
                     with m.Else():
-                        m.d.sync += [self.zero.valid.eq(1), self.zero.payload.eq(line)]
+                        m.d.sync += [self.zero.valid.eq(1), self.zero.payload.line.eq(line)]
+                        if config.sector_emulation:
+                            m.d.sync += assign(
+                                self.zero.payload, first=span.first, last=span.last
+                            )
                 if config.compare_and_deallocate:
                     with m.Elif(to_host & pointer.compares):
                         m.d.sync += [
                             self.compare.valid.eq(1),
                             *assign(self.compare.payload, slot=slot, offset=block, line=line),
                         ]
+                        if config.sector_emulation:
+                            m.d.sync += assign(
+                                self.compare.payload, first=span.first, last=span.last
+                            )
                 with m.Else():
                     request_move(
-                        Cat(within, first_page),
-                        DWORDS_PER_BLOCK - within[2:],
-                        Const(0, bits_for_count(DWORDS_PER_BLOCK)),
-                        within == 0,
+                        Cat(span.offset, first_page), span.dwords, span.source, ~span.spans
                     )
-                    with m.If(within != 0):
+                    with m.If(span.spans):
                         m.next = "MOVE_REST"
 
             with m.State("MOVE_REST"):
-                rest = within[2:]
-                source = Signal(bits_for_count(DWORDS_PER_BLOCK))
-                m.d.comb += source.eq(DWORDS_PER_BLOCK - rest)
-                request_move(Cat(Const(0, PAGE_SHIFT), page), rest, source, 1)
+                request_move(Cat(Const(0, PAGE_SHIFT), page), span.rest, span.rest_source, 1)
                 m.next = "CHOOSE"
+
+            # A block of a command that is not aligned: its first entry may be the one before.
+            if config.sector_emulation:
+                with m.State("SPAN"):
+                    m.d.sync += place.eq(span.entry - 1)
+                    m.next = "AIM"
+
+                with m.State("AIM"):
+                    m.d.sync += place.eq(span.entry)
+                    m.next = "MOVE"
 
             anything = can_deliver | can_fetch | can_repeat | can_list | can_admit
             if aborts:

@@ -4,10 +4,15 @@ from amaranth.hdl import Cat, Module, Signal
 from amaranth.lib import data, memory, wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.config import Config, bits_for_count
+from hdl.config import BLOCK_BYTES, Config, bits_for_count
 from hdl.memory.disjoint import DISJOINT
+from hdl.nvme.codes import PAGE_SHIFT
+from hdl.nvme.interface import command
+from hdl.nvme.sector_span import SECTOR_SHIFT
 
 ENTRY_BITS = 64
+ENTRIES_PER_PAGE = BLOCK_BYTES * 8 // ENTRY_BITS
+ENTRY_SHIFT = (ENTRY_BITS // 8).bit_length() - 1
 
 
 def list_beats(config: Config) -> int:
@@ -43,7 +48,7 @@ class ListMemory(wiring.Component):
                 "write_data": In(config.data_width),
                 "write_mask": In(config.beat_dwords),
                 "slot": In(config.slot_bits),
-                "place": In(config.offset_bits),
+                "place": In(config.transfer_bits),
                 "entry": Out(ENTRY_BITS),
             }
         )
@@ -56,7 +61,7 @@ class ListMemory(wiring.Component):
         )
         write, read = lists.write_port(granularity=32), lists.read_port()
         lane_bits = (config.data_width // ENTRY_BITS - 1).bit_length()
-        index = Signal(config.slot_bits + config.offset_bits)
+        index = Signal(config.slot_bits + config.transfer_bits)
         lane = Signal(max(lane_bits, 1))
         m.d.comb += [
             write.addr.eq(self.write_beat),
@@ -108,4 +113,52 @@ class ListFates(wiring.Component):
                 write.data.eq(self.following),
                 write.en.eq(self.changes),
             ]
+        return m
+
+
+class Measure(wiring.Component):
+    """How many pages a command spans, and how its PRP entries are aligned, a cycle later.
+
+    ``command``, ``prp1``, ``prp2``: the command. ``more``: pages after the first, which are
+    entries of the list when there is more than one. ``here``: entries from PRP2 to the end of its
+    page; ``crosses``: there are more. ``unaligned_first``, ``unaligned_second``,
+    ``unaligned_list``: PRP1, PRP2 as a page, PRP2 as a list cannot be.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        super().__init__(
+            {
+                "command": In(command(config)),
+                "prp1": In(64),
+                "prp2": In(64),
+                "more": Out(bits_for_count(config.transfer_blocks + 2)),
+                "here": Out(range(ENTRIES_PER_PAGE + 1)),
+                "crosses": Out(1),
+                "unaligned_first": Out(1),
+                "unaligned_second": Out(1),
+                "unaligned_list": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        within = self.prp1[:PAGE_SHIFT]
+        more = self.command.blocks + (within != 0)
+        if self._config.sector_emulation:
+            # Begun sectors of the first page, and those of its first and last blocks not meant.
+            begun = within[SECTOR_SHIFT:] + within[:SECTOR_SHIFT].any()
+            skipped = self.command.head + self.command.tail
+            last = Signal(6)
+            m.d.comb += last.eq(begun + 15 - skipped)
+            more = self.command.blocks + (last >> PAGE_SHIFT - SECTOR_SHIFT) - 1
+        here = ENTRIES_PER_PAGE - self.prp2[ENTRY_SHIFT:PAGE_SHIFT]
+        m.d.sync += [
+            self.more.eq(more),
+            self.here.eq(here),
+            self.crosses.eq(more > here),
+            self.unaligned_first.eq(self.prp1[:2].any()),
+            self.unaligned_second.eq(self.prp2[:PAGE_SHIFT].any()),
+            self.unaligned_list.eq(self.prp2[:ENTRY_SHIFT].any()),
+        ]
         return m

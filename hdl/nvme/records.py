@@ -3,9 +3,9 @@
 from amaranth.hdl import Value
 from amaranth.lib import data, enum
 
-from hdl.config import Config, bits_for_count
+from hdl.config import SECTOR_BITS, Config, bits_for_count
 from hdl.nvme.codes import SQE_BITS, STATUS_BITS
-from hdl.nvme.interface import HostOpcode, Status, command
+from hdl.nvme.interface import HostOpcode, Status, command, transfer
 from hdl.pcie.interface import sqe_slots
 
 BLOCK_COUNT_BITS = 16
@@ -95,7 +95,8 @@ def change(config: Config) -> data.StructLayout:
 def admit(config: Config) -> data.StructLayout:
     """A decoded I/O command with its two PRP entries; ``hostless``: no host memory is moved;
     ``compares``: blocks that were read are compared with the host's (not there without
-    `Config.compare_and_deallocate`)."""
+    `Config.compare_and_deallocate`). ``head``: that of its lowest part, where ``command`` is its
+    highest (not there without `Config.sector_emulation`)."""
     return data.StructLayout(
         {
             "command": command(config),
@@ -104,7 +105,29 @@ def admit(config: Config) -> data.StructLayout:
             "prp2": 64,
         }
         | ({"compares": 1} if config.compare_and_deallocate else {})
+        | ({"head": SECTOR_BITS} if config.sector_emulation else {})
     )
+
+
+def again(config: Config) -> data.StructLayout:
+    """A slot whose command goes on with its next part; ``lowest``: its last one."""
+    lowest = {"lowest": 1} if config.sector_emulation else {}
+    return data.StructLayout({"slot": config.slot_bits} | lowest)
+
+
+def _span(config: Config) -> dict:
+    """First and last sector of a block that are meant."""
+    return {"first": SECTOR_BITS, "last": SECTOR_BITS} if config.sector_emulation else {}
+
+
+def zeros(config: Config) -> data.StructLayout:
+    """A line to be filled with zeros, its sectors ``first`` to ``last`` where there are any."""
+    return data.StructLayout({"line": config.line_bits} | _span(config))
+
+
+def comparison(config: Config) -> data.StructLayout:
+    """A block that has been read, to be compared with the host's, as `zeros`."""
+    return data.StructLayout(dict(transfer(config).members) | _span(config))
 
 
 def target(config: Config) -> data.StructLayout:
@@ -122,7 +145,10 @@ RANGE_COUNT_BITS = 8
 
 
 def ranges(config: Config) -> data.StructLayout:
-    """A Dataset Management of ``count`` + 1 ranges of ``volume``, in the host's memory."""
+    """A Dataset Management of ``count`` + 1 ranges of ``volume``, in the host's memory.
+
+    ``sectors``: of 512 bytes (not there without `Config.sector_emulation`).
+    """
     return data.StructLayout(
         {
             "slot": config.slot_bits,
@@ -131,11 +157,13 @@ def ranges(config: Config) -> data.StructLayout:
             "prp1": 64,
             "prp2": 64,
         }
+        | ({"sectors": 1} if config.sector_emulation else {})
     )
 
 
 def carried(config: Config) -> data.StructLayout:
-    """What is kept of an I/O command until it ends."""
+    """What is kept of an I/O command until it ends; ``sectors``: ``block`` and ``blocks`` count
+    512-byte ones (not there without `Config.sector_emulation`)."""
     return data.StructLayout(
         {
             "queue": queue_bits(config),
@@ -146,12 +174,13 @@ def carried(config: Config) -> data.StructLayout:
             "blocks": BLOCK_COUNT_BITS,
             "hostless": 1,
         }
+        | ({"sectors": 1} if config.sector_emulation else {})
     )
 
 
 def part_bits(config: Config) -> int:
     """Width of the number of transfers that a command takes, minus 1."""
-    return BLOCK_COUNT_BITS - config.offset_bits
+    return BLOCK_COUNT_BITS - config.transfer_bits
 
 
 def rejected(config: Config) -> data.StructLayout:

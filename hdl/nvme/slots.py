@@ -9,7 +9,7 @@ from hdl.memory.disjoint import DISJOINT
 from hdl.nvme.codes import DATA_PATH_CODES, STATUS_BITS, StatusCode, status_field
 from hdl.nvme.health import note
 from hdl.nvme.interface import HostOpcode, completion
-from hdl.nvme.records import assign, carried, finish, part_bits, rejected, target
+from hdl.nvme.records import again, assign, carried, finish, part_bits, rejected, target
 
 
 class SlotFreeList(wiring.Component):
@@ -118,7 +118,7 @@ class SlotTable(wiring.Component):
                 "rejected": In(stream.Signature(rejected(config))),
                 "finish": Out(stream.Signature(finish(config))),
                 "note": Out(stream.Signature(note(config))),
-                "again": Out(stream.Signature(config.slot_bits)),
+                "again": Out(stream.Signature(again(config))),
                 "stop": In(1),
                 "abort": In(stream.Signature(target(config))),
                 "aborted": Out(1),
@@ -287,6 +287,8 @@ class SlotTable(wiring.Component):
 
             with m.State("SHRINK"):
                 m.d.comb += shrinks.eq(~self.store)
+                if config.sector_emulation:
+                    m.d.sync += self.again.payload.lowest.eq(load_parts.data.parts == 1)
                 with m.If(shrinks):
                     m.next = "REPEAT"
 
@@ -314,7 +316,7 @@ class SlotTable(wiring.Component):
             m.d.comb += [
                 load.addr.eq(slot),
                 self.cancel.payload.eq(slot),
-                self.again.payload.eq(slot),
+                self.again.payload.slot.eq(slot),
                 free_list.free.payload.eq(slot),
                 free_list.free.valid.eq(freed),
                 *assign(
@@ -337,6 +339,8 @@ class SlotTable(wiring.Component):
                     blocks=load.data.blocks,
                 ),
             ]
+            if config.sector_emulation:
+                m.d.comb += self.note.payload.sectors.eq(load.data.sectors)
             waits = (
                 (
                     fsm.ongoing("TAKE")

@@ -13,6 +13,7 @@ from hdl.memory.interface import line_stream
 from hdl.stripe.interface import PlanKind, RowKind, row_state
 from hdl.stripe.planner import Planner
 from hdl.stripe.program import lowest_bit, program, role_bits, target, target_bits
+from hdl.stripe.program import targets as target_count
 from hdl.stripe.walk_plan import WalkPlan
 
 
@@ -107,6 +108,7 @@ class Admission(wiring.Component):
         has_copies = geometry.copies > 1
         mirrored = has_copies & ~walks
         recover = row.kind == RowKind.RECOVER
+        fills = row.fills if config.sector_emulation else Const(0, 1)
         m.d.comb += [
             self.row_read.address.eq(slot),
             self.bad_read.address.eq(slot),
@@ -160,10 +162,13 @@ class Admission(wiring.Component):
             m.d.comb += target_write.en.eq(1)
             with m.If(mirrored):
                 with m.If(~gone):
-                    m.d.sync += [
-                        todo.write.eq(todo.write | (1 << number)),
-                        number.eq(number + 1),
-                    ]
+                    m.d.sync += todo.write.eq(todo.write | (1 << number))
+                with m.If(~gone | fills):
+                    m.d.sync += number.eq(number + 1)
+                if config.background:
+                    # To fill a block is to read it; else all live copies are only written.
+                    with m.If(fills & stale):
+                        m.d.sync += todo.bad.eq(todo.bad | (1 << number))
             with m.Else():
                 m.d.sync += number.eq(number + 1)
                 with m.If(gone):
@@ -218,6 +223,16 @@ class Admission(wiring.Component):
             names = ("possible", "read", "erased", "use_parity", "generate", "write")
             for name in (*names, "checks", "single", "source") if config.background else ():
                 m.d.sync += getattr(todo, name).eq(getattr(walk_plan, name))
+
+        # A block to be filled is read where it lies, from the first copy that can be.
+        readable = Signal(target_count(config))
+        in_place = Const(0, 1)
+        if config.sector_emulation:
+            in_place = fills & (readable.any() | (geometry.parities == 0))
+            m.d.comb += readable.eq(
+                Mux(mirrored, todo.write, row.joined & ~todo.dead & data_mask) & ~todo.bad
+            )
+            m.d.sync += todo.fills.eq(fills)
 
         pending = Signal(config.ports)
         wanted = lowest_bit(m, pending, "wanted")
@@ -301,7 +316,14 @@ class Admission(wiring.Component):
                 # The last answer is being taken.
                 m.next = "PLAN"
             with m.State("PLAN"):
-                with m.If(walks & (geometry.parities == 0)):
+                with m.If(in_place):
+                    m.d.sync += [
+                        todo.possible.eq(readable.any()),
+                        todo.read.eq(readable & -readable),
+                        todo.write.eq(0),
+                    ]
+                    m.next = "PUBLISH"
+                with m.Elif(walks & (geometry.parities == 0)):
                     follow_walk_plan()
                     m.next = "COUNT"
                 with m.Elif(mirrored):
@@ -341,7 +363,7 @@ class Admission(wiring.Component):
             with m.State("COUNT"):
                 outputs = Mux(recover, row.joined, todo.erased & ~row.joined)
                 need = Signal(config.ports)
-                m.d.comb += need.eq(todo.read | outputs | (todo.generate << data))
+                m.d.comb += need.eq(todo.read | Mux(fills, 0, outputs) | (todo.generate << data))
                 if config.background:
                     with m.If(walks & (todo.walk.kind == WalkKind.ZERO)):
                         m.d.comb += need.eq(1 << todo.source)

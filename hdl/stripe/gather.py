@@ -18,6 +18,7 @@ from hdl.stripe.interface import RowKind, committed, row_state, strip_state
 from hdl.stripe.open_rows import OpenRows
 from hdl.stripe.parking import Parking, parked
 from hdl.stripe.patience import Patience
+from hdl.stripe.program import lowest_bit
 from hdl.stripe.row_index import RowIndex
 from hdl.stripe.row_tables import RowTables
 from hdl.stripe.stream_detector import StreamDetector
@@ -50,8 +51,11 @@ class Gather(wiring.Component):
       way to free some or open rows hold more than half.
 
     A block whose data cannot be fetched leaves its row and ends on ``fetch_failed``; the others go
-    on. A READ extent takes a row slot of kind RECOVER for each block and launches at once, and so
-    does a ``walk`` (with ``background``) as a row without blocks; extents go before it (`Intake`).
+    on. A block that is written in part (``head``, ``tail``) is alone in its row, which is launched
+    to be filled with its old contents; when ``filled`` its sectors are fetched over these and the
+    row is launched as any other. A READ extent takes a row slot of kind RECOVER for each block and
+    launches at once, and so does a ``walk`` (with ``background``) as a row without blocks; extents
+    go before it (`Intake`).
 
     ``row_read`` (address row slot) and ``strip_read`` (row slot * 32 + data strip) are what the
     sequencer reads of a launched row. ``available`` counts free lines. ``deadline`` is the
@@ -102,6 +106,7 @@ class Gather(wiring.Component):
                 "deadline": Out(TIME_BITS),
                 "busy": Out(1),
             }
+            | ({"filled": In(stream.Signature(slot))} if config.sector_emulation else {})
         )
 
     def elaborate(self, platform) -> Module:
@@ -202,6 +207,10 @@ class Gather(wiring.Component):
         can_place = holding & ~starved & (~writes | (self.allocate.valid & ~self.fetch.valid))
         can_retry = ~holding & parking.retry.valid
         can_begin = ~holding & intake.arrival.valid & parking.room & ~parking.busy
+        partial, can_refill = Const(0, 1), Const(0, 1)
+        if config.sector_emulation:
+            partial = hand.head | (hand.tail & (hand.blocks == 0))
+            can_refill = self.filled.valid & ~self.fetch.valid
         squeezed = (open_rows.count != 0) & (
             (wants_line & many_lines) | (holding & starved & many_rows)
         )
@@ -231,6 +240,11 @@ class Gather(wiring.Component):
                     m.d.comb += self.fetched.ready.eq(1)
                     m.d.sync += event.eq(self.fetched.payload)
                     m.next = "READ-PLACE"
+                if config.sector_emulation:
+                    with m.Elif(can_refill):
+                        m.d.comb += self.filled.ready.eq(1)
+                        m.d.sync += slot.eq(self.filled.payload)
+                        m.next = "READ-FILLED"
                 with m.Elif(can_place):
                     m.d.sync += [
                         row.eq(0),
@@ -303,7 +317,7 @@ class Gather(wiring.Component):
                 m.next = "TRY"
             with m.State("TRY"):
                 fits = (row.shift == hand.shift) & ~row.joined.bit_select(hand.index, 1)
-                with m.If(writes & (row.kind == RowKind.WRITE) & ~level.launched & fits):
+                with m.If(~partial & writes & (row.kind == RowKind.WRITE) & ~level.launched & fits):
                     m.next = "JOIN"
                 with m.Else():
                     m.d.comb += parking.park.eq(1)
@@ -343,6 +357,16 @@ class Gather(wiring.Component):
                 with m.Else():
                     m.d.sync += row.kind.eq(RowKind.RECOVER)
                     close(then=After.ADVANCE)
+                if config.sector_emulation:
+                    with m.If(writes & partial):
+                        m.d.sync += [
+                            row.kind.eq(RowKind.RECOVER),
+                            row.fills.eq(1),
+                            level.missing.eq(0),
+                            self.fetch.valid.eq(0),
+                            open_lines.eq(open_lines),
+                        ]
+                        close(then=After.ADVANCE)
             with m.State("RECORD"):
                 enough = (level.count == geometry.data) | (geometry.parities == 0)
                 complete = hand.final & ~sequential
@@ -372,6 +396,8 @@ class Gather(wiring.Component):
                     hand.blocks.eq(hand.blocks - 1),
                     holding.eq(hand.blocks != 0),
                 ]
+                if config.sector_emulation:
+                    m.d.sync += hand.head.eq(0)
                 m.next = "REST"
 
             # `row` and `level` are loaded, and `slot` has held for a cycle: no more partners.
@@ -439,6 +465,35 @@ class Gather(wiring.Component):
                     m.d.comb += tables.write_row.eq(1)
                     m.next = "ARRIVE"
 
+            # The line of a block that is written in part has its old contents.
+            if config.sector_emulation:
+                only = lowest_bit(m, row.joined[: config.ports], "only")
+                with m.State("READ-FILLED"):
+                    m.next = "LOAD-FILLED"
+                with m.State("LOAD-FILLED"):
+                    m.d.sync += [
+                        row.eq(tables.found_row),
+                        row.kind.eq(RowKind.WRITE),
+                        row.fills.eq(0),
+                        level.eq(tables.found_level),
+                        level.missing.eq(1),
+                    ]
+                    m.next = "FIND-FILLED"
+                with m.State("FIND-FILLED"):
+                    m.d.comb += tables.write_row.eq(1)
+                    m.d.sync += strip.eq(only)
+                    m.next = "READ-OLD"
+                with m.State("READ-OLD"):
+                    m.next = "REFILL"
+                with m.State("REFILL"):
+                    m.d.sync += [
+                        self.fetch.valid.eq(1),
+                        self.fetch.payload.slot.eq(tables.found_strip.slot),
+                        self.fetch.payload.offset.eq(tables.found_strip.offset),
+                        self.fetch.payload.line.eq(tables.found_strip.line),
+                    ]
+                    m.next = "ARRIVE"
+
             # A row has retired, or has nothing left.
             with m.State("READ-RETIRED"):
                 m.next = "LOAD-RETIRED"
@@ -494,7 +549,7 @@ class Gather(wiring.Component):
 
         moves = (
             *(self.retired.valid, self.fetched.valid, can_place, can_retry, can_begin),
-            *(squeezed, patience.calls, patience.idle, ~index.ready),
+            *(squeezed, patience.calls, patience.idle, ~index.ready, can_refill),
         )
         m.d.comb += self.busy.eq(
             ~fsm.ongoing("REST")

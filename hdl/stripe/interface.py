@@ -30,8 +30,10 @@ def row_state(config: Config) -> data.StructLayout:
     ``joined`` has a bit per data strip index; ``fua``, ``array``, ``base``, ``shift``, ``row`` are
     those of `hdl.array.interface.extent`. ``more``: the next row of the same drives follows at
     once. ``failed``: a block's data never arrived from the host; the row is not written and its
-    commands end with DATA_TRANSFER_ERROR. ``walk``: if ``any``, the row is walked in the background
-    and nothing joined it; ``kind`` is WRITE.
+    commands end with DATA_TRANSFER_ERROR. ``fills``: of kind RECOVER, the one joined block is read
+    or recovered into its own line and the row stays (not there without `Config.sector_emulation`).
+    ``walk``: if ``any``, the row is walked in the background and nothing joined it; ``kind`` is
+    WRITE.
     """
     return data.StructLayout(
         {
@@ -46,6 +48,7 @@ def row_state(config: Config) -> data.StructLayout:
             "joined": MAX_DRIVES,
             **errand(config),
         }
+        | ({"fills": 1} if config.sector_emulation else {})
     )
 
 

@@ -204,6 +204,6 @@ class PassSteps(wiring.Component):
                     item.kind.eq(StepKind.OUTPUT),
                     item.role.eq(Mux(recovering, erasure, output)),
                     item.last.eq(left == 0),
-                    self.own.eq(1),
+                    self.own.eq(~todo.fills if self._config.sector_emulation else 1),
                 ]
         return m

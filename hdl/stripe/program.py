@@ -35,6 +35,8 @@ def program(config: Config) -> data.StructLayout:
     from all data. ``generate``: parities to generate. ``write``: bit per target to write. ``aux``:
     roles with a line of the row's own. ``dead``: roles whose drive cannot be used; ``bad``: roles
     that could not be read, or must not be because their drive is ``stale`` and the row not rebuilt.
+    ``fills``: as in `hdl.stripe.interface.row_state`; with mirrors ``read`` and ``bad`` are then
+    targets, which have a number whether their drive is live or not.
 
     With ``background``: ``walk``: of a row that is walked (``any``), ``kind`` being WRITE with
     nothing joined. Targets are then roles, with copies too, and ``mirrored`` is 0. ``again``: it
@@ -79,6 +81,7 @@ def program(config: Config) -> data.StructLayout:
             "bad": config.ports,
             **background,
         }
+        | ({"fills": 1} if config.sector_emulation else {})
     )
 
 

@@ -35,7 +35,9 @@ class Sequencer(wiring.Component):
 
     A WRITE row ends in one ``committed`` for each joined block, after all its drives have answered,
     and gives back all its lines; a RECOVER row in ``recovered`` (the line belongs to the receiver)
-    or ``recover_failed``. Then ``retired`` gives the row slot back.
+    or ``recover_failed``. Then ``retired`` gives the row slot back. A row that ``fills`` ends in
+    ``filled``: the joined block's line has its old contents, and the row slot is to be launched
+    again; or as any RECOVER row, its line given back.
 
     A role that cannot be read is planned around and, if its drive is alive and it belongs to the
     row's new contents, written anew. A write that fails loses its role: with redundancy the drive
@@ -95,6 +97,7 @@ class Sequencer(wiring.Component):
                 "retired": Out(stream.Signature(slot)),
                 "busy": Out(1),
             }
+            | ({"filled": Out(stream.Signature(slot))} if config.sector_emulation else {})
         )
 
     def elaborate(self, platform) -> Module:
@@ -150,6 +153,8 @@ class Sequencer(wiring.Component):
         parity_roles = Signal(config.ports)
         held = Signal(config.ports)
         recover = program.kind == RowKind.RECOVER
+        fills = program.fills if config.sector_emulation else Const(0, 1)
+        filled = Signal()
         walks, single, checks = Const(0), Const(0), Const(0)
         if config.background:
             walks, single, checks = program.walk.any, program.single, program.checks
@@ -178,7 +183,13 @@ class Sequencer(wiring.Component):
             sent.owner.eq(Owner.ROW),
             sent.index.eq(slot),
             sent.place.eq(number),
-            sent.line.eq(Mux(writing & is_strip, strip.line, own_line)),
+            sent.line.eq(
+                Mux(
+                    (writing & is_strip) | (fills & program.joined.bit_select(index, 1)),
+                    strip.line,
+                    own_line,
+                )
+            ),
         ]
 
         if config.background:
@@ -213,7 +224,8 @@ class Sequencer(wiring.Component):
         m.d.comb += [
             judgement.event.eq(event),
             judgement.number.eq(number),
-            judgement.index.eq(index),
+            # Targets of a row of mirrors that is filled are told apart by number.
+            judgement.index.eq(Mux(fills & program.mirrored, number, index)),
             judgement.redundant.eq(program.redundant),
             judgement.before.eq(now),
             self.fail.payload.eq(event.port),
@@ -286,9 +298,13 @@ class Sequencer(wiring.Component):
             m.d.sync += [doomed.eq(roles), afterwards.eq(then)]
             m.next = "SELECT-LINE"
 
+        def finish_filling() -> None:
+            m.d.sync += filled.eq(1)
+            give_back(program.aux, then=Next.RETIRE)
+
         with m.FSM(name="sequence") as fsm:
             with m.State("IDLE"):
-                m.d.sync += [ended.eq(0), abandoned.eq(0), report.eq(0), release.eq(0)]
+                m.d.sync += Cat(ended, abandoned, report, release, filled).eq(0)
                 with m.If(self.finished.valid):
                     m.d.comb += self.finished.ready.eq(1)
                     m.d.sync += [
@@ -397,6 +413,8 @@ class Sequencer(wiring.Component):
                             give_back(program.aux, then=Next.PLAN)
                         with m.Elif(program.erased.any()):
                             begin_recovery()
+                        with m.Elif(fills):
+                            finish_filling()
                         with m.Elif(checks & single):
                             m.next = "SUSPECT"
                         with m.Elif(walks & ~program.generate.any()):
@@ -404,7 +422,9 @@ class Sequencer(wiring.Component):
                         with m.Else():
                             begin_generation()
                     with m.Case(Phase.RECOVER):
-                        with m.If(recover):
+                        with m.If(fills):
+                            finish_filling()
+                        with m.Elif(recover):
                             m.d.sync += pending.eq(program.joined)
                             m.next = "FIND-RECOVERED"
                         with m.Elif(walks & ~program.generate.any()):
@@ -543,7 +563,7 @@ class Sequencer(wiring.Component):
                     m.next = "SELECT-STRIP"
                     # Lines written have been freed one by one, but not those of mirrors.
                     kept = program.mirrored | abandoned | ~program.write.bit_select(index, 1)
-                    with m.If(~recover & kept):
+                    with m.If((~recover | fills) & kept):
                         m.next = "FREE-STRIP"
             with m.State("FREE-STRIP"):
                 m.d.comb += [self.free.valid.eq(1), self.free.payload.eq(strip.line)]
@@ -569,9 +589,13 @@ class Sequencer(wiring.Component):
                         with m.If(single):
                             give_back(program.aux, then=Next.RETIRE)
             with m.State("RETIRE"):
-                m.d.comb += self.retired.valid.eq(1)
-                with m.If(self.retired.ready):
+                m.d.comb += self.retired.valid.eq(~filled)
+                with m.If(self.retired.valid & self.retired.ready):
                     m.next = "IDLE"
+                if config.sector_emulation:
+                    m.d.comb += [self.filled.valid.eq(filled), self.filled.payload.eq(slot)]
+                    with m.If(self.filled.valid & self.filled.ready):
+                        m.next = "IDLE"
 
         # With nothing at hand only what arrives, or room for what is queued, moves anything.
         arriving = self.finished.valid | self.pass_done.valid

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 PAGE = 4096
+SECTOR = 512
 SQE_BYTES = 64
 CQE_BYTES = 16
 MSIX_TABLE = 0x2000
@@ -158,6 +159,69 @@ def build_prps(
             write(place + 8 * len(here), struct.pack("<Q", follow))
             place = follow
     return prp1, first
+
+
+def pieces(pages: Sequence[int], offset: int, length: int) -> list[tuple[int, int]]:
+    """(address, bytes) pieces of host memory of a transfer of ``length`` bytes."""
+    found, position = [], offset
+    while position < offset + length:
+        here = min(PAGE - position % PAGE, offset + length - position)
+        found.append((pages[position // PAGE] + position % PAGE, here))
+        position += here
+    return found
+
+
+DEFAULT, NONE, FORCE = 0, 1, 2
+"""Settings of sector emulation: what a volume says of its physical sectors."""
+
+
+def create_volume(
+    array: int, start: int = 0, blocks: int = 0, *, sectors: bool = False, emulation: int = DEFAULT
+) -> dict:
+    """Fields of the vendor command that creates a volume; ``sectors``: of 512 bytes."""
+    mask = 0xFFFF_FFFF
+    first = array | int(sectors) << 8 | emulation << 12
+    dwords = (first, start & mask, start >> 32, blocks & mask, blocks >> 32)
+    return {"opcode": CREATE_VOLUME, "dwords": dwords}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Namespace:
+    """Identify Namespace (figure 249), as an operating system reads it."""
+
+    size: int
+    """In logical blocks."""
+    formats: tuple[int, ...]
+    """Bytes of the logical blocks of each LBA format."""
+    format: int
+    physical: int
+    """Bytes of a physical sector, as Linux works it out (drivers/nvme/host/core.c)."""
+
+    @classmethod
+    def unpack(cls, page: bytes) -> "Namespace":
+        """Reads the page; sizes that contradict each other are errors."""
+        size, capacity, use = struct.unpack_from("<QQQ", page)
+        features, last, chosen = page[24], page[25], page[26] & 0xF
+        formats = tuple(1 << page[128 + 4 * n + 2] for n in range(last + 1))
+        if any(page[128 + 4 * (last + 1) : 192]):
+            raise ValueError("more LBA formats than NLBAF says")
+        block = formats[chosen]
+        (total,) = struct.unpack_from("<Q", page, 48)
+        if not size == capacity == use == total // block:
+            raise ValueError(f"sizes differ: {size}, {capacity}, {use}, {total} bytes")
+        nawun, nawupf, _, nabsn, nabo, nabspf = struct.unpack_from("<6H", page, 34)
+        npwg, npwa, npdg, npda, nows = struct.unpack_from("<5H", page, 64)
+        atomic = 1 + (nawupf if features & 2 else 0)
+        preferred = 1 + (npwg if features & 16 else 0)
+        if (features & 2 and not nawupf <= nawun <= nabsn == nabspf) or nabo:
+            raise ValueError("atomic sizes and boundaries do not fit each other")
+        if features & 16 and not npwg == npwa == npdg == npda == nows:
+            raise ValueError("preferred sizes differ")
+        if not features & 18 and any((*struct.unpack_from("<6H", page, 34), npwg, npwa, nows)):
+            raise ValueError("sizes that NSFEAT does not announce")
+        return cls(
+            size=size, formats=formats, format=chosen, physical=block * min(atomic, preferred)
+        )
 
 
 def segments(pages: Sequence[int], offset: int, block: int) -> list[tuple[int, int]]:

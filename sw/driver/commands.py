@@ -9,7 +9,7 @@ CQE_BYTES = 16
 IDENTIFY_BYTES = 4096
 
 BLOCK_BYTES = 4096
-"""Logical block: the controller formats its namespaces with 4096-byte blocks."""
+"""Logical block, except of namespaces with 512-byte sectors."""
 
 MOST_BLOCKS = 1 << 16
 """Of one Read or Write: its number of blocks is a 16-bit field, less one."""
@@ -189,6 +189,8 @@ class IdentifyNamespace:
 
     blocks: int
     block_bytes: int
+    physical_bytes: int
+    """Physical sector: what is preferred and written atomically (NVMe 1.4 section 8.25)."""
 
     @classmethod
     def unpack(cls, page: bytes) -> "IdentifyNamespace":
@@ -196,4 +198,8 @@ class IdentifyNamespace:
         size = struct.unpack_from("<Q", page, 0)[0]
         format_index = page[26] & 0xF
         shift = page[128 + 4 * format_index + 2]
-        return cls(size, 1 << shift)
+        features, block_bytes = page[24], 1 << shift
+        (atomic,) = struct.unpack_from("<H", page, 36)
+        (preferred,) = struct.unpack_from("<H", page, 64)
+        physical = 1 + min(atomic if features & 2 else 0, preferred if features & 16 else 0)
+        return cls(size, block_bytes, physical * block_bytes)

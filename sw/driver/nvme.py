@@ -115,11 +115,20 @@ class Nvme:
         return IdentifyNamespace.unpack(await self.identify(0, namespace))
 
     async def read(
-        self, namespace: int, block: int, blocks: int, address: int, queue: int = 0
+        self,
+        namespace: int,
+        block: int,
+        blocks: int,
+        address: int,
+        queue: int = 0,
+        block_bytes: int = BLOCK_BYTES,
     ) -> None:
-        """Reads ``blocks`` blocks into bus address ``address``; raises `NvmeError`."""
+        """Reads ``blocks`` blocks into bus address ``address``; raises `NvmeError`.
+
+        ``block_bytes``: of a logical block of the namespace (`IdentifyNamespace`).
+        """
         command = read_write(Io.READ, namespace, block, blocks, 0, 0)
-        await self._data(command, address, blocks, queue, f"Read of block {block}")
+        await self._data(command, address, blocks * block_bytes, queue, f"Read of block {block}")
 
     async def write(
         self,
@@ -129,19 +138,19 @@ class Nvme:
         address: int,
         queue: int = 0,
         fua: bool = False,
+        block_bytes: int = BLOCK_BYTES,
     ) -> None:
         """Writes ``blocks`` blocks from bus address ``address``; raises `NvmeError`."""
         command = read_write(Io.WRITE, namespace, block, blocks, 0, 0, fua)
-        await self._data(command, address, blocks, queue, f"Write of block {block}")
+        await self._data(command, address, blocks * block_bytes, queue, f"Write of block {block}")
 
     async def flush(self, namespace: int, queue: int = 0) -> None:
         """Makes completed writes durable; raises `NvmeError`."""
         self._check("Flush", await self.queues[queue].submit(Command(Io.FLUSH, namespace)))
 
     async def _data(
-        self, command: Command, address: int, blocks: int, queue: int, what: str
+        self, command: Command, address: int, length: int, queue: int, what: str
     ) -> None:
-        length = blocks * BLOCK_BYTES
         self._check(what, await self.queues[queue].transfer(command, address, length))
 
     def _admin_queue(self) -> QueuePair:

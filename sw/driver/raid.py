@@ -4,8 +4,8 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hdl.array.interface import ArrayState, Level, Rotation
-from hdl.config import BLOCK_BYTES, BLOCK_NUMBER_BITS
+from hdl.array.interface import ArrayState, Emulation, Level, Rotation
+from hdl.config import BLOCK_BYTES, BLOCK_NUMBER_BITS, SECTOR_BYTES
 from sw.driver.commands import Command
 from sw.driver.nvme import Nvme
 
@@ -75,17 +75,24 @@ class Volume:
     array: int
     start: int
     blocks: int
+    sector_bytes: int = BLOCK_BYTES
+    physical_bytes: int = BLOCK_BYTES
 
 
 @dataclass(frozen=True)
 class Drive:
-    """A drive port as the card reports it; ``array`` is None for a drive of no array."""
+    """A drive port as the card reports it; ``array`` is None for a drive of no array.
+
+    ``rebuilding``: the drive is being rebuilt. ``emulated``: it emulates its 512-byte sectors.
+    """
 
     port: int
     present: bool
     failed: bool
     array: int | None
     blocks: int
+    rebuilding: bool = False
+    emulated: bool = False
 
 
 async def create_array(
@@ -131,13 +138,30 @@ async def delete_array(nvme: Nvme, array: int) -> None:
     await nvme.admin(Command(DELETE_ARRAY, dwords=(array,)), f"delete array {array}")
 
 
-async def create_volume(nvme: Nvme, array: int, start: int = 0, blocks: int = 0) -> int:
-    """Creates a volume of ``blocks`` blocks (0: to the end) of an array; its namespace number."""
+async def create_volume(
+    nvme: Nvme,
+    array: int,
+    start: int = 0,
+    blocks: int = 0,
+    *,
+    sector_bytes: int = BLOCK_BYTES,
+    emulation: Emulation = Emulation.DEFAULT,
+) -> int:
+    """Creates a volume of ``blocks`` blocks (0: to the end) of an array; its namespace number.
+
+    ``start`` and ``blocks`` count blocks of 4096 bytes whatever its logical ones are:
+    ``sector_bytes`` is 4096 or 512, and of the latter ``emulation`` says which physical sectors the
+    volume reports.
+    """
+    if sector_bytes not in (BLOCK_BYTES, SECTOR_BYTES):
+        sizes = f"{BLOCK_BYTES} or {SECTOR_BYTES}"
+        raise ValueError(f"sector_bytes must be {sizes}, not {sector_bytes}")
     for name, value in (("start", start), ("blocks", blocks)):
         if not 0 <= value < 1 << BLOCK_NUMBER_BITS:
             raise ValueError(f"{name} must be a {BLOCK_NUMBER_BITS}-bit number, not {value}")
     mask = 0xFFFF_FFFF
-    dwords = (array, start & mask, start >> 32, blocks & mask, blocks >> 32)
+    first = array | (sector_bytes == SECTOR_BYTES) << 8 | emulation.value << 12
+    dwords = (first, start & mask, start >> 32, blocks & mask, blocks >> 32)
     done = await nvme.admin(Command(CREATE_VOLUME, dwords=dwords), "create volume")
     return done.result + 1
 
@@ -199,9 +223,11 @@ async def volumes(nvme: Nvme) -> list[Volume]:
     """All volumes, in order of their namespace numbers."""
     found = []
     for entry in await _entries(nvme, LIST_VOLUMES, ENTRY_BYTES):
-        flags, array, _, namespace, start, blocks = struct.unpack_from("<BBHIQQ", entry)
+        flags, array, form, _, namespace, start, blocks = struct.unpack_from("<BBBBIQQ", entry)
         if flags & 1:
-            found.append(Volume(namespace, array, start, blocks))
+            sector_bytes = SECTOR_BYTES if form & 1 else BLOCK_BYTES
+            physical = SECTOR_BYTES if form & 3 == 1 else BLOCK_BYTES
+            found.append(Volume(namespace, array, start, blocks, sector_bytes, physical))
     return found
 
 
@@ -213,5 +239,6 @@ async def drives(nvme: Nvme) -> list[Drive]:
         # An entry beyond the last port is all zeros, and so does not name its place.
         if port == len(found):
             used = array if flags & 4 else None
-            found.append(Drive(port, bool(flags & 1), bool(flags & 2), used, blocks))
+            present, failed, rebuilding, emulated = (bool(flags >> bit & 1) for bit in (0, 1, 3, 4))
+            found.append(Drive(port, present, failed, used, blocks, rebuilding, emulated))
     return found

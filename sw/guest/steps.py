@@ -2,8 +2,8 @@
 
 import re
 
-from hdl.array.interface import Level
-from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
+from hdl.array.interface import Emulation, Level
+from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, SECTOR_BYTES
 from hdl.nvme.identify import Identity
 from sim import isal
 from sim.golden.layout import Layout
@@ -34,6 +34,7 @@ CC, CSTS = 0x14, 0x1C
 SHUTDOWN_COMPLETE = 2
 RESETS = 3
 SPOILT_ROWS = 60
+SECTORED_MIB = 32
 FULL_SCALE = 3
 """Of the loads of a full run."""
 
@@ -177,6 +178,53 @@ def ext4(run: Run) -> str:
     flushes = min(run.harness.drive_statistics(port)["flushes"] for port in PARITY_PORTS)
     run.expect(flushes, "no flush of the file system has reached the drives")
     return f"{files} files copied, fsck and checksums agree, {flushes} flushes a drive"
+
+
+def sectors(run: Run) -> str:
+    """A volume of 512-byte sectors: format, single sectors, a file system of 1 KiB blocks."""
+    cli = run.cli
+    (array,) = (one.number for one in cli.do(raid.arrays(cli.nvme)) if one.level == Level.RAID6)
+    namespace = cli.do(
+        raid.create_volume(
+            cli.nvme,
+            array,
+            PARITY_MIB * BLOCKS_PER_MIB,
+            SECTORED_MIB * BLOCKS_PER_MIB,
+            sector_bytes=SECTOR_BYTES,
+            emulation=Emulation.FORCE,
+        )
+    )
+    device = f"/dev/nvme0n{namespace}"
+    run.wait_for(f"[ -b {device} ]")
+    found = cli.json("id-ns", device)
+    chosen = found["lbafs"][found["flbas"] & 0xF]
+    run.expect(1 << chosen["ds"] == SECTOR_BYTES, f"id-ns: the format is {chosen}")
+    run.expect(found["nsze"] == SECTORED_MIB << 11, f"id-ns: {found['nsze']} sectors")
+    for name, expected in (("logical", SECTOR_BYTES), ("physical", BLOCK_BYTES)):
+        path = f"/sys/block/{device.rpartition('/')[2]}/queue/{name}_block_size"
+        size = int(run.shell(f"cat {path}"))
+        run.expect(size == expected, f"{path} is {size}")
+    # Single sectors, in an order that is not theirs, between others that stay.
+    source = f"{TREE}/large/0"
+    run.shell(f"dd if={source} of={device} bs=512 count=64 oflag=direct")
+    places = run.rng.sample(range(64), 12)
+    writes = "; ".join(
+        f"dd if={source} of=$to bs=512 skip={100 + place} seek={place} count=1 conv=notrunc $how"
+        for place in places
+    )
+    run.shell(f"dd if={source} of=/tmp/wanted bs=512 count=64; to=/tmp/wanted how=; {writes}")
+    run.shell(f"to={device} how=oflag=direct; {writes}")
+    run.shell(
+        f"dd if={device} of=/tmp/found bs=512 count=64 iflag=direct; cmp /tmp/wanted /tmp/found"
+    )
+    run.shell(f"mkfs.ext4 -q -b 1024 {device}")
+    run.mount(device)
+    run.shell(f"cp -a {TREE} /mnt/tree && sync")
+    files = run.check_tree()
+    run.unmount_and_check(device)
+    cli.do(raid.delete_volume(cli.nvme, namespace))
+    run.wait_for(f"[ ! -b {device} ]")
+    return f"{len(places)} single sectors, {files} files on blocks of 1 KiB"
 
 
 def parity_rows(run: Run) -> set[int]:
@@ -356,6 +404,7 @@ STEPS = [
     Step("logs", "smart-log, error-log, fw-log, get-feature", logs),
     Step("zeroes", "write-zeroes, verify, flush", zeroes),
     Step("ext4", "mkfs.ext4, copied tree, fsck, checksums", ext4, needs=("manage",)),
+    Step("sectors", "512-byte sectors, mkfs.ext4, fsck", sectors, needs=("manage",)),
     Step("load", "fio, random mixed, verified", load, needs=FILES),
     Step("parity", "drives read past the controller", parity, needs=FILES),
     Step("reset", "controller resets under load", reset, needs=FILES),
