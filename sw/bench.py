@@ -4,7 +4,8 @@
 
 Each row runs load on the simulated card: 256 bits, 250 MHz, PCIe 3.0 x8, MPS 256, MRRS 512, ideal
 drives, 64 KiB strips, 4 MiB of lines on chip. The mirrored pairs (``raid1-2``) are of SATA SSDs,
-and their limit is twice what one of them does alone. Prints a table, writes build/bench.json.
+and their limit is twice what one of them does alone. So are the drives of the rows on rebuilds, whose
+limits are what one drive writes alone, and the 99th percentile without a rebuild over 1 - share. Prints a table, writes build/bench.json.
 """
 
 import json
@@ -29,6 +30,7 @@ from sim.native.parameters import (
     LinkParameters,
 )
 from sim.native.presets import SATA_6G_SSD as SSD
+from sw.bench_rebuild import latency_during_rebuild, rebuild_rate
 from sw.characterise.limits import (
     duplex_limit,
     read_limit,
@@ -259,6 +261,8 @@ def _rows() -> dict[str, Callable[[float], Figure]]:
     rows["read-4k-random-raid1-2"] = lambda share: _pair(RANDOM_READ, share)
     rows["read-seq-raid1-2"] = lambda share: _pair(SEQUENTIAL_READ, share)
     rows["duplex-raid0-8"] = lambda share: _duplex(8, share)
+    rows["rebuild-raid5-8"] = rebuild_rate
+    rows["read-4k-p99-in-rebuild"] = latency_during_rebuild
     rows["read-4k-added-latency"] = _added_latency
     rows["doorbell-to-drive-command"] = lambda share: _own_latency(share, "fetch_ps", "command_ps")
     rows["last-data-to-interrupt"] = _data_to_interrupt
