@@ -361,11 +361,14 @@ class DrivesModel:
 
 
 class ParityModel:
-    """The parity engine: passes in order, real sums."""
+    """The parity engine: passes in order, real sums. Lines that were never written may be read if
+    ``dirty``."""
 
     def __init__(self, dut, config: Config, lines: Lines, *, active: float, seed):
         self.lines = lines
         self.passes = 0
+        self.dirty = False
+        self._background = config.background
         self._random = random.Random(f"{seed}/parity")
         self._clock = dut.clk
         self._steps: deque = deque()
@@ -396,10 +399,14 @@ class ParityModel:
             parities: dict[int, bytes] = {}
             results: dict[int, bytes] | None = None
             solved = True
+            nonzero = 0
             while True:
                 one = await self._next()
                 if one.kind == StepKind.DATA:
                     assert results is None, "input after an output"
+                    if self.dirty:
+                        content = self._random.randbytes(BLOCK)
+                        self.lines.contents.setdefault(one.line, content)
                     known.append((one.role, self.lines.read(one.line)))
                 elif one.kind == StepKind.PARITY:
                     assert results is None, "input after an output"
@@ -413,10 +420,12 @@ class ParityModel:
                         results = results or {}
                     if solved:
                         self.lines.write(one.line, results[one.role])
+                        nonzero |= any(results[one.role]) << one.role
                     if one.last:
                         break
             self.passes += 1
-            self._done.send(index=one.index, error=int(not solved))
+            done = {"nonzero": nonzero} if self._background else {}
+            self._done.send(index=one.index, error=int(not solved), **done)
 
     def _compute(self, begin, known, parities) -> dict[int, bytes] | None:
         if begin.kind == StepKind.GENERATE:

@@ -250,6 +250,33 @@ def test_medium_errors_are_recovered(level, drives, lost):
         card.finish(volume)
 
 
+@pytest.mark.parametrize("level", [Level.RAID6, Level.RAID1], ids=["RAID6", "RAID1"])
+def test_reads_mend_medium_errors(level):
+    """A block that a read could not have from its drive is there the next time."""
+    with Card([FAST] * PORTS, seed=SEED) as card:
+        drives = 6 if level == Level.RAID6 else 2
+
+        def errors() -> int:
+            return sum(card.harness.drive_statistics(port)["errors"] for port in range(drives))
+
+        async def main() -> Volume:
+            volume = await card.create(level, range(drives))
+            await card.read_all(volume)
+            for block in (0, 33, 65):
+                for place in volume.layout.copies_of(block)[:1]:
+                    card.spoil(volume, place)
+            for _ in range(4):
+                await card.read_all(volume)
+            found = errors()
+            assert found, "no block was asked for where it cannot be read"
+            for _ in range(4):
+                await card.read_all(volume)
+            assert errors() == found, "a block was not written anew"
+            return volume
+
+        card.finish(card.run(main()))
+
+
 def test_medium_error_without_redundancy():
     """RAID 0: the block's read fails with Unrecovered Read, others do not; a write cures it."""
     with Card([FAST] * PORTS, seed=SEED) as card:

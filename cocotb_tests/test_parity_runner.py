@@ -104,7 +104,7 @@ class Bench:
         self.done = StreamSink(dut, "done", layout=pass_done(self.config), active=active)
         self.free = list(range(self.config.lines))
         self.random.shuffle(self.free)
-        self.running: deque[tuple[int, bool, dict[int, bytes], list[int]]] = deque()
+        self.running: deque[tuple[int, bool, int, dict[int, bytes], list[int]]] = deque()
         self.index = 0
 
     def block(self) -> bytes:
@@ -143,13 +143,15 @@ class Bench:
             expected[line] = bytes(self.lines.content[line]) if error else content
             last = place == len(outputs) - 1
             self.step.send(kind=StepKind.OUTPUT, role=role, line=line, last=int(last), index=index)
-        self.running.append((index, error, expected, used))
+        nonzero = sum(1 << role for role, content in outputs.items() if any(content))
+        self.running.append((index, error, nonzero, expected, used))
 
     async def finish_one(self) -> None:
         """Waits for the oldest pass and compares all its lines at once."""
         answer = await self.done.receive(cycles=200_000)
-        index, error, expected, used = self.running.popleft()
+        index, error, nonzero, expected, used = self.running.popleft()
         assert (answer.index, answer.error) == (index, int(error))
+        assert error or answer.nonzero == nonzero, f"nonzero is {answer.nonzero}, not {nonzero}"
         for line, content in expected.items():
             assert self.lines.content[line] == content, f"pass {index}: line {line} is wrong"
         self.free += used
@@ -335,7 +337,9 @@ async def narrow_passes_wait_only_for_their_drain(dut):
     assert cycles - beats == TURNAROUND * (passes - BANKS)
 
 
-def _simulate(width: int, parities: int, testcase: str, *, name: str = "pass", **more) -> None:
+def _simulate(
+    width: int, parities: int, testcase: str, *, name: str = "pass", component=ParityPass, **more
+) -> None:
     parameters = {
         "DATA_WIDTH": str(width),
         "PARITIES": str(parities),
@@ -344,7 +348,7 @@ def _simulate(width: int, parities: int, testcase: str, *, name: str = "pass", *
         **more,
     }
     simulate(
-        ParityPass(config=config_of(parameters)),
+        component(config=config_of(parameters)),
         name=f"parity_{name}_w{width}_p{parities}",
         module=__name__,
         testcase=testcase,
@@ -397,3 +401,18 @@ def test_wrong_weights_are_caught(monkeypatch):
     monkeypatch.setattr(solver_module, "power_table", transposed)
     with pytest.raises(SimulationError, match="is wrong"):
         _simulate(512, 2, "passes_are_exact", name="mutant_weights")
+
+
+class OverlooksQ(ParityPass):
+    """A planted bug: whether Q came out as zeros is not looked at."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.sync += self.done.payload.nonzero[1].eq(0)
+        return m
+
+
+@needs_isal
+def test_overlooked_syndrome_is_caught():
+    with pytest.raises(SimulationError, match="nonzero is"):
+        _simulate(512, 2, "passes_are_exact", name="mutant_q", component=OverlooksQ)

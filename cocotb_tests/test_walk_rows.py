@@ -16,7 +16,9 @@ from hdl.stripe.sequencer import Sequencer
 ROW_STEP = 8
 """Rows of the benches are so far apart, so that copies which wrap do not meet."""
 
-KINDS = (WalkKind.RESYNC, WalkKind.REBUILD, WalkKind.PATROL)
+KINDS = (
+    WalkKind.RESYNC, WalkKind.REBUILD, WalkKind.PATROL, WalkKind.CHECK, WalkKind.REPAIR,
+)  # fmt: skip
 
 
 def bench_of(dut) -> WalkBench:
@@ -97,6 +99,66 @@ async def makes_parities_and_copies_anew(dut):
             assert await bench.check_walk(row, WalkKind.RESYNC, strip=strip) == WalkResult.GOOD
     await bench.settle()
     bench.check_drives()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def finds_blocks_that_are_wrong(dut):
+    """CHECK says so, and which if the level can tell; REPAIR makes them right."""
+    bench = bench_of(dut)
+    await start(dut)
+    await random_rows(bench, rows=20, span=6, recover=0)
+    await bench.settle()
+    seen = set()
+
+    async def check(row: int, strip: int, count: int) -> None:
+        places = bench.role_places(row, strip)
+        live = [place for place in places if place[0] not in bench.failed]
+        truth = dict(zip(places, bench.truth(row, strip), strict=True))
+        for place in bench.random.sample(live, min(count, len(live))):
+            bench.drives.blocks[place] = bench.random.randbytes(8)
+        seen.add(await bench.check_walk(row, WalkKind.CHECK, strip=strip))
+        await bench.check_walk(row, WalkKind.REPAIR, strip=strip)
+        if (bench.array.parities and not bench.failed) or bench.array.mirrored:
+            # Consistent, although with what was not known to be wrong.
+            again = await bench.end_of(await bench.walk(row, WalkKind.CHECK, strip=strip))
+            assert again == (WalkResult.GOOD, frozenset())
+        for place in live:
+            bench.drives.blocks[place] = truth[place]
+
+    for count in (0, 1, 1, 1, 1, 1, 2, 3):
+        row = ROW_STEP * bench.random.randrange(6)
+        await check(row, some_strip(bench, row), count)
+    # Each role of a row by itself, so that none of them is taken for another.
+    row = ROW_STEP * bench.random.randrange(6)
+    if bench.array.parities > 1:
+        for place, block in zip(bench.role_places(row), bench.truth(row), strict=True):
+            bench.drives.blocks[place] = bench.random.randbytes(8)
+            assert await bench.check_walk(row, WalkKind.CHECK) == WalkResult.MISMATCH
+            bench.drives.blocks[place] = block
+    assert seen == {WalkResult.GOOD, WalkResult.MISMATCH}
+    bench.fail(bench.random.choice(bench.array.ports[: bench.array.width]))
+    for count in (0, 1, 1, 2):
+        row = ROW_STEP * bench.random.randrange(6)
+        await check(row, some_strip(bench, row), count)
+    await bench.settle()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def zeroes_rows(dut):
+    """Whatever was there, and whatever line it takes."""
+    bench = bench_of(dut)
+    bench.parity.dirty = True
+    await start(dut)
+    await random_rows(bench, rows=20, span=6, recover=0)
+    await bench.settle()
+    for place in bench.array.ports[: bench.array.width][:2]:
+        await walk_with_faults(bench, kinds=(WalkKind.ZERO,), rounds=8, span=6)
+        if bench.array.parities or bench.array.mirrored:
+            bench.fail(place)
+    await bench.settle()
+    bench.drives.unreadable.clear()
+    bench.check_drives()
+    assert any(not contents for contents in bench.rows.values()) or bench.array.mirrored
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
@@ -198,9 +260,12 @@ async def reports_cycles_per_walk(dut):
         await bench.settle()
 
 
-WORK = ("mends_what_cannot_be_read", "makes_parities_and_copies_anew")
+WORK = ("mends_what_cannot_be_read", "makes_parities_and_copies_anew", "zeroes_rows")
 
-REBUILD = ("rebuilds_under_load", "reports_drives_that_refuse_to_be_rebuilt")
+REBUILD = (
+    "finds_blocks_that_are_wrong",
+    "rebuilds_under_load",     "reports_drives_that_refuse_to_be_rebuilt",
+)
 
 
 FEW = ("raid0", "raid1e", "raid6_ddf_continue")
@@ -229,6 +294,24 @@ class WritesOtherLine(Sequencer):
         return m
 
 
+class AcceptsQ(Sequencer):
+    """A planted bug: Q is taken for right."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += m.submodules.suspicion.before.nonzero[1].eq(0)
+        return m
+
+
+class AccusesNeighbour(Sequencer):
+    """A planted bug: the role that is found is the one before the one that is wrong."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += m.submodules.steps.suspect.eq(m.submodules.suspicion.before.suspect + 1)
+        return m
+
+
 class SaysGood(Sequencer):
     """A planted bug: nothing was ever wrong with a row."""
 
@@ -241,6 +324,8 @@ class SaysGood(Sequencer):
 MUTANTS = {
     TrustsStaleDrives: "rebuilds_under_load",
     WritesOtherLine: "mends_what_cannot_be_read",
+    AcceptsQ: "finds_blocks_that_are_wrong",
+    AccusesNeighbour: "finds_blocks_that_are_wrong",
     SaysGood: "mends_what_cannot_be_read",
 }
 

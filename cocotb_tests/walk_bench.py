@@ -114,37 +114,57 @@ class WalkBench(Bench):
         )
         return self.results.pop(tag)
 
-    def expected(self, row: int, strip: int, kind: WalkKind):
-        """The golden outcome, with the faults that there are now."""
+    def golden(self, row: int, strip: int, kind: WalkKind) -> Walk:
+        """The walk as the golden model sees it, with the faults that there are now."""
         places = self.role_places(row, strip)
 
         def roles(test) -> frozenset[int]:
             return frozenset(role for role, place in enumerate(places) if test(place))
 
         beyond = row >= self.boundary
-        return outcome(
-            Walk(
-                kind=kind.name,
-                data=self.array.data,
-                parities=self.array.parities,
-                copies=self.array.copies,
-                dead=roles(lambda place: place[0] in self.failed),
-                stale=roles(lambda place: beyond and place[0] in self.stale),
-                unreadable=roles(lambda place: place in self.drives.unreadable),
-            )
+        blocks = [self.drives.blocks.get(place, bytes(BLOCK)) for place in places]
+        right = self.truth(row, strip)
+        if self.array.mirrored:
+            live = [one for one, place in zip(blocks, places, strict=True)
+                    if place[0] not in self.failed]  # fmt: skip
+            right = live[:1] * len(places)
+        wrong = frozenset(
+            role
+            for role, place in enumerate(places)
+            if place[0] not in self.failed and blocks[role] != right[role]
+        )
+        return Walk(
+            kind=kind.name,
+            data=self.array.data,
+            parities=self.array.parities,
+            copies=self.array.copies,
+            dead=roles(lambda place: place[0] in self.failed),
+            stale=roles(lambda place: beyond and place[0] in self.stale),
+            unreadable=roles(lambda place: place in self.drives.unreadable),
+            wrong=wrong,
         )
 
     async def check_walk(self, row: int, kind: WalkKind, *, strip: int = 0) -> WalkResult:
         """Walks a row; result, roles and every block must be those of the golden model."""
-        wanted = self.expected(row, strip, kind)
+        walk = self.golden(row, strip, kind)
+        wanted = outcome(walk)
         places = self.role_places(row, strip)
         contents = self.truth(row, strip)
         before = [self.drives.blocks.get(place, bytes(BLOCK)) for place in places]
         unreadable = [place in self.drives.unreadable for place in places]
+        if kind == WalkKind.ZERO:
+            contents = [bytes(BLOCK)] * len(places)
+            self.rows[row] = (
+                {one: block for one, block in self.rows[row].items() if one != strip}
+                if self.array.mirrored
+                else {}
+            )
+        if wanted.result == "MISMATCH":
+            contents = self._repaired(row, places, before, wanted.roles)
         result, roles = await self.end_of(await self.walk(row, kind, strip=strip))
         what = f"{kind.name} of row {row} strip {strip}"
         assert (result.name, roles) == (wanted.result, wanted.roles), (
-            f"{what}: {result.name} {sorted(roles)}, not {wanted}"
+            f"{what}: {result.name} {sorted(roles)}, not {wanted} of {walk}"
         )
         for role, place in enumerate(places):
             found = self.drives.blocks.get(place, bytes(BLOCK))
@@ -155,6 +175,17 @@ class WalkBench(Bench):
                 assert found == before[role], f"{what}: role {role} was written"
                 assert (place in self.drives.unreadable) == unreadable[role]
         return result
+
+    def _repaired(self, row: int, places, blocks: list[bytes], wrong) -> list[bytes]:
+        """What REPAIR makes of a row whose blocks do not agree."""
+        if self.array.mirrored:
+            source = min(r for r in range(len(blocks)) if places[r][0] not in self.failed)
+            return [blocks[source]] * len(blocks)
+        if wrong:
+            return self.truth(row)
+        data = dict(enumerate(blocks[: self.array.data]))
+        sums = self.array.sums(data, shift=self.place(row)[1])
+        return [*data.values(), *(sums[parity] for parity in self._parities())]
 
     async def pause(self, cycles: int) -> None:
         for _ in range(cycles):

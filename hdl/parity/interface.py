@@ -40,5 +40,10 @@ def step(config: Config) -> data.StructLayout:
 
 
 def pass_done(config: Config) -> data.StructLayout:
-    """Every output of a pass is in its line; ``error``: the erasures cannot be solved."""
-    return data.StructLayout({"index": config.row_slot_bits, "error": 1})
+    """Every output of a pass is in its line; ``error``: the erasures cannot be solved.
+
+    ``nonzero`` (with ``background``): a bit per ``role`` of an OUTPUT: a block that went out there
+    is not all zeros.
+    """
+    background = {"nonzero": config.parities} if config.background else {}
+    return data.StructLayout({"index": config.row_slot_bits, "error": 1, **background})

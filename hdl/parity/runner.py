@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from hdl.config import Config
 from hdl.memory.interface import ReadPort, write_port
 from hdl.parity.decoder import StepDecoder, input_block, output_block
-from hdl.parity.engine import ParityEngine
+from hdl.parity.engine import ParityEngine, syndrome_bits
 from hdl.parity.fetcher import BlockFetcher
 from hdl.parity.interface import pass_done, step
 
@@ -67,8 +67,9 @@ class ParityPass(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         config = self._config
+        background = {"syndrome": syndrome_bits(config)} if config.background else {}
         tag_layout = data.StructLayout(
-            {"line": config.line_bits, "index": config.row_slot_bits, "last": 1}
+            {"line": config.line_bits, "index": config.row_slot_bits, "last": 1, **background}
         )
 
         m.submodules.decoder = decoder = StepDecoder(config=config)
@@ -133,6 +134,15 @@ class ParityPass(wiring.Component):
                 self.done.payload.index.eq(drained_tag.index),
                 self.done.payload.error.eq(0),
             ]
+        if config.background:
+            m.d.comb += tag.syndrome.eq(block.syndrome)
+            seen = Signal(config.parities)
+            seen_now = Signal(config.parities)
+            m.d.comb += seen_now.eq(seen | (beat.data.any() << drained_tag.syndrome))
+            with m.If(write.valid & write.ready):
+                m.d.sync += seen.eq(seen_now)
+                with m.If(ends):
+                    m.d.sync += [seen.eq(0), self.done.payload.nonzero.eq(seen_now)]
         with m.If(refused):
             m.d.sync += [
                 self.done.valid.eq(1),

@@ -7,6 +7,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.array.interface import TableRead, geometry_read, member_read
+from hdl.background.interface import WalkKind
 from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config
 from hdl.memory.interface import line_stream
 from hdl.stripe.interface import PlanKind, RowKind, row_state
@@ -214,7 +215,7 @@ class Admission(wiring.Component):
 
         def follow_walk_plan() -> None:
             names = ("possible", "read", "erased", "use_parity", "generate", "write")
-            for name in (*names, "single", "source") if config.background else ():
+            for name in (*names, "checks", "single", "source") if config.background else ():
                 m.d.sync += getattr(todo, name).eq(getattr(walk_plan, name))
 
         pending = Signal(config.ports)
@@ -267,7 +268,7 @@ class Admission(wiring.Component):
                     place.eq(row.shift),
                 ]
                 if config.background:
-                    m.d.sync += todo.walk.eq(row.walk)
+                    m.d.sync += [todo.walk.eq(row.walk), todo.again.eq(retried)]
                 m.next = "WALK"
                 with m.If(mirrored):
                     m.next = "STEP"
@@ -340,6 +341,9 @@ class Admission(wiring.Component):
                 outputs = Mux(recover, row.joined, todo.erased & ~row.joined)
                 need = Signal(config.ports)
                 m.d.comb += need.eq(todo.read | outputs | (todo.generate << data))
+                if config.background:
+                    with m.If(walks & (todo.walk.kind == WalkKind.ZERO)):
+                        m.d.comb += need.eq(1 << todo.source)
                 with m.If(todo.possible):
                     m.d.sync += [todo.aux.eq(need), pending.eq(need)]
                     with m.If(~recover & ~walks):

@@ -1,9 +1,10 @@
 """The parity steps of one pass of a row, in the order in which the engine takes them."""
 
-from amaranth.hdl import Module, Mux, Signal
+from amaranth.hdl import Const, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
+from hdl.background.interface import WalkKind
 from hdl.config import Config
 from hdl.parity.interface import StepKind, step
 from hdl.stripe.interface import RowKind
@@ -25,6 +26,11 @@ class PassSteps(wiring.Component):
         Of the row at hand; must hold during the pass.
     recover, generate
         Choose the pass: solve the program's ``erased`` roles, or generate its parities.
+    compare, suspect
+        Choose the pass, with ``background``, of a row of parities: is data role ``suspect`` alone
+        wrong? Its block takes the place of P's syndrome, and the other syndromes (all in the lines
+        of their parities) come out as zeros if so. Of copies: ``suspect`` plus ``source``, zeros if
+        they are alike. Of a row to be zeroed: ``source``, which is ``suspect``, plus itself.
     begin
         ``step`` is the begin of the chosen pass.
     select
@@ -40,8 +46,12 @@ class PassSteps(wiring.Component):
 
     def __init__(self, *, config: Config):
         self._config = config
+        background = {}
+        if config.background:
+            background = {"compare": In(1), "suspect": In(role_bits(config))}
         super().__init__(
             {
+                **background,
                 "program": In(program(config)),
                 "slot": In(config.row_slot_bits),
                 "recover": In(1),
@@ -110,6 +120,36 @@ class PassSteps(wiring.Component):
                 wants.eq(todo.generate),
             ]
 
+        # The role in whose line an input or output lies, if not its own.
+        moved = Const(0)
+        old_line, output_line = Signal(role_bits(config)), Signal(role_bits(config))
+        old_role = Signal(role_bits(config))
+        m.d.comb += old_role.eq(old)
+        if config.background:
+            moved = Signal()
+            p_role = todo.rotation.ddf & ~todo.rotation.ascending
+            others = todo.generate & Mux(p_role, 0b1101, 0b1110)
+            with m.If(self.generate | self.recover):
+                m.d.sync += moved.eq(0)
+            with m.If(self.generate & todo.checks):
+                m.d.sync += parities.eq(todo.generate)
+            with m.If(self.compare):
+                m.d.sync += [
+                    recovering.eq(0),
+                    moved.eq(1),
+                    news.eq(Mux(todo.walk.kind == WalkKind.ZERO, 1 << todo.source, 0)),
+                    olds.eq((1 << self.suspect) | Mux(todo.single, 1 << todo.source, 0)),
+                    parities.eq(Mux(todo.single, 0, others)),
+                    outputs.eq(Mux(todo.single, 1, others)),
+                    wants.eq(Mux(todo.single, 1, others)),
+                ]
+            m.d.comb += [
+                old_line.eq(Mux(todo.single, old, todo.data + p_role)),
+                output_line.eq(Mux(todo.single, self.suspect, 0)),
+            ]
+            with m.If(moved & todo.single):
+                m.d.comb += old_role.eq(0)
+
         with m.If(self.begin):
             m.d.comb += [
                 plain.kind.eq(Mux(recovering, StepKind.RECOVER, StepKind.GENERATE)),
@@ -123,12 +163,12 @@ class PassSteps(wiring.Component):
 
         m.d.comb += self.more.eq(olds.any() | news.any() | parities.any() | wants.any())
         with m.If(olds.any()):
-            m.d.comb += self.role.eq(old)
+            m.d.comb += self.role.eq(Mux(moved, old_line, old))
             with m.If(self.select):
                 m.d.sync += [
                     olds.eq(olds & (olds - 1)),
                     item.kind.eq(StepKind.DATA),
-                    item.role.eq(old),
+                    item.role.eq(old_role),
                 ]
         with m.Elif(news.any()):
             m.d.comb += self.role.eq(new)
@@ -136,8 +176,8 @@ class PassSteps(wiring.Component):
                 m.d.sync += [
                     news.eq(news & (news - 1)),
                     item.kind.eq(StepKind.DATA),
-                    item.role.eq(new),
-                    self.own.eq(0),
+                    item.role.eq(Mux(moved, 0, new)),
+                    self.own.eq(moved),
                 ]
         with m.Elif(parities.any()):
             m.d.comb += self.role.eq(todo.data + parity)
@@ -149,19 +189,21 @@ class PassSteps(wiring.Component):
                     self.own.eq(1),
                 ]
         with m.Elif(wants.any()):
-            others = wants & ~(1 << output)
+            left = wants & ~(1 << output)
             m.d.comb += [
-                self.role.eq(Mux(recovering, output, todo.data + output)),
+                self.role.eq(
+                    Mux(moved, output_line, Mux(recovering, output, todo.data + output))
+                ),
                 self.skips.eq(~wants.bit_select(output, 1)),
             ]
             with m.If(self.select):
                 m.d.sync += [
                     outputs.eq(outputs & (outputs - 1)),
-                    wants.eq(others),
+                    wants.eq(left),
                     erasure.eq(erasure + 1),
                     item.kind.eq(StepKind.OUTPUT),
                     item.role.eq(Mux(recovering, erasure, output)),
-                    item.last.eq(others == 0),
+                    item.last.eq(left == 0),
                     self.own.eq(1),
                 ]
         return m

@@ -37,13 +37,17 @@ def program(config: Config) -> data.StructLayout:
     that could not be read, or must not be because their drive is ``stale`` and the row not rebuilt.
 
     With ``background``: ``walk``: of a row that is walked (``any``), ``kind`` being WRITE with
-    nothing joined. Targets are then roles, with copies too, and ``mirrored`` is 0. ``single``: all
-    of them are written from the line of role ``source``, else each from its own.
+    nothing joined. Targets are then roles, with copies too, and ``mirrored`` is 0. ``again``: it
+    has been planned before. ``checks``: parities (those in ``generate``) or copies (those in
+    ``read``) are compared. ``single``: everything is written from the line of role ``source``,
+    else each role from its own.
     """
     background = {}
     if config.background:
         background = {
             "stale": config.ports,
+            "again": 1,
+            "checks": 1,
             "single": 1,
             "source": role_bits(config),
             **errand(config),

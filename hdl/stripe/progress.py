@@ -3,7 +3,7 @@
 from amaranth.lib import data, enum
 
 from hdl.config import Config
-from hdl.stripe.program import target_bits, targets
+from hdl.stripe.program import role_bits, target_bits, targets
 
 ATTEMPTS = 4
 """Times that operations a drive aborts are sent before they count as failed."""
@@ -17,6 +17,7 @@ class Phase(enum.Enum, shape=3):
     GENERATE = 2
     WRITE = 3
     ABANDON = 4
+    COMPARE = 5
 
 
 class Next(enum.Enum, shape=2):
@@ -35,7 +36,19 @@ def progress(config: Config) -> data.StructLayout:
     that could not be written. ``good``: data strips of which a copy is written. ``retry``: targets
     to ask again; ``aborted``: at least one of them because a drive aborted it, or could not
     store it, which counts as one of `ATTEMPTS`.
+
+    With ``background``: ``nonzero``: of the last parity pass, by parity role; ``found``: parities
+    or copies do not agree, ``wrong`` being the roles at fault if they are known; ``suspect``: the
+    data role, or copy, that the pass under way looks into.
     """
+    background = {}
+    if config.background:
+        background = {
+            "nonzero": config.parities,
+            "found": 1,
+            "wrong": config.ports,
+            "suspect": role_bits(config),
+        }
     return data.StructLayout(
         {
             "phase": Phase,
@@ -46,5 +59,6 @@ def progress(config: Config) -> data.StructLayout:
             "lost": config.ports,
             "good": config.ports,
             "retry": targets(config),
+            **background,
         }
     )

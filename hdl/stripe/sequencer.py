@@ -7,7 +7,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.array.interface import TableRead, geometry_read, member_read
-from hdl.background.interface import walked
+from hdl.background.interface import WalkKind, walked
 from hdl.config import (
     BLOCK_NUMBER_BITS,
     DATA_OFFSET_BLOCKS,
@@ -26,6 +26,7 @@ from hdl.stripe.pass_steps import PassSteps
 from hdl.stripe.phase_queues import PhaseQueues
 from hdl.stripe.program import lowest_bit, role_bits, target_bits, targets
 from hdl.stripe.progress import Next, Phase, progress
+from hdl.stripe.suspicion import Suspicion
 from hdl.stripe.verdict import Verdict
 
 
@@ -149,9 +150,9 @@ class Sequencer(wiring.Component):
         parity_roles = Signal(config.ports)
         held = Signal(config.ports)
         recover = program.kind == RowKind.RECOVER
-        walks, single = Const(0), Const(0)
+        walks, single, checks = Const(0), Const(0), Const(0)
         if config.background:
-            walks, single = program.walk.any, program.single
+            walks, single, checks = program.walk.any, program.single, program.checks
         is_strip = ~walks & (program.mirrored | (index < program.data))
         m.d.comb += [
             data_roles.eq((1 << program.data) - 1),
@@ -231,6 +232,18 @@ class Sequencer(wiring.Component):
         ]
 
         if config.background:
+            # By syndrome, and by the role of the parity: Q is the first one in one DDF layout.
+            syndromes = Signal(config.parities)
+            nonzero = Signal(config.parities)
+            m.d.comb += nonzero.eq(syndromes)
+            with m.If(program.rotation.ddf & ~program.rotation.ascending):
+                m.d.comb += nonzero.eq(Cat(syndromes[1:2], syndromes[0]))
+            m.submodules.suspicion = suspicion = Suspicion(config=config)
+            m.d.comb += [
+                suspicion.program.eq(program),
+                suspicion.before.eq(now),
+                steps.suspect.eq(now.suspect),
+            ]
             m.submodules.verdict = verdict = Verdict(config=config)
             m.d.comb += [
                 verdict.program.eq(program),
@@ -286,6 +299,8 @@ class Sequencer(wiring.Component):
                         slot.eq(self.pass_done.payload.index),
                         unsolved.eq(self.pass_done.payload.error),
                     ]
+                    if config.background:
+                        m.d.sync += syndromes.eq(self.pass_done.payload.nonzero)
                     m.next = "LOAD-PASS"
                 with m.Elif(todo.r_rdy & room):
                     m.d.comb += todo.r_en.eq(1)
@@ -327,6 +342,8 @@ class Sequencer(wiring.Component):
                 m.next = "COPY-PASS"
             with m.State("COPY-PASS"):
                 m.d.sync += [now.eq(state_read.data), ended.eq(1)]
+                if config.background:
+                    m.d.sync += now.nonzero.eq(nonzero)
                 with m.If(unsolved):
                     m.d.sync += now.phase.eq(Phase.ABANDON)
                 m.next = "STORE"
@@ -340,6 +357,12 @@ class Sequencer(wiring.Component):
                 m.next = "BEGIN"
             with m.State("BEGIN"):
                 m.d.sync += [now.eq(0), now.bad.eq(program.bad)]
+                if config.background:
+                    with m.If(program.again):
+                        m.d.sync += [
+                            now.found.eq(state_read.data.found),
+                            now.wrong.eq(state_read.data.wrong),
+                        ]
                 with m.If(~program.possible):
                     m.next = "CLOSE"
                 with m.Elif(program.read.any()):
@@ -348,6 +371,10 @@ class Sequencer(wiring.Component):
                     begin_generation()
                 with m.Else():
                     m.next = "WRITE"
+                    if config.background:
+                        m.d.sync += now.suspect.eq(program.source)
+                        with m.If(walks & (program.walk.kind == WalkKind.ZERO)):
+                            m.next = "COMPARE"
             with m.State("LOAD-ROW"):
                 m.next = "COPY-ROW"
             with m.State("COPY-ROW"):
@@ -362,6 +389,8 @@ class Sequencer(wiring.Component):
                             give_back(program.aux, then=Next.PLAN)
                         with m.Elif(program.erased.any()):
                             begin_recovery()
+                        with m.Elif(checks & single):
+                            m.next = "SUSPECT"
                         with m.Elif(walks & ~program.generate.any()):
                             give_back(program.aux & ~held, then=Next.WRITE)
                         with m.Else():
@@ -376,13 +405,31 @@ class Sequencer(wiring.Component):
                             begin_generation()
                     with m.Case(Phase.GENERATE):
                         give_back(program.aux & ~held, then=Next.WRITE)
+                        with m.If(checks):
+                            m.next = "SUSPECT"
                     with m.Case(Phase.WRITE):
                         m.next = "CLOSE"
                         with m.If(now.retry.any()):
                             try_again(write=1)
+                    if config.background:
+                        with m.Case(Phase.COMPARE):
+                            m.next = "SUSPECT"
                     with m.Default():
                         m.d.sync += abandoned.eq(1)
                         give_back(program.aux, then=Next.CLOSE)
+            if config.background:
+                with m.State("SUSPECT"):
+                    m.d.sync += now.eq(suspicion.after)
+                    with m.If(suspicion.compare):
+                        m.next = "COMPARE"
+                    with m.Elif(suspicion.again):
+                        give_back(program.aux, then=Next.PLAN)
+                    with m.Else():
+                        give_back(program.aux & ~held, then=Next.WRITE)
+                with m.State("COMPARE"):
+                    m.d.comb += steps.compare.eq(1)
+                    m.d.sync += now.phase.eq(Phase.COMPARE)
+                    m.next = "BEGIN-PASS"
             with m.State("WRITE"):
                 m.d.sync += now.attempts.eq(0)
                 begin_operations(targets=program.write, write=1)
@@ -448,7 +495,7 @@ class Sequencer(wiring.Component):
                 with m.If(self.free.ready):
                     m.next = "SELECT-LINE"
             with m.State("PLAN"):
-                m.d.comb += admission.again.valid.eq(1)
+                m.d.comb += [admission.again.valid.eq(1), state_write.en.eq(1)]
                 with m.If(admission.again.ready):
                     m.next = "IDLE"
 

@@ -44,6 +44,8 @@ class Verdict(wiring.Component):
             say(WalkResult.LOST, todo.dead | todo.bad)
         with m.Elif(done.lost.any()):
             say(WalkResult.FAILED, done.lost)
+        with m.Elif(done.found):
+            say(WalkResult.MISMATCH, done.wrong)
         with m.Elif(mended.any()):
             say(WalkResult.MENDED, mended)
         with m.Else():

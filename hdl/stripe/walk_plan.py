@@ -14,9 +14,10 @@ class WalkPlan(wiring.Component):
     """Turns a plan that recovers all that is lost into what the kind of walk asks for.
 
     What is in ``bad`` and whose drive lives is written anew by every kind. CHECK, REPAIR and PATROL
-    read every block once, and what they cannot read is mended when the row is planned ``again``. Of
-    a row of copies each is a role, and one of them, ``source``, is read and written to the others.
-    A row without redundancy is only read. Combinational.
+    read every block once, and what they cannot read is mended when the row is planned ``again``;
+    then the row is not compared, nor is it if a data role is lost. Of a row of copies each is a
+    role, and one of them, ``source``, is read and written to the others. A row without redundancy
+    is only read. ZERO reads nothing; its one line is that of ``source``. Combinational.
 
     Parameters
     ----------
@@ -36,6 +37,8 @@ class WalkPlan(wiring.Component):
         With parities: `RowKind.RECOVER` of nothing joined, with ``dead`` and ``bad`` lost.
     possible, read, erased, use_parity, generate, write
         As in `hdl.stripe.program.program`.
+    checks
+        Parities, or copies, are compared before anything is written.
     single, source
         Everything is written from the line of role ``source``.
     """
@@ -60,6 +63,7 @@ class WalkPlan(wiring.Component):
                 "use_parity": Out(4),
                 "generate": Out(4),
                 "write": Out(ports),
+                "checks": Out(1),
                 "single": Out(1),
                 "source": Out(role_bits(config)),
             }
@@ -70,7 +74,10 @@ class WalkPlan(wiring.Component):
         ports = self._config.ports
         resyncs = self.kind == WalkKind.RESYNC
         rebuilds = self.kind == WalkKind.REBUILD
-        looks = ~(resyncs | rebuilds) & ~self.again
+        zeroes = self.kind == WalkKind.ZERO
+        looks = ~(resyncs | rebuilds | zeroes) & ~self.again
+        compares = (self.kind == WalkKind.CHECK) | (self.kind == WalkKind.REPAIR)
+        data_roles = (1 << self.data) - 1
 
         live = Signal(ports)
         good = Signal(ports)
@@ -81,12 +88,20 @@ class WalkPlan(wiring.Component):
             mend.eq(live & self.bad),
             self.single.eq(self.mirrored),
         ]
-        with m.If(self.mirrored):
+        with m.If(zeroes):
+            m.d.comb += [
+                self.possible.eq(live.any()),
+                self.single.eq(1),
+                self.source.eq(lowest_bit(m, live, "live_role")),
+                self.write.eq(live),
+            ]
+        with m.Elif(self.mirrored):
             first = Signal(ports)
             m.d.comb += [
                 first.eq(good & -good),
                 self.possible.eq(good.any()),
                 self.source.eq(lowest_bit(m, good, "good_role")),
+                self.checks.eq(compares & looks & (mend == 0)),
                 self.write.eq(Mux(resyncs, live & ~first, mend)),
                 self.read.eq(Mux(looks, good, Mux(self.write.any(), first, 0))),
             ]
@@ -98,8 +113,9 @@ class WalkPlan(wiring.Component):
         with m.Else():
             m.d.comb += [
                 self.possible.eq(self.plan.kind != PlanKind.IMPOSSIBLE),
-                self.generate.eq(Mux(resyncs, live, mend) >> self.data),
-                self.write.eq(mend | (self.generate << self.data)),
+                self.checks.eq(compares & looks & ((self.bad | (self.dead & data_roles)) == 0)),
+                self.generate.eq(Mux(resyncs | self.checks, live, mend) >> self.data),
+                self.write.eq(mend | Mux(self.checks, 0, self.generate << self.data)),
             ]
             with m.If(self.write.any()):
                 m.d.comb += [

@@ -13,7 +13,8 @@ class Walk:
     """A row to walk: its shape, and the roles (data, then parities; or copies) with a fault.
 
     ``dead``: their drive is gone; ``stale``: it is being rebuilt and has not come so far;
-    ``unreadable``: the drive cannot read the block.
+    ``unreadable``: the drive cannot read the block; ``wrong``: the drive has another block than
+    belongs there, or with copies than the first good one has.
     """
 
     kind: str
@@ -23,6 +24,7 @@ class Walk:
     dead: frozenset[int] = frozenset()
     stale: frozenset[int] = frozenset()
     unreadable: frozenset[int] = frozenset()
+    wrong: frozenset[int] = frozenset()
 
     @property
     def roles(self) -> frozenset[int]:
@@ -54,10 +56,26 @@ def outcome(walk: Walk) -> Outcome:
             break
         bad |= found
         again = True
+    compares = walk.kind in ("CHECK", "REPAIR") and not again
+    if compares and walk.wrong and _comparable(walk, bad):
+        parities = {role for role in walk.roles - walk.dead if role >= walk.data}
+        located = walk.copies > 1 or (
+            len(walk.wrong) == 1 and 1 < walk.parities == len(parities)
+        )
+        roles = walk.wrong if located else frozenset()
+        written = roles or parities if walk.kind == "REPAIR" else ()
+        return Outcome(result="MISMATCH", roles=roles, written=frozenset(written))
     mended = bad - walk.stale
     return Outcome(
         result="MENDED" if mended else "GOOD", roles=frozenset(mended), written=frozenset(written)
     )
+
+
+def _comparable(walk: Walk, bad: frozenset[int]) -> bool:
+    """Nothing that would be needed is lost."""
+    if walk.copies > 1:
+        return not bad
+    return not bad and not any(role < walk.data for role in walk.dead)
 
 
 def _steps(walk: Walk, bad: frozenset[int], *, again: bool) -> tuple[set[int], set[int]] | None:
@@ -65,6 +83,8 @@ def _steps(walk: Walk, bad: frozenset[int], *, again: bool) -> tuple[set[int], s
     live = walk.roles - walk.dead
     good = live - bad
     mend = set(live & bad)
+    if walk.kind == "ZERO":
+        return set(), set(live)
     looks = walk.kind in ("CHECK", "REPAIR", "PATROL") and not again
     if walk.copies > 1:
         if not good:
