@@ -19,13 +19,14 @@ PULLED = 3
 """The last port has the drive that replaces this one."""
 
 STRIP_KIB = 64
-RATE_ROWS = 8192
+RATE_ROWS = 16384
 """Rows of the array that is rebuilt alone: much more than a drive buffers."""
 
 SHARE_PERCENT = 30
 OUTSTANDING = 16
 WARM_UP_NS = 4_000_000
 MEASURE_NS = 40_000_000
+FILL_NS = 60_000_000
 SETTLE_NS = 200_000
 POLL_NS = 500_000
 WRITE_COMMANDS = 32
@@ -61,8 +62,9 @@ def _write_rate(share: float) -> float:
             array = await raid.create_array(card.nvme, Level.JBOD, [0], strip_kib=STRIP_KIB)
             namespace = await raid.create_volume(card.nvme, array)
             blocks = (await card.nvme.namespace(namespace)).blocks
+            # The warm-up fills the drive's buffer.
             load = Load(
-                STREAM, WRITE_COMMANDS, warm_up_ns=WARM_UP_NS, measure_ns=MEASURE_NS * share
+                STREAM, WRITE_COMMANDS, warm_up_ns=FILL_NS, measure_ns=MEASURE_NS * share
             )
             result = await Generator(card.nvme, namespace, blocks, load).run()
             return result.mb_s * MIB

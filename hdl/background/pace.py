@@ -6,7 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.config import TIME_BITS, Config
 
-BATCH_ROWS = 32
+BATCH_ROWS = 16
 """Rows that the host's commands may have to wait for."""
 
 SHARE_BITS = 7
@@ -23,8 +23,8 @@ class Pace(wiring.Component):
     """Lets the walker work for ``share`` percent of the time while the host is there.
 
     A batch is `BATCH_ROWS` rows, or as many as the walker has at once. When one has been asked for
-    and there was a host command meanwhile, the walker is held until its rows have ended, which took t
-    cycles, and until t * 100 / share cycles have passed since the batch began. Without host
+    and there was a host command meanwhile, the walker is held until its rows have ended, which took
+    t cycles, and until t * 100 / share cycles have passed since the batch began. Without host
     commands, or with a share of 100, it is never held.
 
     Parameters
