@@ -39,11 +39,19 @@ def replaced(card: Card, volume: Volume, old: int, new: int) -> None:
     card.gone.discard(new)
 
 
-@pytest.mark.parametrize("level", [Level.RAID5, Level.RAID6])
-def test_rebuilds_under_load(level):
+@pytest.mark.parametrize(
+    ("level", "members", "then"),
+    [
+        pytest.param(Level.RAID5, 6, (0,), id="RAID5"),
+        pytest.param(Level.RAID6, 6, (0, 1), id="RAID6"),
+        pytest.param(Level.RAID10, 6, (3,), id="RAID10"),
+        pytest.param(Level.RAID10, 5, (1,), id="RAID1E"),
+    ],
+)
+def test_rebuilds_under_load(level, members, then):
     """A drive goes, another takes its place under load; then the rest of the redundancy goes."""
     with Card([FAST] * PORTS, seed=SEED) as card:
-        volume = card.run(card.create(level, range(6)))
+        volume = card.run(card.create(level, range(members)))
 
         async def scenario() -> None:
             spawn = card.card.transport.spawn
@@ -74,7 +82,7 @@ def test_rebuilds_under_load(level):
         card.finish(volume)
 
         async def after() -> None:
-            for port in (0, 1)[: (level == Level.RAID6 and 2) or 1]:
+            for port in then:
                 card.pull(port)
             await card.load(volume, 60)
             await card.read_all(volume)

@@ -145,7 +145,7 @@ class Config:
     compare_and_deallocate: bool = True
     sector_emulation: bool = True
     temperature_kelvin: int = 308
-    walk_window: int = 32
+    walk_window: int = 128
     background: bool = True
     command_timeout_ms: int = 8000
     abort_timeout_ms: int = 500

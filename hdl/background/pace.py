@@ -6,6 +6,9 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.config import TIME_BITS, Config
 
+BATCH_ROWS = 16
+"""Rows that the host's commands may have to wait for."""
+
 SHARE_BITS = 7
 WHOLE = 100
 """Shares are percent."""
@@ -19,15 +22,15 @@ PRODUCT_BITS = TIME_WIDTH + SHARE_BITS
 class Pace(wiring.Component):
     """Lets the walker work for ``share`` percent of the time while the host is there.
 
-    A batch is as many rows as the walker has at once. When a batch has been asked for and there
-    was a host command meanwhile, the walker is held until its rows have ended, which took t
-    cycles, and until t * 100 / share cycles have passed since the batch began. Without host
+    A batch is `BATCH_ROWS` rows, or as many as the walker has at once. When one has been asked for
+    and there was a host command meanwhile, the walker is held until its rows have ended, which took
+    t cycles, and until t * 100 / share cycles have passed since the batch began. Without host
     commands, or with a share of 100, it is never held.
 
     Parameters
     ----------
     config
-        Sizes: ``walk_window`` is the batch.
+        Sizes: ``walk_window`` is the largest batch.
 
     Ports
     -----
@@ -60,7 +63,7 @@ class Pace(wiring.Component):
         )
 
     def elaborate(self, platform) -> Module:
-        batch = self._config.walk_window
+        batch = min(BATCH_ROWS, self._config.walk_window)
         m = Module()
         count = Signal(range(batch + 1))
         seen = Signal()

@@ -10,6 +10,9 @@ from hdl.background.interface import WalkKind, WalkResult, walk, walked
 from hdl.background.row_order import RowOrder
 from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config, bits_for_count
 
+MERGE_SHIFT = 4
+"""log2 of the rows that may be one drive command: with longer ones fewer would be on their way."""
+
 FOREIGN_TAG = 255
 """Of rows that others asked to be walked; their ends are taken and nothing more."""
 
@@ -141,6 +144,8 @@ class Walker(wiring.Component):
         out = self.walk.payload
         room = ~self.walk.valid | self.walk.ready
         issue = Signal()
+        following = Signal(BLOCK_NUMBER_BITS)
+        m.d.comb += following.eq(place.row + 1)
         skips = Signal()
         can_issue = order.places.valid & (count != window) & ~failed & ~self.stop
         m.d.comb += [
@@ -177,7 +182,7 @@ class Walker(wiring.Component):
                     out.base.eq(place.base),
                     out.shift.eq(place.shift),
                     out.row.eq(place.row),
-                    out.more.eq(place.row + 1 != shape.rows),
+                    out.more.eq(following[:MERGE_SHIFT].any() & (following != shape.rows)),
                     out.tag.eq(newest),
                 ]
 

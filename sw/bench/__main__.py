@@ -4,8 +4,10 @@
 
 Each row runs load on the simulated card: 256 bits, 250 MHz, PCIe 3.0 x8, MPS 256, MRRS 512, ideal
 drives, 64 KiB strips, 4 MiB of lines on chip. The mirrored pairs (``raid1-2``) are of SATA SSDs,
-and their limit is twice what one of them does alone. The drives of degraded arrays, and of arrays
-with spans, have SAS links of 12 Gbit/s. Prints a table, writes build/bench.json.
+and their limit is twice what one of them does alone. So are the drives of the rows on rebuilds: the
+limits are what one drive writes alone, and the 99th percentile without a rebuild over 1 - share.
+The drives of degraded arrays, and of arrays with spans, have SAS links of 12 Gbit/s. Prints a table,
+writes build/bench.json.
 """
 
 import json
@@ -19,7 +21,7 @@ from rich.table import Table
 
 from hdl.config import board
 from sim.native.build import build_controller
-from sw.bench import degraded, healthy
+from sw.bench import degraded, healthy, rebuild
 from sw.bench.healthy import PORTS
 from sw.cli import Parser, positive
 
@@ -39,7 +41,7 @@ class Row:
     command: str
 
 
-ROWS = healthy.rows() | degraded.rows()
+ROWS = healthy.rows() | degraded.rows() | rebuild.rows()
 
 
 def _ports_of(name: str) -> int:
