@@ -47,8 +47,10 @@ class Sequencer(wiring.Component):
     writes that end with MEDIUM_ERROR once more; operations that are sent again go alone. GONE is
     always reported.
 
-    With ``background``, a row that is walked ends in one ``walked``, before ``retired``; ``stale``
-    and ``boundary_read`` are as for `hdl.stripe.admission.Admission`.
+    With ``background``, a write to a row that is past repair because of blocks that cannot be read
+    succeeds; the row's parities are made unreadable until all of its data can be read again. A row
+    that is walked ends in one ``walked``, before ``retired``; ``stale`` and ``boundary_read`` are
+    as for `hdl.stripe.admission.Admission`.
 
     ``operation`` has owner ROW, index = row slot, place = target number (without mirroring the
     role: data 0.., then P, Q, ..); ``finished`` brings both back. ``finished`` and ``pass_done``
@@ -192,8 +194,10 @@ class Sequencer(wiring.Component):
             ),
         ]
 
+        has_line = Const(1)
         if config.background:
-            with m.If(writing & ~program.possible):
+            has_line = program.possible & (is_strip | ~program.salvage)
+            with m.If(writing & ~has_line):
                 m.d.comb += sent.opcode.eq(Opcode.WRITE_UNCORRECTABLE)
 
         m.submodules.steps = steps = PassSteps(config=config)
@@ -338,12 +342,11 @@ class Sequencer(wiring.Component):
                 m.d.sync += [now.eq(state_read.data), index.eq(target.strip)]
                 m.next = "JUDGE-EVENT"
             with m.State("JUDGE-EVENT"):
-                has_lines = program.possible if config.background else 1
                 m.d.sync += [
                     now.eq(judgement.after),
                     ended.eq(judgement.ended),
                     report.eq(judgement.report),
-                    release.eq(judgement.written & ~program.mirrored & ~single & has_lines),
+                    release.eq(judgement.written & ~program.mirrored & ~single & has_line),
                 ]
                 m.next = "SETTLE-EVENT"
             with m.State("SETTLE-EVENT"):
@@ -539,6 +542,12 @@ class Sequencer(wiring.Component):
                 m.next = "COUNT"
                 if config.background:
                     m.d.sync += missing.eq(now.lost | program.dead | program.stale | unread)
+                    with m.If(program.salvage):
+                        # What joined is on its drives, or nowhere; the rest is lost already.
+                        m.d.sync += [
+                            missing.eq(now.lost | program.dead | program.stale),
+                            fault.eq((now.lost & data_roles).any()),
+                        ]
                     with m.If(walks):
                         m.next = "JUDGE-WALK"
             with m.State("COUNT"):

@@ -6,8 +6,8 @@ Each row runs load on the simulated card: 256 bits, 250 MHz, PCIe 3.0 x8, MPS 25
 drives, 64 KiB strips, 4 MiB of lines on chip. The mirrored pairs (``raid1-2``) are of SATA SSDs,
 and their limit is twice what one of them does alone. So are the drives of the rows on rebuilds: the
 limits are what one drive writes alone, and the 99th percentile without a rebuild over 1 - share.
-The drives of degraded arrays, and of arrays with spans, have SAS links of 12 Gbit/s. Prints a table,
-writes build/bench.json.
+The drives of degraded arrays, and of arrays with spans, have SAS links of 12 Gbit/s. Prints a
+table, writes build/bench.json.
 """
 
 import json
