@@ -250,13 +250,15 @@ class Ladder(wiring.Component):
                     m.d.sync += any_used.eq(1)
                 with m.If(changes | changed):
                     m.next = "READ"
-                with m.Elif(forgotten):
-                    m.d.comb += write.en.eq(1)
-                    go_on()
+                if config.slow_read_ms:
+                    with m.Elif(forgotten):
+                        m.d.comb += write.en.eq(1)
+                        go_on()
                 with m.Elif(~late):
                     go_on()
-                with m.Elif(slow):
-                    m.next = "DETACH"
+                if config.slow_read_ms:
+                    with m.Elif(slow):
+                        m.next = "DETACH"
                 with m.Elif(~found.aborted & ~hopeless):
                     m.d.comb += [
                         write.en.eq(1),
@@ -279,10 +281,13 @@ class Ladder(wiring.Component):
                     add(spent)
                     m.next = "SETTLE"
 
-            with m.State("DETACH"):
-                m.d.comb += self.detaches.eq(mask)
-                with m.If(self.ended & (self.over == place)):
-                    go_on()
+            stuck = fsm.ongoing("END")
+            if config.slow_read_ms:
+                stuck |= fsm.ongoing("DETACH")
+                with m.State("DETACH"):
+                    m.d.comb += self.detaches.eq(mask)
+                    with m.If(self.ended & (self.over == place)):
+                        go_on()
 
             # The port is in reset, and what it had is ended, command by command.
             with m.State("SETTLE"):
@@ -300,9 +305,10 @@ class Ladder(wiring.Component):
             with m.State("JUDGE-TAG"):
                 with m.If(changes | changed):
                     m.next = "READ-TAG"
-                with m.Elif(forgotten):
-                    m.d.comb += write.en.eq(1)
-                    m.next = "TURN"
+                if config.slow_read_ms:
+                    with m.Elif(forgotten):
+                        m.d.comb += write.en.eq(1)
+                        m.next = "TURN"
                 with m.Elif(found.used):
                     m.next = "END"
                 with m.Else():
@@ -325,9 +331,11 @@ class Ladder(wiring.Component):
                     go_on()
 
             waits = fsm.ongoing("WAIT") & ~(any_used & (tick != seen))
-            stuck = (fsm.ongoing("END") | fsm.ongoing("DETACH")) & ~self.ended
             m.d.comb += self.busy.eq(
-                ~(waits | stuck) | changes | self.abort.any() | (off & ~self.failed[:ports]).any()
+                ~(waits | (stuck & ~self.ended))
+                | changes
+                | self.abort.any()
+                | (off & ~self.failed[:ports]).any()
             )
 
         m.d.comb += write.addr.eq(place)

@@ -317,25 +317,27 @@ class Admission(wiring.Component):
                 # The last answer is being taken.
                 m.next = "PLAN"
             with m.State("PLAN"):
-                with m.If(in_place):
-                    m.d.sync += [
-                        todo.possible.eq(readable.any()),
-                        todo.read.eq(readable & -readable),
-                        todo.write.eq(0),
-                    ]
-                    m.next = "PUBLISH"
-                with m.Elif(walks & (geometry.parities == 0)):
-                    follow_walk_plan()
-                    m.next = "COUNT"
-                with m.Elif(mirrored):
+                with m.If(mirrored & ~in_place):
                     m.d.sync += todo.possible.eq(~recover)
                     m.next = "PUBLISH"
-                with m.Elif(geometry.parities == 0):
+                with m.Elif((geometry.parities == 0) & ~walks & ~in_place):
                     m.d.sync += [
                         todo.possible.eq(~recover),
                         todo.write.eq(row.joined & ~todo.dead),
                     ]
                     m.next = "PUBLISH"
+                if config.sector_emulation:
+                    with m.Elif(in_place):
+                        m.d.sync += [
+                            todo.possible.eq(readable.any()),
+                            todo.read.eq(readable & -readable),
+                            todo.write.eq(0),
+                        ]
+                        m.next = "PUBLISH"
+                if config.background:
+                    with m.Elif(walks & (geometry.parities == 0)):
+                        follow_walk_plan()
+                        m.next = "COUNT"
                 with m.Else():
                     m.d.comb += planner.request.valid.eq(1)
                     with m.If(planner.request.ready):

@@ -416,23 +416,26 @@ class Sequencer(wiring.Component):
                             give_back(program.aux, then=Next.PLAN)
                         with m.Elif(program.erased.any()):
                             begin_recovery()
-                        with m.Elif(fills):
-                            finish_filling()
+                        if config.sector_emulation:
+                            with m.Elif(fills):
+                                finish_filling()
                         if config.background:
                             with m.Elif(checks & single):
                                 m.next = "SUSPECT"
-                        with m.Elif(walks & ~program.generate.any()):
-                            give_back(program.aux & ~held, then=Next.WRITE)
+                            with m.Elif(walks & ~program.generate.any()):
+                                give_back(program.aux & ~held, then=Next.WRITE)
                         with m.Else():
                             begin_generation()
                     with m.Case(Phase.RECOVER):
-                        with m.If(fills):
-                            finish_filling()
-                        with m.Elif(recover):
+                        with m.If(recover & ~fills):
                             m.d.sync += pending.eq(program.joined)
                             m.next = "FIND-RECOVERED"
-                        with m.Elif(walks & ~program.generate.any()):
-                            give_back(program.aux & ~held, then=Next.WRITE)
+                        if config.sector_emulation:
+                            with m.Elif(fills):
+                                finish_filling()
+                        if config.background:
+                            with m.Elif(walks & ~program.generate.any()):
+                                give_back(program.aux & ~held, then=Next.WRITE)
                         with m.Else():
                             begin_generation()
                     with m.Case(Phase.GENERATE):
