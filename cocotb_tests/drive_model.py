@@ -93,6 +93,7 @@ class DriveModel:
     """The drive at port ``index`` of ``dut``; starts by itself.
 
     ``storage`` maps block numbers to 4096 bytes; blocks not there read as ``fill(block)``.
+    ``spoiled`` blocks are those made unreadable by WRITE_UNCORRECTABLE, until they are written;
     ``bad_reads`` and ``bad_writes`` are sets of blocks that end their command with the status in
     ``error``; with ``cut`` a bad read may break off inside the block. ``hang`` commands that begin
     (-1: all) never end; ``deaf``: aborts do not end them; ``lasting``: a reset does not cure that.
@@ -128,6 +129,7 @@ class DriveModel:
         self.storage: dict[int, bytes] = {}
         self.counts = Counts()
         self.bad_reads: set[int] = set()
+        self.spoiled: set[int] = set()
         self.bad_writes: set[int] = set()
         self.error = DriveStatus.MEDIUM_ERROR
         self.cut = True
@@ -245,7 +247,7 @@ class DriveModel:
             opcode=opcode,
             fua=bool(fields.fua),
             block=fields.block,
-            blocks=0 if opcode is Opcode.FLUSH else blocks,
+            blocks=blocks if opcode in (Opcode.READ, Opcode.WRITE) else 0,
             ready=self._cycle + self._random.randint(*self.timing.latency),
         )
         self._commands[command.tag] = command
@@ -305,6 +307,9 @@ class DriveModel:
             command.blocks = command.granted + (command is self._granting)
         else:
             self.storage[block] = content
+            if block in self.spoiled:
+                self.spoiled.discard(block)
+                self.bad_reads.discard(block)
             self.counts.blocks_written += 1
         if command.moved == command.blocks:
             self._complete(command, self.error if command.failed else DriveStatus.GOOD)
@@ -401,6 +406,10 @@ class DriveModel:
                 self._grant[2].value = self._granting.tag
             for command in self._ready_commands(Opcode.FLUSH) if self._commands else ():
                 self.counts.flushes += 1
+                self._complete(command, DriveStatus.GOOD)
+            for command in self._ready_commands(Opcode.WRITE_UNCORRECTABLE):
+                self.spoiled.add(command.block)
+                self.bad_reads.add(command.block)
                 self._complete(command, DriveStatus.GOOD)
             if self._ends and self._cutting is not None and self._ends[0][1] is not self._cutting:
                 # A broken-off command ends before anything else.

@@ -223,11 +223,12 @@ class Bench:
         alone: int = 0,
     ) -> bool:
         """Sends an operation unless its blocks, an index or a line are in use."""
+        no_data = opcode in (Opcode.FLUSH, Opcode.WRITE_UNCORRECTABLE)
         span = set(range(block, block + blocks)) if opcode is not Opcode.FLUSH else set()
         if span & self.in_use[port] or not self.indices[owner]:
             return False
         line = content = None
-        if owner is Owner.ROW and opcode is not Opcode.FLUSH:
+        if owner is Owner.ROW and not no_data:
             if not self.free:
                 return False
             line = self.free.pop()
@@ -307,7 +308,9 @@ class Bench:
             self._judge(pending, payload.place, status)
             return
         assert owner is Owner.ROW or pending.opcode is Opcode.FLUSH, "GOOD block not landed"
-        if pending.opcode is Opcode.WRITE:
+        if pending.opcode is Opcode.WRITE_UNCORRECTABLE:
+            assert pending.block in drive.spoiled, "a block has not been made unreadable"
+        elif pending.opcode is Opcode.WRITE:
             assert drive.read_block(pending.block) == pending.content, "wrong data on the drive"
         elif pending.opcode is Opcode.READ:
             assert pending.line is not None
@@ -405,6 +408,10 @@ def traffic(bench: Bench, count: int):
             owner = chooser.choice(list(Owner))
             count -= bench.submit(
                 port=port, opcode=Opcode.FLUSH, owner=owner, place=chooser.randrange(64)
+            )
+        elif kind < 0.08:
+            count -= bench.submit(
+                port=port, opcode=Opcode.WRITE_UNCORRECTABLE, owner=Owner.ROW, block=4000 + block
             )
         elif kind < 0.4:
             blocks = chooser.choice((1, 1, 2, 5, bench.config.transfer_blocks))

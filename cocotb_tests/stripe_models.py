@@ -334,6 +334,8 @@ class DrivesModel:
                 status = DriveStatus.MEDIUM_ERROR
             else:
                 self.lines.write(one.line, self.blocks.get(key, bytes(BLOCK)))
+        elif one.opcode == Opcode.WRITE_UNCORRECTABLE:
+            self.unreadable.add(key)
         else:
             if key in self.stubborn:
                 self.stubborn.discard(key)

@@ -12,6 +12,7 @@ from cocotb_tests.streams import CLOCK_PERIOD_NS, start
 from hdl.drive.interface import Opcode
 from hdl.nvme.interface import Status
 from hdl.parity.interface import StepKind
+from hdl.stripe.interface import RowKind
 from hdl.stripe.sequencer import Sequencer
 
 
@@ -79,6 +80,47 @@ async def writes_twice_what_a_drive_refuses_once(dut):
     await bench.settle()
     bench.check_drives()
     assert bench.write_faults == 0 and not bench.failed and len(bench.drives.stubborn) < 6
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def writes_rows_past_repair(dut):
+    """What is written is stored, what is lost stays lost, and parity comes back with the last."""
+    bench = bench_of(dut)
+    array = bench.array
+    await start(dut)
+    await random_rows(bench, rows=30, span=6, recover=0)
+    await bench.settle()
+    strips = range(array.data)
+
+    def place(row: int, index: int) -> tuple[int, int]:
+        base, shift = bench.place(row)
+        return array.places(base=base, shift=shift, index=index, row=row)[0]
+
+    for row in list(bench.rows):
+        lost = bench.random.sample(strips, min(array.parities + 1, array.data))
+        if len(lost) <= array.parities:
+            continue
+        bench.drives.unreadable |= {place(row, index) for index in lost}
+        first = lost.pop()
+        await bench.begin(row, joined=[first])
+        await bench.settle()
+        assert place(row, first) not in bench.drives.unreadable
+        assert {place(row, index) for index in lost} <= bench.drives.unreadable
+        for index in lost:
+            # Before its drive has it again nothing may pass for it.
+            faults = bench.read_faults
+            await bench.begin(row, joined=[index], kind=RowKind.RECOVER)
+            await bench.settle()
+            assert bench.read_faults == faults + 1
+            await bench.begin(row, joined=[index])
+            await bench.settle()
+        assert {place(row, index) for index in strips}.isdisjoint(bench.drives.unreadable)
+        for index in (first, first):
+            await bench.begin(row, joined=[index])
+            await bench.settle()
+        bench.check_drives()
+        assert not bench.drives.unreadable, "parity has not come back"
+    assert bench.write_faults == 0 and not bench.failed
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
@@ -218,6 +260,16 @@ class GivesUpAtOnce(Sequencer):
         return m
 
 
+class TrustsOldParity(Sequencer):
+    """A planted bug: parities of a row past repair stay readable."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        with m.If(self.operation.payload.opcode == Opcode.WRITE_UNCORRECTABLE):
+            m.d.comb += self.operation.payload.block.eq(0)
+        return m
+
+
 class MergesAgain(Sequencer):
     """A planted bug: an operation that was not reached may be merged again."""
 
@@ -229,6 +281,7 @@ class MergesAgain(Sequencer):
 
 MUTANTS = {
     GivesUpAtOnce: "writes_twice_what_a_drive_refuses_once",
+    TrustsOldParity: "writes_rows_past_repair",
     MergesAgain: "keeps_rows_with_drives_failing_in_between",
     ConfusesParities: "writes_and_recovers_with_all_drives",
     KeepsLines: "writes_and_recovers_with_all_drives",
@@ -251,7 +304,7 @@ def sequence(component, *, array: str, testcase, active: float = 0.6) -> None:
 def test_rows(array):
     work = WORK
     if ARRAYS[array].parities:
-        work += ("plans_around_unreadable_blocks",)
+        work += ("plans_around_unreadable_blocks", "writes_rows_past_repair")
     if array == "raid0":
         work = tuple(name for name in work if "refuse" not in name and "between" not in name)
     sequence(Sequencer, array=array, testcase=work)

@@ -173,7 +173,8 @@ class WalkBench(Bench):
                 assert place not in self.drives.unreadable, f"{what}: role {role} is unreadable"
             else:
                 assert found == before[role], f"{what}: role {role} was written"
-                assert (place in self.drives.unreadable) == unreadable[role]
+                spoilt = role in wanted.spoilt
+                assert (place in self.drives.unreadable) == unreadable[role] | spoilt, f"{what}"
         return result
 
     def _repaired(self, row: int, places, blocks: list[bytes], wrong) -> list[bytes]:

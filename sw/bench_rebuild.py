@@ -84,7 +84,8 @@ def rebuild_rate(share: float) -> Figure:
                 await card.transport.sleep(POLL_NS)
                 job = await background.job(card.nvme, 0)
                 if job.state != JobState.RUNNING:
-                    assert job.state == JobState.DONE and not job.lost, job
+                    assert job.state == JobState.DONE, job
+                    assert not job.lost, job
                     return (job.cycles[1] - job.cycles[0]) / card.config.clock_hz
 
         value = rows * BLOCK_BYTES / card.run(main()) / MIB

@@ -15,6 +15,7 @@ from hdl.drive.interface import (
     Owner,
     drive_command,
     finished,
+    has_data,
     load_bits,
     operation,
 )
@@ -222,7 +223,7 @@ class CommandQueue(wiring.Component):
                 & (queue.opcode == incoming.opcode)
                 & (queue.fua == incoming.fua)
                 & (queue.follows == incoming.block)
-                & (incoming.opcode != Opcode.FLUSH)
+                & has_data(incoming.opcode)
                 & ~incoming.alone
                 & ~queue.alone
                 & (total <= MERGE_BLOCKS)
@@ -262,7 +263,7 @@ class CommandQueue(wiring.Component):
             waits.eq(
                 (queue.runs == 1)
                 & queue.more
-                & (queue.opcode != Opcode.FLUSH)
+                & has_data(queue.opcode)
                 & (queue.blocks < MERGE_BLOCKS)
                 & queue.tags.any()
             ),
@@ -298,7 +299,7 @@ class CommandQueue(wiring.Component):
             report.place.eq(walked.place + Mux(is_read_command, moved, 0)),
             report.status.eq(status),
         ]
-        with m.If(walked.opcode != Opcode.FLUSH):
+        with m.If(has_data(walked.opcode)):
             with m.If(went_through):
                 m.d.comb += report.status.eq(DriveStatus.GOOD)
             with m.Elif(good):

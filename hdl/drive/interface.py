@@ -1,5 +1,6 @@
 """Drive operations inside the controller, and the port to a drive's link core."""
 
+from amaranth.hdl import Value
 from amaranth.lib import data, enum, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -13,6 +14,15 @@ class Opcode(enum.Enum, shape=2):
     READ = 0
     WRITE = 1
     FLUSH = 2
+    WRITE_UNCORRECTABLE = 3
+    """One block, without data: the drive answers every READ of it with MEDIUM_ERROR until it is
+    written (NVMe Write Uncorrectable, ATA WRITE UNCORRECTABLE EXT, SCSI WRITE LONG). Only with
+    ``Config.background``."""
+
+
+def has_data(opcode) -> Value:
+    """Whether an operation moves blocks."""
+    return (opcode == Opcode.READ) | (opcode == Opcode.WRITE)
 
 
 class DriveStatus(enum.Enum, shape=3):
@@ -51,6 +61,7 @@ def operation(config: Config) -> data.StructLayout:
     ``Owner.ROW``: one block (``blocks`` = 0) in ``line``; ``place`` comes back unchanged.
     ``Owner.COMMAND``, READ: ``blocks`` + 1 consecutive blocks, the first being block ``place`` of
     the host command; lines are allocated as the data arrives. ``Owner.COMMAND``, FLUSH: no data.
+    WRITE_UNCORRECTABLE is of a row, and ``line`` means nothing.
     ``more``: the next block of this drive will follow at once, so waiting to merge pays.
     ``alone``: never merged. ``recover`` comes back unchanged.
     """
@@ -103,7 +114,8 @@ def landed(config: Config) -> data.StructLayout:
 
 
 def drive_command(config: Config) -> data.StructLayout:
-    """A command to a drive: ``blocks`` + 1 blocks of 4 KiB from ``block``."""
+    """A command to a drive: ``blocks`` + 1 blocks of 4 KiB from ``block``; FLUSH and
+    WRITE_UNCORRECTABLE move no data."""
     return data.StructLayout(
         {
             "tag": config.tag_bits,

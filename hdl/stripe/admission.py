@@ -182,6 +182,7 @@ class Admission(wiring.Component):
         live_parities = Signal(4)
         bad_parities = Signal(4)
         anew = Signal()
+        salvage = Signal()
         m.d.comb += [
             parity_mask.eq((1 << geometry.parities) - 1),
             data_mask.eq((1 << data) - 1),
@@ -210,6 +211,7 @@ class Admission(wiring.Component):
                 walk_plan.parities.eq(geometry.parities),
                 walk_plan.dead.eq(todo.dead),
                 walk_plan.bad.eq(todo.bad),
+                walk_plan.stale.eq(todo.stale),
                 walk_plan.plan.eq(plan),
             ]
 
@@ -336,6 +338,19 @@ class Admission(wiring.Component):
                                 m.d.sync += todo.read.eq(plan.read_data & ~row.joined)
                     with m.If(walks):
                         follow_walk_plan()
+                    if config.background:
+                        kept_by_parity = row.joined & (todo.dead | todo.stale)
+                        m.d.comb += salvage.eq(
+                            (plan.kind == PlanKind.IMPOSSIBLE)
+                            & ~(walks | recover | kept_by_parity.any())
+                            & todo.bad.any()
+                        )
+                        with m.If(salvage):
+                            m.d.sync += [
+                                todo.possible.eq(1),
+                                todo.salvage.eq(1),
+                                todo.generate.eq(0),
+                            ]
                     m.next = "COUNT"
             with m.State("COUNT"):
                 outputs = Mux(recover, row.joined, todo.erased & ~row.joined)
@@ -346,10 +361,12 @@ class Admission(wiring.Component):
                         m.d.comb += need.eq(1 << todo.source)
                 with m.If(todo.possible):
                     m.d.sync += [todo.aux.eq(need), pending.eq(need)]
+                    written = todo.generate
+                    if config.background:
+                        written = Mux(todo.salvage, live_parities, todo.generate)
                     with m.If(~recover & ~walks):
                         m.d.sync += todo.write.eq(
-                            (row.joined & ~todo.dead & data_mask)
-                            | (todo.generate << data)
+                            (row.joined & ~todo.dead & data_mask) | (written << data)
                         )
                     m.next = "ALLOCATE"
                 with m.Else():

@@ -36,16 +36,19 @@ def program(config: Config) -> data.StructLayout:
     roles with a line of the row's own. ``dead``: roles whose drive cannot be used; ``bad``: roles
     that could not be read, or must not be because their drive is ``stale`` and the row not rebuilt.
 
-    With ``background``: ``walk``: of a row that is walked (``any``), ``kind`` being WRITE with
-    nothing joined. Targets are then roles, with copies too, and ``mirrored`` is 0. ``again``: it
-    has been planned before. ``checks``: parities (those in ``generate``) or copies (those in
-    ``read``) are compared. ``single``: everything is written from the line of role ``source``,
-    else each role from its own.
+    With ``background``: ``salvage``: the row is past repair, so what joined is written, and the
+    live parities, which are no longer known, are made unreadable. ``walk``: of a row that is walked
+    (``any``), ``kind`` being WRITE with nothing joined. Targets are then roles, with copies too,
+    and ``mirrored`` is 0. ``again``: it has been planned before. ``checks``: parities (those in
+    ``generate``) or copies (those in ``read``) are compared. ``single``: everything is written from
+    the line of role ``source``, else each role from its own. If not ``possible``, ``write`` says
+    what is to be made unreadable.
     """
     background = {}
     if config.background:
         background = {
             "stale": config.ports,
+            "salvage": 1,
             "again": 1,
             "checks": 1,
             "single": 1,

@@ -45,8 +45,10 @@ class Sequencer(wiring.Component):
     writes that end with MEDIUM_ERROR once more; operations that are sent again go alone. GONE is
     always reported.
 
-    With ``background``, a row that is walked ends in one ``walked``, before ``retired``; ``stale``
-    and ``boundary_read`` are as for `hdl.stripe.admission.Admission`.
+    With ``background``, a write to a row that is past repair because of blocks that cannot be read
+    succeeds; the row's parities are made unreadable until all of its data can be read again. A row
+    that is walked ends in one ``walked``, before ``retired``; ``stale`` and ``boundary_read`` are
+    as for `hdl.stripe.admission.Admission`.
 
     ``operation`` has owner ROW, index = row slot, place = target number (without mirroring the
     role: data 0.., then P, Q, ..); ``finished`` brings both back. ``finished`` and ``pass_done``
@@ -180,6 +182,12 @@ class Sequencer(wiring.Component):
             sent.place.eq(number),
             sent.line.eq(Mux(writing & is_strip, strip.line, own_line)),
         ]
+
+        has_line = Const(1)
+        if config.background:
+            has_line = program.possible & (is_strip | ~program.salvage)
+            with m.If(writing & ~has_line):
+                m.d.comb += sent.opcode.eq(Opcode.WRITE_UNCORRECTABLE)
 
         m.submodules.steps = steps = PassSteps(config=config)
         m.d.comb += [
@@ -322,7 +330,7 @@ class Sequencer(wiring.Component):
                     now.eq(judgement.after),
                     ended.eq(judgement.ended),
                     report.eq(judgement.report),
-                    release.eq(judgement.written & ~program.mirrored & ~single),
+                    release.eq(judgement.written & ~program.mirrored & ~single & has_line),
                 ]
                 m.next = "SETTLE-EVENT"
             with m.State("SETTLE-EVENT"):
@@ -365,6 +373,9 @@ class Sequencer(wiring.Component):
                         ]
                 with m.If(~program.possible):
                     m.next = "CLOSE"
+                    if config.background:
+                        with m.If(program.write.any()):
+                            m.next = "WRITE"
                 with m.Elif(program.read.any()):
                     begin_operations(targets=program.read, write=0)
                 with m.Elif(program.generate.any()):
@@ -511,6 +522,12 @@ class Sequencer(wiring.Component):
                 m.next = "COUNT"
                 if config.background:
                     m.d.sync += missing.eq(now.lost | program.dead | program.stale | unread)
+                    with m.If(program.salvage):
+                        # What joined is on its drives, or nowhere; the rest is lost already.
+                        m.d.sync += [
+                            missing.eq(now.lost | program.dead | program.stale),
+                            fault.eq((now.lost & data_roles).any()),
+                        ]
                     with m.If(walks):
                         m.next = "JUDGE-WALK"
             with m.State("COUNT"):

@@ -40,10 +40,10 @@ class Verdict(wiring.Component):
         def say(result: WalkResult, roles) -> None:
             m.d.comb += [self.walked.result.eq(result), self.walked.roles.eq(roles)]
 
-        with m.If(~todo.possible | self.abandoned):
-            say(WalkResult.LOST, todo.dead | todo.bad)
-        with m.Elif(done.lost.any()):
+        with m.If(done.lost.any()):
             say(WalkResult.FAILED, done.lost)
+        with m.Elif(~todo.possible | self.abandoned):
+            say(WalkResult.LOST, todo.dead | todo.bad)
         with m.Elif(done.found):
             say(WalkResult.MISMATCH, done.wrong)
         with m.Elif(mended.any()):

@@ -31,12 +31,13 @@ class WalkPlan(wiring.Component):
     mirrored, every, data, parities
         The row's roles are copies; all its roles; how many are data, the others being parities, of
         which there are so many.
-    dead, bad
-        Roles whose drive is gone, and those that must not be read.
+    dead, bad, stale
+        Roles whose drive is gone, those that must not be read, and those of them on stale drives.
     plan
         With parities: `RowKind.RECOVER` of nothing joined, with ``dead`` and ``bad`` lost.
     possible, read, erased, use_parity, generate, write
-        As in `hdl.stripe.program.program`.
+        As in `hdl.stripe.program.program`. A REBUILD that is not possible makes unreadable what is
+        on stale drives, so that what they hold is never taken for the row's.
     checks
         Parities, or copies, are compared before anything is written.
     single, source
@@ -56,6 +57,7 @@ class WalkPlan(wiring.Component):
                 "parities": In(3),
                 "dead": In(ports),
                 "bad": In(ports),
+                "stale": In(ports),
                 "plan": In(plan(config)),
                 "possible": Out(1),
                 "read": Out(ports),
@@ -125,4 +127,6 @@ class WalkPlan(wiring.Component):
                 ]
             with m.If(looks):
                 m.d.comb += self.read.eq(good)
+        with m.If(~self.possible):
+            m.d.comb += self.write.eq(Mux(rebuilds, live & self.stale, 0))
         return m

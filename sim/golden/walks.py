@@ -34,12 +34,13 @@ class Walk:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a walk ends: result, the roles it names, and those written, each with what belongs
-    there."""
+    """How a walk ends: result, the roles it names, those written, each with what belongs there,
+    and those made unreadable."""
 
     result: str
     roles: frozenset[int] = frozenset()
     written: frozenset[int] = frozenset()
+    spoilt: frozenset[int] = frozenset()
 
 
 def outcome(walk: Walk) -> Outcome:
@@ -49,7 +50,8 @@ def outcome(walk: Walk) -> Outcome:
     while True:
         steps = _steps(walk, bad, again=again)
         if steps is None:
-            return Outcome(result="LOST", roles=walk.dead | bad)
+            spoilt = walk.stale - walk.dead if walk.kind == "REBUILD" else frozenset()
+            return Outcome(result="LOST", roles=walk.dead | bad, spoilt=spoilt)
         read, written = steps
         found = read & walk.unreadable
         if not found:

@@ -67,6 +67,11 @@ void Drive::begin(int tag, Ps now) {
             ++counters_.flushes;
             flush(tag, now);
             break;
+        case Operation::kSpoil:
+            // Write Uncorrectable: reads fail until the block is written.
+            storage_.set_bad(s.command.block, true);
+            finish(tag, DriveStatus::kGood, now);
+            break;
     }
 }
 

@@ -17,7 +17,7 @@ constexpr size_t kLinkFrames = 4;    // blocks that the link core buffers toward
 constexpr size_t kGrantsAhead = 16;  // blocks of write data asked for at once
 constexpr int kHistogramBins = 64;
 
-enum class Operation : uint8_t { kRead = 0, kWrite = 1, kFlush = 2 };
+enum class Operation : uint8_t { kRead = 0, kWrite = 1, kFlush = 2, kSpoil = 3 };
 enum class DriveStatus : uint8_t { kGood = 0, kMediumError = 1, kAborted = 2, kGone = 3 };
 
 struct DriveCommand {
