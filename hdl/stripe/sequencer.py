@@ -400,8 +400,9 @@ class Sequencer(wiring.Component):
                             give_back(program.aux, then=Next.PLAN)
                         with m.Elif(program.erased.any()):
                             begin_recovery()
-                        with m.Elif(checks & single):
-                            m.next = "SUSPECT"
+                        if config.background:
+                            with m.Elif(checks & single):
+                                m.next = "SUSPECT"
                         with m.Elif(walks & ~program.generate.any()):
                             give_back(program.aux & ~held, then=Next.WRITE)
                         with m.Else():
@@ -416,8 +417,9 @@ class Sequencer(wiring.Component):
                             begin_generation()
                     with m.Case(Phase.GENERATE):
                         give_back(program.aux & ~held, then=Next.WRITE)
-                        with m.If(checks):
-                            m.next = "SUSPECT"
+                        if config.background:
+                            with m.If(checks):
+                                m.next = "SUSPECT"
                     with m.Case(Phase.WRITE):
                         m.next = "CLOSE"
                         with m.If(now.retry.any()):

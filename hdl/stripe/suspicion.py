@@ -56,7 +56,16 @@ class Suspicion(wiring.Component):
         suspect = Signal(role_bits(self._config))
         rest = Signal(ports)
         more = Signal()
-        m.d.comb += [after.eq(before), after.suspect.eq(suspect)]
+        found = Signal()
+        wrong = Signal(ports)
+        m.d.comb += [
+            found.eq(before.found),
+            wrong.eq(before.wrong),
+            after.eq(before),
+            after.found.eq(found),
+            after.wrong.eq(wrong),
+            after.suspect.eq(suspect),
+        ]
 
         with m.If(todo.single):
             last = Mux(first, todo.source, before.suspect)
@@ -67,8 +76,8 @@ class Suspicion(wiring.Component):
             ]
             with m.If(~first & nonzero):
                 m.d.comb += [
-                    after.found.eq(1),
-                    after.wrong.eq(before.wrong | (1 << before.suspect)),
+                    found.eq(1),
+                    wrong.eq(before.wrong | (1 << before.suspect)),
                 ]
         with m.Else():
             alone = (before.nonzero & (before.nonzero - 1)) == 0
@@ -79,22 +88,22 @@ class Suspicion(wiring.Component):
             ]
             with m.If(first):
                 m.d.comb += [
-                    after.found.eq(nonzero),
+                    found.eq(nonzero),
                     self.compare.eq(nonzero & locates & ~alone),
                 ]
                 with m.If(locates & alone):
-                    m.d.comb += after.wrong.eq(before.nonzero << todo.data)
+                    m.d.comb += wrong.eq(before.nonzero << todo.data)
             with m.Elif(nonzero):
                 m.d.comb += self.compare.eq(more)
             with m.Else():
-                m.d.comb += after.wrong.eq(1 << before.suspect)
+                m.d.comb += wrong.eq(1 << before.suspect)
 
         repairs = todo.walk.kind == WalkKind.REPAIR
-        with m.If(~self.compare & after.found & repairs):
+        with m.If(~self.compare & found & repairs):
             m.d.comb += [
                 self.again.eq(1),
                 after.bad.eq(
-                    before.bad | Mux(after.wrong.any(), after.wrong, todo.generate << todo.data)
+                    before.bad | Mux(wrong.any(), wrong, todo.generate << todo.data)
                 ),
             ]
         return m
