@@ -1,6 +1,7 @@
 """Background work on the whole 8-port controller, on the native tier, with the host at work."""
 
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -10,11 +11,11 @@ from hdl.background.interface import WalkKind
 from hdl.background.jobs import JobState
 from hdl.config import DATA_OFFSET_BLOCKS
 from sim.golden.layout import Place
-from sim.golden.nvme import ASYNC_EVENT
+from sim.golden.nvme import ASYNC_EVENT, JOB_RUNNING, UNRECOVERED_READ
 from sim.golden.nvme_logs import ARRAYS_LOG, VENDOR_EVENT
 from sim.native.parameters import MICROSECOND, Ideal
 from sw.driver import background, raid
-from sw.driver.commands import Command
+from sw.driver.commands import Command, NvmeError
 
 SEED = int(os.environ.get("SEED") or "1")
 ROWS = 64
@@ -193,3 +194,116 @@ def test_initialises_and_patrols(level):
 
         volume = card.run(scenario())
         card.finish(volume)
+
+
+def test_lost_blocks_are_told():
+    """RAID 5 loses a drive while a block of another cannot be read: only its host block is lost."""
+    with Card([FAST] * PORTS, seed=SEED) as card:
+        volume = card.run(card.create(Level.RAID5, range(5)))
+        layout = volume.layout
+        # A data block of row 9 at place 1 is unreadable, and the drive at place 3 goes.
+        lost_place, gone = Place(1, 9), 3
+        while {lost_place.position, gone} & set(layout.parity_places(lost_place.row)):
+            lost_place = replace(lost_place, row=lost_place.row + 1)
+        lost = {layout.inverse(lost_place), layout.inverse(Place(gone, lost_place.row))}
+
+        async def scenario() -> None:
+            nvme = card.nvme
+            await background.add_spare(nvme, 7)
+            card.spoil(volume, lost_place)
+            card.pull(gone)
+            for _ in range(POLLS):
+                job = await background.job(nvme, 0)
+                if job.kind == WalkKind.REBUILD and job.state == JobState.DONE:
+                    break
+                await card.card.transport.sleep(POLL_NS)
+            assert job.lost == 1 and job.array_state == ArrayState.OPTIMAL, job
+            (array,) = await raid.arrays(nvme)
+            assert array.members[gone].port == 7 and array.state == ArrayState.OPTIMAL
+            replaced(card, volume, gone, 7)
+            (found,) = await background.lost_blocks(nvme)
+            assert found.array == 0 and found.row == lost_place.row
+            assert set(found.blocks) == {
+                (volume.ports[place], DATA_OFFSET_BLOCKS + lost_place.row)
+                for place in (lost_place.position, gone)
+            }
+            # Every block but those two is there.
+            address = card.buffer(1)
+            for block in range(len(volume.model)):
+                status = await card.read(volume, block, 1, address)
+                wanted = UNRECOVERED_READ if block in lost else 0
+                assert status == wanted, f"block {block}: status {status:#x}"
+            # Written, they are there again.
+            for block in lost:
+                assert await card.write(volume, block, 1, address, 0, fua=False) == 0
+            await card.read_all(volume)
+            # The parity is not known until all data can be read and someone asks for it.
+            await background.start_job(nvme, 0, WalkKind.REPAIR)
+            assert (await finished(card)).lost == 0
+
+        card.run(scenario())
+        card.finish(volume)
+
+
+@pytest.mark.parametrize("level", [Level.RAID5, Level.RAID6])
+def test_checks_and_repairs(level):
+    """A check counts rows that disagree and changes nothing; a repair mends, RAID 6 even data."""
+    with Card([FAST] * PORTS, seed=SEED) as card:
+        volume = card.run(card.create(level, range(6)))
+        layout = volume.layout
+        wrong = {}
+        for row in range(2, ROWS, 9):
+            # With one parity nothing says that data is wrong, so there it is the parity.
+            place = card.random.randrange(6)
+            if level == Level.RAID5:
+                (place,) = layout.parity_places(row)
+            wrong[row] = place
+            card.store(volume.ports[place], row, card.random.randbytes(4096))
+
+        async def scenario() -> None:
+            nvme = card.nvme
+            for kind, expected in (
+                (WalkKind.CHECK, len(wrong)),
+                (WalkKind.REPAIR, len(wrong)),
+                (WalkKind.CHECK, 0),
+            ):
+                await background.start_job(nvme, 0, kind)
+                job = await finished(card)
+                assert (job.state, job.mismatched, job.lost) == (JobState.DONE, expected, 0), job
+            found = await background.defects(nvme)
+            assert {finding.row for finding in found} == set(wrong)
+            if level == Level.RAID6:
+                assert all(
+                    finding.blocks
+                    == ((volume.ports[wrong[finding.row]], DATA_OFFSET_BLOCKS + finding.row),)
+                    for finding in found
+                )
+            await card.read_all(volume)
+
+        card.run(scenario())
+        card.finish(volume)
+
+
+def test_zeroes_before_there_is_a_volume():
+    """Every block of every member is zero; only then is there a volume."""
+    with Card([FAST] * PORTS, seed=SEED) as card:
+
+        async def scenario() -> None:
+            nvme = card.nvme
+            for port in range(4):
+                for row in range(ROWS):
+                    card.store(port, row, card.random.randbytes(4096))
+            array = await raid.create_array(nvme, Level.RAID5, range(4), zero=True)
+            with pytest.raises(NvmeError) as refused:
+                await raid.create_volume(nvme, array)
+            assert refused.value.status & 0x7FF == JOB_RUNNING
+            job = await finished(card, array)
+            assert job.state == JobState.DONE and job.kind == WalkKind.ZERO
+            for port in range(4):
+                assert not any(any(card.stored(port, row)) for row in range(ROWS))
+            assert await raid.create_volume(nvme, array) == 1
+            with pytest.raises(NvmeError):
+                await background.start_job(nvme, array, WalkKind.ZERO)
+
+        card.run(scenario())
+        card.finish()

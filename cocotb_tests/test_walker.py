@@ -17,7 +17,7 @@ from hdl.background.walker import FOREIGN_TAG, SliceEnd, Walker, finding, slice_
 from hdl.config import BLOCK_NUMBER_BITS, Config, small
 from sim.golden.layout import Layout
 
-CONFIGS = {"board": Config(), "small": small()}
+CONFIGS = {"board": Config(walk_window=32), "small": small()}
 SLICES = 100
 MOST_ROWS = 60
 """Rows of most arrays; the others begin far up, near their last row."""

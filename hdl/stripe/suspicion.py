@@ -56,16 +56,15 @@ class Suspicion(wiring.Component):
         suspect = Signal(role_bits(self._config))
         rest = Signal(ports)
         more = Signal()
-        # Not in `after`, which would be a loop of itself to a simulator.
         found = Signal()
         wrong = Signal(ports)
         m.d.comb += [
             found.eq(before.found),
             wrong.eq(before.wrong),
             after.eq(before),
-            after.suspect.eq(suspect),
             after.found.eq(found),
             after.wrong.eq(wrong),
+            after.suspect.eq(suspect),
         ]
 
         with m.If(todo.single):

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from cocotb_tests.array_models import random_layout
 from cocotb_tests.native_card import PORTS, Card, Volume
 from hdl.array.interface import Level
-from hdl.config import DATA_OFFSET_BLOCKS
+from hdl.background.jobs import JobState
+from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
 from hdl.drive.ladder import longest_ms
 from sim.campaign.budget import Budget
 from sim.campaign.sizes import SIZES
 from sim.golden.nvme import UNRECOVERED_READ
 from sim.native.parameters import MICROSECOND, Ideal, Ssd, link_rate
-from sw.driver import raid
+from sw.driver import background, raid
 
 LONGEST_STRIP = 8
 ROUNDS = 5
@@ -157,9 +158,34 @@ class Run:
         self.outcome.seen["drives failed"] += len(failed - self._failed)
         self._failed = failed
         card.gone |= failed
-        gone = {self._ports.index(port) for port in card.gone}
+        gone = {self._ports.index(port) for port in card.gone & {*self._ports}}
         assert gone <= self._budget.drives, f"failed without a fault: {gone - self._budget.drives}"
         self._budget.drives = gone
+        if self._redundant and gone and choose.random() < 0.5:
+            await self._replace(volume, choose.choice(sorted(gone)))
+
+    async def _replace(self, volume: Volume, position: int) -> None:
+        """A drive of no array takes the place of a failed one, and is rebuilt under load."""
+        card = self._card
+        free = [port for port in range(PORTS) if port not in self._ports and port not in card.gone]
+        if not free:
+            return
+        old, port = self._ports[position], free[0]
+        for row in range(volume.rows):
+            card.store(port, row, self._random.randbytes(BLOCK_BYTES))
+        await background.replace_member(card.nvme, 0, position, port)
+        statuses = await card.load(volume, COMMANDS[0], longest=min(16, len(volume.model)))
+        self.outcome.commands += len(statuses)
+        job = await background.job(card.nvme, 0)
+        while job.state == JobState.RUNNING:
+            await card.card.transport.sleep(FAULT_TIME_NS)
+            job = await background.job(card.nvme, 0)
+        assert (job.state, job.lost) == (JobState.DONE, 0), job
+        self._ports[position] = volume.ports[position] = port
+        self._failed.discard(old)
+        self._budget.drives.discard(position)
+        self._budget.bad = {bad for bad in self._budget.bad if bad[0] != position}
+        self.outcome.seen["drives rebuilt"] += 1
 
     # Faults
 

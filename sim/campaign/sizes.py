@@ -18,6 +18,7 @@ SIZES = Config(
     volumes=4,
     parities=3,
     transfer_blocks=32,
+    walk_window=8,
     command_timeout_ms=3,
     abort_timeout_ms=1,
     slow_read_ms=1,
