@@ -314,6 +314,7 @@ def test_nvme_sectors_narrow():
     run_front_end(__name__, data_width=128)
 
 
+@pytest.mark.slow
 def test_pages_of_whole_blocks_are_caught(monkeypatch):
     """The list of an unaligned command is measured as if its blocks were whole."""
     monkeypatch.setattr(prp_lists, "SECTOR_SHIFT", prp_lists.PAGE_SHIFT)

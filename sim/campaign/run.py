@@ -13,7 +13,7 @@ from cocotb_tests.array_models import random_layout
 from cocotb_tests.native_card import PORTS, Card, Volume
 from hdl.array.interface import Level
 from hdl.background.jobs import JobState
-from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
+from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, SECTOR_BYTES
 from hdl.drive.ladder import longest_ms
 from sim.campaign.budget import Budget
 from sim.campaign.sizes import SIZES
@@ -80,6 +80,8 @@ class Run:
         self._card = Card([kind] * PORTS, seed=seed, config=SIZES, quiet=True)
         rows = layout.rows([capacity] * layout.drives)
         self._budget = Budget(layout, rows)
+        # A volume of 512-byte sectors is as good as any.
+        self._sector_bytes = random.Random(f"{seed}/sectors").choice((BLOCK_BYTES, SECTOR_BYTES))
         self._redundant = layout.parities > 0 or layout.copies > 1
         self._touched: set[int] = set()
         self._failed: set[int] = set()
@@ -90,6 +92,8 @@ class Run:
             title += f", {layout.rotation}"
         if layout.copies > 1:
             title += f", {layout.copies} copies"
+        if self._sector_bytes == SECTOR_BYTES:
+            title += ", sectors"
         self.outcome = Outcome(title=f"{title}, strips of {layout.strip_blocks}, {rows} rows")
         self._done = False
 
@@ -120,6 +124,7 @@ class Run:
             self._ports,
             strip_blocks=layout.strip_blocks,
             rotation=layout.rotation,
+            sector_bytes=self._sector_bytes,
             **options,
         )
         for _ in range(ROUNDS):
@@ -143,7 +148,7 @@ class Run:
             count,
             workers=choose.choice((1, 4, 12)),
             writes=choose.choice((0.2, 0.5, 0.9)),
-            longest=min(longest, len(volume.model)),
+            longest=min(longest, len(volume.model) * self._sector_bytes // BLOCK_BYTES),
             allowed=self._allowed(),
         )
         self.outcome.commands += len(statuses)
@@ -277,7 +282,7 @@ class Run:
             range(len(volume.model)), min(40, len(volume.model))
         ):
             status = await card.read(volume, block, 1, address)
-            if budget.readable(block):
+            if budget.readable(block * self._sector_bytes // BLOCK_BYTES):
                 assert status == 0, f"block {block} can be read, but ends with {status:#x}"
             else:
                 assert status in (0, UNRECOVERED_READ), f"block {block}: status {status:#x}"
