@@ -264,7 +264,8 @@ WORK = ("mends_what_cannot_be_read", "makes_parities_and_copies_anew", "zeroes_r
 
 REBUILD = (
     "finds_blocks_that_are_wrong",
-    "rebuilds_under_load",     "reports_drives_that_refuse_to_be_rebuilt",
+    "rebuilds_under_load",
+    "reports_drives_that_refuse_to_be_rebuilt",
 )
 
 

@@ -74,10 +74,12 @@ def outcome(walk: Walk) -> Outcome:
 
 
 def _comparable(walk: Walk, bad: frozenset[int]) -> bool:
-    """Nothing that would be needed is lost."""
+    """Nothing that would be needed is lost, and there is a parity to compare with."""
     if walk.copies > 1:
         return not bad
-    return not bad and not any(role < walk.data for role in walk.dead)
+    live = walk.roles - walk.dead
+    data = {role for role in live if role < walk.data}
+    return not bad and len(data) == walk.data and len(live) > len(data)
 
 
 def _steps(walk: Walk, bad: frozenset[int], *, again: bool) -> tuple[set[int], set[int]] | None:
