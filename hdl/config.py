@@ -332,7 +332,6 @@ def small() -> Config:
         transfer_blocks=4,
         clock_hz=80_000_000,
         error_log_entries=4,
-        report_capacity=False,
         abort_commands=False,
         compare_and_deallocate=False,
         background=False,
