@@ -46,7 +46,8 @@ def test_budget(level, drives, options, tolerates):
 
 def test_tampering_is_found():
     """A bit that changes on a drive."""
-    with pytest.raises(AssertionError, match=r"copies of block \d+ differ|block \d+ in .* is wrong"):
+    found = r"copies of block \d+ differ|block \d+ in .* is wrong"
+    with pytest.raises(AssertionError, match=found):
         Run(1, tamper=True).run()
 
 

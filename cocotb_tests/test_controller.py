@@ -28,6 +28,8 @@ from sw.driver.queue import PRP_ENTRY_BYTES
 from sw.driver.transport import PAGE_BYTES
 
 LIMIT = {"timeout_time": 60, "timeout_unit": "ms"}
+LESS_OFTEN = ("RAID0", "RAID1", "RAID10", "JBOD")
+"""Levels whose random accesses are only in the long suite; the throughput tier has them all."""
 
 
 @cocotb.test(**LIMIT)
@@ -425,14 +427,11 @@ def test_bring_up_and_management():
 @pytest.mark.parametrize(
     ("array", "commands"),
     [
-        ("RAID0", 60),
-        ("RAID1", 50),
         ("RAID5", 60),
         ("RAID6", 50),
-        ("RAID10", 50),
         ("RAID1E", 40),
         ("RAID50", 50),
-        ("JBOD", 30),
+        *(pytest.param(level, 50, marks=pytest.mark.slow) for level in LESS_OFTEN),
     ],
 )
 def test_random_accesses(array, commands):
@@ -445,7 +444,13 @@ def test_full_queues():
 
 @pytest.mark.parametrize(
     ("array", "pulled"),
-    [("RAID1", "1,5"), ("RAID5", "2"), ("RAID6", "0,4"), ("RAID10", "1,2"), ("RAID50", "1,3")],
+    [
+        ("RAID6", "0,4"),
+        ("RAID10", "1,2"),
+        pytest.param("RAID1", "1,5", marks=pytest.mark.slow),
+        pytest.param("RAID5", "2", marks=pytest.mark.slow),
+        pytest.param("RAID50", "1,3", marks=pytest.mark.slow),
+    ],
 )
 def test_degraded(array, pulled):
     run("goes_on_degraded", array=array, pulled=pulled, commands=25)
@@ -455,7 +460,7 @@ def test_beyond_tolerance():
     run("tells_the_truth_beyond_tolerance")
 
 
-@pytest.mark.parametrize("array", ["RAID5", "RAID6", "RAID10"])
+@pytest.mark.parametrize("array", ["RAID6", pytest.param("RAID10", marks=pytest.mark.slow)])
 def test_bad_blocks(array):
     run("plans_around_bad_blocks", array=array, scattered=False)
 
@@ -465,7 +470,7 @@ def test_bad_blocks(array):
     [
         ("reads_past_a_bad_block", "RAID5"),
         ("plans_around_bad_blocks", "RAID5"),
-        ("plans_around_bad_blocks", "RAID6"),
+        pytest.param("plans_around_bad_blocks", "RAID6", marks=pytest.mark.slow),
     ],
 )
 def test_scattered_bad_blocks(testcase, array):
@@ -488,7 +493,12 @@ def test_host_faults():
 
 
 @pytest.mark.parametrize(
-    "testcase", ["starts_again", "resets_the_function", "bus_master_comes_and_goes"]
+    "testcase",
+    [
+        "starts_again",
+        "resets_the_function",
+        pytest.param("bus_master_comes_and_goes", marks=pytest.mark.slow),
+    ],
 )
 def test_resets(testcase):
     run(testcase)

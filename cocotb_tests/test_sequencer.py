@@ -279,6 +279,9 @@ class MergesAgain(Sequencer):
         return m
 
 
+LESS_OFTEN = ("raid5_wide", "raid6_wide", "raid6_ddf_restart", "raid0", "raid1")
+"""Arrays of the long suite only."""
+
 MUTANTS = {
     GivesUpAtOnce: "writes_twice_what_a_drive_refuses_once",
     TrustsOldParity: "writes_rows_past_repair",
@@ -300,7 +303,13 @@ def sequence(component, *, array: str, testcase, active: float = 0.6) -> None:
     )
 
 
-@pytest.mark.parametrize("array", ARRAYS)
+@pytest.mark.parametrize(
+    "array",
+    [
+        pytest.param(array, marks=[pytest.mark.slow] if array in LESS_OFTEN else [])
+        for array in ARRAYS
+    ],
+)
 def test_rows(array):
     work = WORK
     if ARRAYS[array].parities:
