@@ -42,7 +42,7 @@ COMPLAINT = re.compile(
     r"|EXT4-fs.*(error|warning)|BUG:|Oops:|WARNING:|blocked for more|Kernel panic",
 )
 
-INTERRUPTED = re.compile(r"nvme.*Identify namespace failed \(-4\)")
+INTERRUPTED = re.compile(r"nvme.*Identify \w+ failed \((-4|nsid=\d+, status=0xfffffffc)\)")
 """What a scan of the driver says when the next reset takes its command away (EINTR)."""
 
 
