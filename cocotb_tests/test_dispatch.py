@@ -13,13 +13,12 @@ from cocotb_tests.array_models import Table, pack_geometry, random_layout, rando
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
 from hdl.array.interface import expected, extent, member_address
-from hdl.background.interface import WalkKind, walk
+from hdl.background.interface import MEND_TAG, WalkKind, walk
 from hdl.config import DATA_OFFSET_BLOCKS, MAX_DRIVES, Config, board, small
 from hdl.drive.interface import Opcode, Owner, operation
 from hdl.nvme.interface import ROUNDS, HostOpcode, Status, completion
 from hdl.stripe.dispatch import FOLLOW_BITS, RUN_BLOCKS, Dispatch
 from hdl.stripe.interface import committed
-from hdl.stripe.mends import MEND_TAG
 from sim.golden.layout import Layout
 
 CONFIGS = {"board": board(MAX_DRIVES), "small": small()}
@@ -301,13 +300,15 @@ class Bench:
             cycles=100_000,
             what="rest",
         )
-        # Walks to mend rows may still be on their way.
-        moving = [self.dut.busy]
         if self.config.background:
-            moving.append(self.dut.mend__valid)
-        await wait_until(
-            self.dut, lambda: not any(int(part.value) for part in moving), cycles=200, what="quiet"
-        )
+            # Walks to mend rows may still be on their way.
+            parts = (self.dut.busy, self.dut.mend__valid)
+            await wait_until(
+                self.dut, lambda: not any(int(p.value) for p in parts), cycles=200, what="mended"
+            )
+        for _ in range(4):
+            await RisingEdge(self.dut.clk)
+        assert int(self.dut.busy.value) == 0, "busy at rest"
         assert self.announced == 0, "flushes are missing"
         for name in self.sinks:
             assert not int(getattr(self.dut, f"{name}__valid").value), f"{name} left over"

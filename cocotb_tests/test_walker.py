@@ -6,14 +6,14 @@ import random
 import cocotb
 import pytest
 from amaranth.hdl import Module
-from cocotb.triggers import FallingEdge, RisingEdge
+from cocotb.triggers import RisingEdge
 
 from cocotb_tests.array_models import Table, pack_geometry, random_layout
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
-from hdl.background.interface import WalkKind, WalkResult, walk, walked
+from hdl.background.interface import MEND_TAG, WalkKind, WalkResult, walk, walked
 from hdl.background.row_order import RowOrder
-from hdl.background.walker import FOREIGN_TAG, SliceEnd, Walker, finding, slice_request
+from hdl.background.walker import SliceEnd, Walker, finding, slice_request
 from hdl.config import BLOCK_NUMBER_BITS, Config, small
 from sim.golden.layout import Layout
 
@@ -42,7 +42,6 @@ class Bench:
         self.out: dict[int, tuple[int, int, int]] = {}
         self.found: list[dict] = []
         self.rows_out: list[int] = []
-        self.skipped: set[int] = set()
         self.most_out = 0
         self.fails = False
         self.fault_rate = 0.1
@@ -51,9 +50,7 @@ class Bench:
         self.array = 0
         dut.stop.value = 0
         dut.hold.value = 0
-        dut.skip.value = 0
         cocotb.start_soon(self._engine())
-        cocotb.start_soon(self._skip())
 
     def _ask(self, seen) -> None:
         assert self.expected, f"nothing expected, got {seen}"
@@ -69,11 +66,6 @@ class Bench:
         assert {name: seen[name] for name in wanted} == wanted
         assert (seen.kind, seen.array) == (self.kind, self.array)
 
-    async def _skip(self) -> None:
-        while True:
-            await FallingEdge(self.dut.clk)
-            self.dut.skip.value = int(int(self.dut.probe.value) in self.skipped)
-
     async def _engine(self) -> None:
         generator = self.generator
         while True:
@@ -85,7 +77,7 @@ class Bench:
                 continue
             if self.expected and generator.random() < 0.05:
                 result = generator.choice(list(WalkResult))
-                self.ends.send(tag=FOREIGN_TAG, result=result, roles=1)
+                self.ends.send(tag=MEND_TAG, result=result, roles=1)
             if not self.out:
                 continue
             tag = generator.choice(list(self.out))
@@ -114,7 +106,6 @@ class Bench:
             (base, shift, row)
             for row in range(first, rows)
             for base, shift in layout.rows_at(row, rows)
-            if row not in self.skipped
         ]
         self.slices.send(kind=self.kind, array=self.array, first=first)
         if stop_after is not None:
@@ -139,7 +130,7 @@ class Bench:
             assert not self.rows_out
         if not end.complete and not end.failed and self.expected:
             left = self.expected[0][2]
-            between = set(range(end.row, left)) - self.skipped
+            between = range(end.row, left)
             assert not any(layout.rows_at(row, rows) for row in between), "a row was forgotten"
         return end
 
@@ -176,9 +167,6 @@ async def walks_like_the_reference(dut):
         bench.create(number % config.arrays, layout, rows)
         bench.kind = generator.choice(list(WalkKind))
         bench.fails = generator.random() < 0.2
-        bench.skipped = set(
-            generator.sample(range(first, rows), generator.choice((0, (rows - first) // 2)))
-        )
         bench.late = generator.choice((0.0, 0.3, 0.97))
         bench.walks.active = generator.choice((1.0, 0.2))
         bench.findings.active = generator.choice((1.0, 0.2))

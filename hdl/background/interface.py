@@ -26,6 +26,10 @@ class WalkKind(enum.Enum, shape=3):
     """Write zeros to every block of the row, whatever was there; nothing is read."""
 
 
+MEND_TAG = 255
+"""The tag of rows that a host read asked to be mended: nobody waits for their end."""
+
+
 def walk(config: Config) -> data.StructLayout:
     """One row to work on; it takes a row slot, so host writes to it wait or are waited for.
 

@@ -6,15 +6,12 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.array.interface import geometry, geometry_read
-from hdl.background.interface import WalkKind, WalkResult, walk, walked
+from hdl.background.interface import MEND_TAG, WalkKind, WalkResult, walk, walked
 from hdl.background.row_order import RowOrder
 from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config, bits_for_count
 
 MERGE_SHIFT = 4
 """log2 of the rows that may be one drive command: with longer ones fewer would be on their way."""
-
-FOREIGN_TAG = 255
-"""Of rows that others asked to be walked; their ends are taken and nothing more."""
 
 
 def slice_request(config: Config) -> data.StructLayout:
@@ -78,12 +75,8 @@ class Walker(wiring.Component):
     boundary, advanced
         First row that has not ended, and a pulse when it has moved. Holds from the taking of
         ``slice`` on (with ``advanced``) until the next.
-    shape
-        The geometry of the array that is walked, while ``walking``.
-    skip
-        The row on offer needs nothing and ends at once; follows ``probe`` combinationally.
-    probe
-        The row that may be skipped.
+    walking
+        A slice has been taken and has not ended.
     issued
         A pulse: a row has been asked for.
     outstanding
@@ -107,10 +100,7 @@ class Walker(wiring.Component):
                 "finding": Out(stream.Signature(finding(config))),
                 "boundary": Out(BLOCK_NUMBER_BITS),
                 "advanced": Out(1),
-                "shape": Out(geometry(config)),
                 "walking": Out(1),
-                "skip": In(1),
-                "probe": Out(BLOCK_NUMBER_BITS),
                 "issued": Out(1),
                 "outstanding": Out(1),
                 "geometry_read": Out(geometry_read(config)),
@@ -132,7 +122,7 @@ class Walker(wiring.Component):
         place_write, place_read = places.write_port(), places.read_port()
 
         request = Signal(slice_request(config))
-        shape = self.shape
+        shape = Signal(geometry(config))
         place = order.places.payload
         # A ring of walks in order; `oldest` is the first that has not been retired.
         newest, oldest = Signal(tag_bits), Signal(tag_bits)
@@ -146,19 +136,16 @@ class Walker(wiring.Component):
         issue = Signal()
         following = Signal(BLOCK_NUMBER_BITS)
         m.d.comb += following.eq(place.row + 1)
-        skips = Signal()
         can_issue = order.places.valid & (count != window) & ~failed & ~self.stop
         m.d.comb += [
             self.geometry_read.address.eq(self.slice.payload.array),
             order.geometry.eq(shape),
             order.first.eq(request.first),
             order.stop.eq(self.stop | failed),
-            self.probe.eq(place.row),
             # Stopped, the order's last offer is taken and forgotten.
             order.places.ready.eq(issue | order.stop),
-            issue.eq(can_issue & ~self.hold & (room | self.skip)),
-            skips.eq(self.skip),
-            self.issued.eq(issue & ~skips),
+            issue.eq(can_issue & ~self.hold & room),
+            self.issued.eq(issue),
             place_write.addr.eq(newest),
             place_write.data.base.eq(place.base),
             place_write.data.shift.eq(place.shift),
@@ -172,19 +159,16 @@ class Walker(wiring.Component):
             m.d.sync += [
                 newest.eq(newest + 1),
                 ends.bit_select(newest, 1).eq(place.ends),
-                ended.bit_select(newest, 1).eq(skips),
+                ended.bit_select(newest, 1).eq(0),
+                self.walk.valid.eq(1),
+                out.kind.eq(request.kind),
+                out.array.eq(request.array),
+                out.base.eq(place.base),
+                out.shift.eq(place.shift),
+                out.row.eq(place.row),
+                out.more.eq(following[:MERGE_SHIFT].any() & (following != shape.rows)),
+                out.tag.eq(newest),
             ]
-            with m.If(~skips):
-                m.d.sync += [
-                    self.walk.valid.eq(1),
-                    out.kind.eq(request.kind),
-                    out.array.eq(request.array),
-                    out.base.eq(place.base),
-                    out.shift.eq(place.shift),
-                    out.row.eq(place.row),
-                    out.more.eq(following[:MERGE_SHIFT].any() & (following != shape.rows)),
-                    out.tag.eq(newest),
-                ]
 
         # Ends, in any order.
         noted = Signal(walked(config))
@@ -196,7 +180,7 @@ class Walker(wiring.Component):
             with m.State("TAKE"):
                 m.d.comb += self.walked.ready.eq(1)
                 m.d.sync += noted.eq(self.walked.payload)
-                with m.If(self.walked.valid & (self.walked.payload.tag != FOREIGN_TAG)):
+                with m.If(self.walked.valid & (self.walked.payload.tag != MEND_TAG)):
                     m.next = "MARK"
 
             with m.State("MARK"):

@@ -6,14 +6,11 @@ from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out
 
 from hdl.array.interface import extent, geometry
-from hdl.background.interface import WalkKind, walk
+from hdl.background.interface import MEND_TAG, WalkKind, walk
 from hdl.config import Config
 
 MENDS = 4
 """Rows remembered. What is forgotten is found again, by a patrol or the next read."""
-
-MEND_TAG = 255
-"""The tag of these walks, which nobody waits for."""
 
 
 class Mends(wiring.Component):

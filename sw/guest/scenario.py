@@ -46,6 +46,9 @@ INTERRUPTED = re.compile(r"nvme.*Identify \w+ failed \((-4|nsid=\d+, status=0xff
 """What a scan of the driver says when the next reset takes its command away (EINTR)."""
 
 
+ANYTHING = re.compile("")
+
+
 class StepError(Exception):
     """What a step found wrong."""
 
@@ -60,8 +63,8 @@ class Step:
     """Returns what to say of its success."""
     needs: tuple[str, ...] = ()
     """Steps that must have been done."""
-    complaints: bool = False
-    """The kernel is expected to complain."""
+    complaints: re.Pattern | None = None
+    """What the kernel may complain of."""
 
 
 @contextmanager
@@ -156,10 +159,10 @@ class Run:
             said = step.action(self)
         except (MachineError, NvmeCliError, NvmeError) as error:
             raise StepError(" ".join(str(error).split())) from error
-        if not step.complaints:
-            for line in console.text[begin:].splitlines():
-                if COMPLAINT.search(line) and not INTERRUPTED.search(line):
-                    raise StepError(f"the kernel says: {line.strip()}")
+        for line in console.text[begin:].splitlines():
+            expected = step.complaints and step.complaints.search(line)
+            if COMPLAINT.search(line) and not expected:
+                raise StepError(f"the kernel says: {line.strip()}")
         return said
 
     def shell(self, command: str, seconds: float = 120) -> str:
