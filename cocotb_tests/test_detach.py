@@ -125,11 +125,30 @@ async def escalates(dut):
     await bench.settle()
 
 
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def waits_for_a_tag(dut):
+    """What waits for a tag while detached reads have them all is sent after the port's reset."""
+    bench = Slow(dut)
+    await start(dut)
+    drive = bench.drives[3]
+    drive.hang, drive.deaf = CONFIG.drive_tags, True
+    for _ in range(CONFIG.drive_tags):
+        while not bench.read(3):
+            await RisingEdge(dut.clk)
+    await answered(bench, 2 * SOON)
+    assert bench.ended(DriveStatus.SLOW) == CONFIG.drive_tags
+    bench.submit(port=3, opcode=Opcode.WRITE, owner=Owner.ROW, block=7)
+    await answered(bench, 12_000)
+    assert drive.counts.resets == 1
+    await bench.drain()
+    await bench.settle()
+
+
 def run(testcase: str, name: str = "detach") -> None:
     simulate(Drives(config=CONFIG), name=name, module=__name__, testcase=testcase)
 
 
-@pytest.mark.parametrize("testcase", ["detaches", "breaks_off", "escalates"])
+@pytest.mark.parametrize("testcase", ["detaches", "breaks_off", "escalates", "waits_for_a_tag"])
 def test_detach(testcase):
     run(testcase)
 
@@ -145,8 +164,21 @@ def free_tags(inner):
     return elaborate
 
 
+def tells_nobody(inner):
+    """Nobody is told of the tags that a port's reset has freed."""
+
+    def elaborate(self, platform):
+        m = inner(self, platform)
+        with m.If(self.forget):
+            m.d.comb += self.freed.eq(0)
+        return m
+
+    return elaborate
+
+
 FAULTS = {
     "uses tags again": ("detaches", Detach, "elaborate", free_tags(Detach.elaborate)),
+    "tells nobody": ("waits_for_a_tag", Detach, "elaborate", tells_nobody(Detach.elaborate)),
     "never": ("detaches", hdl.drive.ladder, "ticks", lambda config, ms: 4000),
 }
 

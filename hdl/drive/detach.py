@@ -34,7 +34,7 @@ class Detach(wiring.Component):
     orphans
         Bit a tag: detached and not ended by the drive; the tag must not be used.
     freed
-        A pulse: one of them has ended.
+        A pulse: there are fewer of them.
     busy
         Something is about to change.
     """
@@ -90,6 +90,7 @@ class Detach(wiring.Component):
         offered = Signal()
         begins = Signal()
         taken = Signal()
+        ends = Signal()
         m.d.comb += [
             offered.eq(outer.completion.valid & ~end_of_orphan),
             begins.eq(self.detach & ~ours & ~over & ~offered),
@@ -102,7 +103,8 @@ class Detach(wiring.Component):
                 ~ours & (inner.completion.ready | (outer.completion.valid & end_of_orphan))
             ),
             taken.eq(inner.completion.valid & inner.completion.ready),
-            self.freed.eq(outer.completion.valid & outer.completion.ready & end_of_orphan),
+            ends.eq(outer.completion.valid & outer.completion.ready & end_of_orphan),
+            self.freed.eq(ends | (self.forget & orphans.any())),
             self.busy.eq(begins | self.freed | (over & ~self.detach)),
         ]
         m.d.sync += [
@@ -111,7 +113,7 @@ class Detach(wiring.Component):
         ]
         with m.If(ours & taken):
             m.d.sync += orphans.bit_select(self.tag, 1).eq(1)
-        with m.If(self.freed):
+        with m.If(ends):
             m.d.sync += orphans.bit_select(outer.completion.payload.tag, 1).eq(0)
         with m.If(self.forget):
             m.d.sync += orphans.eq(0)
