@@ -179,7 +179,7 @@ class Sequencer(wiring.Component):
             sent.port.eq(target.port),
             sent.opcode.eq(Mux(writing, Opcode.WRITE, Opcode.READ)),
             sent.fua.eq(writing & program.fua),
-            sent.more.eq(writing & program.more & ~resending),
+            sent.more.eq((writing | walks) & program.more & ~resending),
             sent.alone.eq(resending),
             sent.block.eq(program.row + DATA_OFFSET_BLOCKS + wrap),
             sent.owner.eq(Owner.ROW),
