@@ -11,17 +11,22 @@ from cocotb.triggers import RisingEdge
 from cocotb_tests.array_models import random_recovery
 from cocotb_tests.drive_model import DriveModel, Timing
 from cocotb_tests.streams import StreamSink, StreamSource, unpack, wait_until
-from hdl.config import BLOCK_BYTES, Config
+from hdl.config import BLOCK_BYTES, LINE_WRITERS, PIECES, Config
 from hdl.drive.interface import (
+    PIECE_LATENESS,
     DriveStatus,
     Opcode,
     Owner,
     finished,
     landed,
     operation,
+    piece,
 )
 from hdl.memory.interface import write_beat
-from hdl.memory.store import READ_LATENCY
+from hdl.memory.store import READ_LATENCY, write_delay
+
+LONGEST_REFUSAL = 3
+"""Cycles that a piece may have to wait until it is taken."""
 
 
 def sizes(ports: int, width: int = 256) -> Config:
@@ -45,6 +50,7 @@ class StoreModel:
         self.config = config
         self.lines = [bytes(BLOCK_BYTES)] * config.lines
         self.beats: dict[int, list[int]] = {}
+        self.written: dict[tuple[int, int], int] = {}
         self.moved = [0, 0, 0, 0]
         self.last_write_cycle = 0
         self.writable: set[int] = set()
@@ -115,8 +121,20 @@ class StoreModel:
                     assert line in self.writable, f"line {line} is written without an owner"
                     assert beat.mask == (1 << self.config.beat_dwords) - 1, "partial beat"
                     self.beats.setdefault(line, [0] * count)[place] = beat.data
+                    self.written[line, place] = self.cycle
                     self.moved[2 + path] += 1
                     self.last_write_cycle = self.cycle
+
+
+class PieceSink(StreamSink):
+    """Refuses for `LONGEST_REFUSAL` cycles at most."""
+
+    refused = 0
+
+    def _moves(self) -> bool:
+        moves = self.refused == LONGEST_REFUSAL or super()._moves()
+        self.refused = 0 if moves else self.refused + 1
+        return moves
 
 
 @dataclass(kw_only=True)
@@ -136,6 +154,8 @@ class Pending:
     line: int | None
     content: bytes | None = field(repr=False)
     open: set[int]
+    seat: int | None
+    told: int = 0
 
 
 class Bench:
@@ -167,6 +187,12 @@ class Bench:
         self.landed = StreamSink(
             dut, "landed", layout=landed(config), active=active, callback=self._on_landed
         )
+        self.seats: dict[int, Pending] = {}
+        self.pieces = 0
+        if config.early_rows:
+            PieceSink(
+                dut, "piece", layout=piece(config), active=0.3, seed=seed, callback=self._on_piece
+            )
         self.free = set(range(config.lines))
         self.lent: set[int] = set()
         self.pending: dict[tuple[Owner, int], Pending] = {}
@@ -244,7 +270,11 @@ class Bench:
         recover = random_recovery(self.random, self.config, copies=self.config.ports)
         self.in_use[port] |= span
         is_read_command = owner is Owner.COMMAND and opcode is Opcode.READ
-        self.pending[owner, index] = Pending(
+        seat = None
+        seats = set(range(self.config.early_rows)) - set(self.seats)
+        if seats and owner is Owner.ROW and opcode is Opcode.READ and self.random.random() < 0.8:
+            seat = self.random.choice(sorted(seats))
+        self.pending[owner, index] = pending = Pending(
             port=port,
             opcode=opcode,
             owner=owner,
@@ -258,7 +288,13 @@ class Bench:
             line=line,
             content=content,
             open=set(range(place, place + blocks)) if is_read_command else {place},
+            seat=seat,
         )
+        early = {}
+        if self.config.early_rows:
+            early = {"early": {"any": int(seat is not None), "seat": seat or 0}}
+        if seat is not None:
+            self.seats[seat] = pending
         self.operations.send(
             port=port,
             opcode=opcode,
@@ -273,6 +309,7 @@ class Bench:
             place=place,
             line=line or 0,
             **({"elsewhere": elsewhere} if self.config.slow_read_ms else {}),
+            **early,
         )
         return True
 
@@ -292,9 +329,36 @@ class Bench:
             if pending.line is not None:
                 self.store.readable.discard(pending.line)
                 self.store.writable.discard(pending.line)
-                self.free.add(pending.line)
+                if pending.seat is None:
+                    self.free.add(pending.line)
         self.done += 1
         return pending
+
+    def _on_piece(self, payload) -> None:
+        """A piece is told of in order, when it is in its line and can be read there."""
+        pending = self.seats.get(payload.seat)
+        assert pending is not None, f"a piece for seat {payload.seat}, which reads nothing"
+        assert payload.number == pending.told, f"piece {payload.number}, not {pending.told}"
+        pending.told += 1
+        self.pieces += 1
+        assert pending.line is not None
+        count = self.config.piece_beats
+        for beat in range(payload.number * count, pending.told * count):
+            age = self.store.cycle - self.store.written[pending.line, beat]
+            assert age >= write_delay(LINE_WRITERS), f"told {age} cycles after it was written"
+        size = BLOCK_BYTES // PIECES
+        place = slice(payload.number * size, pending.told * size)
+        wanted = self.drives[pending.port].read_block(pending.block)[place]
+        assert self.store.content(pending.line)[place] == wanted, "told of another's piece"
+
+    async def _leave_seat(self, pending: Pending, *, good: bool) -> None:
+        """All pieces have been told of, or no more will be, soon after the end of an operation."""
+        for _ in range(PIECE_LATENESS):
+            await RisingEdge(self.dut.clk)
+        assert pending.told == PIECES or not good, f"{pending.told} pieces of {PIECES} told of"
+        assert pending.seat is not None and pending.line is not None
+        del self.seats[pending.seat]
+        self.free.add(pending.line)
 
     def _on_finished(self, payload) -> None:
         owner = payload.owner
@@ -304,6 +368,8 @@ class Bench:
         assert payload.recover == pending.recover, "recover not echoed"
         status = payload.status
         self.statuses[status] += 1
+        if pending.seat is not None:
+            cocotb.start_soon(self._leave_seat(pending, good=status is DriveStatus.GOOD))
         drive = self.drives[pending.port]
         if status is not DriveStatus.GOOD:
             assert pending.port in self.may_fail, f"unexpected {status} at port {pending.port}"
@@ -363,7 +429,7 @@ class Bench:
 
     def _rests(self) -> bool:
         return (
-            not (self.pending or self.again)
+            not (self.pending or self.again or self.seats)
             and self.operations.idle
             and all(drive.idle for drive in self.drives)
         )

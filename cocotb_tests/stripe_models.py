@@ -13,12 +13,14 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.streams import StreamSink, StreamSource, pack, unpack
 from hdl.array.interface import Rotation, geometry, member_address
-from hdl.config import DATA_OFFSET_BLOCKS, Config
-from hdl.drive.interface import DriveStatus, Opcode, Owner, finished, operation
+from hdl.config import DATA_OFFSET_BLOCKS, PIECES, Config
+from hdl.drive.interface import DriveStatus, Opcode, Owner, finished, operation, piece
 from hdl.parity.interface import StepKind, pass_done, step
 
 BLOCK = 8
-"""Bytes that stand for a block."""
+"""Bytes that stand for a block, one for each of its pieces."""
+
+assert BLOCK == PIECES
 
 _EXP = [1]
 for _ in range(254):
@@ -301,6 +303,9 @@ class DrivesModel:
         self._finished = StreamSource(
             dut, "finished", layout=finished(config), active=active, seed=seed
         )
+        self.pieces = 0
+        if config.early_rows:
+            self._piece = StreamSource(dut, "piece", layout=piece(config), active=1.0, seed=seed)
         StreamSink(
             dut,
             "operation",
@@ -333,6 +338,7 @@ class DrivesModel:
             if key in self.unreadable:
                 status = DriveStatus.MEDIUM_ERROR
             else:
+                await self._land(one, self.blocks.get(key, bytes(BLOCK)), count=BLOCK)
                 self.lines.write(one.line, self.blocks.get(key, bytes(BLOCK)))
         elif one.opcode == Opcode.WRITE_UNCORRECTABLE:
             self.unreadable.add(key)
@@ -347,6 +353,9 @@ class DrivesModel:
                 self.unreadable.discard(key)
         if one.opcode == Opcode.WRITE:
             self.lines.read(one.line)
+        if one.opcode == Opcode.READ and status != DriveStatus.GOOD:
+            block = self.blocks.get(key, bytes(BLOCK))
+            await self._land(one, block, count=self._random.randrange(BLOCK + 1))
         if status == DriveStatus.UNREACHED:
             self.left_alone.add(key)
         else:
@@ -362,6 +371,24 @@ class DrivesModel:
         )
 
 
+    async def _land(self, one, block: bytes, *, count: int) -> None:
+        """The first ``count`` pieces of an early read, each told of once it is in its line."""
+        if not self.config.early_rows or not one.early.any:
+            return
+        pause = self._random.choice((0, 1, 8, 40))
+        landed = self._random.randbytes(BLOCK)
+        self.lines.write(one.line, landed)
+        for number in range(count):
+            for _ in range(self._random.randint(0, pause)):
+                await RisingEdge(self._clock)
+            landed = block[: number + 1] + landed[number + 1 :]
+            self.lines.write(one.line, landed)
+            self._piece.send(seat=one.early.seat, number=number)
+            self.pieces += 1
+        while not self._piece.idle:
+            await RisingEdge(self._clock)
+
+
 class ParityModel:
     """The parity engine: passes in order, real sums. Lines that were never written may be read if
     ``dirty``."""
@@ -371,6 +398,8 @@ class ParityModel:
         self.passes = 0
         self.dirty = False
         self._background = config.background
+        self._early = bool(config.early_rows)
+        self.early = 0
         self._random = random.Random(f"{seed}/parity")
         self._clock = dut.clk
         self._steps: deque = deque()
@@ -421,12 +450,20 @@ class ParityModel:
                         solved = results is not None
                         results = results or {}
                     if solved:
-                        self.lines.write(one.line, results[one.role])
+                        old = self.lines.contents.get(one.line, bytes(BLOCK))
+                        place = slice(0, BLOCK)
+                        if self._early and begin.piece.any:
+                            place = slice(begin.piece.number, begin.piece.number + 1)
+                        new = old[: place.start] + results[one.role][place] + old[place.stop :]
+                        self.lines.write(one.line, new)
                         nonzero |= any(results[one.role]) << one.role
                     if one.last:
                         break
             self.passes += 1
             done = {"nonzero": nonzero} if self._background else {}
+            if self._early:
+                done["piece"] = begin.piece
+                self.early += begin.piece.any
             self._done.send(index=one.index, error=int(not solved), **done)
 
     def _compute(self, begin, known, parities) -> dict[int, bytes] | None:

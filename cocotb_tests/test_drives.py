@@ -13,7 +13,7 @@ from cocotb_tests.drive_model import IDEAL, RANDOM, Timing
 from cocotb_tests.drives_bench import Bench, environment, run_traffic, sizes
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import start, wait_until
-from hdl.config import Config
+from hdl.config import PIECES, Config
 from hdl.drive.drives import Drives
 from hdl.drive.interface import (
     MERGE_BLOCKS,
@@ -34,7 +34,7 @@ async def random_traffic(dut):
     await bench.settle()
     assert not bench.lent, "lines leaked"
     assert bench.statuses[DriveStatus.GOOD] > count // 3
-    assert bench.landed_blocks
+    assert bench.landed_blocks and bench.pieces
     longest = max(drive.counts.longest for drive in bench.drives)
     assert longest > 8, f"nothing merged: longest command {longest}"
     assert longest <= MERGE_BLOCKS
@@ -307,6 +307,13 @@ class Faulty(wiring.Component):
                 m.d.comb += self.finished.payload.status.eq(DriveStatus.MEDIUM_ERROR)
         elif fault == "merges what is alone":
             m.d.comb += inner.operation.payload.alone.eq(0)
+        elif fault == "untold pieces":
+            with m.If(inner.piece.payload.number == PIECES - 1):
+                m.d.comb += [self.piece.valid.eq(0), inner.piece.ready.eq(1)]
+        elif fault == "wrong seat":
+            # Not for one operation only: it may have no piece.
+            with m.If(count[5]):
+                m.d.comb += self.piece.payload.seat.eq(inner.piece.payload.seat + 1)
         elif fault == "tag":
             # Not in one cycle only: port 0 may send nothing in it.
             with m.If(count[5]):
@@ -324,6 +331,8 @@ FAULTS = (
     "wrong line",
     "leaked line",
     "tag",
+    "untold pieces",
+    "wrong seat",
 )
 FAULTS_OF_ERRORS = ("blames neighbours", "merges what is alone")
 
@@ -367,6 +376,12 @@ def test_directed(testcase):
 @pytest.mark.parametrize("ports", [4, 8])
 def test_rates(ports, kind):
     run(ports, "rates", RATE=kind)
+
+
+def test_pieces_told_too_soon_are_caught(monkeypatch):
+    monkeypatch.setattr("hdl.drive.tell_pieces.write_delay", lambda writers: 2)
+    with pytest.raises(SimulationError, match="cycles after it was written"):
+        run(4, "random_traffic")
 
 
 @pytest.mark.parametrize("fault", FAULTS + FAULTS_OF_ERRORS)

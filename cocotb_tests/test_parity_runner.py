@@ -11,9 +11,10 @@ from cocotb.triggers import RisingEdge
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
 from cocotb_tests.test_parity_engine import config_of, needs_isal
-from hdl.config import BLOCK_BYTES
+from hdl.config import BLOCK_BYTES, PIECES
 from hdl.memory.interface import write_beat
 from hdl.memory.store import READ_LATENCY
+from hdl.parity import engine as engine_module
 from hdl.parity import fetcher as fetcher_module
 from hdl.parity import solver as solver_module
 from hdl.parity.engine import BANKS
@@ -104,7 +105,8 @@ class Bench:
         self.done = StreamSink(dut, "done", layout=pass_done(self.config), active=active)
         self.free = list(range(self.config.lines))
         self.random.shuffle(self.free)
-        self.running: deque[tuple[int, bool, int, dict[int, bytes], list[int]]] = deque()
+        self.pieces: bool | None = False
+        self.running: deque[tuple[int, bool, int, dict, dict[int, bytes], list[int]]] = deque()
         self.index = 0
 
     def block(self) -> bytes:
@@ -120,37 +122,60 @@ class Bench:
     def send(self, begin, inputs, outputs: dict[int, bytes], *, error: bool = False) -> None:
         """Sends a pass: ``inputs`` are (kind, role, block), ``outputs`` what each must become.
 
-        Every output goes to a line of its own or, at random, to the line of an input.
+        Every output goes to a line of its own or, at random, to the line of an input. At random, or
+        if ``pieces`` says so, the pass is about one piece of the lines only, or is sent as one pass
+        for each piece of all.
         """
-        index = self.index = (self.index + 1) % self.config.rows
-        self.step.send(**begin)
-        inputs = list(inputs)
-        self.random.shuffle(inputs)
-        used = []
-        for kind, role, content in inputs:
-            line = self.line(content)
-            used.append(line)
-            self.step.send(kind=kind, role=role, line=line)
+        if self.pieces is None:
+            parts = self.random.choice([[None], [self.random.randrange(PIECES)], range(PIECES)])
+        else:
+            parts = range(PIECES) if self.pieces else [None]
+        inputs = [(kind, role, self.line(content)) for kind, role, content in inputs]
+        used = [line for _, _, line in inputs]
         expected = {line: bytes(self.lines.content[line]) for line in used}
         reusable = list(used)
         self.random.shuffle(reusable)
-        for place, (role, content) in enumerate(outputs.items()):
+        lines = {}
+        for role in outputs:
             if reusable and self.random.random() < 0.3:
-                line = reusable.pop()
+                lines[role] = reusable.pop()
             else:
-                line = self.line()
-                used.append(line)
-            expected[line] = bytes(self.lines.content[line]) if error else content
-            last = place == len(outputs) - 1
-            self.step.send(kind=StepKind.OUTPUT, role=role, line=line, last=int(last), index=index)
-        nonzero = sum(1 << role for role, content in outputs.items() if any(content))
-        self.running.append((index, error, nonzero, expected, used))
+                lines[role] = self.line()
+                used.append(lines[role])
+            expected[lines[role]] = bytes(self.lines.content[lines[role]])
+        for part in parts:
+            index = self.index = (self.index + 1) % self.config.rows
+            size = BLOCK_BYTES // PIECES
+            place = slice(0, BLOCK_BYTES)
+            piece = {"any": 0, "number": self.random.randrange(PIECES)}
+            if part is not None:
+                place = slice(part * size, (part + 1) * size)
+                piece = {"any": 1, "number": part}
+            self.random.shuffle(inputs)
+            self.step.send(**begin, piece=piece)
+            for kind, role, line in inputs:
+                self.step.send(kind=kind, role=role, line=line)
+            nonzero = 0
+            for role, content in outputs.items():
+                last, line = role == list(outputs)[-1], lines[role]
+                self.step.send(
+                    kind=StepKind.OUTPUT, role=role, line=line, last=int(last), index=index
+                )
+                nonzero |= any(content[place]) << role
+                if not error:
+                    old = expected[line]
+                    expected[line] = old[: place.start] + content[place] + old[place.stop :]
+            ends = part is None or part == parts[-1]
+            self.running.append(
+                (index, error, nonzero, piece, expected if ends else {}, used if ends else [])
+            )
 
     async def finish_one(self) -> None:
         """Waits for the oldest pass and compares all its lines at once."""
         answer = await self.done.receive(cycles=200_000)
-        index, error, nonzero, expected, used = self.running.popleft()
+        index, error, nonzero, piece, expected, used = self.running.popleft()
         assert (answer.index, answer.error) == (index, int(error))
+        assert answer.piece == piece, f"pass {index} is about {answer.piece}, not {piece}"
         assert error or answer.nonzero == nonzero, f"nonzero is {answer.nonzero}, not {nonzero}"
         for line, content in expected.items():
             assert self.lines.content[line] == content, f"pass {index}: line {line} is wrong"
@@ -254,6 +279,7 @@ class Bench:
 async def passes_are_exact(dut):
     await start(dut)
     bench = Bench(dut, active=float(os.environ["ACTIVE"]))
+    bench.pieces = {"no": False, "mixed": None}[os.environ["PIECES"]]
     parities = bench.config.parities
     roles = list(range(parities))
     for _ in range(int(os.environ["PASSES"])):
@@ -311,6 +337,7 @@ async def _time_passes(dut, add) -> tuple[int, int]:
 @cocotb.test(timeout_time=20, timeout_unit="ms")
 async def no_cycle_is_lost(dut):
     def add(bench):
+        bench.pieces = os.environ["PIECES"] != "no"
         parities = bench.config.parities
         roles = list(range(parities))
         for width in (parities + 1, parities + 2):
@@ -345,6 +372,7 @@ def _simulate(
         "PARITIES": str(parities),
         "ACTIVE": "0.85",
         "PASSES": "12",
+        "PIECES": "no",
         **more,
     }
     simulate(
@@ -367,6 +395,28 @@ def test_passes_are_exact(width, parities, passes, active):
 
 
 @needs_isal
+@pytest.mark.parametrize(
+    ("width", "parities", "passes", "active"),
+    [
+        (256, 2, 20, 0.6),
+        pytest.param(256, 2, 20, 1.0, marks=pytest.mark.slow),
+        pytest.param(64, 2, 8, 0.6, marks=pytest.mark.slow),
+        pytest.param(512, 4, 30, 0.6, marks=pytest.mark.slow),
+    ],
+)
+def test_pieces_are_exact(width, parities, passes, active):
+    """Passes over pieces of lines, one after the other and between passes over whole lines."""
+    _simulate(
+        width,
+        parities,
+        "passes_are_exact",
+        ACTIVE=str(active),
+        PASSES=str(passes),
+        PIECES="mixed",
+    )
+
+
+@needs_isal
 @pytest.mark.parametrize("parities", [1, 2, 4])
 def test_unsolvable_passes_are_refused(parities):
     width = 512 if parities == 1 else 256
@@ -377,6 +427,26 @@ def test_unsolvable_passes_are_refused(parities):
 @pytest.mark.parametrize(("width", "parities"), [(64, 2), (256, 2), (256, 4), (512, 4)])
 def test_no_cycle_is_lost(width, parities):
     _simulate(width, parities, "no_cycle_is_lost")
+
+
+@needs_isal
+def test_no_cycle_is_lost_between_pieces():
+    _simulate(256, 1, "no_cycle_is_lost", PIECES="all")
+
+
+@needs_isal
+@pytest.mark.parametrize(
+    "module",
+    [
+        pytest.param(engine_module, id="engine"),
+        pytest.param(fetcher_module, id="fetcher", marks=pytest.mark.slow),
+    ],
+)
+def test_first_piece_for_any_is_caught(module, monkeypatch):
+    monkeypatch.setattr(module, "beat_number", lambda config, count, of: count)
+    name = f"mutant_piece_{module.__name__.split('.')[-1]}"
+    with pytest.raises(SimulationError, match="is wrong"):
+        _simulate(512, 2, "passes_are_exact", name=name, PIECES="mixed")
 
 
 @needs_isal

@@ -9,6 +9,7 @@ from cocotb.triggers import RisingEdge
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.sequencer_bench import ARRAYS, CONFIG, bench_of, random_rows
 from cocotb_tests.streams import CLOCK_PERIOD_NS, start
+from hdl.config import PIECES
 from hdl.drive.interface import Opcode
 from hdl.nvme.interface import Status
 from hdl.parity.interface import StepKind
@@ -66,6 +67,36 @@ async def plans_around_unreadable_blocks(dut):
         bench.drives.unreadable.clear()
         bench.check_drives()
     assert bench.write_faults == 0 and not bench.failed
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def recovers_early_whatever_fails(dut):
+    """Blocks land at different speeds; reads are aborted, not reached, unreadable, or gone."""
+    bench = bench_of(dut)
+    await start(dut)
+    await random_rows(bench, rows=20, span=8, recover=0)
+    await bench.settle()
+    await random_rows(bench, rows=30, span=8, recover=1)
+    await bench.settle()
+    assert bench.recovered == 30 and bench.parity.early == 30 * PIECES
+    bench.drives.aborts = 0.02
+    bench.drives.unreached = 0.03
+    for _ in range(4):
+        for row in range(0, 64, 8):
+            bench.erase_unreadable(row, bench.random.randrange(bench.array.parities))
+        await random_rows(bench, rows=12, span=8, recover=0.9)
+        await bench.settle()
+        bench.drives.unreadable.clear()
+    assert not bench.read_faults and not bench.failed
+    task = cocotb.start_soon(random_rows(bench, rows=40, span=8, recover=0.9))
+    for _ in range(bench.random.randrange(400)):
+        await RisingEdge(dut.clk)
+    bench.drives.gone.add(bench.random.choice(bench.array.ports[: bench.array.width]))
+    await task
+    await bench.settle()
+    bench.failed |= bench.drives.gone
+    bench.check_drives()
+    assert bench.array.parities == 1 or not bench.read_faults
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
@@ -214,6 +245,27 @@ WORK = (
 )
 
 
+EARLY = "recovers_early_whatever_fails"
+
+
+class BelievesReads(Sequencer):
+    """A planted bug: a row whose reads have ended has all its blocks."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += m.submodules.early.good.eq(1)
+        return m
+
+
+class FirstPieceOnly(Sequencer):
+    """A planted bug: every piece that is worked out is the first."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.step.payload.piece.number.eq(0)
+        return m
+
+
 class ConfusesParities(Sequencer):
     """A planted bug: every parity output is P."""
 
@@ -283,6 +335,8 @@ LESS_OFTEN = ("raid5_wide", "raid6_wide", "raid6_ddf_restart", "raid0", "raid1")
 """Arrays of the long suite only."""
 
 MUTANTS = {
+    BelievesReads: EARLY,
+    FirstPieceOnly: EARLY,
     GivesUpAtOnce: "writes_twice_what_a_drive_refuses_once",
     TrustsOldParity: "writes_rows_past_repair",
     MergesAgain: "keeps_rows_with_drives_failing_in_between",
@@ -313,7 +367,7 @@ def sequence(component, *, array: str, testcase, active: float = 0.6) -> None:
 def test_rows(array):
     work = WORK
     if ARRAYS[array].parities:
-        work += ("plans_around_unreadable_blocks", "writes_rows_past_repair")
+        work += ("plans_around_unreadable_blocks", "writes_rows_past_repair", EARLY)
     if array == "raid0":
         work = tuple(name for name in work if "refuse" not in name and "between" not in name)
     sequence(Sequencer, array=array, testcase=work)
@@ -322,6 +376,12 @@ def test_rows(array):
 @pytest.mark.parametrize("array", ["raid5", "raid5_wide", "raid6_wide", "raid10"])
 def test_rate(array):
     sequence(Sequencer, array=array, testcase="reports_cycles_per_row", active=1.0)
+
+
+def test_pieces_that_begin_too_soon_are_caught(monkeypatch):
+    monkeypatch.setattr("hdl.stripe.piece_count._ones", lambda mask: mask.any())
+    with pytest.raises(SimulationError, match=r"row \d+ strip|free but|never written"):
+        sequence(Sequencer, array="raid6", testcase=EARLY)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)

@@ -63,6 +63,7 @@ SEQUENCER_STREAMS = (
     "recover_failed",
     "fail",
     "walked",
+    "piece",
 )
 
 

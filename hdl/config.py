@@ -30,6 +30,12 @@ MAX_DRIVES = 32
 DATA_OFFSET_BLOCKS = 256
 """Blocks at the start of every member kept free for metadata: 1 MiB, as Linux md leaves."""
 
+PIECES = 8
+"""Pieces of a block that can be worked out one by one while the rest is still landing."""
+
+LINE_WRITERS = 5
+"""Users that write lines: endpoint, parity engine, both paths of the drives, front end."""
+
 LINE_USERS = 4
 """Blocks that take lines: front end, sequencer, drives, gatherer."""
 
@@ -109,6 +115,9 @@ class Config:
         A drive command that takes longer is aborted; 0: never, and the logic for it is left out.
     abort_timeout_ms
         A command that is aborted and takes longer to end has its port reset.
+    early_rows
+        Rows of host reads whose lost block is worked out piece by piece while the others land, a
+        power of two up to 16; 0: each waits for whole blocks, and the logic is left out.
     slow_read_ms
         A host's read of one drive that takes longer is had from the others, if the array has
         redundancy left (so only with ``background``); 0: never, and the logic is left out.
@@ -149,6 +158,7 @@ class Config:
     background: bool = True
     command_timeout_ms: int = 8000
     abort_timeout_ms: int = 500
+    early_rows: int = 8
     slow_read_ms: int = 0
     drive_resets: int = 1
     drive_reset_window_s: int = 3600
@@ -191,6 +201,10 @@ class Config:
         ):
             if not least <= getattr(self, name) <= most:
                 raise ValueError(f"{name} must be {least}..{most}, not {getattr(self, name)}")
+        if self.early_rows not in (0, 1, 2, 4, 8, 16):
+            raise ValueError(
+                f"early_rows must be 0 or a power of two up to 16, not {self.early_rows}"
+            )
         if self.slow_read_ms and not self.background:
             raise ValueError("slow_read_ms needs background, which knows what arrays have left")
         for name, least, most in (
@@ -227,6 +241,11 @@ class Config:
     def beats(self) -> int:
         """Beats of a block."""
         return BLOCK_BYTES // self.beat_bytes
+
+    @property
+    def piece_beats(self) -> int:
+        """Beats of a piece of a block."""
+        return self.beats // PIECES
 
     @property
     def line_bits(self) -> int:
@@ -335,6 +354,7 @@ def small() -> Config:
         abort_commands=False,
         compare_and_deallocate=False,
         background=False,
+        early_rows=0,
         walk_window=4,
         sector_emulation=False,
     )

@@ -9,7 +9,7 @@ from hdl.array.tables import ArrayTables
 from hdl.array.tracker import Tracker
 from hdl.background.background import Background
 from hdl.background.interface import walk
-from hdl.config import LINE_USERS, TIME_BITS, Config
+from hdl.config import LINE_USERS, LINE_WRITERS, TIME_BITS, Config
 from hdl.drive.drives import Drives
 from hdl.drive.interface import DrivePort, Opcode, Owner, finished, landed, operation
 from hdl.memory.allocator import LineAllocator
@@ -80,7 +80,7 @@ class Core(wiring.Component):
         m.submodules.sequencer = sequencer = Sequencer(config=config)
         m.submodules.parity = parity = ParityPass(config=config)
         m.submodules.drives = drives = Drives(config=config)
-        m.submodules.store = store = LineStore(config=config, readers=4, writers=5)
+        m.submodules.store = store = LineStore(config=config, readers=4, writers=LINE_WRITERS)
         m.submodules.allocator = allocator = LineAllocator(
             config=config, users=LINE_USERS, returns=4, reserves=config.line_reserves
         )
@@ -131,6 +131,8 @@ class Core(wiring.Component):
         connect(m, operations.output, operation_skid.input)
         connect(m, operation_skid.output, drives.operation)
         connect(m, dispatch.load_read, drives.load_read)
+        if config.early_rows:
+            connect(m, drives.piece, sequencer.piece)
 
         # Host data: into lines for writes, out of lines for reads.
         connect(m, gather.fetch, front_end.fetch)

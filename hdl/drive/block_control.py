@@ -277,6 +277,9 @@ class BlockControl(wiring.Component):
             m.d.comb += line.eq(Mux(spares.r_rdy, spares.r_data, self.allocate.payload))
         for control in (*read_paths, *write_paths):
             m.d.comb += control.line.eq(line)
+        if config.early_rows:
+            for control in read_paths:
+                m.d.comb += control.early.eq(operation.early)
 
         # A command is over when all its blocks have been moved but one that was cut off.
         cut_off = bit(read_controls, "inside") & (newest_tag == tag)

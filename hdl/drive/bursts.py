@@ -6,18 +6,20 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config, bits_for_count
+from hdl.drive.interface import early_field
 from hdl.drive.records import PathControl, bursts, place_bits
 from hdl.memory.round_robin import RoundRobin
 
 
 def burst(config: Config) -> data.StructLayout:
-    """Burst ``index`` of the block in ``line``, for the port at ``place``."""
+    """Burst ``index`` of the block in ``line``, for the port at ``place``; ``early`` as loaded."""
     return data.StructLayout(
         {
             "place": place_bits(config),
             "line": config.line_bits,
             "index": bits_for_count(bursts(config)),
             "last": 1,
+            **early_field(config),
         }
     )
 
@@ -95,18 +97,24 @@ class BurstScheduler(wiring.Component):
             self.chosen.eq(Mux(step, choose.chosen, 0)),
         ]
 
-        m.submodules.lines = lines = Memory(shape=config.line_bits, depth=1 << (place + 1), init=[])
+        loaded = data.StructLayout({"line": config.line_bits, **early_field(config)})
+        m.submodules.lines = lines = Memory(shape=loaded, depth=1 << (place + 1), init=[])
         write_line, read_line = lines.write_port(), lines.read_port()
         load_slot = (control.load_slot & target).any()
         slot = (move_slot & choose.chosen).any()
         m.d.comb += [
             write_line.addr.eq((control.place[:place] << 1) | load_slot),
-            write_line.data.eq(control.line),
+            write_line.data.line.eq(control.line),
             write_line.en.eq(control.load),
             read_line.addr.eq((choose.index << 1) | slot),
             read_line.en.eq(step),
-            self.burst.payload.line.eq(read_line.data),
+            self.burst.payload.line.eq(read_line.data.line),
         ]
+        if config.early_rows:
+            m.d.comb += [
+                write_line.data.early.eq(control.early),
+                self.burst.payload.early.eq(read_line.data.early),
+            ]
 
         # The chosen burst, and the position in the block that follows.
         position = Array(

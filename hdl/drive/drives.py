@@ -10,12 +10,13 @@ from hdl.drive.block_control import BlockControl
 from hdl.drive.command_queue import CommandQueue
 from hdl.drive.detach import Detach
 from hdl.drive.fence import Fence
-from hdl.drive.interface import DrivePort, finished, landed, load_bits, operation
+from hdl.drive.interface import DrivePort, finished, landed, load_bits, operation, piece
 from hdl.drive.ladder import Ladder
 from hdl.drive.read_path import ReadPath
 from hdl.drive.records import PATHS, path_ports
 from hdl.drive.write_path import WritePath
 from hdl.memory.interface import ReadPort, line_stream, write_port
+from hdl.streams import Merge
 
 
 class Drives(wiring.Component):
@@ -41,6 +42,9 @@ class Drives(wiring.Component):
     landed
         Blocks read for host commands. A block is offered 6 cycles after its last beat was
         taken by the line store, when the block control has nothing else to do.
+    piece
+        Pieces of blocks of operations with ``early`` that can be read from their lines; those of a
+        block in order. Each must be taken within 4 cycles. Not there without ``Config.early_rows``.
     allocate
         Lines for blocks of host commands. A port that finds none waits alone.
     line_read, line_write
@@ -81,6 +85,7 @@ class Drives(wiring.Component):
                 "load_read": In(TableRead(config.port_bits, load_bits(config))),
                 "busy": Out(1),
             }
+            | ({"piece": Out(stream.Signature(piece(config)))} if config.early_rows else {})
         )
 
     def elaborate(self, platform) -> Module:
@@ -146,6 +151,10 @@ class Drives(wiring.Component):
                 ]
         else:
             m.d.comb += self.deadline.eq(-1)
+        if config.early_rows:
+            m.submodules.pieces = pieces = Merge(piece(config), inputs=PATHS)
+            connect(m, pieces.output, flipped(self.piece))
+            parts.append(pieces)
         for path in range(PATHS):
             ports = path_ports(config, path)
             reader = ReadPath(config=config, ports=ports)
@@ -162,6 +171,12 @@ class Drives(wiring.Component):
                 connect(m, drive.read_data, reader.data[place])
                 connect(m, writer.data[place], drive.write_data)
             parts += [reader, writer]
+            if config.early_rows:
+                told = pieces.inputs[path]
+                with m.If(told.ready):
+                    m.d.sync += told.valid.eq(0)
+                with m.If(reader.told):
+                    m.d.sync += [told.valid.eq(1), told.payload.eq(reader.piece)]
         for index, drive in enumerate(drives):
             connect(m, queue.command[index], drive.command)
             connect(m, drive.grant, blocks.grant[index])

@@ -1,10 +1,10 @@
 """Drive operations inside the controller, and the port to a drive's link core."""
 
-from amaranth.hdl import Value
+from amaranth.hdl import Shape, Value, unsigned
 from amaranth.lib import data, enum, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.config import BLOCK_NUMBER_BITS, Config, bits_for_count
+from hdl.config import BLOCK_NUMBER_BITS, PIECES, Config, bits_for_count
 from hdl.nvme.interface import recovery
 
 
@@ -57,6 +57,33 @@ def owner_bits(config: Config) -> int:
     return max(config.row_slot_bits, config.slot_bits)
 
 
+PIECE_LATENESS = 8
+"""Cycles after the end of an operation within which all its pieces have been told of."""
+
+
+def early_seat(config: Config) -> Shape:
+    """Number of a seat of `hdl.stripe.early.Early`."""
+    return unsigned(bits_for_count(config.early_rows))
+
+
+def early(config: Config) -> data.StructLayout:
+    """If ``any``: the row that has seat ``seat`` of `Config.early_rows` is told of each piece."""
+    return data.StructLayout({"any": 1, "seat": early_seat(config)})
+
+
+def early_field(config: Config) -> dict:
+    """A field ``early``, with ``Config.early_rows`` only."""
+    return {"early": early(config)} if config.early_rows else {}
+
+
+def piece(config: Config) -> data.StructLayout:
+    """Piece ``number`` of one of the blocks that the row in seat ``seat`` reads is in its line.
+
+    Told of until `PIECE_LATENESS` cycles after the end of its operation, and not later.
+    """
+    return data.StructLayout({"seat": early_seat(config), "number": bits_for_count(PIECES)})
+
+
 def operation(config: Config) -> data.StructLayout:
     """One operation for a drive port.
 
@@ -67,7 +94,7 @@ def operation(config: Config) -> data.StructLayout:
     ``more``: the next block of this drive will follow at once, so waiting to merge pays.
     ``alone``: never merged. ``elsewhere``: of a read that can also be had from other drives, so it
     may end as SLOW (not there without ``Config.slow_read_ms``). ``recover`` comes
-    back unchanged.
+    back unchanged. ``early``: of a row's read, whether and whom to tell of its pieces.
     """
     elsewhere = {"elsewhere": 1} if config.slow_read_ms else {}
     return data.StructLayout(
@@ -79,6 +106,7 @@ def operation(config: Config) -> data.StructLayout:
             "more": 1,
             "alone": 1,
             **elsewhere,
+            **early_field(config),
             "block": BLOCK_NUMBER_BITS,
             "blocks": config.offset_bits,
             "owner": Owner,

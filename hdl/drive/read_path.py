@@ -7,7 +7,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import Config, bits_for_count
 from hdl.drive.bursts import BurstScheduler
-from hdl.drive.interface import read_data
+from hdl.drive.interface import early, piece, read_data
 from hdl.drive.records import (
     BURST_BEATS,
     BURST_BITS,
@@ -15,7 +15,9 @@ from hdl.drive.records import (
     FIFO_BURSTS,
     PathControl,
     ReadControl,
+    piece_bursts,
 )
+from hdl.drive.tell_pieces import TellPieces
 from hdl.memory.disjoint import DISJOINT
 from hdl.memory.interface import write_port
 from hdl.memory.round_robin import RoundRobin
@@ -28,6 +30,7 @@ class ReadPath(wiring.Component):
     turns beat by beat. The beats wait in one memory, `FIFO_BURSTS` bursts a port, and leave in
     bursts of `BURST_BEATS`, round robin, a beat a cycle without idle cycles. A beat whose burst is
     complete reaches ``line_write`` in 5 cycles.
+    ``told``, ``piece``: as of `TellPieces`, with ``Config.early_rows``.
     Back-pressure: a port whose block has no line yet fills its bursts and then waits alone.
 
     Parameters
@@ -49,6 +52,7 @@ class ReadPath(wiring.Component):
                 "line_write": Out(write_port(config)),
                 "busy": Out(1),
             }
+            | ({"told": Out(1), "piece": Out(piece(config))} if config.early_rows else {})
         )
 
     def elaborate(self, platform) -> Module:
@@ -179,6 +183,32 @@ class ReadPath(wiring.Component):
                     last.eq(burst.payload.last),
                 ]
 
+        telling = Const(0)
+        if config.early_rows:
+            m.submodules.tell = tell = TellPieces(config=config)
+            telling = tell.busy
+            marked = Signal(early(config))
+            s1_early = Signal(early(config))
+            s1_number = Signal(tell.number.shape())
+            s1_ends = Signal()
+            with m.If(burst.ready & burst.valid):
+                m.d.sync += marked.eq(burst.payload.early)
+            bursts_of_piece = piece_bursts(config)
+            index = top[: len(burst.payload.index)]
+            with m.If(advance & active):
+                m.d.sync += [
+                    s1_early.eq(marked),
+                    s1_number.eq(index // bursts_of_piece),
+                    s1_ends.eq(last_beat & (index % bursts_of_piece == bursts_of_piece - 1)),
+                ]
+            m.d.comb += [
+                tell.written.eq(line_write.valid & line_write.ready & s1_ends),
+                tell.number.eq(s1_number),
+                tell.early.eq(s1_early),
+                self.told.eq(tell.told),
+                self.piece.eq(tell.piece),
+            ]
+
         asked = control.place[:place_width]
         m.d.comb += [
             reads.quiet.eq(
@@ -187,6 +217,6 @@ class ReadPath(wiring.Component):
                 & ~(active & (place == asked))
                 & ~(line_write.valid & (s1_place == asked))
             ),
-            self.busy.eq(take | turn.any | scheduler.busy | active | line_write.valid),
+            self.busy.eq(take | turn.any | scheduler.busy | active | line_write.valid | telling),
         ]
         return m

@@ -4,7 +4,7 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config, bits_for_count
-from hdl.drive.interface import MERGE_BLOCKS, DriveStatus, operation
+from hdl.drive.interface import MERGE_BLOCKS, DriveStatus, early, operation
 
 PATHS = 2
 """Paths each way between the line store and the ports; port p is on path p mod 2."""
@@ -43,6 +43,11 @@ def bursts(config: Config) -> int:
     return config.beats // BURST_BEATS
 
 
+def piece_bursts(config: Config) -> int:
+    """Bursts of a piece of a block."""
+    return config.piece_beats // BURST_BEATS
+
+
 def queued_operation(config: Config) -> data.StructLayout:
     """An operation as it is kept until it ends."""
     forgotten = ("port", "more", "alone")
@@ -73,6 +78,7 @@ class PathControl(wiring.Signature):
     A port has two slots, so that its next block is ready when the current one ends. ``load``: the
     block in ``line`` goes to slot ``load_slot`` of port ``place``, which must be ``free``.
     ``ended``: every beat of the block in slot ``end_slot`` has been moved; ``unload`` frees it.
+    ``early``: that of the operation, for a read.
     """
 
     def __init__(self, config: Config, ports: int):
@@ -87,6 +93,7 @@ class PathControl(wiring.Signature):
                 "ended": In(ports),
                 "end_slot": In(ports),
             }
+            | ({"early": Out(early(config))} if config.early_rows else {})
         )
 
 

@@ -6,7 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
 from hdl.parity.engine import coefficients, syndrome_bits
-from hdl.parity.interface import StepKind, step
+from hdl.parity.interface import StepKind, piece_field, step
 from hdl.parity.solver import Solver
 
 
@@ -18,6 +18,7 @@ def input_block(config: Config) -> data.StructLayout:
             "coefficients": coefficients(config),
             "first": 1,
             "last": 1,
+            **piece_field(config),
         }
     )
 
@@ -31,6 +32,7 @@ def output_block(config: Config) -> data.StructLayout:
             "last": 1,
             "index": config.row_slot_bits,
             "error": 1,
+            **piece_field(config),
         }
     )
 
@@ -96,6 +98,8 @@ class StepDecoder(wiring.Component):
             self.outputs.payload.index.eq(now.index),
             self.outputs.payload.error.eq(unsolvable),
         ]
+        if self._config.early_rows:
+            m.d.comb += self.outputs.payload.piece.eq(held_block.piece)
         with m.FSM(name="decode") as fsm:
             with m.State("TAKE"):
                 with m.If(self.step.valid):
@@ -124,6 +128,8 @@ class StepDecoder(wiring.Component):
                             m.next = "HOLD"
                             with m.If(is_begin):
                                 m.next = "BEGIN"
+                                if self._config.early_rows:
+                                    m.d.sync += held_block.piece.eq(now.piece)
             with m.State("BEGIN"):
                 m.d.comb += solver.answer.ready.eq(1)
                 with m.If(solver.answer.valid):

@@ -9,6 +9,8 @@ from hdl.config import Config, bits_for_count
 from hdl.memory.disjoint import DISJOINT
 from hdl.parity.field import ELEMENT_BITS, RAID_FIELD
 from hdl.parity.galois import bit_matrix, multiply_word
+from hdl.parity.interface import piece_field
+from hdl.parity.pieces import beat_number, is_last
 
 BANKS = 2
 """Rows in the engine at once: one that accumulates while the one before it drains."""
@@ -30,6 +32,7 @@ def engine_beat(config: Config) -> data.StructLayout:
             "coefficients": coefficients(config),
             "first_input": 1,
             "last_input": 1,
+            **piece_field(config),
         }
     )
 
@@ -41,7 +44,14 @@ def syndrome_bits(config: Config) -> int:
 
 def drain_request(config: Config, tag_bits: int) -> data.StructLayout:
     """Send ``syndrome`` of the oldest row; ``release`` ends that row. ``tag`` goes along."""
-    return data.StructLayout({"syndrome": syndrome_bits(config), "release": 1, "tag": tag_bits})
+    return data.StructLayout(
+        {
+            "syndrome": syndrome_bits(config),
+            "release": 1,
+            "tag": tag_bits,
+            **piece_field(config),
+        }
+    )
 
 
 def drained_beat(config: Config, tag_bits: int) -> data.StructLayout:
@@ -59,8 +69,9 @@ def drained_beat(config: Config, tag_bits: int) -> data.StructLayout:
 class ParityEngine(wiring.Component):
     """Accumulates the weighted sums of the blocks of a row, one for each syndrome.
 
-    Rows come as whole blocks of ``config.beats`` beats. There are two banks of accumulators: a row
-    is drained while the next accumulates. A row's drained blocks do not depend on what follows.
+    Rows come as whole blocks of ``config.beats`` beats, or as the same piece of each block. There
+    are two banks of accumulators: a row is drained while the next accumulates. A row's drained
+    blocks do not depend on what follows.
 
     Parameters
     ----------
@@ -110,7 +121,6 @@ class ParityEngine(wiring.Component):
         width = config.data_width
         parities = config.parities
         beat_bits = bits_for_count(config.beats)
-        last_beat = config.beats - 1
 
         memories = []
         for bank in range(BANKS):
@@ -133,7 +143,7 @@ class ParityEngine(wiring.Component):
         taken = self.beats.valid & self.beats.ready
         m.d.comb += [
             self.beats.ready.eq(claimed != BANKS),
-            s0_last.eq(s0_beat == last_beat),
+            s0_last.eq(is_last(config, s0_beat, beat)),
         ]
         s1_valid = Signal()
         s1_data = Signal(width, reset_less=True)
@@ -152,7 +162,7 @@ class ParityEngine(wiring.Component):
         with m.If(taken):
             m.d.sync += [
                 s1_data.eq(beat.data),
-                s1_beat.eq(s0_beat),
+                s1_beat.eq(beat_number(config, s0_beat, beat)),
                 s1_first.eq(beat.first_input),
                 s1_end.eq(beat.last_input & s0_last),
                 s1_bank.eq(fill_bank),
@@ -191,8 +201,8 @@ class ParityEngine(wiring.Component):
                 ),
             ]
 
-        # Stage 2: add and write back. An address comes again after `config.beats` cycles at the
-        # earliest, and its sum is in memory after two.
+        # Stage 2: add and write back. An address comes again after the beats of a piece (8) at
+        # the earliest, and its sum is in memory after two.
         for index, (write, read) in enumerate(memories):
             bank, syndrome = divmod(index, parities)
             old = Mux(s2_first, 0, read.data)
@@ -205,6 +215,7 @@ class ParityEngine(wiring.Component):
         # Drain: address, memory output (held while it cannot move on), output register.
         d0_beat = Signal(beat_bits)
         d0_last = Signal()
+        d0_address = Signal(beat_bits)
         d0_go = Signal()
         d1_valid = Signal()
         d1_bank = Signal(reset_less=True)
@@ -218,7 +229,8 @@ class ParityEngine(wiring.Component):
         output = self.output
         m.d.comb += [
             d1_move.eq(~output.valid | output.ready),
-            d0_last.eq(d0_beat == last_beat),
+            d0_last.eq(is_last(config, d0_beat, request)),
+            d0_address.eq(beat_number(config, d0_beat, request)),
             d0_go.eq(self.drain.valid & (complete != 0) & (~d1_valid | d1_move)),
             self.drain.ready.eq(d0_go & d0_last),
             self.released.eq(d1_valid & d1_move & d1_release),
@@ -229,7 +241,7 @@ class ParityEngine(wiring.Component):
             adding = s1_valid & ~s1_first & (s1_bank == bank)
             reading = d0_go & (drain_bank == bank) & (request.syndrome == syndrome)
             m.d.comb += [
-                read.addr.eq(Mux(adding, s1_beat, d0_beat)),
+                read.addr.eq(Mux(adding, s1_beat, d0_address)),
                 read.en.eq(adding | reading),
             ]
         with m.If(d0_go):
@@ -239,7 +251,7 @@ class ParityEngine(wiring.Component):
                 d1_bank.eq(drain_bank),
                 d1_release.eq(d0_last & request.release),
                 d1_syndrome.eq(request.syndrome),
-                d1_beat.eq(d0_beat),
+                d1_beat.eq(d0_address),
                 d1_last.eq(d0_last),
                 d1_tag.eq(request.tag),
             ]

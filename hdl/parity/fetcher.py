@@ -1,13 +1,15 @@
 """Reads the input blocks of parity passes from the line store, with no pause between them."""
 
 from amaranth.hdl import Cat, Module, Mux, Signal
-from amaranth.lib import stream, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import Config, bits_for_count
 from hdl.memory.interface import ReadPort
 from hdl.parity.decoder import input_block
 from hdl.parity.engine import BANKS, coefficients, engine_beat
+from hdl.parity.interface import piece_field
+from hdl.parity.pieces import beat_number, is_last
 from hdl.streams import Skid
 
 BLOCKS_IN_FLIGHT = 2
@@ -15,7 +17,8 @@ BLOCKS_IN_FLIGHT = 2
 
 
 class BlockFetcher(wiring.Component):
-    """Asks for the beats of each input block and gives them to the engine as they come.
+    """Asks for the beats of each input block, or piece of it, and gives them to the engine as they
+    come.
 
     The first block of a pass waits until the engine has a bank for it, so that beats, which cannot
     be refused, are always taken.
@@ -57,7 +60,6 @@ class BlockFetcher(wiring.Component):
         m = Module()
         config = self._config
         beat_bits = bits_for_count(config.beats)
-        last_beat = config.beats - 1
 
         # Asking.
         block = self.inputs.payload
@@ -65,6 +67,7 @@ class BlockFetcher(wiring.Component):
         connect(m, skid.output, flipped(self.line_read.request))
         request = skid.input
         asked = Signal(beat_bits)
+        asked_last = Signal()
         passes = Signal(range(BANKS + 1))
         in_flight = Signal(range(BLOCKS_IN_FLIGHT + 1))
         room = (in_flight != BLOCKS_IN_FLIGHT) & (~block.first | (passes != BANKS))
@@ -72,44 +75,50 @@ class BlockFetcher(wiring.Component):
         begins = taken & (asked == 0)
         m.d.comb += [
             request.valid.eq(self.inputs.valid & ((asked != 0) | room)),
-            request.payload.eq(Cat(asked, block.line)),
-            self.inputs.ready.eq(taken & (asked == last_beat)),
+            request.payload.eq(Cat(beat_number(config, asked, block), block.line)),
+            asked_last.eq(is_last(config, asked, block)),
+            self.inputs.ready.eq(taken & asked_last),
         ]
         with m.If(taken):
-            m.d.sync += asked.eq(Mux(asked == last_beat, 0, asked + 1))
+            m.d.sync += asked.eq(Mux(asked_last, 0, asked + 1))
 
         # Answers: `ahead` describes the block being asked for, `current` the one being answered.
         answered = Signal(beat_bits)
-        ends = self.line_read.response_valid & (answered == last_beat)
+        answered_last = Signal()
+        ends = self.line_read.response_valid & answered_last
         slot_in = Signal()
         slot_out = Signal()
         beat = self.beats.payload
         m.d.comb += [
             self.beats.valid.eq(self.line_read.response_valid),
             beat.data.eq(self.line_read.response),
+            answered_last.eq(is_last(config, answered, beat)),
         ]
         for slot in range(BLOCKS_IN_FLIGHT):
             weights = Signal(coefficients(config), name=f"weights_{slot}")
             first = Signal(name=f"first_{slot}")
             last = Signal(name=f"last_{slot}")
+            piece = Signal(data.StructLayout(piece_field(config)), name=f"piece_{slot}")
             with m.If(begins & (slot_in == slot)):
                 m.d.sync += [
                     weights.eq(block.coefficients),
                     first.eq(block.first),
                     last.eq(block.last),
+                    *(piece[name].eq(block[name]) for name in piece_field(config)),
                 ]
             with m.If(slot_out == slot):
                 m.d.comb += [
                     beat.coefficients.eq(weights),
                     beat.first_input.eq(first),
                     beat.last_input.eq(last),
+                    *(beat[name].eq(piece[name]) for name in piece_field(config)),
                 ]
         with m.If(begins):
             m.d.sync += slot_in.eq(~slot_in)
         with m.If(ends):
             m.d.sync += slot_out.eq(~slot_out)
         with m.If(self.line_read.response_valid):
-            m.d.sync += answered.eq(Mux(answered == last_beat, 0, answered + 1))
+            m.d.sync += answered.eq(Mux(answered_last, 0, answered + 1))
 
         m.d.sync += [
             in_flight.eq(in_flight + begins - ends),

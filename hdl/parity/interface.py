@@ -2,7 +2,7 @@
 
 from amaranth.lib import data, enum
 
-from hdl.config import Config
+from hdl.config import PIECES, Config, bits_for_count
 
 
 class StepKind(enum.Enum, shape=3):
@@ -20,11 +20,20 @@ class StepKind(enum.Enum, shape=3):
     """Output ``role`` goes to ``line`` (which may be one of the inputs); ``last`` ends the pass."""
 
 
+def piece_field(config: Config) -> dict:
+    """A field ``piece``, with ``Config.early_rows`` only: if ``any``, a pass, or what belongs to
+    it, is about piece ``number`` of `PIECES` of each line, else about all of it."""
+    if not config.early_rows:
+        return {}
+    return {"piece": data.StructLayout({"any": 1, "number": bits_for_count(PIECES)})}
+
+
 def step(config: Config) -> data.StructLayout:
     """One step of a parity pass: a begin, then one or more inputs, then one or more outputs.
 
     RECOVER: ``erased`` is the mask of lost data roles (as many as bits in ``parities``), and
     ``parities`` the mask of the syndromes used. ``last`` on an OUTPUT: answer with ``index``.
+    ``piece`` of the begin: of that of the pass.
     """
     return data.StructLayout(
         {
@@ -35,6 +44,7 @@ def step(config: Config) -> data.StructLayout:
             "parities": 4,
             "last": 1,
             "index": config.row_slot_bits,
+            **piece_field(config),
         }
     )
 
@@ -43,7 +53,9 @@ def pass_done(config: Config) -> data.StructLayout:
     """Every output of a pass is in its line; ``error``: the erasures cannot be solved.
 
     ``nonzero`` (with ``background``): a bit per ``role`` of an OUTPUT: a block that went out there
-    is not all zeros.
+    is not all zeros. ``piece``: that of the pass.
     """
     background = {"nonzero": config.parities} if config.background else {}
-    return data.StructLayout({"index": config.row_slot_bits, "error": 1, **background})
+    return data.StructLayout(
+        {"index": config.row_slot_bits, "error": 1, **background, **piece_field(config)}
+    )

@@ -10,7 +10,7 @@ from hdl.memory.interface import ReadPort, write_port
 from hdl.parity.decoder import StepDecoder, input_block, output_block
 from hdl.parity.engine import ParityEngine, syndrome_bits
 from hdl.parity.fetcher import BlockFetcher
-from hdl.parity.interface import pass_done, step
+from hdl.parity.interface import pass_done, piece_field, step
 
 INPUT_BLOCKS = 8
 """Input blocks decoded ahead: their transfer covers the decoding of the pass after them."""
@@ -22,9 +22,10 @@ OUTPUT_BLOCKS = 8
 class ParityPass(wiring.Component):
     """Executes parity passes: reads blocks, computes their weighted sums, writes the results.
 
-    A pass reads all its inputs before it writes its first output, so an output line may be one of
-    its inputs. Outputs are written while the next pass reads; a pass that needs the result of
-    another must be sent after that one is done.
+    A pass may be about a piece of its lines only; all that is said of blocks then holds for these
+    pieces. A pass reads all its inputs before it writes its first output, so an output line may be
+    one of its inputs. Outputs are written while the next pass reads; a pass that needs the result
+    of another must be sent after that one is done.
 
     Parameters
     ----------
@@ -69,7 +70,13 @@ class ParityPass(wiring.Component):
         config = self._config
         background = {"syndrome": syndrome_bits(config)} if config.background else {}
         tag_layout = data.StructLayout(
-            {"line": config.line_bits, "index": config.row_slot_bits, "last": 1, **background}
+            {
+                "line": config.line_bits,
+                "index": config.row_slot_bits,
+                "last": 1,
+                **background,
+                **piece_field(config),
+            }
         )
 
         m.submodules.decoder = decoder = StepDecoder(config=config)
@@ -113,6 +120,12 @@ class ParityPass(wiring.Component):
             outputs.r_en.eq(engine.drain.ready | refused),
         ]
 
+        if config.early_rows:
+            m.d.comb += [
+                engine.drain.payload.piece.eq(block.piece),
+                tag.piece.eq(block.piece),
+            ]
+
         # Beats to lines. The last beat of a pass waits until its answer has a place.
         beat = engine.output.payload
         drained_tag = data.View(tag_layout, beat.tag)
@@ -133,6 +146,7 @@ class ParityPass(wiring.Component):
                 self.done.valid.eq(1),
                 self.done.payload.index.eq(drained_tag.index),
                 self.done.payload.error.eq(0),
+                *(self.done.payload[name].eq(drained_tag[name]) for name in piece_field(config)),
             ]
         if config.background:
             m.d.comb += tag.syndrome.eq(block.syndrome)
@@ -148,6 +162,7 @@ class ParityPass(wiring.Component):
                 self.done.valid.eq(1),
                 self.done.payload.index.eq(block.index),
                 self.done.payload.error.eq(1),
+                *(self.done.payload[name].eq(block[name]) for name in piece_field(config)),
             ]
 
         waiting = inputs.r_rdy | (inputs.level != 0) | (outputs.level != 0)

@@ -3,6 +3,7 @@
 from amaranth.lib import data, enum
 
 from hdl.config import Config
+from hdl.drive.interface import early_field
 from hdl.stripe.program import role_bits, target_bits, targets
 
 ATTEMPTS = 4
@@ -37,6 +38,8 @@ def progress(config: Config) -> data.StructLayout:
     to ask again; ``aborted``: at least one of them because a drive aborted it, or could not
     store it, which counts as one of `ATTEMPTS`.
 
+    ``early``: the row's lost block is being worked out as others land (`hdl.stripe.early`).
+
     With ``background``: ``nonzero``: of the last parity pass, by parity role; ``found``: parities
     or copies do not agree, ``wrong`` being the roles at fault if they are known; ``suspect``: the
     data role, or copy, that the pass under way looks into.
@@ -60,5 +63,6 @@ def progress(config: Config) -> data.StructLayout:
             "good": config.ports,
             "retry": targets(config),
             **background,
+            **early_field(config),
         }
     )

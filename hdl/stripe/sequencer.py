@@ -15,11 +15,12 @@ from hdl.config import (
     Config,
     bits_for_count,
 )
-from hdl.drive.interface import Opcode, Owner, finished, landed, operation
+from hdl.drive.interface import Opcode, Owner, finished, landed, operation, piece
 from hdl.memory.interface import line_stream
 from hdl.nvme.interface import Status
 from hdl.parity.interface import pass_done, step
 from hdl.stripe.admission import Admission
+from hdl.stripe.early import Early
 from hdl.stripe.interface import RowKind, committed, row_state, strip_state
 from hdl.stripe.judgement import Judgement
 from hdl.stripe.pass_steps import PassSteps
@@ -100,6 +101,7 @@ class Sequencer(wiring.Component):
                 "busy": Out(1),
             }
             | ({"filled": Out(stream.Signature(slot))} if config.sector_emulation else {})
+            | ({"piece": In(stream.Signature(piece(config)))} if config.early_rows else {})
         )
 
     def elaborate(self, platform) -> Module:
@@ -118,7 +120,6 @@ class Sequencer(wiring.Component):
 
         m.submodules.queues = queues = PhaseQueues(config=config)
         connect(m, queues.operation, flipped(self.operation))
-        connect(m, queues.step, flipped(self.step))
         room = queues.room
         todo = SyncFIFOBuffered(width=config.row_slot_bits, depth=config.rows)
         m.submodules.todo = todo
@@ -207,6 +208,31 @@ class Sequencer(wiring.Component):
             queues.next_step.eq(steps.step),
             queues.next_step.line.eq(Mux(steps.own, own_line, strip.line)),
         ]
+
+        # Passes: those of whole blocks are queued; one for pieces is recorded in the row's seat.
+        sends_step, records = Signal(), Const(0)
+        pass_done = self.pass_done
+        if config.early_rows:
+            m.submodules.early = early = Early(config=config)
+            pass_done, records = early.done, now.early.any
+            connect(m, flipped(self.piece), early.piece)
+            connect(m, queues.step, early.whole)
+            connect(m, early.step, flipped(self.step))
+            connect(m, flipped(self.pass_done), early.pass_done)
+            m.d.comb += [
+                early.slot.eq(slot),
+                early.reads.eq(program.read),
+                early.record.eq(sends_step & records),
+                early.recorded.eq(queues.next_step),
+                early.record_seat.eq(now.early.seat),
+                early.settle_seat.eq(now.early.seat),
+                early.good.eq(~now.retry.any() & (now.bad == program.bad)),
+                sent.early.any.eq(now.early.any & ~writing),
+                sent.early.seat.eq(now.early.seat),
+            ]
+        else:
+            connect(m, queues.step, flipped(self.step))
+        m.d.comb += queues.send_step.eq(sends_step & ~records)
 
         # Lines to give back, and what to do then.
         doomed = Signal(config.ports)
@@ -317,14 +343,14 @@ class Sequencer(wiring.Component):
                         number.eq(self.finished.payload.place),
                     ]
                     m.next = "LOAD-EVENT"
-                with m.Elif(self.pass_done.valid):
-                    m.d.comb += self.pass_done.ready.eq(1)
+                with m.Elif(pass_done.valid):
+                    m.d.comb += pass_done.ready.eq(1)
                     m.d.sync += [
-                        slot.eq(self.pass_done.payload.index),
-                        unsolved.eq(self.pass_done.payload.error),
+                        slot.eq(pass_done.payload.index),
+                        unsolved.eq(pass_done.payload.error),
                     ]
                     if config.background:
-                        m.d.sync += syndromes.eq(self.pass_done.payload.nonzero)
+                        m.d.sync += syndromes.eq(pass_done.payload.nonzero)
                     m.next = "LOAD-PASS"
                 with m.Elif(todo.r_rdy & room):
                     m.d.comb += todo.r_en.eq(1)
@@ -394,6 +420,11 @@ class Sequencer(wiring.Component):
                             m.next = "WRITE"
                 with m.Elif(program.read.any()):
                     begin_operations(targets=program.read, write=0)
+                    if config.early_rows:
+                        one = (program.joined & (program.joined - 1)) == 0
+                        with m.If(recover & one & ~fills & program.erased.any() & early.free):
+                            m.d.comb += early.claim.eq(1)
+                            m.d.sync += [now.early.any.eq(1), now.early.seat.eq(early.seat)]
                 with m.Elif(program.generate.any()):
                     begin_generation()
                 with m.Else():
@@ -407,6 +438,17 @@ class Sequencer(wiring.Component):
             with m.State("COPY-ROW"):
                 m.d.sync += now.eq(state_read.data)
                 m.next = "RESUME"
+                if config.early_rows:
+                    with m.If(state_read.data.early.any):
+                        m.next = "SETTLE"
+            if config.early_rows:
+                with m.State("SETTLE"):
+                    # Reads have ended; passes that are under way end before anything else.
+                    m.d.comb += early.settle.eq(1)
+                    m.d.sync += now.early.any.eq(0)
+                    with m.If(early.good):
+                        m.d.sync += now.phase.eq(Phase.RECOVER)
+                    m.next = "STORE"
             with m.State("RESUME"):
                 with m.Switch(now.phase):
                     with m.Case(Phase.READ):
@@ -478,6 +520,10 @@ class Sequencer(wiring.Component):
                 m.next = "FIND-TARGET"
                 with m.If(~pending.any()):
                     m.next = "STORE"
+                    if config.early_rows:
+                        with m.If(records):
+                            m.d.comb += steps.recover.eq(1)
+                            m.next = "BEGIN-PASS"
             with m.State("FIND-TARGET"):
                 m.next = "FIND-ROLE"
             with m.State("FIND-ROLE"):
@@ -494,7 +540,7 @@ class Sequencer(wiring.Component):
 
             # Steps of a pass.
             with m.State("BEGIN-PASS"):
-                m.d.comb += [steps.begin.eq(1), queues.send_step.eq(1)]
+                m.d.comb += [steps.begin.eq(1), sends_step.eq(1)]
                 m.next = "SELECT-STEP"
             with m.State("SELECT-STEP"):
                 m.d.comb += steps.select.eq(1)
@@ -507,7 +553,7 @@ class Sequencer(wiring.Component):
             with m.State("FIND-STEP"):
                 m.next = "SEND-STEP"
             with m.State("SEND-STEP"):
-                m.d.comb += queues.send_step.eq(1)
+                m.d.comb += sends_step.eq(1)
                 m.next = "SELECT-STEP"
 
             # Own lines given back.
@@ -612,7 +658,9 @@ class Sequencer(wiring.Component):
                         m.next = "IDLE"
 
         # With nothing at hand only what arrives, or room for what is queued, moves anything.
-        arriving = self.finished.valid | self.pass_done.valid
+        arriving = self.finished.valid | pass_done.valid
+        if config.early_rows:
+            arriving |= early.busy
         begins = room & (todo.r_rdy | admission.ready.valid)
         filling = (todo.level != 0) & ~todo.r_rdy
         m.d.comb += self.busy.eq(

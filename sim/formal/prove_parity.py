@@ -91,6 +91,7 @@ class TinySizes:
     data_width: int = TINY_FIELD.width
     beats: int = 2
     parities: int = 1
+    early_rows: int = 0
 
 
 class TinyEngine(ParityEngine):

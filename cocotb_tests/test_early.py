@@ -1,0 +1,239 @@
+"""`hdl.stripe.early.Early`: rows whose blocks land in any order, between passes of other rows."""
+
+import os
+import random
+from collections import deque
+
+import cocotb
+import pytest
+from cocotb.triggers import RisingEdge
+
+from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
+from hdl.config import PIECES, Config
+from hdl.drive.interface import PIECE_LATENESS, piece
+from hdl.parity.interface import StepKind, pass_done, step
+from hdl.stripe import early as early_module
+from hdl.stripe import piece_count as count_module
+from hdl.stripe.early import Early
+
+SEATS = 4
+CONFIG = Config(data_width=64, ports=8, rows=32, operations=64, early_rows=SEATS)
+ROWS = 60
+WHOLE = 40
+PATIENCE = 20_000
+
+
+class Row:
+    """A row that holds a seat: what it reads, and how far it is."""
+
+    def __init__(self, *, slot: int, seat: int, chance: random.Random):
+        self.slot = slot
+        self.seat = seat
+        self.blocks = chance.randrange(1, CONFIG.ports)
+        self.good = chance.random() < 0.7
+        self.landed = [0] * self.blocks
+        self.faulty = self.good and chance.random() < 0.2
+        self.passes = 0
+        self.settled = False
+        number = lambda bits: chance.getrandbits(bits)  # noqa: E731
+        self.steps = [
+            {"kind": StepKind.RECOVER, "erased": number(32), "parities": number(4)},
+            *(
+                {"kind": StepKind.DATA, "role": number(5), "line": number(CONFIG.line_bits)}
+                for _ in range(self.blocks)
+            ),
+            {"kind": StepKind.OUTPUT, "role": 0, "line": number(CONFIG.line_bits), "last": 1},
+        ]
+
+    def whole_pieces(self) -> int:
+        """Pieces that all blocks have."""
+        return min(self.landed)
+
+
+class Bench:
+    """The sequencer, the drives and the parity engine around the seats."""
+
+    def __init__(self, dut):
+        self.dut = dut
+        self.random = random.Random(int(os.environ["SEED"]))
+        active = float(os.environ["ACTIVE"])
+        self.piece = StreamSource(dut, "piece", layout=piece(CONFIG), active=1.0)
+        self.whole = StreamSource(dut, "whole", layout=step(CONFIG), active=active)
+        self.answers = StreamSource(dut, "pass_done", layout=pass_done(CONFIG), active=active)
+        StreamSink(dut, "step", layout=step(CONFIG), active=active, callback=self._step)
+        StreamSink(dut, "done", layout=pass_done(CONFIG), active=active, callback=self._done)
+        self.rows: dict[int, Row] = {}
+        self.whole_steps: deque[dict] = deque()
+        self.whole_done: deque[int] = deque()
+        self.current: list = []
+        self.engine: deque = deque()
+        self.ended = 0
+        self.slots = list(range(CONFIG.rows // 2))
+        for name in ("claim", "record", "settle"):
+            getattr(dut, name).value = 0
+        cocotb.start_soon(self._run_engine())
+
+    # The parity engine.
+
+    def _step(self, one) -> None:
+        self.current.append(one)
+        if not one.last:
+            return
+        passed, self.current = self.current, []
+        begin = passed[0]
+        if not begin.piece.any:
+            for got in passed:
+                wanted = self.whole_steps.popleft()
+                assert pack(step(CONFIG), **got) == pack(step(CONFIG), **wanted), "another's step"
+            self.engine.append((one.index, None, 0))
+            return
+        row = self.rows[one.index]
+        assert len(passed) == len(row.steps)
+        for got, wanted in zip(passed, row.steps, strict=True):
+            fields = {"index": row.seat, "piece": begin.piece} | wanted
+            assert pack(step(CONFIG), **got) == pack(step(CONFIG), **fields), "not what it recorded"
+        self.engine.append((row.seat, begin.piece.number, row.faulty))
+
+    async def _run_engine(self) -> None:
+        """Reads a pass's lines some time after its steps were taken, and answers."""
+        while True:
+            await RisingEdge(self.dut.clk)
+            if not self.engine:
+                continue
+            index, number, error = self.engine.popleft()
+            if number is not None:
+                row = self.rows[index]
+                assert number == row.passes, f"piece {number}, not {row.passes}"
+                assert number < row.whole_pieces(), f"piece {number} before all blocks have it"
+                row.passes += 1
+            for _ in range(self.random.choice((0, 3, 30))):
+                await RisingEdge(self.dut.clk)
+            mark = {"any": int(number is not None), "number": number or 0}
+            self.answers.send(index=index, error=int(error), piece=mark)
+
+    # What the rows are told.
+
+    def _done(self, one) -> None:
+        self.ended += 1
+        assert not one.piece.any
+        if one.index >= CONFIG.rows // 2:
+            assert self.whole_done.popleft() == one.index
+            return
+        row = next(row for row in self.rows.values() if row.slot == one.index)
+        assert row.settled, "a row that reads is over"
+        del self.rows[row.seat]
+        self.slots.append(row.slot)
+        assert one.error == (row.good and row.faulty)
+        if row.good:
+            assert row.passes == PIECES, f"{row.passes} pieces worked out"
+        assert row.passes == row.whole_pieces(), "left while pieces were to be worked out"
+
+    # The sequencer and the drives.
+
+    async def _strobe(self, name: str, **fields) -> None:
+        for field, value in fields.items():
+            getattr(self.dut, field).value = value
+        getattr(self.dut, name).value = 1
+        await RisingEdge(self.dut.clk)
+        getattr(self.dut, name).value = 0
+
+    async def run_rows(self) -> None:
+        """The sequencer does one thing at a time: claims, records and settles."""
+        over: list[Row] = []
+        begun = 0
+        while begun < ROWS or self.rows:
+            for _ in range(self.random.randrange(20)):
+                await RisingEdge(self.dut.clk)
+            if over:
+                row = over.pop()
+                row.settled = True
+                fields = {"settle_seat": row.seat, "good": int(row.good)}
+                await self._strobe("settle", **fields)
+            elif begun < ROWS and int(self.dut.free.value):
+                begun += 1
+                slot = self.slots.pop(self.random.randrange(len(self.slots)))
+                row = Row(slot=slot, seat=int(self.dut.seat.value), chance=self.random)
+                assert row.seat not in self.rows, "a seat is given twice"
+                self.rows[row.seat] = row
+                reads = sum(1 << n for n in self.random.sample(range(CONFIG.ports), row.blocks))
+                await self._strobe("claim", slot=slot, reads=reads)
+                cocotb.start_soon(self._land(row, over))
+                for one in row.steps:
+                    for _ in range(self.random.randrange(4)):
+                        await RisingEdge(self.dut.clk)
+                    bits = pack(step(CONFIG), **one, index=slot)
+                    await self._strobe("record", recorded=bits, record_seat=row.seat)
+
+    async def _land(self, row: Row, over: list[Row]) -> None:
+        """Blocks land at their own speeds; those of a row that is not good may break off."""
+        for _ in range(8):
+            await RisingEdge(self.dut.clk)
+        wanted = [PIECES] * row.blocks
+        if not row.good:
+            wanted = [self.random.randrange(PIECES + 1) for _ in range(row.blocks)]
+        chances = [self.random.random() for _ in range(row.blocks)]
+        while row.landed != wanted:
+            left = [n for n in range(row.blocks) if row.landed[n] < wanted[n]]
+            block = self.random.choices(left, [chances[n] + 0.01 for n in left])[0]
+            row.landed[block] += 1
+            self.piece.send(seat=row.seat, number=row.landed[block] - 1)
+            await self.piece.drained()
+            for _ in range(self.random.choice((0, 0, 0, 20))):
+                await RisingEdge(self.dut.clk)
+        for _ in range(self.random.choice((len(row.steps) * 8, 400))):
+            await RisingEdge(self.dut.clk)
+        over.append(row)
+
+    async def run_whole(self) -> None:
+        """Passes of other rows, in bursts."""
+        for _ in range(WHOLE):
+            index = self.random.randrange(CONFIG.rows // 2, CONFIG.rows)
+            steps = [{"kind": StepKind.GENERATE, "index": index}]
+            for _ in range(self.random.randrange(1, 9)):
+                steps.append({"kind": StepKind.DATA, "line": self.random.randrange(64)})
+            steps.append({"kind": StepKind.OUTPUT, "last": 1, "index": index})
+            self.whole_steps.extend(steps)
+            self.whole.send_all(steps)
+            self.whole_done.append(index)
+            for _ in range(self.random.choice((0, 0, 200, 400))):
+                await RisingEdge(self.dut.clk)
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def pieces_are_worked_out_as_they_land(dut):
+    bench = Bench(dut)
+    await start(dut)
+    others = cocotb.start_soon(bench.run_whole())
+    await bench.run_rows()
+    await others
+    await wait_until(
+        dut, lambda: bench.ended == ROWS + WHOLE, cycles=PATIENCE, what="the last answers"
+    )
+    for _ in range(PIECE_LATENESS):
+        await RisingEdge(dut.clk)
+    assert not bench.rows and not bench.whole_steps and not bench.engine
+    assert not int(dut.busy.value)
+
+
+@pytest.mark.parametrize("active", [1.0, 0.4])
+def test_early(active):
+    work_out(active)
+
+
+def work_out(active: float, name: str = "early") -> None:
+    simulate(Early(config=CONFIG), name=name, module=__name__, parameters={"ACTIVE": str(active)})
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "function", "planted", "message"),
+    [
+        ("one_block_too_few", count_module, "_ones", lambda mask: mask.any(), "before all blocks"),
+        ("leaves_at_once", early_module, "_none", lambda passes: 1, "left while pieces"),
+        ("one_piece_too_few", early_module, "PIECES", PIECES - 1, "7 pieces worked out"),
+    ],
+)
+def test_planted_bug_is_caught(monkeypatch, name, module, function, planted, message):
+    monkeypatch.setattr(module, function, planted)
+    with pytest.raises(SimulationError, match=message):
+        work_out(0.4, f"early_{name}")
