@@ -105,6 +105,9 @@ class Config:
     background
         Rows are initialised, rebuilt, checked and mended in the background (`hdl.background`), and
         blocks that a drive cannot read are written anew; else none of it is there.
+    gather_reads
+        Sequential reads of an array with parity that has lost a drive are gathered by row, so that
+        each block is read once (so only with ``background``); else each lost block reads its row.
     command_timeout_ms
         A drive command that takes longer is aborted; 0: never, and the logic for it is left out.
     abort_timeout_ms
@@ -147,6 +150,7 @@ class Config:
     temperature_kelvin: int = 308
     walk_window: int = 128
     background: bool = True
+    gather_reads: bool = True
     command_timeout_ms: int = 8000
     abort_timeout_ms: int = 500
     slow_read_ms: int = 0
@@ -193,6 +197,8 @@ class Config:
                 raise ValueError(f"{name} must be {least}..{most}, not {getattr(self, name)}")
         if self.slow_read_ms and not self.background:
             raise ValueError("slow_read_ms needs background, which knows what arrays have left")
+        if self.gather_reads and not self.background:
+            raise ValueError("gather_reads needs background, which knows what arrays have left")
         for name, least, most in (
             ("lines", 16, 1 << 16),
             ("banks", 2, 64),
@@ -335,6 +341,7 @@ def small() -> Config:
         abort_commands=False,
         compare_and_deallocate=False,
         background=False,
+        gather_reads=False,
         walk_window=4,
         sector_emulation=False,
     )
