@@ -53,8 +53,9 @@ ARRAYS = {
 class Row:
     """One row that the test launches."""
 
-    def __init__(self, *, kind, base, shift, row, joined):
+    def __init__(self, *, kind, base, shift, row, joined, gathered=False):
         self.kind = kind
+        self.gathered = gathered
         self.base = base
         self.shift = shift
         self.row = row
@@ -115,6 +116,7 @@ class Bench:
         return pack(
             row_state(self.config),
             kind=row.kind,
+            gathered=row.gathered,
             array=1,
             base=row.base,
             shift=row.shift,
@@ -196,7 +198,7 @@ class Bench:
             return self.array.data
         return -(-(self.array.width - shift) // self.array.copies)
 
-    async def begin(self, row: int, *, joined, kind=RowKind.WRITE) -> Row:
+    async def begin(self, row: int, *, joined, kind=RowKind.WRITE, gathered=False) -> Row:
         """Launches a row once a row slot, commands and lines are free."""
 
         def possible() -> bool:
@@ -208,7 +210,9 @@ class Bench:
 
         await wait_until(self.dut, possible, cycles=PATIENCE, what="room for a row")
         base, shift = self.place(row)
-        entry = Row(kind=kind, base=base, shift=shift, row=row, joined=joined)
+        entry = Row(
+            kind=kind, base=base, shift=shift, row=row, joined=joined, gathered=gathered
+        )
         self.rows.setdefault(row, {})
         for index in joined:
             command = next(

@@ -111,6 +111,9 @@ class Config:
     background
         Rows are initialised, rebuilt, checked and mended in the background (`hdl.background`), and
         blocks that a drive cannot read are written anew; else none of it is there.
+    gather_reads
+        Sequential reads of an array with parity that has lost a drive are gathered by row, so that
+        each block is read once (so only with ``background``); else each lost block reads its row.
     command_timeout_ms
         A drive command that takes longer is aborted; 0: never, and the logic for it is left out.
     abort_timeout_ms
@@ -156,6 +159,7 @@ class Config:
     temperature_kelvin: int = 308
     walk_window: int = 128
     background: bool = True
+    gather_reads: bool = True
     command_timeout_ms: int = 8000
     abort_timeout_ms: int = 500
     early_rows: int = 8
@@ -207,6 +211,8 @@ class Config:
             )
         if self.slow_read_ms and not self.background:
             raise ValueError("slow_read_ms needs background, which knows what arrays have left")
+        if self.gather_reads and not self.background:
+            raise ValueError("gather_reads needs background, which knows what arrays have left")
         for name, least, most in (
             ("lines", 16, 1 << 16),
             ("banks", 2, 64),
@@ -355,6 +361,7 @@ def small() -> Config:
         compare_and_deallocate=False,
         background=False,
         early_rows=0,
+        gather_reads=False,
         walk_window=4,
         sector_emulation=False,
     )

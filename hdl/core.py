@@ -20,6 +20,7 @@ from hdl.parity.runner import ParityPass
 from hdl.pcie.endpoint import Endpoint
 from hdl.pcie.interface import PcieStatus, RegisterBus, completion_beat, request_beat
 from hdl.streams import Merge, Relay, Skid, split
+from hdl.stripe.delivery_queue import DeliveryQueue
 from hdl.stripe.dispatch import Dispatch
 from hdl.stripe.gather import Gather
 from hdl.stripe.interface import committed
@@ -139,7 +140,13 @@ class Core(wiring.Component):
         connect(m, front_end.fetched, gather.fetched)
         m.submodules.deliveries = deliveries = Merge(landed(config), inputs=2)
         connect(m, drives.landed, deliveries.inputs[0])
-        connect(m, sequencer.recovered, deliveries.inputs[1])
+        recovered = sequencer.recovered
+        if config.gather_reads:
+            m.submodules.delivery_queue = delivery_queue = DeliveryQueue(config=config)
+            connect(m, recovered, delivery_queue.input)
+            recovered = delivery_queue.output
+            blocks.append(delivery_queue)
+        connect(m, recovered, deliveries.inputs[1])
         connect(m, deliveries.output, front_end.deliver)
 
         # Completions up.
@@ -299,6 +306,14 @@ class Core(wiring.Component):
             front_end.array_states.eq(background.array_states),
             front_end.array_news.eq(background.news),
         ]
+        if config.gather_reads:
+            # Partially degraded, degraded: 1 and 2 of `ArrayState`.
+            low, high = (Cat(background.array_states[bit::2]) for bit in (0, 1))
+            m.d.comb += [
+                dispatch.impaired.eq(low ^ high),
+                dispatch.ended.eq(ends),
+                dispatch.ended_slot.eq(tracker.completion.payload.slot),
+            ]
         if config.slow_read_ms:
             # Optimal or partially degraded: `ArrayState` has 0 in its upper bit.
             m.d.comb += dispatch.redundant.eq(~Cat(background.array_states[1::2]))

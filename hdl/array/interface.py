@@ -137,9 +137,11 @@ def extent(config: Config) -> data.StructLayout:
     extents are cut where it changes; 1 for a read). ``last``: last extent of it.
     With copies, ``index`` counts the strips whose first copy begins in the stripe of ``row``.
     ``head``, ``tail``: the first block, the last one, is written in part (not there without
-    `Config.sector_emulation`).
+    `Config.sector_emulation`). ``gathered``: a READ that waits for the other blocks of its rows;
+    `hdl.stripe.dispatch` says so, and nobody before it (not there without `Config.gather_reads`).
     """
     sectors = {"head": 1, "tail": 1} if config.sector_emulation else {}
+    gathered = {"gathered": 1} if config.gather_reads else {}
     return data.StructLayout(
         {
             "slot": config.slot_bits,
@@ -159,6 +161,7 @@ def extent(config: Config) -> data.StructLayout:
             "last": 1,
         }
         | sectors
+        | gathered
     )
 
 

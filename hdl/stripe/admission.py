@@ -109,6 +109,7 @@ class Admission(wiring.Component):
         mirrored = has_copies & ~walks
         recover = row.kind == RowKind.RECOVER
         fills = row.fills if config.sector_emulation else Const(0, 1)
+        gathered = row.gathered if config.gather_reads else Const(0, 1)
         m.d.comb += [
             self.row_read.address.eq(slot),
             self.bad_read.address.eq(slot),
@@ -201,7 +202,7 @@ class Admission(wiring.Component):
             request.kind.eq(Mux(anew | walks, RowKind.RECOVER, row.kind)),
             request.data.eq(data),
             request.parities.eq(geometry.parities),
-            request.joined.eq(Mux(anew, 0, row.joined)),
+            request.joined.eq(Mux(anew | gathered, 0, row.joined)),
             request.dead.eq(todo.dead | todo.bad),
         ]
         plan = planner.plan.payload
@@ -234,6 +235,12 @@ class Admission(wiring.Component):
                 Mux(mirrored, todo.write, row.joined & ~todo.dead & data_mask) & ~todo.bad
             )
             m.d.sync += todo.fills.eq(fills)
+
+        # Reads gathered: the row is worked out for the sake of blocks that are lost, if it can be.
+        in_reach = Signal(config.ports)
+        if config.gather_reads:
+            m.d.comb += in_reach.eq(row.joined & ~todo.dead & ~todo.bad & data_mask)
+            m.d.sync += todo.gathered.eq(gathered)
 
         pending = Signal(config.ports)
         wanted = lowest_bit(m, pending, "wanted")
@@ -362,6 +369,15 @@ class Admission(wiring.Component):
                                 m.d.sync += todo.read.eq(plan.read_data & ~row.joined)
                     with m.If(walks):
                         follow_walk_plan()
+                    if config.gather_reads:
+                        none_lost = in_reach == row.joined[: config.ports]
+                        with m.If(gathered & (none_lost | (plan.kind == PlanKind.IMPOSSIBLE))):
+                            m.d.sync += [
+                                todo.possible.eq(in_reach.any()),
+                                todo.read.eq(in_reach),
+                                todo.erased.eq(0),
+                                todo.use_parity.eq(0),
+                            ]
                     if config.background:
                         kept_by_parity = row.joined & (todo.dead | todo.stale)
                         m.d.comb += salvage.eq(
@@ -378,6 +394,8 @@ class Admission(wiring.Component):
                     m.next = "COUNT"
             with m.State("COUNT"):
                 outputs = Mux(recover, row.joined, todo.erased & ~row.joined)
+                if config.gather_reads:
+                    outputs = Mux(gathered, row.joined & (todo.read | todo.erased), outputs)
                 need = Signal(config.ports)
                 m.d.comb += need.eq(todo.read | Mux(fills, 0, outputs) | (todo.generate << data))
                 if config.background:

@@ -20,6 +20,7 @@ from hdl.drive.interface import Opcode, Owner, load_bits, operation
 from hdl.nvme.interface import ROUNDS, HostOpcode, Status, completion
 from hdl.stripe.interface import committed
 from hdl.stripe.mends import Mends
+from hdl.stripe.read_streams import ReadStreams
 
 COPY_BITS = WIDTH_BITS - 1
 """Width of a copy or place number, 0..31."""
@@ -39,6 +40,8 @@ class Dispatch(wiring.Component):
       must not use that drive (failed, or ``recover.tried``) goes to ``gather``; if the array may
       have nothing left to work it out from, only once the drive has been asked `ROUNDS` times,
       unless it cannot read the block. A first read of an array that has is one that may be SLOW.
+    - With ``gather_reads``, READ of a long stream on an array with parity that is ``impaired``:
+      to ``gather``, marked ``gathered``, whether the drive is live or not (`ReadStreams`).
     - READ of mirrors: the live copy whose port has the fewest blocks to do. A port that would read
       on where its last read ended counts `RUN_BLOCKS` less, so that a sequential stream changes
       drives in long runs. Ties go to the first copy from the strip's turn upwards (the bit-reversed
@@ -78,6 +81,9 @@ class Dispatch(wiring.Component):
         Bit a port: its drive cannot be used.
     redundant
         With ``slow_read_ms``: bit an array that is optimal or partially degraded.
+    impaired, ended, ended_slot
+        With ``gather_reads``: bit an array that has lost drives, but no data; a pulse when the
+        command of a slot has completed.
     stale, boundary_read
         With ``background``: bit a port whose drive is being rebuilt, and the first row of an array
         that is not yet. In an extent that goes so far the drive counts as failed for a read.
@@ -101,6 +107,9 @@ class Dispatch(wiring.Component):
             }
         if config.slow_read_ms:
             background["redundant"] = In(config.arrays)
+        if config.gather_reads:
+            background["impaired"] = In(config.arrays)
+            background |= {"ended": In(1), "ended_slot": In(config.slot_bits)}
         super().__init__(
             {
                 **background,
@@ -223,6 +232,19 @@ class Dispatch(wiring.Component):
                 ),
             ]
 
+        gathers, goes_on = Const(0), Signal()
+        if config.gather_reads:
+            m.submodules.streams = streams = ReadStreams(config=config)
+            gathers = streams.gathers
+            m.d.comb += [
+                streams.extent.eq(item),
+                streams.geometry.eq(shape),
+                streams.impaired.eq(self.impaired),
+                streams.ended.eq(self.ended),
+                streams.ended_slot.eq(self.ended_slot),
+                streams.note.eq(goes_on),
+            ]
+
         def mend(gone_on) -> None:
             if config.background:
                 m.d.comb += mends.note.eq(gone_on & item.recover.medium & redundant)
@@ -231,6 +253,7 @@ class Dispatch(wiring.Component):
             self.geometry_read.address.eq(self.extent.payload.array),
             self.member_read.address.array.eq(item.array),
             self.gather.payload.eq(item),
+            *([self.gather.payload.gathered.eq(gathers)] if config.gather_reads else []),
             self.rejected.payload.slot.eq(item.slot),
             self.rejected.payload.status.eq(item.status),
             self.unreadable.payload.slot.eq(item.slot),
@@ -303,6 +326,7 @@ class Dispatch(wiring.Component):
                     tried.eq(item.recover.tried),
                     found.eq(0),
                 ]
+                m.d.comb += goes_on.eq(1)
                 m.next = "CHOOSE"
                 with m.If(exhausted & (shape.parities > 0)):
                     m.next = "GATHER"
@@ -322,7 +346,7 @@ class Dispatch(wiring.Component):
                 m.next = "WEIGH"
                 with m.If(~weighs):
                     m.d.sync += [port.eq(self.member_read.data), row.eq(w_row), chosen.eq(copy)]
-                    with m.If(~unreadable):
+                    with m.If(~unreadable & ~gathers):
                         m.next = "READ"
                     with m.Elif(shape.parities > 0):
                         m.next = "GATHER"
@@ -407,9 +431,9 @@ class Dispatch(wiring.Component):
 
             outputs = [self.operation, self.gather, self.rejected, self.unreadable, self.expected]
             waits = Cat(output.valid & ~output.ready for output in outputs).any()
-            mending = Const(0)
+            aside = streams.busy if config.gather_reads else Const(0)
             if config.background:
-                mending = mends.busy | (self.mend.valid & self.mend.ready)
+                aside |= mends.busy | (self.mend.valid & self.mend.ready)
             rests = fsm.ongoing("TAKE") & ~self.extent.valid
-            m.d.comb += self.busy.eq((~waits & ~rests) | mending)
+            m.d.comb += self.busy.eq((~waits & ~rests) | aside)
         return m

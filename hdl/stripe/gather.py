@@ -1,6 +1,6 @@
-"""Gatherer: collects written blocks by row, fetches their data, and launches rows."""
+"""Gatherer: collects blocks by row, fetches the data of writes, and launches rows."""
 
-from amaranth.hdl import Cat, Const, Module, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import enum, stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
@@ -43,7 +43,7 @@ class Gather(wiring.Component):
     - when all its data strips have joined, or its array has no parity;
     - when a command touches it with its last extent, unless the command continues an earlier one
       (`StreamDetector`): then the row stays open for what follows;
-    - when another write needs a block it already has;
+    - when another command needs a block it already has;
     - an idle time after the last of the array's rows that were on their way when its newest block
       joined (their completion would make the host send more) and after the newest block of the
       array's streams, and a limit after its first block at most (`Patience`);
@@ -55,7 +55,8 @@ class Gather(wiring.Component):
     to be filled with its old contents; when ``filled`` its sectors are fetched over these and the
     row is launched as any other. A READ extent takes a row slot of kind RECOVER for each block and
     launches at once, and so does a ``walk`` (with ``background``) as a row without blocks; extents
-    go before it (`Intake`).
+    go before it (`Intake`). A READ extent that is ``gathered`` joins rows like a write that
+    continues an earlier one, but takes no lines, and never joins a row that is closed.
 
     ``row_read`` (address row slot) and ``strip_read`` (row slot * 32 + data strip) are what the
     sequencer reads of a launched row. ``available`` counts free lines. ``deadline`` is the
@@ -139,6 +140,7 @@ class Gather(wiring.Component):
         walking = item.walk.any if config.background else Const(0)
         holding = Signal()
         writes = hand.opcode == HostOpcode.WRITE
+        gathered = hand.gathered if config.gather_reads else Const(0, 1)
         geometry = self.geometry_read.data
 
         # The row slot in hand and what is known of it.
@@ -281,7 +283,7 @@ class Gather(wiring.Component):
                 m.d.comb += detector.note.eq(writes)
                 m.next = "KEEP-NOTE"
             with m.State("KEEP-NOTE"):
-                m.d.sync += sequential.eq(detector.sequential)
+                m.d.sync += sequential.eq(Mux(writes, detector.sequential, gathered))
                 with m.If(geometry.parities == 0):
                     # Each strip is a row of its own: strip 0 of a stripe that begins at its place.
                     m.d.sync += [
@@ -319,6 +321,9 @@ class Gather(wiring.Component):
                 fits = (row.shift == hand.shift) & ~row.joined.bit_select(hand.index, 1)
                 with m.If(~partial & writes & (row.kind == RowKind.WRITE) & ~level.launched & fits):
                     m.next = "JOIN"
+                if config.gather_reads:
+                    with m.Elif(gathered & row.gathered & ~level.closed & fits):
+                        m.next = "JOIN"
                 with m.Else():
                     m.d.comb += parking.park.eq(1)
                     m.d.sync += holding.eq(0)
@@ -337,7 +342,7 @@ class Gather(wiring.Component):
                 m.d.sync += [
                     row.joined.eq(row.joined | (1 << hand.index)),
                     row.fua.eq(row.fua | hand.fua),
-                    row.more.eq(row.more | (writes & (hand.blocks != 0))),
+                    row.more.eq(row.more | ((writes | gathered) & (hand.blocks != 0))),
                     level.settled.eq(0),
                     level.awaited.eq(flight_read.data.retired + flight_read.data.flying),
                     level.count.eq(level.count + 1),
@@ -357,6 +362,10 @@ class Gather(wiring.Component):
                 with m.Else():
                     m.d.sync += row.kind.eq(RowKind.RECOVER)
                     close(then=After.ADVANCE)
+                    if config.gather_reads:
+                        m.d.sync += row.gathered.eq(gathered)
+                        with m.If(gathered):
+                            m.next = "RECORD"
                 if config.sector_emulation:
                     with m.If(writes & partial):
                         m.d.sync += [
@@ -413,7 +422,7 @@ class Gather(wiring.Component):
             with m.State("COUNT"):
                 m.d.comb += [
                     flight_write.data.flying.eq(flight_read.data.flying + 1),
-                    flight_write.en.eq(1),
+                    flight_write.en.eq(~walks),
                 ]
                 m.next = "LAUNCH"
             with m.State("LAUNCH"):
@@ -509,7 +518,7 @@ class Gather(wiring.Component):
                     m.d.comb += [
                         flight_write.data.flying.eq(flight_read.data.flying - 1),
                         flight_write.data.retired.eq(flight_read.data.retired + 1),
-                        flight_write.en.eq(1),
+                        flight_write.en.eq(~walks),
                         unused.give.valid.eq(1),
                         patience.retired.eq(1),
                     ]

@@ -13,7 +13,8 @@ class RowKind(enum.Enum, shape=1):
     WRITE = 0
     """Store the joined blocks and keep the row's parity equations."""
     RECOVER = 1
-    """Read the one joined block without the drive it lies on."""
+    """Read the one joined block without the drive it lies on; if ``gathered``, all joined blocks,
+    each from its drive if it can be."""
 
 
 def errand(config: Config) -> dict:
@@ -33,7 +34,8 @@ def row_state(config: Config) -> data.StructLayout:
     commands end with DATA_TRANSFER_ERROR. ``fills``: of kind RECOVER, the one joined block is read
     or recovered into its own line and the row stays (not there without `Config.sector_emulation`).
     ``walk``: if ``any``, the row is walked in the background and nothing joined it; ``kind`` is
-    WRITE.
+    WRITE. ``gathered``: of kind RECOVER, blocks of sequential reads, as many as came (not there
+    without `Config.gather_reads`).
     """
     return data.StructLayout(
         {
@@ -49,6 +51,7 @@ def row_state(config: Config) -> data.StructLayout:
             **errand(config),
         }
         | ({"fills": 1} if config.sector_emulation else {})
+        | ({"gathered": 1} if config.gather_reads else {})
     )
 
 

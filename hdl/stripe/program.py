@@ -36,7 +36,8 @@ def program(config: Config) -> data.StructLayout:
     roles with a line of the row's own. ``dead``: roles whose drive cannot be used; ``bad``: roles
     that could not be read, or must not be because their drive is ``stale`` and the row not rebuilt.
     ``fills``: as in `hdl.stripe.interface.row_state`; with mirrors ``read`` and ``bad`` are then
-    targets, which have a number whether their drive is live or not.
+    targets, which have a number whether their drive is live or not. ``gathered``: as there; each
+    joined role that is in ``aux`` is then for the host, and no other joined one can be had.
 
     With ``background``: ``salvage``: the row is past repair, so what joined is written, and the
     live parities, which are no longer known, are made unreadable. ``walk``: of a row that is walked
@@ -84,6 +85,7 @@ def program(config: Config) -> data.StructLayout:
             **background,
         }
         | ({"fills": 1} if config.sector_emulation else {})
+        | ({"gathered": 1} if config.gather_reads else {})
     )
 
 

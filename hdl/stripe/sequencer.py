@@ -36,7 +36,8 @@ class Sequencer(wiring.Component):
 
     A WRITE row ends in one ``committed`` for each joined block, after all its drives have answered,
     and gives back all its lines; a RECOVER row in ``recovered`` (the line belongs to the receiver)
-    or ``recover_failed``. Then ``retired`` gives the row slot back. A row that ``fills`` ends in
+    or ``recover_failed``, for each joined block if it is ``gathered``: then only those fail that
+    cannot be worked out. Then ``retired`` gives the row slot back. A row that ``fills`` ends in
     ``filled``: the joined block's line has its old contents, and the row slot is to be launched
     again; or as any RECOVER row, its line given back.
 
@@ -157,6 +158,7 @@ class Sequencer(wiring.Component):
         held = Signal(config.ports)
         recover = program.kind == RowKind.RECOVER
         fills = program.fills if config.sector_emulation else Const(0, 1)
+        gathered = program.gathered if config.gather_reads else Const(0, 1)
         filled = Signal()
         walks, single, checks = Const(0), Const(0), Const(0)
         if config.background:
@@ -180,7 +182,7 @@ class Sequencer(wiring.Component):
             sent.port.eq(target.port),
             sent.opcode.eq(Mux(writing, Opcode.WRITE, Opcode.READ)),
             sent.fua.eq(writing & program.fua),
-            sent.more.eq((writing | walks) & program.more & ~resending),
+            sent.more.eq((writing | walks | gathered) & program.more & ~resending),
             sent.alone.eq(resending),
             sent.block.eq(program.row + DATA_OFFSET_BLOCKS + wrap),
             sent.owner.eq(Owner.ROW),
@@ -297,6 +299,14 @@ class Sequencer(wiring.Component):
                 verdict.abandoned.eq(abandoned),
             ]
 
+        # Joined blocks that the host gets: of reads gathered, those that were not lost for good.
+        delivers = Signal(config.ports)
+        m.d.comb += delivers.eq(program.joined)
+        if config.gather_reads:
+            unsolvable = Mux(abandoned, program.erased, 0)
+            with m.If(gathered):
+                m.d.comb += delivers.eq(program.joined & program.aux & ~unsolvable)
+
         def begin_recovery() -> None:
             m.d.comb += steps.recover.eq(1)
             m.d.sync += now.phase.eq(Phase.RECOVER)
@@ -327,6 +337,10 @@ class Sequencer(wiring.Component):
         def give_back(roles, *, then: Next) -> None:
             m.d.sync += [doomed.eq(roles), afterwards.eq(then)]
             m.next = "SELECT-LINE"
+
+        def deliver_joined() -> None:
+            m.d.sync += pending.eq(program.joined)
+            m.next = "FIND-RECOVERED"
 
         def finish_filling() -> None:
             m.d.sync += filled.eq(1)
@@ -458,6 +472,9 @@ class Sequencer(wiring.Component):
                             give_back(program.aux, then=Next.PLAN)
                         with m.Elif(program.erased.any()):
                             begin_recovery()
+                        if config.gather_reads:
+                            with m.Elif(gathered):
+                                deliver_joined()
                         if config.sector_emulation:
                             with m.Elif(fills):
                                 finish_filling()
@@ -470,8 +487,7 @@ class Sequencer(wiring.Component):
                             begin_generation()
                     with m.Case(Phase.RECOVER):
                         with m.If(recover & ~fills):
-                            m.d.sync += pending.eq(program.joined)
-                            m.next = "FIND-RECOVERED"
+                            deliver_joined()
                         if config.sector_emulation:
                             with m.Elif(fills):
                                 finish_filling()
@@ -495,6 +511,9 @@ class Sequencer(wiring.Component):
                     with m.Default():
                         m.d.sync += abandoned.eq(1)
                         give_back(program.aux, then=Next.CLOSE)
+                        if config.gather_reads:
+                            with m.If(gathered):
+                                deliver_joined()
             if config.background:
                 with m.State("SUSPECT"):
                     m.d.sync += now.eq(suspicion.after)
@@ -630,14 +649,21 @@ class Sequencer(wiring.Component):
                 with m.If(self.free.ready):
                     m.next = "SELECT-STRIP"
             with m.State("FIND-RECOVERED"):
-                m.d.sync += index.eq(lowest)
+                m.d.sync += [index.eq(lowest), pending.eq(pending & (pending - 1))]
                 m.next = "FETCH-RECOVERED"
             with m.State("FETCH-RECOVERED"):
                 m.next = "DELIVER"
             with m.State("DELIVER"):
-                m.d.comb += self.recovered.valid.eq(1)
-                with m.If(self.recovered.ready):
-                    give_back(program.aux & ~program.joined, then=Next.RETIRE)
+                delivered = delivers.bit_select(index, 1)
+                m.d.comb += self.recovered.valid.eq(delivered)
+                if config.gather_reads:
+                    m.d.comb += self.recover_failed.valid.eq(~delivered)
+                taken = Mux(delivered, self.recovered.ready, self.recover_failed.ready)
+                with m.If(taken):
+                    give_back(program.aux & ~delivers, then=Next.RETIRE)
+                    if config.gather_reads:
+                        with m.If(pending.any()):
+                            m.next = "FIND-RECOVERED"
             if config.background:
                 with m.State("JUDGE-WALK"):
                     m.d.sync += self.walked.payload.eq(verdict.walked)

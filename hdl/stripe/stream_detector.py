@@ -1,4 +1,4 @@
-"""Recognises writes that continue an earlier write."""
+"""Recognises commands that continue an earlier one."""
 
 from amaranth.hdl import Const, Module, Mux, Signal
 from amaranth.lib import data, wiring
@@ -10,49 +10,65 @@ from hdl.config import BLOCK_NUMBER_BITS, Config
 from hdl.memory.disjoint import DISJOINT
 
 STREAMS_BITS = 6
-"""log2 of the streams remembered."""
+"""log2 of the streams remembered, if not said otherwise."""
 
 
 class StreamDetector(wiring.Component):
-    """Remembers which block would follow each recent write, and knows it when it comes.
+    """Remembers which block would follow each recent command, and knows it when it comes.
 
-    A table of 2**`STREAMS_BITS` expected blocks, each named by array, base, row and ordinal, placed
-    by a hash; a collision forgets the older, and an entry that stays too long only makes one
-    unrelated write wait a little for partners.
+    A table of 2**``streams_bits`` expected blocks, each named by array, base, row and ordinal,
+    placed by a hash; a collision forgets the older, and an entry that stays too long only makes one
+    unrelated command wait a little for partners.
 
     ``extent`` and ``geometry`` (of its array) must hold for a cycle before ``note`` and one after:
     with a command's first extent ``sequential`` then tells whether it was expected, and is kept for
     the command's others; the end of its last one is remembered.
+
+    With ``keeps``, the layout of something to be remembered of a stream: ``kept`` is what was kept
+    with the entry, in the cycle of ``note`` and if it is ``met`` then; ``keep`` is taken one cycle
+    later.
     """
 
-    def __init__(self, *, config: Config):
+    def __init__(
+        self,
+        *,
+        config: Config,
+        keeps: data.StructLayout | None = None,
+        streams_bits: int = STREAMS_BITS,
+    ):
         self._config = config
+        self._streams_bits = streams_bits
+        self._keeps = keeps
+        keeping = {"met": Out(1), "kept": Out(keeps), "keep": In(keeps)} if keeps else {}
         super().__init__(
             {
                 "extent": In(extent(config)),
                 "geometry": In(geometry(config)),
                 "note": In(1),
                 "sequential": Out(1),
+                **keeping,
             }
         )
 
     def elaborate(self, platform) -> Module:
         config = self._config
         m = Module()
+        bits = self._streams_bits
         place = data.StructLayout(
             {"array": config.array_bits, "base": 5, "ordinal": 5, "row": BLOCK_NUMBER_BITS}
         )
-        entry = data.StructLayout({"any": 1, "place": place})
+        keeping = {"kept": self._keeps} if self._keeps else {}
+        entry = data.StructLayout({"any": 1, "place": place, **keeping})
         m.submodules.expected = expected = Memory(
-            shape=entry, depth=1 << STREAMS_BITS, init=[], attrs=DISJOINT
+            shape=entry, depth=1 << bits, init=[], attrs=DISJOINT
         )
         read = expected.read_port()
         write = expected.write_port()
 
         def hashed(value):
-            result = Const(0, STREAMS_BITS)
-            for low in range(0, 3 * STREAMS_BITS, STREAMS_BITS):
-                result = result ^ value.row[low : low + STREAMS_BITS]
+            result = Const(0, bits)
+            for low in range(0, 3 * bits, bits):
+                result = result ^ value.row[low : low + bits]
             return result ^ value.ordinal ^ (value.base << 1) ^ (value.array << 3)
 
         this = self.extent
@@ -98,6 +114,12 @@ class StreamDetector(wiring.Component):
             write.en.eq(s1_note),
         ]
         met = read.data.any & (read.data.place.as_value() == begin.as_value())
+        if self._keeps:
+            m.d.comb += [
+                self.met.eq(met),
+                self.kept.eq(read.data.kept),
+                write.data.kept.eq(self.keep),
+            ]
         with m.If(self.note & (this.offset == 0)):
             m.d.sync += self.sequential.eq(met)
         return m

@@ -1,0 +1,269 @@
+"""Rows of gathered reads in the sequencer: each block once, the lost ones from the others."""
+
+import os
+from collections import Counter
+
+import cocotb
+import pytest
+
+from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.sequencer_bench import ARRAYS, CONFIG, Bench, random_rows
+from cocotb_tests.streams import start
+from hdl.config import DATA_OFFSET_BLOCKS
+from hdl.drive.interface import Opcode
+from hdl.nvme.interface import Status
+from hdl.stripe.interface import RowKind
+from hdl.stripe.sequencer import Sequencer
+
+SPAN = 8
+"""Rows that are written, and then read again and again."""
+
+
+class ReadBench(Bench):
+    """Also knows which blocks of a row are lost, and for which the host was told so."""
+
+    def __init__(self, dut, *, array: str, seed: int, active: float):
+        super().__init__(dut, CONFIG, ARRAYS[array], seed=seed, active=active)
+        self.refused: Counter[tuple[int, int]] = Counter()
+
+    def lost(self, row: int) -> set[int]:
+        """Data strips that their drives cannot give."""
+        base, shift = self.place(row)
+        places = {
+            index: self.array.places(base=base, shift=shift, index=index, row=row)[0]
+            for index in range(self.array.data)
+        }
+        return {
+            index
+            for index, place in places.items()
+            if place[0] in self.failed or place in self.drives.unreadable
+        }
+
+    def parities_lost(self, row: int) -> int:
+        base, shift = self.place(row)
+        places = [
+            self.array.parity_place(base=base, shift=shift, parity=parity, row=row)
+            for parity in range(self.array.parities)
+        ]
+        return sum(place[0] in self.failed or place in self.drives.unreadable for place in places)
+
+    def _recover_failed(self, event) -> None:
+        row, index = self.by_command[event.slot]
+        self.refused[row.row, index] += 1
+        super()._recover_failed(event)
+
+    async def write_all(self) -> None:
+        for row in range(0, 8 * SPAN, 8):
+            await self.begin(row, joined=list(range(self.strips(row))))
+        await self.settle()
+
+    async def read_some(self, rows: int) -> Counter[tuple[int, int]]:
+        """Gathers random blocks of random rows; which ones, by row and strip."""
+        asked: Counter[tuple[int, int]] = Counter()
+        for _ in range(rows):
+            row = 8 * self.random.randrange(SPAN)
+            strips = range(self.strips(row))
+            joined = sorted(self.random.sample(strips, self.random.randint(1, len(strips))))
+            asked.update((row, index) for index in joined)
+            await self.begin(row, joined=joined, kind=RowKind.RECOVER, gathered=True)
+        return asked
+
+
+def bench_of(dut) -> ReadBench:
+    seed = int(os.environ["SEED"])
+    print(f"seed {seed}")
+    return ReadBench(dut, array=os.environ["ARRAY"], seed=seed, active=0.6)
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def reads_only_what_joined(dut):
+    """With all drives, or with parities lost only, nothing else is read and nothing computed."""
+    bench = bench_of(dut)
+    await start(dut)
+    await bench.write_all()
+    for row in range(0, 8 * SPAN, 8):
+        base, shift = bench.place(row)
+        place = bench.array.parity_place(base=base, shift=shift, parity=0, row=row)
+        bench.drives.unreadable.add(place)
+    bench.drives.counts.clear()
+    passes = bench.parity.passes
+    asked = await bench.read_some(40)
+    await bench.settle()
+    assert bench.recovered == asked.total() and not bench.refused
+    assert bench.drives.counts[Opcode.READ] == asked.total()
+    assert bench.parity.passes == passes
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def works_out_what_is_lost(dut):
+    """Drives go, down to none to spare: each row costs as many reads as it has live roles."""
+    bench = bench_of(dut)
+    await start(dut)
+    await bench.write_all()
+    for port in bench.random.sample(bench.array.ports[: bench.array.width], bench.array.parities):
+        bench.fail(port)
+        bench.drives.counts.clear()
+        before = bench.recovered
+        asked = await bench.read_some(40)
+        await bench.settle()
+        assert bench.recovered - before == asked.total() and not bench.refused
+        assert bench.drives.counts[Opcode.READ] <= 40 * bench.array.data
+    assert bench.parity.passes
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def keeps_every_block_that_can_be_read(dut):
+    """Unreadable blocks up to one more than tolerated, drives that abort: only what is lost fails,
+    and the others of its row are delivered."""
+    bench = bench_of(dut)
+    array = bench.array
+    await start(dut)
+    await bench.write_all()
+    bench.drives.aborts = 0.02
+    bench.drives.unreached = 0.1
+    refusals = 0
+    for _ in range(4):
+        for row in range(0, 8 * SPAN, 8):
+            bench.erase_unreadable(row, bench.random.randint(0, array.parities + 1))
+        hopeless = set()
+        for row in range(0, 8 * SPAN, 8):
+            lost = bench.lost(row)
+            if len(lost) + bench.parities_lost(row) > array.parities:
+                hopeless |= {(row, index) for index in lost}
+        bench.refused.clear()
+        asked = await bench.read_some(40)
+        await bench.settle()
+        expected = {key: count for key, count in asked.items() if key in hopeless}
+        assert bench.refused == expected, f"{bench.refused}, expected {expected}"
+        refusals += bench.refused.total()
+        bench.drives.unreadable.clear()
+    assert refusals and not bench.failed
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def reads_beside_writes(dut):
+    """Gathered reads and writes of the same rows, while drives go."""
+    bench = bench_of(dut)
+    await start(dut)
+    await bench.write_all()
+    ports = bench.random.sample(bench.array.ports[: bench.array.width], bench.array.parities)
+    for port in (None, *ports):
+        if port is not None:
+            bench.drives.gone.add(port)
+        for _ in range(12):
+            await random_rows(bench, rows=3, span=SPAN, recover=0)
+            await bench.read_some(3)
+    await bench.settle()
+    bench.failed |= bench.drives.gone
+    bench.check_drives()
+    assert not bench.refused and bench.write_faults == 0
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def leaves_stale_drives_alone(dut):
+    """What a drive that is being rebuilt should have is worked out as if it had failed."""
+    bench = bench_of(dut)
+    await start(dut)
+    await bench.write_all()
+    for port in bench.random.sample(bench.array.ports[: bench.array.width], 2):
+        dut.stale.value = 1 << port
+        bench.drives.distrusted = {
+            (port, DATA_OFFSET_BLOCKS + row) for row in range(0, 8 * SPAN, 8)
+        }
+        await bench.read_some(20)
+        await bench.settle()
+    assert bench.recovered and not bench.refused
+
+
+WORK = (
+    "reads_only_what_joined",
+    "leaves_stale_drives_alone",
+    "works_out_what_is_lost",
+    "keeps_every_block_that_can_be_read",
+    "reads_beside_writes",
+)
+
+
+class DeliversNeighbour(Sequencer):
+    """A planted bug: of an odd data strip the line of another is delivered."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += m.submodules.admission.line_read.address[0].eq(0)
+        return m
+
+
+class DistrustsDrives(Sequencer):
+    """A planted bug: all that joined is taken for lost."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += m.submodules.admission.row_read.data.gathered.eq(0)
+        return m
+
+
+class HidesLosses(Sequencer):
+    """A planted bug: a block that is lost for good ends as a success."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.recover_failed.payload.status.eq(Status.SUCCESS)
+        return m
+
+
+class KeepsLines(Sequencer):
+    """A planted bug: lines that were read only to work out others are not given back."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.free.valid.eq(0)
+        return m
+
+
+class TrustsStaleDrives(Sequencer):
+    """A planted bug: a drive that is being rebuilt is read as any other."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += m.submodules.admission.stale.eq(0)
+        return m
+
+
+MUTANTS = {
+    DeliversNeighbour: "reads_only_what_joined",
+    DistrustsDrives: "reads_only_what_joined",
+    HidesLosses: "keeps_every_block_that_can_be_read",
+    KeepsLines: "works_out_what_is_lost",
+    TrustsStaleDrives: "leaves_stale_drives_alone",
+}
+
+
+def sequence(component, *, array: str, testcase) -> None:
+    simulate(
+        component(config=CONFIG),
+        name=component.__name__,
+        module=__name__,
+        testcase=testcase,
+        parameters={"ARRAY": array, "SEED": os.environ.get("SEED") or "1"},
+    )
+
+
+SLOW = ("raid5_wide", "raid6_ddf_continue", "raid50", "raid6_wide")
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pytest.param(array, marks=[pytest.mark.slow] if array in SLOW else [])
+        for array, model in ARRAYS.items()
+        if model.parities
+    ],
+)
+def test_gathered_rows(array):
+    sequence(Sequencer, array=array, testcase=WORK)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_planted_bug_is_caught(mutant):
+    with pytest.raises(SimulationError, match=f"failed: {MUTANTS[mutant]}"):
+        sequence(mutant, array="raid5", testcase=MUTANTS[mutant])
