@@ -105,6 +105,11 @@ class Config:
     background
         Rows are initialised, rebuilt, checked and mended in the background (`hdl.background`), and
         blocks that a drive cannot read are written anew; else none of it is there.
+    intent_chunks
+        Bits an array of the write-intent bitmap (`hdl.background.intent`), a power of two of 32 and
+        up, so that the rebuild of a drive that comes back covers only what it missed; it needs
+        ``background``. 0: none, and a drive that comes back is rebuilt from the first row to the
+        last.
     command_timeout_ms
         A drive command that takes longer is aborted; 0: never, and the logic for it is left out.
     abort_timeout_ms
@@ -147,6 +152,7 @@ class Config:
     temperature_kelvin: int = 308
     walk_window: int = 128
     background: bool = True
+    intent_chunks: int = 1024
     command_timeout_ms: int = 8000
     abort_timeout_ms: int = 500
     slow_read_ms: int = 0
@@ -193,6 +199,13 @@ class Config:
                 raise ValueError(f"{name} must be {least}..{most}, not {getattr(self, name)}")
         if self.slow_read_ms and not self.background:
             raise ValueError("slow_read_ms needs background, which knows what arrays have left")
+        chunks = self.intent_chunks
+        if chunks and (chunks & (chunks - 1) or not 32 <= chunks <= 1 << 15):
+            raise ValueError(
+                f"intent_chunks must be 0 or a power of two in 32..32768, not {chunks}"
+            )
+        if chunks and not self.background:
+            raise ValueError("intent_chunks needs background, which rebuilds")
         for name, least, most in (
             ("lines", 16, 1 << 16),
             ("banks", 2, 64),
@@ -284,6 +297,11 @@ class Config:
         return bits_for_count(self.arrays)
 
     @property
+    def chunk_bits(self) -> int:
+        """Width of a chunk number of the write-intent bitmap."""
+        return bits_for_count(self.intent_chunks)
+
+    @property
     def volume_bits(self) -> int:
         """Width of a volume number."""
         return bits_for_count(self.volumes)
@@ -335,6 +353,7 @@ def small() -> Config:
         abort_commands=False,
         compare_and_deallocate=False,
         background=False,
+        intent_chunks=0,
         walk_window=4,
         sector_emulation=False,
     )
