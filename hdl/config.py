@@ -152,7 +152,7 @@ class Config:
     temperature_kelvin: int = 308
     walk_window: int = 128
     background: bool = True
-    intent_chunks: int = 1024
+    intent_chunks: int = 0
     command_timeout_ms: int = 8000
     abort_timeout_ms: int = 500
     slow_read_ms: int = 0
@@ -327,7 +327,7 @@ class Config:
 
 def board(ports: int = 8) -> Config:
     """The configuration that is simulated and characterised: 256 bits, 4 MiB on chip."""
-    return Config(ports=ports, slow_read_ms=1000)
+    return Config(ports=ports, slow_read_ms=1000, intent_chunks=1024)
 
 
 def small() -> Config:
@@ -353,7 +353,6 @@ def small() -> Config:
         abort_commands=False,
         compare_and_deallocate=False,
         background=False,
-        intent_chunks=0,
         walk_window=4,
         sector_emulation=False,
     )

@@ -166,8 +166,12 @@ def expected(config: Config) -> data.StructLayout:
     """A FLUSH of ``slot`` will end ``count`` times, once for each live drive.
 
     ``tolerant``: the array is redundant, so a drive that goes away meanwhile is no error.
+    ``array``: which (not there without `Config.intent_chunks`).
     """
-    return data.StructLayout({"slot": config.slot_bits, "count": WIDTH_BITS, "tolerant": 1})
+    array = {"array": config.array_bits} if config.intent_chunks else {}
+    return data.StructLayout(
+        {"slot": config.slot_bits, "count": WIDTH_BITS, "tolerant": 1, **array}
+    )
 
 
 def port_use(config: Config) -> data.StructLayout:

@@ -223,6 +223,9 @@ class Dispatch(wiring.Component):
                 ),
             ]
 
+        if config.intent_chunks:
+            m.d.comb += self.expected.payload.array.eq(item.array)
+
         def mend(gone_on) -> None:
             if config.background:
                 m.d.comb += mends.note.eq(gone_on & item.recover.medium & redundant)
