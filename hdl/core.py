@@ -254,6 +254,9 @@ class Core(wiring.Component):
         for block in (front_end, dispatch, sequencer, drives):
             failed = block.drive_failed if block is front_end else block.failed
             m.d.comb += failed.eq(tables.failed)
+        if config.intent_chunks:
+            for port, identity in zip(self.drives, tables.identity, strict=True):
+                m.d.comb += identity.eq(port.identity)
         capacities = Array(port.capacity for port in self.drives)
         asked = front_end.drive_capacity_read
         m.d.sync += asked.data.eq(capacities[asked.address])
