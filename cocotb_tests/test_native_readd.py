@@ -1,7 +1,6 @@
 """Members that come back on the whole 8-port controller: rebuilt where they missed something."""
 
 import os
-from dataclasses import replace
 
 import pytest
 from amaranth.hdl import Module
@@ -11,7 +10,7 @@ from cocotb_tests.test_native_background import finished
 from hdl.array.interface import ArrayState, Level
 from hdl.background.interface import WalkKind
 from hdl.background.jobs import Jobs, JobState
-from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
+from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.controller import Controller
 from sim.campaign.sizes import SIZES
 from sim.golden.nvme import DRIVE_UNAVAILABLE, IN_USE, INVALID_FIELD, OTHER_DRIVE

@@ -13,6 +13,7 @@ from cocotb.triggers import FallingEdge, RisingEdge
 from cocotb_tests.array_models import rotation_fields, rotation_of, rotation_of_name
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, start, unpack
+from hdl.array.identities import Identities
 from hdl.array.interface import (
     Level,
     ManageOpcode,
@@ -25,7 +26,6 @@ from hdl.array.interface import (
     port_use,
     volume,
 )
-from hdl.array.identities import Identities
 from hdl.array.tables import ArrayTables
 from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BLOCKS, MAX_DRIVES, Config, small
 from sim.golden.layout import MAX_STRIP_BLOCKS, MIRRORED, PARITIES, ROTATIONS, Layout, rotations

@@ -225,10 +225,10 @@ class ArrayTables(wiring.Component):
         of_array = [ManageOpcode.DELETE_ARRAY, ManageOpcode.CREATE_VOLUME]
         if replaces:
             of_array += [ManageOpcode.REPLACE, ManageOpcode.SETTLE, ManageOpcode.CHECK_EMPTY]
-        readds = Const(0)
+        returns = Const(0)
         if config.intent_chunks:
             of_array.append(ManageOpcode.RE_ADD)
-            readds = request.opcode == ManageOpcode.RE_ADD
+            returns = request.opcode == ManageOpcode.RE_ADD
             m.d.comb += [identities.port.eq(port_number), identities.note.eq(joins.any())]
 
         with m.FSM(name="manage") as fsm:
@@ -378,7 +378,7 @@ class ArrayTables(wiring.Component):
                 if replaces:
                     with m.Elif(request.opcode == ManageOpcode.SETTLE):
                         m.next = "READ_USE"
-                    with m.Elif((request.opcode == ManageOpcode.REPLACE) | readds):
+                    with m.Elif((request.opcode == ManageOpcode.REPLACE) | returns):
                         m.d.sync += [number.eq(request.port), position.eq(request.position)]
                         m.d.sync += vacant.eq(request.array)
                         m.next = "READ_MEMBER"
@@ -464,15 +464,15 @@ class ArrayTables(wiring.Component):
                     ):
                         answer(ManageStatus.INVALID_FIELD)
                     if config.intent_chunks:
-                        with m.Elif(readds & ~named):
+                        with m.Elif(returns & ~named):
                             m.d.sync += [number.eq(own_member.data), named.eq(1)]
                             m.next = "READ_MEMBER"
-                        with m.Elif(readds & ~self.failed.bit_select(own_member.data, 1)):
+                        with m.Elif(returns & ~self.failed.bit_select(own_member.data, 1)):
                             answer(ManageStatus.IN_USE)
-                        with m.Elif(readds & ~absent.bit_select(port_number, 1) & ~identities.same):
+                        with m.Elif(returns & ~(absent.bit_select(port_number, 1) | identities.same)):
                             answer(ManageStatus.OTHER_DRIVE)
                     with m.Elif(
-                        (~readds & (request.port >= config.ports))
+                        (~returns & (request.port >= config.ports))
                         | taken.bit_select(port_number, 1)
                     ):
                         answer(ManageStatus.DRIVE_UNAVAILABLE)

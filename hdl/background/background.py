@@ -59,7 +59,8 @@ class Background(wiring.Component):
         1:0 `ArrayState`, 6:4 `JobState`, 10:8 `WalkKind`, 23:16 array; 1: share in percent; 2, 3:
         first row that is not done; 4, 5, 6: rows mended, mismatched, lost; 8, 9 and 10, 11: when
         the job began and ended, in cycles; 7: bit 31 there is a write-intent bitmap, 15:0 chunks
-        that are marked, 21:16 log2 of the rows of a chunk. Others: `hdl.background.findings.Findings`.
+        that are marked, 21:16 log2 of the rows of a chunk.
+        Others: `hdl.background.findings.Findings`.
     now, deadline
         Time in cycles, and when the walker may go on (all ones: it need not wait for that).
     """

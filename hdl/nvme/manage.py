@@ -38,8 +38,8 @@ _BACKGROUND_OPCODES = {
 
 def opcodes(config: Config) -> dict[AdminOpcode, ManageOpcode]:
     """What each admin command asks of the tables."""
-    readds = {AdminOpcode.RE_ADD: ManageOpcode.RE_ADD} if config.intent_chunks else {}
-    return _OPCODES | (_BACKGROUND_OPCODES if config.background else {}) | readds
+    returns = {AdminOpcode.RE_ADD: ManageOpcode.RE_ADD} if config.intent_chunks else {}
+    return _OPCODES | (_BACKGROUND_OPCODES if config.background else {}) | returns
 
 
 CODES = {

@@ -16,7 +16,6 @@ from hdl.stripe.program import lowest_bit, program, role_bits, target, target_bi
 from hdl.stripe.program import targets as target_count
 from hdl.stripe.walk_plan import WalkPlan
 
-
 SELDOM_WRITE = (WalkKind.REBUILD, WalkKind.CHECK, WalkKind.PATROL)
 """Walks that write only what cannot be read, or is marked as to be written already."""
 
