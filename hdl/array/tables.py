@@ -225,11 +225,11 @@ class ArrayTables(wiring.Component):
         of_array = [ManageOpcode.DELETE_ARRAY, ManageOpcode.CREATE_VOLUME]
         if replaces:
             of_array += [ManageOpcode.REPLACE, ManageOpcode.SETTLE, ManageOpcode.CHECK_EMPTY]
-        returns, other = Const(0), Const(0)
+        returns, stranger = Const(0), Const(0)
         if config.intent_chunks:
             of_array.append(ManageOpcode.RE_ADD)
             returns = request.opcode == ManageOpcode.RE_ADD
-            other = returns & ~identities.same
+            stranger = returns & ~identities.same
             m.d.comb += [identities.port.eq(port_number), identities.note.eq(joins.any())]
 
         with m.FSM(name="manage") as fsm:
@@ -470,7 +470,7 @@ class ArrayTables(wiring.Component):
                             m.next = "READ_MEMBER"
                         with m.Elif(returns & ~self.failed.bit_select(own_member.data, 1)):
                             answer(ManageStatus.IN_USE)
-                        with m.Elif(other & ~absent.bit_select(port_number, 1)):
+                        with m.Elif(stranger & ~absent.bit_select(port_number, 1)):
                             answer(ManageStatus.OTHER_DRIVE)
                     with m.Elif(
                         (~returns & (request.port >= config.ports))
