@@ -20,7 +20,7 @@ from hdl.array.interface import (
 )
 from hdl.array.tables import ArrayTables
 from hdl.background.background import Background
-from hdl.background.interface import WalkKind, WalkResult, walk, walked
+from hdl.background.interface import WalkKind, WalkResult, flushing, intention, walk, walked
 from hdl.background.jobs import JobState
 from hdl.background.report import Section, report_address, report_read
 from hdl.config import (
@@ -30,8 +30,10 @@ from hdl.config import (
     TIME_BITS,
     Config,
 )
+from hdl.drive.interface import IDENTITY_BITS
+from hdl.nvme.interface import completion
 
-CONFIG = Config(ports=8, arrays=4, volumes=4, walk_window=4)
+CONFIG = Config(ports=8, rows=16, arrays=4, volumes=4, walk_window=4, intent_chunks=32)
 ROWS = 24
 CAPACITY = DATA_OFFSET_BLOCKS + ROWS
 CHANGE_CYCLES = 4000
@@ -49,6 +51,13 @@ class Assembly(wiring.Component):
                 "manage_response": Out(stream.Signature(manage_response(config))),
                 "present": In(config.ports),
                 "capacity": In(BLOCK_NUMBER_BITS).array(config.ports),
+                "identity": In(IDENTITY_BITS).array(config.ports),
+                "begun": In(stream.Signature(intention(config))),
+                "retired": In(stream.Signature(config.row_slot_bits)),
+                "flush": In(1),
+                "flushing": In(flushing(config)),
+                "completed": In(1),
+                "completion": In(completion(config)),
                 "fail": In(stream.Signature(config.port_bits)),
                 "failed": Out(MAX_DRIVES),
                 "stale": Out(MAX_DRIVES),
@@ -82,6 +91,12 @@ class Assembly(wiring.Component):
         connect(m, flipped(self.walked), background.walked)
         connect(m, flipped(self.boundary_read), background.boundary_read[0])
         connect(m, flipped(self.report_read), background.report_read)
+        for name in ("begun", "retired"):
+            connect(m, flipped(getattr(self, name)), getattr(background, name))
+        for name in ("flush", "flushing", "completed", "completion"):
+            m.d.comb += getattr(background, name).eq(getattr(self, name))
+        for outer, inner in zip(self.identity, tables.identity, strict=True):
+            m.d.comb += inner.eq(outer)
         for user, port in zip(background.geometry_read, tables.geometry_read, strict=True):
             connect(m, user, port)
         connect(m, background.member_read, tables.member_read[0])
@@ -121,6 +136,8 @@ class Bench:
         self.requests = StreamSource(dut, "manage_request", layout=manage_request(CONFIG))
         self.responses = StreamSink(dut, "manage_response", layout=manage_response(CONFIG))
         self.fails = StreamSource(dut, "fail")
+        self.begun = StreamSource(dut, "begun", layout=intention(CONFIG))
+        self.retired = StreamSource(dut, "retired")
         self.walks = StreamSink(dut, "walk", layout=walk(CONFIG), callback=self._ask, active=0.7)
         self.ends = StreamSource(dut, "walked", layout=walked(CONFIG))
         self.out: dict[int, dict] = {}
@@ -134,9 +151,11 @@ class Bench:
         self.present = 0
         for name in ("present", "host_active", "now", "boundary_read__address"):
             getattr(dut, name).value = 0
-        dut.report_read__address.value = 0
+        for name in ("flush", "flushing", "completed", "completion", "report_read__address"):
+            getattr(dut, name).value = 0
         for port in range(CONFIG.ports):
             getattr(dut, f"capacity__{port}").value = CAPACITY
+            getattr(dut, f"identity__{port}").value = port + 1
         cocotb.start_soon(self._run())
 
     def _ask(self, seen) -> None:
@@ -180,6 +199,26 @@ class Bench:
         """A drive refuses to be written."""
         self.fails.send(port)
         await self.fails.drained()
+
+    async def write(self, array: int, *rows: int) -> None:
+        """The engine writes rows, one after the other."""
+        for row in rows:
+            self.begun.send(slot=row % CONFIG.rows, array=array, row=row)
+            await self.begun.drained()
+            self.retired.send(row % CONFIG.rows)
+            await self.retired.drained()
+        await self.rest()
+
+    async def flush(self, array: int) -> None:
+        """The host flushes an array, with success."""
+        dut = self.dut
+        dut.flushing.value = pack(flushing(CONFIG), slot=1, array=array)
+        dut.completion.value = pack(completion(CONFIG), slot=1)
+        for name in ("flush", "completed"):
+            getattr(dut, name).value = 1
+            await RisingEdge(dut.clk)
+            getattr(dut, name).value = 0
+        await self.rest()
 
     async def change(self, opcode: ManageOpcode, **fields) -> ManageStatus:
         """Makes a change; its status. The number made is ``self.index``."""
@@ -234,6 +273,8 @@ class Bench:
             "kind": WalkKind(words[0] >> 8 & 7),
             "row": words[2] | words[3] << 32,
             "found": tuple(words[4:7]),
+            "marked": words[7] & 0xFFFF,
+            "chunk": (words[7] >> 31) << (words[7] >> 16 & 0x3F),
             "began": words[8] | words[9] << 32,
             "ended": words[10] | words[11] << 32,
         }

@@ -62,6 +62,7 @@ def bench_config(data_width: int = 256) -> Config:
         volumes=4,
         transfer_blocks=8,
         sector_emulation=data_width > 64,
+        intent_chunks=32,
     )
 
 

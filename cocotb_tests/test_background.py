@@ -89,6 +89,65 @@ async def rebuilds_members(dut):
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
+async def members_come_back(dut):
+    """A drive that was away is rebuilt in the rows written since the last flush before."""
+    host = bench(dut)
+    await host.begin(7)
+    await host.create(Level.RAID1, 5, 6)
+    array = await host.create(Level.RAID5, 0, 1, 2, 3)
+    back = {"opcode": ManageOpcode.RE_ADD, "array": array, "position": 2}
+    assert await host.change(**back) == ManageStatus.IN_USE
+    await host.write(array, 1, 5, 20)
+    job = await host.job(array)
+    assert (job["marked"], job["chunk"]) == (3, 1)
+    await host.flush(array)
+    await host.write(array, 7)
+    host.pull(2)
+    await host.rest()
+    assert await host.change(**back) == ManageStatus.DRIVE_UNAVAILABLE
+    await host.write(array, 8, 23)
+    # Nothing is dropped while it is away.
+    await host.flush(array)
+    assert (await host.job(array))["marked"] == 3
+    dut.identity__2.value = 77
+    host.plug(2)
+    assert await host.change(**back) == ManageStatus.OTHER_DRIVE
+    dut.identity__2.value = 3
+    await host.good(**back)
+    await host.rest()
+    assert rows_of(host, array, WalkKind.REBUILD) == [7, 8, 23]
+    job = await host.job(array)
+    assert job["state"] == JobState.DONE and job["row"] == ROWS and job["marked"] == 3
+    assert host.state(array) == ArrayState.OPTIMAL and not int(dut.stale.value)
+    await host.flush(array)
+    assert (await host.job(array))["marked"] == 0
+    # Replaced, everything is; the other array has had no part in it.
+    host.log.clear()
+    host.pull(3)
+    await host.rest()
+    assert await host.change(**{**back, "array": 0, "position": 0}) == ManageStatus.IN_USE
+    host.paused = True
+    await host.good(ManageOpcode.REPLACE, array=array, position=3, port=4)
+    assert await host.change(**back) == ManageStatus.JOB_RUNNING
+    assert (await host.job(array))["marked"] == ROWS
+    assert (await host.job(0))["marked"] == 0
+    host.paused = False
+    await host.rest()
+    assert rows_of(host, array, WalkKind.REBUILD) == list(range(ROWS))
+    # A new array has nothing marked; with a job that writes, what that has written is.
+    await host.good(ManageOpcode.DELETE_ARRAY, array=array)
+    assert await host.create(Level.RAID5, 0, 1, 2) == array
+    await host.rest()
+    assert (await host.job(array))["marked"] == 0
+    host.pull(0, 1)
+    await host.rest()
+    host.plug(0)
+    await host.rest()
+    lost = {**back, "position": 0}
+    assert await host.change(**lost) == ManageStatus.NOT_REDUNDANT
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
 async def spares_step_in(dut):
     host = bench(dut)
     await host.begin(8)

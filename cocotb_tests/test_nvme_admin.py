@@ -265,6 +265,7 @@ async def arrays_and_volumes_are_managed(dut):
         nvme.REPLACE_MEMBER: ((2 | 9 << 8, 5), {"array": 2, "position": 9, "port": 5}),
         nvme.ADD_SPARE: ((3 | 1 << 8, 6), {"array": 3, "dedicated": 1, "port": 6}),
         nvme.REMOVE_SPARE: ((0, 6), {"port": 6}),
+        nvme.RE_ADD: ((2 | 9 << 8,), {"array": 2, "position": 9}),
         nvme.CREATE_ARRAY: ((1 << 30,), {"initialise": 1, "zero": 0}),
     }
     for opcode, (dwords, fields) in background.items():
@@ -276,6 +277,7 @@ async def arrays_and_volumes_are_managed(dut):
     for status, code in (
         (ManageStatus.NOT_REDUNDANT, nvme.NOT_REDUNDANT),
         (ManageStatus.JOB_RUNNING, nvme.JOB_RUNNING),
+        (ManageStatus.OTHER_DRIVE, nvme.OTHER_DRIVE),
         (ManageStatus.INVALID_FIELD, nvme.INVALID_FIELD),
         (ManageStatus.DRIVE_UNAVAILABLE, nvme.DRIVE_UNAVAILABLE),
         (ManageStatus.NO_ENTRY, nvme.NO_ENTRY),

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import cocotb
 import pytest
+from amaranth.hdl import Module
 from cocotb.triggers import FallingEdge, RisingEdge
 
 from cocotb_tests.array_models import rotation_fields, rotation_of, rotation_of_name
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, start, unpack
+from hdl.array.identities import Identities
 from hdl.array.interface import (
     Level,
     ManageOpcode,
@@ -30,7 +32,7 @@ from sim.golden.layout import MAX_STRIP_BLOCKS, MIRRORED, PARITIES, ROTATIONS, L
 
 ROTATION_NAMES = {rotation_of_name(name): name for name in ROTATIONS}
 CONFIGS = {
-    "board": Config(ports=24, parities=3),
+    "board": Config(ports=24, parities=3, intent_chunks=32),
     "full": Config(ports=32, arrays=4),
     "small": small(),
 }
@@ -64,6 +66,9 @@ class Model:
         self.stale = 0
         self.reserved = 0
         self.capacity = [0] * config.ports
+        self.identity = [0] * config.ports
+        self.known = [0] * config.ports
+        """Identities of the drives as they became members."""
 
     @property
     def used(self) -> int:
@@ -110,6 +115,8 @@ class Model:
         if number is None:
             return ManageStatus.NO_ENTRY, None
         self.arrays[number] = ModelArray(layout, members, rows)
+        for port in members:
+            self.known[port] = self.identity[port]
         self.lost &= ~sum(1 << port for port in members)
         self.stale &= ~sum(1 << port for port in members)
         return ManageStatus.DONE, number
@@ -130,9 +137,24 @@ class Model:
         if self.capacity[port] < array.rows + DATA_OFFSET_BLOCKS:
             return ManageStatus.NO_SPACE, None
         array.members[position] = port
+        self.known[port] = self.identity[port]
         self.lost &= ~(1 << port)
         self.stale |= 1 << port
         return ManageStatus.DONE, number
+
+    def re_add(self, request: dict) -> tuple[ManageStatus, int | None]:
+        number, position = request["array"], request["position"]
+        if number not in self.arrays:
+            return ManageStatus.NO_ENTRY, None
+        if position >= len(self.arrays[number].members):
+            return ManageStatus.INVALID_FIELD, None
+        port = self.arrays[number].members[position]
+        if not self.failed >> port & 1:
+            return ManageStatus.IN_USE, None
+        identity = self.identity[port]
+        if self.present >> port & 1 and (identity != self.known[port] or not identity):
+            return ManageStatus.OTHER_DRIVE, None
+        return self.replace(request | {"port": port})
 
     def settle(self, request: dict) -> tuple[ManageStatus, int | None]:
         if request["array"] not in self.arrays:
@@ -198,6 +220,7 @@ class Bench:
         self.reserve(0)
         for port in range(config.ports):
             getattr(dut, f"capacity__{port}").value = 0
+            self.name(port, 0)
 
     def plug(self, port: int, capacity: int | None) -> None:
         """A drive of ``capacity`` blocks comes, or (None) it goes."""
@@ -208,8 +231,16 @@ class Bench:
             model.present |= 1 << port
             model.capacity[port] = capacity
             getattr(self.dut, f"capacity__{port}").value = capacity
+            if self.generator.random() < 0.3 or not model.identity[port]:
+                self.name(port, self.generator.choice((0, self.generator.getrandbits(64))))
         self.dut.present.value = model.present
         model.watch()
+
+    def name(self, port: int, identity: int) -> None:
+        """The drive at a port is another one; 0: it does not say which."""
+        self.model.identity[port] = identity
+        if self.config.intent_chunks:
+            getattr(self.dut, f"identity__{port}").value = identity
 
     def reserve(self, ports: int) -> None:
         """No new array may have these ports."""
@@ -369,6 +400,13 @@ async def holds_what_the_model_holds(dut):
         elif draw < 0.96:
             for _ in range(3):
                 await bench.change(ManageOpcode.REPLACE, **bench.replace_request())
+                if config.intent_chunks:
+                    request = bench.replace_request()
+                    if generator.random() < 0.5:
+                        members = bench.model.arrays.get(request["array"])
+                        for port in members.members if members else []:
+                            bench.plug(port, bench.model.capacity[port])
+                    await bench.change(ManageOpcode.RE_ADD, **request)
             number = generator.choice([*bench.model.arrays, generator.randrange(256)])
             after = generator.choice((ManageOpcode.SETTLE, ManageOpcode.CHECK_EMPTY))
             await bench.change(after, array=number)
@@ -480,6 +518,49 @@ async def replaces_members(dut):
     assert bench.model.failed & 1 and not bench.model.stale
 
 
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def takes_members_back(dut):
+    """Only the drive that was the member, once it is there again, and it is stale then."""
+    config = CONFIGS[os.environ["CONFIG"]]
+    if not config.intent_chunks:
+        return
+    bench = Bench(dut, config, random.Random(1))
+    await start(dut)
+    for port in range(4):
+        bench.plug(port, 100_000)
+        bench.name(port, 0xABC0 + port)
+    await bench.change(ManageOpcode.CREATE_ARRAY, level=Level.RAID5.value, drives=0b0111)
+    back = {"opcode": ManageOpcode.RE_ADD, "array": 0, "position": 1}
+    assert await bench.change(**back) == ManageStatus.IN_USE
+    bench.plug(1, None)
+    await RisingEdge(dut.clk)
+    assert await bench.change(**back) == ManageStatus.DRIVE_UNAVAILABLE
+    bench.plug(1, 100_000)
+    for identity in (0xABC3, 0, 0xABC1 | 1 << 63):
+        bench.name(1, identity)
+        assert await bench.change(**back) == ManageStatus.OTHER_DRIVE
+    bench.name(1, 0xABC1)
+    assert await bench.change(**back) == ManageStatus.DONE
+    assert bench.model.stale == 0b0010 and not bench.model.failed & 0b0010
+    await bench.compare()
+    # Of a drive that does not say who it is nobody knows that it is the same.
+    bench.name(0, 0)
+    assert await bench.change(ManageOpcode.SETTLE, array=0) == ManageStatus.DONE
+    for port in (0, 3):
+        bench.plug(port, None)
+        await RisingEdge(dut.clk)
+        bench.plug(port, 100_000)
+        bench.name(port, 0)
+    replaced = {"array": 0, "position": 0, "port": 3}
+    assert await bench.change(ManageOpcode.REPLACE, **replaced) == ManageStatus.DONE
+    bench.fail.send(3)
+    await bench.fail.drained()
+    bench.model.fail(3)
+    assert await bench.change(**{**back, "position": 0}) == ManageStatus.OTHER_DRIVE
+    bench.name(3, 0xABC3)
+    assert await bench.change(**{**back, "position": 0}) == ManageStatus.OTHER_DRIVE
+
+
 @pytest.mark.parametrize("config", CONFIGS)
 def test_tables(config):
     simulate(
@@ -499,6 +580,27 @@ def test_planted_bug_is_found(monkeypatch):
             name="tables_allow_long_strips",
             module=__name__,
             testcase="holds_what_the_model_holds",
+            parameters={"CONFIG": "board"},
+        )
+
+
+class TakesAnyDrive(Identities):
+    """Planted bug: every drive is the one that was there."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        m.d.comb += self.same.eq(1)
+        return m
+
+
+def test_another_drive_is_found(monkeypatch):
+    monkeypatch.setattr("hdl.array.tables.Identities", TakesAnyDrive)
+    with pytest.raises(SimulationError, match="takes_members_back"):
+        simulate(
+            tables(CONFIGS["board"]),
+            name="tables_take_any_drive",
+            module=__name__,
+            testcase="takes_members_back",
             parameters={"CONFIG": "board"},
         )
 

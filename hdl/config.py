@@ -114,6 +114,11 @@ class Config:
     gather_reads
         Sequential reads of an array with parity that has lost a drive are gathered by row, so that
         each block is read once (so only with ``background``); else each lost block reads its row.
+    intent_chunks
+        Bits an array of the write-intent bitmap (`hdl.background.intent`), a power of two of 32 and
+        up, so that the rebuild of a drive that comes back covers only what it missed; it needs
+        ``background``. 0: none, and a drive that comes back is rebuilt from the first row to the
+        last.
     command_timeout_ms
         A drive command that takes longer is aborted; 0: never, and the logic for it is left out.
     abort_timeout_ms
@@ -160,6 +165,7 @@ class Config:
     walk_window: int = 128
     background: bool = True
     gather_reads: bool = True
+    intent_chunks: int = 0
     command_timeout_ms: int = 8000
     abort_timeout_ms: int = 500
     early_rows: int = 8
@@ -213,6 +219,13 @@ class Config:
             raise ValueError("slow_read_ms needs background, which knows what arrays have left")
         if self.gather_reads and not self.background:
             raise ValueError("gather_reads needs background, which knows what arrays have left")
+        chunks = self.intent_chunks
+        if chunks and (chunks & (chunks - 1) or not 32 <= chunks <= 1 << 15):
+            raise ValueError(
+                f"intent_chunks must be 0 or a power of two in 32..32768, not {chunks}"
+            )
+        if chunks and not self.background:
+            raise ValueError("intent_chunks needs background, which rebuilds")
         for name, least, most in (
             ("lines", 16, 1 << 16),
             ("banks", 2, 64),
@@ -309,6 +322,11 @@ class Config:
         return bits_for_count(self.arrays)
 
     @property
+    def chunk_bits(self) -> int:
+        """Width of a chunk number of the write-intent bitmap."""
+        return bits_for_count(self.intent_chunks)
+
+    @property
     def volume_bits(self) -> int:
         """Width of a volume number."""
         return bits_for_count(self.volumes)
@@ -334,7 +352,7 @@ class Config:
 
 def board(ports: int = 8) -> Config:
     """The configuration that is simulated and characterised: 256 bits, 4 MiB on chip."""
-    return Config(ports=ports, slow_read_ms=1000)
+    return Config(ports=ports, slow_read_ms=1000, intent_chunks=1024)
 
 
 def small() -> Config:

@@ -164,7 +164,8 @@ class Core(wiring.Component):
                 (of_command & ~of_flush, tracker.read_failed),
             ],
         )
-        connect(m, sequencer.retired, gather.retired)
+        if not config.intent_chunks:
+            connect(m, sequencer.retired, gather.retired)
         if config.sector_emulation:
             connect(m, sequencer.filled, gather.filled)
         m.submodules.commits = commits = Merge(committed(config), inputs=3)
@@ -244,6 +245,8 @@ class Core(wiring.Component):
             self._connect_background(m, background, tables, front_end, tracker, dispatch)
             connect(m, background.walk, walks.inputs[1])
             connect(m, sequencer.walked, background.walked)
+            if config.intent_chunks:
+                self._connect_intent(m, background, tracker, dispatch, gather, sequencer)
             m.d.comb += background.now.eq(self.now)
             for user, port in zip((sequencer, dispatch), background.boundary_read, strict=True):
                 connect(m, user.boundary_read, port)
@@ -260,6 +263,9 @@ class Core(wiring.Component):
         for block in (front_end, dispatch, sequencer, drives):
             failed = block.drive_failed if block is front_end else block.failed
             m.d.comb += failed.eq(tables.failed)
+        if config.intent_chunks:
+            for port, identity in zip(self.drives, tables.identity, strict=True):
+                m.d.comb += identity.eq(port.identity)
         capacities = Array(port.capacity for port in self.drives)
         asked = front_end.drive_capacity_read
         m.d.sync += asked.data.eq(capacities[asked.address])
@@ -279,6 +285,30 @@ class Core(wiring.Component):
             self.deadline.eq(earliest),
         ]
         return m
+
+    def _connect_intent(
+        self, m: Module, background, tracker, dispatch, gather, sequencer
+    ) -> None:
+        """Rows that are written, and flushes, for the write-intent bitmap."""
+        connect(m, sequencer.begun, background.begun)
+        # A row slot is given back to both at once.
+        retired = sequencer.retired
+        users = gather.retired, background.retired
+        for user, other in (users, reversed(users)):
+            m.d.comb += [
+                user.payload.eq(retired.payload),
+                user.valid.eq(retired.valid & other.ready),
+            ]
+        m.d.comb += retired.ready.eq(users[0].ready & users[1].ready)
+        # A drive that is flushed, or that found its row written, is heard of much later.
+        expects, ends = dispatch.expected, tracker.completion
+        m.d.sync += [
+            background.flush.eq(expects.valid & expects.ready),
+            background.flushing.slot.eq(expects.payload.slot),
+            background.flushing.array.eq(expects.payload.array),
+            background.completed.eq(ends.valid & ends.ready),
+            background.completion.eq(ends.payload),
+        ]
 
     def _connect_background(
         self, m: Module, background, tables, front_end, tracker, dispatch

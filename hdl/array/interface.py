@@ -169,8 +169,12 @@ def expected(config: Config) -> data.StructLayout:
     """A FLUSH of ``slot`` will end ``count`` times, once for each live drive.
 
     ``tolerant``: the array is redundant, so a drive that goes away meanwhile is no error.
+    ``array``: which (not there without `Config.intent_chunks`).
     """
-    return data.StructLayout({"slot": config.slot_bits, "count": WIDTH_BITS, "tolerant": 1})
+    array = {"array": config.array_bits} if config.intent_chunks else {}
+    return data.StructLayout(
+        {"slot": config.slot_bits, "count": WIDTH_BITS, "tolerant": 1, **array}
+    )
 
 
 def port_use(config: Config) -> data.StructLayout:
@@ -205,6 +209,7 @@ class ManageOpcode(enum.Enum, shape=4):
     REPLACE = 4
     SETTLE = 5
     CHECK_EMPTY = 6
+    RE_ADD = 7
     START_JOB = 8
     STOP_JOB = 9
     SET_SHARE = 10
@@ -212,7 +217,7 @@ class ManageOpcode(enum.Enum, shape=4):
     REMOVE_SPARE = 12
 
 
-class ManageStatus(enum.Enum, shape=3):
+class ManageStatus(enum.Enum, shape=4):
     """How a change to the tables ended."""
 
     DONE = 0
@@ -230,6 +235,8 @@ class ManageStatus(enum.Enum, shape=3):
     """The array has nothing to rebuild a member from."""
     JOB_RUNNING = 7
     """Not while a job works on the array."""
+    OTHER_DRIVE = 8
+    """The drive is not known to be the one that was the member."""
 
 
 class Emulation(enum.Enum, shape=2):
@@ -254,7 +261,9 @@ def manage_request(config: Config) -> data.StructLayout:
     DELETE_VOLUME: ``volume``.
 
     With `Config.background`: REPLACE: member ``position`` of ``array`` is failed and becomes the
-    drive at ``port``, which is to be rebuilt; it may be the one that it was. SETTLE: the members of
+    drive at ``port``, which is to be rebuilt; it may be the one that it was. RE_ADD (with
+    `Config.intent_chunks`): member ``position`` of ``array`` is failed and its drive there again,
+    which has missed no more than what is marked. SETTLE: the members of
     ``array`` that were stale are rebuilt. CHECK_EMPTY: ``array`` exists and has no volumes.
     START_JOB: ``kind`` (`hdl.background.interface.WalkKind`) on ``array`` from row ``start`` on;
     ``resume``: from where it was. STOP_JOB: ``array``. SET_SHARE: ``share`` in percent.

@@ -5,7 +5,7 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.array.interface import WIDTH_BITS, ArrayState, geometry, geometry_read, member_read
-from hdl.config import MAX_DRIVES, Config
+from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config
 
 
 def judgement(config: Config) -> data.StructLayout:
@@ -49,6 +49,8 @@ class ArrayStates(wiring.Component):
         A pulse with each array that has been judged, also if nothing is new.
     states, valid
         What was last found, 2 bits an array, `ArrayState`; whether the array exists.
+    rows
+        Of the array that has been judged, if it exists.
     news
         A pulse: a state is another than before. An array appears as OPTIMAL, and that is no news.
     settled
@@ -68,6 +70,7 @@ class ArrayStates(wiring.Component):
                 "stale": In(MAX_DRIVES),
                 "judged": Out(1),
                 "judgement": Out(judgement(config)),
+                "rows": Out(BLOCK_NUMBER_BITS),
                 "states": Out(2 * config.arrays),
                 "valid": Out(config.arrays),
                 "news": Out(1),
@@ -104,6 +107,7 @@ class ArrayStates(wiring.Component):
             after.eq(first + size),
             next_place.eq(place + 1),
             self.judgement.eq(found),
+            self.rows.eq(shape.rows),
         ]
         port = self.member_read.data
         is_failed = self.failed.bit_select(port, 1)

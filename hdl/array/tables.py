@@ -7,6 +7,7 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.array.admission import Admission
 from hdl.array.capacity import Capacity
+from hdl.array.identities import Identities
 from hdl.array.interface import (
     WIDTH_BITS,
     ManageOpcode,
@@ -22,6 +23,7 @@ from hdl.array.interface import (
     volume_read,
 )
 from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
+from hdl.drive.interface import IDENTITY_BITS
 
 
 class ArrayTables(wiring.Component):
@@ -59,6 +61,8 @@ class ArrayTables(wiring.Component):
     stale, reserved
         Only with `Config.background`. Bit a port: its drive is being rebuilt, and not failed.
         Ports that no new array may have.
+    identity
+        Only with `Config.intent_chunks`: of the drives (`hdl.array.identities.Identities`).
 
     Latency: a change takes at most 200 cycles and two for each entry of the array or volume table.
     Reads are never held up.
@@ -67,7 +71,8 @@ class ArrayTables(wiring.Component):
     (see `Admission`) or the capacity exceeds 2**40 blocks; DRIVE_UNAVAILABLE for a drive that is
     absent or in use; NO_SPACE when a drive has no room for a strip, or a volume does not fit
     between the others; NO_ENTRY for a full table or an entry that does not exist; IN_USE for an
-    array with volumes, or a member to replace that is not failed.
+    array with volumes, or a member to replace or to have again that is not failed; OTHER_DRIVE for
+    a member that is to be had again and is another drive.
     """
 
     def __init__(
@@ -103,6 +108,11 @@ class ArrayTables(wiring.Component):
                 "busy": Out(1),
             }
             | ({"stale": Out(MAX_DRIVES), "reserved": In(MAX_DRIVES)} if config.background else {})
+            | (
+                {"identity": In(IDENTITY_BITS).array(config.ports)}
+                if config.intent_chunks
+                else {}
+            )
         )
 
     def elaborate(self, platform) -> Module:
@@ -111,6 +121,12 @@ class ArrayTables(wiring.Component):
         m = Module()
         m.submodules.admission = admission = Admission(config=config)
         m.submodules.capacity = capacity = Capacity()
+
+        named = Signal()
+        if config.intent_chunks:
+            m.submodules.identities = identities = Identities(config=config)
+            for outer, inner in zip(self.identity, identities.identity, strict=True):
+                m.d.comb += inner.eq(outer)
 
         def table(name, shape, depth, readers):
             """A memory with a read port for each of ``readers`` and one of each kind for itself."""
@@ -209,6 +225,12 @@ class ArrayTables(wiring.Component):
         of_array = [ManageOpcode.DELETE_ARRAY, ManageOpcode.CREATE_VOLUME]
         if replaces:
             of_array += [ManageOpcode.REPLACE, ManageOpcode.SETTLE, ManageOpcode.CHECK_EMPTY]
+        returns, stranger = Const(0), Const(0)
+        if config.intent_chunks:
+            of_array.append(ManageOpcode.RE_ADD)
+            returns = request.opcode == ManageOpcode.RE_ADD
+            stranger = returns & ~identities.same
+            m.d.comb += [identities.port.eq(port_number), identities.note.eq(joins.any())]
 
         with m.FSM(name="manage") as fsm:
             # Memories keep their contents over a reset; the tables begin empty.
@@ -228,6 +250,7 @@ class ArrayTables(wiring.Component):
                     vacant.eq(0),
                     vacancy.eq(0),
                     smallest.eq(-1),
+                    named.eq(0),
                 ]
                 with m.If(self.manage_request.valid):
                     with m.Switch(self.manage_request.payload.opcode):
@@ -356,7 +379,7 @@ class ArrayTables(wiring.Component):
                 if replaces:
                     with m.Elif(request.opcode == ManageOpcode.SETTLE):
                         m.next = "READ_USE"
-                    with m.Elif(request.opcode == ManageOpcode.REPLACE):
+                    with m.Elif((request.opcode == ManageOpcode.REPLACE) | returns):
                         m.d.sync += [number.eq(request.port), position.eq(request.position)]
                         m.d.sync += vacant.eq(request.array)
                         m.next = "READ_MEMBER"
@@ -425,6 +448,7 @@ class ArrayTables(wiring.Component):
                     answer(ManageStatus.DONE)
 
             # REPLACE: the member must be failed, the new drive free (or the old one) and as large.
+            # RE_ADD: the member's own port, which is read first.
             if replaces:
                 old = Signal(config.port_bits)
                 with m.State("READ_MEMBER"):
@@ -440,7 +464,18 @@ class ArrayTables(wiring.Component):
                         (request.position >= MAX_DRIVES) | (position >= shape.width * shape.spans)
                     ):
                         answer(ManageStatus.INVALID_FIELD)
-                    with m.Elif((request.port >= config.ports) | taken.bit_select(port_number, 1)):
+                    if config.intent_chunks:
+                        with m.Elif(returns & ~named):
+                            m.d.sync += [number.eq(own_member.data), named.eq(1)]
+                            m.next = "READ_MEMBER"
+                        with m.Elif(returns & ~self.failed.bit_select(own_member.data, 1)):
+                            answer(ManageStatus.IN_USE)
+                        with m.Elif(stranger & ~absent.bit_select(port_number, 1)):
+                            answer(ManageStatus.OTHER_DRIVE)
+                    with m.Elif(
+                        (~returns & (request.port >= config.ports))
+                        | taken.bit_select(port_number, 1)
+                    ):
                         answer(ManageStatus.DRIVE_UNAVAILABLE)
                     with m.Elif(~self.failed.bit_select(own_member.data, 1)):
                         answer(ManageStatus.IN_USE)

@@ -1,10 +1,12 @@
 """Background work: only instances and connections, and the words of its log."""
 
-from amaranth.hdl import Cat, Const, Module, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.array.interface import (
+    ManageOpcode,
+    ManageStatus,
     TableRead,
     geometry_read,
     manage_request,
@@ -13,13 +15,15 @@ from hdl.array.interface import (
 )
 from hdl.array.states import ArrayStates
 from hdl.background.findings import Findings
-from hdl.background.interface import walk, walked
+from hdl.background.intent import Intent
+from hdl.background.interface import flushing, intention, walk, walked
 from hdl.background.jobs import Jobs
 from hdl.background.pace import Pace
 from hdl.background.report import Section, report_address, report_read
 from hdl.background.supervisor import Supervisor
 from hdl.background.walker import Walker
 from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, TIME_BITS, Config
+from hdl.nvme.interface import completion
 
 
 class Background(wiring.Component):
@@ -48,11 +52,15 @@ class Background(wiring.Component):
         There is a host command.
     geometry_read, member_read
         Tables.
+    begun, retired, flush, flushing, completed, completion
+        Of `hdl.background.intent.Intent` (not there without `Config.intent_chunks`).
     report_read
         The log pages (`hdl.background.report`). Entries of ARRAYS: word 0: bit 31 the array exists,
         1:0 `ArrayState`, 6:4 `JobState`, 10:8 `WalkKind`, 23:16 array; 1: share in percent; 2, 3:
         first row that is not done; 4, 5, 6: rows mended, mismatched, lost; 8, 9 and 10, 11: when
-        the job began and ended, in cycles. Others: `hdl.background.findings.Findings`.
+        the job began and ended, in cycles; 7: bit 31 there is a write-intent bitmap, 15:0 chunks
+        that are marked, 21:16 log2 of the rows of a chunk.
+        Others: `hdl.background.findings.Findings`.
     now, deadline
         Time in cycles, and when the walker may go on (all ones: it need not wait for that).
     """
@@ -85,6 +93,18 @@ class Background(wiring.Component):
                 "deadline": Out(TIME_BITS, init=(1 << TIME_BITS) - 1),
                 "busy": Out(1),
             }
+            | (
+                {
+                    "begun": In(stream.Signature(intention(config))),
+                    "retired": In(stream.Signature(config.row_slot_bits)),
+                    "flush": In(1),
+                    "flushing": In(flushing(config)),
+                    "completed": In(1),
+                    "completion": In(completion(config)),
+                }
+                if config.intent_chunks
+                else {}
+            )
         )
 
     def elaborate(self, platform) -> Module:
@@ -100,8 +120,19 @@ class Background(wiring.Component):
         # Changes.
         connect(m, flipped(self.request), supervisor.request)
         connect(m, supervisor.response, flipped(self.response))
-        connect(m, supervisor.table_request, flipped(self.table_request))
         connect(m, flipped(self.table_response), supervisor.table_response)
+        parts = (states, supervisor, jobs, walker, pace)
+        words = {}
+        if config.intent_chunks:
+            m.submodules.intent = intent = Intent(config=config)
+            self._connect_intent(m, intent, states, supervisor, jobs)
+            parts = (*parts, intent)
+            told = intent.tally_read.data
+            words[7] = Cat(
+                told.marked, Const(0, 16 - len(told.marked)), told.shift, Const(0, 9), Const(1, 1)
+            )
+        else:
+            connect(m, supervisor.table_request, flipped(self.table_request))
         connect(m, supervisor.order, jobs.order)
         rebuilding = Signal(config.arrays)
         with m.If(states.judged):
@@ -181,7 +212,7 @@ class Background(wiring.Component):
             """Fields of given widths, low bits first."""
             return Cat(*(Cat(part, Const(0, width - len(part))) for part, width in parts))
 
-        words = {
+        words |= {
             0: padded(
                 (states.states.word_select(number, 2), 4),
                 (job.state.as_value(), 4),
@@ -208,6 +239,34 @@ class Background(wiring.Component):
         with m.Else():
             m.d.comb += word.eq(findings.data)
 
-        parts = (states, supervisor, jobs, walker, pace)
         m.d.comb += self.busy.eq(Cat(part.busy for part in parts).any() | rescan)
         return m
+
+    def _connect_intent(self, m: Module, intent, states, supervisor, jobs) -> None:
+        """The write-intent bitmap: all of an array is marked with each new member."""
+        for name in ("begun", "retired"):
+            connect(m, flipped(getattr(self, name)), getattr(intent, name))
+        connect(m, jobs.ask, intent.ask)
+        connect(m, intent.answer, jobs.answer)
+        request, response = self.table_request, self.table_response
+        made = Signal.like(request.payload)
+        with m.If(request.valid & request.ready):
+            m.d.sync += made.eq(request.payload)
+        done = response.valid & response.ready & (response.payload.status == ManageStatus.DONE)
+        creates = made.opcode == ManageOpcode.CREATE_ARRAY
+        m.d.comb += [
+            request.payload.eq(supervisor.table_request.payload),
+            request.valid.eq(supervisor.table_request.valid & ~intent.sweeping),
+            supervisor.table_request.ready.eq(request.ready & ~intent.sweeping),
+            intent.wipe.eq(done & creates),
+            intent.fill.eq(done & (made.opcode == ManageOpcode.REPLACE)),
+            intent.named.eq(Mux(creates, response.payload.index, made.array)),
+            intent.optimal.eq(states.valid & ~(states.states[::2] | states.states[1::2])),
+            intent.settled.eq(states.settled),
+            intent.judged.eq(states.judged & states.judgement.valid),
+            intent.judged_array.eq(states.judgement.array),
+            intent.judged_rows.eq(states.rows),
+            intent.tally_read.address.eq(self.report_read.address.number),
+        ]
+        for name in ("flush", "flushing", "completed", "completion"):
+            m.d.comb += getattr(intent, name).eq(getattr(self, name))

@@ -74,3 +74,25 @@ def walked(config: Config) -> data.StructLayout:
     of stale drives that are lost have been made unreadable there.
     """
     return data.StructLayout({"tag": 8, "result": WalkResult, "roles": MAX_DRIVES})
+
+
+def intention(config: Config) -> data.StructLayout:
+    """Row ``row`` of ``array`` is about to be written, in row slot ``slot``, until that retires."""
+    return data.StructLayout(
+        {"slot": config.row_slot_bits, "array": config.array_bits, "row": BLOCK_NUMBER_BITS}
+    )
+
+
+def flushing(config: Config) -> data.StructLayout:
+    """The host command in ``slot`` is a FLUSH of ``array``; its drives have not been asked yet."""
+    return data.StructLayout({"slot": config.slot_bits, "array": config.array_bits})
+
+
+def array_row(config: Config) -> data.StructLayout:
+    """Row ``row`` of ``array``."""
+    return data.StructLayout({"array": config.array_bits, "row": BLOCK_NUMBER_BITS})
+
+
+def stretch() -> data.StructLayout:
+    """Rows from ``first`` up to ``end``, which is not one of them; 0: up to the last."""
+    return data.StructLayout({"first": BLOCK_NUMBER_BITS, "end": BLOCK_NUMBER_BITS})

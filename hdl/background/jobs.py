@@ -6,7 +6,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.array.interface import TableRead
-from hdl.background.interface import WalkKind, WalkResult
+from hdl.background.interface import WalkKind, WalkResult, array_row, stretch
 from hdl.background.walker import SliceEnd, finding, slice_request
 from hdl.config import BLOCK_NUMBER_BITS, TIME_BITS, Config
 
@@ -107,6 +107,9 @@ class Jobs(wiring.Component):
         First row of an array that is not rebuilt; only stale drives need it.
     job_read
         Jobs, for the host.
+    ask, answer
+        Of `hdl.background.intent.Intent`: the rows that a REBUILD walks next (not there without
+        `Config.intent_chunks`: then it walks all).
     now
         Time in cycles.
 
@@ -139,6 +142,14 @@ class Jobs(wiring.Component):
                 "now": In(TIME_BITS),
                 "busy": Out(1),
             }
+            | (
+                {
+                    "ask": Out(stream.Signature(array_row(config))),
+                    "answer": In(stream.Signature(stretch())),
+                }
+                if config.intent_chunks
+                else {}
+            )
         )
 
     def elaborate(self, platform) -> Module:
@@ -273,7 +284,29 @@ class Jobs(wiring.Component):
 
             with m.State("LOAD"):
                 m.d.sync += [current.eq(read.data), rows.eq(0)]
-                m.next = "BEGIN"
+                m.next = "FIND" if config.intent_chunks else "BEGIN"
+
+            if config.intent_chunks:
+                m.d.comb += [
+                    self.ask.payload.array.eq(array),
+                    self.ask.payload.row.eq(current.row),
+                ]
+                with m.State("FIND"):
+                    m.d.comb += self.ask.valid.eq(rebuild)
+                    m.d.sync += self.slice.payload.end.eq(0)
+                    with m.If(~rebuild):
+                        m.next = "BEGIN"
+                    with m.Elif(self.ask.ready):
+                        m.next = "FOLLOW"
+
+                with m.State("FOLLOW"):
+                    m.d.comb += self.answer.ready.eq(1)
+                    with m.If(self.answer.valid):
+                        m.d.sync += [
+                            current.row.eq(self.answer.payload.first),
+                            self.slice.payload.end.eq(self.answer.payload.end),
+                        ]
+                        m.next = "BEGIN"
 
             with m.State("BEGIN"):
                 m.d.comb += self.slice.valid.eq(1)

@@ -38,6 +38,8 @@ class RowOrder(wiring.Component):
     -----
     start, first
         A pulse, while not ``active``: begin with row ``first``, less than the array's rows.
+    end
+        The first row beyond: the array's rows, or fewer; stable like ``geometry``.
     geometry
         The array, stable from ``start`` until the order has ended.
     stop
@@ -58,6 +60,7 @@ class RowOrder(wiring.Component):
             {
                 "start": In(1),
                 "first": In(BLOCK_NUMBER_BITS),
+                "end": In(BLOCK_NUMBER_BITS),
                 "geometry": In(geometry(config)),
                 "stop": In(1),
                 "places": Out(stream.Signature(place())),
@@ -127,7 +130,7 @@ class RowOrder(wiring.Component):
 
         last_row = Signal()
         m.d.sync += [
-            last_row.eq(row + 1 == shape.rows),
+            last_row.eq(row + 1 == self.end),
             final_stripe.eq((row | (strip_blocks - 1)) + 1 == shape.rows),
         ]
 

@@ -29,7 +29,8 @@ class Supervisor(wiring.Component):
     """Stands between the host's commands and the tables, and orders jobs.
 
     One change at a time. A member is replaced only while its array has something to rebuild it
-    from; then nothing of it is rebuilt, and REBUILD starts. A failed member is replaced by itself
+    from; then nothing of it is rebuilt, and REBUILD starts; so it is when a member's drive is had
+    again (RE_ADD). A failed member is replaced by itself
     when there is a hot spare that is as large: dedicated ones first, then those of all arrays, by
     port; a job of the array other than REBUILD or ZERO gives way.
 
@@ -167,6 +168,9 @@ class Supervisor(wiring.Component):
             m.d.sync += [order.kind.eq(kind), order.first.eq(first), order.resume.eq(resume)]
             command(JobOrder.START)
 
+        takes_member = [ManageOpcode.REPLACE]
+        if config.intent_chunks:
+            takes_member.append(ManageOpcode.RE_ADD)
         busy_array = Signal()
         with m.FSM(name="supervise") as fsm:
             with m.State("CLEAR"):
@@ -240,7 +244,7 @@ class Supervisor(wiring.Component):
                         m.next = "ASK"
                         with m.If(busy_array & zeroes):
                             answer(ManageStatus.JOB_RUNNING)
-                    with m.Case(ManageOpcode.REPLACE):
+                    with m.Case(*takes_member):
                         command(JobOrder.REWIND)
                         with m.If(~exists):
                             answer(ManageStatus.NO_ENTRY)
@@ -339,7 +343,7 @@ class Supervisor(wiring.Component):
                         with m.Case(ManageOpcode.DELETE_ARRAY):
                             with m.If(done):
                                 command(JobOrder.FORGET)
-                        with m.Case(ManageOpcode.REPLACE):
+                        with m.Case(*takes_member):
                             with m.If(done):
                                 m.d.sync += wanted.eq(0)
                                 run(WalkKind.REBUILD)

@@ -1,6 +1,6 @@
 """Row walker: a few rows of an array on their way at once, and how far all of them have ended."""
 
-from amaranth.hdl import Module, Signal
+from amaranth.hdl import Const, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -15,16 +15,20 @@ MERGE_SHIFT = 4
 
 
 def slice_request(config: Config) -> data.StructLayout:
-    """Walk the rows of ``array`` from ``first`` on."""
+    """Walk the rows of ``array`` from ``first`` on, with ``end`` other than 0 those before it.
+
+    ``end`` is not there without `Config.intent_chunks`.
+    """
+    end = {"end": BLOCK_NUMBER_BITS} if config.intent_chunks else {}
     return data.StructLayout(
-        {"kind": WalkKind, "array": config.array_bits, "first": BLOCK_NUMBER_BITS}
+        {"kind": WalkKind, "array": config.array_bits, "first": BLOCK_NUMBER_BITS, **end}
     )
 
 
 class SliceEnd(data.Struct):
     """How a slice ended.
 
-    ``row``: all rows before it have ended. ``complete``: those are all.
+    ``row``: all rows before it have ended. ``complete``: those are all of the array.
     ``failed``: a drive refused to be written.
     """
 
@@ -127,6 +131,10 @@ class Walker(wiring.Component):
         # A ring of walks in order; `oldest` is the first that has not been retired.
         newest, oldest = Signal(tag_bits), Signal(tag_bits)
         count = Signal(range(window + 1))
+        limit, whole = shape.rows, Const(1)
+        if config.intent_chunks:
+            limit, whole = Signal(BLOCK_NUMBER_BITS), Signal()
+            m.d.sync += whole.eq(limit == shape.rows)
         ended, ends = Signal(window), Signal(window)
         failed = Signal()
         boundary = self.boundary
@@ -141,6 +149,7 @@ class Walker(wiring.Component):
             self.geometry_read.address.eq(self.slice.payload.array),
             order.geometry.eq(shape),
             order.first.eq(request.first),
+            order.end.eq(limit),
             order.stop.eq(self.stop | failed),
             # Stopped, the order's last offer is taken and forgotten.
             order.places.ready.eq(issue | order.stop),
@@ -166,7 +175,7 @@ class Walker(wiring.Component):
                 out.base.eq(place.base),
                 out.shift.eq(place.shift),
                 out.row.eq(place.row),
-                out.more.eq(following[:MERGE_SHIFT].any() & (following != shape.rows)),
+                out.more.eq(following[:MERGE_SHIFT].any() & (following != limit)),
                 out.tag.eq(newest),
             ]
 
@@ -249,8 +258,12 @@ class Walker(wiring.Component):
 
             with m.State("SETTLE"):
                 m.next = "START"
+                if config.intent_chunks:
+                    early = (request.end != 0) & (request.end < shape.rows)
+                    m.d.sync += limit.eq(Mux(early, request.end, shape.rows))
                 with m.If((request.first >= shape.rows) | ~shape.valid):
-                    m.d.sync += [end.row.eq(request.first), end.complete.eq(1), end.failed.eq(0)]
+                    m.d.sync += [end.row.eq(shape.rows), end.complete.eq(1), end.failed.eq(0)]
+                    m.d.sync += boundary.eq(shape.rows)
                     m.next = "REPORT"
 
             with m.State("START"):
@@ -260,12 +273,12 @@ class Walker(wiring.Component):
             with m.State("WALK"):
                 with m.If(~order.active & (count == 0) & ~self.walk.valid):
                     m.d.sync += [
-                        end.complete.eq(order.complete & ~stuck),
+                        end.complete.eq(order.complete & ~stuck & whole),
                         end.failed.eq(failed),
                         end.row.eq(boundary),
                     ]
                     with m.If(order.complete & ~stuck):
-                        m.d.sync += [end.row.eq(shape.rows), boundary.eq(shape.rows)]
+                        m.d.sync += [end.row.eq(limit), boundary.eq(limit)]
                         m.d.sync += self.advanced.eq(1)
                     m.next = "REPORT"
 

@@ -76,4 +76,6 @@ class Fence(wiring.Component):
         ]
         if hasattr(inner, "emulated"):
             m.d.comb += inner.emulated.eq(outer.emulated)
+        if hasattr(inner, "identity"):
+            m.d.comb += inner.identity.eq(outer.identity)
         return m

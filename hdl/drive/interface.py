@@ -51,6 +51,9 @@ MERGE_BLOCKS = 64
 
 MERGE_BITS = 6
 
+IDENTITY_BITS = 64
+"""Width of a drive's name, such as an EUI-64 or a World Wide Name."""
+
 
 def owner_bits(config: Config) -> int:
     """Width of an owner number, a row slot or a command slot."""
@@ -189,7 +192,9 @@ class DrivePort(wiring.Signature):
     link core: a command completes at most once; while it moves granted data is taken in the end;
     when the drive goes away it completes every outstanding and every later command with GONE.
     ``present`` and ``capacity`` (blocks) are levels, and so is ``emulated``: the drive's own
-    sectors have 512 bytes, its physical ones 4096 (not there without `Config.sector_emulation`).
+    sectors have 512 bytes, its physical ones 4096 (not there without `Config.sector_emulation`),
+    and ``identity``: no other drive's, the same each time that it comes; 0: unknown (not there
+    without `Config.intent_chunks`).
 
     ``abort``: a pulse; the command ``abort_tag`` shall end soon, with ABORTED unless it ends
     otherwise. A tag that is not outstanding is ignored, and an abort may come to nothing.
@@ -214,4 +219,5 @@ class DrivePort(wiring.Signature):
                 "capacity": In(BLOCK_NUMBER_BITS),
             }
             | ({"emulated": In(1)} if config.sector_emulation else {})
+            | ({"identity": In(IDENTITY_BITS)} if config.intent_chunks else {})
         )

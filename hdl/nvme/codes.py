@@ -80,6 +80,7 @@ class AdminOpcode(enum.Enum, shape=8):
     REPLACE_MEMBER = 0xDC
     ADD_SPARE = 0xE0
     REMOVE_SPARE = 0xE4
+    RE_ADD = 0xE8
 
 
 class IoOpcode(enum.Enum, shape=8):
@@ -183,6 +184,7 @@ class StatusCode(enum.Enum, shape=11):
     NO_SPACE = 0x1C3
     NOT_REDUNDANT = 0x1C4
     JOB_RUNNING = 0x1C5
+    OTHER_DRIVE = 0x1C6
     WRITE_FAULT = 0x280
     UNRECOVERED_READ = 0x281
     COMPARE_FAILURE = 0x285

@@ -38,7 +38,8 @@ _BACKGROUND_OPCODES = {
 
 def opcodes(config: Config) -> dict[AdminOpcode, ManageOpcode]:
     """What each admin command asks of the tables."""
-    return _OPCODES | (_BACKGROUND_OPCODES if config.background else {})
+    returns = {AdminOpcode.RE_ADD: ManageOpcode.RE_ADD} if config.intent_chunks else {}
+    return _OPCODES | (_BACKGROUND_OPCODES if config.background else {}) | returns
 
 
 CODES = {
@@ -50,6 +51,7 @@ CODES = {
     ManageStatus.NO_SPACE: StatusCode.NO_SPACE,
     ManageStatus.NOT_REDUNDANT: StatusCode.NOT_REDUNDANT,
     ManageStatus.JOB_RUNNING: StatusCode.JOB_RUNNING,
+    ManageStatus.OTHER_DRIVE: StatusCode.OTHER_DRIVE,
 }
 
 

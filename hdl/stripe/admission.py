@@ -7,7 +7,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.array.interface import TableRead, geometry_read, member_read
-from hdl.background.interface import WalkKind
+from hdl.background.interface import WalkKind, intention
 from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config
 from hdl.memory.interface import line_stream
 from hdl.stripe.interface import PlanKind, RowKind, row_state
@@ -15,6 +15,9 @@ from hdl.stripe.planner import Planner
 from hdl.stripe.program import lowest_bit, program, role_bits, target, target_bits
 from hdl.stripe.program import targets as target_count
 from hdl.stripe.walk_plan import WalkPlan
+
+SELDOM_WRITE = (WalkKind.REBUILD, WalkKind.CHECK, WalkKind.PATROL)
+"""Walks that write only what cannot be read, or is marked as to be written already."""
 
 
 class Admission(wiring.Component):
@@ -30,6 +33,8 @@ class Admission(wiring.Component):
     addresses are the row slot, below it the target or the role. ``stale``: bit a port whose drive
     is being rebuilt; ``boundary_read``: the first row of an array that is not yet. From there on
     it is not read, and what is written to a row is written to it as well (with ``background``).
+    ``begun`` (with ``intent_chunks``): a row that may be written, before its drives are judged; of
+    walks that only write what they cannot read, once that has happened; no REBUILD.
 
     About 12 + width cycles a row, one more for each line (mirrors: one for each copy instead of
     width). Back-pressure: waits for lines and for ``ready``.
@@ -49,6 +54,8 @@ class Admission(wiring.Component):
                 "stale": In(MAX_DRIVES),
                 "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
             }
+        if config.intent_chunks:
+            health["begun"] = Out(stream.Signature(intention(config)))
         super().__init__(
             {
                 **health,
@@ -118,6 +125,13 @@ class Admission(wiring.Component):
             program_write.data.eq(todo),
             self.ready.payload.eq(slot),
         ]
+
+        if config.intent_chunks:
+            m.d.comb += [
+                self.begun.payload.slot.eq(slot),
+                self.begun.payload.array.eq(row.array),
+                self.begun.payload.row.eq(row.row),
+            ]
 
         # A row has no more members than there are drive ports.
         data = Signal(range(config.ports + 1))
@@ -272,6 +286,12 @@ class Admission(wiring.Component):
                     number.eq(0),
                 ]
                 m.next = "LOCATE"
+                if config.intent_chunks:
+                    looks = Cat(row.walk.kind == kind for kind in SELDOM_WRITE).any()
+                    intends = ~recover & ~(walks & ~retried & looks)
+                    m.d.comb += self.begun.valid.eq(intends)
+                    with m.If(intends & ~self.begun.ready):
+                        m.next = "READ-GEOMETRY"
             with m.State("LOCATE"):
                 m.d.sync += [
                     todo.kind.eq(row.kind),

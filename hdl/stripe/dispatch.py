@@ -244,6 +244,8 @@ class Dispatch(wiring.Component):
                 streams.ended_slot.eq(self.ended_slot),
                 streams.note.eq(goes_on),
             ]
+        if config.intent_chunks:
+            m.d.comb += self.expected.payload.array.eq(item.array)
 
         def mend(gone_on) -> None:
             if config.background:

@@ -7,7 +7,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.array.interface import TableRead, geometry_read, member_read
-from hdl.background.interface import WalkKind, walked
+from hdl.background.interface import WalkKind, intention, walked
 from hdl.config import (
     BLOCK_NUMBER_BITS,
     DATA_OFFSET_BLOCKS,
@@ -52,7 +52,7 @@ class Sequencer(wiring.Component):
     With ``background``, a write to a row that is past repair because of blocks that cannot be read
     succeeds; the row's parities are made unreadable until all of its data can be read again. A row
     that is walked ends in one ``walked``, before ``retired``; ``stale`` and ``boundary_read`` are
-    as for `hdl.stripe.admission.Admission`.
+    as for `hdl.stripe.admission.Admission`, and with ``intent_chunks`` so is ``begun``.
 
     ``operation`` has owner ROW, index = row slot, place = target number (without mirroring the
     role: data 0.., then P, Q, ..); ``finished`` brings both back. ``finished`` and ``pass_done``
@@ -79,6 +79,8 @@ class Sequencer(wiring.Component):
                 "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "walked": Out(stream.Signature(walked(config))),
             }
+        if config.intent_chunks:
+            background["begun"] = Out(stream.Signature(intention(config)))
         super().__init__(
             {
                 **background,
@@ -118,6 +120,8 @@ class Sequencer(wiring.Component):
         if config.background:
             connect(m, admission.boundary_read, flipped(self.boundary_read))
             m.d.comb += admission.stale.eq(self.stale)
+        if config.intent_chunks:
+            connect(m, admission.begun, flipped(self.begun))
 
         m.submodules.queues = queues = PhaseQueues(config=config)
         connect(m, queues.operation, flipped(self.operation))

@@ -22,5 +22,6 @@ SIZES = Config(
     command_timeout_ms=3,
     abort_timeout_ms=1,
     slow_read_ms=1,
+    intent_chunks=32,
 )
 """Times in milliseconds, as simulated drives take microseconds."""

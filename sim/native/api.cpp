@@ -98,6 +98,10 @@ void striata_set_present(Handle* handle, int64_t port, int64_t present) {
     handle->harness->set_present(port, present);
 }
 
+void striata_set_identity(Handle* handle, int64_t port, int64_t identity) {
+    handle->harness->set_identity(port, uint64_t(identity));
+}
+
 void striata_wipe(Handle* handle, int64_t port) { handle->harness->drive(port).storage().wipe(); }
 
 // mode 0: readable again; 1: bad until written; 2: bad for good.

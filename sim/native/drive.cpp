@@ -5,7 +5,10 @@
 namespace striata {
 
 Drive::Drive(const DriveFields& fields, ExpanderLink* expander)
-    : fields_(fields), storage_(fields.keep_data), expander_(expander) {}
+    : fields_(fields),
+      storage_(fields.keep_data),
+      cache_(fields.volatile_cache && fields.keep_data),
+      expander_(expander) {}
 
 void Drive::advance(Ps now) {
     while (!events_.empty() && events_.top().time <= now) {
@@ -65,6 +68,7 @@ void Drive::begin(int tag, Ps now) {
             break;
         case Operation::kFlush:
             ++counters_.flushes;
+            s.written_before = cache_.taken();
             flush(tag, now);
             break;
         case Operation::kSpoil:
@@ -198,7 +202,7 @@ void Drive::block_received(int tag, const uint8_t* data, Ps now) {
         return;
     }
     ++counters_.written_blocks;
-    storage_.write(s.command.block + index, data);
+    cache_.write(storage_, s.command.block + index, data);
     grant_more();
     received(tag, index, now);
 }
@@ -218,6 +222,12 @@ void Drive::finish(int tag, DriveStatus status, Ps now) {
 
 void Drive::complete(int tag, DriveStatus status, Ps now) {
     slot(tag).stuck = false;
+    if (status == DriveStatus::kGood) {
+        const Slot& s = slot(tag);
+        if (s.command.operation == Operation::kFlush) cache_.flush(s.written_before);
+        if (s.command.operation == Operation::kWrite && s.command.fua)
+            for (int i = 0; i < s.command.blocks; ++i) cache_.flush_block(s.command.block + i);
+    }
     const Ps latency = now - slot(tag).since;
     counters_.latency_sum_ps += latency;
     counters_.latency_most_ps = std::max(counters_.latency_most_ps, latency);
@@ -271,6 +281,7 @@ void Drive::set_present(bool present, bool frame_started, bool grant_offered, Ps
     if (present == present_) return;
     present_ = present;
     if (present) return;
+    cache_.lose(storage_);
     forget();
     events_ = {};
     outbound_.clear();

@@ -8,6 +8,7 @@
 #include "common.hpp"
 #include "parameters.hpp"
 #include "storage.hpp"
+#include "volatile_cache.hpp"
 
 namespace striata {
 
@@ -118,6 +119,7 @@ protected:
         int in_flight = 0;     // grants taken whose data is not here yet
         int received = 0;
         int remaining = 0;     // blocks that a derived class still has to write
+        int64_t written_before = 0;  // of a flush: blocks that the cache had taken when it began
     };
 
     // Derived classes: a command begins; a block of write data is here; an event of theirs is due.
@@ -171,6 +173,7 @@ private:
     bool present_ = true;
     Fault fault_;
     Storage storage_;
+    VolatileCache cache_;
     ExpanderLink* expander_;
     Slot slots_[kMaxTags];
     int outstanding_ = 0;

@@ -166,6 +166,11 @@ void Harness::set_present(int64_t port, bool present) {
     streak_ = 0;
 }
 
+void Harness::set_identity(int64_t port, uint64_t identity) {
+    ports_.at(size_t(port))->set_identity(identity);
+    streak_ = 0;
+}
+
 void Harness::set_status(const std::string& name, int64_t value) {
     const StatusPins& status = pins_.status;
     const auto code = uint8_t(value);

@@ -31,6 +31,8 @@ MMIO_TIMEOUT_NS = 50_000_000
 FUNCTION_RESET_NS = 100_000_000
 """Longest function level reset (PCIe base specification 6.6.2)."""
 RESET_POLL_CYCLES = 64
+FIRST_IDENTITY = 0x0255_5300_0000_0000
+"""Of simulated drives: EUI-64s, locally administered."""
 
 
 class HarnessError(RuntimeError):
@@ -69,6 +71,7 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
         ("striata_statistics", number, [pointer, number, numbers, number]),
         ("striata_histogram", None, [pointer, number, numbers, number]),
         ("striata_set_present", None, [pointer, number, number]),
+        ("striata_set_identity", None, [pointer, number, number]),
         ("striata_wipe", None, [pointer, number]),
         ("striata_medium_error", None, [pointer, number, number, number]),
         ("striata_drive_fault", None, [pointer, number, number, number, number]),
@@ -175,6 +178,9 @@ class Harness:
         )
         self._raise_error()
         self._library.striata_set_jumping(self._handle, jumping)
+        self._drives_made = 0
+        for port in range(config.ports):
+            self._name_drive(port)
         for port, drive in enumerate(drives):
             if drive is None:
                 self.remove(port)
@@ -303,14 +309,22 @@ class Harness:
 
     # Drives
 
+    def _name_drive(self, port: int) -> None:
+        """The drive at a port gets an identity that no other has had."""
+        self._drives_made += 1
+        identity = FIRST_IDENTITY + self._drives_made
+        self._library.striata_set_identity(self._handle, port, identity)
+
     def remove(self, port: int) -> None:
-        """Pulls a drive: its commands end with GONE."""
+        """Pulls a drive: its commands end with GONE; with ``volatile_cache`` it forgets some of
+        what it was not asked to flush."""
         self._library.striata_set_present(self._handle, port, 0)
 
     def insert(self, port: int, *, blank: bool = False) -> None:
         """Plugs the drive back in; ``blank``: a new one of the same make."""
         if blank:
             self._library.striata_wipe(self._handle, port)
+            self._name_drive(port)
         self._library.striata_set_present(self._handle, port, 1)
 
     def medium_error(self, port: int, block: int, *, cure_by_write: bool = True) -> None:

@@ -18,7 +18,7 @@
     X(seek_root_ps) X(seek_linear_ps) X(write_settle_ps) X(read_window) X(write_window)         \
     X(read_ahead_blocks) X(dies) X(read_ps) X(program_ps) X(random_read_ps)                     \
     X(random_program_ps) X(lookup_ps) X(power_safe)                     \
-    X(dirty_blocks) X(dirty_random)
+    X(dirty_blocks) X(dirty_random) X(volatile_cache)
 
 // The last line: reads of one block, one at a time (`phases.hpp`).
 // Upstream is from the device to the host. Payload is user data; wire is everything sent; busy is

@@ -145,6 +145,9 @@ class DriveParameters:
         Write buffer; 0: writes are on the medium before they complete.
     keep_data
         Store what is written; else reads return zeros.
+    volatile_cache
+        A drive that is pulled forgets at random what was neither flushed nor written with FUA: each
+        block has then its newest contents or any that it had since.
     """
 
     capacity: int = 1 << 18
@@ -155,6 +158,7 @@ class DriveParameters:
     status_ps: int = 0
     cache_blocks: int = 4096
     keep_data: bool = True
+    volatile_cache: bool = False
 
     kind = KIND_IDEAL
 

@@ -34,6 +34,7 @@ struct DrivePins {
     uint8_t* reset;
     uint8_t* present;
     uint64_t* capacity;
+    uint64_t* identity = nullptr;  // where the controller asks for it
 };
 
 struct StatusPins {

@@ -36,6 +36,9 @@ public:
     bool took_data() const;
 
     void set_present(bool present, int64_t cycle);
+    void set_identity(uint64_t identity) {
+        if (pins_.identity) *pins_.identity = identity;
+    }
     Drive& drive() { return drive_; }
 
 private:

@@ -17,6 +17,7 @@ SET_SHARE = 0xD8
 REPLACE_MEMBER = 0xDC
 ADD_SPARE = 0xE0
 REMOVE_SPARE = 0xE4
+RE_ADD = 0xE8
 GET_LOG_PAGE = 0x02
 
 ARRAY_STATES, DEFECTS, LOST_BLOCKS = 0xC0, 0xC1, 0xC2
@@ -42,6 +43,10 @@ class Job:
     lost: int
     cycles: tuple[int, int]
     """When it began and ended, in clock cycles of the card."""
+    marked: int = 0
+    """Chunks in which a member that went away now would miss something, or that one is missing."""
+    chunk_rows: int = 0
+    """Rows of a chunk; 0: the card has no write-intent bitmap."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,16 @@ async def replace_member(nvme: Nvme, array: int, position: int, port: int) -> No
     await nvme.admin(command, f"replace member {position} of array {array}")
 
 
+async def re_add(nvme: Nvme, array: int, position: int) -> None:
+    """The drive of a failed member is there again: only what it may have missed is rebuilt.
+
+    That is at most ``marked * chunk_rows`` rows of `Job`.
+    """
+    fields = _number("array", array, 8) | _number("position", position, 8) << 8
+    command = Command(RE_ADD, dwords=(fields,))
+    await nvme.admin(command, f"re-add member {position} of array {array}")
+
+
 async def add_spare(nvme: Nvme, port: int, array: int | None = None) -> None:
     """The drive at ``port`` is a hot spare, for every array or for one."""
     fields = 0 if array is None else _number("array", array, 8) | DEDICATED
@@ -138,6 +153,8 @@ async def jobs(nvme: Nvme) -> list[Job]:
                     words[5],
                     words[6],
                     (words[8] | words[9] << 32, words[10] | words[11] << 32),
+                    words[7] & 0xFFFF,
+                    (words[7] >> 31) << (words[7] >> 16 & 0x3F),
                 )
             )
     return found

@@ -1,0 +1,360 @@
+"""Write-intent bitmap: no row is forgotten that a drive may have missed, and flushes clear it."""
+
+import os
+import random
+from dataclasses import dataclass, field
+
+import cocotb
+import pytest
+from amaranth.hdl import Const, Module
+from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
+
+from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.streams import StreamSink, StreamSource, pack, start, unpack, wait_until
+from hdl.background.epochs import SETTLE_CYCLES, Epochs
+from hdl.background.intent import Intent, tally
+from hdl.background.interface import array_row, flushing, intention, stretch
+from hdl.config import BLOCK_NUMBER_BITS, Config
+from hdl.nvme.interface import Status, completion
+
+CONFIG = Config(rows=16, commands=16, arrays=4, intent_chunks=64)
+ROWS = (20, 64, 1000, (1 << 39) + 12345)
+"""Of each array: fewer than chunks, as many, more, very many."""
+
+ROUNDS = 60
+NONE = (1 << BLOCK_NUMBER_BITS) - 1
+ANSWER_CYCLES = 400
+EVENT_CYCLES = 8
+
+
+def rows_of_a_chunk(rows: int) -> int:
+    """The least power of two of which as many as there are chunks hold all rows."""
+    size = 1
+    while size * CONFIG.intent_chunks < rows:
+        size *= 2
+    return size
+
+
+@dataclass
+class Array:
+    """An array of the model: what a drive that goes away now may miss."""
+
+    rows: int
+    needed: set[int] = field(default_factory=set)
+    flying: dict[int, int] = field(default_factory=dict)
+    """Rows being written, by slot."""
+    all_needed: bool = False
+    optimal: bool = True
+    flushes: dict[int, tuple[set[int], bool]] = field(default_factory=dict)
+    """By command slot: what was on the drives as it began, and whether that was everything."""
+
+    @property
+    def chunk(self) -> int:
+        return rows_of_a_chunk(self.rows)
+
+    def chunks(self) -> set[int]:
+        """Chunks that must be marked."""
+        if self.all_needed:
+            return set(range(-(-self.rows // self.chunk)))
+        return {row // self.chunk for row in (*self.needed, *self.flying.values())}
+
+    def begin(self, slot: int, row: int) -> None:
+        self.flying[slot] = row
+        self.needed.add(row)
+        for covered, _ in self.flushes.values():
+            covered.discard(row)
+
+    def degrade(self) -> None:
+        self.optimal = False
+        self.flushes = {slot: (set(), False) for slot in self.flushes}
+
+    def flush(self, slot: int) -> None:
+        covered = self.needed - set(self.flying.values()) if self.optimal else set()
+        self.flushes[slot] = covered, self.all_needed and self.optimal
+
+    def flushed(self, slot: int, good: bool) -> None:
+        covered, every = self.flushes.pop(slot)
+        if good:
+            self.needed -= covered
+            self.all_needed &= not every
+
+
+class Bench:
+    """Rows, flushes and the states of arrays at random, and the model."""
+
+    def __init__(self, dut):
+        self.dut = dut
+        self.random = random.Random(int(os.environ["SEED"]))
+        self.arrays = [Array(rows) for rows in ROWS]
+        self.begun = StreamSource(dut, "begun", layout=intention(CONFIG), active=0.7)
+        self.retired = StreamSource(dut, "retired", active=0.7)
+        self.asks = StreamSource(dut, "ask", layout=array_row(CONFIG))
+        self.answers = StreamSink(dut, "answer", layout=stretch(), active=0.5)
+        self.slots = set(range(CONFIG.rows))
+        self.commands = set(range(CONFIG.commands))
+        pulses = ("flush", "completed", "judged", "wipe", "fill")
+        values = ("flushing", "completion", "judged_array", "judged_rows", "named")
+        for name in (*pulses, *values, "tally_read__address"):
+            getattr(dut, name).value = 0
+        dut.settled.value = 1
+        dut.optimal.value = (1 << CONFIG.arrays) - 1
+
+    async def begin(self) -> None:
+        await start(self.dut)
+        for number, array in enumerate(self.arrays):
+            self.dut.judged_array.value = number
+            self.dut.judged_rows.value = array.rows
+            await self.pulse("judged")
+        await self.rest()
+
+    async def pulse(self, name: str) -> None:
+        getattr(self.dut, name).value = 1
+        await RisingEdge(self.dut.clk)
+        getattr(self.dut, name).value = 0
+
+    async def rest(self) -> None:
+        """Until nothing moves."""
+        dut = self.dut
+        await self.begun.drained()
+        await self.retired.drained()
+        quiet = 0
+        for _ in range(5000):
+            await RisingEdge(dut.clk)
+            quiet = 0 if int(dut.busy.value) else quiet + 1
+            if quiet == 4:
+                return
+        raise AssertionError("no rest")
+
+    # What happens
+
+    async def write(self) -> None:
+        """A row begins to be written; rows of an array keep near each other."""
+        number = self.random.randrange(CONFIG.arrays)
+        array = self.arrays[number]
+        near = self.random.choice((0, array.rows // 2, array.rows - 1))
+        row = max(0, min(array.rows - 1, near + self.random.randint(-3, 3) * array.chunk))
+        if not self.slots or row in array.flying.values():
+            return
+        slot = self.random.choice(sorted(self.slots))
+        self.slots.discard(slot)
+        self.begun.send(slot=slot, array=number, row=row)
+        await self.begun.drained()
+        array.begin(slot, row)
+
+    async def retire(self) -> None:
+        flying = [(array, slot) for array in self.arrays for slot in array.flying]
+        if flying:
+            array, slot = self.random.choice(flying)
+            if self.random.random() < 0.2:
+                number = self.arrays.index(array)
+                self.begun.send(slot=slot, array=number, row=array.flying[slot])
+                await self.begun.drained()
+            self.retired.send(slot)
+            await self.retired.drained()
+            del array.flying[slot]
+            self.slots.add(slot)
+
+    async def flush(self, number: int | None = None) -> None:
+        if self.commands:
+            number = self.random.randrange(CONFIG.arrays) if number is None else number
+            slot = self.random.choice(sorted(self.commands))
+            self.commands.discard(slot)
+            self.dut.flushing.value = pack(flushing(CONFIG), slot=slot, array=number)
+            self.arrays[number].flush(slot)
+            await self.pulse("flush")
+
+    async def end_flush(self, good: bool | None = None) -> None:
+        ended = [(array, slot) for array in self.arrays for slot in array.flushes]
+        if ended:
+            array, slot = self.random.choice(ended)
+            if good is None:
+                good = self.random.random() < 0.8
+            status = Status.SUCCESS if good else Status.WRITE_FAULT
+            self.dut.completion.value = pack(completion(CONFIG), slot=slot, status=status)
+            await self.pulse("completed")
+            array.flushed(slot, good)
+            self.commands.add(slot)
+
+    async def change_state(self) -> None:
+        """An array loses a drive, which is told late, or is whole again."""
+        dut = self.dut
+        number = self.random.randrange(CONFIG.arrays)
+        array = self.arrays[number]
+        if array.optimal:
+            array.degrade()
+            await ClockCycles(dut.clk, self.random.randrange(SETTLE_CYCLES // 2))
+        dut.settled.value = 0
+        await ClockCycles(dut.clk, self.random.randint(1, 200))
+        array.optimal = bool(int(dut.optimal.value) >> number & 1 == 0)
+        dut.optimal.value = int(dut.optimal.value) ^ 1 << number
+        await RisingEdge(dut.clk)
+        dut.settled.value = 1
+
+    async def renew(self) -> None:
+        """An array is new, or one of its members."""
+        await self.rest()
+        number = self.random.randrange(CONFIG.arrays)
+        array = self.arrays[number]
+        self.dut.named.value = number
+        if self.random.random() < 0.5 and not array.flying:
+            await self.pulse("wipe")
+            array.needed, array.all_needed = set(), False
+            array.flushes = {slot: (set(), False) for slot in array.flushes}
+        else:
+            await self.pulse("fill")
+            array.all_needed = True
+            array.flushes = {slot: (rows, False) for slot, (rows, _) in array.flushes.items()}
+        await wait_until(
+            self.dut, lambda: not int(self.dut.sweeping.value), cycles=600, what="a sweep"
+        )
+
+    # What is marked
+
+    async def marked(self, number: int) -> set[int]:
+        """The chunks that a rebuild would walk, and the count of them is told."""
+        array = self.arrays[number]
+        found, row = set(), 0
+        while row < array.rows:
+            self.asks.send(array=number, row=row)
+            answer = await self.answers.receive(cycles=ANSWER_CYCLES)
+            if answer.first == NONE:
+                break
+            end = answer.end or array.rows
+            assert row <= answer.first < end, answer
+            assert answer.first == row or answer.first % array.chunk == 0
+            assert end % array.chunk == 0 or answer.end == 0
+            found |= set(range(answer.first // array.chunk, -(-end // array.chunk)))
+            # From inside a stretch it is the same one.
+            if self.random.random() < 0.3:
+                row = self.random.randrange(answer.first, min(end, array.rows))
+                self.asks.send(array=number, row=row)
+                again = await self.answers.receive(cycles=ANSWER_CYCLES)
+                assert (again.first, again.end) == (row, answer.end)
+            row = end
+        dut = self.dut
+        dut.tally_read__address.value = number
+        await ClockCycles(dut.clk, 2)
+        await FallingEdge(dut.clk)
+        told = unpack(tally(CONFIG), int(dut.tally_read__data.value))
+        assert (told.marked, 1 << told.shift) == (len(found), array.chunk), f"array {number}"
+        await RisingEdge(dut.clk)
+        return found
+
+    async def check(self, *, exact: bool = False) -> None:
+        await self.rest()
+        for number, array in enumerate(self.arrays):
+            found, needed = await self.marked(number), array.chunks()
+            assert needed <= found, f"array {number} forgets chunks {sorted(needed - found)}"
+            if exact:
+                assert found == needed, f"array {number} keeps chunks {sorted(found - needed)}"
+
+
+@cocotb.test(timeout_time=20, timeout_unit="ms")
+async def forgets_nothing(dut):
+    """Rows, flushes that succeed and fail, arrays that lose drives, all at once."""
+    bench = Bench(dut)
+    await bench.begin()
+    actions = [bench.write] * 6 + [bench.retire] * 5 + [bench.flush] * 2 + [bench.end_flush] * 3
+    actions += [bench.change_state]
+    for round_number in range(ROUNDS):
+        for _ in range(bench.random.randint(5, 40)):
+            await bench.random.choice(actions)()
+            if bench.random.random() < 0.3:
+                await ClockCycles(dut.clk, bench.random.randrange(3 * SETTLE_CYCLES))
+        if round_number % 4 == 3:
+            await bench.renew()
+        await bench.check()
+
+
+@cocotb.test(timeout_time=20, timeout_unit="ms")
+async def drops_what_is_flushed(dut):
+    """With one flush at a time, and drives that stay, exactly what must be marked is."""
+    bench = Bench(dut)
+    await bench.begin()
+    for round_number in range(ROUNDS):
+        for _ in range(bench.random.randint(1, 30)):
+            await bench.random.choice([bench.write, bench.write, bench.retire])()
+        if round_number % 5 == 4:
+            await bench.renew()
+        await bench.rest()
+        await bench.flush()
+        for _ in range(bench.random.randint(0, 20)):
+            await bench.random.choice([bench.write, bench.retire])()
+        await bench.end_flush()
+        while bench.slots != set(range(CONFIG.rows)):
+            await bench.retire()
+        await ClockCycles(dut.clk, 2 * SETTLE_CYCLES)
+        await bench.check(exact=True)
+    for number in range(CONFIG.arrays):
+        await bench.flush(number)
+        await bench.end_flush(True)
+        await ClockCycles(dut.clk, 2 * SETTLE_CYCLES)
+        await bench.rest()
+        assert not await bench.marked(number)
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def keeps_its_rate(dut):
+    """Rows come and go faster than the stripe engine can write them."""
+    bench = Bench(dut)
+    await bench.begin()
+    bench.begun.active = bench.retired.active = 1.0
+    events = 200
+    for number in range(events // 2):
+        bench.begun.send(slot=number % CONFIG.rows, array=2, row=number)
+    await bench.begun.drained()
+    cycles = 0
+    for number in range(events // 2):
+        bench.retired.send(number % CONFIG.rows)
+    while not bench.retired.idle:
+        await RisingEdge(dut.clk)
+        cycles += 1
+    dut._log.info("%.1f cycles an event", cycles / (events / 2))
+    assert cycles <= EVENT_CYCLES * events / 2
+
+
+def test_intent():
+    simulate(Intent(config=CONFIG), name="intent", module=__name__)
+
+
+def test_sizes_are_checked():
+    with pytest.raises(ValueError, match="intent_chunks must be 0 or a power of two"):
+        Config(intent_chunks=16)
+    with pytest.raises(ValueError, match="intent_chunks needs background"):
+        Config(background=False, intent_chunks=32)
+
+
+class ForgetsTheSecondMark(Intent):
+    """Planted bug: a row that was being written as a flush began is not marked as it retires."""
+
+    def _marks_again(self, held):
+        return Const(0)
+
+
+class ClearsWhileDegraded(Epochs):
+    """Planted bug: a flush is as good without some of the drives."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        m.d.comb += self.drops.eq(1)
+        return m
+
+
+class ForgetsRowsUnderWay(Epochs):
+    """Planted bug: an epoch does not wait for rows that began before it."""
+
+    def _drained(self, written):
+        return Const(1)
+
+
+@pytest.mark.parametrize("bug", [ForgetsTheSecondMark, ClearsWhileDegraded, ForgetsRowsUnderWay])
+def test_planted_bugs_are_found(bug, monkeypatch):
+    if issubclass(bug, Epochs):
+        monkeypatch.setattr("hdl.background.intent.Epochs", bug)
+    with pytest.raises(SimulationError, match="forgets_nothing"):
+        simulate(
+            (Intent if issubclass(bug, Epochs) else bug)(config=CONFIG),
+            name=f"intent_{bug.__name__}",
+            module=__name__,
+            testcase="forgets_nothing",
+        )

@@ -1,0 +1,187 @@
+"""Members that come back on the whole 8-port controller: rebuilt where they missed something."""
+
+import os
+
+import pytest
+from amaranth.hdl import Module
+
+from cocotb_tests.native_card import PORTS, Card, Volume
+from cocotb_tests.test_native_background import finished
+from hdl.array.interface import ArrayState, Level
+from hdl.background.interface import WalkKind
+from hdl.background.jobs import Jobs, JobState
+from hdl.config import DATA_OFFSET_BLOCKS
+from hdl.controller import Controller
+from sim.campaign.sizes import SIZES
+from sim.golden.nvme import DRIVE_UNAVAILABLE, IN_USE, INVALID_FIELD, OTHER_DRIVE
+from sim.native.harness import Harness
+from sim.native.parameters import MICROSECOND, Ideal
+from sw.driver import background, raid
+from sw.driver.commands import NvmeError
+
+SEED = int(os.environ.get("SEED") or "1")
+ROWS = 512
+CHUNKS = SIZES.intent_chunks
+FORGETFUL = Ideal(
+    capacity=DATA_OFFSET_BLOCKS + ROWS, latency_ps=5 * MICROSECOND, volatile_cache=True
+)
+SETTLE_NS = 100_000
+"""Longer than the card thinks about the end of a flush."""
+
+
+async def write_some(card: Card, volume: Volume, commands: int, *, part: float = 0.1) -> None:
+    """Random writes within two small parts of a volume."""
+    blocks = len(volume.model)
+    address = card.buffer(8)
+    for _ in range(commands):
+        first = card.random.choice((0, blocks // 2)) + card.random.randrange(int(part * blocks))
+        count = card.random.randint(1, min(8, blocks - first))
+        fua = card.random.random() < 0.1
+        queue = card.random.randrange(len(card.nvme.queues))
+        assert await card.write(volume, first, count, address, queue, fua=fua) == 0
+
+
+async def refused(card: Card, position: int, array: int = 0) -> int:
+    """The status with which a member is not taken back."""
+    with pytest.raises(NvmeError) as error:
+        await background.re_add(card.nvme, array, position)
+    return error.value.status & 0x7FF
+
+
+async def flush_and_rest(card: Card, volume: Volume) -> background.Job:
+    assert await card.flush(volume) == 0
+    await card.card.transport.sleep(SETTLE_NS)
+    return await background.job(card.nvme, 0)
+
+
+async def come_back(card: Card, volume: Volume, position: int) -> int:
+    """The drive of a member is plugged again and caught up; blocks written to it for that."""
+    port = volume.ports[position]
+    card.harness.insert(port)
+    before = card.harness.drive_statistics(port)["written_blocks"]
+    marked = (await background.job(card.nvme, 0)).marked
+    await background.re_add(card.nvme, 0, position)
+    job = await finished(card)
+    assert (job.state, job.kind, job.row) == (JobState.DONE, WalkKind.REBUILD, volume.rows), job
+    assert job.array_state == ArrayState.OPTIMAL and not job.lost
+    card.gone.discard(port)
+    written = card.harness.drive_statistics(port)["written_blocks"] - before
+    assert written <= marked * job.chunk_rows * volume.layout.copies
+    return written
+
+
+LEVELS = [
+    pytest.param(Level.RAID5, 5, {}, id="RAID5"),
+    pytest.param(Level.RAID6, 6, {}, id="RAID6"),
+    pytest.param(Level.RAID10, 4, {}, id="RAID10"),
+    pytest.param(Level.RAID10, 5, {}, id="RAID1E"),
+    pytest.param(Level.RAID5, 6, {"spans": 2}, id="RAID50"),
+]
+
+
+def catches_up(level: Level, members: int, options: dict) -> None:
+    with Card([FORGETFUL] * PORTS, seed=SEED, config=SIZES) as card:
+        volume = card.run(card.create(level, range(members), **options))
+
+        async def scenario() -> None:
+            chunk = (await background.job(card.nvme, 0)).chunk_rows
+            assert chunk * CHUNKS >= volume.rows > chunk * CHUNKS // 2
+            for _ in range(3):
+                # What is flushed need not be rebuilt, what is not may be forgotten.
+                await card.load(volume, 30)
+                assert (await flush_and_rest(card, volume)).marked == 0
+                await write_some(card, volume, 20)
+                gone = card.random.randrange(members)
+                card.pull(volume.ports[gone])
+                await write_some(card, volume, 20)
+                assert await card.flush(volume) == 0
+                job = await background.job(card.nvme, 0)
+                assert 0 < job.marked < CHUNKS // 2, job
+                written = await come_back(card, volume, gone)
+                assert 0 < written < volume.rows // 2
+                # Nothing is dropped before all of them have it.
+                assert (await background.job(card.nvme, 0)).marked >= job.marked
+                await card.read_all(volume)
+
+        card.run(scenario())
+        card.finish(volume)
+
+        async def after() -> None:
+            card.pull(volume.ports[card.random.randrange(members)])
+            await card.read_all(volume)
+
+        card.run(after())
+        card.finish(volume)
+
+
+@pytest.mark.parametrize(("level", "members", "options"), LEVELS)
+def test_a_member_catches_up(level, members, options):
+    """It forgets what was not flushed, misses more, and comes back; then another one goes."""
+    catches_up(level, members, options)
+
+
+def test_only_the_same_drive_comes_back():
+    """A drive that is another one, is away or was never failed; one given up; one replaced."""
+    with Card([FORGETFUL] * PORTS, seed=SEED, config=SIZES) as card:
+        volume = card.run(card.create(Level.RAID6, range(5)))
+
+        async def scenario() -> None:
+            harness, nvme = card.harness, card.nvme
+            await card.load(volume, 20)
+            assert await refused(card, 1) == IN_USE
+            assert await refused(card, 5) == INVALID_FIELD
+            card.pull(1)
+            await card.load(volume, 10)
+            assert await refused(card, 1) == DRIVE_UNAVAILABLE
+            harness.insert(1, blank=True)
+            assert await refused(card, 1) == OTHER_DRIVE
+            # The new one replaces it: everything is rebuilt.
+            before = harness.drive_statistics(1)["written_blocks"]
+            await background.replace_member(nvme, 0, 1, 1)
+            assert (await finished(card)).state == JobState.DONE
+            card.gone.discard(1)
+            assert harness.drive_statistics(1)["written_blocks"] - before >= volume.rows
+            job = await background.job(nvme, 0)
+            assert job.marked == -(-volume.rows // job.chunk_rows)
+            assert (await flush_and_rest(card, volume)).marked == 0
+            # And is known from then on.
+            card.pull(1)
+            await write_some(card, volume, 10)
+            assert await come_back(card, volume, 1) < volume.rows // 2
+            # A drive that was given up, but is there and well.
+            await flush_and_rest(card, volume)
+            harness.drive_fault(3, lasting=True, deaf=True)
+            await card.load(volume, 20)
+            (array,) = await raid.arrays(nvme)
+            while not array.members[3].failed:
+                await card.load(volume, 5, writes=1.0)
+                (array,) = await raid.arrays(nvme)
+            harness.drive_fault(3, 0)
+            await write_some(card, volume, 10)
+            await come_back(card, volume, 3)
+            await card.read_all(volume)
+
+        card.run(scenario())
+        card.finish(volume)
+
+
+class SkipsAChunk(Jobs):
+    """Planted bug: chunks that are to be walked are left out, but for the last ones."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        with m.If(self.slice.payload.end != 0):
+            m.d.comb += self.slice.payload.first.eq(self.slice.payload.end)
+        return m
+
+
+@pytest.mark.slow
+def test_a_chunk_left_out_is_found(monkeypatch):
+    monkeypatch.setattr("hdl.background.background.Jobs", SkipsAChunk)
+
+    def planted(config, **options):
+        return Harness(config, component=lambda: Controller(config=config), **options)
+
+    monkeypatch.setattr("sw.driver.card.Harness", planted)
+    with pytest.raises(AssertionError):
+        catches_up(Level.RAID5, 5, {})

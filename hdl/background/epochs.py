@@ -1,0 +1,120 @@
+"""Epochs of the write-intent bitmap: which marks a flush makes needless."""
+
+from amaranth.hdl import Array, Module, Signal, Value
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from hdl.background.interface import flushing
+from hdl.config import Config
+from hdl.nvme.interface import Status, completion
+
+SETTLE_CYCLES = 63
+"""Longest from the end of a flush to the judgement of a drive that it found gone being under way.
+"""
+
+
+class Epochs(wiring.Component):
+    """Says from which FLUSH to which moment the marks of an array are kept apart.
+
+    An epoch begins with a FLUSH of an array that is OPTIMAL, before a drive is asked, unless there
+    is one. It is ``over`` when the FLUSH has ended and every row that was being written as it began
+    has retired. Then ``drops`` says whether the FLUSH succeeded and the array was OPTIMAL all the
+    time: what was marked before is on all drives for good.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+
+    Ports
+    -----
+    flush, flushing
+        A pulse with what is flushed.
+    completed, completion
+        A pulse with the completion of a host command.
+    optimal, settled
+        Bit an array; whether that is up to date.
+    takes, retires, retired_epoch
+        Pulses: a row begins to be written, in epoch ``number``; one that began in
+        ``retired_epoch`` retires.
+    number
+        0 and 1 in turn.
+    planes
+        Bit an array: which of its planes has the marks that are made now.
+    array
+        Of which array the epoch is, or was.
+    over, drops
+        Held until ``closed``.
+    closed
+        A pulse: the epoch is no more.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        super().__init__(
+            {
+                "flush": In(1),
+                "flushing": In(flushing(config)),
+                "completed": In(1),
+                "completion": In(completion(config)),
+                "optimal": In(config.arrays),
+                "settled": In(1),
+                "takes": In(1),
+                "retires": In(1),
+                "retired_epoch": In(1),
+                "number": Out(1),
+                "planes": Out(config.arrays),
+                "array": Out(config.array_bits),
+                "over": Out(1),
+                "drops": Out(1),
+                "closed": In(1),
+                "busy": Out(1),
+            }
+        )
+
+    def _drained(self, written: Array) -> Value:
+        """No row is being written that began before the epoch."""
+        return written[~self.number] == 0
+
+    def elaborate(self, platform) -> Module:
+        config = self._config
+        m = Module()
+        active, flushed, spoiled = Signal(), Signal(), Signal()
+        slot = Signal(config.slot_bits)
+        pause = Signal(range(SETTLE_CYCLES + 1))
+        # Rows being written, by the epoch that they began in.
+        written = Array(Signal(range(config.rows + 1), name=f"written_{n}") for n in range(2))
+        target = self.flushing.array
+        new_plane = self.planes.bit_select(target, 1)
+
+        with m.If(self.takes):
+            m.d.sync += written[self.number].eq(written[self.number] + 1)
+        with m.Elif(self.retires):
+            m.d.sync += written[self.retired_epoch].eq(written[self.retired_epoch] - 1)
+
+        m.d.sync += spoiled.eq(spoiled | ~self.optimal.bit_select(self.array, 1))
+        with m.If(active & self.completed & (self.completion.slot == slot)):
+            m.d.sync += flushed.eq(1)
+            with m.If(self.completion.status != Status.SUCCESS):
+                m.d.sync += spoiled.eq(1)
+        with m.If(flushed & (pause != SETTLE_CYCLES)):
+            m.d.sync += pause.eq(pause + 1)
+        with m.If(self.closed):
+            m.d.sync += [active.eq(0), flushed.eq(0), pause.eq(0)]
+        with m.If(self.flush & ~active & self.settled & self.optimal.bit_select(target, 1)):
+            m.d.sync += [
+                active.eq(1),
+                spoiled.eq(0),
+                slot.eq(self.flushing.slot),
+                self.array.eq(target),
+                new_plane.eq(~new_plane),
+                self.number.eq(~self.number),
+            ]
+        m.d.comb += [
+            self.over.eq(
+                flushed & (pause == SETTLE_CYCLES) & self.settled & self._drained(written)
+            ),
+            self.drops.eq(~spoiled & self.optimal.bit_select(self.array, 1)),
+            self.busy.eq(flushed & (pause != SETTLE_CYCLES)),
+        ]
+        return m
