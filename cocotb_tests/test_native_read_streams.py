@@ -10,9 +10,11 @@ import pytest
 from cocotb_tests.native_card import PORTS, Card, Volume
 from cocotb_tests.volume_model import DataError
 from hdl.array.interface import Level
+from hdl.background.jobs import JobState
 from hdl.config import DATA_OFFSET_BLOCKS
 from sim.golden.nvme import UNRECOVERED_READ
 from sim.native.parameters import MICROSECOND, Ideal, link_rate
+from sw.driver import background
 from sw.driver.commands import BLOCK_BYTES
 
 SEED = int(os.environ.get("SEED") or "1")
@@ -137,6 +139,32 @@ def test_streams_beside_writes(level, drives, pulled, options):
             return volume
 
         card.finish(card.run(main()))
+
+
+def test_streams_during_a_rebuild():
+    """Streams run over rows that are rebuilt and rows that are not: nothing stale is read."""
+    with Card([DRIVE] * PORTS, seed=SEED) as card:
+        volume = card.run(card.create(Level.RAID5, range(PORTS - 1)))
+
+        async def main() -> None:
+            card.pull(2)
+            await stream(card, volume, depth=DEEP, blocks=8)
+            for row in range(ROWS):
+                card.store(PORTS - 1, row, card.random.randbytes(BLOCK_BYTES))
+            await background.replace_member(card.nvme, 0, 2, PORTS - 1)
+            volume.ports[2] = PORTS - 1
+            running = 0
+            while (await background.job(card.nvme, 0)).state == JobState.RUNNING:
+                running += 1
+                card.card.transport.spawn(card.load(volume, 6, workers=1, longest=8))
+                statuses = await stream(card, volume, depth=DEEP, blocks=8)
+                assert not any(statuses.values())
+            assert running, "the rebuild was over before the first stream"
+            while any(queue.outstanding for queue in card.nvme.queues):
+                await card.card.transport.sleep(20_000)
+
+        card.run(main())
+        card.finish(volume)
 
 
 @pytest.mark.parametrize(("level", "spoiled"), [(Level.RAID5, 1), (Level.RAID6, 2)])
