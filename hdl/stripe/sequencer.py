@@ -658,10 +658,11 @@ class Sequencer(wiring.Component):
             with m.State("FETCH-RECOVERED"):
                 m.next = "DELIVER"
             with m.State("DELIVER"):
-                delivered = delivers.bit_select(index, 1)
-                m.d.comb += self.recovered.valid.eq(delivered)
+                delivered = Const(1)
                 if config.gather_reads:
+                    delivered = delivers.bit_select(index, 1)
                     m.d.comb += self.recover_failed.valid.eq(~delivered)
+                m.d.comb += self.recovered.valid.eq(delivered)
                 taken = Mux(delivered, self.recovered.ready, self.recover_failed.ready)
                 with m.If(taken):
                     give_back(program.aux & ~delivers, then=Next.RETIRE)
