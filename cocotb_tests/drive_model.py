@@ -23,6 +23,9 @@ from hdl.drive.interface import (
     write_data,
 )
 
+FIRST_IDENTITY = 0x0255_5300_0000_0001
+"""Of the drive at port 0: an EUI-64, locally administered."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
@@ -160,6 +163,8 @@ class DriveModel:
             ready.value = 0
         self._present.value = 1
         self._capacity.value = capacity
+        if config.intent_chunks:
+            port("identity").value = FIRST_IDENTITY + index
 
         self._commands: dict[int, Command] = {}
         self._granted: deque[Command] = deque()

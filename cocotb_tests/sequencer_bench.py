@@ -24,7 +24,7 @@ from hdl.stripe.interface import RowKind, committed, row_state, strip_state
 
 CONFIG = Config(
     data_width=64, ports=8, lines=64, banks=4, commands=64, rows=8, operations=64, arrays=2,
-    parities=3,
+    parities=3, intent_chunks=32,
 )  # fmt: skip
 
 PATIENCE = 20_000
@@ -174,6 +174,7 @@ class Bench:
 
     def _retired(self, slot: int) -> None:
         row = self.slots.pop(slot)
+        self.drives.begun.pop(slot, None)
         assert not any(row is other for other, _ in self.by_command.values())
         self.retired += 1
 

@@ -13,7 +13,8 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.streams import StreamSink, StreamSource, pack, unpack
 from hdl.array.interface import Rotation, geometry, member_address
-from hdl.config import DATA_OFFSET_BLOCKS, PIECES, Config
+from hdl.background.interface import intention
+from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BLOCKS, PIECES, Config
 from hdl.drive.interface import DriveStatus, Opcode, Owner, finished, operation, piece
 from hdl.parity.interface import StepKind, pass_done, step
 
@@ -277,7 +278,8 @@ class DrivesModel:
     ``may_fail`` allows. ``unreached``: chance that an operation that was not sent alone ends with
     UNREACHED; the next one for that block must be alone. Ports in ``gone`` answer GONE. To read a
     block in ``distrusted`` is an error. The first write to each block in ``stubborn`` gives
-    MEDIUM_ERROR.
+    MEDIUM_ERROR. With ``intent_chunks`` no row slot may write that is not in ``begun``, which maps
+    those announced to their rows, unless ``needs_no_mark`` is true of it and the port.
     """
 
     def __init__(
@@ -295,6 +297,8 @@ class DrivesModel:
         self.write_errors = 0.0
         self.stubborn: set[tuple[int, int]] = set()
         self.may_fail = lambda port: False
+        self.begun: dict[int, int] = {}
+        self.needs_no_mark = lambda slot, port: False
         self.counts: Counter = Counter()
         self.outstanding = 0
         self.latency = latency
@@ -306,6 +310,16 @@ class DrivesModel:
         self.pieces = 0
         if config.early_rows:
             self._piece = StreamSource(dut, "piece", layout=piece(config), active=1.0, seed=seed)
+        self._marks = hasattr(dut, "begun__valid")
+        if self._marks:
+            StreamSink(
+                dut,
+                "begun",
+                layout=intention(config),
+                active=active,
+                seed=seed,
+                callback=lambda one: self.begun.update({one.slot: one.row}),
+            )
         StreamSink(
             dut,
             "operation",
@@ -320,6 +334,11 @@ class DrivesModel:
         self.outstanding += 1
         self.counts[one.opcode] += 1
         key = one.port, one.block
+        writes = one.opcode != Opcode.READ
+        if self._marks and writes and not self.needs_no_mark(one.index, one.port):
+            row = self.begun.get(one.index, 1 << BLOCK_NUMBER_BITS)
+            # Copies may be a strip further down.
+            assert row <= one.block - DATA_OFFSET_BLOCKS, f"slot {one.index} writes unannounced"
         for _ in range(self._random.randrange(1, self.latency)):
             await RisingEdge(self._clock)
         status = DriveStatus.GOOD

@@ -20,7 +20,7 @@ from sw.driver import background, raid
 from sw.driver.commands import NvmeError
 
 SEED = int(os.environ.get("SEED") or "1")
-ROWS = 512
+ROWS = 256
 CHUNKS = SIZES.intent_chunks
 FORGETFUL = Ideal(
     capacity=DATA_OFFSET_BLOCKS + ROWS, latency_ps=5 * MICROSECOND, volatile_cache=True
@@ -71,11 +71,11 @@ async def come_back(card: Card, volume: Volume, position: int) -> int:
 
 
 LEVELS = [
-    pytest.param(Level.RAID5, 5, {}, id="RAID5"),
+    pytest.param(Level.RAID5, 5, {}, id="RAID5", marks=pytest.mark.slow),
     pytest.param(Level.RAID6, 6, {}, id="RAID6"),
-    pytest.param(Level.RAID10, 4, {}, id="RAID10"),
+    pytest.param(Level.RAID10, 4, {}, id="RAID10", marks=pytest.mark.slow),
     pytest.param(Level.RAID10, 5, {}, id="RAID1E"),
-    pytest.param(Level.RAID5, 6, {"spans": 2}, id="RAID50"),
+    pytest.param(Level.RAID5, 6, {"spans": 2}, id="RAID50", marks=pytest.mark.slow),
 ]
 
 

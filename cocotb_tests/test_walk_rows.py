@@ -322,7 +322,18 @@ class SaysGood(Sequencer):
         return m
 
 
+class MendsInSilence(Sequencer):
+    """A planted bug: a row that is walked is not marked before it is written."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        with m.If(self.row_read.data.walk.any):
+            m.d.comb += [self.begun.valid.eq(0), m.submodules.admission.begun.ready.eq(1)]
+        return m
+
+
 MUTANTS = {
+    MendsInSilence: "mends_what_cannot_be_read",
     TrustsStaleDrives: "rebuilds_under_load",
     WritesOtherLine: "mends_what_cannot_be_read",
     AcceptsQ: "finds_blocks_that_are_wrong",

@@ -23,10 +23,15 @@ class WalkBench(Bench):
         self.results: dict[int, tuple[WalkResult, frozenset[int]]] = {}
         self.walking: dict[int, Row] = {}
         dut.stale.value = 0
+        self.drives.needs_no_mark = self._catches_up
         TableServer(dut, "boundary_read", lambda array: self.boundary if array == 1 else 0)
         StreamSink(
             dut, "walked", layout=walked(config), active=active, seed=seed, callback=self._walked
         )
+
+    def _catches_up(self, slot: int, port: int) -> bool:
+        """What a walk writes to a stale drive is marked already, or there already."""
+        return port in self.stale and bool(self.slots[slot].walk)
 
     def _walked(self, event) -> None:
         row = self.walking.pop(event.tag)

@@ -34,7 +34,8 @@ class Admission(wiring.Component):
     is being rebuilt; ``boundary_read``: the first row of an array that is not yet. From there on
     it is not read, and what is written to a row is written to it as well (with ``background``).
     ``begun`` (with ``intent_chunks``): a row that may be written, before its drives are judged; of
-    walks that only write what they cannot read, once that has happened; no REBUILD.
+    walks that only write what they cannot read, once that has happened. What these write to stale
+    drives, as REBUILD does, is marked already or is there already.
 
     About 12 + width cycles a row, one more for each line (mirrors: one for each copy instead of
     width). Back-pressure: waits for lines and for ``ready``.

@@ -76,7 +76,7 @@ class Run:
                 Ideal(capacity=capacity, latency_ps=choose.choice((1, 5, 20)) * MICROSECOND),
                 Ssd(capacity=capacity, rate=link_rate(12), dies=4),
             )
-        )
+        ).changed(volatile_cache=True)
         self._card = Card([kind] * PORTS, seed=seed, config=SIZES, quiet=True)
         rows = layout.rows([capacity] * layout.drives)
         self._budget = Budget(layout, rows)
@@ -167,7 +167,9 @@ class Run:
         assert gone <= self._budget.drives, f"failed without a fault: {gone - self._budget.drives}"
         self._budget.drives = gone
         if self._redundant and gone and choose.random() < 0.5:
-            await self._replace(volume, choose.choice(sorted(gone)))
+            position = choose.choice(sorted(gone))
+            back = choose.random() < 0.5
+            await (self._take_back if back else self._replace)(volume, position)
 
     async def _replace(self, volume: Volume, position: int) -> None:
         """A drive of no array takes the place of a failed one, and is rebuilt under load."""
@@ -175,15 +177,44 @@ class Run:
         free = [port for port in range(PORTS) if port not in self._ports and port not in card.gone]
         if not free:
             return
-        (array,) = await raid.arrays(card.nvme)
-        if array.state == ArrayState.FAILED:
-            # Of mirrors that are a single stripe: the card counts strips that have no room in it.
-            assert self._layout.copies > 1, array
+        if await self._past_help():
             return
         old, port = self._ports[position], free[0]
         for row in range(volume.rows):
             card.store(port, row, self._random.randbytes(BLOCK_BYTES))
         await background.replace_member(card.nvme, 0, position, port)
+        await self._rebuilt(volume)
+        self._ports[position] = volume.ports[position] = port
+        self._failed.discard(old)
+        self._budget.drives.discard(position)
+        self._budget.bad = {bad for bad in self._budget.bad if bad[0] != position}
+        self.outcome.seen["drives rebuilt"] += 1
+
+    async def _take_back(self, volume: Volume, position: int) -> None:
+        """A failed drive is there again, and rebuilt under load where it missed something."""
+        card, port = self._card, self._ports[position]
+        if await self._past_help():
+            return
+        card.harness.insert(port)
+        await background.re_add(card.nvme, 0, position)
+        await self._rebuilt(volume)
+        card.gone.discard(port)
+        self._failed.discard(port)
+        self._budget.drives.discard(position)
+        self.outcome.seen["drives taken back"] += 1
+
+    async def _past_help(self) -> bool:
+        """Whether the card says that the array has failed."""
+        (array,) = await raid.arrays(self._card.nvme)
+        if array.state != ArrayState.FAILED:
+            return False
+        # Of mirrors that are a single stripe: the card counts strips that have no room in it.
+        assert self._layout.copies > 1, array
+        return True
+
+    async def _rebuilt(self, volume: Volume) -> None:
+        """The rebuild ends well under load."""
+        card = self._card
         blocks = len(volume.model) * self._sector_bytes // BLOCK_BYTES
         statuses = await card.load(volume, COMMANDS[0], longest=min(16, blocks))
         self.outcome.commands += len(statuses)
@@ -192,11 +223,6 @@ class Run:
             await card.card.transport.sleep(FAULT_TIME_NS)
             job = await background.job(card.nvme, 0)
         assert (job.state, job.lost) == (JobState.DONE, 0), job
-        self._ports[position] = volume.ports[position] = port
-        self._failed.discard(old)
-        self._budget.drives.discard(position)
-        self._budget.bad = {bad for bad in self._budget.bad if bad[0] != position}
-        self.outcome.seen["drives rebuilt"] += 1
 
     # Faults
 
