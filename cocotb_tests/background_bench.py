@@ -59,6 +59,7 @@ class Assembly(wiring.Component):
                 "array_states": Out(2 * config.arrays),
                 "news": Out(1),
                 "host_active": In(1),
+                "lingers": In(1),
                 "report_read": In(report_read()),
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS),
@@ -85,6 +86,7 @@ class Assembly(wiring.Component):
         for user, port in zip(background.geometry_read, tables.geometry_read, strict=True):
             connect(m, user, port)
         connect(m, background.member_read, tables.member_read[0])
+        connect(m, background.copy_read, tables.copy_read[0])
         present = Cat(self.present, Const(0, MAX_DRIVES - config.ports))
         for outer, inner in zip(self.capacity, tables.capacity, strict=True):
             m.d.comb += inner.eq(outer)
@@ -97,6 +99,7 @@ class Assembly(wiring.Component):
             background.stale.eq(tables.stale),
             background.changed.eq(tables.changed),
             background.host_active.eq(self.host_active),
+            background.lingers.eq(self.lingers),
             background.now.eq(self.now),
             self.failed.eq(tables.failed),
             self.stale.eq(tables.stale),
@@ -132,7 +135,7 @@ class Bench:
         self.cycles_out = 0
         self.news = 0
         self.present = 0
-        for name in ("present", "host_active", "now", "boundary_read__address"):
+        for name in ("present", "host_active", "lingers", "now", "boundary_read__address"):
             getattr(dut, name).value = 0
         dut.report_read__address.value = 0
         for port in range(CONFIG.ports):

@@ -189,4 +189,5 @@ MANAGE_OPCODES = {
     nvme.REPLACE_MEMBER: ManageOpcode.REPLACE,
     nvme.ADD_SPARE: ManageOpcode.ADD_SPARE,
     nvme.REMOVE_SPARE: ManageOpcode.REMOVE_SPARE,
+    nvme.COPY_BACK: ManageOpcode.COPY,
 }

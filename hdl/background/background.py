@@ -6,6 +6,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.array.interface import (
     TableRead,
+    copy_read,
     geometry_read,
     manage_request,
     manage_response,
@@ -46,7 +47,9 @@ class Background(wiring.Component):
         As in `hdl.background.jobs.Jobs`.
     host_active
         There is a host command.
-    geometry_read, member_read
+    turn, lingers
+        Of `hdl.stripe.epochs.Epochs`.
+    geometry_read, member_read, copy_read
         Tables.
     report_read
         The log pages (`hdl.background.report`). Entries of ARRAYS: word 0: bit 31 the array exists,
@@ -78,8 +81,11 @@ class Background(wiring.Component):
                 "walked": In(stream.Signature(walked(config))),
                 "boundary_read": In(boundary_read).array(2),
                 "host_active": In(1),
+                "turn": Out(1),
+                "lingers": In(1),
                 "geometry_read": Out(geometry_read(config)).array(2),
                 "member_read": Out(member_read(config)),
+                "copy_read": Out(copy_read(config)),
                 "report_read": In(report_read()),
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS, init=(1 << TIME_BITS) - 1),
@@ -103,11 +109,13 @@ class Background(wiring.Component):
         connect(m, supervisor.table_request, flipped(self.table_request))
         connect(m, flipped(self.table_response), supervisor.table_response)
         connect(m, supervisor.order, jobs.order)
-        rebuilding = Signal(config.arrays)
+        rebuilding, halted = Signal(config.arrays), Signal(config.arrays)
         with m.If(states.judged):
-            m.d.sync += rebuilding.bit_select(states.judgement.array, 1).eq(
-                states.judgement.rebuilding
-            )
+            judged = states.judgement
+            m.d.sync += [
+                rebuilding.bit_select(judged.array, 1).eq(judged.rebuilding),
+                halted.bit_select(judged.array, 1).eq(judged.halted),
+            ]
         rescan = Signal()
         m.d.sync += rescan.eq(supervisor.rescan | jobs.ended)
         m.d.comb += [
@@ -123,6 +131,10 @@ class Background(wiring.Component):
             supervisor.running.eq(jobs.running),
             supervisor.rebuilds.eq(jobs.rebuilds),
             supervisor.zeroes.eq(jobs.zeroes),
+            supervisor.copies.eq(jobs.copies),
+            supervisor.complete.eq(jobs.complete),
+            supervisor.lingers.eq(self.lingers),
+            self.turn.eq(supervisor.turn),
             supervisor.rebuilt.eq(jobs.rebuilt),
             supervisor.rebuilt_array.eq(jobs.rebuilt_array),
             supervisor.usable.eq(self.present & ~self.failed & ~self.used),
@@ -131,6 +143,8 @@ class Background(wiring.Component):
             self.news.eq(states.news),
             jobs.handed.eq(supervisor.handed),
             jobs.rebuilding.eq(rebuilding),
+            jobs.halted.eq(halted),
+            jobs.outcome.eq(supervisor.outcome),
             jobs.settled.eq(states.settled),
             jobs.now.eq(self.now),
         ]
@@ -161,6 +175,7 @@ class Background(wiring.Component):
         for user, port in zip((states, walker), self.geometry_read, strict=True):
             connect(m, user.geometry_read, flipped(port))
         connect(m, states.member_read, flipped(self.member_read))
+        connect(m, states.copy_read, flipped(self.copy_read))
 
         # What the host reads.
         asked = self.report_read.address

@@ -80,6 +80,7 @@ class AdminOpcode(enum.Enum, shape=8):
     REPLACE_MEMBER = 0xDC
     ADD_SPARE = 0xE0
     REMOVE_SPARE = 0xE4
+    COPY_BACK = 0xEC
 
 
 class IoOpcode(enum.Enum, shape=8):
