@@ -68,6 +68,7 @@ class Assembly(wiring.Component):
                 "array_states": Out(2 * config.arrays),
                 "news": Out(1),
                 "host_active": In(1),
+                "lingers": In(1),
                 "report_read": In(report_read()),
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS),
@@ -100,6 +101,7 @@ class Assembly(wiring.Component):
         for user, port in zip(background.geometry_read, tables.geometry_read, strict=True):
             connect(m, user, port)
         connect(m, background.member_read, tables.member_read[0])
+        connect(m, background.copy_read, tables.copy_read[0])
         present = Cat(self.present, Const(0, MAX_DRIVES - config.ports))
         for outer, inner in zip(self.capacity, tables.capacity, strict=True):
             m.d.comb += inner.eq(outer)
@@ -112,6 +114,7 @@ class Assembly(wiring.Component):
             background.stale.eq(tables.stale),
             background.changed.eq(tables.changed),
             background.host_active.eq(self.host_active),
+            background.lingers.eq(self.lingers),
             background.now.eq(self.now),
             self.failed.eq(tables.failed),
             self.stale.eq(tables.stale),
@@ -149,7 +152,7 @@ class Bench:
         self.cycles_out = 0
         self.news = 0
         self.present = 0
-        for name in ("present", "host_active", "now", "boundary_read__address"):
+        for name in ("present", "host_active", "lingers", "now", "boundary_read__address"):
             getattr(dut, name).value = 0
         for name in ("flush", "flushing", "completed", "completion", "report_read__address"):
             getattr(dut, name).value = 0

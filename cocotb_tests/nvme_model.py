@@ -190,4 +190,5 @@ MANAGE_OPCODES = {
     nvme.ADD_SPARE: ManageOpcode.ADD_SPARE,
     nvme.REMOVE_SPARE: ManageOpcode.REMOVE_SPARE,
     nvme.RE_ADD: ManageOpcode.RE_ADD,
+    nvme.COPY_BACK: ManageOpcode.COPY,
 }

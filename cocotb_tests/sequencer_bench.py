@@ -80,7 +80,7 @@ class Bench:
         self.allocator = Allocator(
             dut, self.lines, name="allocate", active=active, seed=seed
         )
-        Tables(dut, config, [ArrayModel(width=2, ports=(0, 1)), array])
+        self.tables = Tables(dut, config, [ArrayModel(width=2, ports=(0, 1)), array])
         self.slots: dict[int, Row] = {}
         self.by_command: dict[int, tuple[Row, int]] = {}
         self.rows: dict[int, dict[int, bytes]] = {}

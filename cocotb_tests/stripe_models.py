@@ -192,6 +192,10 @@ class Tables:
         if members:
             TableServer(dut, "member_read", self._member)
 
+    def replace(self, number: int, array: ArrayModel) -> None:
+        """An array whose members have changed."""
+        self._arrays[number] = array
+
     def geometry_of(self, address: int) -> int:
         """The packed geometry of an array."""
         if address >= len(self._arrays):

@@ -12,7 +12,7 @@ from cocotb.triggers import RisingEdge
 from cocotb_tests.array_models import Table, pack_geometry, random_layout, random_recovery
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
-from hdl.array.interface import expected, extent, member_address
+from hdl.array.interface import copy_entry, expected, extent, member_address
 from hdl.background.interface import MEND_TAG, WalkKind, walk
 from hdl.config import DATA_OFFSET_BLOCKS, MAX_DRIVES, Config, board, small
 from hdl.drive.interface import Opcode, Owner, operation
@@ -71,6 +71,7 @@ class Bench:
         self.stale = 0
         self.boundaries: dict[int, int] = {}
         self.mends: list[dict] = []
+        self.copying: dict[int, int] = {}
         self.redundant = 0
         dut.failed.value = 0
         if config.slow_read_ms:
@@ -79,6 +80,7 @@ class Bench:
             dut.stale.value = 0
             table = Table(dut, "boundary_read")
             self.boundaries = table.entries
+            self.copies = Table(dut, "copy_read")
             sink = StreamSink(dut, "mend", layout=walk(config), callback=self._mended)
             self.sinks["mend"] = sink
 
@@ -93,6 +95,8 @@ class Bench:
     def _check(self, name: str, seen) -> None:
         assert self.expected[name], f"{name}: nothing expected, got {seen}"
         wanted = self.expected[name].pop(0)
+        if "spared" in wanted:
+            assert seen.recover["copy"] & 1 == wanted.pop("spared"), f"{seen}"
         for field, value in wanted.items():
             assert seen[field] == value, f"{name}.{field}: {seen[field]}, expected {value}\n{seen}"
         if name == "operation":
@@ -118,6 +122,18 @@ class Bench:
             for position, port in enumerate(ports):
                 address = pack(member_address(config), array=array, position=position)
                 self.members.entries[address] = port
+            self.copying.pop(array, None)
+            if config.background:
+                self.copy(array, sorted({*range(MAX_DRIVES)} - {*ports}))
+
+    def copy(self, array: int, targets: list[int]) -> None:
+        """Half of the arrays have a member that is copied, to a drive that is not theirs."""
+        self.copies.entries.pop(array, None)
+        if targets and self.generator.random() < 0.5:
+            position = self.generator.randrange(self.layouts[array].drives)
+            self.copying[array] = target = self.generator.choice(targets)
+            fields = {"valid": 1, "position": position, "port": target}
+            self.copies.entries[array] = pack(copy_entry(self.config), **fields)
 
     def make_stale(self, chance: float) -> None:
         """Makes each port stale with ``chance``, from random rows on."""
@@ -154,12 +170,17 @@ class Bench:
             self.expected["rejected"].append({**fields, "status": Status.WRITE_FAULT})
             return
         redundant = layout.copies > 1 or layout.parities > 0
+        target = self.copying.get(array)
+        if target is not None and self.live(target):
+            alive.append(target)
+        alive.sort()
         self.expected["expected"].append(
             {**fields, "count": len(alive), "tolerant": int(redundant)}
         )
-        for port in sorted(alive):
+        for port in alive:
             self.expected["operation"].append(
                 {
+                    **({"spared": port == target} if self.config.background else {}),
                     "port": port,
                     "opcode": Opcode.FLUSH,
                     "owner": Owner.COMMAND,

@@ -10,8 +10,8 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.array_models import Table, pack_geometry, random_layout
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import start, unpack, wait_until
-from hdl.array.interface import ArrayState
+from cocotb_tests.streams import pack, start, unpack, wait_until
+from hdl.array.interface import ArrayState, copy_entry
 from hdl.array.states import ArrayStates, judgement
 from hdl.config import MAX_DRIVES, Config, small
 from sim.golden.layout import Layout
@@ -56,6 +56,8 @@ class Bench:
         self.config = config
         self.geometries = Table(dut, "geometry_read")
         self.members = Table(dut, "member_read")
+        self.copies = Table(dut, "copy_read")
+        self.copying: dict[int, tuple[int, int]] = {}
         self.arrays: dict[int, tuple[Layout, list[int]]] = {}
         self.judged: dict[int, dict] = {}
         self.news = 0
@@ -78,7 +80,15 @@ class Bench:
         for position, port in enumerate(ports):
             self.members.entries[array << 5 | position] = port
 
+    def copy(self, array: int, position: int, port: int) -> None:
+        """The member at ``position`` is being copied to ``port``."""
+        fields = {"valid": 1, "position": position, "port": port}
+        self.copying[array] = position, port
+        self.copies.entries[array] = pack(copy_entry(self.config), **fields)
+
     def delete(self, array: int) -> None:
+        self.copying.pop(array, None)
+        self.copies.entries.pop(array, None)
         self.arrays.pop(array, None)
         self.geometries.entries.pop(array, None)
 
@@ -105,6 +115,9 @@ class Bench:
             seen = self.judged[array]
             assert seen.missing == bool(gone) and seen.rebuilding == bool(behind), where
             assert not gone or seen.position in gone, where
+            copy = self.copying.get(array)
+            halted = copy and (copy[0] in gone or failed >> copy[1] & 1)
+            assert seen.halted == bool(halted), f"{where} copy {copy}"
 
 
 @cocotb.test(timeout_time=20, timeout_unit="ms")
@@ -121,6 +134,9 @@ async def judges_like_the_reference(dut):
                 layout = random_layout(generator, drives=generator.choice((6, 12, 24)))
                 ports = generator.sample(range(MAX_DRIVES), layout.drives)
                 bench.create(array, layout, ports)
+                if generator.random() < 0.5:
+                    position = generator.randrange(layout.drives)
+                    bench.copy(array, position, generator.randrange(MAX_DRIVES))
         count = generator.choice((0, 1, 2, 3, 6))
         bad = generator.sample(range(MAX_DRIVES), count)
         behind = [port for port in bad if generator.random() < 0.3]

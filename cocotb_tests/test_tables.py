@@ -13,13 +13,16 @@ from cocotb.triggers import FallingEdge, RisingEdge
 from cocotb_tests.array_models import rotation_fields, rotation_of, rotation_of_name
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, start, unpack
+from hdl.array.copies import COPY_READERS
 from hdl.array.identities import Identities
 from hdl.array.interface import (
+    CopyEnd,
     Level,
     ManageOpcode,
     ManageStatus,
     Rotation,
     RotationBits,
+    copy_entry,
     geometry,
     manage_request,
     manage_response,
@@ -61,10 +64,12 @@ class Model:
         self.config = config
         self.arrays: dict[int, ModelArray] = {}
         self.volumes: dict[int, tuple[int, int, int]] = {}
+        self.copies: dict[int, tuple[int, int, int]] = {}
         self.present = 0
         self.lost = 0
         self.stale = 0
         self.reserved = 0
+        self.ends: set[CopyEnd] = set()
         self.capacity = [0] * config.ports
         self.identity = [0] * config.ports
         self.known = [0] * config.ports
@@ -72,7 +77,8 @@ class Model:
 
     @property
     def used(self) -> int:
-        return sum(1 << port for array in self.arrays.values() for port in array.members)
+        members = sum(1 << port for array in self.arrays.values() for port in array.members)
+        return members | sum(1 << port for _, port, _ in self.copies.values())
 
     @property
     def failed(self) -> int:
@@ -121,7 +127,38 @@ class Model:
         self.stale &= ~sum(1 << port for port in members)
         return ManageStatus.DONE, number
 
+    def copy(self, request: dict) -> tuple[ManageStatus, int | None]:
+        status, number = self.join(request, failed=0)
+        if status == ManageStatus.DONE:
+            self.copies[number] = request["position"], request["port"], request["spare"]
+            self.lost &= ~(1 << request["port"])
+        return status, None
+
+    def end_copy(self, request: dict) -> tuple[ManageStatus, int | None]:
+        number = request["array"]
+        if number not in self.arrays or number not in self.copies:
+            return ManageStatus.NO_ENTRY, None
+        position, port, spare = self.copies.pop(number)
+        members = self.arrays[number].members
+        old, end = members[position], CopyEnd.RELEASED
+        if not self.failed >> port & 1 and (self.failed >> old & 1 or request["complete"]):
+            end = CopyEnd.JOINED if request["complete"] else CopyEnd.STALE
+            members[position] = port
+            self.stale |= (end == CopyEnd.STALE) << port
+        self.ends.add(end)
+        return ManageStatus.DONE, old | end.value << 5 | spare << 7
+
     def replace(self, request: dict) -> tuple[ManageStatus, int | None]:
+        status, number = self.join(request, failed=1)
+        if status == ManageStatus.DONE:
+            self.arrays[number].members[request["position"]] = request["port"]
+            self.known[request["port"]] = self.identity[request["port"]]
+            self.lost &= ~(1 << request["port"])
+            self.stale |= 1 << request["port"]
+        return status, number
+
+    def join(self, request: dict, *, failed: int) -> tuple[ManageStatus, int | None]:
+        """Whether a drive may take a member's place, which is ``failed`` or not."""
         number, position, port = (request[name] for name in ("array", "position", "port"))
         if number not in self.arrays:
             return ManageStatus.NO_ENTRY, None
@@ -132,14 +169,10 @@ class Model:
         free = not self.used >> port & 1 or (port == old and self.lost >> port & 1)
         if port >= self.config.ports or not free or (~self.present | self.reserved) >> port & 1:
             return ManageStatus.DRIVE_UNAVAILABLE, None
-        if not self.failed >> old & 1:
+        if self.failed >> old & 1 != failed:
             return ManageStatus.IN_USE, None
         if self.capacity[port] < array.rows + DATA_OFFSET_BLOCKS:
             return ManageStatus.NO_SPACE, None
-        array.members[position] = port
-        self.known[port] = self.identity[port]
-        self.lost &= ~(1 << port)
-        self.stale |= 1 << port
         return ManageStatus.DONE, number
 
     def re_add(self, request: dict) -> tuple[ManageStatus, int | None]:
@@ -177,6 +210,7 @@ class Model:
         if any(array == number for array, _, _ in self.volumes.values()):
             return ManageStatus.IN_USE, None
         del self.arrays[number]
+        self.copies.pop(number, None)
         return ManageStatus.DONE, number
 
     def create_volume(self, request: dict) -> tuple[ManageStatus, int | None]:
@@ -309,11 +343,17 @@ class Bench:
         for port in range(MAX_DRIVES):
             (entry,) = await self.look("port_read", port_use(config), port, None)
             owner = [n for n, array in model.arrays.items() if port in array.members]
+            owner += [n for n, copy in model.copies.items() if port == copy[1]]
             assert entry.used == len(owner)
             assert not owner or entry.array == owner[0]
         assert int(self.dut.failed.value) == model.failed
         if config.background:
             assert int(self.dut.stale.value) == model.stale
+            for number in range(config.arrays):
+                for entry in await self.look("copy_read", copy_entry(config), number, COPY_READERS):
+                    wanted = model.copies.get(number)
+                    assert entry.valid == (wanted is not None)
+                    assert not wanted or (entry.position, entry.port, entry.spare) == wanted
 
     def array_request(self) -> dict:
         """A random array, mostly one that can exist."""
@@ -359,6 +399,27 @@ class Bench:
         old = members[position] if position < len(members) else 0
         port = generator.choice([*free, old, old, generator.randrange(MAX_DRIVES)])
         return {"array": number, "position": position, "port": port}
+
+    async def copy_about(self) -> None:
+        """A copy begins, or one ends, with its drives as they are or one of them failed."""
+        generator, model = self.generator, self.model
+        number = generator.choice([*model.copies, generator.randrange(self.config.arrays)])
+        if number in model.copies or generator.random() < 0.1:
+            if number in model.copies and generator.random() < 0.5:
+                position, port, _ = model.copies[number]
+                failing = generator.choice((port, model.arrays[number].members[position]))
+                self.fail.send(failing)
+                await self.fail.drained()
+                model.fail(failing)
+            complete = generator.getrandbits(1)
+            await self.change(ManageOpcode.END_COPY, array=number, complete=complete)
+            return
+        for _ in range(3):
+            if number in model.copies or number not in model.arrays:
+                return
+            request = self.replace_request() | {"array": number}
+            request["position"] = generator.randrange(len(model.arrays[number].members))
+            await self.change(ManageOpcode.COPY, **request, spare=generator.getrandbits(1))
 
     def volume_request(self) -> dict:
         """A random volume: whole arrays, parts, edges, and some that do not fit."""
@@ -407,6 +468,8 @@ async def holds_what_the_model_holds(dut):
                         for port in members.members if members else []:
                             bench.plug(port, bench.model.capacity[port])
                     await bench.change(ManageOpcode.RE_ADD, **request)
+            for _ in range(3):
+                await bench.copy_about()
             number = generator.choice([*bench.model.arrays, generator.randrange(256)])
             after = generator.choice((ManageOpcode.SETTLE, ManageOpcode.CHECK_EMPTY))
             await bench.change(after, array=number)
@@ -559,6 +622,60 @@ async def takes_members_back(dut):
     assert await bench.change(**{**back, "position": 0}) == ManageStatus.OTHER_DRIVE
     bench.name(3, 0xABC3)
     assert await bench.change(**{**back, "position": 0}) == ManageStatus.OTHER_DRIVE
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def copies_members(dut):
+    """A copy ends as its drives are, and nobody sees the member at both of them or at none."""
+    config = CONFIGS[os.environ["CONFIG"]]
+    if not config.background:
+        return
+    bench = Bench(dut, config, random.Random(1))
+    await start(dut)
+    array = {"opcode": ManageOpcode.CREATE_ARRAY, "level": Level.RAID5.value, "drives": 0b0111}
+    copy = {"opcode": ManageOpcode.COPY, "array": 0, "position": 1}
+    assert await bench.change(ManageOpcode.END_COPY, array=0) == ManageStatus.NO_ENTRY
+    for failing, complete, end in (
+        ((), 0, CopyEnd.RELEASED),
+        ((), 1, CopyEnd.JOINED),
+        ((1,), 0, CopyEnd.STALE),
+        ((1,), 1, CopyEnd.JOINED),
+        ((3,), 0, CopyEnd.RELEASED),
+        ((3,), 1, CopyEnd.RELEASED),
+        ((1, 3), 1, CopyEnd.RELEASED),
+    ):
+        for port in range(4):
+            bench.plug(port, 100_000)
+        assert await bench.change(**array) == ManageStatus.DONE
+        assert await bench.change(ManageOpcode.END_COPY, array=0) == ManageStatus.NO_ENTRY
+        assert await bench.change(**copy, port=2, spare=0) == ManageStatus.DRIVE_UNAVAILABLE
+        assert await bench.change(**copy, port=3, spare=complete) == ManageStatus.DONE
+        await bench.compare()
+        for port in failing:
+            bench.plug(port, None)
+        await RisingEdge(dut.clk)
+        bench.model.ends.clear()
+        seen = set()
+
+        async def watch(seen=seen) -> None:
+            dut.member_read__0__address.value = 1
+            dut.copy_read__0__address.value = 0
+            while True:
+                await RisingEdge(dut.clk)
+                await FallingEdge(dut.clk)
+                entry = unpack(copy_entry(config), int(dut.copy_read__0__data.value))
+                seen.add((int(dut.member_read__0__data.value), entry.valid))
+
+        watching = cocotb.start_soon(watch())
+        answered = await bench.change(ManageOpcode.END_COPY, array=0, complete=complete)
+        for _ in range(3):
+            await RisingEdge(dut.clk)
+        watching.cancel()
+        assert answered == ManageStatus.DONE and bench.model.ends == {end}
+        member = 1 if end == CopyEnd.RELEASED else 3
+        assert seen == {(1, 1), (member, 0)}
+        await bench.compare()
+        assert await bench.change(ManageOpcode.DELETE_ARRAY, array=0) == ManageStatus.DONE
 
 
 @pytest.mark.parametrize("config", CONFIGS)

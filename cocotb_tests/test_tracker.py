@@ -125,13 +125,23 @@ class Bench:
             if self.generator.random() < self.trouble / 4:
                 status = self.generator.choice(BAD_DRIVE)
             self.unsent.append(
-                ("flushed", {"index": event.slot, "opcode": Opcode.FLUSH, "status": status})
+                (
+                    "flushed",
+                    {
+                        "index": event.slot,
+                        "opcode": Opcode.FLUSH,
+                        "status": status,
+                        "recover": {"copy": int(self.generator.random() < 0.3)},
+                    },
+                )
             )
 
     def _on_flushed(self, event: Fields) -> None:
         slot = self.slots[event.index]
         good = event.status == DriveStatus.GOOD
-        excused = event.status == DriveStatus.GONE and slot.tolerant
+        copied = self.config.background and event.recover["copy"] & 1
+        may_go = slot.tolerant or copied
+        excused = event.status == DriveStatus.GONE and may_go
         if event.status == DriveStatus.ABORTED and slot.rounds < FLUSH_ROUNDS - 1:
             slot.aborted = excused = True
         slot.end(Status.SUCCESS if good or excused else Status.WRITE_FAULT)

@@ -30,7 +30,7 @@ def bench_of(dut) -> WalkBench:
 
 
 def some_strip(bench: WalkBench, row: int) -> int:
-    return bench.random.randrange(bench.strips(row)) if bench.array.mirrored else 0
+    return 0 if bench.array.parities else bench.random.randrange(bench.strips(row))
 
 
 async def walk_with_faults(bench: WalkBench, *, kinds, rounds: int, span: int) -> set[WalkResult]:
@@ -73,7 +73,7 @@ async def mends_what_cannot_be_read(dut):
         bench.boundary = ROW_STEP * 3
         bench.distrust(range(bench.boundary, 6 * ROW_STEP, ROW_STEP))
         for row in range(0, bench.boundary, ROW_STEP):
-            for strip in range(bench.strips(row) if bench.array.mirrored else 1):
+            for strip in range(1 if bench.array.parities else bench.strips(row)):
                 for place, block in zip(
                     bench.role_places(row, strip), bench.truth(row, strip), strict=True
                 ):
@@ -91,9 +91,9 @@ async def makes_parities_and_copies_anew(dut):
     await random_rows(bench, rows=20, span=6, recover=0)
     await bench.settle()
     for row in range(0, 6 * ROW_STEP, ROW_STEP):
-        for strip in range(bench.strips(row) if bench.array.mirrored else 1):
+        for strip in range(1 if bench.array.parities else bench.strips(row)):
             places = bench.role_places(row, strip)
-            redundant = places[1:] if bench.array.mirrored else places[bench.array.data :]
+            redundant = places[bench.array.data :] if bench.array.parities else places[1:]
             for place in redundant:
                 bench.drives.blocks[place] = bench.random.randbytes(8)
             assert await bench.check_walk(row, WalkKind.RESYNC, strip=strip) == WalkResult.GOOD
@@ -158,7 +158,7 @@ async def zeroes_rows(dut):
     await bench.settle()
     bench.drives.unreadable.clear()
     bench.check_drives()
-    assert any(not contents for contents in bench.rows.values()) or bench.array.mirrored
+    assert any(not contents for contents in bench.rows.values()) or not bench.array.parities
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
@@ -184,7 +184,7 @@ async def rebuilds_under_load(dut):
             # Rows end in any order; what the boundary says is that all below it have.
             ends = []
             for row in rows:
-                for strip in range(bench.strips(row) if bench.array.mirrored else 1):
+                for strip in range(1 if bench.array.parities else bench.strips(row)):
                     ends.append((row, await bench.walk(row, WalkKind.REBUILD, strip=strip)))
                 if len(ends) > 3 or row == rows[-1]:
                     for ended, tag in ends:
@@ -195,7 +195,7 @@ async def rebuilds_under_load(dut):
                     bench.drives.distrusted -= {
                         place
                         for one in below
-                        for strip in range(bench.strips(one) if bench.array.mirrored else 1)
+                        for strip in range(1 if bench.array.parities else bench.strips(one))
                         for place in bench.role_places(one, strip)
                     }
                     bench.boundary = row + 1
@@ -225,7 +225,7 @@ async def reports_drives_that_refuse_to_be_rebuilt(dut):
     row, strip = next(
         (row, strip)
         for row in range(0, 6 * ROW_STEP, ROW_STEP)
-        for strip in range(bench.strips(row) if bench.array.mirrored else 1)
+        for strip in range(1 if bench.array.parities else bench.strips(row))
         if port in {place[0] for place in bench.role_places(row, strip)}
     )
     places = bench.role_places(row, strip)

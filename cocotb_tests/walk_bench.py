@@ -40,10 +40,10 @@ class WalkBench(Bench):
         self.results[event.tag] = event.result, roles
 
     def role_places(self, row: int, strip: int = 0) -> list[tuple[int, int]]:
-        """Where the roles of a row are, or the copies of its ``strip``."""
+        """Where the roles of a row are, or without parity the copies of its ``strip``."""
         base, shift = self.place(row)
         where = {"base": base, "shift": shift, "row": row}
-        if self.array.mirrored:
+        if not self.array.parities:
             return self.array.places(index=strip, **where)
         places = [
             place for index in range(self.array.data)
@@ -61,7 +61,7 @@ class WalkBench(Bench):
     def truth(self, row: int, strip: int = 0) -> list[bytes]:
         """What belongs at `role_places`."""
         contents = self.rows.get(row, {})
-        if self.array.mirrored:
+        if not self.array.parities:
             return [contents.get(strip, bytes(BLOCK))] * self.array.copies
         known = {role: contents.get(role, bytes(BLOCK)) for role in range(self.array.data)}
         sums = self.array.sums(known, shift=self.place(row)[1])
@@ -81,7 +81,7 @@ class WalkBench(Bench):
     def distrust(self, rows) -> None:
         """Nobody may read what stale drives have of ``rows``."""
         for row in rows:
-            for strip in range(self.strips(row) if self.array.mirrored else 1):
+            for strip in range(self.strips(row) if not self.array.parities else 1):
                 places = self.role_places(row, strip)
                 self.drives.distrusted |= {one for one in places if one[0] in self.stale}
 
@@ -101,8 +101,8 @@ class WalkBench(Bench):
 
         await wait_until(self.dut, possible, cycles=PATIENCE, what="room for a walk")
         base, shift = self.place(row)
-        if self.array.mirrored:
-            shift += strip * self.array.copies
+        if not self.array.parities:
+            shift = (shift + strip * self.array.copies) % self.array.width
         entry = Row(kind=RowKind.WRITE, base=base, shift=shift, row=row, joined=[])
         tag = self.random.choice(tags)
         entry.walk = {"any": 1, "kind": kind, "tag": tag}
@@ -140,7 +140,7 @@ class WalkBench(Bench):
         )
         return Walk(
             kind=kind.name,
-            data=self.array.data,
+            data=self.array.data if self.array.parities else 1,
             parities=self.array.parities,
             copies=self.array.copies,
             dead=roles(lambda place: place[0] in self.failed),
@@ -160,8 +160,8 @@ class WalkBench(Bench):
         if kind == WalkKind.ZERO:
             contents = [bytes(BLOCK)] * len(places)
             self.rows[row] = (
-                {one: block for one, block in self.rows[row].items() if one != strip}
-                if self.array.mirrored
+                {one: block for one, block in self.rows.get(row, {}).items() if one != strip}
+                if not self.array.parities
                 else {}
             )
         if wanted.result == "MISMATCH":

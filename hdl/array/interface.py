@@ -187,6 +187,18 @@ def port_read(config: Config) -> TableRead:
     return TableRead(config.port_bits, port_use(config))
 
 
+def copy_entry(config: Config) -> data.StructLayout:
+    """The copy of an array, if ``valid``: the member at ``position`` is being copied to the drive
+    at ``port``, which gets every write that the member gets. ``spare``: the drive that it leaves
+    becomes a hot spare."""
+    return data.StructLayout({"valid": 1, "spare": 1, "position": 5, "port": config.port_bits})
+
+
+def copy_read(config: Config) -> TableRead:
+    """Reads the copy of an array."""
+    return TableRead(config.array_bits, copy_entry(config))
+
+
 class ArrayState(enum.Enum, shape=2):
     """What an array has left. A drive that is being rebuilt counts as lost until that has ended."""
 
@@ -200,7 +212,7 @@ class ArrayState(enum.Enum, shape=2):
 
 
 class ManageOpcode(enum.Enum, shape=4):
-    """Changes to the tables, and (from START_JOB on) what never gets there."""
+    """Changes to the tables, and (START_JOB to REMOVE_SPARE) what never gets there."""
 
     CREATE_ARRAY = 0
     DELETE_ARRAY = 1
@@ -215,6 +227,19 @@ class ManageOpcode(enum.Enum, shape=4):
     SET_SHARE = 10
     ADD_SPARE = 11
     REMOVE_SPARE = 12
+    COPY = 14
+    END_COPY = 15
+
+
+class CopyEnd(enum.Enum, shape=2):
+    """What END_COPY did with the drive that was copied to; ``index`` of the answer, bits 6:5."""
+
+    RELEASED = 0
+    """It is gone, or not all rows are on it: it is free again."""
+    JOINED = 1
+    """It holds all rows and is the member; the drive that was is free."""
+    STALE = 2
+    """The member failed: it is the member, and has to be rebuilt from the boundary on."""
 
 
 class ManageStatus(enum.Enum, shape=4):
@@ -265,6 +290,9 @@ def manage_request(config: Config) -> data.StructLayout:
     `Config.intent_chunks`): member ``position`` of ``array`` is failed and its drive there again,
     which has missed no more than what is marked. SETTLE: the members of
     ``array`` that were stale are rebuilt. CHECK_EMPTY: ``array`` exists and has no volumes.
+    COPY: live member ``position`` of ``array`` is copied to the free drive at ``port``; ``spare``:
+    the one that it leaves becomes a hot spare. END_COPY: the copy of ``array`` ends as `CopyEnd`
+    says; ``complete``: all rows have been copied.
     START_JOB: ``kind`` (`hdl.background.interface.WalkKind`) on ``array`` from row ``start`` on;
     ``resume``: from where it was. STOP_JOB: ``array``. SET_SHARE: ``share`` in percent.
     ADD_SPARE: drive ``port``, for every array or if ``dedicated`` for ``array``. REMOVE_SPARE:
@@ -296,6 +324,8 @@ def manage_request(config: Config) -> data.StructLayout:
                 "initialise": 1,
                 "zero": 1,
                 "share": 8,
+                "spare": 1,
+                "complete": 1,
             }
             if config.background
             else {}
@@ -305,5 +335,8 @@ def manage_request(config: Config) -> data.StructLayout:
 
 
 def manage_response(config: Config) -> data.StructLayout:
-    """The answer: ``index`` is the array or volume created."""
+    """The answer: ``index`` is the array or volume created.
+
+    Of END_COPY: 4:0 the port that the member was at, 6:5 `CopyEnd`, 7 that port becomes a spare.
+    """
     return data.StructLayout({"status": ManageStatus, "index": 8})

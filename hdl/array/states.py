@@ -4,7 +4,14 @@ from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.array.interface import WIDTH_BITS, ArrayState, geometry, geometry_read, member_read
+from hdl.array.interface import (
+    WIDTH_BITS,
+    ArrayState,
+    copy_read,
+    geometry,
+    geometry_read,
+    member_read,
+)
 from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config
 
 
@@ -12,7 +19,7 @@ def judgement(config: Config) -> data.StructLayout:
     """What was found of ``array``.
 
     ``missing``: a member is failed, the first of them at ``position``. ``rebuilding``: one is
-    stale.
+    stale. ``halted``: a member is being copied, but one of the two drives is failed.
     """
     return data.StructLayout(
         {
@@ -22,6 +29,7 @@ def judgement(config: Config) -> data.StructLayout:
             "missing": 1,
             "position": 5,
             "rebuilding": 1,
+            "halted": 1,
         }
     )
 
@@ -55,7 +63,7 @@ class ArrayStates(wiring.Component):
         A pulse: a state is another than before. An array appears as OPTIMAL, and that is no news.
     settled
         ``states`` is up to date.
-    geometry_read, member_read
+    geometry_read, member_read, copy_read
         Tables.
 
     Latency: 5 cycles an array, and 2 for each member of each group: at most some 1000.
@@ -77,6 +85,7 @@ class ArrayStates(wiring.Component):
                 "settled": Out(1),
                 "geometry_read": Out(geometry_read(config)),
                 "member_read": Out(member_read(config)),
+                "copy_read": Out(copy_read(config)),
                 "busy": Out(1),
             }
         )
@@ -104,6 +113,7 @@ class ArrayStates(wiring.Component):
             self.geometry_read.address.eq(array),
             self.member_read.address.array.eq(array),
             self.member_read.address.position.eq(place),
+            self.copy_read.address.eq(array),
             after.eq(first + size),
             next_place.eq(place + 1),
             self.judgement.eq(found),
@@ -111,6 +121,9 @@ class ArrayStates(wiring.Component):
         ]
         port = self.member_read.data
         is_failed = self.failed.bit_select(port, 1)
+        copy = self.copy_read.data
+        is_copied = copy.valid & (copy.position == place)
+        copy_failed = copy.valid & self.failed.bit_select(copy.port, 1)
         is_stale = self.stale.bit_select(port, 1) & ~is_failed
         state_bits = self.states.word_select(array, 2)
 
@@ -146,7 +159,10 @@ class ArrayStates(wiring.Component):
 
             with m.State("COUNT"):
                 m.d.sync += [seen.eq(seen + 1), bad.eq(bad + (is_failed | is_stale))]
-                m.d.sync += found.rebuilding.eq(found.rebuilding | is_stale)
+                m.d.sync += [
+                    found.rebuilding.eq(found.rebuilding | is_stale),
+                    found.halted.eq(found.halted | copy_failed | (is_copied & is_failed)),
+                ]
                 with m.If(is_failed & ~found.missing):
                     m.d.sync += [found.missing.eq(1), found.position.eq(place)]
                 m.d.sync += place.eq(Mux(~parity & (next_place == shape.width), 0, next_place))

@@ -3,15 +3,17 @@
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.memory import Memory
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.array.admission import Admission
 from hdl.array.capacity import Capacity
+from hdl.array.copies import COPY_READERS, Copies, copy_states
 from hdl.array.identities import Identities
 from hdl.array.interface import (
     WIDTH_BITS,
     ManageOpcode,
     ManageStatus,
+    copy_read,
     geometry,
     geometry_read,
     manage_request,
@@ -58,9 +60,10 @@ class ArrayTables(wiring.Component):
     changed
         A pulse after each change of ``failed`` or ``stale``, and with each change made to the
         tables.
-    stale, reserved
+    stale, reserved, copy_read
         Only with `Config.background`. Bit a port: its drive is being rebuilt, and not failed.
-        Ports that no new array may have.
+        Ports that no new array may have. Members that are being copied, for the sequencer,
+        dispatch and the states; entry and member change in the same cycle.
     identity
         Only with `Config.intent_chunks`: of the drives (`hdl.array.identities.Identities`).
 
@@ -71,8 +74,8 @@ class ArrayTables(wiring.Component):
     (see `Admission`) or the capacity exceeds 2**40 blocks; DRIVE_UNAVAILABLE for a drive that is
     absent or in use; NO_SPACE when a drive has no room for a strip, or a volume does not fit
     between the others; NO_ENTRY for a full table or an entry that does not exist; IN_USE for an
-    array with volumes, or a member to replace or to have again that is not failed; OTHER_DRIVE for
-    a member that is to be had again and is another drive.
+    array with volumes, a member to replace or to have again that is not failed, or one to copy that
+    is; OTHER_DRIVE for a member that is to be had again and is another drive.
     """
 
     def __init__(
@@ -107,7 +110,15 @@ class ArrayTables(wiring.Component):
                 "changed": Out(1),
                 "busy": Out(1),
             }
-            | ({"stale": Out(MAX_DRIVES), "reserved": In(MAX_DRIVES)} if config.background else {})
+            | (
+                {
+                    "stale": Out(MAX_DRIVES),
+                    "reserved": In(MAX_DRIVES),
+                    "copy_read": In(copy_read(config)).array(COPY_READERS),
+                }
+                if config.background
+                else {}
+            )
             | (
                 {"identity": In(IDENTITY_BITS).array(config.ports)}
                 if config.intent_chunks
@@ -225,6 +236,17 @@ class ArrayTables(wiring.Component):
         of_array = [ManageOpcode.DELETE_ARRAY, ManageOpcode.CREATE_VOLUME]
         if replaces:
             of_array += [ManageOpcode.REPLACE, ManageOpcode.SETTLE, ManageOpcode.CHECK_EMPTY]
+            of_array += [ManageOpcode.COPY, ManageOpcode.END_COPY]
+            m.submodules.copies = copies = Copies(config=config, readers=COPY_READERS)
+            for outer, inner in zip(self.copy_read, copies.read, strict=True):
+                connect(m, flipped(outer), inner)
+            copying = request.opcode == ManageOpcode.COPY
+            m.d.comb += [
+                copies.array.eq(vacant),
+                copies.entry.position.eq(position),
+                copies.entry.port.eq(number),
+                copies.entry.spare.eq(request.spare),
+            ]
         returns, stranger = Const(0), Const(0)
         if config.intent_chunks:
             of_array.append(ManageOpcode.RE_ADD)
@@ -236,6 +258,8 @@ class ArrayTables(wiring.Component):
             # Memories keep their contents over a reset; the tables begin empty.
             with m.State("CLEAR"):
                 m.d.comb += [array_write.en.eq(1), volume_write.en.eq(1), use_write.en.eq(1)]
+                if replaces:
+                    m.d.comb += copies.write.eq(1)
                 m.d.sync += [vacant.eq(vacant + 1), number.eq(number + 1)]
                 with m.If(vacant == max(config.arrays, config.volumes, MAX_DRIVES) - 1):
                     m.next = "TAKE"
@@ -379,7 +403,10 @@ class ArrayTables(wiring.Component):
                 if replaces:
                     with m.Elif(request.opcode == ManageOpcode.SETTLE):
                         m.next = "READ_USE"
-                    with m.Elif((request.opcode == ManageOpcode.REPLACE) | returns):
+                    with m.Elif(request.opcode == ManageOpcode.END_COPY):
+                        m.d.sync += vacant.eq(request.array)
+                        m.next = "READ_COPY"
+                    with m.Elif((request.opcode == ManageOpcode.REPLACE) | returns | copying):
                         m.d.sync += [number.eq(request.port), position.eq(request.position)]
                         m.d.sync += vacant.eq(request.array)
                         m.next = "READ_MEMBER"
@@ -430,6 +457,8 @@ class ArrayTables(wiring.Component):
 
             with m.State("ERASE_ARRAY"):
                 m.d.comb += [array_write.en.eq(1), edited.eq(1)]
+                if replaces:
+                    m.d.comb += copies.write.eq(1)
                 m.next = "READ_USE"
 
             with m.State("READ_USE"):
@@ -447,7 +476,8 @@ class ArrayTables(wiring.Component):
                 with m.If(last_port):
                     answer(ManageStatus.DONE)
 
-            # REPLACE: the member must be failed, the new drive free (or the old one) and as large.
+            # REPLACE, COPY: the member must be failed, or must not be; the new drive must be free,
+            # or the old one that failed, and as large.
             # RE_ADD: the member's own port, which is read first.
             if replaces:
                 old = Signal(config.port_bits)
@@ -460,6 +490,8 @@ class ArrayTables(wiring.Component):
                     same_drive = own_member.data == port_number
                     taken = (used & (~lost | ~same_drive.replicate(MAX_DRIVES))) | absent | reserved
                     m.next = "JOIN_MEMBER"
+                    with m.If(copying):
+                        m.next = "BEGIN_COPY"
                     with m.If(
                         (request.position >= MAX_DRIVES) | (position >= shape.width * shape.spans)
                     ):
@@ -477,7 +509,7 @@ class ArrayTables(wiring.Component):
                         | taken.bit_select(port_number, 1)
                     ):
                         answer(ManageStatus.DRIVE_UNAVAILABLE)
-                    with m.Elif(~self.failed.bit_select(own_member.data, 1)):
+                    with m.Elif(self.failed.bit_select(own_member.data, 1) == copying):
                         answer(ManageStatus.IN_USE)
                     with m.Elif(blocks < shape.rows + DATA_OFFSET_BLOCKS):
                         answer(ManageStatus.NO_SPACE)
@@ -498,6 +530,24 @@ class ArrayTables(wiring.Component):
                     with m.If(old != port_number):
                         m.d.comb += [use_write.en.eq(1), leaves.eq(1 << old)]
                     answer(ManageStatus.DONE)
+
+                copy_states(
+                    m,
+                    copies=copies,
+                    request=request,
+                    response=response,
+                    number=number,
+                    position=position,
+                    failed=self.failed,
+                    member=own_member.data,
+                    use_write=use_write,
+                    member_write=member_write,
+                    joins=joins,
+                    leaves=leaves,
+                    renewed=renewed,
+                    edited=edited,
+                    answer=answer,
+                )
 
             with m.State("WRITE_VOLUME"):
                 m.d.comb += [

@@ -156,6 +156,8 @@ class Tracker(wiring.Component):
         slot = Signal(config.slot_bits)
         status = Signal(Status)
         gone = Signal()
+        # Of a flush: the drive is one that a member is copied to.
+        spared = Signal()
         aborted = Signal()
         count = Signal(WIDTH_BITS)
         tolerant = Signal()
@@ -183,6 +185,7 @@ class Tracker(wiring.Component):
                 action.eq(Action.COUNT),
                 status.eq(good_or(event.status != DriveStatus.GOOD, Status.WRITE_FAULT)),
                 gone.eq(event.status == DriveStatus.GONE),
+                spared.eq(event.recover.copy[0] if config.background else 0),
                 aborted.eq(event.status == DriveStatus.ABORTED),
                 slot.eq(event.index),
             ]
@@ -273,7 +276,7 @@ class Tracker(wiring.Component):
         again = Signal()
         once_more = Signal()
         first_error = Signal(Status)
-        excused = (gone & before.tolerant) | again
+        excused = (gone & (before.tolerant | spared)) | again
         m.d.comb += [
             again.eq(aborted & (before.rounds != FLUSH_ROUNDS - 1)),
             once_more.eq(before.again | again),

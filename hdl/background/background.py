@@ -5,9 +5,11 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.array.interface import (
+    CopyEnd,
     ManageOpcode,
     ManageStatus,
     TableRead,
+    copy_read,
     geometry_read,
     manage_request,
     manage_response,
@@ -50,7 +52,9 @@ class Background(wiring.Component):
         As in `hdl.background.jobs.Jobs`.
     host_active
         There is a host command.
-    geometry_read, member_read
+    turn, lingers
+        Of `hdl.stripe.epochs.Epochs`.
+    geometry_read, member_read, copy_read
         Tables.
     begun, retired, flush, flushing, completed, completion
         Of `hdl.background.intent.Intent` (not there without `Config.intent_chunks`).
@@ -86,8 +90,11 @@ class Background(wiring.Component):
                 "walked": In(stream.Signature(walked(config))),
                 "boundary_read": In(boundary_read).array(2),
                 "host_active": In(1),
+                "turn": Out(1),
+                "lingers": In(1),
                 "geometry_read": Out(geometry_read(config)).array(2),
                 "member_read": Out(member_read(config)),
+                "copy_read": Out(copy_read(config)),
                 "report_read": In(report_read()),
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS, init=(1 << TIME_BITS) - 1),
@@ -134,11 +141,13 @@ class Background(wiring.Component):
         else:
             connect(m, supervisor.table_request, flipped(self.table_request))
         connect(m, supervisor.order, jobs.order)
-        rebuilding = Signal(config.arrays)
+        rebuilding, halted = Signal(config.arrays), Signal(config.arrays)
         with m.If(states.judged):
-            m.d.sync += rebuilding.bit_select(states.judgement.array, 1).eq(
-                states.judgement.rebuilding
-            )
+            judged = states.judgement
+            m.d.sync += [
+                rebuilding.bit_select(judged.array, 1).eq(judged.rebuilding),
+                halted.bit_select(judged.array, 1).eq(judged.halted),
+            ]
         rescan = Signal()
         m.d.sync += rescan.eq(supervisor.rescan | jobs.ended)
         m.d.comb += [
@@ -154,6 +163,10 @@ class Background(wiring.Component):
             supervisor.running.eq(jobs.running),
             supervisor.rebuilds.eq(jobs.rebuilds),
             supervisor.zeroes.eq(jobs.zeroes),
+            supervisor.copies.eq(jobs.copies),
+            supervisor.complete.eq(jobs.complete),
+            supervisor.lingers.eq(self.lingers),
+            self.turn.eq(supervisor.turn),
             supervisor.rebuilt.eq(jobs.rebuilt),
             supervisor.rebuilt_array.eq(jobs.rebuilt_array),
             supervisor.usable.eq(self.present & ~self.failed & ~self.used),
@@ -162,6 +175,8 @@ class Background(wiring.Component):
             self.news.eq(states.news),
             jobs.handed.eq(supervisor.handed),
             jobs.rebuilding.eq(rebuilding),
+            jobs.halted.eq(halted),
+            jobs.outcome.eq(supervisor.outcome),
             jobs.settled.eq(states.settled),
             jobs.now.eq(self.now),
         ]
@@ -192,6 +207,7 @@ class Background(wiring.Component):
         for user, port in zip((states, walker), self.geometry_read, strict=True):
             connect(m, user.geometry_read, flipped(port))
         connect(m, states.member_read, flipped(self.member_read))
+        connect(m, states.copy_read, flipped(self.copy_read))
 
         # What the host reads.
         asked = self.report_read.address
@@ -254,12 +270,15 @@ class Background(wiring.Component):
             m.d.sync += made.eq(request.payload)
         done = response.valid & response.ready & (response.payload.status == ManageStatus.DONE)
         creates = made.opcode == ManageOpcode.CREATE_ARRAY
+        half_copied = (made.opcode == ManageOpcode.END_COPY) & (
+            response.payload.index[5:7] == CopyEnd.STALE
+        )
         m.d.comb += [
             request.payload.eq(supervisor.table_request.payload),
             request.valid.eq(supervisor.table_request.valid & ~intent.sweeping),
             supervisor.table_request.ready.eq(request.ready & ~intent.sweeping),
             intent.wipe.eq(done & creates),
-            intent.fill.eq(done & (made.opcode == ManageOpcode.REPLACE)),
+            intent.fill.eq(done & ((made.opcode == ManageOpcode.REPLACE) | half_copied)),
             intent.named.eq(Mux(creates, response.payload.index, made.array)),
             intent.optimal.eq(states.valid & ~(states.states[::2] | states.states[1::2])),
             intent.settled.eq(states.settled),

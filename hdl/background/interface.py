@@ -24,6 +24,10 @@ class WalkKind(enum.Enum, shape=3):
     """Only read every block of the row."""
     ZERO = 5
     """Write zeros to every block of the row, whatever was there; nothing is read."""
+    COPY = 6
+    """Store the block of the member that is being copied on the drive that will replace it: read it
+    there, or work it out if it cannot be read. The member itself is left as it is, since to refuse
+    a write would give up a drive that is still needed."""
 
 
 MEND_TAG = 255
@@ -71,7 +75,7 @@ def walked(config: Config) -> data.StructLayout:
 
     ``roles``: a bit per role (data 0.., then P, Q, ..; with copies, per copy): MENDED and MISMATCH:
     which were wrong, as far as the parities tell (none: they do not); LOST: which are lost. Blocks
-    of stale drives that are lost have been made unreadable there.
+    of stale drives, and of one that is copied to, that are lost have been made unreadable there.
     """
     return data.StructLayout({"tag": 8, "result": WalkResult, "roles": MAX_DRIVES})
 

@@ -5,7 +5,7 @@ from amaranth.lib import data, enum, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from hdl.array.interface import TableRead
+from hdl.array.interface import CopyEnd, TableRead
 from hdl.background.interface import WalkKind, WalkResult, array_row, stretch
 from hdl.background.walker import SliceEnd, finding, slice_request
 from hdl.config import BLOCK_NUMBER_BITS, TIME_BITS, Config
@@ -29,7 +29,7 @@ class JobState(enum.Enum, shape=3):
     STOPPED = 3
     """The host stopped it; it can go on where it was."""
     FAILED = 4
-    """The drives that it rebuilt were lost, or too many writes failed."""
+    """The drives that it rebuilt or copied to were lost, or too many writes failed."""
 
 
 class JobOrder(enum.Enum, shape=2):
@@ -46,7 +46,8 @@ class JobOrder(enum.Enum, shape=2):
 def job_order(config: Config) -> data.StructLayout:
     """START: ``kind`` from row ``first`` or, with ``resume``, from where the last job was.
 
-    A REBUILD always goes on at the boundary. A job that is running is replaced.
+    A REBUILD always goes on at the boundary. A job that is running is replaced, but a COPY only
+    once the copy has ended.
     """
     return data.StructLayout(
         {
@@ -92,13 +93,15 @@ class Jobs(wiring.Component):
     -----
     order
         Changes; taken when made, after the rows on their way have ended.
-    running, rebuilds, zeroes
-        Bit an array: it has a job; that is REBUILD, ZERO.
-    rebuilding, settled
-        Bit an array: it has stale drives; whether that is up to date.
+    running, rebuilds, zeroes, copies
+        Bit an array: it has a job; that is REBUILD, ZERO, COPY.
+    rebuilding, halted, settled
+        Bit an array: it has stale drives; its copy cannot go on; whether that is up to date.
     rebuilt, rebuilt_array, handed
         Held: the stale drives of an array have all their blocks; withdrawn while there is an
-        ``order``. ``handed`` pulses when they are no longer stale.
+        ``order``. ``handed`` pulses when they are no longer stale. Of a COPY: it ends, with all
+        rows if ``complete``; ``outcome`` says with ``handed`` what has become of it. If its drive
+        is the member, but stale, it goes on as a REBUILD.
     ended
         A pulse when a job has ended.
     slice, slice_end, stop, advanced, boundary, finding, found
@@ -124,11 +127,15 @@ class Jobs(wiring.Component):
                 "running": Out(config.arrays),
                 "rebuilds": Out(config.arrays),
                 "zeroes": Out(config.arrays),
+                "copies": Out(config.arrays),
                 "rebuilding": In(config.arrays),
+                "halted": In(config.arrays),
                 "settled": In(1),
                 "rebuilt": Out(1),
                 "rebuilt_array": Out(config.array_bits),
                 "handed": In(1),
+                "complete": Out(1),
+                "outcome": In(CopyEnd),
                 "ended": Out(1),
                 "slice": Out(stream.Signature(slice_request(config))),
                 "slice_end": In(stream.Signature(SliceEnd)),
@@ -174,11 +181,18 @@ class Jobs(wiring.Component):
         pause = Signal(range(SETTLE_CYCLES + 1))
         runs = self.running.bit_select(array, 1)
         others = Signal()
-        complete = Signal()
+        complete = self.complete
         dirty = Signal()
         rebuild = Signal()
         has_stale = self.rebuilding.bit_select(array, 1)
+        copies = current.kind == WalkKind.COPY
+        # The drives are no longer those that the job is about.
+        pointless = Signal()
         m.d.comb += [
+            pointless.eq(
+                self.settled
+                & ((rebuild & ~has_stale) | (copies & self.halted.bit_select(array, 1)))
+            ),
             rebuild.eq(current.kind == WalkKind.REBUILD),
             read.addr.eq(array),
             write.addr.eq(array),
@@ -201,6 +215,7 @@ class Jobs(wiring.Component):
                 runs.eq(starts),
                 self.rebuilds.bit_select(array, 1).eq(starts & rebuild),
                 self.zeroes.bit_select(array, 1).eq(starts & (current.kind == WalkKind.ZERO)),
+                self.copies.bit_select(array, 1).eq(starts & (current.kind == WalkKind.COPY)),
             ]
 
         def end(state):
@@ -208,6 +223,15 @@ class Jobs(wiring.Component):
             m.d.comb += self.ended.eq(1)
             m.d.sync += current.ended.eq(self.now)
             m.next = "STORE"
+
+        def go_on_as_rebuild():
+            mark(JobState.RUNNING)
+            m.d.sync += [
+                current.kind.eq(WalkKind.REBUILD),
+                self.rebuilds.bit_select(array, 1).eq(1),
+                self.copies.bit_select(array, 1).eq(0),
+            ]
+            m.d.comb += self.ended.eq(0)
 
         with m.FSM(name="jobs") as fsm:
             # Memories keep their contents over a reset.
@@ -318,10 +342,10 @@ class Jobs(wiring.Component):
                     self.stop.eq(
                         self.order.valid
                         | (others & (rows == SLICE_ROWS))
-                        | (rebuild & self.settled & ~has_stale)
+                        | pointless
                     ),
                     write.en.eq(dirty),
-                    boundary_write.en.eq(rebuild & self.advanced),
+                    boundary_write.en.eq((rebuild | copies) & self.advanced),
                     self.slice_end.ready.eq(1),
                 ]
                 m.d.sync += [dirty.eq(self.advanced | self.found), current.row.eq(self.boundary)]
@@ -348,11 +372,11 @@ class Jobs(wiring.Component):
                     with m.If(
                         self.slice_end.payload.complete
                         | self.slice_end.payload.failed
-                        | (rebuild & self.settled & ~has_stale)
+                        | pointless
                     ):
                         m.next = "SETTLE"
                     with m.If(self.slice_end.payload.complete):
-                        m.d.comb += boundary_write.en.eq(rebuild)
+                        m.d.comb += boundary_write.en.eq(rebuild | copies)
 
             # What has become of the drives?
             with m.State("SETTLE"):
@@ -364,6 +388,10 @@ class Jobs(wiring.Component):
                 m.d.sync += pause.eq(SETTLE_CYCLES)
                 with m.If(self.settled):
                     with m.If(
+                        copies & (pointless | complete | (current.failures == MOST_FAILURES))
+                    ):
+                        m.next = "HAND-OVER"
+                    with m.Elif(
                         (rebuild & ~has_stale) | (current.failures == MOST_FAILURES)
                     ):
                         end(JobState.FAILED)
@@ -378,6 +406,10 @@ class Jobs(wiring.Component):
                 m.d.comb += self.rebuilt.eq(~self.order.valid)
                 with m.If(self.handed):
                     end(JobState.DONE)
+                    with m.If(copies & (self.outcome == CopyEnd.RELEASED)):
+                        end(JobState.FAILED)
+                    with m.If(copies & (self.outcome == CopyEnd.STALE)):
+                        go_on_as_rebuild()
                 with m.Elif(self.order.valid):
                     m.next = "STORE"
 

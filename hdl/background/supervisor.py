@@ -7,6 +7,7 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.array.interface import (
     ArrayState,
+    CopyEnd,
     ManageOpcode,
     ManageStatus,
     manage_request,
@@ -19,8 +20,6 @@ from hdl.background.pace import SHARE_BITS, WHOLE
 from hdl.config import MAX_DRIVES, Config
 from hdl.nvme.arbitrate import lowest_set
 
-KINDS = len(WalkKind)
-
 DEFAULT_SHARE = 30
 """Percent of the time that background work may take from a host that is there."""
 
@@ -32,7 +31,12 @@ class Supervisor(wiring.Component):
     from; then nothing of it is rebuilt, and REBUILD starts; so it is when a member's drive is had
     again (RE_ADD). A failed member is replaced by itself
     when there is a hot spare that is as large: dedicated ones first, then those of all arrays, by
-    port; a job of the array other than REBUILD or ZERO gives way.
+    port; a job of the array other than REBUILD, ZERO or COPY gives way.
+
+    A live member is copied while no other member of its array is being rebuilt. The tables end a
+    copy, when its job asks for it or the host stops that: the job never outlives it. Whoever leaves
+    the array then may still get writes of rows on their way, so nothing else is done until these
+    have ended.
 
     Parameters
     ----------
@@ -45,7 +49,7 @@ class Supervisor(wiring.Component):
         The host's changes (`ManageOpcode`).
     table_request, table_response
         Changes to `hdl.array.tables.ArrayTables`.
-    order, running, rebuilds, zeroes, rebuilt, rebuilt_array, handed
+    order, running, rebuilds, zeroes, copies, rebuilt, rebuilt_array, complete, handed, outcome
         Of `hdl.background.jobs.Jobs`.
     judged, judgement, states, valid, settled
         Of `hdl.array.states.ArrayStates`.
@@ -57,13 +61,16 @@ class Supervisor(wiring.Component):
         Bit a port: hot spares, which no new array may have.
     rescan
         A pulse: judge the arrays again, a spare may have come of use.
+    turn, lingers
+        Of `hdl.stripe.epochs.Epochs`.
     share
         Percent, as in `hdl.background.pace.Pace`.
 
     Errors: JOB_RUNNING while a job works on an array that is to be deleted, to get a member or
-    another job, or (ZERO) a volume; NOT_REDUNDANT for a member of a failed array; INVALID_FIELD for
-    an unknown kind, REBUILD without a stale drive, a share of 0 or beyond 100; NO_ENTRY for an
-    array, job or spare that is not there; DRIVE_UNAVAILABLE for a spare that is absent or in use;
+    another job, or (ZERO) a volume, or a member to be copied while one is rebuilt; NOT_REDUNDANT to
+    replace a member of a failed array; INVALID_FIELD for an unknown kind, COPY, REBUILD without a
+    stale drive, a share of 0 or beyond 100; NO_ENTRY for an array, job or spare that is not there;
+    DRIVE_UNAVAILABLE for a spare that is absent or in use;
     IN_USE for ZERO of an array with volumes. Others are the tables'.
     """
 
@@ -79,9 +86,12 @@ class Supervisor(wiring.Component):
                 "running": In(config.arrays),
                 "rebuilds": In(config.arrays),
                 "zeroes": In(config.arrays),
+                "copies": In(config.arrays),
+                "complete": In(1),
                 "rebuilt": In(1),
                 "rebuilt_array": In(config.array_bits),
                 "handed": Out(1),
+                "outcome": Out(CopyEnd),
                 "judged": In(1),
                 "judgement": In(judgement(config)),
                 "states": In(2 * config.arrays),
@@ -91,6 +101,8 @@ class Supervisor(wiring.Component):
                 "usable": In(MAX_DRIVES),
                 "spares": Out(MAX_DRIVES),
                 "rescan": Out(1),
+                "turn": Out(1),
+                "lingers": In(1),
                 "share": Out(SHARE_BITS, init=DEFAULT_SHARE),
                 "busy": Out(1),
             }
@@ -112,8 +124,9 @@ class Supervisor(wiring.Component):
         order = self.order.payload
         by_host, by_spare = Signal(), Signal()
         array = Signal(config.array_bits)
-        exists, runs, rebuilds, zeroes, has_stale = (
-            Signal(name=name) for name in ("exists", "runs", "rebuilds", "zeroes", "has_stale")
+        exists, runs, rebuilds, zeroes, copies, has_stale = (
+            Signal(name=name)
+            for name in ("exists", "runs", "rebuilds", "zeroes", "copies", "has_stale")
         )
         state = Signal(ArrayState)
         port = request.port[: config.port_bits]
@@ -124,10 +137,12 @@ class Supervisor(wiring.Component):
             runs.eq(self.running.bit_select(array, 1)),
             rebuilds.eq(self.rebuilds.bit_select(array, 1)),
             zeroes.eq(self.zeroes.bit_select(array, 1)),
+            copies.eq(self.copies.bit_select(array, 1)),
             has_stale.eq(self.rebuilding.bit_select(array, 1)),
             state.eq(self.states.word_select(array, 2)),
             port_bit.eq(1 << port),
             self.table_request.payload.eq(request),
+            self.outcome.eq(response.index[5:7]),
             order.array.eq(array),
             dedicated_write.data.eq(dedicated_read.data & ~port_bit),
             dedicated_write.addr.eq(place),
@@ -141,8 +156,9 @@ class Supervisor(wiring.Component):
         helps = (found.state == ArrayState.DEGRADED) | (
             found.state == ArrayState.PARTIALLY_DEGRADED
         )
-        kept = (self.rebuilds | self.zeroes).bit_select(found.array, 1)
-        want_kept = (self.rebuilds | self.zeroes).bit_select(want.array, 1)
+        keeps = self.rebuilds | self.zeroes | self.copies
+        kept = keeps.bit_select(found.array, 1)
+        want_kept = keeps.bit_select(want.array, 1)
         with m.If(self.judged & found.valid & found.missing & helps & ~kept & ~wanted):
             m.d.sync += [wanted.eq(self.spares.any()), want.eq(found), tried.eq(0)]
         candidates = Signal(MAX_DRIVES)
@@ -192,7 +208,14 @@ class Supervisor(wiring.Component):
                 ]
                 with m.If(self.rebuilt):
                     m.d.sync += [
-                        request.opcode.eq(ManageOpcode.SETTLE),
+                        request.opcode.eq(
+                            Mux(
+                                self.copies.bit_select(self.rebuilt_array, 1),
+                                ManageOpcode.END_COPY,
+                                ManageOpcode.SETTLE,
+                            )
+                        ),
+                        request.complete.eq(self.complete),
                         request.array.eq(self.rebuilt_array),
                         by_host.eq(0),
                     ]
@@ -252,6 +275,12 @@ class Supervisor(wiring.Component):
                             answer(ManageStatus.JOB_RUNNING)
                         with m.Elif(state == ArrayState.FAILED):
                             answer(ManageStatus.NOT_REDUNDANT)
+                    with m.Case(ManageOpcode.COPY):
+                        command(JobOrder.REWIND)
+                        with m.If(~exists):
+                            answer(ManageStatus.NO_ENTRY)
+                        with m.Elif(busy_array | has_stale):
+                            answer(ManageStatus.JOB_RUNNING)
                     with m.Case(ManageOpcode.START_JOB):
                         run(request.kind, request.start, request.resume)
                         with m.If(request.kind == WalkKind.ZERO.value):
@@ -262,12 +291,18 @@ class Supervisor(wiring.Component):
                         with m.Elif(busy_array):
                             answer(ManageStatus.JOB_RUNNING)
                         with m.Elif(
-                            (request.kind >= KINDS)
+                            (request.kind >= WalkKind.COPY.value)
                             | ((request.kind == WalkKind.REBUILD.value) & ~has_stale)
                         ):
                             answer(ManageStatus.INVALID_FIELD)
                     with m.Case(ManageOpcode.STOP_JOB):
                         command(JobOrder.STOP)
+                        with m.If(copies):
+                            m.d.sync += [
+                                request.opcode.eq(ManageOpcode.END_COPY),
+                                request.complete.eq(0),
+                            ]
+                            m.next = "ASK"
                         with m.If(~exists | ~busy_array):
                             answer(ManageStatus.NO_ENTRY)
                     with m.Case(ManageOpcode.SET_SHARE):
@@ -356,6 +391,29 @@ class Supervisor(wiring.Component):
                         with m.Case(ManageOpcode.SETTLE):
                             m.d.comb += self.handed.eq(1)
                             m.next = "REST"
+                        with m.Case(ManageOpcode.COPY):
+                            with m.If(done):
+                                run(WalkKind.COPY)
+                        with m.Case(ManageOpcode.END_COPY):
+                            m.d.comb += self.turn.eq(1)
+                            m.next = "DRAIN"
+
+            # A copy has ended: the leaver is free once no row writes to it any more.
+            with m.State("DRAIN"):
+                leaver = (1 << response.index[: config.port_bits])[:MAX_DRIVES]
+                with m.If(~self.lingers):
+                    with m.If(by_host):
+                        m.d.sync += response.index.eq(0)
+                        command(JobOrder.STOP)
+                    with m.Else():
+                        m.d.comb += self.handed.eq(1)
+                        m.next = "REST"
+                    with m.If(response.index[7] & (self.outcome == CopyEnd.JOINED)):
+                        m.d.comb += self.rescan.eq(1)
+                        m.d.sync += [
+                            self.spares.eq(self.spares | leaver),
+                            everywhere.eq(everywhere | leaver),
+                        ]
 
             with m.State("ORDER"):
                 m.d.comb += self.order.valid.eq(1)
@@ -376,6 +434,7 @@ class Supervisor(wiring.Component):
                 | (fsm.ongoing("SETTLE") & ~self.settled)
                 | (self.order.valid & ~self.order.ready)
                 | (fsm.ongoing("LISTEN") & ~self.table_response.valid)
+                | (fsm.ongoing("DRAIN") & self.lingers)
                 | (self.response.valid & ~self.response.ready)
             )
             m.d.comb += self.busy.eq(~waits)

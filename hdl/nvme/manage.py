@@ -33,6 +33,7 @@ _BACKGROUND_OPCODES = {
     AdminOpcode.REPLACE_MEMBER: ManageOpcode.REPLACE,
     AdminOpcode.ADD_SPARE: ManageOpcode.ADD_SPARE,
     AdminOpcode.REMOVE_SPARE: ManageOpcode.REMOVE_SPARE,
+    AdminOpcode.COPY_BACK: ManageOpcode.COPY,
 }
 
 
@@ -144,6 +145,7 @@ class Manage(wiring.Component):
                 initialise=entry.cdw10[30],
                 zero=entry.cdw10[31],
                 share=entry.cdw10[:8],
+                spare=entry.cdw11[8],
             )
         refusal = Signal(STATUS_BITS)
         deletes_volume = request.opcode == ManageOpcode.DELETE_VOLUME

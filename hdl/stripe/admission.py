@@ -6,13 +6,14 @@ from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from hdl.array.interface import TableRead, geometry_read, member_read
+from hdl.array.interface import TableRead, copy_read, geometry_read, member_read
 from hdl.background.interface import WalkKind, intention
 from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config
 from hdl.memory.interface import line_stream
+from hdl.stripe.duplicate import Duplicate
 from hdl.stripe.interface import PlanKind, RowKind, row_state
 from hdl.stripe.planner import Planner
-from hdl.stripe.program import lowest_bit, program, role_bits, target, target_bits
+from hdl.stripe.program import copy_target, lowest_bit, program, role_bits, target, target_bits
 from hdl.stripe.program import targets as target_count
 from hdl.stripe.walk_plan import WalkPlan
 
@@ -32,7 +33,9 @@ class Admission(wiring.Component):
     ``program_read``, ``target_read``, ``line_read``: what was worked out, for the sequencer;
     addresses are the row slot, below it the target or the role. ``stale``: bit a port whose drive
     is being rebuilt; ``boundary_read``: the first row of an array that is not yet. From there on
-    it is not read, and what is written to a row is written to it as well (with ``background``).
+    it is not read, and what is written to a row is written to it as well. ``copy_read``: the copy
+    of an array, whose drive gets what its member gets, as target `copy_target` (of mirrors in rows
+    of one strip, as the gatherer makes them). All three with ``background``.
     ``begun`` (with ``intent_chunks``): a row that may be written, before its drives are judged; of
     walks that only write what they cannot read, once that has happened. What these write to stale
     drives, as REBUILD does, is marked already or is there already.
@@ -54,6 +57,7 @@ class Admission(wiring.Component):
             health = {
                 "stale": In(MAX_DRIVES),
                 "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
+                "copy_read": Out(copy_read(config)),
             }
         if config.intent_chunks:
             health["begun"] = Out(stream.Signature(intention(config)))
@@ -134,6 +138,9 @@ class Admission(wiring.Component):
                 self.begun.payload.row.eq(row.row),
             ]
 
+        # A walk without parity is about one strip: its row slot keeps others from no more.
+        roles = Mux(walks & (geometry.parities == 0), geometry.copies, geometry.width)
+
         # A row has no more members than there are drive ports.
         data = Signal(range(config.ports + 1))
         m.d.comb += data.eq(geometry.data)
@@ -158,9 +165,34 @@ class Admission(wiring.Component):
         gone = self.failed.bit_select(port, 1)
         if config.background:
             beyond = Signal()
-            m.d.comb += self.boundary_read.address.eq(row.array)
+            m.submodules.duplicate = duplicate = Duplicate(config=config)
+            m.d.comb += [
+                self.boundary_read.address.eq(row.array),
+                self.copy_read.address.eq(row.array),
+                duplicate.entry.eq(self.copy_read.data),
+                duplicate.position.eq(self.member_read.address.position),
+                duplicate.member.eq(self.member_read.data),
+                duplicate.failed.eq(self.failed),
+                duplicate.stale.eq(self.stale),
+                duplicate.beyond.eq(beyond),
+            ]
             m.d.sync += beyond.eq(row.row >= self.boundary_read.data)
-            stale = beyond & self.stale.bit_select(port, 1)
+            port, gone, stale = duplicate.port, duplicate.gone, duplicate.distrusted
+            # The target that is copied, without mirroring its role, and where its block lies.
+            copies = Signal()
+            copied = Signal(target(config))
+            with m.If(got & duplicate.copied):
+                m.d.sync += [
+                    copies.eq(1),
+                    todo.copied.eq(Mux(mirrored, number, got_role)),
+                    copied.port.eq(duplicate.entry.port),
+                    copied.strip.eq(got_role),
+                    copied.wrapped.eq(got_wrapped),
+                ]
+            of_copy = walks & (row.walk.kind == WalkKind.COPY)
+            m.d.comb += program_write.data.write[copy_target(config)].eq(
+                copies & (of_copy | todo.write.bit_select(todo.copied, 1))
+            )
         m.d.comb += [
             self.member_read.address.array.eq(row.array),
             self.member_read.address.position.eq(row.base + place),
@@ -227,12 +259,13 @@ class Admission(wiring.Component):
                 walk_plan.kind.eq(row.walk.kind),
                 walk_plan.again.eq(retried),
                 walk_plan.mirrored.eq(has_copies),
-                walk_plan.every.eq((1 << Mux(has_copies, geometry.copies, geometry.width)) - 1),
+                walk_plan.every.eq((1 << roles) - 1),
                 walk_plan.data.eq(data),
                 walk_plan.parities.eq(geometry.parities),
                 walk_plan.dead.eq(todo.dead),
                 walk_plan.bad.eq(todo.bad),
                 walk_plan.stale.eq(todo.stale),
+                walk_plan.copied.eq(Mux(copies, 1 << todo.copied, 0)),
                 walk_plan.plan.eq(plan),
             ]
 
@@ -313,7 +346,7 @@ class Admission(wiring.Component):
                     place.eq(row.shift),
                 ]
                 if config.background:
-                    m.d.sync += [todo.walk.eq(row.walk), todo.again.eq(retried)]
+                    m.d.sync += [todo.walk.eq(row.walk), todo.again.eq(retried), copies.eq(0)]
                 m.next = "WALK"
                 with m.If(mirrored):
                     m.next = "STEP"
@@ -328,7 +361,7 @@ class Admission(wiring.Component):
                     with m.If(copy + 1 == geometry.copies):
                         m.d.sync += copy.eq(0)
                         m.next = "STEP"
-                with m.Elif(role + 1 == Mux(has_copies, geometry.copies, geometry.width)):
+                with m.Elif(role + 1 == roles):
                     m.next = "SETTLE"
             with m.State("STEP"):
                 # The walk of a strip takes two copies at least: `following` holds again by then.
@@ -345,6 +378,13 @@ class Admission(wiring.Component):
                 # The last answer is being taken.
                 m.next = "PLAN"
             with m.State("PLAN"):
+                if config.background:
+                    with m.If(copies):
+                        m.d.comb += [
+                            target_write.addr.eq(Cat(Const(copy_target(config)), slot)),
+                            target_write.data.eq(copied),
+                            target_write.en.eq(1),
+                        ]
                 with m.If(mirrored & ~in_place):
                     m.d.sync += todo.possible.eq(~recover)
                     m.next = "PUBLISH"

@@ -8,6 +8,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from hdl.array.interface import (
     WIDTH_BITS,
     TableRead,
+    copy_read,
     expected,
     extent,
     geometry,
@@ -50,6 +51,7 @@ class Dispatch(wiring.Component):
       single copy again. When every copy has been asked or passed over `ROUNDS` times, the
       blocks are `unreadable`.
     - FLUSH: `expected` says how many drives will answer, then each live member gets one operation.
+      A drive that a member is copied to is one of them, but it may go away.
       An array that has lost data (in a span more drives failed than parities, or no drive left) is
       rejected with WRITE_FAULT.
     - An extent whose ``status`` is not SUCCESS is `rejected` with it.
@@ -87,6 +89,8 @@ class Dispatch(wiring.Component):
     stale, boundary_read
         With ``background``: bit a port whose drive is being rebuilt, and the first row of an array
         that is not yet. In an extent that goes so far the drive counts as failed for a read.
+    copy_read
+        With ``background``: the copy of an array.
     mend
         With ``background``: the row of a redundant array in which a drive could not read a block,
         once the block has been asked for by other means (`hdl.stripe.mends.Mends`).
@@ -103,6 +107,7 @@ class Dispatch(wiring.Component):
             background = {
                 "stale": In(MAX_DRIVES),
                 "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
+                "copy_read": Out(copy_read(config)),
                 "mend": Out(stream.Signature(walk(config))),
             }
         if config.slow_read_ms:
@@ -186,6 +191,7 @@ class Dispatch(wiring.Component):
         live = Signal(WIDTH_BITS)
         lost = Signal()
         targets = Signal(MAX_DRIVES)
+        copies = Signal(MAX_DRIVES)
 
         port_failed = Signal()
         unreadable = Signal()
@@ -214,6 +220,15 @@ class Dispatch(wiring.Component):
                 mends.extent.eq(item),
                 mends.geometry.eq(shape),
             ]
+
+        # The drive that the member at `position` is copied to, in bits a port.
+        copied = Signal(MAX_DRIVES)
+        if config.background:
+            entry = self.copy_read.data
+            lives = entry.valid & ~self.failed.bit_select(entry.port, 1)
+            with m.If(lives & (entry.position == position)):
+                m.d.comb += copied.eq(1 << entry.port)
+            m.d.comb += self.copy_read.address.eq(item.array)
 
         exhausted = Signal()
         m.d.comb += exhausted.eq(item.recover.tried != 0)
@@ -270,7 +285,12 @@ class Dispatch(wiring.Component):
             self.operation.payload.fua.eq(item.fua),
             self.operation.payload.recover.again.eq(item.recover.again),
             self.operation.payload.recover.tried.eq(tried),
-            self.operation.payload.recover.copy.eq(chosen),
+            # Of a flush: the drive may go away (`hdl.array.tracker`).
+            self.operation.payload.recover.copy.eq(
+                Mux(item.opcode == HostOpcode.FLUSH, copies[0], chosen)
+                if config.background
+                else chosen
+            ),
             self.operation.payload.alone.eq(item.recover.again),
             self.operation.payload.block.eq(row),
             self.operation.payload.blocks.eq(item.blocks),
@@ -316,6 +336,8 @@ class Dispatch(wiring.Component):
                     lost.eq(0),
                     targets.eq(0),
                 ]
+                if config.background:
+                    m.d.sync += copies.eq(0)
                 m.next = "PREFER"
                 with m.If(item.opcode == HostOpcode.FLUSH):
                     m.next = "ASK"
@@ -401,11 +423,13 @@ class Dispatch(wiring.Component):
                 m.d.sync += [
                     position.eq(position + 1),
                     walk_place.eq(walk_place + 1),
-                    live.eq(live + ~port_failed),
+                    live.eq(live + ~port_failed + copied.any()),
                     dead.eq(span_dead),
                 ]
-                with m.If(~port_failed):
-                    m.d.sync += targets.bit_select(self.member_read.data, 1).eq(1)
+                members = Mux(port_failed, 0, 1 << self.member_read.data)
+                m.d.sync += targets.eq(targets | members | copied)
+                if config.background:
+                    m.d.sync += copies.eq(copies | copied)
                 with m.If(~mirrored & (span_dead > shape.parities)):
                     m.d.sync += lost.eq(1)
                 m.next = "ASK"
@@ -427,7 +451,10 @@ class Dispatch(wiring.Component):
             with m.State("FLUSH"):
                 m.d.comb += self.operation.valid.eq(targets[0])
                 with m.If(~targets[0] | self.operation.ready):
-                    m.d.sync += [targets.eq(targets >> 1), port.eq(port + 1)]
+                    m.d.sync += targets.eq(targets >> 1)
+                    if config.background:
+                        m.d.sync += copies.eq(copies >> 1)
+                    m.d.sync += port.eq(port + 1)
                     with m.If(targets[1:] == 0):
                         m.next = "TAKE"
 

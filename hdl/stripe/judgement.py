@@ -1,6 +1,6 @@
 """What the end of a drive operation means for its row."""
 
-from amaranth.hdl import Module, Signal
+from amaranth.hdl import Const, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -19,6 +19,10 @@ class Judgement(wiring.Component):
     it was a write and will not be sent again. ABORTED operations are sent `ATTEMPTS` times, a write
     that its drive cannot store twice, UNREACHED operations without being counted.
 
+    ``copying`` (these two with ``background``): the operation is a copy's: whatever its end, the
+    row has lost nothing, and a drive that does not store it is given up. ``paired``: another
+    operation writes the same line; ``written`` then comes with the second to end.
+
     Parameters
     ----------
     config
@@ -26,6 +30,7 @@ class Judgement(wiring.Component):
     """
 
     def __init__(self, *, config: Config):
+        self._copies = config.background
         super().__init__(
             {
                 "event": In(finished(config)),
@@ -38,6 +43,7 @@ class Judgement(wiring.Component):
                 "report": Out(1),
                 "written": Out(1),
             }
+            | ({"copying": In(1), "paired": In(1)} if config.background else {})
         )
 
     def elaborate(self, platform) -> Module:
@@ -48,6 +54,7 @@ class Judgement(wiring.Component):
         aborted = event.status == DriveStatus.ABORTED
         unreached = event.status == DriveStatus.UNREACHED
         refused = (event.status == DriveStatus.MEDIUM_ERROR) & (event.opcode == Opcode.WRITE)
+        copying = self.copying if self._copies else Const(0)
         counts = Signal()
         m.d.comb += [
             counts.eq(
@@ -68,11 +75,16 @@ class Judgement(wiring.Component):
             m.d.comb += self.report.eq(gone)
         with m.Else():
             m.d.comb += [
-                self.report.eq(gone | (~good & self.redundant)),
+                self.report.eq(gone | (~good & (self.redundant | copying))),
                 self.written.eq(1),
             ]
-            with m.If(good):
+            if self._copies:
+                m.d.comb += [
+                    self.written.eq(~self.paired | before.half),
+                    after.half.eq(before.half | self.paired),
+                ]
+            with m.If(good & ~copying):
                 m.d.comb += after.good.eq(before.good | (1 << self.index))
-            with m.Else():
+            with m.Elif(~good & ~copying):
                 m.d.comb += after.lost.eq(before.lost | (1 << self.index))
         return m

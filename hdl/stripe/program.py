@@ -14,6 +14,11 @@ def targets(config: Config) -> int:
     return 2 * config.ports
 
 
+def copy_target(config: Config) -> int:
+    """The number of the target that a member is being copied to; no other row target has it."""
+    return targets(config) - 1
+
+
 def target_bits(config: Config) -> int:
     """Width of a target number."""
     return bits_for_count(targets(config))
@@ -45,7 +50,8 @@ def program(config: Config) -> data.StructLayout:
     and ``mirrored`` is 0. ``again``: it has been planned before. ``checks``: parities (those in
     ``generate``) or copies (those in ``read``) are compared. ``single``: everything is written from
     the line of role ``source``, else each role from its own. If not ``possible``, ``write`` says
-    what is to be made unreadable.
+    what is to be made unreadable. ``copied``: if `copy_target` is in ``write``, the target (without
+    mirroring the role) whose block goes there as well.
     """
     background = {}
     if config.background:
@@ -56,6 +62,7 @@ def program(config: Config) -> data.StructLayout:
             "checks": 1,
             "single": 1,
             "source": role_bits(config),
+            "copied": target_bits(config),
             **errand(config),
         }
     return data.StructLayout(

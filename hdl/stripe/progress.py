@@ -42,7 +42,8 @@ def progress(config: Config) -> data.StructLayout:
 
     With ``background``: ``nonzero``: of the last parity pass, by parity role; ``found``: parities
     or copies do not agree, ``wrong`` being the roles at fault if they are known; ``suspect``: the
-    data role, or copy, that the pass under way looks into.
+    data role, or copy, that the pass under way looks into; ``half``: of a block that is written to
+    two drives one has ended.
     """
     background = {}
     if config.background:
@@ -51,6 +52,7 @@ def progress(config: Config) -> data.StructLayout:
             "found": 1,
             "wrong": config.ports,
             "suspect": role_bits(config),
+            "half": 1,
         }
     return data.StructLayout(
         {

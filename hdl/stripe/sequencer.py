@@ -6,7 +6,7 @@ from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from hdl.array.interface import TableRead, geometry_read, member_read
+from hdl.array.interface import TableRead, copy_read, geometry_read, member_read
 from hdl.background.interface import WalkKind, intention, walked
 from hdl.config import (
     BLOCK_NUMBER_BITS,
@@ -25,7 +25,7 @@ from hdl.stripe.interface import RowKind, committed, row_state, strip_state
 from hdl.stripe.judgement import Judgement
 from hdl.stripe.pass_steps import PassSteps
 from hdl.stripe.phase_queues import PhaseQueues
-from hdl.stripe.program import lowest_bit, role_bits, target_bits, targets
+from hdl.stripe.program import copy_target, lowest_bit, role_bits, target_bits, targets
 from hdl.stripe.progress import Next, Phase, progress
 from hdl.stripe.suspicion import Suspicion
 from hdl.stripe.verdict import Verdict
@@ -52,7 +52,9 @@ class Sequencer(wiring.Component):
     With ``background``, a write to a row that is past repair because of blocks that cannot be read
     succeeds; the row's parities are made unreadable until all of its data can be read again. A row
     that is walked ends in one ``walked``, before ``retired``; ``stale`` and ``boundary_read`` are
-    as for `hdl.stripe.admission.Admission`, and with ``intent_chunks`` so is ``begun``.
+    as for `hdl.stripe.admission.Admission`, and with ``intent_chunks`` so is ``begun``. While a
+    member is copied (``copy_read``) what it gets is written to another drive as well, which is
+    reported on ``fail`` if it does not store it, and nothing else comes of that.
 
     ``operation`` has owner ROW, index = row slot, place = target number (without mirroring the
     role: data 0.., then P, Q, ..); ``finished`` brings both back. ``finished`` and ``pass_done``
@@ -77,6 +79,7 @@ class Sequencer(wiring.Component):
             background = {
                 "stale": In(MAX_DRIVES),
                 "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
+                "copy_read": Out(copy_read(config)),
                 "walked": Out(stream.Signature(walked(config))),
             }
         if config.intent_chunks:
@@ -119,6 +122,7 @@ class Sequencer(wiring.Component):
         m.d.comb += admission.failed.eq(self.failed)
         if config.background:
             connect(m, admission.boundary_read, flipped(self.boundary_read))
+            connect(m, admission.copy_read, flipped(self.copy_read))
             m.d.comb += admission.stale.eq(self.stale)
         if config.intent_chunks:
             connect(m, admission.begun, flipped(self.begun))
@@ -164,14 +168,16 @@ class Sequencer(wiring.Component):
         fills = program.fills if config.sector_emulation else Const(0, 1)
         gathered = program.gathered if config.gather_reads else Const(0, 1)
         filled = Signal()
-        walks, single, checks = Const(0), Const(0), Const(0)
+        walks, single, checks, copied = Const(0), Const(0), Const(0), Const(0)
         if config.background:
             walks, single, checks = program.walk.any, program.single, program.checks
+            copies = program.write[copy_target(config)]
+            copied = Mux(copies, 1 << program.copied, 0)
         is_strip = ~walks & (program.mirrored | (index < program.data))
         m.d.comb += [
             data_roles.eq((1 << program.data) - 1),
             parity_roles.eq(program.generate << program.data),
-            held.eq(Mux(walks, Mux(single, program.aux, program.write), parity_roles)),
+            held.eq(Mux(walks, Mux(single, program.aux, program.write | copied), parity_roles)),
         ]
 
         # Operations of one phase: `pending` targets.
@@ -284,6 +290,12 @@ class Sequencer(wiring.Component):
         ]
 
         if config.background:
+            copying = number == copy_target(config)
+            both = copies & program.write.bit_select(program.copied, 1)
+            m.d.comb += [
+                judgement.copying.eq(copying),
+                judgement.paired.eq(both & (copying | (number == program.copied))),
+            ]
             # By syndrome, and by the role of the parity: Q is the first one in one DDF layout.
             syndromes = Signal(config.parities)
             nonzero = Signal(config.parities)

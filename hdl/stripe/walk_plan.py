@@ -17,7 +17,8 @@ class WalkPlan(wiring.Component):
     read every block once, and what they cannot read is mended when the row is planned ``again``;
     then the row is not compared, nor is it if a data role is lost. Of a row of copies each is a
     role, and one of them, ``source``, is read and written to the others. A row without redundancy
-    is only read. ZERO reads nothing; its one line is that of ``source``. Combinational.
+    is only read. COPY reads what is ``copied``, or works it out, and leaves the member as it is.
+    ZERO reads nothing; its one line is that of ``source``. Combinational.
 
     Parameters
     ----------
@@ -33,11 +34,13 @@ class WalkPlan(wiring.Component):
         which there are so many.
     dead, bad, stale
         Roles whose drive is gone, those that must not be read, and those of them on stale drives.
+    copied
+        The role whose member is being copied, if any. Its copy is written beside this plan.
     plan
         With parities: `RowKind.RECOVER` of nothing joined, with ``dead`` and ``bad`` lost.
     possible, read, erased, use_parity, generate, write
-        As in `hdl.stripe.program.program`. A REBUILD that is not possible makes unreadable what is
-        on stale drives, so that what they hold is never taken for the row's.
+        As in `hdl.stripe.program.program`. A REBUILD or COPY that is not possible makes unreadable
+        what is on stale drives, so that what they hold is never taken for the row's.
     checks
         Parities, or copies, are compared before anything is written.
     single, source
@@ -58,6 +61,7 @@ class WalkPlan(wiring.Component):
                 "dead": In(ports),
                 "bad": In(ports),
                 "stale": In(ports),
+                "copied": In(ports),
                 "plan": In(plan(config)),
                 "possible": Out(1),
                 "read": Out(ports),
@@ -77,39 +81,47 @@ class WalkPlan(wiring.Component):
         resyncs = self.kind == WalkKind.RESYNC
         rebuilds = self.kind == WalkKind.REBUILD
         zeroes = self.kind == WalkKind.ZERO
-        looks = ~(resyncs | rebuilds | zeroes) & ~self.again
+        copies = self.kind == WalkKind.COPY
+        looks = ~(resyncs | rebuilds | zeroes | copies) & ~self.again
         compares = (self.kind == WalkKind.CHECK) | (self.kind == WalkKind.REPAIR)
         data_roles = (1 << self.data) - 1
 
         live = Signal(ports)
         good = Signal(ports)
         mend = Signal(ports)
+        # Of a COPY: the role that it is about, which is not written there; whether it can be read.
+        spared = Signal(ports)
+        copyable = Signal()
+        anew = Signal(ports)
         m.d.comb += [
+            spared.eq(Mux(copies, self.copied, 0)),
+            copyable.eq(copies & ~(self.bad & (self.stale | spared)).any()),
             live.eq(self.every & ~self.dead),
             good.eq(live & ~self.bad),
             mend.eq(live & self.bad),
-            self.single.eq(self.mirrored),
+            self.single.eq(self.mirrored | zeroes),
+            self.source.eq(
+                lowest_bit(m, Mux(zeroes, live, Mux(copyable, spared, good)), "source_role")
+            ),
         ]
         with m.If(zeroes):
-            m.d.comb += [
-                self.possible.eq(live.any()),
-                self.single.eq(1),
-                self.source.eq(lowest_bit(m, live, "live_role")),
-                self.write.eq(live),
-            ]
+            m.d.comb += [self.possible.eq(live.any()), anew.eq(live)]
+        with m.Elif(copyable):
+            m.d.comb += [self.possible.eq(1), self.read.eq(spared)]
         with m.Elif(self.mirrored):
             first = Signal(ports)
             m.d.comb += [
                 first.eq(good & -good),
                 self.possible.eq(good.any()),
-                self.source.eq(lowest_bit(m, good, "good_role")),
                 self.checks.eq(compares & looks & (mend == 0)),
-                self.write.eq(Mux(resyncs, live & ~first, mend)),
-                self.read.eq(Mux(looks, good, Mux(self.write.any(), first, 0))),
+                anew.eq(Mux(resyncs, live & ~first, mend)),
+                self.read.eq(Mux(looks, good, Mux(anew.any(), first, 0))),
             ]
         with m.Elif(self.parities == 0):
             m.d.comb += [
-                self.possible.eq(resyncs | rebuilds | (good == self.every)),
+                self.possible.eq(
+                    resyncs | Mux(rebuilds, ~self.stale.any(), ~copies & (good == self.every))
+                ),
                 self.read.eq(Mux(looks, good, 0)),
             ]
         with m.Else():
@@ -117,9 +129,9 @@ class WalkPlan(wiring.Component):
                 self.possible.eq(self.plan.kind != PlanKind.IMPOSSIBLE),
                 self.checks.eq(compares & looks & ((self.bad | (self.dead & data_roles)) == 0)),
                 self.generate.eq(Mux(resyncs | self.checks, live, mend) >> self.data),
-                self.write.eq(mend | Mux(self.checks, 0, self.generate << self.data)),
+                anew.eq(mend | Mux(self.checks, 0, self.generate << self.data)),
             ]
-            with m.If(self.write.any()):
+            with m.If(anew.any()):
                 m.d.comb += [
                     self.erased.eq(self.plan.erased),
                     self.use_parity.eq(self.plan.use_parity),
@@ -127,6 +139,7 @@ class WalkPlan(wiring.Component):
                 ]
             with m.If(looks):
                 m.d.comb += self.read.eq(good)
+        m.d.comb += self.write.eq(anew & ~spared)
         with m.If(~self.possible):
-            m.d.comb += self.write.eq(Mux(rebuilds, live & self.stale, 0))
+            m.d.comb += self.write.eq(Mux(rebuilds | copies, live & self.stale, 0))
         return m

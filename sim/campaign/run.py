@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from cocotb_tests.array_models import random_layout
 from cocotb_tests.native_card import PORTS, Card, Volume
 from hdl.array.interface import ArrayState, Level
+from hdl.background.interface import WalkKind
 from hdl.background.jobs import JobState
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, SECTOR_BYTES
 from hdl.drive.ladder import longest_ms
@@ -83,6 +84,7 @@ class Run:
         # A volume of 512-byte sectors is as good as any.
         self._sector_bytes = random.Random(f"{seed}/sectors").choice((BLOCK_BYTES, SECTOR_BYTES))
         self._redundant = layout.parities > 0 or layout.copies > 1
+        self._copies = random.Random(f"{seed}/copies")
         self._touched: set[int] = set()
         self._failed: set[int] = set()
         title = f"{layout.level} {layout.drives} drives"
@@ -170,6 +172,52 @@ class Run:
             position = choose.choice(sorted(gone))
             back = choose.random() < 0.5
             await (self._take_back if back else self._replace)(volume, position)
+        if self._copies.random() < 0.4:
+            await self._copy(volume)
+
+    async def _copy(self, volume: Volume) -> None:
+        """A live member moves to a free drive under load; one of the two may go meanwhile."""
+        card, choose, budget = self._card, self._copies, self._budget
+        free = [port for port in range(PORTS) if port not in self._ports and port not in card.gone]
+        live = [p for p in range(self._layout.drives) if p not in budget.drives]
+        if not free or not live:
+            return
+        position, port = choose.choice(live), choose.choice(free)
+        old = self._ports[position]
+        for row in range(volume.rows):
+            card.store(port, row, choose.randbytes(BLOCK_BYTES))
+        await background.copy_member(card.nvme, 0, position, port, spare=False)
+        pulled = choose.choice((None, None, old, port))
+        if pulled is not None and self._redundant and budget.admits(drives=[position]):
+            card.card.transport.spawn(self._fault(pulled, "leave"))
+            self.outcome.faults["pull of a copy"] += 1
+        else:
+            pulled = None
+        blocks = len(volume.model) * self._sector_bytes // BLOCK_BYTES
+        statuses = await card.load(
+            volume, COMMANDS[0], longest=min(16, blocks), allowed=self._allowed()
+        )
+        self.outcome.commands += len(statuses)
+        await card.card.transport.sleep(2 * FAULT_TIME_NS)
+        job = await background.job(card.nvme, 0)
+        while job.state == JobState.RUNNING:
+            await card.card.transport.sleep(FAULT_TIME_NS)
+            job = await background.job(card.nvme, 0)
+        assert job.state == JobState.DONE or (job.kind == WalkKind.COPY and pulled == port), job
+        assert not (self._redundant and job.lost), job
+        (array,) = await raid.arrays(card.nvme)
+        member = array.members[position]
+        moved = job.state == JobState.DONE
+        assert member.port == (port if moved else old), (job, member)
+        assert member.failed == (member.port == pulled), (job, member)
+        self._ports[position] = volume.ports[position] = member.port
+        if moved:
+            self._failed.discard(old)
+            self.outcome.seen["members moved"] += 1
+        if moved and self._redundant:
+            budget.bad = {bad for bad in budget.bad if bad[0] != position}
+        if not member.failed:
+            budget.drives.discard(position)
 
     async def _replace(self, volume: Volume, position: int) -> None:
         """A drive of no array takes the place of a failed one, and is rebuilt under load."""
@@ -291,7 +339,7 @@ class Run:
             harness.drive_fault(port, deaf=self._random.random() < 0.5, lasting=True)
         else:
             self._card.pull(port)
-            if self._random.random() < 0.5:
+            if kind == "pull" and self._random.random() < 0.5:
                 # It comes back, with what it held: its array must not use it.
                 await self._later()
                 harness.insert(port)

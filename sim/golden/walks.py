@@ -14,7 +14,8 @@ class Walk:
 
     ``dead``: their drive is gone; ``stale``: it is being rebuilt and has not come so far;
     ``unreadable``: the drive cannot read the block; ``wrong``: the drive has another block than
-    belongs there, or with copies than the first good one has.
+    belongs there, or with copies than the first good one has. ``copied``: the role, if any, whose
+    member is being copied to another drive.
     """
 
     kind: str
@@ -25,6 +26,7 @@ class Walk:
     stale: frozenset[int] = frozenset()
     unreadable: frozenset[int] = frozenset()
     wrong: frozenset[int] = frozenset()
+    copied: frozenset[int] = frozenset()
 
     @property
     def roles(self) -> frozenset[int]:
@@ -50,7 +52,8 @@ def outcome(walk: Walk) -> Outcome:
     while True:
         steps = _steps(walk, bad, again=again)
         if steps is None:
-            spoilt = walk.stale - walk.dead if walk.kind == "REBUILD" else frozenset()
+            spoils = walk.kind in ("REBUILD", "COPY")
+            spoilt = walk.stale - walk.dead if spoils else frozenset()
             return Outcome(result="LOST", roles=walk.dead | bad, spoilt=spoilt)
         read, written = steps
         found = read & walk.unreadable
@@ -90,14 +93,20 @@ def _steps(walk: Walk, bad: frozenset[int], *, again: bool) -> tuple[set[int], s
     if walk.kind == "ZERO":
         return set(), set(live)
     looks = walk.kind in ("CHECK", "REPAIR", "PATROL") and not again
+    if walk.kind == "COPY":
+        # What is copied is not mended where it was.
+        mend -= walk.copied
+        if not bad & (walk.stale | walk.copied):
+            return set(walk.copied), set()
     if walk.copies > 1:
         if not good:
             return None
         first = min(good)
         written = set(live - {first}) if walk.kind == "RESYNC" else mend
-        return (set(good) if looks else {first} if written else set()), written
+        reads = written or walk.kind == "COPY"
+        return (set(good) if looks else {first} if reads else set()), written
     if not walk.parities:
-        if walk.kind in ("RESYNC", "REBUILD"):
+        if walk.kind == "RESYNC" or (walk.kind == "REBUILD" and not walk.stale):
             return set(), set()
         return None if good != walk.roles else (set(good) if looks else set(), set())
     chosen = plan(
@@ -113,4 +122,5 @@ def _steps(walk: Walk, bad: frozenset[int], *, again: bool) -> tuple[set[int], s
     if walk.kind == "RESYNC":
         written |= {role for role in live if role >= walk.data}
     read = set(chosen.read_data) | {walk.data + parity for parity in chosen.read_parity}
-    return (set(good) if looks else read if written else set()), written
+    reads = written or walk.kind == "COPY"
+    return (set(good) if looks else read if reads else set()), written

@@ -3,7 +3,7 @@
 import struct
 from dataclasses import dataclass
 
-from hdl.array.interface import ArrayState
+from hdl.array.interface import ArrayState, Level
 from hdl.background.interface import WalkKind, WalkResult
 from hdl.background.jobs import JobState
 from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BLOCKS
@@ -18,6 +18,7 @@ REPLACE_MEMBER = 0xDC
 ADD_SPARE = 0xE0
 REMOVE_SPARE = 0xE4
 RE_ADD = 0xE8
+COPY_BACK = 0xEC
 GET_LOG_PAGE = 0x02
 
 ARRAY_STATES, DEFECTS, LOST_BLOCKS = 0xC0, 0xC1, 0xC2
@@ -26,6 +27,7 @@ FINDINGS = 32
 MOST_ARRAYS = BLOCK_BYTES // ENTRY_BYTES
 RESUME = 1 << 12
 DEDICATED = 1 << 8
+BECOMES_SPARE = 1 << 8
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,36 @@ async def re_add(nvme: Nvme, array: int, position: int) -> None:
     fields = _number("array", array, 8) | _number("position", position, 8) << 8
     command = Command(RE_ADD, dwords=(fields,))
     await nvme.admin(command, f"re-add member {position} of array {array}")
+
+
+async def copy_member(
+    nvme: Nvme, array: int, position: int, port: int, *, spare: bool = False
+) -> None:
+    """Copies a live member to the drive at ``port``, which takes its place once all is there.
+
+    The array keeps its redundancy meanwhile. ``spare``: the drive that was the member is a hot
+    spare of all arrays then.
+    """
+    fields = _number("array", array, 8) | _number("position", position, 8) << 8
+    drive = _number("port", port, 8) | BECOMES_SPARE * spare
+    command = Command(COPY_BACK, dwords=(fields, drive))
+    await nvme.admin(command, f"copy member {position} of array {array}")
+
+
+async def erase_drive(nvme: Nvme, port: int, *, poll_ns: float = 1e6) -> None:
+    """Writes zeros to a drive of no array, from block `DATA_OFFSET_BLOCKS` to its last one.
+
+    It is a JBOD of its own meanwhile. `NvmeError` if it refuses: it belongs to an array, is a
+    spare, or is too small; `RuntimeError` if a block could not be written.
+    """
+    array = await raid.create_array(nvme, Level.JBOD, [port], strip_kib=4, zero=True)
+    erased = await job(nvme, array)
+    while erased.state == JobState.RUNNING:
+        await nvme.transport.sleep(poll_ns)
+        erased = await job(nvme, array)
+    await raid.delete_array(nvme, array)
+    if erased.state != JobState.DONE:
+        raise RuntimeError(f"drive {port} could not be erased beyond row {erased.row}")
 
 
 async def add_spare(nvme: Nvme, port: int, array: int | None = None) -> None:

@@ -1,0 +1,403 @@
+"""Rows of an array of which a member is copied to another drive: both get every write."""
+
+import os
+from dataclasses import replace
+
+import cocotb
+import pytest
+from amaranth.hdl import Signal
+
+from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.sequencer_bench import ARRAYS, CONFIG, random_rows
+from cocotb_tests.streams import start
+from cocotb_tests.stripe_models import BLOCK, ArrayModel, TableServer, pack
+from cocotb_tests.walk_bench import WalkBench
+from hdl.array.interface import copy_entry
+from hdl.background.interface import WalkKind, WalkResult
+from hdl.stripe.admission import Admission
+from hdl.stripe.duplicate import Duplicate
+from hdl.stripe.interface import PlanKind
+from hdl.stripe.program import copy_target
+from hdl.stripe.sequencer import Sequencer
+from hdl.stripe.walk_plan import WalkPlan
+from sim.golden.walks import Walk, outcome
+
+SPAN = 6
+STEP = 8
+ROWS = range(0, SPAN * STEP, STEP)
+
+COPIED = {
+    **{name: array for name, array in ARRAYS.items() if len(array.ports) < CONFIG.ports},
+    # Wide enough for rows that are read, modified and written.
+    "raid5": ArrayModel(width=6, parities=1, ports=(7, 2, 5, 0, 3, 6)),
+}
+
+
+class CopyBench(WalkBench):
+    """A `WalkBench` with a copy of the member at ``position``, which is at ``old``, to ``target``.
+
+    What ``target`` has of a row is distrusted until the row has been copied.
+    """
+
+    def __init__(self, dut, config, array, *, seed: int, active: float):
+        super().__init__(dut, config, array, seed=seed, active=active)
+        self.copying = False
+        self.position = self.random.randrange(array.width * array.spans)
+        self.old = array.ports[self.position]
+        self.target = self.random.choice(sorted({*range(config.ports)} - {*array.ports}))
+        TableServer(dut, "copy_read", self._entry)
+
+    def _entry(self, array: int) -> int:
+        valid = array == 1 and self.copying
+        return pack(copy_entry(self.config), valid=valid, position=self.position, port=self.target)
+
+    def begin_copy(self) -> None:
+        """Whatever the target had before."""
+        self.copying = True
+        self.boundary = 0
+        for key in [*self.drives.blocks]:
+            if key[0] == self.old:
+                self.drives.blocks[self.target, key[1]] = self.random.randbytes(BLOCK)
+        self.before = dict(self.drives.blocks)
+
+    def hand_over(self, *, stale: bool = False) -> None:
+        """The target becomes the member."""
+        ports = tuple(self.target if one == self.old else one for one in self.array.ports)
+        self.array = replace(self.array, ports=ports)
+        self.tables.replace(1, self.array)
+        self.copying = False
+        if stale:
+            self.stale.add(self.target)
+            self.dut.stale.value = 1 << self.target
+
+    async def random_rows(self, *, rows: int) -> None:
+        """Host writes, half of them of one strip; of mirrors all, as the gatherer has them."""
+        for _ in range(rows):
+            if self.array.mirrored or self.random.random() < 0.5:
+                row = STEP * self.random.randrange(SPAN)
+                await self.begin(row, joined=[self.random.randrange(self.strips(row))])
+            else:
+                await random_rows(self, rows=1, span=SPAN)
+
+    async def walk_all(self, kind: WalkKind, *, first: int = 0, rows=ROWS) -> None:
+        """Walks all strips of rows; the boundary follows."""
+        for row in rows:
+            if row < first:
+                continue
+            strips = range(1 if self.array.parities else self.strips(row))
+            for tag in [await self.walk(row, kind, strip=strip) for strip in strips]:
+                result, _ = await self.end_of(tag)
+                assert result in (WalkResult.GOOD, WalkResult.MENDED), f"row {row}: {result}"
+            self.boundary = row + 1
+            self.drives.distrusted -= {
+                one
+                for strip in strips
+                for place in self.role_places(row, strip)
+                for one in (place, (self.target, place[1]))
+            }
+
+    def check_written(self) -> None:
+        """What has been written to the member since the copy began is on the target as well."""
+        drives, seen = self.drives, 0
+        for (port, block), data in drives.blocks.items():
+            key = port, block
+            if port == self.old and (self.before.get(key) != data and key not in drives.unreadable):
+                assert drives.blocks.get((self.target, block)) == data, f"{key} is not on both"
+                seen += 1
+        assert seen, "the member was never written"
+
+    def check_copied(self) -> None:
+        """The target has all that the member has, as far as it can be read."""
+        for row in self.rows:
+            for strip in range(1 if self.array.parities else self.strips(row)):
+                places = self.role_places(row, strip)
+                for (port, block), truth in zip(places, self.truth(row, strip), strict=True):
+                    if port == self.old and row not in self.unsure:
+                        there = self.drives.blocks.get((self.target, block), bytes(BLOCK))
+                        assert there == truth, f"row {row}: {there!r}, not {truth!r}"
+
+    def golden(self, row: int, strip: int, kind: WalkKind) -> Walk:
+        walk = super().golden(row, strip, kind)
+        if not self.copying or {self.old, self.target} & self.failed:
+            return walk
+        places = self.role_places(row, strip)
+        copied = frozenset(role for role, place in enumerate(places) if place[0] == self.old)
+        return replace(walk, copied=copied)
+
+    async def check_copy(self, row: int, *, strip: int = 0) -> WalkResult:
+        """Copies a row; result, the row itself and the block of the target must be golden."""
+        walk = self.golden(row, strip, WalkKind.COPY)
+        truth = self.truth(row, strip)
+        block = next(
+            (place[1] for place in self.role_places(row, strip) if place[0] == self.old), None
+        )
+        lost = outcome(walk).result == "LOST"
+        result = await self.check_walk(row, WalkKind.COPY, strip=strip)
+        for role in walk.copied:
+            key = self.target, block
+            assert (key in self.drives.unreadable) == lost, f"{walk}: {key}"
+            if not lost:
+                assert self.drives.blocks.get(key, bytes(BLOCK)) == truth[role], f"{walk}"
+        return result
+
+
+def bench_of(dut) -> CopyBench:
+    seed = int(os.environ["SEED"])
+    print(f"seed {seed}")
+    array = COPIED[os.environ["ARRAY"]]
+    active = float(os.environ.get("ACTIVE", "0.6"))
+    return CopyBench(dut, CONFIG, array, seed=seed, active=active)
+
+
+async def begin(dut) -> CopyBench:
+    """Rows with contents, and a copy of a member that begins."""
+    bench = bench_of(dut)
+    await start(dut)
+    await bench.random_rows(rows=20)
+    await bench.settle()
+    bench.begin_copy()
+    return bench
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def copies_under_load(dut):
+    """Whatever the drives do short of failing; then the target is the member."""
+    bench = await begin(dut)
+    bench.drives.aborts = 0.02
+    bench.drives.unreached = 0.1
+    for _ in range(6):
+        await bench.random_rows(rows=5)
+        await bench.settle()
+        bench.check_written()
+    loading = cocotb.start_soon(bench.random_rows(rows=25))
+    await bench.walk_all(WalkKind.COPY)
+    await loading
+    await bench.settle()
+    bench.check_copied()
+    loading = cocotb.start_soon(bench.random_rows(rows=20))
+    bench.hand_over()
+    await loading
+    await bench.random_rows(rows=20)
+    await bench.settle()
+    bench.check_drives()
+    assert not bench.failed and not bench.write_faults and not bench.read_faults
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def the_target_fails(dut):
+    """No command fails for it, and the array is as it was."""
+    bench = await begin(dut)
+    await end_badly(bench, lambda: bench.drives.gone.add(bench.target))
+    bench.failed.discard(bench.target)
+    bench.drives.gone.discard(bench.target)
+    dut.failed.value = 0
+    bench.drives.may_fail = lambda port: port == bench.target
+
+    def refuse() -> None:
+        bench.drives.write_errors = 0.7
+
+    await end_badly(bench, refuse)
+
+
+async def end_badly(bench: CopyBench, happens) -> None:
+    """``happens`` after some rows, and the target is given up."""
+    loading = cocotb.start_soon(bench.random_rows(rows=25))
+    await bench.walk_all(WalkKind.COPY, rows=ROWS[:2])
+    happens()
+    await bench.walk_all(WalkKind.COPY)
+    await loading
+    await bench.settle()
+    assert bench.failed == {bench.target} and not bench.write_faults
+    bench.check_drives()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def the_member_fails(dut):
+    """The target takes over at once: what has been copied is good, the rest is worked out."""
+    bench = await begin(dut)
+    bench.drives.distrusted = {
+        (bench.target, place[1])
+        for row in ROWS
+        for strip in range(1 if bench.array.parities else bench.strips(row))
+        for place in bench.role_places(row, strip)
+        if place[0] == bench.old
+    }
+    loading = cocotb.start_soon(bench.random_rows(rows=40))
+    await bench.walk_all(WalkKind.COPY, rows=ROWS[:3])
+    # Those that were under way when it failed may still be told that it has.
+    bench.fail(bench.old)
+    await bench.walk_all(WalkKind.COPY, first=bench.boundary, rows=ROWS[:4])
+    await loading
+    await bench.random_rows(rows=20)
+    await bench.settle()
+    bench.hand_over(stale=True)
+    loading = cocotb.start_soon(bench.random_rows(rows=30))
+    await bench.walk_all(WalkKind.REBUILD, first=bench.boundary)
+    await loading
+    bench.trust()
+    await bench.random_rows(rows=20)
+    await bench.settle()
+    assert bench.failed == {bench.old} and not bench.write_faults
+    bench.check_drives()
+    # With no more redundancy than the level has, the target holds what it should.
+    for port in bench.random.sample(
+        sorted({*bench.array.ports[: bench.array.width]} - {bench.target}),
+        bench.array.parities or bench.array.copies - 1,
+    ):
+        bench.fail(port)
+    bench.check_drives()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def copies_what_cannot_be_read(dut):
+    """Worked out from the others, or unreadable on the target too."""
+    bench = await begin(dut)
+    bench.drives.aborts = 0.01
+    bench.drives.unreached = 0.1
+    seen = set()
+    tolerated = bench.array.parities + bench.array.copies - 1
+    for turn in range(40):
+        if turn == 25:
+            other = bench.random.choice(sorted({*bench.array.ports} - {bench.old}))
+            bench.fail(other)
+        row = STEP * bench.random.randrange(SPAN)
+        strip = 0 if bench.array.parities else bench.random.randrange(bench.strips(row))
+        places = [one for one in bench.role_places(row, strip) if one[0] not in bench.failed]
+        mine = [one for one in places if one[0] == bench.old and bench.random.random() < 0.7]
+        count = bench.random.choice((0, 1, tolerated))
+        rest = [one for one in places if one[0] != bench.old]
+        bench.drives.unreadable |= {*mine, *bench.random.sample(rest, min(count, len(rest)))}
+        seen.add(await bench.check_copy(row, strip=strip))
+        bench.drives.unreadable.clear()
+    assert {WalkResult.GOOD, WalkResult.LOST} <= seen
+    assert (WalkResult.MENDED in seen) == bool(tolerated)
+    await bench.settle()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def what_no_drive_has_is_unreadable(dut):
+    """Without redundancy, and the member failed, what was not copied is lost and says so."""
+    bench = await begin(dut)
+    await bench.walk_all(WalkKind.COPY, rows=ROWS[:3])
+    bench.fail(bench.old)
+    bench.hand_over(stale=True)
+    await bench.random_rows(rows=0)
+    for row in ROWS:
+        for strip in range(bench.strips(row)):
+            ((port, block),) = bench.role_places(row, strip)
+            result, roles = await bench.end_of(
+                await bench.walk(row, WalkKind.REBUILD, strip=strip)
+            )
+            lost = row >= bench.boundary and port == bench.target
+            assert result == (WalkResult.LOST if lost else WalkResult.GOOD), f"row {row}"
+            assert ((port, block) in bench.drives.unreadable) == lost
+            assert bool(roles) == lost
+    await bench.settle()
+
+
+LOAD = ("copies_under_load", "the_target_fails", "copies_what_cannot_be_read")
+
+
+class ForgetsUpdates(Admission):
+    """A planted bug: rows that are read, modified and written go to the member only."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        plan = m.submodules.planner.plan
+        updates = Signal()
+        with m.If(plan.valid):
+            m.d.sync += updates.eq(plan.payload.kind == PlanKind.UPDATE)
+        with m.If(updates):
+            written = m.submodules.programs.write_ports[0].data.write
+            m.d.comb += written[copy_target(CONFIG)].eq(0)
+        return m
+
+
+class WaitsForTheTables(Duplicate):
+    """A planted bug: once the member has failed nothing is written until there is another."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        lost = self.failed.bit_select(self.member, 1)
+        m.d.comb += [self.gone.eq(lost), self.port.eq(self.member)]
+        return m
+
+
+class CountsTheCopy(Sequencer):
+    """A planted bug: what the target does not store is lost to the row."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += m.submodules.judgement.copying.eq(0)
+        return m
+
+
+class FreesEarly(Sequencer):
+    """A planted bug: a line is given back when the first of two drives has it."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += m.submodules.judgement.paired.eq(0)
+        return m
+
+
+class MendsTheMember(WalkPlan):
+    """A planted bug: what a copy cannot read is written where it was, and nowhere else."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.write.eq(self.bad & ~self.dead)
+        return m
+
+
+MUTANTS = {
+    ForgetsUpdates: ("sequencer.Admission", "raid5", "copies_under_load"),
+    WaitsForTheTables: ("admission.Duplicate", "raid5", "the_member_fails"),
+    CountsTheCopy: ("", "raid0", "the_target_fails"),
+    FreesEarly: ("", "raid5", "copies_under_load"),
+    MendsTheMember: ("admission.WalkPlan", "raid5", "copies_what_cannot_be_read"),
+}
+
+
+def copy_rows(component, *, array: str, testcase, active: float = 0.6) -> None:
+    simulate(
+        component(config=CONFIG),
+        name=component.__name__,
+        module=__name__,
+        testcase=testcase,
+        parameters={"ARRAY": array, "SEED": os.environ.get("SEED", "1"), "ACTIVE": str(active)},
+    )
+
+
+FEW = {"raid1e": "the_target_fails", "raid5": "the_member_fails"}
+"""Arrays of the default suite, and a test of each beside that of a load."""
+
+
+def cases(array: str) -> tuple[str, ...]:
+    if array == "raid0":
+        return (*LOAD, "what_no_drive_has_is_unreadable")
+    return (*LOAD, "the_member_fails")
+
+
+@pytest.mark.parametrize("array", FEW)
+def test_copies(array):
+    copy_rows(Sequencer, array=array, testcase=("copies_under_load", FEW[array]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("active", [0.2, 1.0])
+@pytest.mark.parametrize("array", COPIED)
+def test_more_copies(array, active):
+    copy_rows(Sequencer, array=array, testcase=cases(array), active=active)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_planted_bug_is_caught(mutant, monkeypatch):
+    place, array, testcase = MUTANTS[mutant]
+    component = mutant
+    if place:
+        monkeypatch.setattr(f"hdl.stripe.{place}", mutant)
+        component = type(mutant.__name__, (Sequencer,), {})
+    with pytest.raises(SimulationError, match=testcase):
+        copy_rows(component, array=array, testcase=testcase)

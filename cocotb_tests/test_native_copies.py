@@ -1,0 +1,191 @@
+"""A member copied to another drive on the whole controller, on the native tier, under load."""
+
+import os
+
+import pytest
+
+from cocotb_tests.native_card import PORTS, Card, Volume
+from cocotb_tests.test_native_background import FAST, POLL_NS, POLLS, ROWS, finished, replaced
+from hdl.array.interface import ArrayState, Level
+from hdl.background.interface import WalkKind
+from hdl.background.jobs import JobState
+from sim.golden.layout import Place
+from sim.golden.nvme import JOB_RUNNING, UNRECOVERED_READ
+from sw.driver import background, raid
+from sw.driver.commands import NvmeError
+
+SEED = int(os.environ.get("SEED") or "1")
+OLD, NEW = 2, 6
+
+
+def foreign(card: Card, port: int) -> None:
+    """The drive holds something else."""
+    for row in range(ROWS):
+        card.store(port, row, card.random.randbytes(4096))
+
+
+async def half_way(card: Card) -> background.Job:
+    """Until some rows are copied, and not all."""
+    for _ in range(POLLS):
+        job = await background.job(card.nvme, 0)
+        if job.row:
+            break
+        await card.card.transport.sleep(POLL_NS // 20)
+    assert job.kind == WalkKind.COPY and 0 < job.row < ROWS, job
+    return job
+
+
+async def begin(card: Card, volume: Volume, *, share: int = 10, spare: bool = False) -> None:
+    """Member 2 is being copied to drive 6 while the host is at work."""
+    foreign(card, NEW)
+    await background.set_share(card.nvme, share)
+    card.card.transport.spawn(card.load(volume, 60))
+    await background.copy_member(card.nvme, 0, OLD, NEW, spare=spare)
+
+
+@pytest.mark.parametrize(
+    ("level", "members", "then"),
+    [
+        pytest.param(Level.RAID5, 6, (0,), id="RAID5"),
+        pytest.param(Level.RAID6, 6, (0, 1), id="RAID6", marks=pytest.mark.slow),
+        pytest.param(Level.RAID10, 6, (3,), id="RAID10", marks=pytest.mark.slow),
+        pytest.param(Level.RAID10, 5, (1,), id="RAID1E", marks=pytest.mark.slow),
+        pytest.param(Level.RAID0, 4, (), id="RAID0", marks=pytest.mark.slow),
+    ],
+)
+def test_copies_under_load(level, members, then):
+    """Optimal all the time; then the redundancy goes, and the old drive with it."""
+    with Card([FAST] * PORTS, seed=SEED) as card:
+        volume = card.run(card.create(level, range(members)))
+
+        async def scenario() -> None:
+            nvme = card.nvme
+            await begin(card, volume, spare=True)
+            with pytest.raises(NvmeError) as refused:
+                await background.copy_member(nvme, 0, 0, 7)
+            assert refused.value.status & 0x7FF == JOB_RUNNING
+            drives = await raid.drives(nvme)
+            assert drives[OLD].array == drives[NEW].array == 0
+            await card.load(volume, 120)
+            job = await finished(card)
+            assert (job.state, job.kind, job.row) == (JobState.DONE, WalkKind.COPY, ROWS), job
+            assert job.array_state == ArrayState.OPTIMAL and not (job.mended or job.lost)
+            (array,) = await raid.arrays(nvme)
+            assert array.members[OLD].port == NEW and not array.members[OLD].stale
+            replaced(card, volume, OLD, NEW)
+            assert (await raid.drives(nvme))[OLD].array is None
+            with pytest.raises(NvmeError):
+                await raid.create_array(nvme, Level.JBOD, [OLD])
+            await background.remove_spare(nvme, OLD)
+            card.pull(OLD)
+            await card.load(volume, 60)
+
+        card.run(scenario())
+        card.finish(volume)
+
+        async def after() -> None:
+            for port in then:
+                card.pull(port)
+            await card.load(volume, 40)
+            await card.read_all(volume)
+
+        card.run(after())
+        card.finish(volume)
+
+
+@pytest.mark.parametrize(
+    "level", [Level.RAID5, pytest.param(Level.RAID10, marks=pytest.mark.slow)]
+)
+def test_the_member_is_pulled(level):
+    """The drive that is copied to takes over in the middle and is rebuilt from there on."""
+    with Card([FAST] * PORTS, seed=SEED) as card:
+        volume = card.run(card.create(level, range(6)))
+
+        async def scenario() -> None:
+            await begin(card, volume)
+            job = await half_way(card)
+            card.pull(OLD)
+            await card.load(volume, 60)
+            copied = job.row
+            job = await finished(card)
+            assert (job.state, job.kind, job.lost) == (JobState.DONE, WalkKind.REBUILD, 0), job
+            assert job.array_state == ArrayState.OPTIMAL and copied < job.row == ROWS
+            (array,) = await raid.arrays(card.nvme)
+            assert array.members[OLD].port == NEW
+            replaced(card, volume, OLD, NEW)
+            await card.read_all(volume)
+
+        card.run(scenario())
+        card.finish(volume)
+
+        async def after() -> None:
+            card.pull(5)
+            await card.load(volume, 40)
+            await card.read_all(volume)
+
+        card.run(after())
+        card.finish(volume)
+
+
+@pytest.mark.parametrize(
+    "level", [Level.RAID0, pytest.param(Level.RAID6, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("way", ["pull", "stop"])
+def test_the_copy_is_given_up(level, way):
+    """The array is as it was, and no command has failed."""
+    with Card([FAST] * PORTS, seed=SEED) as card:
+        volume = card.run(card.create(level, range(4)))
+
+        async def scenario() -> None:
+            nvme = card.nvme
+            await begin(card, volume)
+            await half_way(card)
+            if way == "pull":
+                card.pull(NEW)
+            else:
+                await background.stop_job(nvme, 0)
+            await card.load(volume, 60)
+            job = await finished(card)
+            wanted = JobState.FAILED if way == "pull" else JobState.STOPPED
+            assert (job.state, job.kind) == (wanted, WalkKind.COPY), job
+            assert job.array_state == ArrayState.OPTIMAL
+            (array,) = await raid.arrays(nvme)
+            assert array.members[OLD].port == OLD
+            assert (await raid.drives(nvme))[NEW].array is None
+            await card.read_all(volume)
+
+        card.run(scenario())
+        card.finish(volume)
+
+
+@pytest.mark.parametrize("level", [Level.RAID5, Level.RAID0])
+def test_blocks_that_cannot_be_read(level):
+    """Worked out on the way, and the new drive has them; or lost there as they were here."""
+    with Card([FAST] * PORTS, seed=SEED) as card:
+        volume = card.run(card.create(level, range(5)))
+        places = [Place(OLD, row) for row in range(3, ROWS, 13)]
+        data = [place for place in places if OLD not in volume.layout.parity_places(place.row)]
+        lost = {volume.layout.inverse(place) for place in data} if level == Level.RAID0 else set()
+
+        async def scenario() -> None:
+            foreign(card, NEW)
+            for place in places:
+                card.spoil(volume, place)
+            await background.copy_member(card.nvme, 0, OLD, NEW)
+            job = await finished(card)
+            wanted = (0, len(places)) if lost else (len(places), 0)
+            assert (job.state, job.mended, job.lost) == (JobState.DONE, *wanted), job
+            replaced(card, volume, OLD, NEW)
+            if lost:
+                found = {finding.row for finding in await background.lost_blocks(card.nvme)}
+                assert found == {place.row for place in places}
+            address = card.buffer(1)
+            for block in range(len(volume.model)):
+                status = await card.read(volume, block, 1, address)
+                assert status == (UNRECOVERED_READ if block in lost else 0), f"block {block}"
+            for block in lost:
+                assert await card.write(volume, block, 1, address, 0, fua=False) == 0
+            await card.read_all(volume)
+
+        card.run(scenario())
+        card.finish(volume)

@@ -1,0 +1,42 @@
+"""A drive of no array erased, on the native tier."""
+
+import os
+
+import pytest
+
+from cocotb_tests.native_card import PORTS, Card
+from cocotb_tests.test_native_background import FAST, ROWS
+from hdl.array.interface import Level
+from hdl.config import DATA_OFFSET_BLOCKS
+from sim.golden.nvme import DRIVE_UNAVAILABLE
+from sw.driver import background, raid
+from sw.driver.commands import NvmeError
+
+SEED = int(os.environ.get("SEED") or "1")
+
+
+def test_a_drive_is_erased():
+    """Every block from the first one of the data area to the last of the drive, and no other."""
+    with Card([FAST] * PORTS, seed=SEED) as card:
+        volume = card.run(card.create(Level.RAID5, range(4)))
+        head = card.random.randbytes(4096)
+        card.harness.write_drive(5, DATA_OFFSET_BLOCKS - 1, head)
+        for row in range(ROWS):
+            card.store(5, row, card.random.randbytes(4096))
+        card.harness.medium_error(5, DATA_OFFSET_BLOCKS + 7)
+
+        async def scenario() -> None:
+            card.card.transport.spawn(card.load(volume, 60))
+            for port in (0, PORTS):
+                with pytest.raises(NvmeError) as refused:
+                    await background.erase_drive(card.nvme, port)
+                if port == 0:
+                    assert refused.value.status & 0x7FF == DRIVE_UNAVAILABLE
+            await background.erase_drive(card.nvme, 5, poll_ns=20_000)
+            assert (await raid.drives(card.nvme))[5].array is None
+            assert len(await raid.arrays(card.nvme)) == 1
+
+        card.run(scenario())
+        card.finish(volume)
+        assert not any(any(card.stored(5, row)) for row in range(ROWS))
+        assert card.harness.read_drive(5, DATA_OFFSET_BLOCKS - 1) == head

@@ -1,0 +1,150 @@
+"""Which member of each array is being copied to which drive, and how a copy begins and ends."""
+
+from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.lib import wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+
+from hdl.array.interface import CopyEnd, ManageStatus, copy_entry, copy_read
+from hdl.config import Config
+
+COPY_READERS = 3
+"""Sequencer, dispatch, states of arrays."""
+
+
+class Copies(wiring.Component):
+    """A table with an entry an array.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+    readers
+        Read ports.
+
+    Ports
+    -----
+    read
+        ``data`` follows ``address`` by a cycle.
+    array, current
+        An entry, and what it holds, a cycle later.
+    entry, write
+        What it will hold, and a pulse.
+    """
+
+    def __init__(self, *, config: Config, readers: int):
+        self._config = config
+        super().__init__(
+            {
+                "read": In(copy_read(config)).array(readers),
+                "array": In(config.array_bits),
+                "current": Out(copy_entry(config)),
+                "entry": In(copy_entry(config)),
+                "write": In(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.entries = entries = Memory(
+            shape=copy_entry(self._config), depth=self._config.arrays, init=[]
+        )
+        for reader in self.read:
+            port = entries.read_port()
+            m.d.comb += [port.addr.eq(reader.address), reader.data.eq(port.data)]
+        own, write = entries.read_port(), entries.write_port()
+        m.d.comb += [
+            own.addr.eq(self.array),
+            self.current.eq(own.data),
+            write.addr.eq(self.array),
+            write.data.eq(self.entry),
+            write.en.eq(self.write),
+        ]
+        return m
+
+
+def copy_states(
+    m: Module,
+    *,
+    copies: Copies,
+    request,
+    response,
+    number: Signal,
+    position: Signal,
+    failed,
+    member,
+    use_write,
+    member_write,
+    joins: Signal,
+    leaves: Signal,
+    renewed: Signal,
+    edited: Signal,
+    answer,
+) -> None:
+    """The states of `ArrayTables` that begin and end a copy, from BEGIN_COPY and READ_COPY on.
+
+    ``number`` and ``position`` are those of the drive that is copied to and of the member, whose
+    port ``member`` is two cycles later; ``request``, ``response`` and the others the tables' own.
+    """
+    port = number[: len(member)]
+
+    # A drive that joins is not failed; after that it is copied to.
+    with m.State("BEGIN_COPY"):
+        m.d.comb += [
+            use_write.data.used.eq(1),
+            use_write.data.array.eq(request.array),
+            use_write.en.eq(1),
+            joins.eq(1 << port),
+        ]
+        m.next = "WRITE_COPY"
+
+    with m.State("WRITE_COPY"):
+        m.d.comb += [copies.entry.valid.eq(1), copies.write.eq(1), edited.eq(1)]
+        answer(ManageStatus.DONE)
+
+    with m.State("READ_COPY"):
+        m.next = "LOAD_COPY"
+
+    with m.State("LOAD_COPY"):
+        m.d.sync += [number.eq(copies.current.port), position.eq(copies.current.position)]
+        m.next = "FIND_COPIED"
+        with m.If(~copies.current.valid):
+            answer(ManageStatus.NO_ENTRY)
+
+    with m.State("FIND_COPIED"):
+        m.next = "JUDGE_COPY"
+
+    # Which of the two drives goes, as they are now.
+    old = Signal.like(member)
+    joined, renews = Signal(), Signal()
+    with m.State("JUDGE_COPY"):
+        m.d.sync += [
+            old.eq(member),
+            joined.eq(
+                ~failed.bit_select(port, 1) & (failed.bit_select(member, 1) | request.complete)
+            ),
+            renews.eq(~request.complete),
+        ]
+        m.next = "RENEW_COPY"
+
+    # A drive is stale before anyone can find it as the member.
+    with m.State("RENEW_COPY"):
+        m.d.comb += renewed.eq(Mux(joined & renews, 1 << port, 0))
+        m.next = "ERASE_COPY"
+
+    # Member and copy change at once, so nobody sees neither or both.
+    with m.State("ERASE_COPY"):
+        leaver = Mux(joined, old, port)
+        outcome = Mux(renews, CopyEnd.STALE.value, CopyEnd.JOINED.value)
+        m.d.comb += [
+            member_write.en.eq(joined),
+            copies.write.eq(1),
+            use_write.addr.eq(leaver),
+            use_write.en.eq(1),
+            leaves.eq(1 << leaver),
+            edited.eq(1),
+        ]
+        answer(ManageStatus.DONE)
+        m.d.sync += response.index.eq(
+            Cat(old, Mux(joined, outcome, CopyEnd.RELEASED.value), copies.current.spare)
+        )
