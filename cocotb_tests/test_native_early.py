@@ -32,11 +32,28 @@ def drives(seed: int) -> list[Ideal]:
     ]
 
 
-@pytest.mark.parametrize(("level", "members"), [(Level.RAID5, 8), (Level.RAID6, 7)])
-@pytest.mark.parametrize("fault", ["none", "medium", "hang", "data_moved", "late", "pull"])
+LESS_OFTEN = {(Level.RAID5, "hang"), (Level.RAID5, "data_moved"), (Level.RAID6, "late")}
+"""Of the long suite only."""
+
+SITUATIONS = [
+    pytest.param(
+        level,
+        members,
+        fault,
+        marks=[pytest.mark.slow] if (level, fault) in LESS_OFTEN else [],
+        id=f"{level.name}-{fault}",
+    )
+    for level, members, faults in (
+        (Level.RAID5, 8, ("none", "hang", "data_moved")),
+        (Level.RAID6, 7, ("medium", "hang", "data_moved", "late", "pull")),
+    )
+    for fault in faults
+]
+
+
+@pytest.mark.parametrize(("level", "members", "fault"), SITUATIONS)
 def test_drives_of_different_speeds(level, members, fault):
     """Reads of a drive that is gone, of which others hang, are late, or go away as well."""
-    two = level is Level.RAID6
     with Card(drives(SEED), seed=SEED, config=SIZES) as card:
 
         async def strike() -> None:
@@ -47,12 +64,12 @@ def test_drives_of_different_speeds(level, members, fault):
                     card.harness.drive_fault(4, 1, at_end=fault == "data_moved")
                 elif fault == "late":
                     card.harness.drive_fault(4, 2, delay_ns=LONGEST_NS / 8)
-            if fault == "pull" and two:
+            if fault == "pull":
                 card.pull(5)
 
         async def main() -> Volume:
             volume = await card.create(level, range(members))
-            if fault == "medium" and two:
+            if fault == "medium":
                 # In each row at most one block of drives that stay.
                 for row in range(0, volume.rows, 3):
                     roles = [place for place in volume.layout.roles(0, row) if place != 2]
