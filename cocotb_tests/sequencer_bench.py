@@ -308,9 +308,14 @@ def bench_of(dut) -> Bench:
     return Bench(dut, CONFIG, array, seed=seed, active=active)
 
 
-async def random_rows(bench: Bench, *, rows: int, span: int, recover: float = 0.2) -> None:
-    """Launches random rows of a few row numbers, so that old contents matter."""
+async def random_rows(
+    bench: Bench, *, rows: int, span: int, recover: float = 0.2, pause: int = 0
+) -> None:
+    """Launches random rows of a few row numbers, so that old contents matter, with up to ``pause``
+    cycles in between."""
     for _ in range(rows):
+        for _ in range(bench.random.randint(0, pause)):
+            await RisingEdge(bench.dut.clk)
         row = 8 * bench.random.randrange(span)
         strips = bench.strips(row)
         kind = RowKind.WRITE

@@ -125,7 +125,8 @@ class Config:
         A command that is aborted and takes longer to end has its port reset.
     early_rows
         Rows of host reads whose lost block is worked out piece by piece while the others land, a
-        power of two up to 16; 0: each waits for whole blocks, and the logic is left out.
+        power of two up to 16 and ``rows``; 0: each waits for whole blocks, and the logic is left
+        out.
     slow_read_ms
         A host's read of one drive that takes longer is had from the others, if the array has
         redundancy left (so only with ``background``); 0: never, and the logic is left out.
@@ -215,6 +216,8 @@ class Config:
             raise ValueError(
                 f"early_rows must be 0 or a power of two up to 16, not {self.early_rows}"
             )
+        if self.early_rows > self.rows:
+            raise ValueError(f"early_rows must be at most rows, {self.rows}")
         if self.slow_read_ms and not self.background:
             raise ValueError("slow_read_ms needs background, which knows what arrays have left")
         if self.gather_reads and not self.background:

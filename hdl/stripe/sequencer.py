@@ -451,8 +451,10 @@ class Sequencer(wiring.Component):
                 with m.Elif(program.read.any()):
                     begin_operations(targets=program.read, write=0)
                     if config.early_rows:
+                        # With other rows at its heels the next reads matter more.
+                        alone = early.free & ~admission.busy
                         one = (program.joined & (program.joined - 1)) == 0
-                        with m.If(recover & one & ~fills & program.erased.any() & early.free):
+                        with m.If(recover & one & ~fills & program.erased.any() & alone):
                             m.d.comb += early.claim.eq(1)
                             m.d.sync += [now.early.any.eq(1), now.early.seat.eq(early.seat)]
                 with m.Elif(program.generate.any()):
