@@ -205,7 +205,9 @@ class Bench:
         self.retirements += 1
         self.retired.send(slot)
 
-    async def command(self, block: int, blocks: int, *, read: bool = False) -> None:
+    async def command(
+        self, block: int, blocks: int, *, read: bool = False, gathered: bool = False
+    ) -> None:
         """Sends a command once a slot is free."""
         await wait_until(
             self.dut, lambda: bool(self.slots), cycles=PATIENCE, what="a command's answer"
@@ -217,7 +219,7 @@ class Bench:
             for step in range(one["blocks"] + 1):
                 place = one["base"], one["row"] + step, one["index"]
                 self.blocks[slot, one["offset"] + step] = place
-            self.extent.send(slot=slot, opcode=opcode, array=1, **one)
+            self.extent.send(slot=slot, opcode=opcode, array=1, gathered=gathered, **one)
 
     async def settle(self, *, cycles: int = PATIENCE) -> None:
         """Waits until every command has been answered, then checks that nothing is left."""
@@ -250,6 +252,8 @@ async def places_every_block_once(dut):
         await bench.command(
             bench.random.randrange(160), blocks, read=bench.random.random() < 0.15
         )
+        if bench.array.parities and bench.random.random() < 0.3:
+            await bench.command(bench.random.randrange(160), blocks, read=True, gathered=True)
     await bench.settle()
 
 
@@ -278,6 +282,24 @@ async def fills_rows_of_sequential_streams(dut):
     print(f"{full} of {rows} rows launched full: {dict(bench.joined_sizes)}")
     if bench.array.parities:
         assert full >= rows * 3 // 4
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def fills_rows_of_gathered_reads(dut):
+    """Without a line; the last ones do not wait for ever."""
+    bench = bench_of(dut)
+    bench.retire = 400
+    await start(dut)
+    if not bench.array.parities:
+        return
+    stripe = bench.array.data << bench.array.strip_shift
+    for block in range(0, 12 * stripe, 2):
+        await bench.command(block, 2, read=True, gathered=True)
+    await bench.settle()
+    rows = sum(bench.joined_sizes.values())
+    full = bench.joined_sizes[RowKind.RECOVER, bench.array.data]
+    print(f"{full} of {rows} rows launched full: {dict(bench.joined_sizes)}")
+    assert full >= rows * 3 // 4 and not bench.fetch_times
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
@@ -366,6 +388,7 @@ WORK = (
     "places_every_block_once",
     "drops_only_blocks_that_cannot_be_fetched",
     "fills_rows_of_sequential_streams",
+    "fills_rows_of_gathered_reads",
     "closes_rows_that_nothing_will_fill",
     "lets_others_pass_a_blocked_write",
     "launches_what_it_has_when_lines_are_short",

@@ -157,6 +157,7 @@ class Command:
     issued: int
     writes: dict
     reads: dict
+    gathered: bool = False
 
 
 class Bench:
@@ -262,6 +263,7 @@ class Bench:
             self.history[place].remove(write)
             self._account(event.slot)
             return
+        assert not self.commands[event.slot].gathered, "a block that can be had has failed"
         assert len(self.drives.gone) == self.array.parities
         ports = set()
         for base, row, index in self.commands[event.slot].reads.values():
@@ -314,14 +316,14 @@ class Bench:
         self._account(event.slot)
 
     async def command(
-        self, block: int, blocks: int, *, read: bool = False, head: int = 0, tail: int = 0
+        self, block: int, blocks: int, *, read=False, gathered=False, head: int = 0, tail: int = 0
     ) -> None:
         """Sends a command once a slot is free; ``head`` and ``tail`` sectors are not written."""
         await wait_until(
             self.dut, lambda: bool(self.slots), cycles=PATIENCE, what="a command's answer"
         )
         slot = self.slots.popleft()
-        command = Command(blocks, self.time, {}, {})
+        command = Command(blocks, self.time, {}, {}, gathered)
         self.commands[slot] = command
         for one in split(self.array, block, blocks):
             for step in range(one["blocks"] + 1):
@@ -342,7 +344,7 @@ class Bench:
             opcode = HostOpcode.READ if read else HostOpcode.WRITE
             first, final = one["offset"], one["offset"] + one["blocks"]
             partial = {
-                "head": int(head > 0 and first == 0),
+                "head": int(head > 0 and first == 0), "gathered": int(gathered),
                 "tail": int(tail > 0 and final == blocks - 1),
             }
             self.extent.send(slot=slot, opcode=opcode, array=1, **one, **partial)
@@ -430,7 +432,9 @@ async def random_commands(bench: Bench, *, count: int) -> None:
             await bench.command(head, blocks)
             head = (head + blocks) % 120
         else:
-            await bench.command(bench.random.randrange(120), blocks, read=read)
+            first, gathered = bench.random.randrange(120), read and bench.random.random() < 0.6
+            for begin in (first, first + blocks)[: 1 + gathered]:
+                await bench.command(begin, blocks, read=read, gathered=gathered)
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
