@@ -9,9 +9,10 @@ from cocotb_tests.native_card import PORTS, Card, Volume
 from cocotb_tests.test_native_background import finished
 from hdl.array.interface import ArrayState, Level
 from hdl.background.interface import WalkKind
-from hdl.background.jobs import Jobs, JobState
+from hdl.background.jobs import JobState
 from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.controller import Controller
+from hdl.stripe.sequencer import Sequencer
 from sim.campaign.sizes import SIZES
 from sim.golden.nvme import DRIVE_UNAVAILABLE, IN_USE, INVALID_FIELD, OTHER_DRIVE
 from sim.native.harness import Harness
@@ -165,19 +166,19 @@ def test_only_the_same_drive_comes_back():
         card.finish(volume)
 
 
-class SkipsAChunk(Jobs):
-    """Planted bug: chunks that are to be walked are left out, but for the last ones."""
+class MarksOtherRows(Sequencer):
+    """Planted bug: half way to the row that is written is what is marked."""
 
     def elaborate(self, platform) -> Module:
         m = super().elaborate(platform)
-        with m.If(self.slice.payload.end != 0):
-            m.d.comb += self.slice.payload.first.eq(self.slice.payload.end)
+        announced = m.submodules.admission.begun.payload
+        m.d.comb += self.begun.payload.row.eq(announced.row >> 1)
         return m
 
 
 @pytest.mark.slow
 def test_a_chunk_left_out_is_found(monkeypatch):
-    monkeypatch.setattr("hdl.background.background.Jobs", SkipsAChunk)
+    monkeypatch.setattr("hdl.core.Sequencer", MarksOtherRows)
 
     def planted(config, **options):
         return Harness(config, component=lambda: Controller(config=config), **options)
