@@ -37,9 +37,9 @@ MEND_TAG = 255
 def walk(config: Config) -> data.StructLayout:
     """One row to work on; it takes a row slot, so host writes to it wait or are waited for.
 
-    ``base``, ``shift``, ``row`` are those of `hdl.array.interface.extent`. With copies, ``shift``
-    is the place of the first copy of the one strip that is meant, as in a row of the gatherer; a
-    stripe has one such row for each data strip. ``more``: the next row will be asked for at once.
+    ``base``, ``shift``, ``row`` are those of `hdl.array.interface.extent`. Without parity ``shift``
+    is the place of the first copy of the one strip that is meant, as in a row of the gatherer, and
+    a stripe has such a row for each data strip. ``more``: the next row will be asked for at once.
     ``tag`` comes back.
     """
     return data.StructLayout(

@@ -426,10 +426,12 @@ class Dispatch(wiring.Component):
                     live.eq(live + ~port_failed + copied.any()),
                     dead.eq(span_dead),
                 ]
-                members = Mux(port_failed, 0, 1 << self.member_read.data)
-                m.d.sync += targets.eq(targets | members | copied)
                 if config.background:
-                    m.d.sync += copies.eq(copies | copied)
+                    members = Mux(port_failed, 0, 1 << self.member_read.data)
+                    m.d.sync += [targets.eq(targets | members | copied), copies.eq(copies | copied)]
+                else:
+                    with m.If(~port_failed):
+                        m.d.sync += targets.bit_select(self.member_read.data, 1).eq(1)
                 with m.If(~mirrored & (span_dead > shape.parities)):
                     m.d.sync += lost.eq(1)
                 m.next = "ASK"

@@ -184,6 +184,9 @@ class Run:
             return
         position, port = choose.choice(live), choose.choice(free)
         old = self._ports[position]
+        if not self._redundant:
+            # What is lost in the copying must not come back as what the new drive had before.
+            self._cure()
         for row in range(volume.rows):
             card.store(port, row, choose.randbytes(BLOCK_BYTES))
         await background.copy_member(card.nvme, 0, position, port, spare=False)
