@@ -22,10 +22,10 @@ from hdl.pcie.interface import PcieStatus, RegisterBus, completion_beat, request
 from hdl.streams import Merge, Relay, Skid, split
 from hdl.stripe.delivery_queue import DeliveryQueue
 from hdl.stripe.dispatch import Dispatch
-from hdl.stripe.epochs import Epochs
 from hdl.stripe.gather import Gather
 from hdl.stripe.interface import committed
 from hdl.stripe.sequencer import Sequencer
+from hdl.stripe.stragglers import Stragglers
 
 
 class Core(wiring.Component):
@@ -254,19 +254,19 @@ class Core(wiring.Component):
                 m.d.comb += user.stale.eq(tables.stale)
             for user, port in zip((sequencer, dispatch, background), tables.copy_read, strict=True):
                 connect(m, user.copy_read, port)
-            m.submodules.epochs = epochs = Epochs(config=config)
+            m.submodules.stragglers = stragglers = Stragglers(config=config)
             m.d.comb += [
-                epochs.launched.eq(gather.launch.valid & gather.launch.ready),
-                epochs.launched_slot.eq(gather.launch.payload),
-                epochs.ended.eq(sequencer.retired.valid & sequencer.retired.ready),
-                epochs.ended_slot.eq(sequencer.retired.payload),
-                epochs.turn.eq(background.turn),
-                background.lingers.eq(epochs.lingers),
+                stragglers.launched.eq(gather.launch.valid & gather.launch.ready),
+                stragglers.launched_slot.eq(gather.launch.payload),
+                stragglers.ended.eq(sequencer.retired.valid & sequencer.retired.ready),
+                stragglers.ended_slot.eq(sequencer.retired.payload),
+                stragglers.turn.eq(background.turn),
+                background.lingers.eq(stragglers.lingers),
             ]
             if config.sector_emulation:
                 # A row that has been filled is launched again.
                 with m.If(sequencer.filled.valid & sequencer.filled.ready):
-                    m.d.comb += epochs.ended.eq(1)
+                    m.d.comb += stragglers.ended.eq(1)
         present = Cat(port.present for port in self.drives)
         m.d.comb += [
             tables.present.eq(present),

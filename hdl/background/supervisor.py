@@ -62,7 +62,7 @@ class Supervisor(wiring.Component):
     rescan
         A pulse: judge the arrays again, a spare may have come of use.
     turn, lingers
-        Of `hdl.stripe.epochs.Epochs`.
+        Of `hdl.stripe.stragglers.Stragglers`.
     share
         Percent, as in `hdl.background.pace.Pace`.
 

@@ -7,7 +7,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.array.interface import TableRead, copy_read, geometry_read, member_read
-from hdl.background.interface import WalkKind, intention, walked
+from hdl.background.interface import intention, walked
 from hdl.config import (
     BLOCK_NUMBER_BITS,
     DATA_OFFSET_BLOCKS,
@@ -27,6 +27,9 @@ from hdl.stripe.pass_steps import PassSteps
 from hdl.stripe.phase_queues import PhaseQueues
 from hdl.stripe.program import copy_target, lowest_bit, role_bits, target_bits, targets
 from hdl.stripe.progress import Next, Phase, progress
+from hdl.stripe.row_at_hand import RowAtHand
+from hdl.stripe.row_end import end_states
+from hdl.stripe.row_phases import phase_states
 from hdl.stripe.suspicion import Suspicion
 from hdl.stripe.verdict import Verdict
 
@@ -223,7 +226,7 @@ class Sequencer(wiring.Component):
 
         # Passes: those of whole blocks are queued; one for pieces is recorded in the row's seat.
         sends_step, records = Signal(), Const(0)
-        pass_done = self.pass_done
+        pass_done, early = self.pass_done, None
         if config.early_rows:
             m.submodules.early = early = Early(config=config)
             pass_done, records = early.done, now.early.any
@@ -257,8 +260,6 @@ class Sequencer(wiring.Component):
         ended = Signal()
         report = Signal()
         release = Signal()
-        missing = Signal(config.ports)
-        tolerance = Signal(3)
         abandoned = Signal()
         fault = Signal()
         unprotected = program.mirrored | (program.parities == 0)
@@ -289,6 +290,7 @@ class Sequencer(wiring.Component):
             self.recover_failed.payload.status.eq(Status.UNRECOVERED_READ),
         ]
 
+        suspicion, verdict = None, None
         if config.background:
             copying = number == copy_target(config)
             both = copies & program.write.bit_select(program.copied, 1)
@@ -323,44 +325,30 @@ class Sequencer(wiring.Component):
             with m.If(gathered):
                 m.d.comb += delivers.eq(program.joined & program.aux & ~unsolvable)
 
-        def begin_recovery() -> None:
-            m.d.comb += steps.recover.eq(1)
-            m.d.sync += now.phase.eq(Phase.RECOVER)
-            m.next = "BEGIN-PASS"
-
-        def begin_generation() -> None:
-            m.d.comb += steps.generate.eq(1)
-            m.d.sync += now.phase.eq(Phase.GENERATE)
-            m.next = "BEGIN-PASS"
-
-        def begin_operations(*, targets, write: int, again: int = 0) -> None:
-            m.d.sync += [
-                resending.eq(again),
-                now.phase.eq(Phase.WRITE if write else Phase.READ),
-                pending.eq(targets),
-                writing.eq(write),
-            ]
-            m.next = "SELECT-TARGET"
-
-        def try_again(*, write: int) -> None:
-            m.d.sync += [
-                now.retry.eq(0),
-                now.aborted.eq(0),
-                now.attempts.eq(now.attempts + now.aborted),
-            ]
-            begin_operations(targets=now.retry, write=write, again=1)
-
-        def give_back(roles, *, then: Next) -> None:
-            m.d.sync += [doomed.eq(roles), afterwards.eq(then)]
-            m.next = "SELECT-LINE"
-
-        def deliver_joined() -> None:
-            m.d.sync += pending.eq(program.joined)
-            m.next = "FIND-RECOVERED"
-
-        def finish_filling() -> None:
-            m.d.sync += filled.eq(1)
-            give_back(program.aux, then=Next.RETIRE)
+        row = RowAtHand(
+            config=config,
+            program=program,
+            now=now,
+            slot=slot,
+            index=index,
+            strip=strip,
+            pending=pending,
+            lowest=lowest,
+            recover=recover,
+            fills=fills,
+            gathered=gathered,
+            walks=walks,
+            single=single,
+            checks=checks,
+            held=held,
+            doomed=doomed,
+            afterwards=afterwards,
+            writing=writing,
+            resending=resending,
+            abandoned=abandoned,
+            filled=filled,
+            steps=steps,
+        )
 
         with m.FSM(name="sequence") as fsm:
             with m.State("IDLE"):
@@ -432,124 +420,14 @@ class Sequencer(wiring.Component):
                 m.d.comb += [state_write.en.eq(1), todo.w_en.eq(ended)]
                 m.next = "IDLE"
 
-            # A row begins, or has ended a phase.
-            with m.State("LOAD-PROGRAM"):
-                m.next = "BEGIN"
-            with m.State("BEGIN"):
-                m.d.sync += [now.eq(0), now.bad.eq(program.bad)]
-                if config.background:
-                    with m.If(program.again):
-                        m.d.sync += [
-                            now.found.eq(state_read.data.found),
-                            now.wrong.eq(state_read.data.wrong),
-                        ]
-                with m.If(~program.possible):
-                    m.next = "CLOSE"
-                    if config.background:
-                        with m.If(program.write.any()):
-                            m.next = "WRITE"
-                with m.Elif(program.read.any()):
-                    begin_operations(targets=program.read, write=0)
-                    if config.early_rows:
-                        # With other rows at its heels the next reads matter more.
-                        alone = early.free & ~admission.busy
-                        one = (program.joined & (program.joined - 1)) == 0
-                        with m.If(recover & one & ~fills & program.erased.any() & alone):
-                            m.d.comb += early.claim.eq(1)
-                            m.d.sync += [now.early.any.eq(1), now.early.seat.eq(early.seat)]
-                with m.Elif(program.generate.any()):
-                    begin_generation()
-                with m.Else():
-                    m.next = "WRITE"
-                    if config.background:
-                        m.d.sync += now.suspect.eq(program.source)
-                        with m.If(walks & (program.walk.kind == WalkKind.ZERO)):
-                            m.next = "COMPARE"
-            with m.State("LOAD-ROW"):
-                m.next = "COPY-ROW"
-            with m.State("COPY-ROW"):
-                m.d.sync += now.eq(state_read.data)
-                m.next = "RESUME"
-                if config.early_rows:
-                    with m.If(state_read.data.early.any):
-                        m.next = "SETTLE"
-            if config.early_rows:
-                with m.State("SETTLE"):
-                    # Reads have ended; passes that are under way end before anything else.
-                    m.d.comb += early.settle.eq(1)
-                    m.d.sync += now.early.any.eq(0)
-                    with m.If(early.good):
-                        m.d.sync += now.phase.eq(Phase.RECOVER)
-                    m.next = "STORE"
-            with m.State("RESUME"):
-                with m.Switch(now.phase):
-                    with m.Case(Phase.READ):
-                        with m.If(now.retry.any()):
-                            try_again(write=0)
-                        with m.Elif(now.bad != program.bad):
-                            give_back(program.aux, then=Next.PLAN)
-                        with m.Elif(program.erased.any()):
-                            begin_recovery()
-                        if config.gather_reads:
-                            with m.Elif(gathered):
-                                deliver_joined()
-                        if config.sector_emulation:
-                            with m.Elif(fills):
-                                finish_filling()
-                        if config.background:
-                            with m.Elif(checks & single):
-                                m.next = "SUSPECT"
-                            with m.Elif(walks & ~program.generate.any()):
-                                give_back(program.aux & ~held, then=Next.WRITE)
-                        with m.Else():
-                            begin_generation()
-                    with m.Case(Phase.RECOVER):
-                        with m.If(recover & ~fills):
-                            deliver_joined()
-                        if config.sector_emulation:
-                            with m.Elif(fills):
-                                finish_filling()
-                        if config.background:
-                            with m.Elif(walks & ~program.generate.any()):
-                                give_back(program.aux & ~held, then=Next.WRITE)
-                        with m.Else():
-                            begin_generation()
-                    with m.Case(Phase.GENERATE):
-                        give_back(program.aux & ~held, then=Next.WRITE)
-                        if config.background:
-                            with m.If(checks):
-                                m.next = "SUSPECT"
-                    with m.Case(Phase.WRITE):
-                        m.next = "CLOSE"
-                        with m.If(now.retry.any()):
-                            try_again(write=1)
-                    if config.background:
-                        with m.Case(Phase.COMPARE):
-                            m.next = "SUSPECT"
-                    with m.Default():
-                        m.d.sync += abandoned.eq(1)
-                        give_back(program.aux, then=Next.CLOSE)
-                        if config.gather_reads:
-                            with m.If(gathered):
-                                deliver_joined()
-            if config.background:
-                with m.State("SUSPECT"):
-                    m.d.sync += now.eq(suspicion.after)
-                    with m.If(suspicion.compare):
-                        m.next = "COMPARE"
-                    with m.Elif(suspicion.again):
-                        give_back(program.aux, then=Next.PLAN)
-                    with m.Else():
-                        give_back(program.aux & ~held, then=Next.WRITE)
-                with m.State("COMPARE"):
-                    m.d.comb += steps.compare.eq(1)
-                    m.d.sync += now.phase.eq(Phase.COMPARE)
-                    m.next = "BEGIN-PASS"
-            with m.State("WRITE"):
-                m.d.sync += now.attempts.eq(0)
-                begin_operations(targets=program.write, write=1)
-                with m.If(~program.write.any()):
-                    m.next = "CLOSE"
+            phase_states(
+                m,
+                row,
+                stored=state_read.data,
+                admission=admission,
+                early=early,
+                suspicion=suspicion,
+            )
 
             # Operations of a phase.
             with m.State("SELECT-TARGET"):
@@ -618,93 +496,20 @@ class Sequencer(wiring.Component):
                 with m.If(admission.again.ready):
                     m.next = "IDLE"
 
-            # A row ends.
-            with m.State("CLOSE"):
-                unread = now.bad & data_roles & ~program.joined
-                m.d.sync += [
-                    missing.eq(now.lost | program.dead | unread),
-                    tolerance.eq(program.parities),
-                    fault.eq(abandoned | ~program.possible),
-                    pending.eq(program.joined),
-                ]
-                m.next = "COUNT"
-                if config.background:
-                    m.d.sync += missing.eq(now.lost | program.dead | program.stale | unread)
-                    with m.If(program.salvage):
-                        # What joined is on its drives, or nowhere; the rest is lost already.
-                        m.d.sync += [
-                            missing.eq(now.lost | program.dead | program.stale),
-                            fault.eq((now.lost & data_roles).any()),
-                        ]
-                    with m.If(walks):
-                        m.next = "JUDGE-WALK"
-            with m.State("COUNT"):
-                m.d.sync += [missing.eq(missing & (missing - 1)), tolerance.eq(tolerance - 1)]
-                with m.If(unprotected | fault | (tolerance == 0)):
-                    m.next = "SELECT-STRIP"
-                    with m.If(~unprotected & missing.any()):
-                        m.d.sync += fault.eq(1)
-            with m.State("SELECT-STRIP"):
-                m.d.sync += [index.eq(lowest), pending.eq(pending & (pending - 1))]
-                m.next = "FIND-STRIP"
-                with m.If(~pending.any()):
-                    m.next = "RETIRE"
-            with m.State("FIND-STRIP"):
-                m.next = "COMMIT"
-            with m.State("COMMIT"):
-                m.d.comb += [
-                    self.committed.valid.eq(~recover),
-                    self.recover_failed.valid.eq(recover),
-                ]
-                with m.If(Mux(recover, self.recover_failed.ready, self.committed.ready)):
-                    m.next = "SELECT-STRIP"
-                    # Lines written have been freed one by one, but not those of mirrors.
-                    kept = program.mirrored | abandoned | ~program.write.bit_select(index, 1)
-                    with m.If((~recover | fills) & kept):
-                        m.next = "FREE-STRIP"
-            with m.State("FREE-STRIP"):
-                m.d.comb += [self.free.valid.eq(1), self.free.payload.eq(strip.line)]
-                with m.If(self.free.ready):
-                    m.next = "SELECT-STRIP"
-            with m.State("FIND-RECOVERED"):
-                m.d.sync += [index.eq(lowest), pending.eq(pending & (pending - 1))]
-                m.next = "FETCH-RECOVERED"
-            with m.State("FETCH-RECOVERED"):
-                m.next = "DELIVER"
-            with m.State("DELIVER"):
-                delivered = Const(1)
-                if config.gather_reads:
-                    delivered = delivers.bit_select(index, 1)
-                    m.d.comb += self.recover_failed.valid.eq(~delivered)
-                m.d.comb += self.recovered.valid.eq(delivered)
-                taken = Mux(delivered, self.recovered.ready, self.recover_failed.ready)
-                with m.If(taken):
-                    give_back(program.aux & ~delivers, then=Next.RETIRE)
-                    if config.gather_reads:
-                        with m.If(pending.any()):
-                            m.next = "FIND-RECOVERED"
-            if config.background:
-                with m.State("JUDGE-WALK"):
-                    m.d.sync += self.walked.payload.eq(verdict.walked)
-                    m.next = "END-WALK"
-                with m.State("END-WALK"):
-                    m.d.comb += self.walked.valid.eq(1)
-                    with m.If(self.walked.ready):
-                        m.next = "RETIRE"
-                        with m.If(single):
-                            give_back(program.aux, then=Next.RETIRE)
-            with m.State("RETIRE"):
-                m.d.comb += self.retired.valid.eq(~filled)
-                with m.If(self.retired.valid & self.retired.ready):
-                    m.next = "IDLE"
-                if config.sector_emulation:
-                    m.d.comb += [self.filled.valid.eq(filled), self.filled.payload.eq(slot)]
-                    with m.If(self.filled.valid & self.filled.ready):
-                        m.next = "IDLE"
+            end_states(
+                m,
+                row,
+                ports=self,
+                data_roles=data_roles,
+                unprotected=unprotected,
+                fault=fault,
+                delivers=delivers,
+                verdict=verdict,
+            )
 
         # With nothing at hand only what arrives, or room for what is queued, moves anything.
         arriving = self.finished.valid | pass_done.valid
-        if config.early_rows:
+        if early is not None:
             arriving |= early.busy
         begins = room & (todo.r_rdy | admission.ready.valid)
         filling = (todo.level != 0) & ~todo.r_rdy

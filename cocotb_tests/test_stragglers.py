@@ -10,7 +10,7 @@ from cocotb.triggers import FallingEdge, RisingEdge
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import start
 from hdl.config import Config
-from hdl.stripe.epochs import Epochs
+from hdl.stripe.stragglers import Stragglers
 
 CONFIG = Config(rows=16)
 CYCLES = 4000
@@ -61,7 +61,7 @@ async def rows_are_waited_for(dut):
     assert turns > 20
 
 
-class CountsTheNewOnes(Epochs):
+class CountsTheNewOnes(Stragglers):
     """Planted bug: rows that are launched later are waited for, and others are not."""
 
     def elaborate(self, platform):
@@ -70,10 +70,10 @@ class CountsTheNewOnes(Epochs):
         return m
 
 
-def test_epochs():
-    simulate(Epochs(config=CONFIG), name="epochs", module=__name__)
+def test_stragglers():
+    simulate(Stragglers(config=CONFIG), name="stragglers", module=__name__)
 
 
 def test_planted_bug_is_found():
     with pytest.raises(SimulationError, match="rows_are_waited_for"):
-        simulate(CountsTheNewOnes(config=CONFIG), name="epochs_new", module=__name__)
+        simulate(CountsTheNewOnes(config=CONFIG), name="stragglers_new", module=__name__)

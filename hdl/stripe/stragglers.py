@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 from hdl.config import Config
 
 
-class Epochs(wiring.Component):
+class Stragglers(wiring.Component):
     """Counts rows from launch to end, those of this epoch and those of the last one apart.
 
     A drive that leaves an array may be anybody's only once no row is left that will write to it.

@@ -1,0 +1,143 @@
+"""What the sequencer does with a row next, once it begins or has ended a phase."""
+
+from typing import Any
+
+from amaranth.hdl import Module
+
+from hdl.background.interface import WalkKind
+from hdl.stripe.admission import Admission
+from hdl.stripe.progress import Next, Phase
+from hdl.stripe.row_at_hand import RowAtHand
+
+
+def phase_states(
+    m: Module, row: RowAtHand, *, stored: Any, admission: Admission, early: Any, suspicion: Any
+) -> None:
+    """The states LOAD-PROGRAM, when a row begins, and LOAD-ROW, when it has ended a phase, and
+    those that follow, up to the begin of its next phase.
+
+    ``stored``: its progress as it was stored, 2 cycles after ``row.slot``. ``early``, ``suspicion``
+    are those of the sequencer, if it has them.
+    """
+    config, program, now = row.config, row.program, row.now
+    recover, fills, gathered = row.recover, row.fills, row.gathered
+    walks, single, checks, held = row.walks, row.single, row.checks, row.held
+    steps, abandoned = row.steps, row.abandoned
+
+    with m.State("LOAD-PROGRAM"):
+        m.next = "BEGIN"
+    with m.State("BEGIN"):
+        m.d.sync += [now.eq(0), now.bad.eq(program.bad)]
+        if config.background:
+            with m.If(program.again):
+                m.d.sync += [
+                    now.found.eq(stored.found),
+                    now.wrong.eq(stored.wrong),
+                ]
+        with m.If(~program.possible):
+            m.next = "CLOSE"
+            if config.background:
+                with m.If(program.write.any()):
+                    m.next = "WRITE"
+        with m.Elif(program.read.any()):
+            row.begin_operations(m, targets=program.read, write=0)
+            if config.early_rows:
+                # With other rows at its heels the next reads matter more.
+                alone = early.free & ~admission.busy
+                one = (program.joined & (program.joined - 1)) == 0
+                with m.If(recover & one & ~fills & program.erased.any() & alone):
+                    m.d.comb += early.claim.eq(1)
+                    m.d.sync += [now.early.any.eq(1), now.early.seat.eq(early.seat)]
+        with m.Elif(program.generate.any()):
+            row.begin_generation(m)
+        with m.Else():
+            m.next = "WRITE"
+            if config.background:
+                m.d.sync += now.suspect.eq(program.source)
+                with m.If(walks & (program.walk.kind == WalkKind.ZERO)):
+                    m.next = "COMPARE"
+    with m.State("LOAD-ROW"):
+        m.next = "COPY-ROW"
+    with m.State("COPY-ROW"):
+        m.d.sync += now.eq(stored)
+        m.next = "RESUME"
+        if config.early_rows:
+            with m.If(stored.early.any):
+                m.next = "SETTLE"
+    if config.early_rows:
+        with m.State("SETTLE"):
+            # Reads have ended; passes that are under way end before anything else.
+            m.d.comb += early.settle.eq(1)
+            m.d.sync += now.early.any.eq(0)
+            with m.If(early.good):
+                m.d.sync += now.phase.eq(Phase.RECOVER)
+            m.next = "STORE"
+    with m.State("RESUME"):
+        with m.Switch(now.phase):
+            with m.Case(Phase.READ):
+                with m.If(now.retry.any()):
+                    row.try_again(m, write=0)
+                with m.Elif(now.bad != program.bad):
+                    row.give_back(m, program.aux, then=Next.PLAN)
+                with m.Elif(program.erased.any()):
+                    row.begin_recovery(m)
+                if config.gather_reads:
+                    with m.Elif(gathered):
+                        row.deliver_joined(m)
+                if config.sector_emulation:
+                    with m.Elif(fills):
+                        row.finish_filling(m)
+                if config.background:
+                    with m.Elif(checks & single):
+                        m.next = "SUSPECT"
+                    with m.Elif(walks & ~program.generate.any()):
+                        row.give_back(m, program.aux & ~held, then=Next.WRITE)
+                with m.Else():
+                    row.begin_generation(m)
+            with m.Case(Phase.RECOVER):
+                with m.If(recover & ~fills):
+                    row.deliver_joined(m)
+                if config.sector_emulation:
+                    with m.Elif(fills):
+                        row.finish_filling(m)
+                if config.background:
+                    with m.Elif(walks & ~program.generate.any()):
+                        row.give_back(m, program.aux & ~held, then=Next.WRITE)
+                with m.Else():
+                    row.begin_generation(m)
+            with m.Case(Phase.GENERATE):
+                row.give_back(m, program.aux & ~held, then=Next.WRITE)
+                if config.background:
+                    with m.If(checks):
+                        m.next = "SUSPECT"
+            with m.Case(Phase.WRITE):
+                m.next = "CLOSE"
+                with m.If(now.retry.any()):
+                    row.try_again(m, write=1)
+            if config.background:
+                with m.Case(Phase.COMPARE):
+                    m.next = "SUSPECT"
+            with m.Default():
+                m.d.sync += abandoned.eq(1)
+                row.give_back(m, program.aux, then=Next.CLOSE)
+                if config.gather_reads:
+                    with m.If(gathered):
+                        row.deliver_joined(m)
+    if config.background:
+        with m.State("SUSPECT"):
+            m.d.sync += now.eq(suspicion.after)
+            with m.If(suspicion.compare):
+                m.next = "COMPARE"
+            with m.Elif(suspicion.again):
+                row.give_back(m, program.aux, then=Next.PLAN)
+            with m.Else():
+                row.give_back(m, program.aux & ~held, then=Next.WRITE)
+        with m.State("COMPARE"):
+            m.d.comb += steps.compare.eq(1)
+            m.d.sync += now.phase.eq(Phase.COMPARE)
+            m.next = "BEGIN-PASS"
+    with m.State("WRITE"):
+        m.d.sync += now.attempts.eq(0)
+        row.begin_operations(m, targets=program.write, write=1)
+        with m.If(~program.write.any()):
+            m.next = "CLOSE"
