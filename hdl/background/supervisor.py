@@ -29,9 +29,9 @@ class Supervisor(wiring.Component):
 
     One change at a time. A member is replaced only while its array has something to rebuild it
     from; then nothing of it is rebuilt, and REBUILD starts; so it is when a member's drive is had
-    again (RE_ADD). A failed member is replaced by itself when there is a hot spare that is as large:
-    dedicated ones first, then those of all arrays, by port; a job of the array other than REBUILD,
-    ZERO or COPY gives way.
+    again (RE_ADD). A failed member is replaced by itself when there is a hot spare that is as
+    large: dedicated ones first, then those of all arrays, by port; a job of the array other than
+    REBUILD, ZERO or COPY gives way.
 
     A live member is copied while no other member of its array is being rebuilt. The tables end a
     copy, when its job asks for it or the host stops that: the job never outlives it. Whoever leaves
@@ -70,8 +70,8 @@ class Supervisor(wiring.Component):
     another job, or (ZERO) a volume, or a member to be copied while one is rebuilt; NOT_REDUNDANT to
     replace a member of a failed array; INVALID_FIELD for an unknown kind, COPY, REBUILD without a
     stale drive, a share of 0 or beyond 100; NO_ENTRY for an array, job or spare that is not there;
-    DRIVE_UNAVAILABLE for a spare that is absent or in use; IN_USE for ZERO of an array with volumes.
-    Others are the tables'.
+    DRIVE_UNAVAILABLE for a spare that is absent or in use; IN_USE for ZERO of an array with
+    volumes. Others are the tables'.
     """
 
     def __init__(self, *, config: Config):
