@@ -321,7 +321,7 @@ def test_sizes_are_checked():
     with pytest.raises(ValueError, match="intent_chunks must be 0 or a power of two"):
         Config(intent_chunks=16)
     with pytest.raises(ValueError, match="intent_chunks needs background"):
-        Config(background=False, intent_chunks=32)
+        Config(background=False, gather_reads=False, intent_chunks=32)
 
 
 class ForgetsTheSecondMark(Intent):
