@@ -228,7 +228,7 @@ def work_out(active: float, name: str = "early") -> None:
 @pytest.mark.parametrize(
     ("name", "module", "function", "planted", "message"),
     [
-        ("one_block_too_few", count_module, "_ones", lambda mask: mask.any(), "before all blocks"),
+        ("one_block_too_few", count_module, "ones", lambda mask: mask.any(), "before all blocks"),
         ("leaves_at_once", early_module, "_none", lambda passes: 1, "left while pieces"),
         ("one_piece_too_few", early_module, "PIECES", PIECES - 1, "7 pieces worked out"),
     ],

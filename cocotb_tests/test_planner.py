@@ -212,8 +212,8 @@ def test_size_does_not_matter():
 
 
 def test_wrong_count_is_caught(monkeypatch):
-    count = planner_module._ones
-    monkeypatch.setattr(planner_module, "_ones", lambda mask: count(mask[:-1]))
+    count = planner_module.ones
+    monkeypatch.setattr(planner_module, "ones", lambda mask: count(mask[:-1]))
     with pytest.raises(SimulationError, match=r"not \{"):
         simulate(
             Planner(config=CONFIG),

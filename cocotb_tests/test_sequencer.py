@@ -381,7 +381,7 @@ def test_rate(array):
 
 
 def test_pieces_that_begin_too_soon_are_caught(monkeypatch):
-    monkeypatch.setattr("hdl.stripe.piece_count._ones", lambda mask: mask.any())
+    monkeypatch.setattr("hdl.stripe.piece_count.ones", lambda mask: mask.any())
     with pytest.raises(SimulationError, match=r"row \d+ strip|free but|never written"):
         sequence(Sequencer, array="raid6", testcase=EARLY)
 

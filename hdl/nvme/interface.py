@@ -35,7 +35,8 @@ def recovery(config: Config) -> data.StructLayout:
 
     ``again``: the block is read alone, by a drive command that covers nothing else. ``tried``: how
     many times a drive could not give it, drives passed over included. ``copy``: the copy that was
-    asked last. ``medium`` (with ``background``): its drive cannot read the block.
+    asked last; of a flush, 1 if the drive is one that a member is being copied to. ``medium``
+    (with ``background``): its drive cannot read the block.
     """
     background = {"medium": 1} if config.background else {}
     return data.StructLayout(

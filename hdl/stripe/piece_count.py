@@ -1,12 +1,13 @@
 """How many of the blocks that a row reads have each of their pieces in their lines."""
 
-from amaranth.hdl import Cat, Module, Signal, Value
+from amaranth.hdl import Cat, Module, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import PIECES, Config, bits_for_count
 from hdl.drive.interface import early_seat, piece
+from hdl.stripe.program import ones
 
 
 class PieceCount(wiring.Component):
@@ -76,7 +77,7 @@ class PieceCount(wiring.Component):
                     m.d.comb += [
                         write.addr.eq(begun_seat),
                         write.data.eq(0),
-                        write.data.blocks.eq(_ones(begun_reads)),
+                        write.data.blocks.eq(ones(begun_reads)),
                         write.en.eq(1),
                     ]
                     m.d.sync += begun.eq(0)
@@ -92,12 +93,3 @@ class PieceCount(wiring.Component):
                 m.next = "READ"
             m.d.comb += self.busy.eq(Cat(begun, self.piece.valid, fsm.ongoing("ADD")).any())
         return m
-
-
-def _ones(mask: Value) -> Value:
-    """How many bits of ``mask`` are set, as a balanced tree of adders."""
-    counts = list(mask)
-    while len(counts) > 1:
-        pairs = [a + b for a, b in zip(counts[::2], counts[1::2], strict=False)]
-        counts = [*pairs, *counts[2 * len(pairs) :]]
-    return counts[0]

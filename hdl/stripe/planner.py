@@ -7,6 +7,7 @@ from amaranth.lib.wiring import In, Out
 from hdl.config import MAX_DRIVES, Config
 from hdl.parity.field import MAX_PARITIES
 from hdl.stripe.interface import PlanKind, RowKind, plan, plan_request
+from hdl.stripe.program import ones
 
 
 class Planner(wiring.Component):
@@ -137,9 +138,9 @@ class Planner(wiring.Component):
                     m.next = "COUNT"
             with m.State("COUNT"):
                 m.d.sync += [
-                    joined_count.eq(_ones(joined)),
-                    lost_count.eq(_ones(lost)),
-                    live_count.eq(_ones(live)),
+                    joined_count.eq(ones(joined)),
+                    lost_count.eq(ones(lost)),
+                    live_count.eq(ones(live)),
                 ]
                 m.next = "DECIDE"
             with m.State("DECIDE"):
@@ -174,12 +175,3 @@ class Planner(wiring.Component):
 
         m.d.comb += self.busy.eq(~fsm.ongoing("TAKE") | self.request.valid)
         return m
-
-
-def _ones(mask: Value) -> Value:
-    """How many bits of ``mask`` are set, as a balanced tree of adders."""
-    counts = list(mask)
-    while len(counts) > 1:
-        pairs = [a + b for a, b in zip(counts[::2], counts[1::2], strict=False)]
-        counts = [*pairs, *counts[2 * len(pairs) :]]
-    return counts[0]

@@ -125,8 +125,8 @@ class PatchedPlanner(Planner):
     """A mutant: the lowest bit of a mask is not counted."""
 
     def elaborate(self, platform) -> Module:
-        count = planner_module._ones
-        with mock.patch.object(planner_module, "_ones", lambda mask: count(mask[1:])):
+        count = planner_module.ones
+        with mock.patch.object(planner_module, "ones", lambda mask: count(mask[1:])):
             return super().elaborate(platform)
 
 
