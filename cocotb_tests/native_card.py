@@ -1,7 +1,7 @@
 """The simulated card of the native tier with golden volumes, for tests of the whole controller."""
 
 import random
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, replace
 
 from cocotb_tests.array_models import rotation_of
@@ -221,8 +221,6 @@ class Card:
         is in blocks of 4096 bytes.
         """
         most = longest * BLOCK_BYTES // volume.sector_bytes
-        done = self.card.transport.event()
-        running = workers
         left = commands
         statuses: list[int] = []
 
@@ -242,21 +240,33 @@ class Card:
             return await self.read(volume, first, blocks, address, queue)
 
         async def work() -> None:
-            nonlocal left, running
+            nonlocal left
             memory = self.buffer(longest)
             while left > 0:
                 left -= 1
                 statuses.append(await access(memory))
                 self.ends_ns.append(self.harness.now_ns)
                 assert statuses[-1] in allowed, f"status {statuses[-1]:#x}"
+
+        await self.together(work() for _ in range(workers))
+        return statuses
+
+    async def together(self, tasks: Iterable[Coroutine]) -> None:
+        """Runs them at once, until all have ended."""
+        done = self.card.transport.event()
+        running = 0
+
+        async def watched(task: Coroutine) -> None:
+            nonlocal running
+            await task
             running -= 1
             if not running:
                 done.set()
 
-        for _ in range(workers):
-            self.card.transport.spawn(work())
+        for task in tasks:
+            running += 1
+            self.card.transport.spawn(watched(task))
         await done.wait()
-        return statuses
 
     async def read_all(
         self, volume: Volume, blocks: int = 8, allowed: Iterable[int] = (0,)

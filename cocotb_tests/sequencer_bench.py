@@ -17,6 +17,7 @@ from cocotb_tests.stripe_models import (
     TableServer,
 )
 from hdl.array.interface import Rotation
+from hdl.background.interface import MEND_TAG, WalkKind, walk
 from hdl.config import Config
 from hdl.drive.interface import landed
 from hdl.nvme.interface import Status
@@ -24,7 +25,7 @@ from hdl.stripe.interface import RowKind, committed, row_state, strip_state
 
 CONFIG = Config(
     data_width=64, ports=8, lines=64, banks=4, commands=64, rows=8, operations=64, arrays=2,
-    parities=3, intent_chunks=32,
+    parities=3, intent_chunks=32, slow_read_ms=1,
 )  # fmt: skip
 
 PATIENCE = 20_000
@@ -92,6 +93,7 @@ class Bench:
         self.committed = 0
         self.recovered = 0
         self.retired = 0
+        self.mended: set[int] = set()
         TableServer(dut, "row_read", self._row)
         TableServer(dut, "strip_read", self._strip)
         self.launch = StreamSource(dut, "launch", active=active, seed=seed)
@@ -106,6 +108,7 @@ class Bench:
         sink("recover_failed", self._recover_failed, committed(config))
         sink("fail", self.fail)
         sink("retired", self._retired)
+        sink("mend", self._mend, walk(config))
 
     # Tables that the gatherer would hold.
 
@@ -177,6 +180,12 @@ class Bench:
         self.drives.begun.pop(slot, None)
         assert not any(row is other for other, _ in self.by_command.values())
         self.retired += 1
+
+    def _mend(self, one) -> None:
+        base, shift = self.place(one.row)
+        asked = one.kind, one.array, one.base, one.shift, one.tag
+        assert asked == (WalkKind.PATROL, 1, base, shift, MEND_TAG)
+        self.mended.add(one.row)
 
     # What the test asks for.
 

@@ -281,7 +281,8 @@ class DrivesModel:
     ``write_errors``: chance of ABORTED, and of MEDIUM_ERROR on a write to a port that
     ``may_fail`` allows. ``unreached``: chance that an operation that was not sent alone ends with
     UNREACHED; the next one for that block must be alone. Ports in ``gone`` answer GONE. To read a
-    block in ``distrusted`` is an error. The first write to each block in ``stubborn`` gives
+    block in ``distrusted`` is an error. Reads of ports in ``slow`` that may be had elsewhere end as
+    SLOW, others are counted in ``waited``. The first write to each block in ``stubborn`` gives
     MEDIUM_ERROR. With ``intent_chunks`` no row slot may write that is not in ``begun``, which maps
     those announced to their rows, unless ``needs_no_mark`` is true of it and the port.
     """
@@ -295,6 +296,8 @@ class DrivesModel:
         self.unreadable: set[tuple[int, int]] = set()
         self.distrusted: set[tuple[int, int]] = set()
         self.gone: set[int] = set()
+        self.slow: set[int] = set()
+        self.waited: Counter[int] = Counter()
         self.aborts = 0.0
         self.unreached = 0.0
         self.left_alone: set[tuple[int, int]] = set()
@@ -356,8 +359,13 @@ class DrivesModel:
                 self.blocks[key] = self.lines.read(one.line)
         elif self._random.random() < self.aborts:
             status = DriveStatus.ABORTED
+        elif one.port in self.slow and one.elsewhere:
+            assert one.opcode == Opcode.READ
+            status = DriveStatus.SLOW
+            self.counts[DriveStatus.SLOW] += 1
         elif one.opcode == Opcode.READ:
             assert key not in self.distrusted, f"{key} is read, but has not been rebuilt"
+            self.waited.update({one.port} & self.slow)
             if key in self.unreadable:
                 status = DriveStatus.MEDIUM_ERROR
             else:

@@ -20,6 +20,7 @@ from sim.golden.layout import (
     PARITY_LAST,
     RIGHT_ASYMMETRIC,
     RIGHT_SYMMETRIC,
+    Place,
 )
 from sim.golden.nvme import (
     COMPARE_FAILURE,
@@ -270,6 +271,36 @@ def test_reads_mend_medium_errors(level):
             found = errors()
             assert found, "no block was asked for where it cannot be read"
             for _ in range(4):
+                await card.read_all(volume)
+            assert errors() == found, "a block was not written anew"
+            return volume
+
+        card.finish(card.run(main()))
+
+
+def test_reads_without_a_drive_mend_medium_errors():
+    """Blocks that only a reconstruction reads: what it cannot read is there the next time."""
+    with Card([FAST] * PORTS, seed=SEED) as card:
+        drives, pulled = 6, 2
+
+        def errors() -> int:
+            return sum(card.harness.drive_statistics(port)["errors"] for port in range(drives))
+
+        async def main() -> Volume:
+            volume = await card.create(Level.RAID6, range(drives))
+            card.pull(pulled)
+            await card.read_all(volume)
+            spoiled = 0
+            for row in range(0, volume.rows, 5):
+                *data, parity, _ = volume.layout.roles(0, row)
+                if pulled in data:
+                    spoiled += 1
+                    card.spoil(volume, Place(parity, row))
+            for _ in range(2):
+                await card.read_all(volume)
+            found = errors()
+            assert found >= spoiled > 2
+            for _ in range(2):
                 await card.read_all(volume)
             assert errors() == found, "a block was not written anew"
             return volume

@@ -95,6 +95,42 @@ def test_slow_reads_are_had_elsewhere(level):
     assert SIZES.slow_read_ms * 1e6 < max(spent) < bound_ns + 100_000 < latency_ns
 
 
+@pytest.mark.parametrize("workers", [1, 8], ids=["alone", "stream"])
+def test_slow_reads_of_an_array_without_a_drive(workers):
+    """Blocks that are worked out, one after the other or in a gathered stream, do not wait for a
+    slow drive either."""
+    pulled, port, latency_ns = 3, 1, 2_700_000
+    slow = FAST.changed(latency_ps=latency_ns * 1000)
+    bound_ns = (ticks(SIZES, SIZES.slow_read_ms) << tick_shift(SIZES)) * 1e9 / SIZES.clock_hz
+    drives = [slow if number == port else FAST for number in range(PORTS)]
+    spent: list[float] = []
+    with Card(drives, seed=SEED, config=SIZES) as card:
+
+        async def main() -> Volume:
+            volume = await card.create(Level.RAID6, range(6))
+            card.pull(pulled)
+            now_ns = card.card.transport.now_ns
+            blocks = 8
+            starts = iter(range(0, len(volume.model) - blocks + 1, blocks))
+
+            async def work() -> None:
+                memory = card.buffer(blocks)
+                for first in starts:
+                    begin = now_ns()
+                    assert await card.read(volume, first, blocks, memory) == 0
+                    spent.append(now_ns() - begin)
+
+            await card.together([work() for _ in range(workers)])
+            return volume
+
+        card.finish(card.run(main()))
+        counters = card.harness.drive_statistics(port)
+    print(f"longest read {max(spent) / 1e6:.2f} ms of {bound_ns / 1e6:.2f}, {counters}")
+    assert not counters["aborts"] and not counters["resets"] and card.gone == {pulled}
+    assert SIZES.slow_read_ms * 1e6 < max(spent) < 2 * bound_ns + 100_000
+    assert max(spent) < latency_ns
+
+
 def test_pulled_while_it_hangs():
     """The drive goes away with commands that hang, and while the port is being reset."""
     for delay in (0.5, 1.0, 1.4):

@@ -121,10 +121,11 @@ class Core(wiring.Component):
         connect(m, sequencer.step, parity.step)
         connect(m, parity.done, sequencer.pass_done)
         if config.background:
-            # The first of them for blocks that could not be read, the second for the row walker.
-            m.submodules.walks = walks = Merge(walk(config), inputs=2)
+            # The last of them for the row walker, the others for blocks that could not be read.
+            m.submodules.walks = walks = Merge(walk(config), inputs=3)
             connect(m, walks.output, gather.walk)
             connect(m, dispatch.mend, walks.inputs[0])
+            connect(m, sequencer.mend, walks.inputs[1])
             blocks.append(walks)
         m.submodules.operations = operations = Merge(operation(config), inputs=2)
         connect(m, sequencer.operation, operations.inputs[0])
@@ -244,7 +245,7 @@ class Core(wiring.Component):
         ]
         if config.background:
             self._connect_background(m, background, tables, front_end, tracker, dispatch)
-            connect(m, background.walk, walks.inputs[1])
+            connect(m, background.walk, walks.inputs[2])
             connect(m, sequencer.walked, background.walked)
             if config.intent_chunks:
                 self._connect_intent(m, background, tracker, dispatch, gather, sequencer)

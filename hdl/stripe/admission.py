@@ -7,14 +7,24 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.array.interface import TableRead, copy_read, geometry_read, member_read
-from hdl.background.interface import WalkKind, intention
+from hdl.background.interface import WalkKind, intention, walk
 from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config
 from hdl.memory.interface import line_stream
 from hdl.stripe.duplicate import Duplicate
 from hdl.stripe.interface import PlanKind, RowKind, row_state
+from hdl.stripe.mends import Mends
 from hdl.stripe.planner import Planner
-from hdl.stripe.program import copy_target, lowest_bit, program, role_bits, target, target_bits
+from hdl.stripe.program import (
+    copy_target,
+    lowest_bit,
+    ones,
+    program,
+    role_bits,
+    target,
+    target_bits,
+)
 from hdl.stripe.program import targets as target_count
+from hdl.stripe.progress import unread
 from hdl.stripe.walk_plan import WalkPlan
 
 SELDOM_WRITE = (WalkKind.REBUILD, WalkKind.CHECK, WalkKind.PATROL)
@@ -30,6 +40,10 @@ class Admission(wiring.Component):
 
     ``launch``: row slots to begin. ``again``: row slots whose reads failed; ``bad`` is then read
     for the roles that could not be read. ``ready``: row slots whose program may be run.
+    With ``slow_read_ms``, roles that are only ``slow`` among them are waited for once the others do
+    not do.
+    ``mend`` (with ``background``): the row of a host's read in which a drive could not read a
+    block.
     ``program_read``, ``target_read``, ``line_read``: what was worked out, for the sequencer;
     addresses are the row slot, below it the target or the role. ``stale``: bit a port whose drive
     is being rebuilt; ``boundary_read``: the first row of an array that is not yet. From there on
@@ -58,6 +72,7 @@ class Admission(wiring.Component):
                 "stale": In(MAX_DRIVES),
                 "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "copy_read": Out(copy_read(config)),
+                "mend": Out(stream.Signature(walk(config))),
             }
         if config.intent_chunks:
             health["begun"] = Out(stream.Signature(intention(config)))
@@ -68,7 +83,7 @@ class Admission(wiring.Component):
                 "again": In(stream.Signature(slot)),
                 "ready": Out(stream.Signature(slot)),
                 "row_read": Out(TableRead(slot, row_state(config))),
-                "bad_read": Out(TableRead(slot, config.ports)),
+                "unread_read": Out(TableRead(slot, unread(config))),
                 "geometry_read": Out(geometry_read(config)),
                 "member_read": Out(member_read(config)),
                 "failed": In(MAX_DRIVES),
@@ -122,9 +137,10 @@ class Admission(wiring.Component):
         recover = row.kind == RowKind.RECOVER
         fills = row.fills if config.sector_emulation else Const(0, 1)
         gathered = row.gathered if config.gather_reads else Const(0, 1)
+        reads = recover & ~fills
         m.d.comb += [
             self.row_read.address.eq(slot),
-            self.bad_read.address.eq(slot),
+            self.unread_read.address.eq(slot),
             self.geometry_read.address.eq(row.array),
             program_write.addr.eq(slot),
             program_write.data.eq(todo),
@@ -286,9 +302,33 @@ class Admission(wiring.Component):
 
         # Reads gathered: the row is worked out for the sake of blocks that are lost, if it can be.
         in_reach = Signal(config.ports)
+        m.d.comb += in_reach.eq(row.joined & ~todo.dead & ~todo.bad & data_mask)
         if config.gather_reads:
-            m.d.comb += in_reach.eq(row.joined & ~todo.dead & ~todo.bad & data_mask)
             m.d.sync += todo.gathered.eq(gathered)
+
+        # A host's read of a drive that is slow ends so while the others do; else it waits for it.
+        slow, answered = Const(0, config.ports), planner.plan.valid
+        if config.slow_read_ms:
+            slow = Signal(config.ports)
+            held_up = (plan.kind == PlanKind.IMPOSSIBLE) & slow.any()
+            answered = planner.plan.valid & ~held_up
+            lost = todo.dead | todo.bad | Mux(gathered, 0, row.joined[: config.ports])
+            spare = Signal()
+            patient = Signal()
+            m.d.comb += spare.eq(ones(lost) < geometry.parities)
+            m.d.sync += todo.elsewhere.eq(reads & spare & ~patient)
+
+        # Blocks that a drive could not give to a host are written anew.
+        if config.background:
+            m.submodules.mends = mends = Mends(config=config)
+            connect(m, mends.walk, flipped(self.mend))
+            unreadable = todo.bad & ~slow & ~todo.dead & ~todo.stale
+            m.d.comb += [
+                mends.row.array.eq(row.array),
+                mends.row.base.eq(row.base),
+                mends.row.shift.eq(row.shift),
+                mends.row.row.eq(row.row),
+            ]
 
         pending = Signal(config.ports)
         wanted = lowest_bit(m, pending, "wanted")
@@ -340,11 +380,14 @@ class Admission(wiring.Component):
                     todo.shift.eq(row.shift),
                     todo.rotation.eq(geometry.rotation),
                     todo.strip_shift.eq(geometry.strip_shift),
-                    todo.bad.eq(Mux(retried, self.bad_read.data, 0)),
+                    todo.bad.eq(Mux(retried, self.unread_read.data.bad, 0)),
                     todo.possible.eq(1),
                     wrapped.eq(0),
                     place.eq(row.shift),
                 ]
+                if config.slow_read_ms:
+                    m.d.sync += slow.eq(Mux(retried, self.unread_read.data.slow, 0))
+                    m.d.sync += patient.eq(0)
                 if config.background:
                     m.d.sync += [todo.walk.eq(row.walk), todo.again.eq(retried), copies.eq(0)]
                 m.next = "WALK"
@@ -412,7 +455,11 @@ class Admission(wiring.Component):
                         m.next = "ANSWER"
             with m.State("ANSWER"):
                 m.d.comb += planner.plan.ready.eq(1)
-                with m.If(planner.plan.valid):
+                if config.slow_read_ms:
+                    with m.If(planner.plan.valid & held_up):
+                        m.d.sync += [todo.bad.eq(todo.bad & ~slow), slow.eq(0), patient.eq(1)]
+                        m.next = "PLAN"
+                with m.If(answered):
                     m.d.sync += [
                         todo.possible.eq(plan.kind != PlanKind.IMPOSSIBLE),
                         todo.update.eq(plan.kind == PlanKind.UPDATE),
@@ -430,9 +477,14 @@ class Admission(wiring.Component):
                                 m.d.sync += todo.read.eq(plan.read_data & ~row.joined)
                     with m.If(walks):
                         follow_walk_plan()
-                    if config.gather_reads:
-                        none_lost = in_reach == row.joined[: config.ports]
-                        with m.If(gathered & (none_lost | (plan.kind == PlanKind.IMPOSSIBLE))):
+                    if config.background:
+                        solvable = plan.kind != PlanKind.IMPOSSIBLE
+                        m.d.comb += mends.note.eq(reads & solvable & unreadable.any())
+                    if config.gather_reads or config.slow_read_ms:
+                        none_lost = gathered & (in_reach == row.joined[: config.ports])
+                        falls_back = reads if config.slow_read_ms else gathered
+                        impossible = falls_back & (plan.kind == PlanKind.IMPOSSIBLE)
+                        with m.If(none_lost | impossible):
                             m.d.sync += [
                                 todo.possible.eq(in_reach.any()),
                                 todo.read.eq(in_reach),
@@ -495,4 +547,7 @@ class Admission(wiring.Component):
         m.d.comb += self.busy.eq(
             ~(waiting | idle) | (launches.level != 0) & idle | (retries.level != 0) & idle
         )
+        if config.background:
+            with m.If(mends.busy | (self.mend.valid & self.mend.ready)):
+                m.d.comb += self.busy.eq(1)
         return m

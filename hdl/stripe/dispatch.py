@@ -217,8 +217,10 @@ class Dispatch(wiring.Component):
                 unreadable.eq(
                     port_failed | (beyond & self.stale.bit_select(self.member_read.data, 1))
                 ),
-                mends.extent.eq(item),
-                mends.geometry.eq(shape),
+                mends.row.array.eq(item.array),
+                mends.row.base.eq(item.base),
+                mends.row.shift.eq(item.shift + Mux(mirrored, item.index * shape.copies, 0)),
+                mends.row.row.eq(item.row),
             ]
 
         # The drive that the member at `position` is copied to, in bits a port.

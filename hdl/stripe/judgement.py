@@ -1,6 +1,6 @@
 """What the end of a drive operation means for its row."""
 
-from amaranth.hdl import Const, Module, Signal
+from amaranth.hdl import Const, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -19,6 +19,8 @@ class Judgement(wiring.Component):
     it was a write and will not be sent again. ABORTED operations are sent `ATTEMPTS` times, a write
     that its drive cannot store twice, UNREACHED operations without being counted.
 
+    A read that is SLOW counts as one that failed, noted in ``slow``.
+
     ``copying`` (these two with ``background``): the operation is a copy's: whatever its end, the
     row has lost nothing, and a drive that does not store it is given up. ``paired``: another
     operation writes the same line; ``written`` then comes with the second to end.
@@ -31,6 +33,7 @@ class Judgement(wiring.Component):
 
     def __init__(self, *, config: Config):
         self._copies = config.background
+        self._slow = config.slow_read_ms != 0
         super().__init__(
             {
                 "event": In(finished(config)),
@@ -72,6 +75,9 @@ class Judgement(wiring.Component):
         with m.Elif(event.opcode == Opcode.READ):
             with m.If(~good):
                 m.d.comb += after.bad.eq(before.bad | (1 << self.index))
+                if self._slow:
+                    slow = event.status == DriveStatus.SLOW
+                    m.d.comb += after.slow.eq(before.slow | Mux(slow, 1 << self.index, 0))
             m.d.comb += self.report.eq(gone)
         with m.Else():
             m.d.comb += [

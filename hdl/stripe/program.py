@@ -43,6 +43,7 @@ def program(config: Config) -> data.StructLayout:
     ``fills``: as in `hdl.stripe.interface.row_state`; with mirrors ``read`` and ``bad`` are then
     targets, which have a number whether their drive is live or not. ``gathered``: as there; each
     joined role that is in ``aux`` is then for the host, and no other joined one can be had.
+    ``elsewhere`` (with ``Config.slow_read_ms``): any one block of ``read`` can be done without.
 
     With ``background``: ``salvage``: the row is past repair, so what joined is written, and the
     live parities, which are no longer known, are made unreadable. ``walk``: of a row that is walked
@@ -93,6 +94,7 @@ def program(config: Config) -> data.StructLayout:
         }
         | ({"fills": 1} if config.sector_emulation else {})
         | ({"gathered": 1} if config.gather_reads else {})
+        | ({"elsewhere": 1} if config.slow_read_ms else {})
     )
 
 

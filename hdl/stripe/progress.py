@@ -38,6 +38,8 @@ def progress(config: Config) -> data.StructLayout:
     to ask again; ``aborted``: at least one of them because a drive aborted it, or could not
     store it, which counts as one of `ATTEMPTS`.
 
+    ``slow`` (with ``Config.slow_read_ms``): those of ``bad`` whose drive takes too long.
+
     ``early``: the row's lost block is being worked out as others land (`hdl.stripe.early`).
 
     With ``background``: ``nonzero``: of the last parity pass, by parity role; ``found``: parities
@@ -54,6 +56,7 @@ def progress(config: Config) -> data.StructLayout:
             "suspect": role_bits(config),
             "half": 1,
         }
+    slow = {"slow": config.ports} if config.slow_read_ms else {}
     return data.StructLayout(
         {
             "phase": Phase,
@@ -65,6 +68,13 @@ def progress(config: Config) -> data.StructLayout:
             "good": config.ports,
             "retry": targets(config),
             **background,
+            **slow,
             **early_field(config),
         }
     )
+
+
+def unread(config: Config) -> data.StructLayout:
+    """Of `progress`, what a row is planned again for."""
+    slow = {"slow": config.ports} if config.slow_read_ms else {}
+    return data.StructLayout({"bad": config.ports, **slow})

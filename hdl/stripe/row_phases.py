@@ -34,6 +34,8 @@ def phase_states(
                     now.found.eq(stored.found),
                     now.wrong.eq(stored.wrong),
                 ]
+                if config.slow_read_ms:
+                    m.d.sync += now.slow.eq(stored.slow & program.bad)
         with m.If(~program.possible):
             m.next = "CLOSE"
             if config.background:
@@ -81,8 +83,8 @@ def phase_states(
                     row.give_back(m, program.aux, then=Next.PLAN)
                 with m.Elif(program.erased.any()):
                     row.begin_recovery(m)
-                if config.gather_reads:
-                    with m.Elif(gathered):
+                if config.gather_reads or config.slow_read_ms:
+                    with m.Elif(recover & ~fills):
                         row.deliver_joined(m)
                 if config.sector_emulation:
                     with m.Elif(fills):

@@ -7,7 +7,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.array.interface import TableRead, copy_read, geometry_read, member_read
-from hdl.background.interface import intention, walked
+from hdl.background.interface import intention, walk, walked
 from hdl.config import (
     BLOCK_NUMBER_BITS,
     DATA_OFFSET_BLOCKS,
@@ -52,12 +52,16 @@ class Sequencer(wiring.Component):
     writes that end with MEDIUM_ERROR once more; operations that are sent again go alone. GONE is
     always reported.
 
+    With ``slow_read_ms``, a host's read that has redundancy left is one that may end as SLOW: then
+    it goes on as with a block that cannot be read, until it needs that block after all; and a block
+    to be recovered that cannot be, but may be read, is read.
+
     With ``background``, a write to a row that is past repair because of blocks that cannot be read
     succeeds; the row's parities are made unreadable until all of its data can be read again. A row
-    that is walked ends in one ``walked``, before ``retired``; ``stale`` and ``boundary_read`` are
-    as for `hdl.stripe.admission.Admission`, and with ``intent_chunks`` so is ``begun``. While a
-    member is copied (``copy_read``) what it gets is written to another drive as well, which is
-    reported on ``fail`` if it does not store it, and nothing else comes of that.
+    that is walked ends in one ``walked``, before ``retired``; ``stale``, ``boundary_read`` and
+    ``mend`` are as for `hdl.stripe.admission.Admission`, and with ``intent_chunks`` so is
+    ``begun``. While a member is copied (``copy_read``) what it gets is written to another drive as
+    well, which is reported on ``fail`` if it does not store it, and nothing else comes of that.
 
     ``operation`` has owner ROW, index = row slot, place = target number (without mirroring the
     role: data 0.., then P, Q, ..); ``finished`` brings both back. ``finished`` and ``pass_done``
@@ -84,6 +88,7 @@ class Sequencer(wiring.Component):
                 "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "copy_read": Out(copy_read(config)),
                 "walked": Out(stream.Signature(walked(config))),
+                "mend": Out(stream.Signature(walk(config))),
             }
         if config.intent_chunks:
             background["begun"] = Out(stream.Signature(intention(config)))
@@ -126,6 +131,7 @@ class Sequencer(wiring.Component):
         if config.background:
             connect(m, admission.boundary_read, flipped(self.boundary_read))
             connect(m, admission.copy_read, flipped(self.copy_read))
+            connect(m, admission.mend, flipped(self.mend))
             m.d.comb += admission.stale.eq(self.stale)
         if config.intent_chunks:
             connect(m, admission.begun, flipped(self.begun))
@@ -139,11 +145,13 @@ class Sequencer(wiring.Component):
         m.submodules.states = states = Memory(shape=progress(config), depth=config.rows, init=[])
         state_read = states.read_port()
         state_write = states.write_port()
-        bad_read = states.read_port()
+        unread_read = states.read_port()
         m.d.comb += [
-            bad_read.addr.eq(admission.bad_read.address),
-            admission.bad_read.data.eq(bad_read.data.bad),
+            unread_read.addr.eq(admission.unread_read.address),
+            admission.unread_read.data.bad.eq(unread_read.data.bad),
         ]
+        if config.slow_read_ms:
+            m.d.comb += admission.unread_read.data.slow.eq(unread_read.data.slow)
 
         # The row at hand: its program and progress follow `slot` by one cycle, and what belongs to
         # target `number`, or to role `index`, follows that by one.
@@ -209,6 +217,9 @@ class Sequencer(wiring.Component):
                 )
             ),
         ]
+
+        if config.slow_read_ms:
+            m.d.comb += sent.elsewhere.eq(program.elsewhere)
 
         has_line = Const(1)
         if config.background:
