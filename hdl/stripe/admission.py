@@ -10,7 +10,6 @@ from hdl.array.interface import TableRead, copy_read, geometry_read, member_read
 from hdl.background.interface import WalkKind, intention, walk
 from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config
 from hdl.memory.interface import line_stream
-from hdl.stripe.duplicate import Duplicate
 from hdl.stripe.interface import PlanKind, RowKind, row_state
 from hdl.stripe.mends import Mends
 from hdl.stripe.planner import Planner
@@ -25,6 +24,7 @@ from hdl.stripe.program import (
 )
 from hdl.stripe.program import targets as target_count
 from hdl.stripe.progress import unread
+from hdl.stripe.row_members import RowMembers
 from hdl.stripe.walk_plan import WalkPlan
 
 SELDOM_WRITE = (WalkKind.REBUILD, WalkKind.CHECK, WalkKind.PATROL)
@@ -154,95 +154,26 @@ class Admission(wiring.Component):
                 self.begun.payload.row.eq(row.row),
             ]
 
-        # A walk without parity is about one strip: its row slot keeps others from no more.
-        roles = Mux(walks & (geometry.parities == 0), geometry.copies, geometry.width)
-
         # A row has no more members than there are drive ports.
         data = Signal(range(config.ports + 1))
         m.d.comb += data.eq(geometry.data)
 
-        # One lookup a cycle, answered in the next: `ask` is the lookup, `got` its answer.
-        # `strips` are those after `strip`; what `following` says of them is a cycle old.
-        strips = Signal(config.ports)
-        lowest = lowest_bit(m, strips, "lowest")
-        following = Signal.like(lowest)
-        strip = Signal.like(lowest)
-        m.d.sync += following.eq(lowest)
-        place = Signal(7)
-        wrapped = Signal()
-        copy = Signal(6)
-        role = Signal(6)
-        ask = Signal()
-        got = Signal()
-        got_role = Signal(5)
-        got_wrapped = Signal()
-        number = Signal(target_bits(config))
-        port = self.member_read.data
-        gone = self.failed.bit_select(port, 1)
+        members = RowMembers(
+            config=config,
+            row=row,
+            geometry=geometry,
+            todo=todo,
+            walks=walks,
+            mirrored=mirrored,
+            fills=fills,
+        )
+        members.take_answers(m, ports=self, slot=slot, target_write=target_write)
+        copies, copied = members.copies, members.copied
         if config.background:
-            beyond = Signal()
-            m.submodules.duplicate = duplicate = Duplicate(config=config)
-            m.d.comb += [
-                self.boundary_read.address.eq(row.array),
-                self.copy_read.address.eq(row.array),
-                duplicate.entry.eq(self.copy_read.data),
-                duplicate.position.eq(self.member_read.address.position),
-                duplicate.member.eq(self.member_read.data),
-                duplicate.failed.eq(self.failed),
-                duplicate.stale.eq(self.stale),
-                duplicate.beyond.eq(beyond),
-            ]
-            m.d.sync += beyond.eq(row.row >= self.boundary_read.data)
-            port, gone, stale = duplicate.port, duplicate.gone, duplicate.distrusted
-            # The target that is copied, without mirroring its role, and where its block lies.
-            copies = Signal()
-            copied = Signal(target(config))
-            with m.If(got & duplicate.copied):
-                m.d.sync += [
-                    copies.eq(1),
-                    todo.copied.eq(Mux(mirrored, number, got_role)),
-                    copied.port.eq(duplicate.entry.port),
-                    copied.strip.eq(got_role),
-                    copied.wrapped.eq(got_wrapped),
-                ]
             of_copy = walks & (row.walk.kind == WalkKind.COPY)
             m.d.comb += program_write.data.write[copy_target(config)].eq(
                 copies & (of_copy | todo.write.bit_select(todo.copied, 1))
             )
-        m.d.comb += [
-            self.member_read.address.array.eq(row.array),
-            self.member_read.address.position.eq(row.base + place),
-            target_write.addr.eq(Cat(number, slot)),
-            target_write.data.port.eq(port),
-            target_write.data.strip.eq(got_role),
-            target_write.data.wrapped.eq(got_wrapped),
-        ]
-        m.d.sync += [
-            got.eq(ask),
-            got_role.eq(Mux(mirrored, strip, role)),
-            got_wrapped.eq(wrapped),
-        ]
-        with m.If(got):
-            m.d.comb += target_write.en.eq(1)
-            with m.If(mirrored):
-                with m.If(~gone):
-                    m.d.sync += todo.write.eq(todo.write | (1 << number))
-                with m.If(~gone | fills):
-                    m.d.sync += number.eq(number + 1)
-                if config.background:
-                    # To fill a block is to read it; else all live copies are only written.
-                    with m.If(fills & stale):
-                        m.d.sync += todo.bad.eq(todo.bad | (1 << number))
-            with m.Else():
-                m.d.sync += number.eq(number + 1)
-                with m.If(gone):
-                    m.d.sync += todo.dead.eq(todo.dead | (1 << got_role))
-                if config.background:
-                    with m.If(stale & ~gone):
-                        m.d.sync += [
-                            todo.bad.eq(todo.bad | (1 << got_role)),
-                            todo.stale.eq(todo.stale | (1 << got_role)),
-                        ]
 
         # A parity that could not be read is not updated but generated anew, from all data.
         parity_mask = Signal(4)
@@ -275,7 +206,7 @@ class Admission(wiring.Component):
                 walk_plan.kind.eq(row.walk.kind),
                 walk_plan.again.eq(retried),
                 walk_plan.mirrored.eq(has_copies),
-                walk_plan.every.eq((1 << roles) - 1),
+                walk_plan.every.eq((1 << members.roles) - 1),
                 walk_plan.data.eq(data),
                 walk_plan.parities.eq(geometry.parities),
                 walk_plan.dead.eq(todo.dead),
@@ -301,6 +232,7 @@ class Admission(wiring.Component):
             m.d.sync += todo.fills.eq(fills)
 
         # Reads gathered: the row is worked out for the sake of blocks that are lost, if it can be.
+        # Else, as any block that is to be had from others, they are read where they lie.
         in_reach = Signal(config.ports)
         m.d.comb += in_reach.eq(row.joined & ~todo.dead & ~todo.bad & data_mask)
         if config.gather_reads:
@@ -351,14 +283,8 @@ class Admission(wiring.Component):
             with m.State("READ-ROW"):
                 m.next = "READ-GEOMETRY"
             with m.State("READ-GEOMETRY"):
-                m.d.sync += [
-                    todo.eq(0),
-                    strips.eq(row.joined),
-                    role.eq(0),
-                    copy.eq(0),
-                    wrapped.eq(0),
-                    number.eq(0),
-                ]
+                members.begin(m)
+                m.d.sync += todo.eq(0)
                 m.next = "LOCATE"
                 if config.intent_chunks:
                     looks = Cat(row.walk.kind == kind for kind in SELDOM_WRITE).any()
@@ -382,44 +308,14 @@ class Admission(wiring.Component):
                     todo.strip_shift.eq(geometry.strip_shift),
                     todo.bad.eq(Mux(retried, self.unread_read.data.bad, 0)),
                     todo.possible.eq(1),
-                    wrapped.eq(0),
-                    place.eq(row.shift),
                 ]
                 if config.slow_read_ms:
                     m.d.sync += slow.eq(Mux(retried, self.unread_read.data.slow, 0))
                     m.d.sync += patient.eq(0)
                 if config.background:
-                    m.d.sync += [todo.walk.eq(row.walk), todo.again.eq(retried), copies.eq(0)]
-                m.next = "WALK"
-                with m.If(mirrored):
-                    m.next = "STEP"
-            with m.State("WALK"):
-                m.d.comb += ask.eq(1)
-                m.d.sync += [copy.eq(copy + 1), role.eq(role + 1)]
-                with m.If(place + 1 >= geometry.width):
-                    m.d.sync += [place.eq(0), wrapped.eq(has_copies)]
-                with m.Else():
-                    m.d.sync += place.eq(place + 1)
-                with m.If(mirrored):
-                    with m.If(copy + 1 == geometry.copies):
-                        m.d.sync += copy.eq(0)
-                        m.next = "STEP"
-                with m.Elif(role + 1 == roles):
-                    m.next = "SETTLE"
-            with m.State("STEP"):
-                # The walk of a strip takes two copies at least: `following` holds again by then.
-                m.d.sync += [
-                    wrapped.eq(0),
-                    strip.eq(following),
-                    strips.eq(strips & (strips - 1)),
-                    place.eq(row.shift + following * geometry.copies),
-                ]
-                m.next = "WALK"
-                with m.If(strips == 0):
-                    m.next = "SETTLE"
-            with m.State("SETTLE"):
-                # The last answer is being taken.
-                m.next = "PLAN"
+                    m.d.sync += [todo.walk.eq(row.walk), todo.again.eq(retried)]
+                members.locate(m)
+            members.states(m)
             with m.State("PLAN"):
                 if config.background:
                     with m.If(copies):

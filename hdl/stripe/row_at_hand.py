@@ -22,16 +22,16 @@ class RowAtHand:
         Sizes.
     program, now
         The row's `hdl.stripe.program.program` and `hdl.stripe.progress.progress`.
-    slot, index, strip
-        The row slot; a role, and the joined block of it.
+    slot, number, index, strip
+        The row slot; a target; a role, and the joined block of it.
     pending, lowest
         Targets or roles that are left to go through, and the lowest of them.
     recover, fills, gathered, walks, single, checks
         Of the row's program, 0 where the configuration has no such rows.
     held
         Roles whose own line is needed for the writes.
-    doomed, afterwards
-        Roles whose own line goes back, and what follows that.
+    doomed, doomed_role, afterwards
+        Roles whose own line goes back, the lowest of them, and what follows that.
     writing, resending
         Of the operations that are being sent: writes; not for the first time.
     abandoned, filled
@@ -44,6 +44,7 @@ class RowAtHand:
     program: Any
     now: Any
     slot: Signal
+    number: Signal
     index: Signal
     strip: Any
     pending: Signal
@@ -56,6 +57,7 @@ class RowAtHand:
     checks: Value
     held: Signal
     doomed: Signal
+    doomed_role: Signal
     afterwards: Any
     writing: Signal
     resending: Signal

@@ -30,6 +30,7 @@ from hdl.stripe.progress import Next, Phase, progress
 from hdl.stripe.row_at_hand import RowAtHand
 from hdl.stripe.row_end import end_states
 from hdl.stripe.row_phases import phase_states
+from hdl.stripe.row_sending import sending_states
 from hdl.stripe.suspicion import Suspicion
 from hdl.stripe.verdict import Verdict
 
@@ -341,6 +342,7 @@ class Sequencer(wiring.Component):
             program=program,
             now=now,
             slot=slot,
+            number=number,
             index=index,
             strip=strip,
             pending=pending,
@@ -353,6 +355,7 @@ class Sequencer(wiring.Component):
             checks=checks,
             held=held,
             doomed=doomed,
+            doomed_role=doomed_role,
             afterwards=afterwards,
             writing=writing,
             resending=resending,
@@ -440,72 +443,18 @@ class Sequencer(wiring.Component):
                 suspicion=suspicion,
             )
 
-            # Operations of a phase.
-            with m.State("SELECT-TARGET"):
-                m.d.sync += [number.eq(lowest), pending.eq(pending & (pending - 1))]
-                m.next = "FIND-TARGET"
-                with m.If(~pending.any()):
-                    m.next = "STORE"
-                    if config.early_rows:
-                        with m.If(records):
-                            m.d.comb += steps.recover.eq(1)
-                            m.next = "BEGIN-PASS"
-            with m.State("FIND-TARGET"):
-                m.next = "FIND-ROLE"
-            with m.State("FIND-ROLE"):
-                m.d.sync += [index.eq(target.strip), now.remaining.eq(now.remaining + 1)]
-                if config.background:
-                    with m.If(writing & single):
-                        m.d.sync += index.eq(program.source)
-                m.next = "FIND-LINE"
-            with m.State("FIND-LINE"):
-                m.next = "SEND"
-            with m.State("SEND"):
-                m.d.comb += queues.send_operation.eq(1)
-                m.next = "SELECT-TARGET"
-
-            # Steps of a pass.
-            with m.State("BEGIN-PASS"):
-                m.d.comb += [steps.begin.eq(1), sends_step.eq(1)]
-                m.next = "SELECT-STEP"
-            with m.State("SELECT-STEP"):
-                m.d.comb += steps.select.eq(1)
-                m.d.sync += index.eq(steps.role)
-                m.next = "FIND-STEP"
-                with m.If(steps.skips):
-                    m.next = "SELECT-STEP"
-                with m.If(~steps.more):
-                    m.next = "STORE"
-            with m.State("FIND-STEP"):
-                m.next = "SEND-STEP"
-            with m.State("SEND-STEP"):
-                m.d.comb += sends_step.eq(1)
-                m.next = "SELECT-STEP"
-
-            # Own lines given back.
-            with m.State("SELECT-LINE"):
-                m.d.sync += [index.eq(doomed_role), doomed.eq(doomed & (doomed - 1))]
-                m.next = "FIND-DOOMED"
-                with m.If(~doomed.any()):
-                    with m.Switch(afterwards):
-                        with m.Case(Next.PLAN):
-                            m.next = "PLAN"
-                        with m.Case(Next.WRITE):
-                            m.next = "WRITE"
-                        with m.Case(Next.CLOSE):
-                            m.next = "CLOSE"
-                        with m.Case(Next.RETIRE):
-                            m.next = "RETIRE"
-            with m.State("FIND-DOOMED"):
-                m.next = "FREE"
-            with m.State("FREE"):
-                m.d.comb += [self.free.valid.eq(1), self.free.payload.eq(own_line)]
-                with m.If(self.free.ready):
-                    m.next = "SELECT-LINE"
-            with m.State("PLAN"):
-                m.d.comb += [admission.again.valid.eq(1), state_write.en.eq(1)]
-                with m.If(admission.again.ready):
-                    m.next = "IDLE"
+            sending_states(
+                m,
+                row,
+                ports=self,
+                target=target,
+                queues=queues,
+                sends_step=sends_step,
+                records=records,
+                own_line=own_line,
+                admission=admission,
+                state_write=state_write,
+            )
 
             end_states(
                 m,
