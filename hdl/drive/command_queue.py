@@ -1,24 +1,24 @@
 """Operations waiting for their drives: merged into commands, launched, and reported at the end."""
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal
-from amaranth.lib import data, stream, wiring
+from amaranth.lib import stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.array.interface import TableRead
-from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config, bits_for_count
+from hdl.config import MAX_DRIVES, Config, bits_for_count
 from hdl.drive.interface import (
     MERGE_BLOCKS,
     DriveStatus,
-    Opcode,
-    Owner,
     drive_command,
     finished,
     has_data,
     load_bits,
     operation,
 )
+from hdl.drive.operation_walk import operation_walk, walk_states
+from hdl.drive.port_queue import port_queue, run, span
 from hdl.drive.records import (
     BLOCK_COUNT_BITS,
     command_end,
@@ -30,44 +30,6 @@ from hdl.drive.records import (
 from hdl.memory.disjoint import DISJOINT
 from hdl.memory.free_list import FreeList
 from hdl.memory.round_robin import RoundRobin
-
-
-def port_queue(config: Config) -> data.StructLayout:
-    """The queue of a port: runs of operations that will be one command each, and the tags in use.
-
-    A run is named by its first operation. The remaining fields describe the last run, as long as
-    there is one: ``tail`` is its last operation, ``follows`` the block after it, ``blocks`` its
-    length, ``more`` whether its neighbour is expected; ``alone``: it is complete as it is;
-    ``elsewhere``: as of its operations.
-    """
-    number = operation_bits(config)
-    return data.StructLayout(
-        {
-            "runs": bits_for_count(config.operations + 1),
-            "first": number,
-            "last": number,
-            "tail": number,
-            "opcode": Opcode,
-            "fua": 1,
-            "more": 1,
-            "alone": 1,
-            **({"elsewhere": 1} if config.slow_read_ms else {}),
-            "blocks": BLOCK_COUNT_BITS,
-            "follows": BLOCK_NUMBER_BITS,
-            "tags": config.drive_tags,
-        }
-    )
-
-
-def run(config: Config) -> data.StructLayout:
-    """A run: its last operation and its length."""
-    return data.StructLayout({"tail": operation_bits(config), "blocks": BLOCK_COUNT_BITS})
-
-
-def span(config: Config) -> data.StructLayout:
-    """The operations of a command that has been sent, and its length."""
-    number = operation_bits(config)
-    return data.StructLayout({"head": number, "tail": number, "blocks": BLOCK_COUNT_BITS})
 
 
 class CommandQueue(wiring.Component):
@@ -283,42 +245,16 @@ class CommandQueue(wiring.Component):
             read_next_run.addr.eq(queue.first),
         ]
 
-        # The walk over the operations of a command.
-        cursor = Signal(number)
-        tail = Signal(number)
-        moved = Signal(BLOCK_COUNT_BITS)
-        status = Signal(DriveStatus)
-        several = Signal()
         ended = Signal(command_end(config))
-        walked = read_operation.data
-        report = Signal(finished(config))
-        is_read_command = (walked.owner == Owner.COMMAND) & (walked.opcode == Opcode.READ)
-        all_moved = moved > walked.blocks
-        good = status == DriveStatus.GOOD
-        gone = (status == DriveStatus.GONE) | (status == DriveStatus.SLOW)  # all of the command
-        doubtful = (walked.opcode == Opcode.WRITE) & ~good
-        went_through = moved.any() & ~is_read_command & ~doubtful
-        m.d.comb += [
-            read_operation.addr.eq(cursor),
-            read_next.addr.eq(cursor),
-            free.give.payload.eq(cursor),
-            fifo.w_data.eq(report),
-            report.port.eq(port),
-            report.opcode.eq(walked.opcode),
-            report.recover.eq(walked.recover),
-            report.owner.eq(walked.owner),
-            report.index.eq(walked.index),
-            report.place.eq(walked.place + Mux(is_read_command, moved, 0)),
-            report.status.eq(status),
-        ]
-        with m.If(has_data(walked.opcode)):
-            with m.If(went_through):
-                m.d.comb += report.status.eq(DriveStatus.GOOD)
-            with m.Elif(good):
-                m.d.comb += report.status.eq(DriveStatus.ABORTED)
-            with m.Elif(doubtful & several & ~gone):
-                m.d.comb += report.status.eq(DriveStatus.UNREACHED)
-        advance = Signal()
+        walk = operation_walk(
+            m,
+            config=config,
+            port=port,
+            read_operation=read_operation,
+            read_next=read_next,
+            free=free,
+            finished_fifo=fifo,
+        )
 
         start_payload = Signal(command_start(config))
         start_valid = Signal()
@@ -334,14 +270,14 @@ class CommandQueue(wiring.Component):
         ]
         payload = Signal(drive_command(config))
         if config.slow_read_ms:
-            m.d.comb += self.elsewhere.eq(walked.elsewhere)
+            m.d.comb += self.elsewhere.eq(walk.operation.elsewhere)
         m.d.comb += [
             self.begun.tag.eq(s_tag),
             self.begun.port.eq(port),
             payload.tag.eq(s_tag),
-            payload.opcode.eq(walked.opcode),
-            payload.fua.eq(walked.fua),
-            payload.block.eq(walked.block),
+            payload.opcode.eq(walk.operation.opcode),
+            payload.fua.eq(walk.operation.fua),
+            payload.block.eq(walk.operation.block),
             payload.blocks.eq(read_run.data.blocks - 1),
         ]
         for index, drive in enumerate(self.command):
@@ -366,8 +302,8 @@ class CommandQueue(wiring.Component):
                     m.d.sync += [
                         ended.eq(self.end.payload),
                         port.eq(self.end.payload.command.port),
-                        moved.eq(self.end.payload.moved),
-                        status.eq(self.end.payload.status),
+                        walk.moved.eq(self.end.payload.moved),
+                        walk.status.eq(self.end.payload.status),
                     ]
                     m.d.comb += self.end.ready.eq(1)
                     m.next = "RELEASE"
@@ -443,10 +379,10 @@ class CommandQueue(wiring.Component):
                         write_load.data.eq(read_load.data - read_run.data.blocks),
                     ]
                     m.d.sync += [
-                        cursor.eq(s_queue.first),
-                        tail.eq(read_run.data.tail),
-                        moved.eq(0),
-                        status.eq(DriveStatus.GONE),
+                        walk.cursor.eq(s_queue.first),
+                        walk.tail.eq(read_run.data.tail),
+                        walk.moved.eq(0),
+                        walk.status.eq(DriveStatus.GONE),
                     ]
                     m.next = "WALK"
                 with m.Elif(~start_valid):
@@ -474,35 +410,12 @@ class CommandQueue(wiring.Component):
                     write_load.data.eq(read_load.data - read_span.data.blocks),
                 ]
                 m.d.sync += [
-                    cursor.eq(read_span.data.head),
-                    tail.eq(read_span.data.tail),
-                    several.eq(read_span.data.head != read_span.data.tail),
+                    walk.cursor.eq(read_span.data.head),
+                    walk.tail.eq(read_span.data.tail),
+                    walk.several.eq(read_span.data.head != read_span.data.tail),
                 ]
                 m.next = "WALK"
-            with m.State("WALK"):
-                with m.If(is_read_command & all_moved):
-                    m.d.comb += advance.eq(1)
-                    m.d.sync += moved.eq(moved - walked.blocks - 1)
-                with m.Elif(fifo.w_rdy):
-                    m.d.comb += fifo.w_en.eq(1)
-                    with m.If(~went_through & ~gone):
-                        m.d.sync += status.eq(DriveStatus.UNREACHED)
-                    with m.If(~is_read_command):
-                        m.d.comb += advance.eq(1)
-                        m.d.sync += moved.eq(Mux(moved.any(), moved - 1, 0))
-                    with m.Elif(moved == walked.blocks):
-                        m.d.comb += advance.eq(1)
-                        m.d.sync += moved.eq(0)
-                    with m.Else():
-                        m.d.sync += moved.eq(moved + 1)
-                with m.If(advance):
-                    m.d.comb += free.give.valid.eq(1)
-                    m.d.sync += cursor.eq(read_next.data)
-                    m.next = "PICK"
-                    with m.If(cursor != tail):
-                        m.next = "FOLLOW"
-            with m.State("FOLLOW"):
-                m.next = "WALK"
+            walk_states(m, walk)
             m.d.comb += self.busy.eq(
                 ~fsm.ongoing("PICK")
                 | self.end.valid

@@ -1,19 +1,20 @@
 """PRP entries: lists are fetched before a command is passed on, then blocks find their pages."""
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import data, fifo, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import SECTOR_BITS, Config, bits_for_count
-from hdl.nvme.codes import PAGE_SHIFT, StatusCode, status_field
-from hdl.nvme.interface import HostOpcode, Status, command, transfer
+from hdl.nvme.codes import PAGE_SHIFT
+from hdl.nvme.interface import HostOpcode, command, transfer
+from hdl.nvme.prp_blocks import BlockInHand, block_states
+from hdl.nvme.prp_commands import CommandAtHand, admit_states, cancel_states, list_states
 from hdl.nvme.prp_lists import ENTRY_BITS, ListFates, ListMemory, Measure, list_beats
 from hdl.nvme.records import admit, again, assign, comparison, rejected, unsent, zeros
 from hdl.nvme.requests import RequestQueues, moves
 from hdl.nvme.sector_span import SectorSpan
-from hdl.pcie.interface import Kind, read_request, write_request
+from hdl.pcie.interface import read_request, write_request
 
-ENTRY_DWORDS = ENTRY_BITS // 32
 PART_STEP = 1
 """Transfers between a part of a long command and the next one below."""
 
@@ -156,9 +157,7 @@ class Prp(wiring.Component):
         failed = Signal()
         # Entry of the list that is being looked at, counted from PRP2's.
         place = Signal(index_bits)
-        last_place = Signal(index_bits)
         bad = Signal()
-        hop = Signal(ENTRY_BITS)
 
         pointer = pointer_read.data
         within = pointer.prp1[:PAGE_SHIFT]
@@ -176,59 +175,6 @@ class Prp(wiring.Component):
         page = Signal(ENTRY_BITS - PAGE_SHIFT)
         m.d.comb += page.eq(Mux(pointer.listed, list_entry, pointer.prp2)[PAGE_SHIFT:])
 
-        def request_move(address, dwords, source, last):
-            """One request of the current block, in its direction."""
-            m.d.comb += [
-                requests.reads.eq(~to_host),
-                requests.writes.eq(to_host),
-                *assign(
-                    requests.read,
-                    kind=Kind.BLOCK,
-                    index=line,
-                    last=last,
-                    address=address,
-                    dwords=dwords,
-                    target=Cat(source, line),
-                ),
-                *assign(
-                    requests.write,
-                    line=line,
-                    last=last,
-                    address=address,
-                    dwords=dwords,
-                    source=Cat(source, line),
-                ),
-            ]
-
-        def request_list(address, dwords, first_place):
-            m.d.comb += [
-                requests.reads.eq(1),
-                *assign(
-                    requests.read,
-                    kind=Kind.LIST,
-                    index=slot,
-                    last=1,
-                    address=address,
-                    dwords=dwords,
-                    target=Cat(
-                        Const(0, (ENTRY_DWORDS - 1).bit_length()),
-                        first_place[: config.transfer_bits],
-                        slot,
-                    ),
-                ),
-            ]
-
-        def reject(code: StatusCode):
-            more = code != StatusCode.ABORT_REQUESTED
-            return [
-                self.rejected.valid.eq(1),
-                *assign(self.rejected.payload, slot=slot, status=status_field(code, more=more)),
-            ]
-
-        def leave_list():
-            m.d.comb += fates.changes.eq(1)
-            m.next = "CHOOSE"
-
         # Pages of a command after the first: list entries, when there is more than one. Measured
         # in CHOOSE for the command that comes, else for the one of `slot`.
         admitted = Signal(admit(config))
@@ -237,7 +183,6 @@ class Prp(wiring.Component):
         in_choose = Signal()
         coming = self.admit.payload
         m.submodules.measure = measure = Measure(config=config)
-        more, here, crosses = measure.more, measure.here, measure.crosses
         m.d.comb += [
             measure.command.eq(
                 Mux(in_choose, coming.command.as_value(), held_read.data.as_value())
@@ -248,7 +193,8 @@ class Prp(wiring.Component):
             pointer_write.addr.eq(slot),
             held_write.addr.eq(slot),
             held_write.data.eq(admitted.command),
-            *assign(pointer_write.data, prp1=admitted.prp1, prp2=admitted.prp2, listed=more > 1),
+            *assign(pointer_write.data, prp1=admitted.prp1, prp2=admitted.prp2),
+            pointer_write.data.listed.eq(measure.more > 1),
             pointer_write.data.hostless.eq(admitted.hostless),
             hopped_write.addr.eq(slot),
         ]
@@ -292,6 +238,36 @@ class Prp(wiring.Component):
         can_repeat = self.again.valid & ~self.command.valid
         can_list = lists_done.r_rdy & ends_free & read_room
         can_admit = self.admit.valid & ends_free & read_room
+
+        command_at_hand = CommandAtHand(
+            config=config,
+            ports=self,
+            slot=slot,
+            admitted=admitted,
+            asked=asked,
+            measure=measure,
+            fates=fates,
+            place=place,
+            list_entry=list_entry,
+            pointer_write=pointer_write,
+            held_write=held_write,
+            hopped_write=hopped_write,
+            requests=requests,
+        )
+        block_in_hand = BlockInHand(
+            config=config,
+            ports=self,
+            slot=slot,
+            block=block,
+            line=line,
+            to_host=to_host,
+            pointer=pointer,
+            whole=whole,
+            span=span,
+            place=place,
+            page=page,
+            requests=requests,
+        )
 
         with m.FSM(name="resolve") as fsm:
             with m.State("CHOOSE"):
@@ -341,166 +317,17 @@ class Prp(wiring.Component):
                     ]
                     m.next = "ADMIT"
 
-            with m.State("ADMIT"):
-                m.d.comb += [
-                    in_admit.eq(1),
-                    pointer_write.en.eq(1),
-                    held_write.en.eq(1),
-                    hopped_write.en.eq(1),
-                    fates.changes.eq(1),
-                ]
-                m.next = "CHOOSE"
-                with m.If(moves_data & measure.unaligned_first):
-                    m.d.sync += reject(StatusCode.INVALID_PRP_OFFSET)
-                with m.Elif(moves_data & (more == 1) & measure.unaligned_second):
-                    m.d.sync += reject(StatusCode.INVALID_PRP_OFFSET)
-                with m.Elif(moves_data & (more > 1)):
-                    with m.If(measure.unaligned_list):
-                        m.d.sync += reject(StatusCode.INVALID_PRP_OFFSET)
-                    with m.Else():
-                        m.d.comb += fates.following.waits.eq(1)
-                        first_part = Mux(crosses, here, more)
-                        request_list(admitted.prp2, first_part << 1, Const(0, index_bits))
-                with m.Else():
-                    m.d.sync += [self.command.valid.eq(1), self.command.payload.eq(asked)]
-
-            with m.State("LOAD_PART"):
-                m.next = "REPEAT"
-
-            with m.State("REPEAT"):
-                m.d.comb += [held_write.data.eq(next_part), held_write.en.eq(1)]
-                m.d.sync += [self.command.valid.eq(1), self.command.payload.eq(next_part)]
-                m.next = "CHOOSE"
-
-            # A list, or its first part, has arrived.
-            with m.State("LOAD_LIST"):
-                m.next = "MEASURE"
-
-            with m.State("MEASURE"):
-                m.next = "JUDGE"
-
-            with m.State("JUDGE"):
-                m.d.sync += last_place.eq(more - 1)
-                with m.If(failed | fates.now.cancelled):
-                    m.d.sync += reject(StatusCode.DATA_TRANSFER_ERROR)
-                    with m.If(fates.now.cancelled):
-                        m.d.sync += reject(StatusCode.ABORT_REQUESTED)
-                    leave_list()
-                with m.Elif(crosses & ~hopped_read.data):
-                    m.d.sync += place.eq(here - 1)
-                    m.next = "LOAD_HOP"
-                with m.Else():
-                    m.d.sync += place.eq(0)
-                    m.next = "CHECK_FIRST"
-
-            with m.State("LOAD_HOP"):
-                m.next = "READ_HOP"
-
-            with m.State("READ_HOP"):
-                m.d.sync += hop.eq(list_entry)
-                m.next = "HOP"
-
-            with m.State("HOP"):
-                m.d.comb += hopped_write.data.eq(1)
-                m.next = "CHOOSE"
-                with m.If(hop[:PAGE_SHIFT].any()):
-                    m.d.sync += reject(StatusCode.INVALID_PRP_OFFSET)
-                    leave_list()
-                with m.Else():
-                    m.d.comb += hopped_write.en.eq(1)
-                    request_list(hop, (more - place) << 1, place)
-
-            with m.State("CHECK_FIRST"):
-                m.d.sync += place.eq(1)
-                m.next = "CHECK"
-
-            # `list_entry` is entry `place` - 1.
-            with m.State("CHECK"):
-                m.d.sync += [
-                    bad.eq(bad | list_entry[:PAGE_SHIFT].any()),
-                    place.eq(place + 1),
-                ]
-                with m.If(place > last_place):
-                    m.next = "PASS"
-
-            with m.State("PASS"):
-                with m.If(bad):
-                    m.d.sync += reject(StatusCode.INVALID_PRP_OFFSET)
-                with m.Else():
-                    m.d.sync += [self.command.valid.eq(1), self.command.payload.eq(asked)]
-                leave_list()
-
+            admit_states(
+                m,
+                command_at_hand,
+                moves_data=moves_data,
+                in_admit=in_admit,
+                next_part=next_part,
+            )
+            list_states(m, command_at_hand, hopped=hopped_read.data, failed=failed, bad=bad)
             if aborts:
-                with m.State("LOOK"):
-                    m.next = "CANCEL"
-
-                with m.State("CANCEL"):
-                    m.d.comb += [
-                        self.cancelled.eq(1),
-                        self.found.eq(fates.now.waits),
-                        fates.following.waits.eq(fates.now.waits),
-                        fates.following.cancelled.eq(fates.now.waits),
-                        fates.changes.eq(1),
-                    ]
-                    m.next = "CHOOSE"
-
-            # A block: entry `block`, and the next one when PRP1 begins inside its page.
-            with m.State("LOAD"):
-                m.d.sync += place.eq(block - 1)
-                m.next = "LOCATE"
-
-            with m.State("LOCATE"):
-                m.d.sync += place.eq(block)
-                m.next = "MOVE"
-                if config.sector_emulation:
-                    with m.If((whole.head | whole.tail).any()):
-                        m.next = "SPAN"
-
-            with m.State("MOVE"):
-                first_page = Mux(span.entry == 0, pointer.prp1[PAGE_SHIFT:], page)
-                m.next = "CHOOSE"
-                with m.If(pointer.hostless):
-                    with m.If(to_host):
-                        m.d.sync += [
-                            self.discard.valid.eq(1),
-                            *assign(self.discard.payload, line=line, status=Status.SUCCESS),
-                        ]
-                    with m.Else():
-                        m.d.sync += [self.zero.valid.eq(1), self.zero.payload.line.eq(line)]
-                        if config.sector_emulation:
-                            m.d.sync += assign(
-                                self.zero.payload, first=span.first, last=span.last
-                            )
-                if config.compare_and_deallocate:
-                    with m.Elif(to_host & pointer.compares):
-                        m.d.sync += [
-                            self.compare.valid.eq(1),
-                            *assign(self.compare.payload, slot=slot, offset=block, line=line),
-                        ]
-                        if config.sector_emulation:
-                            m.d.sync += assign(
-                                self.compare.payload, first=span.first, last=span.last
-                            )
-                with m.Else():
-                    request_move(
-                        Cat(span.offset, first_page), span.dwords, span.source, ~span.spans
-                    )
-                    with m.If(span.spans):
-                        m.next = "MOVE_REST"
-
-            with m.State("MOVE_REST"):
-                request_move(Cat(Const(0, PAGE_SHIFT), page), span.rest, span.rest_source, 1)
-                m.next = "CHOOSE"
-
-            # A block of a command that is not aligned: its first entry may be the one before.
-            if config.sector_emulation:
-                with m.State("SPAN"):
-                    m.d.sync += place.eq(span.entry - 1)
-                    m.next = "AIM"
-
-                with m.State("AIM"):
-                    m.d.sync += place.eq(span.entry)
-                    m.next = "MOVE"
+                cancel_states(m, command_at_hand)
+            block_states(m, block_in_hand)
 
             anything = can_deliver | can_fetch | can_repeat | can_list | can_admit
             if aborts:

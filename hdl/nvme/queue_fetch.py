@@ -1,12 +1,18 @@
-"""How many submission queue entries the next read may fetch."""
+"""How submission queue entries are fetched, and how many by one read."""
 
-from amaranth.hdl import Module, Mux, Signal
+from typing import Any
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
 from hdl.nvme import queue_state
-from hdl.nvme.records import FETCH_ENTRIES, position_bits
+from hdl.nvme.codes import PAGE_SHIFT, SQ_ENTRY_EXPONENT, SQE_DWORDS
+from hdl.nvme.entries import EntryRing
+from hdl.nvme.queue_at_hand import QueueAtHand
+from hdl.nvme.records import FETCH_ENTRIES, assign, position_bits
+from hdl.pcie.interface import Kind, inbox_dwords, sqe_slots
 
 
 class FetchPlan(wiring.Component):
@@ -81,3 +87,59 @@ class FetchPlan(wiring.Component):
             self.head.eq(Mux(after > self.sq_last, 0, after)),
         ]
         return m
+
+
+def fetch_states(
+    m: Module, at_hand: QueueAtHand, *, ports: Any, plan: FetchPlan, ring: EntryRing
+) -> None:
+    """The state MEASURE, in which ``plan`` begins, and those that follow, up to the read's being in
+    ``ports.read_request``. ``ports`` are the engine's; ``ring`` is where the entries go."""
+    config, queue, sq, cq = at_hand.config, at_hand.queue, at_hand.sq, at_hand.cq
+    sq_base, sq_write, cq_write = at_hand.sq_base, at_hand.sq_write, at_hand.cq_write
+    work, stalled, total = at_hand.work, at_hand.stalled, at_hand.total
+    admin_inside = at_hand.admin_inside
+
+    with m.State("MEASURE"):
+        m.next = "LIMIT"
+
+    with m.State("LIMIT"):
+        m.next = "FETCH"
+
+    with m.State("FETCH"):
+        with m.If(plan.empty):
+            m.d.sync += work.bit_select(queue, 1).eq(0)
+        with m.Elif(plan.full):
+            m.d.sync += [
+                work.bit_select(queue, 1).eq(0),
+                stalled.bit_select(queue, 1).eq(1),
+            ]
+        with m.Else():
+            m.d.comb += [
+                *assign(sq_write.data, head=plan.head, inside=sq.inside + plan.count),
+                cq_write.data.used.eq(cq.used + plan.count),
+                sq_write.en.eq(1),
+                cq_write.en.eq(1),
+                ring.begin.eq(1),
+            ]
+            with m.If(queue == 0):
+                m.d.sync += admin_inside.eq(1)
+            with m.If(plan.head == sq.tail):
+                m.d.sync += work.bit_select(queue, 1).eq(0)
+            m.d.sync += [
+                total.eq(total + plan.count),
+                ports.read_request.valid.eq(1),
+                *assign(
+                    ports.read_request.payload,
+                    kind=Kind.ENTRIES,
+                    index=ring.index,
+                    last=1,
+                    address=Cat(Const(0, PAGE_SHIFT), sq_base.page)
+                    + Cat(Const(0, SQ_ENTRY_EXPONENT), sq.head),
+                    dwords=plan.count * SQE_DWORDS,
+                    target=inbox_dwords(config)
+                    - sqe_slots(config) * SQE_DWORDS
+                    + ring.place * SQE_DWORDS,
+                ),
+            ]
+        m.next = "CHOOSE"
+    m.d.comb += [ring.queue.eq(queue), ring.count.eq(plan.count)]

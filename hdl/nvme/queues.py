@@ -8,18 +8,16 @@ from hdl.config import Config, bits_for_count
 from hdl.nvme import queue_state
 from hdl.nvme.arbitrate import choose, following
 from hdl.nvme.codes import (
-    CQ_ENTRY_EXPONENT,
-    CQE_DWORDS,
-    PAGE_SHIFT,
-    SQ_ENTRY_EXPONENT,
-    SQE_DWORDS,
     STATUS_BITS,
 )
 from hdl.nvme.entries import EntryRing
 from hdl.nvme.events import report
 from hdl.nvme.features import BURST_BITS
-from hdl.nvme.queue_change import Effect, QueueChange
-from hdl.nvme.queue_fetch import FetchPlan
+from hdl.nvme.queue_at_hand import QueueAtHand
+from hdl.nvme.queue_change import QueueChange, change_states, open_states
+from hdl.nvme.queue_doorbells import doorbell_checks, doorbell_states
+from hdl.nvme.queue_fetch import FetchPlan, fetch_states
+from hdl.nvme.queue_finish import finish_states
 from hdl.nvme.records import (
     FETCHES,
     QueueOperation,
@@ -32,7 +30,7 @@ from hdl.nvme.records import (
     queue_bits,
 )
 from hdl.nvme.registers import AdminQueues
-from hdl.pcie.interface import Kind, inbox_dwords, post, read_request, sqe_slots
+from hdl.pcie.interface import post, read_request
 
 
 class Event(enum.Enum, shape=3):
@@ -274,22 +272,28 @@ class QueueEngine(wiring.Component):
             judge.inside.eq(sq.inside != 0),
         ]
 
-        # Entries that the host has taken are given back while the next event is chosen.
-        new_cq_head = Signal(position)
-        freed, filled = Signal(position + 1), Signal(position + 1)
-        frees = Signal()
-        checks, misuses, cq_known = Signal(), Signal(), Signal()
-        m.d.sync += [frees.eq(0), checks.eq(0)]
-        m.d.comb += [
-            self.misuse.eq(misuses | (checks & ~(frees & (freed <= filled) & (freed != 0)))),
-            self.misuse_value.eq(Mux(misuses, sq_valid.bit_select(queue, 1), cq_known)),
-        ]
-        with m.If(frees & (freed <= filled)):
-            m.d.comb += [
-                *assign(cq_write.data, head=new_cq_head, used=cq.used - freed),
-                cq_write.en.eq(1),
-            ]
-            m.d.sync += [work.eq(work | stalled), stalled.eq(0), report_waits.eq(0)]
+        at_hand = QueueAtHand(
+            config=config,
+            queue=queue,
+            cq_queue=cq_queue,
+            sq=sq,
+            cq=cq,
+            sq_base=sq_base,
+            cq_base=cq_base,
+            sq_write=sq_write,
+            cq_write=cq_write,
+            sq_base_write=sq_base_write,
+            cq_base_write=cq_base_write,
+            sq_valid=sq_valid,
+            cq_valid=cq_valid,
+            work=work,
+            stalled=stalled,
+            total=total,
+            admin_inside=admin_inside,
+            change_waits=change_waits,
+            report_waits=report_waits,
+        )
+        doorbells = doorbell_checks(m, at_hand, ports=self)
 
         with m.FSM(name="serve") as fsm:
             with m.State("CHOOSE"):
@@ -340,199 +344,23 @@ class QueueEngine(wiring.Component):
                     with m.Case(Event.FETCH):
                         m.next = "MEASURE"
 
-            with m.State("OPEN"):
-                m.d.comb += [
-                    *assign(sq_base_write.data, page=self.admin.sq_page, last=self.admin.sq_last),
-                    *assign(cq_base_write.data, page=self.admin.cq_page, last=self.admin.cq_last),
-                    sq_base_write.data.completion.eq(0),
-                    *assign(cq_base_write.data, vector=0, interrupt=1),
-                    *assign(sq_write.data, head=0, tail=0, inside=0),
-                    *assign(cq_write.data, head=0, tail=0, phase=1, used=0, queues=1),
-                    Cat(p.en for p in (sq_base_write, cq_base_write, sq_write, cq_write)).eq(~0),
-                ]
-                m.d.sync += [sq_valid.eq(1), cq_valid.eq(1), self.running.eq(1)]
-                m.next = "CHOOSE"
+            open_states(m, at_hand, ports=self)
+            doorbell_states(m, at_hand, doorbells, ports=self)
+            finish_states(
+                m,
+                at_hand,
+                ports=self,
+                finish_in=finish_in,
+                posts=posts,
+                reporting=reporting,
+                post_interrupt=post_interrupt,
+                post_vector=post_vector,
+            )
+            fetch_states(m, at_hand, ports=self, plan=plan, ring=ring)
+            change_states(m, at_hand, ports=self, judge=judge)
 
-            with m.State("CLOSE"):
-                m.d.sync += [
-                    Cat(sq_valid, cq_valid, work, stalled).eq(0),
-                    change_waits.eq(0),
-                    report_waits.eq(0),
-                    self.running.eq(0),
-                ]
-                m.next = "CHOOSE"
-
-            with m.State("RING_SQ"):
-                value = self.doorbell.payload.value
-                m.d.comb += self.doorbell.ready.eq(1)
-                deleting = change_waits & (self.change.payload.queue == queue)
-                # The tail moves forward, and not past entries that have not been fetched.
-                after, before = value > sq.tail, value < sq.head
-                forward = Mux(sq.tail >= sq.head, after | before, after & before)
-                possible = sq_valid.bit_select(queue, 1) & (value <= sq_base.last) & forward
-                m.d.comb += misuses.eq(self.running & ~deleting & ~possible)
-                with m.If(self.running & ~deleting & possible):
-                    m.d.comb += [sq_write.data.tail.eq(value), sq_write.en.eq(1)]
-                    m.d.sync += work.bit_select(queue, 1).eq(1)
-                m.next = "CHOOSE"
-
-            with m.State("RING_CQ"):
-                value = self.doorbell.payload.value
-                m.d.comb += self.doorbell.ready.eq(1)
-                m.d.sync += [
-                    new_cq_head.eq(value),
-                    freed.eq(value - cq.head + Mux(value < cq.head, cq_base.last + 1, 0)),
-                    filled.eq(cq.tail - cq.head + Mux(cq.tail < cq.head, cq_base.last + 1, 0)),
-                    checks.eq(self.running),
-                    cq_known.eq(cq_valid.bit_select(cq_queue, 1)),
-                    frees.eq(
-                        self.running
-                        & cq_valid.bit_select(cq_queue, 1)
-                        & (value <= cq_base.last)
-                    ),
-                ]
-                m.next = "CHOOSE"
-
-            with m.State("FINISH"):
-                no_room = reporting & posts & (cq.used == cq_base.last)
-                m.d.comb += [
-                    self.finish.ready.eq(~reporting),
-                    self.report.ready.eq(reporting & ~no_room),
-                    sq_write.data.inside.eq(sq.inside - 1),
-                    sq_write.en.eq(~reporting),
-                    cq_write.en.eq(~reporting | posts),
-                ]
-                with m.If(~reporting):
-                    m.d.sync += [total.eq(total - 1), change_waits.eq(0)]
-                    with m.If(queue == 0):
-                        m.d.sync += admin_inside.eq(0)
-                with m.If(no_room):
-                    m.d.comb += cq_write.en.eq(0)
-                    m.d.sync += report_waits.eq(1)
-                with m.Elif(posts):
-                    with m.If(reporting):
-                        m.d.comb += cq_write.data.used.eq(cq.used + 1)
-                    m.d.comb += [
-                        cq_write.data.tail.eq(following(cq.tail, cq_base.last)),
-                        cq_write.data.phase.eq(cq.phase ^ (cq.tail == cq_base.last)),
-                    ]
-                    m.d.sync += [
-                        self.post.valid.eq(1),
-                        *assign(
-                            self.post.payload,
-                            address=Cat(Const(0, PAGE_SHIFT), cq_base.page)
-                            + Cat(Const(0, CQ_ENTRY_EXPONENT), cq.tail),
-                            dwords=CQE_DWORDS,
-                            data=Cat(
-                                finish_in.result,
-                                Const(0, 32),
-                                sq.head | Const(0, 16),
-                                finish_in.queue | Const(0, 16),
-                                finish_in.identifier,
-                                cq.phase,
-                                finish_in.status,
-                            ),
-                        ),
-                        post_interrupt.eq(cq_base.interrupt),
-                        post_vector.eq(cq_base.vector),
-                    ]
-                with m.Elif(~reporting):
-                    m.d.comb += cq_write.data.used.eq(cq.used - 1)
-                    m.d.sync += [work.eq(work | stalled), stalled.eq(0), report_waits.eq(0)]
-                m.next = "CHOOSE"
-
-            with m.State("MEASURE"):
-                m.next = "LIMIT"
-
-            with m.State("LIMIT"):
-                m.next = "FETCH"
-
-            with m.State("FETCH"):
-                with m.If(plan.empty):
-                    m.d.sync += work.bit_select(queue, 1).eq(0)
-                with m.Elif(plan.full):
-                    m.d.sync += [
-                        work.bit_select(queue, 1).eq(0),
-                        stalled.bit_select(queue, 1).eq(1),
-                    ]
-                with m.Else():
-                    m.d.comb += [
-                        *assign(sq_write.data, head=plan.head, inside=sq.inside + plan.count),
-                        cq_write.data.used.eq(cq.used + plan.count),
-                        sq_write.en.eq(1),
-                        cq_write.en.eq(1),
-                        ring.begin.eq(1),
-                    ]
-                    with m.If(queue == 0):
-                        m.d.sync += admin_inside.eq(1)
-                    with m.If(plan.head == sq.tail):
-                        m.d.sync += work.bit_select(queue, 1).eq(0)
-                    m.d.sync += [
-                        total.eq(total + plan.count),
-                        self.read_request.valid.eq(1),
-                        *assign(
-                            self.read_request.payload,
-                            kind=Kind.ENTRIES,
-                            index=ring.index,
-                            last=1,
-                            address=Cat(Const(0, PAGE_SHIFT), sq_base.page)
-                            + Cat(Const(0, SQ_ENTRY_EXPONENT), sq.head),
-                            dwords=plan.count * SQE_DWORDS,
-                            target=inbox_dwords(config)
-                            - sqe_slots(config) * SQE_DWORDS
-                            + ring.place * SQE_DWORDS,
-                        ),
-                    ]
-                m.next = "CHOOSE"
-            m.d.comb += [ring.queue.eq(queue), ring.count.eq(plan.count)]
-
-            with m.State("CHANGE"):
-                m.d.comb += [
-                    *assign(cq_base_write.data, page=asked.page, last=asked.last),
-                    *assign(cq_base_write.data, vector=asked.vector, interrupt=asked.interrupt),
-                    *assign(sq_base_write.data, page=asked.page, last=asked.last),
-                    sq_base_write.data.completion.eq(asked.completion),
-                ]
-                with m.Switch(judge.effect):
-                    with m.Case(Effect.ADD_CQ):
-                        m.d.comb += [
-                            *assign(cq_write.data, head=0, tail=0, phase=1, used=0, queues=0),
-                            cq_write.en.eq(1),
-                            cq_base_write.en.eq(1),
-                        ]
-                        m.d.sync += cq_valid.bit_select(cq_queue, 1).eq(1)
-                    with m.Case(Effect.ADD_SQ):
-                        m.d.comb += [
-                            *assign(sq_write.data, head=0, tail=0, inside=0),
-                            cq_write.data.queues.eq(cq.queues + 1),
-                            sq_write.en.eq(1),
-                            cq_write.en.eq(1),
-                            sq_base_write.en.eq(1),
-                        ]
-                        m.d.sync += sq_valid.bit_select(queue, 1).eq(1)
-                    with m.Case(Effect.REMOVE_CQ):
-                        m.d.sync += cq_valid.bit_select(cq_queue, 1).eq(0)
-                    with m.Case(Effect.DRAIN_SQ, Effect.REMOVE_SQ):
-                        # No more is fetched.
-                        m.d.sync += [
-                            work.bit_select(queue, 1).eq(0),
-                            stalled.bit_select(queue, 1).eq(0),
-                        ]
-                        m.d.comb += [sq_write.data.tail.eq(sq.head), sq_write.en.eq(1)]
-                        with m.If(judge.effect == Effect.REMOVE_SQ):
-                            m.d.sync += sq_valid.bit_select(queue, 1).eq(0)
-                            m.d.comb += [
-                                cq_write.data.queues.eq(cq.queues - 1),
-                                cq_write.en.eq(1),
-                            ]
-                with m.If(judge.effect == Effect.DRAIN_SQ):
-                    m.d.sync += change_waits.eq(1)
-                with m.Else():
-                    m.d.comb += self.change.ready.eq(1)
-                    m.d.sync += [self.changed.valid.eq(1), self.changed.payload.eq(judge.status)]
-                m.next = "CHOOSE"
-
-            waits = ~(can_open | can_close | self.doorbell.valid | others | frees)
+            arrives = can_open | can_close | self.doorbell.valid | others
+            waits = ~(arrives | doorbells.frees)
             idle = fsm.ongoing("CHOOSE") & waits
         m.d.comb += self.busy.eq(~idle | ring.busy | (self.post.valid & self.post.ready))
         return m

@@ -1,7 +1,7 @@
 """Gatherer: collects blocks by row, fetches the data of writes, and launches rows."""
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal
-from amaranth.lib import enum, stream, wiring
+from amaranth.hdl import Cat, Const, Module, Signal
+from amaranth.lib import stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
@@ -13,22 +13,19 @@ from hdl.memory.free_list import FreeList
 from hdl.memory.interface import line_stream
 from hdl.nvme.interface import HostOpcode, Status, fetched, transfer
 from hdl.stripe.fill import fill, flight
+from hdl.stripe.gather_close import close_states, open_row_states
+from hdl.stripe.gather_fetch import fetched_states, filled_states
+from hdl.stripe.gather_hand import After, ExtentInHand, RowInHand
+from hdl.stripe.gather_join import extent_states, join_states
+from hdl.stripe.gather_retire import retire_states
 from hdl.stripe.intake import Intake
-from hdl.stripe.interface import RowKind, committed, row_state, strip_state
+from hdl.stripe.interface import committed, row_state, strip_state
 from hdl.stripe.open_rows import OpenRows
 from hdl.stripe.parking import Parking, parked
 from hdl.stripe.patience import Patience
-from hdl.stripe.program import lowest_bit
 from hdl.stripe.row_index import RowIndex
 from hdl.stripe.row_tables import RowTables
 from hdl.stripe.stream_detector import StreamDetector
-
-
-class After(enum.Enum, shape=1):
-    """What follows the closing of a row."""
-
-    REST = 0
-    ADVANCE = 1
 
 
 class Gather(wiring.Component):
@@ -216,9 +213,33 @@ class Gather(wiring.Component):
         squeezed = (open_rows.count != 0) & (
             (wants_line & many_lines) | (holding & starved & many_rows)
         )
-        def close(*, then: After) -> None:
-            m.d.sync += after.eq(then)
-            m.next = "CLOSE"
+
+        extent = ExtentInHand(
+            hand=hand,
+            holding=holding,
+            writes=writes,
+            gathered=gathered,
+            walking=walking,
+            sequential=sequential,
+            partial=partial,
+            geometry=geometry,
+        )
+        in_hand = RowInHand(
+            config=config,
+            slot=slot,
+            row=row,
+            level=level,
+            walks=walks,
+            strip=strip,
+            after=after,
+            tables=tables,
+            flight_read=flight_read,
+            flight_write=flight_write,
+            open_rows=open_rows,
+            patience=patience,
+            closed_rows=closed_rows,
+            open_lines=open_lines,
+        )
 
         sweep = Signal(config.array_bits)
         with m.FSM(name="gather") as fsm:
@@ -276,285 +297,25 @@ class Gather(wiring.Component):
                 with m.Elif(patience.idle):
                     m.d.comb += patience.forget.eq(1)
 
-            # A new extent.
-            with m.State("DETECT"):
-                m.next = "NOTE"
-            with m.State("NOTE"):
-                m.d.comb += detector.note.eq(writes)
-                m.next = "KEEP-NOTE"
-            with m.State("KEEP-NOTE"):
-                m.d.sync += sequential.eq(Mux(writes, detector.sequential, gathered))
-                with m.If(geometry.parities == 0):
-                    # Each strip is a row of its own: strip 0 of a stripe that begins at its place.
-                    m.d.sync += [
-                        hand.shift.eq(hand.shift + hand.index * geometry.copies),
-                        hand.index.eq(0),
-                    ]
-                m.next = "REST"
-            with m.State("READ-GEOMETRY"):
-                m.next = "REST"
-
-            # The next block of the extent in hand.
-            with m.State("LOOK-UP"):
-                m.d.comb += index.find.eq(1)
-                m.next = "FIND"
-            with m.State("FIND"):
-                with m.If(index.done):
-                    m.next = "JUDGE"
-            with m.State("JUDGE"):
-                m.d.sync += slot.eq(unused.take.payload)
-                with m.If(index.hit):
-                    m.d.sync += slot.eq(index.found)
-                    m.next = "READ-ROW"
-                with m.Elif(unused.take.valid):
-                    m.d.comb += unused.take.ready.eq(1)
-                    m.next = "INSERT"
-                with m.Else():
-                    m.d.sync += starved.eq(1)
-                    m.next = "REST"
-            with m.State("READ-ROW"):
-                m.next = "LOAD-ROW"
-            with m.State("LOAD-ROW"):
-                m.d.sync += [row.eq(tables.found_row), level.eq(tables.found_level)]
-                m.next = "TRY"
-            with m.State("TRY"):
-                fits = (row.shift == hand.shift) & ~row.joined.bit_select(hand.index, 1)
-                with m.If(~partial & writes & (row.kind == RowKind.WRITE) & ~level.launched & fits):
-                    m.next = "JOIN"
-                if config.gather_reads:
-                    with m.Elif(gathered & row.gathered & ~level.closed & fits):
-                        m.next = "JOIN"
-                with m.Else():
-                    m.d.comb += parking.park.eq(1)
-                    m.d.sync += holding.eq(0)
-                    m.next = "REST"
-                    with m.If(~level.closed):
-                        close(then=After.REST)
-            with m.State("INSERT"):
-                m.d.comb += [index.insert.eq(1), parking.clear.eq(1)]
-                m.d.sync += [level.eq(0), level.first.eq(self.now)]
-                m.next = "JOIN"
-                with m.If(walking):
-                    m.d.sync += row.more.eq(hand.last)
-                    close(then=After.ADVANCE)
-            with m.State("JOIN"):
-                m.d.comb += tables.write_strip.eq(1)
-                m.d.sync += [
-                    row.joined.eq(row.joined | (1 << hand.index)),
-                    row.fua.eq(row.fua | hand.fua),
-                    row.more.eq(row.more | ((writes | gathered) & (hand.blocks != 0))),
-                    level.settled.eq(0),
-                    level.awaited.eq(flight_read.data.retired + flight_read.data.flying),
-                    level.count.eq(level.count + 1),
-                ]
-                with m.If(writes):
-                    m.d.comb += [self.allocate.ready.eq(1), tables.write_place.eq(1)]
-                    m.d.sync += [
-                        level.missing.eq(level.missing + 1),
-                        self.fetch.valid.eq(1),
-                        self.fetch.payload.slot.eq(hand.slot),
-                        self.fetch.payload.offset.eq(hand.offset),
-                        self.fetch.payload.line.eq(self.allocate.payload),
-                    ]
-                    with m.If(~level.closed):
-                        m.d.sync += open_lines.eq(open_lines + 1)
-                    m.next = "RECORD"
-                with m.Else():
-                    m.d.sync += row.kind.eq(RowKind.RECOVER)
-                    close(then=After.ADVANCE)
-                    if config.gather_reads:
-                        m.d.sync += row.gathered.eq(gathered)
-                        with m.If(gathered):
-                            m.next = "RECORD"
-                if config.sector_emulation:
-                    with m.If(writes & partial):
-                        m.d.sync += [
-                            row.kind.eq(RowKind.RECOVER),
-                            row.fills.eq(1),
-                            level.missing.eq(0),
-                            self.fetch.valid.eq(0),
-                            open_lines.eq(open_lines),
-                        ]
-                        close(then=After.ADVANCE)
-            with m.State("RECORD"):
-                enough = (level.count == geometry.data) | (geometry.parities == 0)
-                complete = hand.final & ~sequential
-                m.d.comb += [
-                    tables.write_row.eq(1),
-                    flight_write.data.latest.eq(self.now),
-                    flight_write.en.eq(sequential),
-                ]
-                with m.If(level.closed):
-                    m.d.comb += tables.write_level.eq(1)
-                    m.next = "ADVANCE"
-                with m.Elif(enough | complete):
-                    close(then=After.ADVANCE)
-                with m.Else():
-                    m.d.comb += tables.write_level.eq(1)
-                    m.next = "ADVANCE"
-                    with m.If(~level.listed):
-                        m.d.comb += [
-                            open_rows.append.eq(1),
-                            patience.appended.eq(1),
-                            tables.level.listed.eq(1),
-                        ]
-            with m.State("ADVANCE"):
-                m.d.sync += [
-                    hand.row.eq(hand.row + 1),
-                    hand.offset.eq(hand.offset + 1),
-                    hand.blocks.eq(hand.blocks - 1),
-                    holding.eq(hand.blocks != 0),
-                ]
-                if config.sector_emulation:
-                    m.d.sync += hand.head.eq(0)
-                m.next = "REST"
-
-            # `row` and `level` are loaded, and `slot` has held for a cycle: no more partners.
-            with m.State("CLOSE"):
-                m.d.comb += tables.write_row.eq(1)
-                m.d.sync += [level.closed.eq(1), level.listed.eq(0)]
-                with m.If(row.kind == RowKind.WRITE):
-                    m.d.sync += open_lines.eq(open_lines - level.count)
-                with m.If(level.listed):
-                    m.d.comb += [open_rows.remove.eq(1), patience.removed.eq(1)]
-                m.d.sync += closed_rows.eq(closed_rows + 1)
-                m.next = "COUNT"
-            with m.State("COUNT"):
-                m.d.comb += [
-                    flight_write.data.flying.eq(flight_read.data.flying + 1),
-                    flight_write.en.eq(~walks),
-                ]
-                m.next = "LAUNCH"
-            with m.State("LAUNCH"):
-                m.d.comb += tables.write_level.eq(1)
-                m.next = "REST"
-                with m.If(after == After.ADVANCE):
-                    m.next = "ADVANCE"
-                with m.If((level.missing == 0) & (row.joined.any() | walks)):
-                    m.d.comb += [tables.level.launched.eq(1), launches.w_en.eq(1)]
-                with m.Elif(level.missing == 0):
-                    m.next = "REMOVE"
-
-            # A block has been fetched.
-            with m.State("READ-PLACE"):
-                m.next = "LOAD-PLACE"
-            with m.State("LOAD-PLACE"):
-                m.d.sync += [slot.eq(tables.place.slot), strip.eq(tables.place.index)]
-                m.next = "READ-ARRIVED"
-            with m.State("READ-ARRIVED"):
-                m.next = "LOAD-ARRIVED"
-            with m.State("LOAD-ARRIVED"):
-                m.d.sync += [
-                    row.eq(tables.found_row),
-                    level.eq(tables.found_level),
-                    level.missing.eq(tables.found_level.missing - 1),
-                    after.eq(After.REST),
-                ]
-                m.next = "ARRIVE"
-                with m.If(event.error):
-                    m.next = "DROP"
-            with m.State("ARRIVE"):
-                m.d.comb += tables.write_level.eq(1)
-                m.next = "REST"
-                with m.If(level.closed & (level.missing == 0)):
-                    m.next = "LAUNCH"
-            with m.State("DROP"):
-                m.d.comb += self.free.valid.eq(1)
-                with m.If(self.free.ready):
-                    m.d.sync += [
-                        row.joined.eq(row.joined & ~(1 << strip)),
-                        level.count.eq(level.count - 1),
-                    ]
-                    with m.If(~level.closed):
-                        m.d.sync += open_lines.eq(open_lines - 1)
-                    m.next = "REPORT"
-            with m.State("REPORT"):
-                m.d.comb += self.fetch_failed.valid.eq(1)
-                with m.If(self.fetch_failed.ready):
-                    m.d.comb += tables.write_row.eq(1)
-                    m.next = "ARRIVE"
-
-            # The line of a block that is written in part has its old contents.
+            extent_states(m, extent, detector=detector)
+            join_states(
+                m,
+                in_hand,
+                extent,
+                ports=self,
+                index=index,
+                unused=unused,
+                parking=parking,
+                starved=starved,
+            )
+            close_states(m, in_hand, launches=launches)
+            fetched_states(m, in_hand, ports=self, event=event)
             if config.sector_emulation:
-                only = lowest_bit(m, row.joined[: config.ports], "only")
-                with m.State("READ-FILLED"):
-                    m.next = "LOAD-FILLED"
-                with m.State("LOAD-FILLED"):
-                    m.d.sync += [
-                        row.eq(tables.found_row),
-                        row.kind.eq(RowKind.WRITE),
-                        row.fills.eq(0),
-                        level.eq(tables.found_level),
-                        level.missing.eq(1),
-                    ]
-                    m.next = "FIND-FILLED"
-                with m.State("FIND-FILLED"):
-                    m.d.comb += tables.write_row.eq(1)
-                    m.d.sync += strip.eq(only)
-                    m.next = "READ-OLD"
-                with m.State("READ-OLD"):
-                    m.next = "REFILL"
-                with m.State("REFILL"):
-                    m.d.sync += [
-                        self.fetch.valid.eq(1),
-                        self.fetch.payload.slot.eq(tables.found_strip.slot),
-                        self.fetch.payload.offset.eq(tables.found_strip.offset),
-                        self.fetch.payload.line.eq(tables.found_strip.line),
-                    ]
-                    m.next = "ARRIVE"
-
-            # A row has retired, or has nothing left.
-            with m.State("READ-RETIRED"):
-                m.next = "LOAD-RETIRED"
-            with m.State("LOAD-RETIRED"):
-                m.d.sync += row.eq(tables.found_row)
-                m.next = "REMOVE"
-            with m.State("REMOVE"):
-                m.d.comb += [index.remove.eq(1), parking.release.eq(1)]
-                m.d.sync += [closed_rows.eq(closed_rows - 1), starved.eq(0)]
-                m.next = "UNCOUNT"
-            with m.State("UNCOUNT"):
-                with m.If(index.done):
-                    m.d.comb += [
-                        flight_write.data.flying.eq(flight_read.data.flying - 1),
-                        flight_write.data.retired.eq(flight_read.data.retired + 1),
-                        flight_write.en.eq(~walks),
-                        unused.give.valid.eq(1),
-                        patience.retired.eq(1),
-                    ]
-                    m.next = "REST"
-
-            # The oldest open row gives way.
-            with m.State("READ-OLDEST"):
-                m.next = "LOAD-OLDEST"
-            with m.State("LOAD-OLDEST"):
-                m.d.sync += [row.eq(tables.found_row), level.eq(tables.found_level)]
-                close(then=After.REST)
-
-            # One step of the walk over open rows.
-            with m.State("READ-OPEN"):
-                m.next = "LOAD-OPEN"
-            with m.State("LOAD-OPEN"):
-                m.d.comb += flight_read.addr.eq(tables.found_row.array)
-                m.d.sync += [row.eq(tables.found_row), level.eq(tables.found_level)]
-                m.next = "WEIGH"
-            with m.State("WEIGH"):
-                m.d.comb += patience.weigh.eq(1)
-                m.next = "EXPECT"
-            with m.State("EXPECT"):
-                m.d.comb += patience.expect.eq(1)
-                m.next = "WATCH"
-            with m.State("WATCH"):
-                m.d.comb += patience.watch.eq(1)
-                with m.If(patience.due):
-                    close(then=After.REST)
-                with m.Else():
-                    m.d.comb += [
-                        tables.write_level.eq(patience.settles),
-                        tables.level.settled.eq(1),
-                        tables.level.since.eq(patience.weighed),
-                    ]
-                    m.next = "REST"
+                filled_states(m, in_hand, ports=self)
+            retire_states(
+                m, in_hand, index=index, unused=unused, parking=parking, starved=starved
+            )
+            open_row_states(m, in_hand)
 
         moves = (
             *(self.retired.valid, self.fetched.valid, can_place, can_retry, can_begin),
