@@ -1,4 +1,4 @@
-"""Drive models, a model of the line store, and the scoreboard around `hdl.drive.drives.Drives`."""
+"""Drive models, random operations, and the scoreboard around `hdl.drive.drives.Drives`."""
 
 import os
 import random
@@ -10,7 +10,8 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.array_models import random_recovery
 from cocotb_tests.drive_model import DriveModel, Timing
-from cocotb_tests.streams import StreamSink, StreamSource, unpack, wait_until
+from cocotb_tests.store_model import StoreModel
+from cocotb_tests.streams import StreamSink, StreamSource, wait_until
 from hdl.config import BLOCK_BYTES, LINE_WRITERS, PIECES, Config
 from hdl.drive.interface import (
     PIECE_LATENESS,
@@ -22,8 +23,7 @@ from hdl.drive.interface import (
     operation,
     piece,
 )
-from hdl.memory.interface import write_beat
-from hdl.memory.store import READ_LATENCY, write_delay
+from hdl.memory.store import write_delay
 
 LONGEST_REFUSAL = 3
 """Cycles that a piece may have to wait until it is taken."""
@@ -41,89 +41,6 @@ def sizes(ports: int, width: int = 256) -> Config:
         operations=128,
         drive_tags=8,
     )
-
-
-class StoreModel:
-    """Lines as bytes, behind the ports that `Drives` sees; ``stall`` is a chance per cycle."""
-
-    def __init__(self, dut, config: Config, *, stall: float, seed: int):
-        self.config = config
-        self.lines = [bytes(BLOCK_BYTES)] * config.lines
-        self.beats: dict[int, list[int]] = {}
-        self.written: dict[tuple[int, int], int] = {}
-        self.moved = [0, 0, 0, 0]
-        self.last_write_cycle = 0
-        self.writable: set[int] = set()
-        self.readable: set[int] = set()
-        self.stall = stall
-        self.cycle = 0
-        self._random = random.Random(f"{seed}/store")
-        self._dut = dut
-        cocotb.start_soon(self._run())
-
-    def fill(self, line: int, content: bytes) -> None:
-        """Sets the contents of a line."""
-        size = self.config.beat_bytes
-        self.beats[line] = [
-            int.from_bytes(content[n * size : (n + 1) * size], "little")
-            for n in range(self.config.beats)
-        ]
-
-    def content(self, line: int) -> bytes:
-        """The contents of a line."""
-        return b"".join(
-            beat.to_bytes(self.config.beat_bytes, "little") for beat in self.beats[line]
-        )
-
-    async def _run(self) -> None:
-        dut, count = self._dut, self.config.beats
-        layout = write_beat(self.config)
-        reads = [
-            [
-                getattr(dut, f"line_read__{path}__{part}")
-                for part in (
-                    "request__valid",
-                    "request__ready",
-                    "request__payload",
-                    "response_valid",
-                    "response",
-                )
-            ]
-            for path in range(2)
-        ]
-        writes = [
-            [getattr(dut, f"line_write__{path}__{part}") for part in ("valid", "ready", "payload")]
-            for path in range(2)
-        ]
-        answers = [deque([None] * (READ_LATENCY - 1)) for _ in range(2)]
-        while True:
-            ready = [self._random.random() >= self.stall for _ in range(4)]
-            for path in range(2):
-                reads[path][1].value = int(ready[path])
-                writes[path][1].value = int(ready[2 + path])
-            await RisingEdge(dut.clk)
-            self.cycle += 1
-            for path in range(2):
-                taken = None
-                if ready[path] and int(reads[path][0].value):
-                    line, beat = divmod(int(reads[path][2].value), count)
-                    assert line in self.readable, f"line {line} is read but not being written out"
-                    taken = self.beats[line][beat]
-                    self.moved[path] += 1
-                answers[path].append(taken)
-                answer = answers[path].popleft()
-                reads[path][3].value = int(answer is not None)
-                if answer is not None:
-                    reads[path][4].value = answer
-                if ready[2 + path] and int(writes[path][0].value):
-                    beat = unpack(layout, int(writes[path][2].value))
-                    line, place = divmod(beat.address, count)
-                    assert line in self.writable, f"line {line} is written without an owner"
-                    assert beat.mask == (1 << self.config.beat_dwords) - 1, "partial beat"
-                    self.beats.setdefault(line, [0] * count)[place] = beat.data
-                    self.written[line, place] = self.cycle
-                    self.moved[2 + path] += 1
-                    self.last_write_cycle = self.cycle
 
 
 class PieceSink(StreamSink):

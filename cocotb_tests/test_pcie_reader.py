@@ -1,7 +1,6 @@
 """`HostReader`: every byte lands, every transfer is answered once, whatever completions do."""
 
 import os
-import random
 
 import cocotb
 import pytest
@@ -9,291 +8,24 @@ from amaranth.hdl import Module
 from amaranth.lib.wiring import Out, connect, flipped
 from cocotb.triggers import RisingEdge
 
-from cocotb_tests.pcie_models import CompletionModel, apply_beat, host_word
+from cocotb_tests.pcie_models import CompletionModel
+from cocotb_tests.pcie_reader_bench import TIMEOUT, Bench, reader_config
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
-from hdl.config import Config
-from hdl.memory.interface import write_beat
-from hdl.pcie.interface import (
-    Kind,
-    RequestKind,
-    completion_beat,
-    inbox_beat,
-    inbox_dwords,
-    read_done,
-    read_request,
-    request_beat,
-)
+from cocotb_tests.streams import wait_until
+from hdl.pcie.interface import Kind
 from hdl.pcie.landing import Landing
 from hdl.pcie.reader import HostReader
 
-TIMEOUT = 3000
 CLEARING = 2000
 UNKNOWN_TAG = 255
 """A tag beyond those of the configuration."""
 
 
-def reader_config(
-    width: int, *, tags: int = 16, headers: int = 128, space: int = 32768
-) -> Config:
-    return Config(
-        data_width=width,
-        lines=64,
-        banks=4,
-        commands=64,
-        read_tags=tags,
-        completion_headers=headers,
-        completion_bytes=space,
-        transfer_blocks=8,
-    )
-
-
-class Bench:
-    """A `HostReader` between a host that answers and two memories."""
-
-    def __init__(self, dut, *, active=1.0, fault_rate=0.0, mrrs=2, rcb=64, most=256):
-        self.dut = dut
-        self.seed = int(os.environ["SEED"])
-        self.config = reader_config(
-            int(os.environ["WIDTH"]),
-            tags=int(os.environ["TAGS"]),
-            headers=int(os.environ["HEADERS"]),
-            space=int(os.environ["SPACE"]),
-        )
-        self.rng = random.Random(self.seed)
-        dut._log.info("SEED=%d", self.seed)
-        config = self.config
-        self.model = CompletionModel(
-            config, self.rng, rcb=rcb, most=most, fault_rate=fault_rate
-        )
-        self.mrrs = mrrs
-        self.active = active
-        self.lines: dict[int, int] = {}
-        self.inbox: dict[int, int] = {}
-        self.cycle = 0
-        self.beat_cycles: list[int] = []
-        self.completion_cycles: list[int] = []
-        self.tlps: list[dict] = []
-        self.live: dict[int, int] = {}
-        self.expected: dict[tuple[Kind, int], list] = {}
-        self.failing: set[tuple[Kind, int]] = set()
-        self.answers: dict[tuple[Kind, int], bool] = {}
-        self.wanted: list[tuple[Kind, int, int, int, int]] = []
-        self.owner: dict[int, tuple[Kind, int]] = {}
-        self.hold = False
-
-        def layouts(name, layout, sink=None, **more):
-            return StreamSink(dut, name, layout=layout, active=active, callback=sink, **more)
-
-        self.request = StreamSource(dut, "request", layout=read_request(config), active=active)
-        self.completion = StreamSource(
-            dut, "completion", layout=completion_beat(config), active=active
-        )
-        self.tlp = layouts("tlp", request_beat(config), self._tlp)
-        self.done = layouts("done", read_done(config), self._done)
-        self.line_write = layouts("line_write", write_beat(config), self._line)
-        self.inbox_write = layouts("inbox_write", inbox_beat(config), self._inbox)
-        dut.status__max_read_request.value = mrrs
-        dut.status__max_payload.value = 1
-        dut.status__rcb.value = int(rcb == 128)
-        dut.status__bus_master.value = 1
-        dut.status__msix_enable.value = 0
-        dut.status__msix_mask.value = 0
-        dut.status__function_reset.value = 0
-        dut.status__extended_tag.value = 0
-        dut.now.value = 0
-        dut.hold.value = 0
-        dut.drop_valid.value = 0
-        self.drop_rate = 0.0
-        self.dropped: list[int] = []
-
-    async def start(self):
-        await start(self.dut)
-        cocotb.start_soon(self._clock())
-        cocotb.start_soon(self._complete())
-        cocotb.start_soon(self._drop())
-
-    async def _clock(self):
-        while True:
-            await RisingEdge(self.dut.clk)
-            self.cycle += 1
-            self.dut.now.value = self.cycle
-            if int(self.dut.completion__valid.value) and int(self.dut.completion__ready.value):
-                self.completion_cycles.append(self.cycle)
-
-    async def _complete(self):
-        while True:
-            await RisingEdge(self.dut.clk)
-            if self.hold or self.completion.waiting > 4:
-                continue
-            if self.model.waiting < 6 and self.rng.random() < 0.9 and self.active < 1.0:
-                continue
-            beats = self.model.next_beats()
-            if beats:
-                self.completion.send_all(beats)
-
-    async def _drop(self):
-        dut = self.dut
-        while True:
-            await RisingEdge(dut.clk)
-            if not self.dropped:
-                continue
-            dut.drop_tag.value = self.dropped.pop(0)
-            dut.drop_valid.value = 1
-            await RisingEdge(dut.clk)
-            while not int(dut.drop_taken.value):
-                await RisingEdge(dut.clk)
-            dut.drop_valid.value = 0
-
-    def _line(self, beat):
-        self.beat_cycles.append(self.cycle)
-        apply_beat(self.lines, self.config, beat.address, beat.data, beat.mask)
-
-    def _inbox(self, beat):
-        apply_beat(self.inbox, self.config, beat.address, beat.data, beat.mask)
-
-    def _tlp(self, beat):
-        assert beat.kind == RequestKind.READ
-        assert beat.first
-        assert beat.last
-        limit = 128 << self.mrrs
-        end = beat.address + 4 * beat.dwords
-        assert beat.address // limit == (end - 1) // limit, "a request crosses its limit"
-        owner = next(
-            (kind, index)
-            for kind, index, address, dwords, _ in self.wanted
-            if address <= beat.address < address + 4 * dwords
-        )
-        assert bool(beat.relaxed) == (owner[0] is Kind.BLOCK), "relaxed ordering is for data"
-        if self.drop_rate and self.rng.random() < self.drop_rate:
-            self.failing.add(owner)
-            self.dropped.append(beat.tag)
-            return
-        fault = self.model.take(tag=beat.tag, address=beat.address, dwords=beat.dwords)
-        if fault:
-            self.dut._log.debug("fault %s on tag %d of %s", fault, beat.tag, owner)
-            self.failing.add(owner)
-        self.tlps.append(dict(beat))
-
-    def _done(self, done):
-        key = (done.kind, done.index)
-        assert key in self.expected, f"{key} was not asked for"
-        assert key not in self.answers, f"{key} answered twice"
-        self.answers[key] = bool(done.error)
-        # All data must be there now.
-        if not done.error:
-            self._check(key)
-
-    def _check(self, key):
-        for kind, index, address, dwords, target in self.wanted:
-            if (kind, index) != key:
-                continue
-            memory = self.lines if kind is Kind.BLOCK else self.inbox
-            for place in range(dwords):
-                found = memory.get(target + place)
-                assert found == host_word(address + 4 * place), (
-                    f"{key}: word {target + place:#x} is {found} at done"
-                )
-
-    def transfer(self, kind: Kind, index: int, parts: list[tuple[int, int, int]]) -> list[dict]:
-        """A transfer's requests: (address, dwords, target) each."""
-        self.expected[(kind, index)] = parts
-        requests = []
-        for number, (address, dwords, target) in enumerate(parts):
-            self.wanted.append((kind, index, address, dwords, target))
-            requests.append(
-                {
-                    "kind": kind,
-                    "index": index,
-                    "last": number == len(parts) - 1,
-                    "address": address,
-                    "dwords": dwords,
-                    "target": target,
-                }
-            )
-        return requests
-
-    def random_transfers(self, count: int) -> list[dict]:
-        """Transfers of all kinds with random alignment, their requests interleaved."""
-        rng = self.rng
-        pages = rng.sample(range(1, 1 << 30), 4 * count)
-        queues = []
-        blocks = rng.sample(range(self.config.lines), min(count, self.config.lines))
-        entries = rng.sample(range(32), min(count, 32))
-        lists = rng.sample(range(self.config.commands), min(count, self.config.commands))
-        parameters = [0]
-        for _ in range(count):
-            kind = rng.choice(list(Kind))
-            pool = {
-                Kind.BLOCK: blocks,
-                Kind.ENTRIES: entries,
-                Kind.LIST: lists,
-                Kind.PARAMETER: parameters,
-            }[kind]
-            if not pool:
-                continue
-            index = pool.pop()
-            if kind is Kind.BLOCK:
-                # A block in up to three host pieces, each anywhere in a page.
-                target, rest = index * 1024, 1024
-                if rng.random() < 0.3:
-                    target += rng.randrange(1024)
-                    rest = rng.randint(1, 1024 - target % 1024)
-                parts = []
-                while rest:
-                    size = rest if len(parts) == 2 else rng.randint(1, rest)
-                    offset = rng.choice((0, rng.randrange(1024)))
-                    size = min(size, 1024 - offset)
-                    parts.append((pages.pop() * 4096 + 4 * offset, size, target))
-                    target += size
-                    rest -= size
-                    if len(parts) == 3:
-                        break
-            elif kind is Kind.PARAMETER:
-                address = pages.pop() * 4096 + 4 * rng.randrange(1024)
-                parts = [(address, 1, inbox_dwords(self.config))]
-            else:
-                base = 0 if kind is Kind.LIST else self.config.commands * 16
-                target = base + 16 * index
-                size = rng.randint(1, 16)
-                parts = [(pages.pop() * 4096 + 4 * rng.randrange(1009), size, target)]
-            queues.append(self.transfer(kind, index, parts))
-        requests = []
-        while queues:
-            queue = rng.choice(queues)
-            requests.append(queue.pop(0))
-            if not queue:
-                queues.remove(queue)
-        return requests
-
-    def forget(self):
-        """Begins a new run: the transfers before it have been checked."""
-        for account in (self.expected, self.answers, self.failing, self.wanted):
-            account.clear()
-
-    async def finish(self, *, cycles=60_000, errors: bool | None = None):
-        """Waits for all answers and checks them, and that nothing is left over."""
-        await wait_until(
-            self.dut,
-            lambda: len(self.answers) == len(self.expected),
-            cycles=cycles,
-            what="all transfers done",
-        )
-        for key, failed in self.answers.items():
-            assert failed == (key in self.failing if errors is None else errors), key
-        assert self.model.waiting == 0 or self.failing
-        self.hold = False
-        await wait_until(
-            self.dut,
-            lambda: (
-                int(self.dut.deadline.value) == (1 << 48) - 1
-                and self.request.idle
-                and self.completion.idle
-                and not int(self.dut.busy.value)
-            ),
-            cycles=10 * TIMEOUT,
-            what="no tag held",
-        )
+def random_completion(bench: Bench, tag: int) -> list[int]:
+    """A completion nobody asked for."""
+    model = CompletionModel(bench.config, bench.rng)
+    model.take(tag=tag, address=4096, dwords=40)
+    return model.next_beats() or []
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
@@ -330,13 +62,6 @@ async def faulty_completions(dut):
         table.clear()
     bench.request.send_all(bench.random_transfers(40))
     await bench.finish(errors=False)
-
-
-def random_completion(bench: Bench, tag: int) -> list[int]:
-    """A completion nobody asked for."""
-    model = CompletionModel(bench.config, bench.rng)
-    model.take(tag=tag, address=4096, dwords=40)
-    return model.next_beats() or []
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
@@ -439,6 +164,31 @@ async def space_reserved(dut):
     await bench.finish(errors=False)
 
 
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def extended_tags(dut):
+    """Tags from 32 on are used while extended tags are enabled, and not otherwise."""
+    bench = Bench(dut)
+    await bench.start()
+    tags = bench.config.read_tags
+    for _ in range(CLEARING):
+        await RisingEdge(dut.clk)
+    for extended in (0, 1, 0, 1, 1, 0):
+        dut.status__extended_tag.value = extended
+        bench.forget()
+        bench.tlps.clear()
+        bench.hold = True
+        for index in range(64):
+            parts = [(0x40000 + 4096 * index, 4, 1024 * index)]
+            bench.request.send_all(bench.transfer(Kind.BLOCK, index, parts))
+        for _ in range(700):
+            await RisingEdge(dut.clk)
+        assert extended or not int(dut.busy.value), "busy with nothing to do but wait"
+        bench.hold = False
+        used = {tlp["tag"] for tlp in bench.tlps}
+        assert used == set(range(tags if extended else 32)), f"{sorted(used)}, {extended}"
+        await bench.finish(errors=False)
+
+
 def run(
     testcase,
     *,
@@ -505,31 +255,6 @@ def test_held_requests():
 )
 def test_space_reserved(rcb, headers, space):
     run("space_reserved", rcb=rcb, headers=headers, space=space)
-
-
-@cocotb.test(timeout_time=2, timeout_unit="ms")
-async def extended_tags(dut):
-    """Tags from 32 on are used while extended tags are enabled, and not otherwise."""
-    bench = Bench(dut)
-    await bench.start()
-    tags = bench.config.read_tags
-    for _ in range(CLEARING):
-        await RisingEdge(dut.clk)
-    for extended in (0, 1, 0, 1, 1, 0):
-        dut.status__extended_tag.value = extended
-        bench.forget()
-        bench.tlps.clear()
-        bench.hold = True
-        for index in range(64):
-            parts = [(0x40000 + 4096 * index, 4, 1024 * index)]
-            bench.request.send_all(bench.transfer(Kind.BLOCK, index, parts))
-        for _ in range(700):
-            await RisingEdge(dut.clk)
-        assert extended or not int(dut.busy.value), "busy with nothing to do but wait"
-        bench.hold = False
-        used = {tlp["tag"] for tlp in bench.tlps}
-        assert used == set(range(tags if extended else 32)), f"{sorted(used)}, {extended}"
-        await bench.finish(errors=False)
 
 
 def test_extended_tags():

@@ -5,6 +5,8 @@ from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
+from hdl.array.change import Change
+from hdl.array.health import Health
 from hdl.array.interface import CopyEnd, ManageStatus, copy_entry, copy_read
 from hdl.config import Config
 
@@ -63,44 +65,29 @@ class Copies(wiring.Component):
         return m
 
 
-def copy_states(
-    m: Module,
-    *,
-    copies: Copies,
-    request,
-    response,
-    number: Signal,
-    position: Signal,
-    failed,
-    member,
-    use_write,
-    member_write,
-    joins: Signal,
-    leaves: Signal,
-    renewed: Signal,
-    edited: Signal,
-    answer,
-) -> None:
-    """The states of `ArrayTables` that begin and end a copy, from BEGIN_COPY and READ_COPY on.
+def copy_states(m: Module, change: Change, health: Health, *, copies: Copies) -> None:
+    """The states that begin and end a copy, from BEGIN_COPY and READ_COPY on.
 
-    ``number`` and ``position`` are those of the drive that is copied to and of the member, whose
-    port ``member`` is two cycles later; ``request``, ``response`` and the others the tables' own.
+    ``number`` and ``position`` are those of the drive that is copied to and of the member, which
+    is read two cycles later.
     """
-    port = number[: len(member)]
+    request, number, position = change.request, change.number, change.position
+    failed = health.failed
+    port, uses, member = change.port, change.uses, change.members.read.data
 
     # A drive that joins is not failed; after that it is copied to.
     with m.State("BEGIN_COPY"):
         m.d.comb += [
-            use_write.data.used.eq(1),
-            use_write.data.array.eq(request.array),
-            use_write.en.eq(1),
-            joins.eq(1 << port),
+            uses.write.data.used.eq(1),
+            uses.write.data.array.eq(request.array),
+            uses.write.en.eq(1),
+            health.joins.eq(1 << port),
         ]
         m.next = "WRITE_COPY"
 
     with m.State("WRITE_COPY"):
-        m.d.comb += [copies.entry.valid.eq(1), copies.write.eq(1), edited.eq(1)]
-        answer(ManageStatus.DONE)
+        m.d.comb += [copies.entry.valid.eq(1), copies.write.eq(1), change.edited.eq(1)]
+        change.answer(m, ManageStatus.DONE)
 
     with m.State("READ_COPY"):
         m.next = "LOAD_COPY"
@@ -109,7 +96,7 @@ def copy_states(
         m.d.sync += [number.eq(copies.current.port), position.eq(copies.current.position)]
         m.next = "FIND_COPIED"
         with m.If(~copies.current.valid):
-            answer(ManageStatus.NO_ENTRY)
+            change.answer(m, ManageStatus.NO_ENTRY)
 
     with m.State("FIND_COPIED"):
         m.next = "JUDGE_COPY"
@@ -129,7 +116,7 @@ def copy_states(
 
     # A drive is stale before anyone can find it as the member.
     with m.State("RENEW_COPY"):
-        m.d.comb += renewed.eq(Mux(joined & renews, 1 << port, 0))
+        m.d.comb += health.renewed.eq(Mux(joined & renews, 1 << port, 0))
         m.next = "ERASE_COPY"
 
     # Member and copy change at once, so nobody sees neither or both.
@@ -137,14 +124,14 @@ def copy_states(
         leaver = Mux(joined, old, port)
         outcome = Mux(renews, CopyEnd.STALE.value, CopyEnd.JOINED.value)
         m.d.comb += [
-            member_write.en.eq(joined),
+            change.members.write.en.eq(joined),
             copies.write.eq(1),
-            use_write.addr.eq(leaver),
-            use_write.en.eq(1),
-            leaves.eq(1 << leaver),
-            edited.eq(1),
+            uses.write.addr.eq(leaver),
+            uses.write.en.eq(1),
+            health.leaves.eq(1 << leaver),
+            change.edited.eq(1),
         ]
-        answer(ManageStatus.DONE)
-        m.d.sync += response.index.eq(
+        change.answer(m, ManageStatus.DONE)
+        m.d.sync += change.response.index.eq(
             Cat(old, Mux(joined, outcome, CopyEnd.RELEASED.value), copies.current.spare)
         )

@@ -1,0 +1,204 @@
+"""What the array tables must hold, in plain Python."""
+
+from dataclasses import dataclass
+
+from cocotb_tests.array_models import rotation_of_name
+from hdl.array.interface import CopyEnd, Level, ManageStatus, Rotation
+from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
+from sim.golden.layout import ROTATIONS, Layout
+
+ROTATION_NAMES = {rotation_of_name(name): name for name in ROTATIONS}
+
+
+@dataclass
+class ModelArray:
+    """An array of the model."""
+
+    layout: Layout
+    members: list[int]
+    rows: int
+
+    @property
+    def blocks(self) -> int:
+        return self.layout.blocks(self.rows)
+
+
+class Model:
+    """What the tables must hold, in plain Python."""
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.arrays: dict[int, ModelArray] = {}
+        self.volumes: dict[int, tuple[int, int, int]] = {}
+        self.copies: dict[int, tuple[int, int, int]] = {}
+        self.present = 0
+        self.lost = 0
+        self.stale = 0
+        self.reserved = 0
+        self.ends: set[CopyEnd] = set()
+        self.capacity = [0] * config.ports
+        self.identity = [0] * config.ports
+        self.known = [0] * config.ports
+        """Identities of the drives as they became members."""
+
+    @property
+    def used(self) -> int:
+        members = sum(1 << port for array in self.arrays.values() for port in array.members)
+        return members | sum(1 << port for _, port, _ in self.copies.values())
+
+    @property
+    def failed(self) -> int:
+        return (~self.present & (1 << MAX_DRIVES) - 1) | self.lost
+
+    def watch(self) -> None:
+        """Drives in use that are absent are lost."""
+        self.lost |= self.used & ~self.present
+        self.stale &= self.used & self.present & ~self.lost
+
+    def fail(self, port: int) -> None:
+        """A drive is reported."""
+        self.lost |= self.used & 1 << port
+        self.watch()
+
+    def create_array(self, request: dict) -> tuple[ManageStatus, int | None]:
+        members = [port for port in range(MAX_DRIVES) if request["drives"] >> port & 1]
+        if any((self.used | ~self.present | self.reserved) >> port & 1 for port in members):
+            return ManageStatus.DRIVE_UNAVAILABLE, None
+        try:
+            level = Level(request["level"]).name
+            layout = Layout(
+                level,
+                len(members),
+                1 << request["strip_shift"],
+                request["copies"],
+                request["spans"] or 1,
+                ROTATION_NAMES[Rotation(request["rotation"])],
+            )
+        except ValueError:
+            return ManageStatus.INVALID_FIELD, None
+        if layout.parities > self.config.parities:
+            return ManageStatus.INVALID_FIELD, None
+        rows = layout.rows([self.capacity[port] for port in members])
+        if rows == 0:
+            return ManageStatus.NO_SPACE, None
+        if layout.blocks(rows) >= 1 << BLOCK_NUMBER_BITS:
+            return ManageStatus.INVALID_FIELD, None
+        number = next((n for n in range(self.config.arrays) if n not in self.arrays), None)
+        if number is None:
+            return ManageStatus.NO_ENTRY, None
+        self.arrays[number] = ModelArray(layout, members, rows)
+        for port in members:
+            self.known[port] = self.identity[port]
+        self.lost &= ~sum(1 << port for port in members)
+        self.stale &= ~sum(1 << port for port in members)
+        return ManageStatus.DONE, number
+
+    def copy(self, request: dict) -> tuple[ManageStatus, int | None]:
+        status, number = self.join(request, failed=0)
+        if status == ManageStatus.DONE:
+            self.copies[number] = request["position"], request["port"], request["spare"]
+            self.lost &= ~(1 << request["port"])
+        return status, None
+
+    def end_copy(self, request: dict) -> tuple[ManageStatus, int | None]:
+        number = request["array"]
+        if number not in self.arrays or number not in self.copies:
+            return ManageStatus.NO_ENTRY, None
+        position, port, spare = self.copies.pop(number)
+        members = self.arrays[number].members
+        old, end = members[position], CopyEnd.RELEASED
+        if not self.failed >> port & 1 and (self.failed >> old & 1 or request["complete"]):
+            end = CopyEnd.JOINED if request["complete"] else CopyEnd.STALE
+            members[position] = port
+            self.stale |= (end == CopyEnd.STALE) << port
+        self.ends.add(end)
+        return ManageStatus.DONE, old | end.value << 5 | spare << 7
+
+    def replace(self, request: dict) -> tuple[ManageStatus, int | None]:
+        status, number = self.join(request, failed=1)
+        if status == ManageStatus.DONE:
+            self.arrays[number].members[request["position"]] = request["port"]
+            self.known[request["port"]] = self.identity[request["port"]]
+            self.lost &= ~(1 << request["port"])
+            self.stale |= 1 << request["port"]
+        return status, number
+
+    def join(self, request: dict, *, failed: int) -> tuple[ManageStatus, int | None]:
+        """Whether a drive may take a member's place, which is ``failed`` or not."""
+        number, position, port = (request[name] for name in ("array", "position", "port"))
+        if number not in self.arrays:
+            return ManageStatus.NO_ENTRY, None
+        array = self.arrays[number]
+        if position >= len(array.members):
+            return ManageStatus.INVALID_FIELD, None
+        old = array.members[position]
+        free = not self.used >> port & 1 or (port == old and self.lost >> port & 1)
+        if port >= self.config.ports or not free or (~self.present | self.reserved) >> port & 1:
+            return ManageStatus.DRIVE_UNAVAILABLE, None
+        if self.failed >> old & 1 != failed:
+            return ManageStatus.IN_USE, None
+        if self.capacity[port] < array.rows + DATA_OFFSET_BLOCKS:
+            return ManageStatus.NO_SPACE, None
+        return ManageStatus.DONE, number
+
+    def re_add(self, request: dict) -> tuple[ManageStatus, int | None]:
+        number, position = request["array"], request["position"]
+        if number not in self.arrays:
+            return ManageStatus.NO_ENTRY, None
+        if position >= len(self.arrays[number].members):
+            return ManageStatus.INVALID_FIELD, None
+        port = self.arrays[number].members[position]
+        if not self.failed >> port & 1:
+            return ManageStatus.IN_USE, None
+        identity = self.identity[port]
+        if self.present >> port & 1 and (identity != self.known[port] or not identity):
+            return ManageStatus.OTHER_DRIVE, None
+        return self.replace(request | {"port": port})
+
+    def settle(self, request: dict) -> tuple[ManageStatus, int | None]:
+        if request["array"] not in self.arrays:
+            return ManageStatus.NO_ENTRY, None
+        for port in self.arrays[request["array"]].members:
+            self.stale &= ~(1 << port)
+        return ManageStatus.DONE, None
+
+    def check_empty(self, request: dict) -> tuple[ManageStatus, int | None]:
+        number = request["array"]
+        if number not in self.arrays:
+            return ManageStatus.NO_ENTRY, None
+        used = any(array == number for array, _, _ in self.volumes.values())
+        return (ManageStatus.IN_USE if used else ManageStatus.DONE), None
+
+    def delete_array(self, request: dict) -> tuple[ManageStatus, int | None]:
+        number = request["array"]
+        if number not in self.arrays:
+            return ManageStatus.NO_ENTRY, None
+        if any(array == number for array, _, _ in self.volumes.values()):
+            return ManageStatus.IN_USE, None
+        del self.arrays[number]
+        self.copies.pop(number, None)
+        return ManageStatus.DONE, number
+
+    def create_volume(self, request: dict) -> tuple[ManageStatus, int | None]:
+        array, first = request["array"], request["start"]
+        if array not in self.arrays:
+            return ManageStatus.NO_ENTRY, None
+        blocks = self.arrays[array].blocks
+        end = first + request["blocks"] if request["blocks"] else blocks
+        if first >= blocks or end > blocks:
+            return ManageStatus.NO_SPACE, None
+        for other, other_start, other_blocks in self.volumes.values():
+            if other == array and other_start < end and first < other_start + other_blocks:
+                return ManageStatus.NO_SPACE, None
+        number = next((n for n in range(self.config.volumes) if n not in self.volumes), None)
+        if number is None:
+            return ManageStatus.NO_ENTRY, None
+        self.volumes[number] = (array, first, end - first)
+        return ManageStatus.DONE, number
+
+    def delete_volume(self, request: dict) -> tuple[ManageStatus, int | None]:
+        number = request["volume"]
+        if number not in self.volumes:
+            return ManageStatus.NO_ENTRY, None
+        del self.volumes[number]
+        return ManageStatus.DONE, number

@@ -1,0 +1,158 @@
+"""How an array is created, and how it is deleted."""
+
+from typing import Any
+
+from amaranth.hdl import Array, Module, Signal
+
+from hdl.array.admission import Admission
+from hdl.array.capacity import Capacity
+from hdl.array.change import Change
+from hdl.array.copies import Copies
+from hdl.array.health import Health
+from hdl.array.interface import ManageOpcode, ManageStatus
+
+
+def create_states(
+    m: Module,
+    change: Change,
+    health: Health,
+    *,
+    capacities: Any,
+    admission: Admission,
+    capacity: Capacity,
+    smallest: Signal,
+) -> None:
+    """The states COUNT_DRIVES, in which CREATE_ARRAY begins, to WRITE_ARRAY.
+
+    Every drive named is looked at, then the level, the capacity and the table. ``position`` counts
+    the drives, and once they are known those that have joined.
+
+    ``capacities`` are those of the drives, in blocks, and ``smallest`` the least of those named;
+    ``admission`` is about the request and ``position``, ``capacity`` about what it allows and
+    ``smallest``.
+    """
+    config, request, shape = change.config, change.request, change.shape
+    entry, vacant, number, position = change.entry, change.vacant, change.number, change.position
+    arrays, uses, members, blocks = change.arrays, change.uses, change.members, change.blocks
+    wanted = request.drives.bit_select(number, 1)
+
+    with m.State("COUNT_DRIVES"):
+        unavailable = Signal()
+        counted = Signal()
+        m.d.sync += [
+            blocks.eq(Array(capacities)[number]),
+            unavailable.eq((health.used | health.absent | health.reserved).bit_select(number, 1)),
+            counted.eq(wanted),
+        ]
+        m.next = "COMPARE_DRIVE"
+
+    with m.State("COMPARE_DRIVE"):
+        m.d.sync += number.eq(number + 1)
+        m.next = "COUNT_DRIVES"
+        with m.If(change.last_port):
+            m.next = "ADMIT"
+        with m.If(counted):
+            m.d.sync += position.eq(position + 1)
+            with m.If(blocks < smallest):
+                m.d.sync += smallest.eq(blocks)
+            with m.If(unavailable):
+                change.answer(m, ManageStatus.DRIVE_UNAVAILABLE)
+
+    with m.State("ADMIT"):
+        m.d.comb += admission.start.eq(1)
+        m.next = "JUDGE"
+
+    with m.State("JUDGE"):
+        with m.If(admission.done):
+            m.next = "MEASURE"
+            with m.If(~admission.allowed):
+                change.answer(m, ManageStatus.INVALID_FIELD)
+
+    with m.State("MEASURE"):
+        m.d.comb += capacity.start.eq(1)
+        m.next = "WEIGH"
+
+    with m.State("WEIGH"):
+        m.d.sync += [
+            shape.valid.eq(1),
+            shape.level.eq(request.level),
+            shape.width.eq(admission.width),
+            shape.data.eq(admission.data),
+            shape.parities.eq(admission.parities),
+            shape.copies.eq(admission.shape_copies),
+            shape.spans.eq(admission.shape_spans),
+            shape.strip_shift.eq(request.strip_shift),
+            shape.rotate.eq(admission.rotate),
+            shape.rotation.eq(request.rotation),
+            shape.rows.eq(capacity.rows),
+            shape.blocks.eq(capacity.blocks),
+        ]
+        with m.If(capacity.done):
+            m.next = "ASK_ARRAY"
+            with m.If(capacity.rows == 0):
+                change.answer(m, ManageStatus.NO_SPACE)
+            with m.Elif(capacity.overflow):
+                change.answer(m, ManageStatus.INVALID_FIELD)
+
+    with m.State("ASK_ARRAY"):
+        m.next = "FIND_ARRAY"
+
+    with m.State("FIND_ARRAY"):
+        m.d.sync += [
+            vacant.eq(entry),
+            entry.eq(entry + 1),
+            number.eq(0),
+            position.eq(0),
+        ]
+        with m.If(~arrays.read.data.valid):
+            m.next = "JOIN_DRIVES"
+        with m.Elif(entry == config.arrays - 1):
+            change.answer(m, ManageStatus.NO_ENTRY)
+        with m.Else():
+            m.next = "ASK_ARRAY"
+
+    with m.State("JOIN_DRIVES"):
+        m.d.comb += [uses.write.data.used.eq(1), uses.write.data.array.eq(vacant)]
+        m.d.sync += number.eq(number + 1)
+        with m.If(wanted):
+            m.d.comb += [
+                uses.write.en.eq(1),
+                members.write.en.eq(1),
+                health.joins.eq(1 << change.port),
+            ]
+            m.d.sync += position.eq(position + 1)
+        with m.If(change.last_port):
+            m.next = "WRITE_ARRAY"
+
+    with m.State("WRITE_ARRAY"):
+        m.d.comb += [arrays.write.data.eq(shape), arrays.write.en.eq(1), change.edited.eq(1)]
+        change.answer(m, ManageStatus.DONE)
+
+
+def delete_states(m: Module, change: Change, health: Health, *, copies: Copies | None) -> None:
+    """The states ERASE_ARRAY, in which DELETE_ARRAY goes on if it has no volumes, to LEAVE_DRIVES.
+
+    SETTLE begins with READ_USE. ``copies`` if the configuration has any.
+    """
+    request, number, arrays, uses = change.request, change.number, change.arrays, change.uses
+
+    with m.State("ERASE_ARRAY"):
+        m.d.comb += [arrays.write.en.eq(1), change.edited.eq(1)]
+        if copies is not None:
+            m.d.comb += copies.write.eq(1)
+        m.next = "READ_USE"
+
+    with m.State("READ_USE"):
+        m.next = "LEAVE_DRIVES"
+
+    with m.State("LEAVE_DRIVES"):
+        m.d.sync += number.eq(number + 1)
+        with m.If(uses.read.data.used & (uses.read.data.array == request.array)):
+            if copies is not None:
+                with m.If(request.opcode == ManageOpcode.SETTLE):
+                    m.d.comb += [health.settles.eq(1 << change.port), change.edited.eq(1)]
+            with m.If(request.opcode == ManageOpcode.DELETE_ARRAY):
+                m.d.comb += [uses.write.en.eq(1), health.leaves.eq(1 << change.port)]
+        m.next = "READ_USE"
+        with m.If(change.last_port):
+            change.answer(m, ManageStatus.DONE)

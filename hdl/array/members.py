@@ -1,0 +1,82 @@
+"""How a drive takes the place of a member: another one, or the one that was away."""
+
+from typing import Any
+
+from amaranth.hdl import Array, Module, Signal, Value
+
+from hdl.array.change import Change
+from hdl.array.health import Health
+from hdl.array.interface import ManageStatus
+from hdl.config import DATA_OFFSET_BLOCKS, MAX_DRIVES
+
+
+def member_states(
+    m: Module,
+    change: Change,
+    health: Health,
+    *,
+    capacities: Any,
+    stranger: Value,
+    named: Signal,
+) -> None:
+    """The states READ_MEMBER, in which REPLACE, RE_ADD and COPY go on, to SWAP_MEMBER.
+
+    The member must be failed, or must not be for COPY, which then goes on with BEGIN_COPY; the new
+    drive must be free, or the old one that failed, and as large. RE_ADD reads the member's port
+    first, and then is ``named``.
+
+    ``capacities`` are those of the drives, in blocks. ``stranger``: the drive of RE_ADD is not the
+    one that was the member.
+    """
+    config, request, shape, position = change.config, change.request, change.shape, change.position
+    uses, members, blocks = change.uses, change.members, change.blocks
+    returns, copying = change.returns, change.copying
+    old = Signal(config.port_bits)
+
+    with m.State("READ_MEMBER"):
+        m.d.sync += blocks.eq(Array(capacities)[change.port])
+        m.next = "CHECK_MEMBER"
+
+    with m.State("CHECK_MEMBER"):
+        m.d.sync += old.eq(members.read.data)
+        same_drive = members.read.data == change.port
+        kept = health.used & (~health.lost | ~same_drive.replicate(MAX_DRIVES))
+        taken = kept | health.absent | health.reserved
+        m.next = "JOIN_MEMBER"
+        with m.If(copying):
+            m.next = "BEGIN_COPY"
+        with m.If((request.position >= MAX_DRIVES) | (position >= shape.width * shape.spans)):
+            change.answer(m, ManageStatus.INVALID_FIELD)
+        if config.intent_chunks:
+            with m.Elif(returns & ~named):
+                m.d.sync += [change.number.eq(members.read.data), named.eq(1)]
+                m.next = "READ_MEMBER"
+            with m.Elif(returns & ~health.failed.bit_select(members.read.data, 1)):
+                change.answer(m, ManageStatus.IN_USE)
+            with m.Elif(stranger & ~health.absent.bit_select(change.port, 1)):
+                change.answer(m, ManageStatus.OTHER_DRIVE)
+        with m.Elif(
+            (~returns & (request.port >= config.ports)) | taken.bit_select(change.port, 1)
+        ):
+            change.answer(m, ManageStatus.DRIVE_UNAVAILABLE)
+        with m.Elif(health.failed.bit_select(members.read.data, 1) == copying):
+            change.answer(m, ManageStatus.IN_USE)
+        with m.Elif(blocks < shape.rows + DATA_OFFSET_BLOCKS):
+            change.answer(m, ManageStatus.NO_SPACE)
+
+    # The drive is stale before anyone can find it as the member.
+    with m.State("JOIN_MEMBER"):
+        m.d.comb += [
+            uses.write.data.used.eq(1),
+            uses.write.data.array.eq(change.vacant),
+            uses.write.en.eq(1),
+            health.joins.eq(1 << change.port),
+            health.renewed.eq(1 << change.port),
+        ]
+        m.next = "SWAP_MEMBER"
+
+    with m.State("SWAP_MEMBER"):
+        m.d.comb += [members.write.en.eq(1), change.edited.eq(1), uses.write.addr.eq(old)]
+        with m.If(old != change.port):
+            m.d.comb += [uses.write.en.eq(1), health.leaves.eq(1 << old)]
+        change.answer(m, ManageStatus.DONE)
