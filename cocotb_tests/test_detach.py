@@ -144,11 +144,47 @@ async def waits_for_a_tag(dut):
     await bench.settle()
 
 
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def passes_by(dut):
+    """Until a drive has ended what it was slow with, only what nobody else has is asked of it."""
+    bench = Slow(dut)
+    await start(dut)
+    drive = bench.drives[2]
+    drive.timing = SLOW
+    bench.read(2)
+    await answered(bench, SOON)
+    assert bench.ended(DriveStatus.SLOW) == 1
+    commands = drive.counts.commands
+    for _ in range(3 * CONFIG.drive_tags):
+        bench.read(2, bench.random.randint(1, 4))
+        await answered(bench, 400)
+    assert drive.counts.commands == commands and not drive.idle
+    # In the queue of the port, behind each other.
+    bench.submit(port=2, opcode=Opcode.WRITE, owner=Owner.ROW, block=7)
+    for _ in range(CONFIG.drive_tags + 2):
+        bench.read(2, elsewhere=0)
+    bench.read(2)
+    await bench.passes(300)
+    assert drive.counts.commands == commands + CONFIG.drive_tags - 1
+    drive.timing = QUICK
+    await bench.drain()
+    await wait_until(dut, lambda: drive.idle, cycles=6000, what="the drive")
+    before = bench.statuses[DriveStatus.SLOW]
+    for _ in range(CONFIG.drive_tags):
+        bench.read(2)
+    await bench.drain()
+    assert bench.statuses[DriveStatus.SLOW] == before
+    await bench.settle()
+
+
 def run(testcase: str, name: str = "detach") -> None:
     simulate(Drives(config=CONFIG), name=name, module=__name__, testcase=testcase)
 
 
-@pytest.mark.parametrize("testcase", ["detaches", "breaks_off", "escalates", "waits_for_a_tag"])
+TESTS = ("detaches", "breaks_off", "escalates", "waits_for_a_tag", "passes_by")
+
+
+@pytest.mark.parametrize("testcase", TESTS)
 def test_detach(testcase):
     run(testcase)
 
@@ -176,9 +212,21 @@ def tells_nobody(inner):
     return elaborate
 
 
+def asks_it_again(inner):
+    """A drive that is slow is asked for what others have."""
+
+    def elaborate(self, platform):
+        m = inner(self, platform)
+        m.d.comb += m.submodules.queue.slow.eq(0)
+        return m
+
+    return elaborate
+
+
 FAULTS = {
     "uses tags again": ("detaches", Detach, "elaborate", free_tags(Detach.elaborate)),
     "tells nobody": ("waits_for_a_tag", Detach, "elaborate", tells_nobody(Detach.elaborate)),
+    "asks it again": ("passes_by", Drives, "elaborate", asks_it_again(Drives.elaborate)),
     "never": ("detaches", hdl.drive.ladder, "ticks", lambda config, ms: 4000),
 }
 

@@ -38,7 +38,8 @@ class CommandQueue(wiring.Component):
     A run grows by an operation with the same opcode and ``fua`` whose block follows, up to
     `MERGE_BLOCKS`; FLUSH and what is ``alone`` stay alone. Runs of a port are sent in order. The
     last run waits for its neighbour while its ``more`` is set, it has room, and the port has a
-    command outstanding. Operations for a port in ``failed`` end with GONE and are not sent.
+    command outstanding. Operations for a port in ``failed`` end with GONE and are not sent; nor are
+    those for a port in ``slow`` that can be had ``elsewhere``, which end as SLOW.
 
     A command that fails does so at one block. Of a read, blocks that were moved are good, the first
     one that was not has the drive's status, those after it are UNREACHED. Of a write, data that was
@@ -67,6 +68,8 @@ class CommandQueue(wiring.Component):
         A pulse: this command is offered to its port; as of its operations.
     orphans, freed
         Tags that must not be used, `drive_tags` a port, and a bit a port: there are fewer.
+    slow
+        A bit per port: it has orphans, and may take long for anything else.
     command
         To the drive ports.
     start
@@ -95,6 +98,7 @@ class CommandQueue(wiring.Component):
                 "elsewhere": Out(1),
                 "orphans": In(config.ports * config.drive_tags),
                 "freed": In(config.ports),
+                "slow": In(config.ports),
                 "command": Out(stream.Signature(drive_command(config))).array(config.ports),
                 "start": Out(stream.Signature(command_start(config))),
                 "end": In(stream.Signature(command_end(config))),
@@ -255,6 +259,12 @@ class CommandQueue(wiring.Component):
             free=free,
             finished_fifo=fifo,
         )
+        slow, at_once = Const(0), s_failed
+        if config.slow_read_ms:
+            slow = (self.slow & mask).any()
+            s_slow = Signal()
+            s_sends = Signal()
+            at_once = s_failed | (s_slow & walk.operation.elsewhere)
 
         start_payload = Signal(command_start(config))
         start_valid = Signal()
@@ -354,8 +364,13 @@ class CommandQueue(wiring.Component):
                     s_tag_mask.eq(tag_mask),
                     s_failed.eq(port_failed),
                 ]
-                launches = port_failed | (free_tags.any() & ~waits & ~(offered & mask).any())
-                with m.If(queue.runs.any() & launches):
+                sends = free_tags.any() & ~waits & ~(offered & mask).any()
+                if config.slow_read_ms:
+                    # It stays so until its tags change, but for what need not be sent.
+                    m.d.sync += [s_slow.eq(slow), s_sends.eq(sends)]
+                    with m.If(slow & ~sends & ~(port_failed | (offered & mask).any())):
+                        m.d.comb += cleared.eq(mask)
+                with m.If(queue.runs.any() & (port_failed | slow | sends)):
                     m.next = "LAUNCH"
                 with m.Elif((offered & mask).any()):
                     m.next = "PICK"
@@ -373,8 +388,9 @@ class CommandQueue(wiring.Component):
                     updated.first.eq(read_next_run.data),
                     updated.runs.eq(s_queue.runs - 1),
                 ]
-                with m.If(s_failed):
+                with m.If(at_once):
                     m.d.comb += [
+                        marked.eq(mask),
                         write_queue.en.eq(1),
                         write_load.data.eq(read_load.data - read_run.data.blocks),
                     ]
@@ -382,9 +398,12 @@ class CommandQueue(wiring.Component):
                         walk.cursor.eq(s_queue.first),
                         walk.tail.eq(read_run.data.tail),
                         walk.moved.eq(0),
-                        walk.status.eq(DriveStatus.GONE),
+                        walk.status.eq(Mux(s_failed, DriveStatus.GONE, DriveStatus.SLOW)),
                     ]
                     m.next = "WALK"
+                if config.slow_read_ms:
+                    with m.Elif(~s_sends):
+                        m.next = "PICK"
                 with m.Elif(~start_valid):
                     m.d.comb += [
                         write_queue.en.eq(1),

@@ -142,6 +142,7 @@ class Drives(wiring.Component):
                         detach.tag.eq(ladder.ending.tag),
                         detach.forget.eq(ladder.shut[index]),
                         queue.freed[index].eq(detach.freed),
+                        queue.slow[index].eq(detach.orphans.any()),
                         orphans.word_select(index, config.drive_tags).eq(detach.orphans),
                     ]
                     drives[index] = detach.inner
