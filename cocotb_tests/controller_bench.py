@@ -16,6 +16,7 @@ from cocotb.triggers import ClockCycles, RisingEdge
 from cocotb_tests.drive_model import RANDOM, DriveModel, Timing
 from cocotb_tests.pcie_host import PcieHost
 from cocotb_tests.row_check import checked_row
+from cocotb_tests.runner import simulate
 from cocotb_tests.transport import CocotbTransport
 from cocotb_tests.volume_model import VolumeModel
 from hdl.array.interface import Level
@@ -32,6 +33,9 @@ CONFIG = Config(
     ports=6, lines=128, commands=32, rows=32, operations=128, queue_pairs=2, queue_depth=64
 )
 """Small enough to build quickly, large enough for several of everything."""
+
+LIMIT = {"timeout_time": 60, "timeout_unit": "ms"}
+"""How long a test may take, of simulated time."""
 
 NEVER = (1 << TIME_BITS) - 1
 QUIET_CYCLES = 64
@@ -423,3 +427,14 @@ def _blocks(data: bytes) -> list[bytes]:
 def code(error: NvmeError) -> int:
     """Status code type and status code of a failed command, as `sim.golden.nvme` names them."""
     return error.completion.code | error.completion.code_type << 8
+
+
+def run_controller(testcase: str, *, module: str, name: str = "controller", **parameters) -> None:
+    """Runs a cocotb test of ``module`` on the controller of `CONFIG`."""
+    simulate(
+        ObservedController(config=CONFIG),
+        name=name,
+        module=module,
+        testcase=testcase,
+        parameters={key.upper(): str(value) for key, value in parameters.items()},
+    )

@@ -1,0 +1,252 @@
+"""The whole controller while the host errs, fails or resets it."""
+
+import cocotb
+import pytest
+from cocotb.triggers import ClockCycles
+
+from cocotb_tests.controller_bench import CONFIG, LIMIT, Bench, run_controller
+from cocotb_tests.controller_situations import PAUSES, busy_host, plant
+from cocotb_tests.drive_model import RANDOM, Timing
+from cocotb_tests.runner import SimulationError
+from cocotb_tests.transport import MSIX_ENTRY_BYTES, MSIX_TABLE
+from hdl.array.interface import Level
+from hdl.config import BLOCK_BYTES
+from hdl.nvme.function_reset import FunctionReset
+from hdl.stripe.gather import Gather
+from sim.golden import nvme
+from sw.driver.commands import Command, Io, Register, read_write
+from sw.driver.queue import PRP_ENTRY_BYTES
+from sw.driver.transport import PAGE_BYTES
+
+
+@cocotb.test(**LIMIT)
+async def refuses_bad_commands(dut):
+    """Each with the specification's status, amid accesses that go on."""
+    bench = await Bench(dut).start()
+    busy_host(bench)
+    volume = await bench.create(Level.RAID5, (0, 1, 2, 3))
+    size, good = len(volume.model), volume.namespace
+    largest = CONFIG.transfer_blocks
+    load = cocotb.start_soon(bench.load(volume, 40, workers=6))
+    rows: list[tuple[Command, int, int]] = []
+    for opcode in (Io.READ, Io.WRITE):
+        for block, blocks in ((size, 1), (size - 1, 2), (1 << 39, 1), (1 << 63, 4)):
+            rows.append((read_write(opcode, good, block, blocks, 0, 0), blocks, 0x080))
+        rows += [
+            (read_write(opcode, number, 0, 1, 0, 0), 1, nvme.INVALID_NAMESPACE)
+            for number in (0, CONFIG.volumes + 1, 0xFFFF_FFFF)
+        ]
+        rows.append((read_write(opcode, good + 1, 0, 1, 0, 0), 1, nvme.INVALID_FIELD))
+        rows.append((read_write(opcode, good, 0, largest + 1, 0, 0), largest, nvme.INVALID_FIELD))
+        fused = read_write(opcode, good, 0, 1, 0, 0)
+        rows.append((Command(opcode, good, dwords=fused.dwords, flags=1), 1, nvme.INVALID_FIELD))
+    rows.append((Command(Io.FLUSH, good + 1), 1, nvme.INVALID_FIELD))
+    rows += [(Command(opcode, good), 1, nvme.INVALID_OPCODE) for opcode in (0x03, 0x55, 0xFF)]
+    bench.random.shuffle(rows)
+    for command, blocks, expected in rows:
+        status = await bench.io(command, blocks, queue=bench.random.randrange(2))
+        assert status == expected, f"{command}: {status:#x}, not {expected:#x}"
+    page = bench.buffer(3)
+    for prp1, prp2, blocks in (
+        (page + 2, 0, 1),
+        (page, page + PAGE_BYTES + 8, 2),
+        (page, page + PAGE_BYTES + 4, 3),
+    ):
+        command = read_write(Io.READ, good, 0, blocks, prp1, prp2)
+        done = await bench.nvme.queues[0].submit(command)
+        assert done.code == nvme.INVALID_PRP_OFFSET, f"{prp1:#x}, {prp2:#x}: {done.code:#x}"
+    await load
+    await bench.finish(volume)
+
+
+@cocotb.test(**LIMIT)
+async def host_faults_cost_one_command(dut):
+    """A read of the host's memory that fails, or has no end, fails the command it was for."""
+    bench = await Bench(dut).start()
+    busy_host(bench)
+    volume = await bench.create(Level.RAID5, (0, 1, 2, 3))
+    memory = bench.buffer(CONFIG.transfer_blocks)
+    planted = 0
+    for kind in ("poisoned", "unsupported", "abort", "lost", "refused"):
+        blocks = bench.random.randint(1, CONFIG.transfer_blocks)
+        address = memory + 4 * bench.random.randrange(PAGE_BYTES // 4)
+        place = bench.random.randrange(blocks) * BLOCK_BYTES
+        plant(bench, kind, address + place, BLOCK_BYTES)
+        first = bench.random.randint(0, len(volume.model) - blocks)
+        status, _ = await bench.jumping(
+            bench.write(volume, first, blocks, address), bench.load(volume, 12, workers=6)
+        )
+        planted += 1
+        assert len(bench.host.rc.reads.planted) == planted, kind
+        assert status == nvme.DATA_TRANSFER_ERROR, f"{kind}: {status:#x}"
+        # The same, of a PRP list.
+        plist = bench.buffer(1)
+        entries = [memory + (n + 1) * PAGE_BYTES for n in range(4)]
+        raw = b"".join(entry.to_bytes(PRP_ENTRY_BYTES, "little") for entry in entries)
+        bench.transport.memory.write(plist, raw)
+        plant(bench, kind, plist, PAGE_BYTES)
+        command = read_write(Io.READ, volume.namespace, 0, 5, memory, plist)
+        done, _ = await bench.jumping(
+            bench.nvme.queues[1].submit(command), bench.load(volume, 4, workers=2)
+        )
+        planted += 1
+        assert len(bench.host.rc.reads.planted) == planted, kind
+        assert done.code == nvme.DATA_TRANSFER_ERROR, f"PRP list {kind}: {done.code:#x}"
+    bench.host.rc.reads.fault = None
+    await bench.finish(volume)
+
+
+@cocotb.test(**LIMIT)
+async def starts_again(dut):
+    """A reset amid accesses, and one after a submission entry that could not be read."""
+    bench = await Bench(dut).start()
+    busy_host(bench)
+    volume = await bench.create(Level.RAID6, range(5))
+    for _ in range(2):
+        workers = [cocotb.start_soon(bench.load(volume, 100, workers=12))]
+        await ClockCycles(dut.clk, bench.random.randint(2000, 8000))
+        await bench.nvme.stop()
+        bench.abandon(volume, workers)
+        await bench.nvme.start(CONFIG.queue_pairs, CONFIG.queue_depth)
+        await bench.load(volume, 10)
+        await bench.finish(volume)
+    pair = bench.nvme.queues[0]
+    plant(bench, "poisoned", pair.sq_address, pair.depth * nvme.SQE_BYTES)
+    lost = cocotb.start_soon(bench.read(volume, 0, 1, bench.buffer(1)))
+    for _ in range(100):
+        if await bench.transport.read32(Register.CSTS) & nvme.CSTS_FATAL:
+            break
+        await ClockCycles(dut.clk, 100)
+    else:
+        raise AssertionError("no fatal status")
+    bench.abandon(volume, [lost])
+    await bench.transport.write32(Register.CC, 0)
+    await ClockCycles(dut.clk, 1000)
+    await bench.nvme.stop()
+    await bench.nvme.start(CONFIG.queue_pairs, CONFIG.queue_depth)
+    await bench.load(volume, 10)
+    await bench.finish(volume)
+
+
+@cocotb.test(**LIMIT)
+async def resets_the_function(dut):
+    """Function level resets amid accesses, with drives that take longer than the reset does."""
+    bench = await Bench(dut, pauses=PAUSES).start()
+    busy_host(bench)
+    host = bench.host
+    volume = await bench.create(Level.RAID6, range(5))
+    outlasted = 0
+    for terminate in (True, False):
+        for drive in bench.drives[:2]:
+            drive.timing = Timing(latency=(100, 10_000))
+        workers = [cocotb.start_soon(bench.load(volume, 100, workers=20))]
+        await ClockCycles(dut.clk, bench.random.randint(2000, 4000))
+        took = await host.reset_function(terminate=terminate)
+        outlasted += any(not drive.idle for drive in bench.drives)
+        dut._log.info("a function level reset took %d cycles", took)
+        bench.abandon(volume, workers)
+        await host.restore_bus_master()
+        for register in (Register.CC, Register.CSTS, Register.AQA, Register.ASQ, Register.ACQ):
+            assert await bench.transport.read32(register) == 0, register
+        for vector in range(CONFIG.queue_pairs + 1):
+            control = MSIX_TABLE + MSIX_ENTRY_BYTES * vector + 12
+            assert await bench.transport.read32(control) == 1, f"vector {vector} is not masked"
+        await ClockCycles(dut.clk, 2000)
+        assert not host.request_beats, "the card wrote or read after its reset"
+        for drive in bench.drives[:2]:
+            drive.timing = RANDOM
+        await bench.nvme.start(CONFIG.queue_pairs, CONFIG.queue_depth)
+        await bench.load(volume, 6)
+    await bench.finish(volume)
+    assert outlasted, "no reset was done before the drives"
+
+
+@cocotb.test(**LIMIT)
+async def bus_master_comes_and_goes(dut):
+    """Without bus mastering commands wait; a controller that is disabled then still stops."""
+    bench = await Bench(dut, pauses=PAUSES).start()
+    busy_host(bench)
+    host = bench.host
+    volume = await bench.create(Level.RAID5, range(5))
+    load = cocotb.start_soon(bench.load(volume, 30, workers=20, longest=8))
+    for _ in range(3):
+        await ClockCycles(dut.clk, bench.random.randint(300, 1000))
+        await host.withdraw_bus_master()
+        await ClockCycles(dut.clk, bench.random.randint(1, 1000))
+        assert not host.request_beats, "a request left without bus mastering"
+        await host.restore_bus_master()
+    assert not load.done()
+    await load
+    await bench.settle()
+    workers = [cocotb.start_soon(bench.load(volume, 100, workers=20))]
+    await ClockCycles(dut.clk, 3000)
+    await host.withdraw_bus_master()
+    await bench.nvme.stop()
+    bench.abandon(volume, workers)
+    await host.restore_bus_master()
+    await ClockCycles(dut.clk, 2000)
+    assert not host.request_beats, "the card wrote or read after it was disabled"
+    await bench.nvme.start(CONFIG.queue_pairs, CONFIG.queue_depth)
+    await bench.load(volume, 10)
+    await bench.finish(volume)
+
+
+def run(testcase: str, name: str = "controller", **parameters) -> None:
+    run_controller(testcase, module=__name__, name=name, **parameters)
+
+
+def test_bad_commands():
+    run("refuses_bad_commands")
+
+
+def test_host_faults():
+    run("host_faults_cost_one_command")
+
+
+@pytest.mark.parametrize(
+    "testcase",
+    [
+        "starts_again",
+        "resets_the_function",
+        pytest.param("bus_master_comes_and_goes", marks=pytest.mark.slow),
+    ],
+)
+def test_resets(testcase):
+    run(testcase)
+
+
+class KeepsLines(Gather):
+    """A planted bug: the line of a block that cannot be fetched is not given back."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.free.valid.eq(0)
+        return m
+
+
+class ForgetsCommands(FunctionReset):
+    """A planted bug: a function level reset ends with commands inside."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.sync += self.draining.eq(self.request)
+        return m
+
+
+@pytest.mark.parametrize(
+    ("place", "mutant", "testcase", "message"),
+    [
+        ("hdl.core.Gather", KeepsLines, "host_faults_cost_one_command", "lines are lost"),
+        pytest.param(
+            "hdl.nvme.front_end.FunctionReset",
+            ForgetsCommands,
+            "resets_the_function",
+            "wrote or read after its reset",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_planted_bugs_are_caught(monkeypatch, place, mutant, testcase, message):
+    monkeypatch.setattr(place, mutant)
+    with pytest.raises(SimulationError, match=message):
+        run(testcase, name=mutant.__name__, array="RAID6", commands=20)
