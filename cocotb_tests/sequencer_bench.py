@@ -2,10 +2,12 @@
 
 import os
 import random
+from collections.abc import Mapping
+from typing import Self
 
 from cocotb.triggers import RisingEdge
 
-from cocotb_tests.streams import StreamSink, StreamSource, pack, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
 from cocotb_tests.stripe_models import (
     BLOCK,
     Allocator,
@@ -28,6 +30,9 @@ CONFIG = Config(
     parities=3, intent_chunks=32, slow_read_ms=1,
 )  # fmt: skip
 
+ROW_STEP = 8
+"""Rows of the benches are so far apart, so that copies which wrap do not meet."""
+
 PATIENCE = 20_000
 """Cycles within which something must happen."""
 
@@ -49,6 +54,11 @@ ARRAYS = {
     ),
     "triple": ArrayModel(width=7, parities=3, ports=(1, 3, 5, 7, 0, 2, 4)),
 }
+
+
+def some_rows(span: int) -> range:
+    """The first ``span`` rows of the benches."""
+    return range(0, span * ROW_STEP, ROW_STEP)
 
 
 class Row:
@@ -109,6 +119,15 @@ class Bench:
         sink("fail", self.fail)
         sink("retired", self._retired)
         sink("mend", self._mend, walk(config))
+
+    @classmethod
+    def from_environment(cls, dut, arrays: Mapping[str, ArrayModel] = ARRAYS) -> Self:
+        """As `cocotb_tests.row_runs.run_rows` says: one of ``arrays``, how active, the seed."""
+        seed = int(os.environ["SEED"])
+        print(f"seed {seed}")
+        array = arrays[os.environ["ARRAY"]]
+        active = float(os.environ["ACTIVE"])
+        return cls(dut, CONFIG, array, seed=seed, active=active)
 
     # Tables that the gatherer would hold.
 
@@ -189,6 +208,11 @@ class Bench:
 
     # What the test asks for.
 
+    @property
+    def tolerated(self) -> int:
+        """Drives that may fail, whichever they are."""
+        return self.array.parities + self.array.copies - 1
+
     def place(self, row: int) -> tuple[int, int]:
         """Base and shift of a row, the same every time."""
         if row not in self.places:
@@ -207,6 +231,25 @@ class Bench:
         if not self.array.mirrored:
             return self.array.data
         return -(-(self.array.width - shift) // self.array.copies)
+
+    async def fill(self, *, rows: int, span: int) -> None:
+        """Starts the clock and writes ``rows`` random rows of the first ``span``."""
+        await start(self.dut)
+        await random_rows(self, rows=rows, span=span, recover=0)
+        await self.settle()
+
+    def strip_places(self, row: int, index: int) -> list[tuple[int, int]]:
+        """Drive and block of each copy of data strip ``index``."""
+        base, shift = self.place(row)
+        return self.array.places(base=base, shift=shift, index=index, row=row)
+
+    def parity_places(self, row: int) -> list[tuple[int, int]]:
+        """Drive and block of each parity, P first."""
+        base, shift = self.place(row)
+        return [
+            self.array.parity_place(base=base, shift=shift, parity=parity, row=row)
+            for parity in range(self.array.parities)
+        ]
 
     async def begin(self, row: int, *, joined, kind=RowKind.WRITE, gathered=False) -> Row:
         """Launches a row once a row slot, commands and lines are free."""
@@ -258,29 +301,28 @@ class Bench:
     def check_drives(self) -> None:
         """Every row satisfies its parity equations on the drives left, and holds what it should."""
         for row, contents in self.rows.items():
-            base, shift = self.place(row)
             if row in self.unsure:
                 continue
             if self.array.parities:
-                self._check_parity_row(row, base, shift, contents)
+                self._check_parity_row(row, contents)
                 continue
             for index, wanted in contents.items():
-                copies = self.array.places(base=base, shift=shift, index=index, row=row)
+                copies = self.strip_places(row, index)
                 live = [place for place in copies if place[0] not in self.failed]
                 for place in live:
                     found = self.drives.blocks.get(place)
                     assert found == wanted, f"row {row} strip {index} at {place}: {found!r}"
 
-    def _check_parity_row(self, row: int, base: int, shift: int, contents) -> None:
+    def _check_parity_row(self, row: int, contents) -> None:
+        _, shift = self.place(row)
         known, lost, parities = {}, [], {}
         for index in range(self.array.data):
-            (place,) = self.array.places(base=base, shift=shift, index=index, row=row)
+            (place,) = self.strip_places(row, index)
             if place[0] in self.failed or place in self.drives.unreadable:
                 lost.append(index)
             else:
                 known[index] = self.drives.blocks.get(place, bytes(BLOCK))
-        for parity in range(self.array.parities):
-            place = self.array.parity_place(base=base, shift=shift, parity=parity, row=row)
+        for parity, place in enumerate(self.parity_places(row)):
             if place[0] not in self.failed and place not in self.drives.unreadable:
                 parities[parity] = self.drives.blocks.get(place, bytes(BLOCK))
         solved = self.array.solve(known, parities, lost, shift=shift)
@@ -297,24 +339,16 @@ class Bench:
 
     def erase_unreadable(self, row: int, count: int) -> None:
         """Makes ``count`` blocks of a row unreadable."""
-        base, shift = self.place(row)
-        places = [
-            self.array.parity_place(base=base, shift=shift, parity=parity, row=row)
-            for parity in range(self.array.parities)
-        ]
+        places = self.parity_places(row)
         for index in range(self.array.data):
-            places += self.array.places(base=base, shift=shift, index=index, row=row)
+            places += self.strip_places(row, index)
         for place in self.random.sample(places, count):
             if place[0] not in self.failed:
                 self.drives.unreadable.add(place)
 
 
 def bench_of(dut) -> Bench:
-    seed = int(os.environ["SEED"])
-    print(f"seed {seed}")
-    array = ARRAYS[os.environ["ARRAY"]]
-    active = float(os.environ.get("ACTIVE", "0.6"))
-    return Bench(dut, CONFIG, array, seed=seed, active=active)
+    return Bench.from_environment(dut)
 
 
 async def random_rows(
@@ -325,7 +359,7 @@ async def random_rows(
     for _ in range(rows):
         for _ in range(bench.random.randint(0, pause)):
             await RisingEdge(bench.dut.clk)
-        row = 8 * bench.random.randrange(span)
+        row = ROW_STEP * bench.random.randrange(span)
         strips = bench.strips(row)
         kind = RowKind.WRITE
         if bench.array.parities and bench.random.random() < recover:

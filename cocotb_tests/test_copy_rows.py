@@ -1,14 +1,14 @@
 """Rows of an array of which a member is copied to another drive: both get every write."""
 
-import os
 from dataclasses import replace
+from functools import partial
 
 import cocotb
 import pytest
 from amaranth.hdl import Signal
 
-from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.sequencer_bench import ARRAYS, CONFIG, random_rows
+from cocotb_tests.row_runs import must_catch, run_rows
+from cocotb_tests.sequencer_bench import ARRAYS, CONFIG, ROW_STEP, random_rows, some_rows
 from cocotb_tests.streams import start
 from cocotb_tests.stripe_models import BLOCK, ArrayModel, TableServer, pack
 from cocotb_tests.walk_bench import WalkBench
@@ -23,8 +23,7 @@ from hdl.stripe.walk_plan import WalkPlan
 from sim.golden.walks import Walk, outcome
 
 SPAN = 6
-STEP = 8
-ROWS = range(0, SPAN * STEP, STEP)
+ROWS = some_rows(SPAN)
 
 COPIED = {
     **{name: array for name, array in ARRAYS.items() if len(array.ports) < CONFIG.ports},
@@ -74,7 +73,7 @@ class CopyBench(WalkBench):
         """Host writes, half of them of one strip; of mirrors all, as the gatherer has them."""
         for _ in range(rows):
             if self.array.mirrored or self.random.random() < 0.5:
-                row = STEP * self.random.randrange(SPAN)
+                row = ROW_STEP * self.random.randrange(SPAN)
                 await self.begin(row, joined=[self.random.randrange(self.strips(row))])
             else:
                 await random_rows(self, rows=1, span=SPAN)
@@ -84,17 +83,13 @@ class CopyBench(WalkBench):
         for row in rows:
             if row < first:
                 continue
-            strips = range(1 if self.array.parities else self.strips(row))
+            strips = self.walked_strips(row)
             for tag in [await self.walk(row, kind, strip=strip) for strip in strips]:
                 result, _ = await self.end_of(tag)
                 assert result in (WalkResult.GOOD, WalkResult.MENDED), f"row {row}: {result}"
             self.boundary = row + 1
-            self.drives.distrusted -= {
-                one
-                for strip in strips
-                for place in self.role_places(row, strip)
-                for one in (place, (self.target, place[1]))
-            }
+            places = self.places_of([row])
+            self.drives.distrusted -= places | {(self.target, block) for _, block in places}
 
     def check_written(self) -> None:
         """What has been written to the member since the copy began is on the target as well."""
@@ -109,9 +104,8 @@ class CopyBench(WalkBench):
     def check_copied(self) -> None:
         """The target has all that the member has, as far as it can be read."""
         for row in self.rows:
-            for strip in range(1 if self.array.parities else self.strips(row)):
-                places = self.role_places(row, strip)
-                for (port, block), truth in zip(places, self.truth(row, strip), strict=True):
+            for strip in self.walked_strips(row):
+                for (port, block), truth in self.contents(row, strip):
                     if port == self.old and row not in self.unsure:
                         there = self.drives.blocks.get((self.target, block), bytes(BLOCK))
                         assert there == truth, f"row {row}: {there!r}, not {truth!r}"
@@ -141,17 +135,9 @@ class CopyBench(WalkBench):
         return result
 
 
-def bench_of(dut) -> CopyBench:
-    seed = int(os.environ["SEED"])
-    print(f"seed {seed}")
-    array = COPIED[os.environ["ARRAY"]]
-    active = float(os.environ.get("ACTIVE", "0.6"))
-    return CopyBench(dut, CONFIG, array, seed=seed, active=active)
-
-
 async def begin(dut) -> CopyBench:
     """Rows with contents, and a copy of a member that begins."""
-    bench = bench_of(dut)
+    bench = CopyBench.from_environment(dut, COPIED)
     await start(dut)
     await bench.random_rows(rows=20)
     await bench.settle()
@@ -216,11 +202,7 @@ async def the_member_fails(dut):
     """The target takes over at once: what has been copied is good, the rest is worked out."""
     bench = await begin(dut)
     bench.drives.distrusted = {
-        (bench.target, place[1])
-        for row in ROWS
-        for strip in range(1 if bench.array.parities else bench.strips(row))
-        for place in bench.role_places(row, strip)
-        if place[0] == bench.old
+        (bench.target, block) for port, block in bench.places_of(ROWS) if port == bench.old
     }
     loading = cocotb.start_soon(bench.random_rows(rows=40))
     await bench.walk_all(WalkKind.COPY, rows=ROWS[:3])
@@ -242,7 +224,7 @@ async def the_member_fails(dut):
     # With no more redundancy than the level has, the target holds what it should.
     for port in bench.random.sample(
         sorted({*bench.array.ports[: bench.array.width]} - {bench.target}),
-        bench.array.parities or bench.array.copies - 1,
+        bench.tolerated,
     ):
         bench.fail(port)
     bench.check_drives()
@@ -255,22 +237,21 @@ async def copies_what_cannot_be_read(dut):
     bench.drives.aborts = 0.01
     bench.drives.unreached = 0.1
     seen = set()
-    tolerated = bench.array.parities + bench.array.copies - 1
     for turn in range(40):
         if turn == 25:
             other = bench.random.choice(sorted({*bench.array.ports} - {bench.old}))
             bench.fail(other)
-        row = STEP * bench.random.randrange(SPAN)
+        row = ROW_STEP * bench.random.randrange(SPAN)
         strip = 0 if bench.array.parities else bench.random.randrange(bench.strips(row))
         places = [one for one in bench.role_places(row, strip) if one[0] not in bench.failed]
         mine = [one for one in places if one[0] == bench.old and bench.random.random() < 0.7]
-        count = bench.random.choice((0, 1, tolerated))
+        count = bench.random.choice((0, 1, bench.tolerated))
         rest = [one for one in places if one[0] != bench.old]
         bench.drives.unreadable |= {*mine, *bench.random.sample(rest, min(count, len(rest)))}
         seen.add(await bench.check_copy(row, strip=strip))
         bench.drives.unreadable.clear()
     assert {WalkResult.GOOD, WalkResult.LOST} <= seen
-    assert (WalkResult.MENDED in seen) == bool(tolerated)
+    assert (WalkResult.MENDED in seen) == bool(bench.tolerated)
     await bench.settle()
 
 
@@ -359,15 +340,7 @@ MUTANTS = {
 }
 
 
-def copy_rows(component, *, array: str, testcase, active: float = 0.6) -> None:
-    simulate(
-        component(config=CONFIG),
-        name=component.__name__,
-        module=__name__,
-        testcase=testcase,
-        parameters={"ARRAY": array, "SEED": os.environ.get("SEED", "1"), "ACTIVE": str(active)},
-    )
-
+copy_rows = partial(run_rows, module=__name__)
 
 FEW = {"raid1e": "the_target_fails", "raid5": "the_member_fails"}
 """Arrays of the default suite, and a test of each beside that of a load."""
@@ -399,5 +372,4 @@ def test_planted_bug_is_caught(mutant, monkeypatch):
     if place:
         monkeypatch.setattr(f"hdl.stripe.{place}", mutant)
         component = type(mutant.__name__, (Sequencer,), {})
-    with pytest.raises(SimulationError, match=testcase):
-        copy_rows(component, array=array, testcase=testcase)
+    must_catch(component, module=__name__, array=array, testcase=testcase)

@@ -1,13 +1,13 @@
 """Rows of gathered reads in the sequencer: each block once, the lost ones from the others."""
 
-import os
 from collections import Counter
+from functools import partial
 
 import cocotb
 import pytest
 
-from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.sequencer_bench import ARRAYS, CONFIG, Bench, random_rows
+from cocotb_tests.row_runs import KeepsLines, TrustsStaleDrives, must_catch, run_rows
+from cocotb_tests.sequencer_bench import ARRAYS, ROW_STEP, Bench, random_rows, some_rows
 from cocotb_tests.streams import start
 from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.drive.interface import Opcode
@@ -22,30 +22,20 @@ SPAN = 8
 class ReadBench(Bench):
     """Also knows which blocks of a row are lost, and for which the host was told so."""
 
-    def __init__(self, dut, *, array: str, seed: int, active: float):
-        super().__init__(dut, CONFIG, ARRAYS[array], seed=seed, active=active)
+    def __init__(self, dut, config, array, *, seed: int, active: float):
+        super().__init__(dut, config, array, seed=seed, active=active)
         self.refused: Counter[tuple[int, int]] = Counter()
+
+    def _cannot_be_read(self, place: tuple[int, int]) -> bool:
+        return place[0] in self.failed or place in self.drives.unreadable
 
     def lost(self, row: int) -> set[int]:
         """Data strips that their drives cannot give."""
-        base, shift = self.place(row)
-        places = {
-            index: self.array.places(base=base, shift=shift, index=index, row=row)[0]
-            for index in range(self.array.data)
-        }
-        return {
-            index
-            for index, place in places.items()
-            if place[0] in self.failed or place in self.drives.unreadable
-        }
+        strips = range(self.array.data)
+        return {one for one in strips if self._cannot_be_read(self.strip_places(row, one)[0])}
 
     def parities_lost(self, row: int) -> int:
-        base, shift = self.place(row)
-        places = [
-            self.array.parity_place(base=base, shift=shift, parity=parity, row=row)
-            for parity in range(self.array.parities)
-        ]
-        return sum(place[0] in self.failed or place in self.drives.unreadable for place in places)
+        return sum(self._cannot_be_read(place) for place in self.parity_places(row))
 
     def _recover_failed(self, event) -> None:
         row, index = self.by_command[event.slot]
@@ -53,7 +43,7 @@ class ReadBench(Bench):
         super()._recover_failed(event)
 
     async def write_all(self) -> None:
-        for row in range(0, 8 * SPAN, 8):
+        for row in some_rows(SPAN):
             await self.begin(row, joined=list(range(self.strips(row))))
         await self.settle()
 
@@ -61,7 +51,7 @@ class ReadBench(Bench):
         """Gathers random blocks of random rows; which ones, by row and strip."""
         asked: Counter[tuple[int, int]] = Counter()
         for _ in range(rows):
-            row = 8 * self.random.randrange(SPAN)
+            row = ROW_STEP * self.random.randrange(SPAN)
             strips = range(self.strips(row))
             joined = sorted(self.random.sample(strips, self.random.randint(1, len(strips))))
             asked.update((row, index) for index in joined)
@@ -69,22 +59,14 @@ class ReadBench(Bench):
         return asked
 
 
-def bench_of(dut) -> ReadBench:
-    seed = int(os.environ["SEED"])
-    print(f"seed {seed}")
-    return ReadBench(dut, array=os.environ["ARRAY"], seed=seed, active=0.6)
-
-
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def reads_only_what_joined(dut):
     """With all drives, or with parities lost only, nothing else is read and nothing computed."""
-    bench = bench_of(dut)
+    bench = ReadBench.from_environment(dut)
     await start(dut)
     await bench.write_all()
-    for row in range(0, 8 * SPAN, 8):
-        base, shift = bench.place(row)
-        place = bench.array.parity_place(base=base, shift=shift, parity=0, row=row)
-        bench.drives.unreadable.add(place)
+    for row in some_rows(SPAN):
+        bench.drives.unreadable.add(bench.parity_places(row)[0])
     bench.drives.counts.clear()
     passes = bench.parity.passes
     asked = await bench.read_some(40)
@@ -97,7 +79,7 @@ async def reads_only_what_joined(dut):
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def works_out_what_is_lost(dut):
     """Drives go, down to none to spare: each row costs as many reads as it has live roles."""
-    bench = bench_of(dut)
+    bench = ReadBench.from_environment(dut)
     await start(dut)
     await bench.write_all()
     for port in bench.random.sample(bench.array.ports[: bench.array.width], bench.array.parities):
@@ -115,7 +97,7 @@ async def works_out_what_is_lost(dut):
 async def keeps_every_block_that_can_be_read(dut):
     """Unreadable blocks up to one more than tolerated, drives that abort: only what is lost fails,
     and the others of its row are delivered."""
-    bench = bench_of(dut)
+    bench = ReadBench.from_environment(dut)
     array = bench.array
     await start(dut)
     await bench.write_all()
@@ -123,10 +105,10 @@ async def keeps_every_block_that_can_be_read(dut):
     bench.drives.unreached = 0.1
     refusals = 0
     for _ in range(4):
-        for row in range(0, 8 * SPAN, 8):
+        for row in some_rows(SPAN):
             bench.erase_unreadable(row, bench.random.randint(0, array.parities + 1))
         hopeless = set()
-        for row in range(0, 8 * SPAN, 8):
+        for row in some_rows(SPAN):
             lost = bench.lost(row)
             if len(lost) + bench.parities_lost(row) > array.parities:
                 hopeless |= {(row, index) for index in lost}
@@ -143,7 +125,7 @@ async def keeps_every_block_that_can_be_read(dut):
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def reads_beside_writes(dut):
     """Gathered reads and writes of the same rows, while drives go."""
-    bench = bench_of(dut)
+    bench = ReadBench.from_environment(dut)
     await start(dut)
     await bench.write_all()
     ports = bench.random.sample(bench.array.ports[: bench.array.width], bench.array.parities)
@@ -162,14 +144,12 @@ async def reads_beside_writes(dut):
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def leaves_stale_drives_alone(dut):
     """What a drive that is being rebuilt should have is worked out as if it had failed."""
-    bench = bench_of(dut)
+    bench = ReadBench.from_environment(dut)
     await start(dut)
     await bench.write_all()
     for port in bench.random.sample(bench.array.ports[: bench.array.width], 2):
         dut.stale.value = 1 << port
-        bench.drives.distrusted = {
-            (port, DATA_OFFSET_BLOCKS + row) for row in range(0, 8 * SPAN, 8)
-        }
+        bench.drives.distrusted = {(port, DATA_OFFSET_BLOCKS + row) for row in some_rows(SPAN)}
         await bench.read_some(20)
         await bench.settle()
     assert bench.recovered and not bench.refused
@@ -211,24 +191,6 @@ class HidesLosses(Sequencer):
         return m
 
 
-class KeepsLines(Sequencer):
-    """A planted bug: lines that were read only to work out others are not given back."""
-
-    def elaborate(self, platform):
-        m = super().elaborate(platform)
-        m.d.comb += self.free.valid.eq(0)
-        return m
-
-
-class TrustsStaleDrives(Sequencer):
-    """A planted bug: a drive that is being rebuilt is read as any other."""
-
-    def elaborate(self, platform):
-        m = super().elaborate(platform)
-        m.d.comb += m.submodules.admission.stale.eq(0)
-        return m
-
-
 MUTANTS = {
     DeliversNeighbour: "reads_only_what_joined",
     DistrustsDrives: "reads_only_what_joined",
@@ -238,15 +200,7 @@ MUTANTS = {
 }
 
 
-def sequence(component, *, array: str, testcase) -> None:
-    simulate(
-        component(config=CONFIG),
-        name=component.__name__,
-        module=__name__,
-        testcase=testcase,
-        parameters={"ARRAY": array, "SEED": os.environ.get("SEED") or "1"},
-    )
-
+sequence = partial(run_rows, module=__name__)
 
 SLOW = ("raid5_wide", "raid6_ddf_continue", "raid50", "raid6_wide")
 
@@ -265,5 +219,4 @@ def test_gathered_rows(array):
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_planted_bug_is_caught(mutant):
-    with pytest.raises(SimulationError, match=f"failed: {MUTANTS[mutant]}"):
-        sequence(mutant, array="raid5", testcase=MUTANTS[mutant])
+    must_catch(mutant, module=__name__, array="raid5", testcase=MUTANTS[mutant])

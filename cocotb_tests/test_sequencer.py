@@ -1,13 +1,15 @@
 """Row sequencer against models of the drives, the parity engine and the line allocator."""
 
 import os
+from functools import partial
 
 import cocotb
 import pytest
 from cocotb.triggers import RisingEdge
 
-from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.sequencer_bench import ARRAYS, CONFIG, bench_of, random_rows
+from cocotb_tests.row_runs import KeepsLines, must_catch, run_rows
+from cocotb_tests.runner import SimulationError
+from cocotb_tests.sequencer_bench import ARRAYS, bench_of, random_rows
 from cocotb_tests.streams import CLOCK_PERIOD_NS, start
 from hdl.config import PIECES
 from hdl.drive.interface import Opcode
@@ -278,15 +280,6 @@ class ConfusesParities(Sequencer):
         return m
 
 
-class KeepsLines(Sequencer):
-    """A planted bug: no line is given back."""
-
-    def elaborate(self, platform):
-        m = super().elaborate(platform)
-        m.d.comb += self.free.valid.eq(0)
-        return m
-
-
 class HidesFaults(Sequencer):
     """A planted bug: every write is a success."""
 
@@ -349,14 +342,7 @@ MUTANTS = {
 }
 
 
-def sequence(component, *, array: str, testcase, active: float = 0.6) -> None:
-    simulate(
-        component(config=CONFIG),
-        name=component.__name__,
-        module=__name__,
-        testcase=testcase,
-        parameters={"ARRAY": array, "SEED": "1", "ACTIVE": str(active)},
-    )
+sequence = partial(run_rows, module=__name__)
 
 
 @pytest.mark.parametrize(
@@ -388,5 +374,4 @@ def test_pieces_that_begin_too_soon_are_caught(monkeypatch):
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_planted_bug_is_caught(mutant):
-    with pytest.raises(SimulationError, match=f"failed: {MUTANTS[mutant]}"):
-        sequence(mutant, array="raid6", testcase=MUTANTS[mutant])
+    must_catch(mutant, module=__name__, array="raid6", testcase=MUTANTS[mutant])

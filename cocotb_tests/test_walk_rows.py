@@ -1,44 +1,36 @@
 """Rows walked in the background, against the golden model, while the host writes others."""
 
 import os
+from functools import partial
 
 import cocotb
 import pytest
 
-from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.sequencer_bench import ARRAYS, CONFIG, random_rows
+from cocotb_tests.row_runs import TrustsStaleDrives, must_catch, run_rows
+from cocotb_tests.sequencer_bench import ARRAYS, ROW_STEP, random_rows, some_rows
 from cocotb_tests.streams import CLOCK_PERIOD_NS, start
 from cocotb_tests.walk_bench import WalkBench
 from hdl.background.interface import WalkKind, WalkResult
 from hdl.drive.interface import Opcode
 from hdl.stripe.sequencer import Sequencer
 
-ROW_STEP = 8
-"""Rows of the benches are so far apart, so that copies which wrap do not meet."""
+SPAN = 6
+"""Rows that have contents, unless a test says otherwise."""
 
 KINDS = (
     WalkKind.RESYNC, WalkKind.REBUILD, WalkKind.PATROL, WalkKind.CHECK, WalkKind.REPAIR,
 )  # fmt: skip
 
 
-def bench_of(dut) -> WalkBench:
-    seed = int(os.environ["SEED"])
-    print(f"seed {seed}")
-    array = ARRAYS[os.environ["ARRAY"]]
-    active = float(os.environ.get("ACTIVE", "0.6"))
-    return WalkBench(dut, CONFIG, array, seed=seed, active=active)
-
-
 def some_strip(bench: WalkBench, row: int) -> int:
     return 0 if bench.array.parities else bench.random.randrange(bench.strips(row))
 
 
-async def walk_with_faults(bench: WalkBench, *, kinds, rounds: int, span: int) -> set[WalkResult]:
+async def walk_with_faults(bench: WalkBench, *, kinds, rounds: int) -> set[WalkResult]:
     """Walks rows with random unreadable blocks, two more than tolerated at most."""
     seen = set()
-    tolerated = bench.array.parities + bench.array.copies - 1
     for _ in range(rounds):
-        row = ROW_STEP * bench.random.randrange(span)
+        row = ROW_STEP * bench.random.randrange(SPAN)
         strip = some_strip(bench, row)
         places = [
             place
@@ -46,7 +38,8 @@ async def walk_with_faults(bench: WalkBench, *, kinds, rounds: int, span: int) -
             if place[0] not in bench.failed
             and not (place[0] in bench.stale and row >= bench.boundary)
         ]
-        count = min(bench.random.choice((0, 0, 1, 1, tolerated, tolerated + 1)), len(places))
+        most = bench.tolerated
+        count = min(bench.random.choice((0, 0, 1, 1, most, most + 1)), len(places))
         bench.drives.unreadable |= set(bench.random.sample(places, count))
         kind = bench.random.choice(kinds)
         seen.add(await bench.check_walk(row, kind, strip=strip))
@@ -56,29 +49,24 @@ async def walk_with_faults(bench: WalkBench, *, kinds, rounds: int, span: int) -
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def mends_what_cannot_be_read(dut):
-    bench = bench_of(dut)
+    bench = WalkBench.from_environment(dut)
     bench.drives.aborts = 0.01
     bench.drives.unreached = 0.1
-    await start(dut)
-    await random_rows(bench, rows=20, span=6, recover=0)
-    await bench.settle()
-    seen = await walk_with_faults(bench, kinds=KINDS, rounds=40, span=6)
+    await bench.fill(rows=20, span=SPAN)
+    seen = await walk_with_faults(bench, kinds=KINDS, rounds=40)
     assert {WalkResult.GOOD, WalkResult.LOST} <= seen
     assert (WalkResult.MENDED in seen) == bool(bench.array.parities or bench.array.mirrored)
     port = bench.random.choice(bench.array.ports[: bench.array.width])
     bench.fail(port)
-    await walk_with_faults(bench, kinds=KINDS, rounds=20, span=6)
+    await walk_with_faults(bench, kinds=KINDS, rounds=20)
     if bench.array.parities or bench.array.mirrored:
         bench.make_stale(port)
         bench.boundary = ROW_STEP * 3
-        bench.distrust(range(bench.boundary, 6 * ROW_STEP, ROW_STEP))
+        bench.distrust(range(bench.boundary, SPAN * ROW_STEP, ROW_STEP))
         for row in range(0, bench.boundary, ROW_STEP):
-            for strip in range(1 if bench.array.parities else bench.strips(row)):
-                for place, block in zip(
-                    bench.role_places(row, strip), bench.truth(row, strip), strict=True
-                ):
-                    bench.drives.blocks[place] = block
-        await walk_with_faults(bench, kinds=KINDS, rounds=30, span=6)
+            for strip in bench.walked_strips(row):
+                bench.drives.blocks |= dict(bench.contents(row, strip))
+        await walk_with_faults(bench, kinds=KINDS, rounds=30)
     await bench.settle()
     assert bench.failed <= {port}
 
@@ -86,12 +74,10 @@ async def mends_what_cannot_be_read(dut):
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def makes_parities_and_copies_anew(dut):
     """RESYNC takes the data, or the first copy, as it is."""
-    bench = bench_of(dut)
-    await start(dut)
-    await random_rows(bench, rows=20, span=6, recover=0)
-    await bench.settle()
-    for row in range(0, 6 * ROW_STEP, ROW_STEP):
-        for strip in range(1 if bench.array.parities else bench.strips(row)):
+    bench = WalkBench.from_environment(dut)
+    await bench.fill(rows=20, span=SPAN)
+    for row in some_rows(SPAN):
+        for strip in bench.walked_strips(row):
             places = bench.role_places(row, strip)
             redundant = places[bench.array.data :] if bench.array.parities else places[1:]
             for place in redundant:
@@ -104,16 +90,14 @@ async def makes_parities_and_copies_anew(dut):
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def finds_blocks_that_are_wrong(dut):
     """CHECK says so, and which if the level can tell; REPAIR makes them right."""
-    bench = bench_of(dut)
-    await start(dut)
-    await random_rows(bench, rows=20, span=6, recover=0)
-    await bench.settle()
+    bench = WalkBench.from_environment(dut)
+    await bench.fill(rows=20, span=SPAN)
     seen = set()
 
     async def check(row: int, strip: int, count: int) -> None:
         places = bench.role_places(row, strip)
         live = [place for place in places if place[0] not in bench.failed]
-        truth = dict(zip(places, bench.truth(row, strip), strict=True))
+        truth = dict(bench.contents(row, strip))
         for place in bench.random.sample(live, min(count, len(live))):
             bench.drives.blocks[place] = bench.random.randbytes(8)
         seen.add(await bench.check_walk(row, WalkKind.CHECK, strip=strip))
@@ -126,19 +110,19 @@ async def finds_blocks_that_are_wrong(dut):
             bench.drives.blocks[place] = truth[place]
 
     for count in (0, 1, 1, 1, 1, 1, 2, 3):
-        row = ROW_STEP * bench.random.randrange(6)
+        row = ROW_STEP * bench.random.randrange(SPAN)
         await check(row, some_strip(bench, row), count)
     # Each role of a row by itself, so that none of them is taken for another.
-    row = ROW_STEP * bench.random.randrange(6)
+    row = ROW_STEP * bench.random.randrange(SPAN)
     if bench.array.parities > 1:
-        for place, block in zip(bench.role_places(row), bench.truth(row), strict=True):
+        for place, block in bench.contents(row):
             bench.drives.blocks[place] = bench.random.randbytes(8)
             assert await bench.check_walk(row, WalkKind.CHECK) == WalkResult.MISMATCH
             bench.drives.blocks[place] = block
     assert seen == {WalkResult.GOOD, WalkResult.MISMATCH}
     bench.fail(bench.random.choice(bench.array.ports[: bench.array.width]))
     for count in (0, 1, 1, 2):
-        row = ROW_STEP * bench.random.randrange(6)
+        row = ROW_STEP * bench.random.randrange(SPAN)
         await check(row, some_strip(bench, row), count)
     await bench.settle()
 
@@ -146,13 +130,11 @@ async def finds_blocks_that_are_wrong(dut):
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def zeroes_rows(dut):
     """Whatever was there, and whatever line it takes."""
-    bench = bench_of(dut)
+    bench = WalkBench.from_environment(dut)
     bench.parity.dirty = True
-    await start(dut)
-    await random_rows(bench, rows=20, span=6, recover=0)
-    await bench.settle()
+    await bench.fill(rows=20, span=SPAN)
     for place in bench.array.ports[: bench.array.width][:2]:
-        await walk_with_faults(bench, kinds=(WalkKind.ZERO,), rounds=8, span=6)
+        await walk_with_faults(bench, kinds=(WalkKind.ZERO,), rounds=8)
         if bench.array.parities or bench.array.mirrored:
             bench.fail(place)
     await bench.settle()
@@ -164,14 +146,12 @@ async def zeroes_rows(dut):
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def rebuilds_under_load(dut):
     """A drive is replaced and rebuilt while the host writes; then it holds what it should."""
-    bench = bench_of(dut)
+    bench = WalkBench.from_environment(dut)
     span = 10
-    rows = range(0, span * ROW_STEP, ROW_STEP)
+    rows = some_rows(span)
     await start(dut)
     await random_rows(bench, rows=20, span=span)
-    for port in bench.random.sample(
-        bench.array.ports[: bench.array.width], bench.array.parities or bench.array.copies - 1
-    ):
+    for port in bench.random.sample(bench.array.ports[: bench.array.width], bench.tolerated):
         await bench.settle()
         bench.fail(port)
         await random_rows(bench, rows=20, span=span)
@@ -184,20 +164,14 @@ async def rebuilds_under_load(dut):
             # Rows end in any order; what the boundary says is that all below it have.
             ends = []
             for row in rows:
-                for strip in range(1 if bench.array.parities else bench.strips(row)):
+                for strip in bench.walked_strips(row):
                     ends.append((row, await bench.walk(row, WalkKind.REBUILD, strip=strip)))
                 if len(ends) > 3 or row == rows[-1]:
                     for ended, tag in ends:
                         result, roles = await bench.end_of(tag)
                         assert result == WalkResult.GOOD and not roles, f"row {ended}"
                     ends.clear()
-                    below = range(0, row + 1, ROW_STEP)
-                    bench.drives.distrusted -= {
-                        place
-                        for one in below
-                        for strip in range(1 if bench.array.parities else bench.strips(one))
-                        for place in bench.role_places(one, strip)
-                    }
+                    bench.drives.distrusted -= bench.places_of(range(0, row + 1, ROW_STEP))
                     bench.boundary = row + 1
 
         rebuilding = cocotb.start_soon(rebuild())
@@ -212,20 +186,18 @@ async def rebuilds_under_load(dut):
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def reports_drives_that_refuse_to_be_rebuilt(dut):
-    bench = bench_of(dut)
-    await start(dut)
-    await random_rows(bench, rows=20, span=6, recover=0)
-    await bench.settle()
+    bench = WalkBench.from_environment(dut)
+    await bench.fill(rows=20, span=SPAN)
     port = bench.array.ports[1]
     bench.fail(port)
     bench.make_stale(port)
-    bench.distrust(range(0, 6 * ROW_STEP, ROW_STEP))
+    bench.distrust(some_rows(SPAN))
     bench.drives.write_errors = 1.0
     bench.drives.may_fail = lambda one: one == port
     row, strip = next(
         (row, strip)
-        for row in range(0, 6 * ROW_STEP, ROW_STEP)
-        for strip in range(1 if bench.array.parities else bench.strips(row))
+        for row in some_rows(SPAN)
+        for strip in bench.walked_strips(row)
         if port in {place[0] for place in bench.role_places(row, strip)}
     )
     places = bench.role_places(row, strip)
@@ -238,7 +210,7 @@ async def reports_drives_that_refuse_to_be_rebuilt(dut):
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def reports_cycles_per_walk(dut):
-    bench = bench_of(dut)
+    bench = WalkBench.from_environment(dut)
     await start(dut)
     await bench.pause(40)
     port = bench.array.ports[1]
@@ -271,15 +243,6 @@ REBUILD = (
 
 FEW = ("raid0", "raid1e", "raid6_ddf_continue")
 """Arrays of the default suite."""
-
-
-class TrustsStaleDrives(Sequencer):
-    """A planted bug: a drive that is being rebuilt is read."""
-
-    def elaborate(self, platform):
-        m = super().elaborate(platform)
-        m.d.comb += m.submodules.admission.stale.eq(0)
-        return m
 
 
 class WritesOtherLine(Sequencer):
@@ -342,14 +305,7 @@ MUTANTS = {
 }
 
 
-def walk_rows(component, *, array: str, testcase, active: float = 0.6) -> None:
-    simulate(
-        component(config=CONFIG),
-        name=component.__name__,
-        module=__name__,
-        testcase=testcase,
-        parameters={"ARRAY": array, "SEED": os.environ.get("SEED", "1"), "ACTIVE": str(active)},
-    )
+walk_rows = partial(run_rows, module=__name__)
 
 
 def rows_of(array: str) -> None:
@@ -369,8 +325,7 @@ def test_more_walks(array):
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_planted_bug_is_caught(mutant):
-    with pytest.raises(SimulationError, match=f"failed: {MUTANTS[mutant]}"):
-        walk_rows(mutant, array="raid6", testcase=MUTANTS[mutant])
+    must_catch(mutant, module=__name__, array="raid6", testcase=MUTANTS[mutant])
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """The row sequencer as the row walker sees it: rows with faults, stale drives, results."""
 
+from collections.abc import Iterable
+
 from cocotb.triggers import RisingEdge
 
 from cocotb_tests.sequencer_bench import PATIENCE, Bench, Row
@@ -41,17 +43,13 @@ class WalkBench(Bench):
 
     def role_places(self, row: int, strip: int = 0) -> list[tuple[int, int]]:
         """Where the roles of a row are, or without parity the copies of its ``strip``."""
-        base, shift = self.place(row)
-        where = {"base": base, "shift": shift, "row": row}
         if not self.array.parities:
-            return self.array.places(index=strip, **where)
+            return self.strip_places(row, strip)
         places = [
-            place for index in range(self.array.data)
-            for place in self.array.places(index=index, **where)
-        ]  # fmt: skip
-        return places + [
-            self.array.parity_place(parity=parity, **where) for parity in self._parities()
+            place for index in range(self.array.data) for place in self.strip_places(row, index)
         ]
+        parities = self.parity_places(row)
+        return places + [parities[parity] for parity in self._parities()]
 
     def _parities(self) -> list[int]:
         """The parities (0 being P) in the order of their roles."""
@@ -67,6 +65,23 @@ class WalkBench(Bench):
         sums = self.array.sums(known, shift=self.place(row)[1])
         return [*known.values(), *(sums[parity] for parity in self._parities())]
 
+    def contents(self, row: int, strip: int = 0) -> list[tuple[tuple[int, int], bytes]]:
+        """`role_places`, each with what belongs there."""
+        return list(zip(self.role_places(row, strip), self.truth(row, strip), strict=True))
+
+    def walked_strips(self, row: int) -> range:
+        """The strips of a row that take a walk each: without parity all."""
+        return range(1 if self.array.parities else self.strips(row))
+
+    def places_of(self, rows: Iterable[int]) -> set[tuple[int, int]]:
+        """All places of ``rows``."""
+        return {
+            place
+            for row in rows
+            for strip in self.walked_strips(row)
+            for place in self.role_places(row, strip)
+        }
+
     def make_stale(self, port: int) -> None:
         """A drive with foreign contents takes the place of one that failed."""
         self.failed.discard(port)
@@ -78,12 +93,9 @@ class WalkBench(Bench):
             if key[0] == port:
                 self.drives.blocks[key] = self.random.randbytes(BLOCK)
 
-    def distrust(self, rows) -> None:
+    def distrust(self, rows: Iterable[int]) -> None:
         """Nobody may read what stale drives have of ``rows``."""
-        for row in rows:
-            for strip in range(self.strips(row) if not self.array.parities else 1):
-                places = self.role_places(row, strip)
-                self.drives.distrusted |= {one for one in places if one[0] in self.stale}
+        self.drives.distrusted |= {one for one in self.places_of(rows) if one[0] in self.stale}
 
     def trust(self) -> None:
         """Every drive is as it should be."""

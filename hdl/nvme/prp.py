@@ -7,7 +7,7 @@ from amaranth.lib.wiring import In, Out
 from hdl.config import SECTOR_BITS, Config, bits_for_count
 from hdl.nvme.codes import PAGE_SHIFT
 from hdl.nvme.interface import HostOpcode, command, transfer
-from hdl.nvme.prp_blocks import BlockInHand, block_states
+from hdl.nvme.prp_blocks import BlockAtHand, block_states
 from hdl.nvme.prp_commands import CommandAtHand, admit_states, cancel_states, list_states
 from hdl.nvme.prp_lists import ENTRY_BITS, ListFates, ListMemory, Measure, list_beats
 from hdl.nvme.records import admit, again, assign, comparison, rejected, unsent, zeros
@@ -254,7 +254,7 @@ class Prp(wiring.Component):
             hopped_write=hopped_write,
             requests=requests,
         )
-        block_in_hand = BlockInHand(
+        block_at_hand = BlockAtHand(
             config=config,
             ports=self,
             slot=slot,
@@ -327,7 +327,7 @@ class Prp(wiring.Component):
             list_states(m, command_at_hand, hopped=hopped_read.data, failed=failed, bad=bad)
             if aborts:
                 cancel_states(m, command_at_hand)
-            block_states(m, block_in_hand)
+            block_states(m, block_at_hand)
 
             anything = can_deliver | can_fetch | can_repeat | can_list | can_admit
             if aborts:

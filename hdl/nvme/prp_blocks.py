@@ -15,7 +15,7 @@ from hdl.pcie.interface import Kind
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockInHand:
+class BlockAtHand:
     """Signals of `hdl.nvme.prp.Prp`.
 
     Parameters
@@ -75,12 +75,12 @@ class BlockInHand:
         ]
 
 
-def block_states(m: Module, in_hand: BlockInHand) -> None:
+def block_states(m: Module, at_hand: BlockAtHand) -> None:
     """The state LOAD, of a block, and those that follow, up to its requests: in its entry, and
     in the next one when PRP1 begins inside its page."""
-    config, ports, slot, block = in_hand.config, in_hand.ports, in_hand.slot, in_hand.block
-    line, to_host, pointer, whole = in_hand.line, in_hand.to_host, in_hand.pointer, in_hand.whole
-    span, place, page = in_hand.span, in_hand.place, in_hand.page
+    config, ports, slot, block = at_hand.config, at_hand.ports, at_hand.slot, at_hand.block
+    line, to_host, pointer, whole = at_hand.line, at_hand.to_host, at_hand.pointer, at_hand.whole
+    span, place, page = at_hand.span, at_hand.place, at_hand.page
 
     with m.State("LOAD"):
         m.d.sync += place.eq(block - 1)
@@ -115,7 +115,7 @@ def block_states(m: Module, in_hand: BlockInHand) -> None:
                 if config.sector_emulation:
                     m.d.sync += assign(ports.compare.payload, first=span.first, last=span.last)
         with m.Else():
-            in_hand.request_move(
+            at_hand.request_move(
                 m,
                 address=Cat(span.offset, first_page),
                 dwords=span.dwords,
@@ -126,7 +126,7 @@ def block_states(m: Module, in_hand: BlockInHand) -> None:
                 m.next = "MOVE_REST"
 
     with m.State("MOVE_REST"):
-        in_hand.request_move(
+        at_hand.request_move(
             m,
             address=Cat(Const(0, PAGE_SHIFT), page),
             dwords=span.rest,
