@@ -12,7 +12,7 @@ BLOCKS ?=
 BENCH ?=
 IDS ?=
 QUICK ?=
-RUNS ?= 200
+RUNS ?= 1000
 
 export PYTHON
 ifneq ($(SEED),)
@@ -64,7 +64,8 @@ test: lint types smoke unit ## what every change must pass; ends with pytest's s
 test-full: lint types smoke ## as test, slow tests too (as root it installs what only those use)
 	@FULL=1 tools/setup.sh
 	$(PYTEST) $(PARALLEL)
-	$(VENV) -m sim.campaign --runs $(RUNS) $(if $(SEED),--seed $(SEED))
+	$(VENV) -m sim.campaign --runs $(RUNS) --processes $(PROCESSES) \
+		$(if $(SEED),--seed $(SEED))
 
 synth: $(STAMP) ## area and clock frequency of each block on an ECP5 (BLOCKS='mapper ..')
 	$(VENV) -m synth $(BLOCKS)
@@ -76,7 +77,8 @@ characterise: $(STAMP) ## load profiles beside the published figures (QUICK=1, I
 	$(VENV) -m sw.characterise $(if $(QUICK),--quick) $(IDS)
 
 campaign: $(STAMP) ## random loads with random faults of drives, nothing lost (RUNS=n, SEED=n)
-	$(VENV) -m sim.campaign --runs $(RUNS) $(if $(SEED),--seed $(SEED))
+	$(VENV) -m sim.campaign --runs $(RUNS) --processes $(PROCESSES) \
+		$(if $(SEED),--seed $(SEED))
 
 demo: $(STAMP) ## store FILE on a RAID 6, pull two drives, read it back (FILE=path)
 	@test -n "$(FILE)" || { echo "demo: name the file: make demo FILE=path" >&2; exit 2; }

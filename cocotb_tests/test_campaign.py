@@ -1,6 +1,7 @@
 """The campaign of random faults: a few runs, and what its checks must find."""
 
 import os
+import re
 import sys
 
 import pytest
@@ -65,6 +66,17 @@ def test_command_line(monkeypatch, capsys):
         command.main()
     assert end.value.code == 2 and capsys.readouterr().err.count("\n") == 1
     monkeypatch.setattr("sim.campaign.run.STUCK_NS", 300_000)
-    monkeypatch.setattr(sys, "argv", ["campaign", "--runs", "4", "--seed", "2"])
+    monkeypatch.setattr(sys, "argv", ["campaign", "--runs", "4", "--seed", "2", "--processes", "1"])
     assert command.main() == 1
     assert "repeat with: make campaign RUNS=1 SEED=" in capsys.readouterr().err
+
+
+def test_processes(monkeypatch, capsys):
+    """Two runs at once have the counts of one after the other."""
+    ends = []
+    for processes in ("1", "2"):
+        options = ["--runs", "2", "--seed", str(SEED + 4), "--processes", processes]
+        monkeypatch.setattr(sys, "argv", ["campaign", *options])
+        assert command.main() == 0
+        ends.append(re.sub(r"in .* s \(.*\)", "", capsys.readouterr().out))
+    assert ends[0] == ends[1] and "nothing lost" in ends[0]

@@ -1,12 +1,19 @@
 """Reads of rows in the sequencer when drives are slow, or cannot read a block that is needed."""
 
-import os
+from functools import partial
 
 import cocotb
 import pytest
 
-from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.sequencer_bench import ARRAYS, CONFIG, Bench, bench_of, random_rows
+from cocotb_tests.row_runs import must_catch, run_rows
+from cocotb_tests.sequencer_bench import (
+    ARRAYS,
+    ROW_STEP,
+    Bench,
+    bench_of,
+    random_rows,
+    some_rows,
+)
 from cocotb_tests.streams import start
 from hdl.drive.interface import DriveStatus
 from hdl.stripe.admission import Admission
@@ -24,7 +31,7 @@ async def filled(dut) -> Bench:
     """A bench whose rows have been written."""
     bench = bench_of(dut)
     await start(dut)
-    for row in range(0, 8 * SPAN, 8):
+    for row in some_rows(SPAN):
         await bench.begin(row, joined=list(range(bench.strips(row))))
     await bench.settle()
     return bench
@@ -39,7 +46,7 @@ async def read_rows(bench: Bench, *, gathered: bool, rows: int = ROUND_ROWS) -> 
     """Reads random blocks of random rows; how many blocks."""
     blocks = 0
     for _ in range(rows):
-        row = 8 * bench.random.randrange(SPAN)
+        row = ROW_STEP * bench.random.randrange(SPAN)
         strips = range(bench.strips(row))
         count = bench.random.randint(1, len(strips)) if gathered else 1
         blocks += count
@@ -87,7 +94,7 @@ async def waits_for_slow_drives_it_needs(dut):
             bench.fail(port)
         for gathered in (False, True):
             before = bench.recovered
-            for row in range(0, 8 * SPAN, 8):
+            for row in some_rows(SPAN):
                 bench.erase_unreadable(row, array.parities - len(bench.failed))
             asked = await read_rows(bench, gathered=gathered)
             await bench.settle()
@@ -105,10 +112,9 @@ async def reads_the_block_itself_at_last(dut):
     bench = await filled(dut)
     array = bench.array
     bench.drives.slow = set(array.ports)
-    for row in range(0, 8 * SPAN, 8):
-        base, shift = bench.place(row)
+    for row in some_rows(SPAN):
         for index in range(array.data):
-            (own,) = array.places(base=base, shift=shift, index=index, row=row)
+            (own,) = bench.strip_places(row, index)
             bench.erase_unreadable(row, array.width)
             bench.drives.unreadable.discard(own)
             before = bench.recovered
@@ -134,16 +140,12 @@ async def asks_for_rows_to_be_mended(dut):
     for _ in range(4):
         bench.mended.clear()
         spoiled = set()
-        for row in bench.random.sample(range(0, 8 * SPAN, 8), 4):
-            base, shift = bench.place(row)
-            places = {
-                index: array.places(base=base, shift=shift, index=index, row=row)[0]
-                for index in range(array.data)
-            }
-            live = [index for index, place in places.items() if place[0] not in bench.failed]
-            bench.drives.unreadable.add(places[bench.random.choice(live)])
+        for row in bench.random.sample(some_rows(SPAN), 4):
+            places = [bench.strip_places(row, index)[0] for index in range(array.data)]
+            live = [place for place in places if place[0] not in bench.failed]
+            bench.drives.unreadable.add(bench.random.choice(live))
             spoiled.add(row)
-        for row in range(0, 8 * SPAN, 8):
+        for row in some_rows(SPAN):
             await bench.begin(
                 row,
                 joined=list(range(array.data)),
@@ -218,15 +220,7 @@ MUTANTS = {
 }
 
 
-def sequence(component, *, array: str, testcase) -> None:
-    simulate(
-        component(config=CONFIG),
-        name=component.__name__,
-        module=__name__,
-        testcase=testcase,
-        parameters={"ARRAY": array, "SEED": os.environ.get("SEED") or "1"},
-    )
-
+slow_rows = partial(run_rows, module=__name__)
 
 FEW = ("raid5", "raid6", "triple")
 """Arrays of the default suite."""
@@ -241,7 +235,7 @@ FEW = ("raid5", "raid6", "triple")
     ],
 )
 def test_slow_rows(array):
-    sequence(Sequencer, array=array, testcase=WORK)
+    slow_rows(Sequencer, array=array, testcase=WORK)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
@@ -251,5 +245,4 @@ def test_planted_bug_is_caught(mutant, monkeypatch):
     if place:
         monkeypatch.setattr(f"hdl.stripe.{place}", mutant)
         component = type(mutant.__name__, (Sequencer,), {})
-    with pytest.raises(SimulationError, match=f"failed: {testcase}"):
-        sequence(component, array="raid6", testcase=testcase)
+    must_catch(component, module=__name__, array="raid6", testcase=testcase)
