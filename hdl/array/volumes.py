@@ -9,8 +9,8 @@ from hdl.array.interface import ManageOpcode, ManageStatus
 def scan_states(m: Module, change: Change, *, end: Signal, vacancy: Signal) -> None:
     """The states PLACE_VOLUME, in which CREATE_VOLUME goes on, to CHECK_VOLUME.
 
-    READ_VOLUME begins a look at every volume, for CREATE_VOLUME and for changes that need an array
-    without volumes (which then go on with ERASE_ARRAY), and at the one of DELETE_VOLUME.
+    From READ_VOLUME on every volume is looked at: for CREATE_VOLUME, CHECK_EMPTY, and DELETE_ARRAY,
+    which goes on with ERASE_ARRAY; or the one of DELETE_VOLUME.
 
     ``end`` is the block behind the new volume; ``vacancy``: entry ``vacant`` is free for it.
     """
