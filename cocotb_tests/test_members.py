@@ -18,10 +18,7 @@ from hdl.config import DATA_OFFSET_BLOCKS
 @cocotb.test(timeout_time=1, timeout_unit="ms")
 async def replaces_members(dut):
     """A member is never seen as a drive that is neither failed nor stale before its rebuild."""
-    config = this_config()
-    if not config.background:
-        return
-    bench = Bench(dut, config, random.Random(1))
+    bench = Bench(dut, this_config(), random.Random(1))
     await start(dut)
     for port in range(5):
         bench.plug(port, 100_000)
@@ -73,10 +70,7 @@ async def replaces_members(dut):
 @cocotb.test(timeout_time=1, timeout_unit="ms")
 async def takes_members_back(dut):
     """Only the drive that was the member, once it is there again, and it is stale then."""
-    config = this_config()
-    if not config.intent_chunks:
-        return
-    bench = Bench(dut, config, random.Random(1))
+    bench = Bench(dut, this_config(), random.Random(1))
     await start(dut)
     for port in range(4):
         bench.plug(port, 100_000)
@@ -113,9 +107,13 @@ async def takes_members_back(dut):
     assert await bench.change(**{**back, "position": 0}) == ManageStatus.OTHER_DRIVE
 
 
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", [name for name in CONFIGS if CONFIGS[name].background])
 def test_members(config):
-    run_tables(config, module=__name__)
+    run_tables(config, module=__name__, testcase="replaces_members")
+
+
+def test_members_that_come_back():
+    run_tables("board", module=__name__, testcase="takes_members_back")
 
 
 class TakesAnyDrive(Identities):

@@ -222,7 +222,7 @@ MUTANTS = {
 
 slow_rows = partial(run_rows, module=__name__)
 
-FEW = ("raid5", "raid6", "triple")
+FEW = ("raid5", "raid6")
 """Arrays of the default suite."""
 
 
@@ -238,6 +238,7 @@ def test_slow_rows(array):
     slow_rows(Sequencer, array=array, testcase=WORK)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_planted_bug_is_caught(mutant, monkeypatch):
     place, testcase = MUTANTS[mutant]
