@@ -19,7 +19,7 @@ from hdl.stripe.sequencer import Sequencer
 from sim.golden import nvme
 from sw.driver import raid
 
-LESS_OFTEN = ("RAID0", "RAID1", "RAID10", "JBOD")
+LESS_OFTEN = ("RAID0", "RAID1", "RAID10", "RAID50", "JBOD")
 """Levels whose random accesses are only in the long suite; the throughput tier has them all."""
 
 
@@ -125,7 +125,6 @@ def test_bring_up_and_management():
         ("RAID5", 60),
         ("RAID6", 50),
         ("RAID1E", 40),
-        ("RAID50", 50),
         *(pytest.param(level, 50, marks=pytest.mark.slow) for level in LESS_OFTEN),
     ],
 )

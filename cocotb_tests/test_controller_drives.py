@@ -142,7 +142,7 @@ def run(testcase: str, **parameters) -> None:
     ("array", "pulled"),
     [
         ("RAID6", "0,4"),
-        ("RAID10", "1,2"),
+        pytest.param("RAID10", "1,2", marks=pytest.mark.slow),
         pytest.param("RAID1", "1,5", marks=pytest.mark.slow),
         pytest.param("RAID5", "2", marks=pytest.mark.slow),
         pytest.param("RAID50", "1,3", marks=pytest.mark.slow),
@@ -165,7 +165,7 @@ def test_bad_blocks(array):
     ("testcase", "array"),
     [
         ("reads_past_a_bad_block", "RAID5"),
-        ("plans_around_bad_blocks", "RAID5"),
+        pytest.param("plans_around_bad_blocks", "RAID5", marks=pytest.mark.slow),
         pytest.param("plans_around_bad_blocks", "RAID6", marks=pytest.mark.slow),
     ],
 )

@@ -236,7 +236,13 @@ class ForgetsCommands(FunctionReset):
 @pytest.mark.parametrize(
     ("place", "mutant", "testcase", "message"),
     [
-        ("hdl.core.Gather", KeepsLines, "host_faults_cost_one_command", "lines are lost"),
+        pytest.param(
+            "hdl.core.Gather",
+            KeepsLines,
+            "host_faults_cost_one_command",
+            "lines are lost",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "hdl.nvme.front_end.FunctionReset",
             ForgetsCommands,
