@@ -158,6 +158,7 @@ class Run:
         await card.card.transport.sleep(2 * FAULT_TIME_NS)
         for port in self._ports:
             card.harness.drive_fault(port, 0)
+        await self._rests()
         if choose.random() < 0.6:
             self._cure()
         (array,) = await raid.arrays(card.nvme)
@@ -174,6 +175,15 @@ class Run:
             await (self._take_back if back else self._replace)(volume, position)
         if self._copies.random() < 0.4:
             await self._copy(volume)
+
+    async def _rests(self) -> None:
+        """Returns when the drives have ended every command, those too that no host waits for."""
+        statistics, sleep = self._card.harness.drive_statistics, self._card.card.transport.sleep
+        for _ in range(int(STUCK_NS / FAULT_TIME_NS)):
+            if not any(statistics(port)["outstanding"] for port in self._ports):
+                return
+            await sleep(FAULT_TIME_NS)
+        raise Stuck(f"a drive has had a command for {STUCK_NS / 1e6:.0f} ms")
 
     async def _copy(self, volume: Volume) -> None:
         """A live member moves to a free drive under load; one of the two may go meanwhile."""

@@ -34,7 +34,7 @@ void Drive::submit(const DriveCommand& command, Ps now) {
     s.command = command;
     s.since = now;
     s.error_at = command.blocks;
-    counters_.outstanding_most = std::max(counters_.outstanding_most, int64_t(++outstanding_));
+    counters_.outstanding_most = std::max(counters_.outstanding_most, ++counters_.outstanding);
     controller_free_ = std::max(controller_free_, now) + fields_.command_ps;
     push_event(controller_free_, kBegin, command.tag, 0);
 }
@@ -241,7 +241,7 @@ void Drive::complete(int tag, DriveStatus status, Ps now) {
 void Drive::completion_taken() {
     slot(completions_.front().tag).active = false;
     completions_.pop();
-    --outstanding_;
+    --counters_.outstanding;
 }
 
 void Drive::abort(int tag, Ps now) {
@@ -262,7 +262,7 @@ void Drive::reset(Ps now) {
     completions_.clear();
     grants_out_ = 0;
     frame_count_ = 0;
-    outstanding_ = 0;
+    counters_.outstanding = 0;
     space_blocked_ = false;
     for (Slot& s : slots_) s = Slot();
     controller_free_ = out_free_ = in_free_ = now;

@@ -176,7 +176,6 @@ private:
     VolatileCache cache_;
     ExpanderLink* expander_;
     Slot slots_[kMaxTags];
-    int outstanding_ = 0;
     std::priority_queue<TimedEvent> events_;
     uint64_t order_ = 0;
     Ps controller_free_ = 0;

@@ -35,7 +35,7 @@
 #define STRIATA_DRIVE_COUNTERS(X)                                                               \
     X(reads) X(writes) X(flushes) X(read_blocks) X(written_blocks) X(errors)                    \
     X(out_busy_ps) X(in_busy_ps) X(medium_busy_ps) X(read_ahead_hits) X(latency_sum_ps)         \
-    X(latency_most_ps) X(outstanding_most) X(faults) X(aborts) X(resets)
+    X(latency_most_ps) X(outstanding) X(outstanding_most) X(faults) X(aborts) X(resets)
 
 #define STRIATA_FIELD(name) int64_t name;
 #define STRIATA_ZERO_FIELD(name) int64_t name = 0;
