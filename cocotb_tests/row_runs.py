@@ -30,8 +30,15 @@ def run_rows(
     )
 
 
-def must_catch(mutant: type[Sequencer], *, module: str, array: str, testcase: str) -> None:
-    """The test finds the bug that is planted in ``mutant``."""
+def must_catch(mutant: type, *, module: str, array: str, testcase: str, place: str = "") -> None:
+    """The test finds the bug that is planted in ``mutant``, a sequencer, or what stands in its
+    stead at ``place`` of `hdl.stripe`."""
+    if place:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(f"hdl.stripe.{place}", mutant)
+            sequencer = type(mutant.__name__, (Sequencer,), {})
+            must_catch(sequencer, module=module, array=array, testcase=testcase)
+        return
     with pytest.raises(SimulationError, match=f"failed: {testcase}"):
         run_rows(mutant, module=module, array=array, testcase=testcase)
 

@@ -69,7 +69,7 @@ async def detaches(dut):
     bench.submit(port=1, opcode=Opcode.WRITE, owner=Owner.ROW, block=7)
     await answered(bench, 6000)
     assert bench.time - before > 3500 and not bench.ended(DriveStatus.SLOW)
-    # More than the drive has tags: each is used again only once the drive has ended it.
+    # More than the drive has tags: what finds none ends as slow with those that have them.
     for _ in range(3 * CONFIG.drive_tags):
         while not bench.read(1):
             await RisingEdge(dut.clk)

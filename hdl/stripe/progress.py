@@ -30,6 +30,11 @@ class Next(enum.Enum, shape=2):
     RETIRE = 3
 
 
+def slow_field(config: Config) -> dict:
+    """A field ``slow``, roles, with ``Config.slow_read_ms`` only."""
+    return {"slow": config.ports} if config.slow_read_ms else {}
+
+
 def progress(config: Config) -> data.StructLayout:
     """How far a row is.
 
@@ -56,7 +61,6 @@ def progress(config: Config) -> data.StructLayout:
             "suspect": role_bits(config),
             "half": 1,
         }
-    slow = {"slow": config.ports} if config.slow_read_ms else {}
     return data.StructLayout(
         {
             "phase": Phase,
@@ -68,7 +72,7 @@ def progress(config: Config) -> data.StructLayout:
             "good": config.ports,
             "retry": targets(config),
             **background,
-            **slow,
+            **slow_field(config),
             **early_field(config),
         }
     )
@@ -76,5 +80,4 @@ def progress(config: Config) -> data.StructLayout:
 
 def unread(config: Config) -> data.StructLayout:
     """Of `progress`, what a row is planned again for."""
-    slow = {"slow": config.ports} if config.slow_read_ms else {}
-    return data.StructLayout({"bad": config.ports, **slow})
+    return data.StructLayout({"bad": config.ports, **slow_field(config)})
