@@ -303,7 +303,7 @@ class GivesUpAtOnce(Sequencer):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += m.submodules.judgement.before.attempts.eq(1)
+        m.d.comb += m.submodules.judgement.before.refused.eq(-1)
         return m
 
 
