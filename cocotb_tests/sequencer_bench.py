@@ -21,7 +21,7 @@ from cocotb_tests.stripe_models import (
 from hdl.array.interface import Rotation
 from hdl.background.interface import MEND_TAG, WalkKind, walk
 from hdl.config import Config
-from hdl.drive.interface import landed
+from hdl.drive.interface import Opcode, landed
 from hdl.nvme.interface import Status
 from hdl.stripe.interface import RowKind, committed, row_state, strip_state
 
@@ -29,6 +29,9 @@ CONFIG = Config(
     data_width=64, ports=8, lines=64, banks=4, commands=64, rows=8, operations=64, arrays=2,
     parities=3, intent_chunks=32, slow_read_ms=1,
 )  # fmt: skip
+
+ARRAY = 1
+"""The number of the array under test; 0 is another one."""
 
 ROW_STEP = 8
 """Rows of the benches are so far apart, so that copies which wrap do not meet."""
@@ -64,9 +67,10 @@ def some_rows(span: int) -> range:
 class Row:
     """One row that the test launches."""
 
-    def __init__(self, *, kind, base, shift, row, joined, gathered=False):
+    def __init__(self, *, kind, base, shift, row, joined, gathered=False, fua=False):
         self.kind = kind
         self.gathered = gathered
+        self.fua = fua
         self.base = base
         self.shift = shift
         self.row = row
@@ -87,6 +91,7 @@ class Bench:
         self.random = random.Random(f"{seed}/bench")
         self.lines = Lines(config.lines)
         self.drives = DrivesModel(dut, config, self.lines, active=active, seed=seed)
+        self.drives.wants_fua = self._wants_fua
         self.parity = ParityModel(dut, config, self.lines, active=active, seed=seed)
         self.allocator = Allocator(
             dut, self.lines, name="allocate", active=active, seed=seed
@@ -139,7 +144,8 @@ class Bench:
             row_state(self.config),
             kind=row.kind,
             gathered=row.gathered,
-            array=1,
+            fua=row.fua,
+            array=ARRAY,
             base=row.base,
             shift=row.shift,
             row=row.row,
@@ -156,6 +162,13 @@ class Bench:
         return pack(strip_state(self.config), slot=command, offset=offset, line=line)
 
     # What the sequencer says.
+
+    def _wants_fua(self, operation) -> bool:
+        """What is written for a host that asked for it; and every write of a row is announced."""
+        row = self.slots[operation.index]
+        if operation.opcode != Opcode.READ and operation.index in self.drives.begun:
+            assert self.drives.begun[operation.index] == (ARRAY, row.row), "another row is marked"
+        return operation.opcode != Opcode.READ and row.fua
 
     def fail(self, port: int) -> None:
         self.failed.add(port)
@@ -265,7 +278,13 @@ class Bench:
         await wait_until(self.dut, possible, cycles=PATIENCE, what="room for a row")
         base, shift = self.place(row)
         entry = Row(
-            kind=kind, base=base, shift=shift, row=row, joined=joined, gathered=gathered
+            kind=kind,
+            base=base,
+            shift=shift,
+            row=row,
+            joined=joined,
+            gathered=gathered,
+            fua=kind == RowKind.WRITE and self.random.random() < 0.3,
         )
         self.rows.setdefault(row, {})
         for index in joined:

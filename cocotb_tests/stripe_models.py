@@ -286,8 +286,8 @@ class DrivesModel:
     MEDIUM_ERROR, the first to each in ``aborted_once`` ABORTED, and every one to those in
     ``refusing`` MEDIUM_ERROR; these cannot be made unreadable unless ``spoils_refused``. A write
     that is aborted may have been stored. With ``intent_chunks`` no row slot may write that is not
-    in ``begun``, which maps those announced to their rows, unless ``needs_no_mark`` is true of it
-    and the port.
+    in ``begun``, which maps those announced to what was said of them, unless ``needs_no_mark`` is
+    true of it and the port. ``wants_fua`` says of an operation whether it is to be FUA.
     """
 
     def __init__(
@@ -310,8 +310,9 @@ class DrivesModel:
         self.refusing: set[tuple[int, int]] = set()
         self.spoils_refused = False
         self.may_fail = lambda port: False
-        self.begun: dict[int, int] = {}
+        self.begun: dict[int, tuple[int, int]] = {}
         self.needs_no_mark = lambda slot, port: False
+        self.wants_fua = lambda one: False
         self.counts: Counter = Counter()
         self.outstanding = 0
         self.latency = latency
@@ -331,7 +332,7 @@ class DrivesModel:
                 layout=intention(config),
                 active=active,
                 seed=seed,
-                callback=lambda one: self.begun.update({one.slot: one.row}),
+                callback=lambda one: self.begun.update({one.slot: (one.array, one.row)}),
             )
         StreamSink(
             dut,
@@ -348,10 +349,9 @@ class DrivesModel:
         self.counts[one.opcode] += 1
         key = one.port, one.block
         writes = one.opcode != Opcode.READ
+        assert one.fua == self.wants_fua(one), f"{one} should{' not' * one.fua} be FUA"
         if self._marks and writes and not self.needs_no_mark(one.index, one.port):
-            row = self.begun.get(one.index, 1 << BLOCK_NUMBER_BITS)
-            # Copies may be a strip further down.
-            assert row <= one.block - DATA_OFFSET_BLOCKS, f"slot {one.index} writes unannounced"
+            assert one.index in self.begun, f"slot {one.index} writes unannounced"
         for _ in range(self._random.randrange(1, self.latency)):
             await RisingEdge(self._clock)
         status = DriveStatus.GOOD

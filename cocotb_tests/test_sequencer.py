@@ -317,6 +317,33 @@ class TrustsOldParity(Sequencer):
         return m
 
 
+class DropsFua(Sequencer):
+    """A planted bug: no write is FUA."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.operation.payload.fua.eq(0)
+        return m
+
+
+class MarksFirstArray(Sequencer):
+    """A planted bug: all rows are marked as those of array 0."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.begun.payload.array.eq(0)
+        return m
+
+
+class MarksFirstRow(Sequencer):
+    """A planted bug: row 0 is marked whatever is written."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.begun.payload.row.eq(0)
+        return m
+
+
 class MergesAgain(Sequencer):
     """A planted bug: an operation that was not reached may be merged again."""
 
@@ -335,6 +362,9 @@ MUTANTS = {
     GivesUpAtOnce: "writes_twice_what_a_drive_refuses_once",
     TrustsOldParity: "writes_rows_past_repair",
     MergesAgain: "keeps_rows_with_drives_failing_in_between",
+    DropsFua: "writes_and_recovers_with_all_drives",
+    MarksFirstArray: "writes_and_recovers_with_all_drives",
+    MarksFirstRow: "writes_and_recovers_with_all_drives",
     ConfusesParities: "writes_and_recovers_with_all_drives",
     KeepsLines: "writes_and_recovers_with_all_drives",
     HidesFaults: "reports_what_is_beyond_tolerance",
