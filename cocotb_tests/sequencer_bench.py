@@ -89,6 +89,7 @@ class Bench:
         self.config = config
         self.array = array
         self.random = random.Random(f"{seed}/bench")
+        self.wishes = random.Random(f"{seed}/fua")
         self.lines = Lines(config.lines)
         self.drives = DrivesModel(dut, config, self.lines, active=active, seed=seed)
         self.drives.wants_fua = self._wants_fua
@@ -284,7 +285,7 @@ class Bench:
             row=row,
             joined=joined,
             gathered=gathered,
-            fua=kind == RowKind.WRITE and self.random.random() < 0.3,
+            fua=kind == RowKind.WRITE and self.wishes.random() < 0.3,
         )
         self.rows.setdefault(row, {})
         for index in joined:
