@@ -130,6 +130,7 @@ class DriveModel:
         self.timing = timing
         self.capacity = capacity
         self.storage: dict[int, bytes] = {}
+        self.stored_fua: dict[int, bool] = {}
         self.counts = Counts()
         self.bad_reads: set[int] = set()
         self.spoiled: set[int] = set()
@@ -312,6 +313,7 @@ class DriveModel:
             command.blocks = command.granted + (command is self._granting)
         else:
             self.storage[block] = content
+            self.stored_fua[block] = command.fua
             if block in self.spoiled:
                 self.spoiled.discard(block)
                 self.bad_reads.discard(block)

@@ -297,6 +297,7 @@ class Bench:
             assert pending.block in drive.spoiled, "a block has not been made unreadable"
         elif pending.opcode is Opcode.WRITE:
             assert drive.read_block(pending.block) == pending.content, "wrong data on the drive"
+            assert drive.stored_fua[pending.block] == bool(pending.fua), "FUA came or went"
         elif pending.opcode is Opcode.READ:
             assert pending.line is not None
             content = self.store.content(pending.line)

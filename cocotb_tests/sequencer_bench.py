@@ -21,7 +21,7 @@ from cocotb_tests.stripe_models import (
 from hdl.array.interface import Rotation
 from hdl.background.interface import MEND_TAG, WalkKind, walk
 from hdl.config import Config
-from hdl.drive.interface import landed
+from hdl.drive.interface import Opcode, landed
 from hdl.nvme.interface import Status
 from hdl.stripe.interface import RowKind, committed, row_state, strip_state
 
@@ -29,6 +29,9 @@ CONFIG = Config(
     data_width=64, ports=8, lines=64, banks=4, commands=64, rows=8, operations=64, arrays=2,
     parities=3, intent_chunks=32, slow_read_ms=1,
 )  # fmt: skip
+
+ARRAY = 1
+"""The number of the array under test; 0 is another one."""
 
 ROW_STEP = 8
 """Rows of the benches are so far apart, so that copies which wrap do not meet."""
@@ -64,9 +67,10 @@ def some_rows(span: int) -> range:
 class Row:
     """One row that the test launches."""
 
-    def __init__(self, *, kind, base, shift, row, joined, gathered=False):
+    def __init__(self, *, kind, base, shift, row, joined, gathered=False, fua=False):
         self.kind = kind
         self.gathered = gathered
+        self.fua = fua
         self.base = base
         self.shift = shift
         self.row = row
@@ -85,8 +89,10 @@ class Bench:
         self.config = config
         self.array = array
         self.random = random.Random(f"{seed}/bench")
+        self.wishes = random.Random(f"{seed}/fua")
         self.lines = Lines(config.lines)
         self.drives = DrivesModel(dut, config, self.lines, active=active, seed=seed)
+        self.drives.wants_fua = self._wants_fua
         self.parity = ParityModel(dut, config, self.lines, active=active, seed=seed)
         self.allocator = Allocator(
             dut, self.lines, name="allocate", active=active, seed=seed
@@ -96,7 +102,7 @@ class Bench:
         self.by_command: dict[int, tuple[Row, int]] = {}
         self.rows: dict[int, dict[int, bytes]] = {}
         self.places: dict[int, tuple[int, int]] = {}
-        self.unsure: set[int] = set()
+        self.torn: dict[tuple[int, int], set[bytes]] = {}
         self.failed: set[int] = set()
         self.write_faults = 0
         self.read_faults = 0
@@ -139,7 +145,8 @@ class Bench:
             row_state(self.config),
             kind=row.kind,
             gathered=row.gathered,
-            array=1,
+            fua=row.fua,
+            array=ARRAY,
             base=row.base,
             shift=row.shift,
             row=row.row,
@@ -157,6 +164,13 @@ class Bench:
 
     # What the sequencer says.
 
+    def _wants_fua(self, operation) -> bool:
+        """What is written for a host that asked for it; and every write of a row is announced."""
+        row = self.slots[operation.index]
+        if operation.opcode != Opcode.READ and operation.index in self.drives.begun:
+            assert self.drives.begun[operation.index] == (ARRAY, row.row), "another row is marked"
+        return operation.opcode != Opcode.READ and row.fua
+
     def fail(self, port: int) -> None:
         self.failed.add(port)
         self.drives.gone.add(port)
@@ -169,22 +183,19 @@ class Bench:
         row.statuses.append(event.status)
         if event.status == Status.SUCCESS:
             self.rows[row.row][index] = row.blocks[index]
+            self.torn.pop((row.row, index), None)
         else:
             assert event.status == Status.WRITE_FAULT
             self.write_faults += 1
-            if self.array.parities:
-                self.unsure.add(row.row)
-            else:
-                self.rows[row.row].pop(index, None)
+            self.torn[row.row, index] = self.allowed(row.row, index) | {row.blocks[index]}
 
     def _recovered(self, event) -> None:
         row, index = self.by_command.pop(event.slot)
         assert row.kind == RowKind.RECOVER
         assert event.offset == row.strips[index][1]
-        if row.row not in self.unsure:
-            found = self.lines.read(event.line)
-            wanted = self.rows[row.row].get(index, bytes(BLOCK))
-            assert found == wanted, f"row {row.row} strip {index}: {found!r}, not {wanted!r}"
+        found = self.lines.read(event.line)
+        wanted = self.allowed(row.row, index)
+        assert found in wanted, f"row {row.row} strip {index}: {found!r}, not of {wanted!r}"
         self.lines.give_back(event.line)
         self.recovered += 1
 
@@ -205,6 +216,10 @@ class Bench:
         asked = one.kind, one.array, one.base, one.shift, one.tag
         assert asked == (WalkKind.PATROL, 1, base, shift, MEND_TAG)
         self.mended.add(one.row)
+
+    def allowed(self, row: int, index: int) -> set[bytes]:
+        """What a block may hold: what was written last with success, or without since then."""
+        return self.torn.get((row, index)) or {self.rows[row].get(index, bytes(BLOCK))}
 
     # What the test asks for.
 
@@ -264,7 +279,13 @@ class Bench:
         await wait_until(self.dut, possible, cycles=PATIENCE, what="room for a row")
         base, shift = self.place(row)
         entry = Row(
-            kind=kind, base=base, shift=shift, row=row, joined=joined, gathered=gathered
+            kind=kind,
+            base=base,
+            shift=shift,
+            row=row,
+            joined=joined,
+            gathered=gathered,
+            fua=kind == RowKind.WRITE and self.wishes.random() < 0.3,
         )
         self.rows.setdefault(row, {})
         for index in joined:
@@ -301,19 +322,18 @@ class Bench:
     def check_drives(self) -> None:
         """Every row satisfies its parity equations on the drives left, and holds what it should."""
         for row, contents in self.rows.items():
-            if row in self.unsure:
-                continue
             if self.array.parities:
-                self._check_parity_row(row, contents)
+                self._check_parity_row(row)
                 continue
-            for index, wanted in contents.items():
+            for index in contents:
                 copies = self.strip_places(row, index)
                 live = [place for place in copies if place[0] not in self.failed]
                 for place in live:
-                    found = self.drives.blocks.get(place)
-                    assert found == wanted, f"row {row} strip {index} at {place}: {found!r}"
+                    found = self.drives.blocks.get(place, bytes(BLOCK))
+                    wanted = self.allowed(row, index)
+                    assert found in wanted, f"row {row} strip {index} at {place}: {found!r}"
 
-    def _check_parity_row(self, row: int, contents) -> None:
+    def _check_parity_row(self, row: int) -> None:
         _, shift = self.place(row)
         known, lost, parities = {}, [], {}
         for index in range(self.array.data):
@@ -331,8 +351,8 @@ class Bench:
             return
         known |= solved
         for index, block in known.items():
-            wanted = contents.get(index, bytes(BLOCK))
-            assert block == wanted, f"row {row} strip {index}: {block!r}, not {wanted!r}"
+            wanted = self.allowed(row, index)
+            assert block in wanted, f"row {row} strip {index}: {block!r}, not of {wanted!r}"
         sums = self.array.sums(known, shift=shift)
         for parity, block in parities.items():
             assert block == sums[parity], f"row {row} parity {parity} is wrong"

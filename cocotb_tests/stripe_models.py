@@ -283,8 +283,11 @@ class DrivesModel:
     UNREACHED; the next one for that block must be alone. Ports in ``gone`` answer GONE. To read a
     block in ``distrusted`` is an error. Reads of ports in ``slow`` that may be had elsewhere end as
     SLOW, others are counted in ``waited``. The first write to each block in ``stubborn`` gives
-    MEDIUM_ERROR. With ``intent_chunks`` no row slot may write that is not in ``begun``, which maps
-    those announced to their rows, unless ``needs_no_mark`` is true of it and the port.
+    MEDIUM_ERROR, the first to each in ``aborted_once`` ABORTED, and every one to those in
+    ``refusing`` MEDIUM_ERROR; these cannot be made unreadable unless ``spoils_refused``. A write
+    that is aborted may have been stored. With ``intent_chunks`` no row slot may write that is not
+    in ``begun``, which maps those announced to what was said of them, unless ``needs_no_mark`` is
+    true of it and the port. ``wants_fua`` says of an operation whether it is to be FUA.
     """
 
     def __init__(
@@ -303,9 +306,13 @@ class DrivesModel:
         self.left_alone: set[tuple[int, int]] = set()
         self.write_errors = 0.0
         self.stubborn: set[tuple[int, int]] = set()
+        self.aborted_once: set[tuple[int, int]] = set()
+        self.refusing: set[tuple[int, int]] = set()
+        self.spoils_refused = False
         self.may_fail = lambda port: False
-        self.begun: dict[int, int] = {}
+        self.begun: dict[int, tuple[int, int]] = {}
         self.needs_no_mark = lambda slot, port: False
+        self.wants_fua = lambda one: False
         self.counts: Counter = Counter()
         self.outstanding = 0
         self.latency = latency
@@ -325,7 +332,7 @@ class DrivesModel:
                 layout=intention(config),
                 active=active,
                 seed=seed,
-                callback=lambda one: self.begun.update({one.slot: one.row}),
+                callback=lambda one: self.begun.update({one.slot: (one.array, one.row)}),
             )
         StreamSink(
             dut,
@@ -342,10 +349,9 @@ class DrivesModel:
         self.counts[one.opcode] += 1
         key = one.port, one.block
         writes = one.opcode != Opcode.READ
+        assert one.fua == self.wants_fua(one), f"{one} should{' not' * one.fua} be FUA"
         if self._marks and writes and not self.needs_no_mark(one.index, one.port):
-            row = self.begun.get(one.index, 1 << BLOCK_NUMBER_BITS)
-            # Copies may be a strip further down.
-            assert row <= one.block - DATA_OFFSET_BLOCKS, f"slot {one.index} writes unannounced"
+            assert one.index in self.begun, f"slot {one.index} writes unannounced"
         for _ in range(self._random.randrange(1, self.latency)):
             await RisingEdge(self._clock)
         status = DriveStatus.GOOD
@@ -357,8 +363,11 @@ class DrivesModel:
             status = DriveStatus.UNREACHED
             if one.opcode == Opcode.WRITE and self._random.random() < 0.5:
                 self.blocks[key] = self.lines.read(one.line)
-        elif self._random.random() < self.aborts:
+        elif self._random.random() < self.aborts or (writes and key in self.aborted_once):
             status = DriveStatus.ABORTED
+            self.aborted_once.discard(key)
+            if one.opcode == Opcode.WRITE and self._random.random() < 0.5:
+                self.blocks[key] = self.lines.read(one.line)
         elif one.port in self.slow and one.elsewhere:
             assert one.opcode == Opcode.READ
             status = DriveStatus.SLOW
@@ -372,9 +381,14 @@ class DrivesModel:
                 await self._land(one, self.blocks.get(key, bytes(BLOCK)), count=BLOCK)
                 self.lines.write(one.line, self.blocks.get(key, bytes(BLOCK)))
         elif one.opcode == Opcode.WRITE_UNCORRECTABLE:
-            self.unreadable.add(key)
+            if key in self.refusing and not self.spoils_refused:
+                status = DriveStatus.MEDIUM_ERROR
+            else:
+                self.unreadable.add(key)
         else:
-            if key in self.stubborn:
+            if key in self.refusing:
+                status = DriveStatus.MEDIUM_ERROR
+            elif key in self.stubborn:
                 self.stubborn.discard(key)
                 status = DriveStatus.MEDIUM_ERROR
             elif self._random.random() < self.write_errors and self.may_fail(one.port):

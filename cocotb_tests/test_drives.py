@@ -307,6 +307,9 @@ class Faulty(wiring.Component):
                 m.d.comb += self.finished.payload.status.eq(DriveStatus.MEDIUM_ERROR)
         elif fault == "merges what is alone":
             m.d.comb += inner.operation.payload.alone.eq(0)
+        elif fault == "no fua":
+            for drive in self.drives:
+                m.d.comb += drive.command.payload.fua.eq(0)
         elif fault == "untold pieces":
             with m.If(inner.piece.payload.number == PIECES - 1):
                 m.d.comb += [self.piece.valid.eq(0), inner.piece.ready.eq(1)]
@@ -331,6 +334,7 @@ FAULTS = (
     "wrong line",
     "leaked line",
     "tag",
+    "no fua",
     "untold pieces",
     "wrong seat",
 )

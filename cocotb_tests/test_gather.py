@@ -99,6 +99,7 @@ class Bench:
         self.retired = StreamSource(dut, "retired", active=active, seed=seed)
         self.owed: Counter = Counter()
         self.blocks: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self.fua: dict[int, bool] = {}
         self.fetches: dict[int, tuple[int, int]] = {}
         self.errors = 0.0
         self.failed_blocks = 0
@@ -189,6 +190,10 @@ class Bench:
                     self.lines.read(strip.line)
                     assert self.fetches.pop(strip.line) == (strip.slot, strip.offset)
                 strips.append(strip)
+            if row.kind == RowKind.WRITE:
+                # What was not fetched has left the row, but may have left its wish.
+                wanted = any(self.fua[strip.slot] for strip in strips)
+                assert row.fua == wanted or (row.fua and self.errors), f"row {key}: {row.fua}"
             cocotb.start_soon(self._retire(slot, key, row.kind, strips))
 
     async def _retire(self, slot: int, key, kind, strips) -> None:
@@ -214,12 +219,20 @@ class Bench:
         )
         slot = self.slots.popleft()
         self.owed[slot] = blocks
+        self.fua[slot] = not read and self.random.random() < 0.3
         opcode = HostOpcode.READ if read else HostOpcode.WRITE
         for one in split(self.array, block, blocks):
             for step in range(one["blocks"] + 1):
                 place = one["base"], one["row"] + step, one["index"]
                 self.blocks[slot, one["offset"] + step] = place
-            self.extent.send(slot=slot, opcode=opcode, array=1, gathered=gathered, **one)
+            self.extent.send(
+                slot=slot,
+                opcode=opcode,
+                array=1,
+                gathered=gathered,
+                fua=self.fua[slot],
+                **one,
+            )
 
     async def settle(self, *, cycles: int = PATIENCE) -> None:
         """Waits until every command has been answered, then checks that nothing is left."""
@@ -423,6 +436,15 @@ class LaunchesAnother(Gather):
         return m
 
 
+class DropsFua(Gather):
+    """A planted bug: no row is FUA."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.row_read.data.fua.eq(0)
+        return m
+
+
 class NeverWaits(Gather):
     """A planted bug: rows wait for their partners for a cycle only."""
 
@@ -434,6 +456,7 @@ MUTANTS = {
     LosesPartners: "places_every_block_once",
     KeepsLines: "drops_only_blocks_that_cannot_be_fetched",
     LaunchesAnother: "places_every_block_once",
+    DropsFua: "places_every_block_once",
     NeverWaits: "fills_rows_of_sequential_streams",
 }
 

@@ -303,7 +303,7 @@ class GivesUpAtOnce(Sequencer):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += m.submodules.judgement.before.attempts.eq(1)
+        m.d.comb += m.submodules.judgement.before.refused.eq(-1)
         return m
 
 
@@ -314,6 +314,33 @@ class TrustsOldParity(Sequencer):
         m = super().elaborate(platform)
         with m.If(self.operation.payload.opcode == Opcode.WRITE_UNCORRECTABLE):
             m.d.comb += self.operation.payload.block.eq(0)
+        return m
+
+
+class DropsFua(Sequencer):
+    """A planted bug: no write is FUA."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.operation.payload.fua.eq(0)
+        return m
+
+
+class MarksFirstArray(Sequencer):
+    """A planted bug: all rows are marked as those of array 0."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.begun.payload.array.eq(0)
+        return m
+
+
+class MarksFirstRow(Sequencer):
+    """A planted bug: row 0 is marked whatever is written."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.begun.payload.row.eq(0)
         return m
 
 
@@ -335,6 +362,9 @@ MUTANTS = {
     GivesUpAtOnce: "writes_twice_what_a_drive_refuses_once",
     TrustsOldParity: "writes_rows_past_repair",
     MergesAgain: "keeps_rows_with_drives_failing_in_between",
+    DropsFua: "writes_and_recovers_with_all_drives",
+    MarksFirstArray: "writes_and_recovers_with_all_drives",
+    MarksFirstRow: "writes_and_recovers_with_all_drives",
     ConfusesParities: "writes_and_recovers_with_all_drives",
     KeepsLines: "writes_and_recovers_with_all_drives",
     HidesFaults: "reports_what_is_beyond_tolerance",

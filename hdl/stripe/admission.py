@@ -300,7 +300,6 @@ class Admission(wiring.Component):
                     todo.row.eq(row.row),
                     todo.joined.eq(row.joined),
                     todo.mirrored.eq(mirrored),
-                    todo.redundant.eq(has_copies | (geometry.parities != 0)),
                     todo.data.eq(data),
                     todo.parities.eq(geometry.parities),
                     todo.shift.eq(row.shift),

@@ -14,10 +14,12 @@ class Judgement(wiring.Component):
     """Counts an operation off and notes what became of its block. Combinational.
 
     ``event``: the operation's end, of target ``number``, which is role or strip ``index``.
-    ``before``, ``after``: the row's progress. ``redundant``: losing one copy or role loses no data.
-    ``ended``: it was the last of its phase. ``report``: its drive is to be given up. ``written``:
-    it was a write and will not be sent again. ABORTED operations are sent `ATTEMPTS` times, a write
-    that its drive cannot store twice, UNREACHED operations without being counted.
+    ``before``, ``after``: the row's progress. ``synced``: the drive holds all that it should of the
+    row. ``ended``: it was the last of its phase. ``report``: its drive is to be given up at once,
+    because it has gone away. ``written``: it was a write and will not be sent again. ABORTED
+    operations are sent `ATTEMPTS` times, a write that its drive cannot store twice, UNREACHED
+    operations without being counted. What becomes of a drive that did not store a block depends on
+    the whole row (`hdl.stripe.row_end`).
 
     A read that is SLOW counts as one that failed, noted in ``slow``.
 
@@ -39,7 +41,7 @@ class Judgement(wiring.Component):
                 "event": In(finished(config)),
                 "number": In(target_bits(config)),
                 "index": In(role_bits(config)),
-                "redundant": In(1),
+                "synced": In(1),
                 "before": In(progress(config)),
                 "after": Out(progress(config)),
                 "ended": Out(1),
@@ -56,18 +58,19 @@ class Judgement(wiring.Component):
         gone = event.status == DriveStatus.GONE
         aborted = event.status == DriveStatus.ABORTED
         unreached = event.status == DriveStatus.UNREACHED
-        refused = (event.status == DriveStatus.MEDIUM_ERROR) & (event.opcode == Opcode.WRITE)
+        refused = (event.status == DriveStatus.MEDIUM_ERROR) & (event.opcode != Opcode.READ)
         copying = self.copying if self._copies else Const(0)
-        counts = Signal()
+        counts, once_more = Signal(), Signal()
         m.d.comb += [
-            counts.eq(
-                (aborted & (before.attempts != ATTEMPTS - 1)) | (refused & (before.attempts == 0))
-            ),
+            counts.eq(aborted & (before.attempts != ATTEMPTS - 1)),
+            once_more.eq(refused & ~before.refused.bit_select(self.number, 1)),
             after.eq(before),
             after.remaining.eq(before.remaining - 1),
             self.ended.eq(before.remaining == 1),
         ]
-        with m.If(unreached | counts):
+        with m.If(refused):
+            m.d.comb += after.refused.eq(before.refused | (1 << self.number))
+        with m.If(unreached | counts | once_more):
             m.d.comb += [
                 after.retry.eq(before.retry | (1 << self.number)),
                 after.aborted.eq(before.aborted | counts),
@@ -81,7 +84,7 @@ class Judgement(wiring.Component):
             m.d.comb += self.report.eq(gone)
         with m.Else():
             m.d.comb += [
-                self.report.eq(gone | (~good & (self.redundant | copying))),
+                self.report.eq(gone | (~good & copying)),
                 self.written.eq(1),
             ]
             if self._copies:
@@ -89,8 +92,14 @@ class Judgement(wiring.Component):
                     self.written.eq(~self.paired | before.half),
                     after.half.eq(before.half | self.paired),
                 ]
-            with m.If(good & ~copying):
+            with m.If(good & ~copying & self.synced):
                 m.d.comb += after.good.eq(before.good | (1 << self.index))
             with m.Elif(~good & ~copying):
-                m.d.comb += after.lost.eq(before.lost | (1 << self.index))
+                m.d.comb += [
+                    after.lost.eq(before.lost | (1 << self.number)),
+                    after.left.eq(before.left | Mux(gone, 1 << self.number, 0)),
+                ]
+                with m.If(aborted):
+                    # It may have been stored all the same.
+                    m.d.comb += after.refused.eq(before.refused & ~(1 << self.number))
         return m

@@ -34,9 +34,8 @@ def program(config: Config) -> data.StructLayout:
 
     Roles are counted as in a row: data 0.., then P, Q, .. from ``data`` on; there are no more than
     drive ports. ``shift``, ``rotation``: where they lie, which `hdl.stripe.weights` needs.
-    ``possible``: 0 when too many drives are gone. ``redundant``: losing one copy or role loses no
-    data. ``read``: roles to read. ``erased``, ``use_parity``: data roles to recover, from which
-    parities (none: no such pass). ``update``: generate from old and new data and old parity, else
+    ``possible``: 0 when too many drives are gone. ``read``: roles to read. ``erased``,
+    ``use_parity``: data roles to recover, from which parities (none: no such pass). ``update``: generate from old and new data and old parity, else
     from all data. ``generate``: parities to generate. ``write``: bit per target to write. ``aux``:
     roles with a line of the row's own. ``dead``: roles whose drive cannot be used; ``bad``: roles
     that could not be read, or must not be because their drive is ``stale`` and the row not rebuilt.
@@ -45,7 +44,8 @@ def program(config: Config) -> data.StructLayout:
     joined role that is in ``aux`` is then for the host, and no other joined one can be had.
     ``elsewhere`` (with ``Config.slow_read_ms``): any one block of ``read`` can be done without.
 
-    With ``background``: ``salvage``: the row is past repair, so what joined is written, and the
+    With ``background``: ``synced``: a bit per target that has a drive, which holds all that it
+    should of this row. ``salvage``: the row is past repair, so what joined is written, and the
     live parities, which are no longer known, are made unreadable. ``walk``: of a row that is walked
     (``any``), ``kind`` being WRITE with nothing joined. Targets are then roles, with copies too,
     and ``mirrored`` is 0. ``again``: it has been planned before. ``checks``: parities (those in
@@ -58,6 +58,7 @@ def program(config: Config) -> data.StructLayout:
     if config.background:
         background = {
             "stale": config.ports,
+            "synced": targets(config),
             "salvage": 1,
             "again": 1,
             "checks": 1,
@@ -73,7 +74,6 @@ def program(config: Config) -> data.StructLayout:
             "more": 1,
             "possible": 1,
             "mirrored": 1,
-            "redundant": 1,
             "update": 1,
             "data": range(config.ports + 1),
             "parities": 3,

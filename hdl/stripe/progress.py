@@ -19,6 +19,8 @@ class Phase(enum.Enum, shape=3):
     WRITE = 3
     ABANDON = 4
     COMPARE = 5
+    SPOIL = 6
+    """What a write that failed has stored is being made unreadable."""
 
 
 class Next(enum.Enum, shape=2):
@@ -38,10 +40,11 @@ def slow_field(config: Config) -> dict:
 def progress(config: Config) -> data.StructLayout:
     """How far a row is.
 
-    ``remaining``: operations outstanding. ``bad``: roles that could not be read. ``lost``: roles
-    that could not be written. ``good``: data strips of which a copy is written. ``retry``: targets
-    to ask again; ``aborted``: at least one of them because a drive aborted it, or could not
-    store it, which counts as one of `ATTEMPTS`.
+    ``remaining``: operations outstanding. ``bad``: roles that could not be read. ``lost``: targets
+    that could not be written; ``left``: those of them whose drive has gone away. ``good``: data
+    strips of which a copy that is in sync is written. ``retry``: targets to ask again;
+    ``aborted``: at least one of them because a drive aborted it, which counts as one of `ATTEMPTS`.
+    ``refused``: targets that their drive could not store once.
 
     ``slow`` (with ``Config.slow_read_ms``): those of ``bad`` whose drive takes too long.
 
@@ -68,9 +71,11 @@ def progress(config: Config) -> data.StructLayout:
             "attempts": range(ATTEMPTS + 1),
             "aborted": 1,
             "bad": config.ports,
-            "lost": config.ports,
+            "lost": targets(config),
+            "left": targets(config),
             "good": config.ports,
             "retry": targets(config),
+            "refused": targets(config),
             **background,
             **slow_field(config),
             **early_field(config),

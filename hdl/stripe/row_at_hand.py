@@ -77,17 +77,19 @@ class RowAtHand:
         m.d.sync += self.now.phase.eq(Phase.GENERATE)
         m.next = "BEGIN-PASS"
 
-    def begin_operations(self, m: Module, *, targets: Value, write: int, again: int = 0) -> None:
-        """Read or write ``targets``."""
+    def begin_operations(
+        self, m: Module, *, targets: Value, phase: Phase, again: int = 0
+    ) -> None:
+        """Read, write or, in `Phase.SPOIL`, make unreadable ``targets``."""
         m.d.sync += [
             self.resending.eq(again),
-            self.now.phase.eq(Phase.WRITE if write else Phase.READ),
+            self.now.phase.eq(phase),
             self.pending.eq(targets),
-            self.writing.eq(write),
+            self.writing.eq(phase != Phase.READ),
         ]
         m.next = "SELECT-TARGET"
 
-    def try_again(self, m: Module, *, write: int) -> None:
+    def try_again(self, m: Module, *, phase: Phase) -> None:
         """Send once more what did not come to an end."""
         now = self.now
         m.d.sync += [
@@ -95,7 +97,7 @@ class RowAtHand:
             now.aborted.eq(0),
             now.attempts.eq(now.attempts + now.aborted),
         ]
-        self.begin_operations(m, targets=now.retry, write=write, again=1)
+        self.begin_operations(m, targets=now.retry, phase=phase, again=1)
 
     def give_back(self, m: Module, roles: Value, *, then: Next) -> None:
         """Free the own lines of ``roles``."""

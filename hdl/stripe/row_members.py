@@ -115,6 +115,9 @@ class RowMembers:
         ]
         with m.If(got):
             m.d.comb += target_write.en.eq(1)
+            if config.background:
+                with m.If(~gone & ~stale):
+                    m.d.sync += todo.synced.eq(todo.synced | (1 << number))
             with m.If(mirrored):
                 with m.If(~gone):
                     m.d.sync += todo.write.eq(todo.write | (1 << number))

@@ -42,7 +42,7 @@ def phase_states(
                 with m.If(program.write.any()):
                     m.next = "WRITE"
         with m.Elif(program.read.any()):
-            row.begin_operations(m, targets=program.read, write=0)
+            row.begin_operations(m, targets=program.read, phase=Phase.READ)
             if config.early_rows:
                 # With other rows at its heels the next reads matter more.
                 alone = early.free & ~admission.busy
@@ -78,7 +78,7 @@ def phase_states(
         with m.Switch(now.phase):
             with m.Case(Phase.READ):
                 with m.If(now.retry.any()):
-                    row.try_again(m, write=0)
+                    row.try_again(m, phase=Phase.READ)
                 with m.Elif(now.bad != program.bad):
                     row.give_back(m, program.aux, then=Next.PLAN)
                 with m.Elif(program.erased.any()):
@@ -115,10 +115,14 @@ def phase_states(
             with m.Case(Phase.WRITE):
                 m.next = "CLOSE"
                 with m.If(now.retry.any()):
-                    row.try_again(m, write=1)
+                    row.try_again(m, phase=Phase.WRITE)
             if config.background:
                 with m.Case(Phase.COMPARE):
                     m.next = "SUSPECT"
+                with m.Case(Phase.SPOIL):
+                    m.next = "FIND-REFUSALS"
+                    with m.If(now.retry.any()):
+                        row.try_again(m, phase=Phase.SPOIL)
             with m.Default():
                 m.d.sync += abandoned.eq(1)
                 row.give_back(m, program.aux, then=Next.CLOSE)
@@ -140,6 +144,6 @@ def phase_states(
             m.next = "BEGIN-PASS"
     with m.State("WRITE"):
         m.d.sync += now.attempts.eq(0)
-        row.begin_operations(m, targets=program.write, write=1)
+        row.begin_operations(m, targets=program.write, phase=Phase.WRITE)
         with m.If(~program.write.any()):
             m.next = "CLOSE"

@@ -46,12 +46,13 @@ class Sequencer(wiring.Component):
     again; or as any RECOVER row, its line given back.
 
     A role that cannot be read is planned around and, if its drive is alive and it belongs to the
-    row's new contents, written anew. A write that fails loses its role: with redundancy the drive
-    is reported on ``fail`` (before any ``committed`` of the row), and the row still succeeds
-    while the level tolerates what is lost. Without redundancy the block ends with WRITE_FAULT and
-    the drive stays. ABORTED operations are sent `ATTEMPTS` times first, UNREACHED ones and
-    writes that end with MEDIUM_ERROR once more; operations that are sent again go alone. GONE is
-    always reported.
+    row's new contents, written anew. A write that fails loses its role. If the row does without it,
+    the drive is reported on ``fail`` (before any ``committed`` of the row), and the row succeeds.
+    If it does not, the row's blocks (of mirrors: the block) end with WRITE_FAULT, and the drive
+    stays: what is live and in sync decides, not the level (`hdl.stripe.row_end`). A copy that is
+    not in sync does not make a write succeed. ABORTED operations are sent `ATTEMPTS` times first,
+    UNREACHED ones and writes that end with MEDIUM_ERROR once more; operations that are sent again
+    go alone. GONE is always reported.
 
     With ``slow_read_ms``, a host's read that has redundancy left is one that may end as SLOW: then
     it goes on as with a block that cannot be read, until it needs that block after all; and a block
@@ -181,8 +182,10 @@ class Sequencer(wiring.Component):
         gathered = program.gathered if config.gather_reads else Const(0, 1)
         filled = Signal()
         walks, single, checks, copied = Const(0), Const(0), Const(0), Const(0)
+        synced = Const(-1, targets(config))
         if config.background:
             walks, single, checks = program.walk.any, program.single, program.checks
+            synced = program.synced
             copies = program.write[copy_target(config)]
             copied = Mux(copies, 1 << program.copied, 0)
         is_strip = ~walks & (program.mirrored | (index < program.data))
@@ -224,7 +227,9 @@ class Sequencer(wiring.Component):
 
         has_line = Const(1)
         if config.background:
-            has_line = program.possible & (is_strip | ~program.salvage)
+            has_line = (
+                program.possible & (is_strip | ~program.salvage) & (now.phase != Phase.SPOIL)
+            )
             with m.If(writing & ~has_line):
                 m.d.comb += sent.opcode.eq(Opcode.WRITE_UNCORRECTABLE)
 
@@ -281,7 +286,7 @@ class Sequencer(wiring.Component):
             judgement.number.eq(number),
             # Targets of a row of mirrors that is filled are told apart by number.
             judgement.index.eq(Mux(fills & program.mirrored, number, index)),
-            judgement.redundant.eq(program.redundant),
+            judgement.synced.eq(synced.bit_select(number, 1)),
             judgement.before.eq(now),
             self.fail.payload.eq(event.port),
             self.retired.payload.eq(slot),
@@ -460,8 +465,10 @@ class Sequencer(wiring.Component):
                 m,
                 row,
                 ports=self,
+                target=target,
                 data_roles=data_roles,
                 unprotected=unprotected,
+                synced=synced,
                 fault=fault,
                 delivers=delivers,
                 verdict=verdict,

@@ -41,7 +41,7 @@ class Verdict(wiring.Component):
             m.d.comb += [self.walked.result.eq(result), self.walked.roles.eq(roles)]
 
         with m.If(done.lost.any()):
-            say(WalkResult.FAILED, done.lost)
+            say(WalkResult.FAILED, done.lost[: len(todo.dead)])
         with m.Elif(~todo.possible | self.abandoned):
             say(WalkResult.LOST, todo.dead | todo.bad)
         with m.Elif(done.found):
