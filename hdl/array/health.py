@@ -16,11 +16,6 @@ class Health:
     ----------
     used, failed
         As in `hdl.array.tables.ArrayTables`.
-
-    A drive that has restarted is suspect: what it had not stored may be lost. Where its array can
-    do without it, it has failed, and returns, so that it is brought up to date. Else it is kept as
-    it is, and stays suspect until a FLUSH of its array was refused for it, once.
-
     absent
         No drive is there.
     lost
@@ -49,6 +44,10 @@ def follow_health(m: Module, ports: Any, *, config: Config, edited: Signal) -> H
     """Drives ``used``, ``failed``, ``stale`` and ``changed``, and takes what comes on ``fail``.
 
     ``ports`` are the tables'. ``edited``: they change.
+
+    A drive that has restarted is suspect: what it had not stored may be lost. Where its array can
+    do without it, it has failed, and returns, so that it is brought up to date. Else it is kept as
+    it is, and stays suspect until a FLUSH of its array was refused for it, once.
     """
     used = ports.used
     lost = Signal(MAX_DRIVES)
