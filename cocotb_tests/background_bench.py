@@ -1,6 +1,7 @@
 """Tables and background work together, with drives that come and go and a model of the engine."""
 
 import random
+from collections.abc import Coroutine
 
 import cocotb
 from amaranth.hdl import Cat, Const, Module
@@ -69,6 +70,10 @@ class Assembly(wiring.Component):
                 "news": Out(1),
                 "host_active": In(1),
                 "lingers": In(1),
+                "refusing": In(MAX_DRIVES),
+                "restarted": In(config.ports),
+                "blamed": In(MAX_DRIVES),
+                "suspect": Out(MAX_DRIVES),
                 "report_read": In(report_read()),
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS),
@@ -102,6 +107,11 @@ class Assembly(wiring.Component):
             connect(m, user, port)
         connect(m, background.member_read, tables.member_read[0])
         connect(m, background.copy_read, tables.copy_read[0])
+        with m.If(tables.flush.valid & tables.flush.ready):
+            stored = tables.flush.payload & ~self.refusing & ~tables.failed
+            m.d.sync += [tables.flushed.valid.eq(1), tables.flushed.payload.eq(stored)]
+        with m.Elif(tables.flushed.ready):
+            m.d.sync += tables.flushed.valid.eq(0)
         present = Cat(self.present, Const(0, MAX_DRIVES - config.ports))
         for outer, inner in zip(self.capacity, tables.capacity, strict=True):
             m.d.comb += inner.eq(outer)
@@ -113,8 +123,19 @@ class Assembly(wiring.Component):
             background.failed.eq(tables.failed),
             background.stale.eq(tables.stale),
             background.changed.eq(tables.changed),
+            background.suspect.eq(tables.suspect),
+            background.undecided.eq(tables.undecided),
+            background.returns.eq(tables.returns),
+            tables.yields.eq(background.yields),
+            tables.keeps.eq(background.keeps),
+            tables.given_up.eq(background.given_up),
+            tables.restarted.eq(self.restarted),
+            tables.blamed.eq(self.blamed),
+            self.suspect.eq(tables.suspect),
             background.host_active.eq(self.host_active),
-            background.lingers.eq(self.lingers),
+            # Nobody is inside, and drives flush at once.
+            tables.quiesce.ready.eq(~self.lingers),
+            tables.flush.ready.eq(~tables.flushed.valid),
             background.now.eq(self.now),
             self.failed.eq(tables.failed),
             self.stale.eq(tables.stale),
@@ -152,10 +173,11 @@ class Bench:
         self.cycles_out = 0
         self.news = 0
         self.present = 0
-        for name in ("present", "host_active", "lingers", "now", "boundary_read__address"):
+        for name in ("present", "host_active", "lingers", "refusing", "now", "restarted", "blamed"):
             getattr(dut, name).value = 0
         for name in ("flush", "flushing", "completed", "completion", "report_read__address"):
             getattr(dut, name).value = 0
+        dut.boundary_read__address.value = 0
         for port in range(CONFIG.ports):
             getattr(dut, f"capacity__{port}").value = CAPACITY
             getattr(dut, f"identity__{port}").value = port + 1
@@ -214,6 +236,11 @@ class Bench:
 
     async def flush(self, array: int) -> None:
         """The host flushes an array, with success."""
+        await self.flush_now(array)
+        await self.rest()
+
+    async def flush_now(self, array: int, between: Coroutine | None = None) -> None:
+        """The same, whatever else is going on; ``between`` happens before it ends."""
         dut = self.dut
         dut.flushing.value = pack(flushing(CONFIG), slot=1, array=array)
         dut.completion.value = pack(completion(CONFIG), slot=1)
@@ -221,7 +248,9 @@ class Bench:
             getattr(dut, name).value = 1
             await RisingEdge(dut.clk)
             getattr(dut, name).value = 0
-        await self.rest()
+            if between is not None:
+                await between
+                between = None
 
     async def change(self, opcode: ManageOpcode, **fields) -> ManageStatus:
         """Makes a change; its status. The number made is ``self.index``."""

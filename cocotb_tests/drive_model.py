@@ -163,6 +163,8 @@ class DriveModel:
         for _, ready, _ in (self._command, self._write):
             ready.value = 0
         self._present.value = 1
+        self._restarted = port("restarted")
+        self._restarted.value = 0
         self._capacity.value = capacity
         if config.intent_chunks:
             port("identity").value = FIRST_IDENTITY + index
@@ -209,12 +211,23 @@ class DriveModel:
         """The drive goes away: every command inside, and every later one, ends with GONE."""
         self.present = False
         self._present.value = 0
+        self._end_all(DriveStatus.GONE)
+
+    def _end_all(self, status: DriveStatus) -> None:
+        """Ends every command for which no write data is on its way."""
         if self._reading is not None:
             self._break_off(self._reading)
         for command in list(self._commands.values()):
             stored = command.opcode is not Opcode.WRITE or command.granted == command.moved
             if stored and command is not self._granting:
-                self._complete(command, DriveStatus.GONE, delay=0)
+                self._complete(command, status, delay=0)
+
+    async def restart(self) -> None:
+        """The drive begins anew and says so: every command inside ends as aborted."""
+        self._end_all(DriveStatus.ABORTED)
+        self._restarted.value = 1
+        await RisingEdge(self._clock)
+        self._restarted.value = 0
 
     def insert(self) -> None:
         """A drive, empty of commands, is there again."""

@@ -20,6 +20,7 @@ from hdl.array.interface import (
     manage_request,
     manage_response,
     port_use,
+    reference,
     volume,
 )
 from hdl.array.tables import ArrayTables
@@ -45,12 +46,25 @@ class Bench:
         self.requests = StreamSource(dut, "manage_request", layout=manage_request(config))
         self.responses = StreamSink(dut, "manage_response", layout=manage_response(config))
         self.fail = StreamSource(dut, "fail")
+        self.quiesces = StreamSink(
+            dut, "quiesce", layout=reference(config), callback=self._quiesce, active=0.3
+        )
+        if config.background:
+            self.flushes = StreamSink(dut, "flush", callback=self._flush, active=0.3)
+            self.flushed = StreamSource(dut, "flushed")
         self.seen: dict[ManageStatus, int] = dict.fromkeys(ManageStatus, 0)
         dut.present.value = 0
         self.reserve(0)
         for port in range(config.ports):
             getattr(dut, f"capacity__{port}").value = 0
             self.name(port, 0)
+
+    def _quiesce(self, seen) -> None:
+        assert seen == self.model.quiesced.pop(0), f"{seen} must have nothing inside"
+
+    def _flush(self, ports: int) -> None:
+        assert ports == self.model.flushes.pop(0), f"{ports:#b} are flushed"
+        self.flushed.send(ports & ~self.model.refusing & ~int(self.dut.failed.value))
 
     def plug(self, port: int, capacity: int | None) -> None:
         """A drive of ``capacity`` blocks comes, or (None) it goes."""
@@ -91,6 +105,8 @@ class Bench:
         answer = await self.responses.receive(cycles=CHANGE_CYCLES)
         assert answer.status == status, f"{opcode} {request}: {answer.status}, expected {status}"
         assert index is None or answer.index == index
+        assert not self.model.quiesced, f"{opcode}: who is inside was not waited for"
+        assert not self.model.flushes, f"{opcode}: drives were not flushed"
         self.seen[status] += 1
         return status
 

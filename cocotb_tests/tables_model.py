@@ -36,6 +36,12 @@ class Model:
         self.stale = 0
         self.reserved = 0
         self.ends: set[CopyEnd] = set()
+        self.refusing = 0
+        """Drives that do not flush."""
+        self.flushes: list[int] = []
+        """What is to be flushed, by ports."""
+        self.quiesced: list[dict[str, int]] = []
+        """What must have nothing inside before the change goes on."""
         self.capacity = [0] * config.ports
         self.identity = [0] * config.ports
         self.known = [0] * config.ports
@@ -104,8 +110,12 @@ class Model:
         number = request["array"]
         if number not in self.arrays or number not in self.copies:
             return ManageStatus.NO_ENTRY, None
-        position, port, spare = self.copies.pop(number)
+        position, port, spare = self.copies[number]
+        if request["complete"]:
+            self.flush(1 << port)
+        del self.copies[number]
         members = self.arrays[number].members
+        self.quiesce(number)
         old, end = members[position], CopyEnd.RELEASED
         if not self.failed >> port & 1 and (self.failed >> old & 1 or request["complete"]):
             end = CopyEnd.JOINED if request["complete"] else CopyEnd.STALE
@@ -117,6 +127,8 @@ class Model:
     def replace(self, request: dict) -> tuple[ManageStatus, int | None]:
         status, number = self.join(request, failed=1)
         if status == ManageStatus.DONE:
+            if self.arrays[number].members[request["position"]] != request["port"]:
+                self.quiesce(number)
             self.arrays[number].members[request["position"]] = request["port"]
             self.known[request["port"]] = self.identity[request["port"]]
             self.lost &= ~(1 << request["port"])
@@ -158,9 +170,23 @@ class Model:
     def settle(self, request: dict) -> tuple[ManageStatus, int | None]:
         if request["array"] not in self.arrays:
             return ManageStatus.NO_ENTRY, None
-        for port in self.arrays[request["array"]].members:
-            self.stale &= ~(1 << port)
-        return ManageStatus.DONE, None
+        members = sum(1 << port for port in self.arrays[request["array"]].members)
+        stale = self.stale & members
+        stored = self.flush(stale)
+        self.stale &= ~stale
+        end = CopyEnd.JOINED if stale and stale == stored else CopyEnd.RELEASED
+        return ManageStatus.DONE, end.value << 5
+
+    def flush(self, ports: int) -> int:
+        """Drives are flushed, and fail if they cannot do it; those that did."""
+        self.flushes.append(ports)
+        stored = ports & ~self.refusing & ~self.failed
+        self.lost |= ports & ~stored
+        return stored
+
+    def quiesce(self, number: int, *, array: int = 1, goes: int = 0) -> None:
+        """Nothing may be inside for an array, or for a volume."""
+        self.quiesced.append({"of_array": array, "goes": goes, "number": number})
 
     def check_empty(self, request: dict) -> tuple[ManageStatus, int | None]:
         number = request["array"]
@@ -175,6 +201,7 @@ class Model:
             return ManageStatus.NO_ENTRY, None
         if any(array == number for array, _, _ in self.volumes.values()):
             return ManageStatus.IN_USE, None
+        self.quiesce(number, goes=1)
         del self.arrays[number]
         self.copies.pop(number, None)
         return ManageStatus.DONE, number
@@ -193,6 +220,7 @@ class Model:
         number = next((n for n in range(self.config.volumes) if n not in self.volumes), None)
         if number is None:
             return ManageStatus.NO_ENTRY, None
+        self.quiesce(number, array=0)
         self.volumes[number] = (array, first, end - first)
         return ManageStatus.DONE, number
 
@@ -201,4 +229,5 @@ class Model:
         if number not in self.volumes:
             return ManageStatus.NO_ENTRY, None
         del self.volumes[number]
+        self.quiesce(number, array=0)
         return ManageStatus.DONE, number

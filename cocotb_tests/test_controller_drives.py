@@ -6,14 +6,16 @@ import cocotb
 import pytest
 from cocotb.triggers import ClockCycles
 
-from cocotb_tests.controller_bench import LIMIT, Bench, run_controller
+from cocotb_tests.controller_bench import LIMIT, Bench, Volume, code, run_controller
 from cocotb_tests.controller_situations import ALL_PORTS, PAUSES, busy_host, setting
 from cocotb_tests.drive_model import IDEAL
-from hdl.array.interface import Level
+from hdl.array.interface import ArrayState, Level
+from hdl.background.interface import WalkKind
 from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.drive.interface import DriveStatus
 from sim.golden import nvme
-from sw.driver import raid
+from sw.driver import background, raid
+from sw.driver.commands import NvmeError
 
 
 @cocotb.test(**LIMIT)
@@ -134,6 +136,45 @@ async def tries_every_copy(dut):
     await bench.finish(volume)
 
 
+async def flush(bench: Bench, volume: Volume) -> int:
+    """Flushes; the status."""
+    try:
+        await bench.nvme.flush(volume.namespace)
+    except NvmeError as error:
+        return code(error)
+    return nvme.SUCCESS
+
+
+@cocotb.test(**LIMIT)
+async def drives_restart(dut):
+    """A member is brought up to date by itself; where nothing can be had, one flush fails."""
+    bench = await Bench(dut).start()
+    volume = await bench.create(**setting("RAID5"))
+    load = cocotb.start_soon(bench.load(volume, 30))
+    await ClockCycles(dut.clk, 3000)
+    await bench.drives[2].restart()
+    await load
+    for _ in range(200):
+        [array] = await raid.arrays(bench.nvme)
+        if array.state == ArrayState.OPTIMAL and not array.members[2].failed:
+            break
+        await ClockCycles(dut.clk, 500)
+    assert array.state == ArrayState.OPTIMAL and not array.members[2].stale
+    assert (await background.job(bench.nvme, 0)).kind == WalkKind.REBUILD
+    assert await flush(bench, volume) == nvme.SUCCESS
+    await bench.finish(volume)
+    await raid.delete_volume(bench.nvme, volume.namespace)
+    await raid.delete_array(bench.nvme, volume.array)
+    volume = await bench.create(**setting("RAID0"))
+    await bench.load(volume, 10)
+    await bench.drives[3].restart()
+    await ClockCycles(dut.clk, 3000)
+    statuses = [await flush(bench, volume) for _ in range(3)]
+    assert statuses == [nvme.WRITE_FAULT, nvme.SUCCESS, nvme.SUCCESS]
+    await bench.load(volume, 10)
+    await bench.finish(volume)
+
+
 def run(testcase: str, **parameters) -> None:
     run_controller(testcase, module=__name__, **parameters)
 
@@ -154,6 +195,10 @@ def test_degraded(array, pulled):
 
 def test_beyond_tolerance():
     run("tells_the_truth_beyond_tolerance")
+
+
+def test_restarts():
+    run("drives_restart")
 
 
 @pytest.mark.parametrize("array", ["RAID6", pytest.param("RAID10", marks=pytest.mark.slow)])

@@ -167,7 +167,7 @@ async def another_member_fails(dut):
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def nobody_gets_a_drive_that_is_written(dut):
-    """What a copy leaves is anybody's, a spare too, once the rows under way have ended."""
+    """What a copy leaves is anybody's, a spare too, once nobody is inside for its array."""
     host, array = await begin(dut)
     host.log.clear()
     dut.lingers.value = 1
@@ -175,7 +175,7 @@ async def nobody_gets_a_drive_that_is_written(dut):
     await host.until(lambda: len(host.log) == ROWS, "rows")
     host.pull(2)
     await ClockCycles(dut.clk, 1000)
-    assert not int(dut.stale.value) and used(dut) == 0b100101
+    assert not int(dut.stale.value) and used(dut) == 0b100111
     assert (await host.job(array))["state"] == JobState.RUNNING
     dut.lingers.value = 0
     await host.rest()
@@ -187,7 +187,7 @@ async def nobody_gets_a_drive_that_is_written(dut):
     host.requests.send(opcode=ManageOpcode.STOP_JOB, array=array)
     host.requests.send(opcode=ManageOpcode.CREATE_ARRAY, level=Level.JBOD.value, drives=1 << 4)
     await ClockCycles(dut.clk, 1000)
-    assert used(dut) == 0b100011
+    assert used(dut) == 0b110011
     dut.lingers.value = 0
     for _ in range(2):
         assert (await host.responses.receive(cycles=2000)).status == ManageStatus.DONE
@@ -249,6 +249,32 @@ async def members_without_redundancy(dut):
     assert (job["state"], job["kind"]) == (JobState.DONE, WalkKind.REBUILD)
     assert job["found"][2] == len(rows_of(host, WalkKind.REBUILD)) > 0
     assert used(dut) == 0b001111 and host.state(array) == ArrayState.OPTIMAL
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def drives_that_do_not_flush_are_not_trusted(dut):
+    """A copy that its drive does not store is given up, and so is a rebuild."""
+    host, array = await begin(dut)
+    dut.refusing.value = 1 << 5
+    await host.good(**copy(array, 1, 5))
+    await host.rest()
+    job = await host.job(array)
+    assert (job["state"], job["kind"]) == (JobState.FAILED, WalkKind.COPY)
+    assert used(dut) == 0b111 and host.state(array) == ArrayState.OPTIMAL
+    assert not int(dut.stale.value)
+    host.pull(1)
+    await host.rest()
+    await host.good(ManageOpcode.REPLACE, array=array, position=1, port=5)
+    await host.rest()
+    job = await host.job(array)
+    assert (job["state"], job["kind"]) == (JobState.FAILED, WalkKind.REBUILD)
+    assert used(dut) == 0b100101 and host.state(array) == ArrayState.DEGRADED
+    assert int(dut.failed.value) >> 5 & 1 and not int(dut.stale.value)
+    dut.refusing.value = 0
+    await host.good(ManageOpcode.REPLACE, array=array, position=1, port=4)
+    await host.rest()
+    assert (await host.job(array))["state"] == JobState.DONE
+    assert host.state(array) == ArrayState.OPTIMAL
 
 
 def test_copies():

@@ -12,7 +12,7 @@ from cocotb_tests.array_models import rotation_of_name
 from cocotb_tests.runner import SimulationError
 from cocotb_tests.streams import start
 from cocotb_tests.tables_bench import CONFIGS, Bench, run_tables, this_config
-from hdl.array.interface import Level, ManageOpcode, ManageStatus
+from hdl.array.interface import Level, ManageOpcode, ManageStatus, geometry, volume
 from hdl.array.tables import ArrayTables
 from hdl.config import DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
 from sim.golden.layout import MAX_STRIP_BLOCKS, MIRRORED, PARITIES, rotations
@@ -141,6 +141,9 @@ async def holds_what_the_model_holds(dut):
             number = generator.choice([*bench.model.arrays, generator.randrange(256)])
             after = generator.choice((ManageOpcode.SETTLE, ManageOpcode.CHECK_EMPTY))
             await bench.change(after, array=number)
+            bench.model.refusing = generator.getrandbits(MAX_DRIVES) & generator.getrandbits(
+                MAX_DRIVES
+            )
             bench.reserve(1 << generator.randrange(MAX_DRIVES) if generator.random() < 0.5 else 0)
         else:
             port = generator.randrange(MAX_DRIVES)
@@ -186,6 +189,88 @@ async def remembers_lost_drives(dut):
     assert await bench.change(ManageOpcode.CREATE_ARRAY, **array) == ManageStatus.DONE
     assert bench.model.failed & 0b1111 == 0
     await bench.compare()
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def nobody_gets_what_is_referred_to(dut):
+    """Volumes, arrays and drives that are left are free when nobody is inside for them."""
+    config = this_config()
+    bench = Bench(dut, config, random.Random(1))
+    await start(dut)
+    for port in range(4):
+        bench.plug(port, 100_000)
+    array = {"level": Level.RAID1.value, "strip_shift": 2, "drives": 0b0011}
+    assert await bench.change(ManageOpcode.CREATE_ARRAY, **array) == ManageStatus.DONE
+
+    async def held(opcode: ManageOpcode, check, **fields) -> None:
+        """``check`` holds for as long as somebody is inside, and then the change ends."""
+        bench.quiesces.paused = True
+        changing = cocotb.start_soon(bench.change(opcode, **fields))
+        for _ in range(300):
+            await RisingEdge(dut.clk)
+        assert not changing.done(), f"{opcode} does not wait"
+        await check()
+        bench.quiesces.paused = False
+        assert await changing == ManageStatus.DONE
+        await bench.compare()
+
+    async def no_volume() -> None:
+        for entry in await bench.look("volume_read", volume(config), 0, 2):
+            assert not entry.valid
+
+    async def used(ports: int) -> None:
+        assert int(dut.used.value) == ports
+        for entry in await bench.look("geometry_read", geometry(config), 0, 2):
+            assert entry.valid
+
+    await held(ManageOpcode.CREATE_VOLUME, no_volume, array=0)
+    await held(ManageOpcode.DELETE_VOLUME, no_volume, volume=0)
+    if config.background:
+        copy = {"array": 0, "position": 1, "port": 2}
+        for complete, members in ((0, 0b0011), (1, 0b0101)):
+            assert await bench.change(ManageOpcode.COPY, **copy) == ManageStatus.DONE
+            end = {"array": 0, "complete": complete}
+            await held(ManageOpcode.END_COPY, lambda: used(0b0111), **end)
+            assert int(dut.used.value) == members
+        bench.plug(2, None)
+        replace = {"array": 0, "position": 1, "port": 3}
+        await held(ManageOpcode.REPLACE, lambda: used(0b1101), **replace)
+        assert int(dut.used.value) == 0b1001
+    members = int(dut.used.value)
+    await held(ManageOpcode.DELETE_ARRAY, lambda: used(members), array=0)
+    assert int(dut.used.value) == 0
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def drives_are_flushed_before_they_are_trusted(dut):
+    """A drive that is rebuilt or copied to is a good member only if it has flushed since."""
+    config = this_config()
+    if not config.background:
+        return
+    bench = Bench(dut, config, random.Random(1))
+    await start(dut)
+    array = {"level": Level.RAID1.value, "strip_shift": 2, "drives": 0b0011}
+    for refusing in (0, 0b0100):
+        bench.model.refusing = 0
+        for port in range(4):
+            bench.plug(port, 100_000)
+        assert await bench.change(ManageOpcode.CREATE_ARRAY, **array) == ManageStatus.DONE
+        bench.plug(1, None)
+        replace = {"array": 0, "position": 1, "port": 2}
+        assert await bench.change(ManageOpcode.REPLACE, **replace) == ManageStatus.DONE
+        bench.model.refusing = refusing
+        bench.flushed.paused = True
+        settling = cocotb.start_soon(bench.change(ManageOpcode.SETTLE, array=0))
+        for _ in range(300):
+            await RisingEdge(dut.clk)
+        assert int(dut.stale.value) == 0b0100 and not settling.done(), "trusted without a flush"
+        bench.flushed.paused = False
+        assert await settling == ManageStatus.DONE
+        await RisingEdge(dut.clk)
+        assert int(dut.stale.value) == 0
+        assert int(dut.failed.value) & 0b0101 == refusing
+        await bench.compare()
+        assert await bench.change(ManageOpcode.DELETE_ARRAY, array=0) == ManageStatus.DONE
 
 
 @pytest.mark.parametrize("config", CONFIGS)

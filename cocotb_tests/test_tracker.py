@@ -41,7 +41,6 @@ class Slot:
     fields: Fields
     due: int
     status: Status = Status.SUCCESS
-    tolerant: bool = False
     retries: dict[int, dict[str, int]] = field(default_factory=dict)
     mapped: bool = False
     aborted: bool = False
@@ -119,7 +118,7 @@ class Bench:
 
     def _on_expected(self, event: Fields) -> None:
         slot = self.slots[event.slot]
-        slot.due, slot.tolerant = event.count, bool(event.tolerant)
+        slot.due = event.count
         for _ in range(event.count):
             status = DriveStatus.GOOD
             if self.generator.random() < self.trouble / 4:
@@ -131,7 +130,7 @@ class Bench:
                         "index": event.slot,
                         "opcode": Opcode.FLUSH,
                         "status": status,
-                        "recover": {"copy": int(self.generator.random() < 0.3)},
+                        "recover": {"copy": self.generator.getrandbits(1)},
                     },
                 )
             )
@@ -139,10 +138,9 @@ class Bench:
     def _on_flushed(self, event: Fields) -> None:
         slot = self.slots[event.index]
         good = event.status == DriveStatus.GOOD
-        copied = self.config.background and event.recover["copy"] & 1
-        may_go = slot.tolerant or copied
-        excused = event.status == DriveStatus.GONE and may_go
-        if event.status == DriveStatus.ABORTED and slot.rounds < FLUSH_ROUNDS - 1:
+        undone = event.status in (DriveStatus.ABORTED, DriveStatus.GONE)
+        excused = False
+        if undone and slot.rounds < FLUSH_ROUNDS - 1:
             slot.aborted = excused = True
         slot.end(Status.SUCCESS if good or excused else Status.WRITE_FAULT)
 
@@ -196,10 +194,7 @@ class Bench:
         slot.mapped = True
         if seen.opcode == HostOpcode.FLUSH:
             count = self.generator.choice((0, 1, 4, 32))
-            tolerant = self.generator.getrandbits(1)
-            self.unsent.append(
-                ("expected", {"slot": seen.slot, "count": count, "tolerant": tolerant})
-            )
+            self.unsent.append(("expected", {"slot": seen.slot, "count": count}))
             return
         for offset in range(seen.blocks + 1):
             if seen.opcode == HostOpcode.READ:

@@ -5,13 +5,23 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.array.mapper import Mapper
+from hdl.array.references import References
 from hdl.array.tables import ArrayTables
 from hdl.array.tracker import Tracker
 from hdl.background.background import Background
 from hdl.background.interface import walk
 from hdl.config import LINE_USERS, LINE_WRITERS, TIME_BITS, Config
 from hdl.drive.drives import Drives
-from hdl.drive.interface import DrivePort, Opcode, Owner, finished, landed, operation
+from hdl.drive.flusher import FlushAll, Flusher
+from hdl.drive.interface import (
+    DrivePort,
+    DriveStatus,
+    Opcode,
+    Owner,
+    finished,
+    landed,
+    operation,
+)
 from hdl.memory.allocator import LineAllocator
 from hdl.memory.shared_read import SharedRead
 from hdl.memory.store import LineStore
@@ -25,7 +35,6 @@ from hdl.stripe.dispatch import Dispatch
 from hdl.stripe.gather import Gather
 from hdl.stripe.interface import committed
 from hdl.stripe.sequencer import Sequencer
-from hdl.stripe.stragglers import Stragglers
 
 
 class Core(wiring.Component):
@@ -73,8 +82,9 @@ class Core(wiring.Component):
             config=config,
             geometry_readers=5 + 2 * config.background,
             member_readers=3 + config.background,
-            volume_readers=2 + config.compare_and_deallocate,
+            volume_readers=3 + config.compare_and_deallocate,
         )
+        m.submodules.references = references = References(config=config)
         m.submodules.tracker = tracker = Tracker(config=config)
         m.submodules.mapper = mapper = Mapper(config=config)
         m.submodules.dispatch = dispatch = Dispatch(config=config)
@@ -86,8 +96,10 @@ class Core(wiring.Component):
         m.submodules.allocator = allocator = LineAllocator(
             config=config, users=LINE_USERS, returns=4, reserves=config.line_reserves
         )
+        m.submodules.flusher = flusher = Flusher(config=config, users=1 + config.background)
+        m.submodules.flush_all = flush_all = FlushAll()
         blocks = [endpoint, front_end, tables, tracker, mapper, dispatch, gather, sequencer]
-        blocks += [parity, drives, store, allocator]
+        blocks += [parity, drives, store, allocator, references, flusher, flush_all]
 
         # Host side: PCIe transactions and registers.
         connect(m, flipped(self.request), endpoint.request)
@@ -127,9 +139,10 @@ class Core(wiring.Component):
             connect(m, dispatch.mend, walks.inputs[0])
             connect(m, sequencer.mend, walks.inputs[1])
             blocks.append(walks)
-        m.submodules.operations = operations = Merge(operation(config), inputs=2)
+        m.submodules.operations = operations = Merge(operation(config), inputs=3)
         connect(m, sequencer.operation, operations.inputs[0])
         connect(m, dispatch.operation, operations.inputs[1])
+        connect(m, flusher.operation, operations.inputs[2])
         m.submodules.operation_skid = operation_skid = Skid(operation(config))
         connect(m, operations.output, operation_skid.input)
         connect(m, operation_skid.output, drives.operation)
@@ -154,14 +167,24 @@ class Core(wiring.Component):
         # Completions up.
         m.submodules.finished_relay = finished_relay = Relay(finished(config))
         connect(m, drives.finished, finished_relay.input)
+        # A drive that is failed by now, or may have lost what it held, has flushed nothing.
+        heard = finished_relay.input.payload
+        doubted = tables.failed
+        if config.background:
+            doubted = doubted | tables.suspect
+        with m.If((heard.opcode == Opcode.FLUSH) & doubted.bit_select(heard.port, 1)):
+            with m.If(drives.finished.payload.status == DriveStatus.GOOD):
+                m.d.comb += heard.status.eq(DriveStatus.GONE)
         ended = finished_relay.output
+        of_row = ended.payload.owner == Owner.ROW
         of_command = ended.payload.owner == Owner.COMMAND
         of_flush = ended.payload.opcode == Opcode.FLUSH
         split(
             m,
             ended,
             [
-                (~of_command, sequencer.finished),
+                (of_row, sequencer.finished),
+                (ended.payload.owner == Owner.FLUSHER, flusher.finished),
                 (of_command & of_flush, tracker.flushed),
                 (of_command & ~of_flush, tracker.read_failed),
             ],
@@ -225,12 +248,30 @@ class Core(wiring.Component):
             connect(m, user, port)
         for user, port in zip(positions, tables.member_read, strict=True):
             connect(m, user, port)
-        volumes = [front_end.volume_read, mapper.volume_read]
+        volumes = [front_end.volume_read, mapper.volume_read, references.volume_read]
         if config.compare_and_deallocate:
             volumes.append(front_end.size_read)
         for user, port in zip(volumes, tables.volume_read, strict=True):
             connect(m, user, port)
         connect(m, front_end.port_read, tables.port_read)
+
+        # Who is inside, for changes that must wait until nobody is.
+        connect(m, tables.quiesce, references.quiesce)
+        m.d.comb += [
+            references.begins.eq(front_end.begins),
+            references.begun.eq(front_end.begun),
+            references.ends.eq(front_end.ends),
+            references.ended.eq(front_end.ended),
+            references.takes.eq(gather.takes),
+            references.taken.eq(gather.taken),
+            references.gives.eq(gather.gives),
+            references.given.eq(gather.given),
+        ]
+
+        # Drives that are flushed before the power goes, or before they are trusted.
+        connect(m, flush_all.ask, flusher.ask[0])
+        connect(m, flusher.told[0], flush_all.told)
+        m.d.comb += [flush_all.used.eq(tables.used), flush_all.failed.eq(tables.failed)]
         if not config.background:
             connect(m, front_end.manage_request, tables.manage_request)
             connect(m, tables.manage_response, front_end.manage_response)
@@ -255,21 +296,14 @@ class Core(wiring.Component):
                 m.d.comb += user.stale.eq(tables.stale)
             for user, port in zip((sequencer, dispatch, background), tables.copy_read, strict=True):
                 connect(m, user.copy_read, port)
-            m.submodules.stragglers = stragglers = Stragglers(config=config)
-            m.d.comb += [
-                stragglers.launched.eq(gather.launch.valid & gather.launch.ready),
-                stragglers.launched_slot.eq(gather.launch.payload),
-                stragglers.ended.eq(sequencer.retired.valid & sequencer.retired.ready),
-                stragglers.ended_slot.eq(sequencer.retired.payload),
-                stragglers.turn.eq(background.turn),
-                background.lingers.eq(stragglers.lingers),
-            ]
-            if config.sector_emulation:
-                # A row that has been filled is launched again.
-                with m.If(sequencer.filled.valid & sequencer.filled.ready):
-                    m.d.comb += stragglers.ended.eq(1)
+            connect(m, tables.flush, flusher.ask[1])
+            connect(m, flusher.told[1], tables.flushed)
+            m.d.comb += references.notes.eq(Cat(dispatch.noted, sequencer.noted))
+            for number, sender in zip(references.noted, (dispatch, sequencer), strict=True):
+                m.d.comb += number.eq(sender.noted_array)
         present = Cat(port.present for port in self.drives)
         m.d.comb += [
+            tables.restarted.eq(Cat(port.restarted for port in self.drives)),
             tables.present.eq(present),
             front_end.drive_present.eq(present),
             front_end.drive_used.eq(tables.used),
@@ -348,6 +382,14 @@ class Core(wiring.Component):
             background.failed.eq(tables.failed),
             background.stale.eq(tables.stale),
             background.changed.eq(tables.changed),
+            background.suspect.eq(tables.suspect),
+            background.undecided.eq(tables.undecided),
+            background.returns.eq(tables.returns),
+            tables.yields.eq(background.yields),
+            tables.keeps.eq(background.keeps),
+            tables.given_up.eq(background.given_up),
+            tables.blamed.eq(dispatch.blamed),
+            dispatch.suspect.eq(tables.suspect),
             tables.reserved.eq(background.reserved),
             front_end.drive_stale.eq(tables.stale),
             front_end.array_states.eq(background.array_states),

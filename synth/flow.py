@@ -253,6 +253,8 @@ def _script(text: str) -> str:
     return "\n".join(
         [
             "read_rtlil design.il",
+            # Assertions are for simulations.
+            "chformal -remove",
             f"setattr -mod -set keep_hierarchy 1 {module[1]}",
             "scratchpad -copy abc9.script.flow3 abc9.script",
             "synth_ecp5 -top top -run begin:map_ram",

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from amaranth.hdl import Array, Module, Signal
+from amaranth.hdl import Array, Module, Mux, Signal
 
 from hdl.array.admission import Admission
 from hdl.array.capacity import Capacity
@@ -130,9 +130,8 @@ def create_states(
 
 
 def delete_states(m: Module, change: Change, health: Health, *, copies: Copies | None) -> None:
-    """The states ERASE_ARRAY, in which DELETE_ARRAY goes on if it has no volumes, to LEAVE_DRIVES.
-
-    SETTLE begins with READ_USE. ``copies`` if the configuration has any.
+    """The states ERASE_ARRAY, in which DELETE_ARRAY goes on when nothing refers to the array any
+    more, to LEAVE_DRIVES. ``copies`` if the configuration has any.
     """
     request, number, arrays, uses = change.request, change.number, change.arrays, change.uses
 
@@ -148,11 +147,45 @@ def delete_states(m: Module, change: Change, health: Health, *, copies: Copies |
     with m.State("LEAVE_DRIVES"):
         m.d.sync += number.eq(number + 1)
         with m.If(uses.read.data.used & (uses.read.data.array == request.array)):
-            if copies is not None:
-                with m.If(request.opcode == ManageOpcode.SETTLE):
-                    m.d.comb += [health.settles.eq(1 << change.port), change.edited.eq(1)]
-            with m.If(request.opcode == ManageOpcode.DELETE_ARRAY):
-                m.d.comb += [uses.write.en.eq(1), health.leaves.eq(1 << change.port)]
+            m.d.comb += [uses.write.en.eq(1), health.leaves.eq(1 << change.port)]
         m.next = "READ_USE"
         with m.If(change.last_port):
             change.answer(m, ManageStatus.DONE)
+
+
+def quiesce_states(m: Module, change: Change, health: Health, *, quiesce: Any) -> None:
+    """The states QUIESCE, which waits for all that refers to the volume ``vacant`` or to the array
+    of the request, and LEAVE, which follows when the drive at port ``number`` is the array's no
+    more: it is free now.
+
+    ``quiesce`` is the tables'.
+    """
+    config, request, uses = change.config, change.request, change.uses
+    of_volume = (request.opcode == ManageOpcode.CREATE_VOLUME) | (
+        request.opcode == ManageOpcode.DELETE_VOLUME
+    )
+    m.d.comb += [
+        quiesce.payload.of_array.eq(~of_volume),
+        quiesce.payload.goes.eq(request.opcode == ManageOpcode.DELETE_ARRAY),
+        quiesce.payload.number.eq(Mux(of_volume, change.vacant, request.array)),
+    ]
+
+    with m.State("QUIESCE"):
+        m.d.comb += quiesce.valid.eq(1)
+        with m.If(quiesce.ready):
+            with m.Switch(request.opcode):
+                with m.Case(ManageOpcode.CREATE_VOLUME):
+                    m.next = "WRITE_VOLUME"
+                with m.Case(ManageOpcode.DELETE_VOLUME):
+                    change.answer(m, ManageStatus.DONE)
+                with m.Case(ManageOpcode.DELETE_ARRAY):
+                    m.next = "ERASE_ARRAY"
+                if config.background:
+                    with m.Default():
+                        m.next = "LEAVE"
+
+    if config.background:
+        with m.State("LEAVE"):
+            m.d.comb += [uses.write.en.eq(1), health.leaves.eq(1 << change.port)]
+            m.d.sync += change.response.status.eq(ManageStatus.DONE)
+            m.next = "RESPOND"

@@ -1,5 +1,7 @@
 """Which member of each array is being copied to which drive, and how a copy begins and ends."""
 
+from typing import Any
+
 from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
@@ -65,11 +67,13 @@ class Copies(wiring.Component):
         return m
 
 
-def copy_states(m: Module, change: Change, health: Health, *, copies: Copies) -> None:
+def copy_states(
+    m: Module, change: Change, health: Health, *, copies: Copies, ports: Any
+) -> None:
     """The states that begin and end a copy, from BEGIN_COPY and READ_COPY on.
 
     ``number`` and ``position`` are those of the drive that is copied to and of the member, which
-    is read two cycles later.
+    is read two cycles later. ``ports`` are the tables'.
     """
     request, number, position = change.request, change.number, change.position
     failed = health.failed
@@ -100,6 +104,24 @@ def copy_states(m: Module, change: Change, health: Health, *, copies: Copies) ->
 
     with m.State("FIND_COPIED"):
         m.next = "JUDGE_COPY"
+        with m.If(request.complete):
+            m.next = "FLUSH_COPY"
+
+    # What has been copied may still be in the drive's volatile cache.
+    with m.State("FLUSH_COPY"):
+        m.d.comb += [ports.flush.valid.eq(1), ports.flush.payload.eq(1 << port)]
+        with m.If(ports.flush.ready):
+            m.next = "TRUST_COPY"
+
+    with m.State("TRUST_COPY"):
+        m.d.comb += ports.flushed.ready.eq(1)
+        with m.If(ports.flushed.valid):
+            m.d.comb += health.fails.eq((1 << port) & ~ports.flushed.payload)
+            m.next = "KEEP_COPY"
+
+    # A drive that fails is seen to be failed a cycle later.
+    with m.State("KEEP_COPY"):
+        m.next = "JUDGE_COPY"
 
     # Which of the two drives goes, as they are now.
     old = Signal.like(member)
@@ -123,15 +145,18 @@ def copy_states(m: Module, change: Change, health: Health, *, copies: Copies) ->
     with m.State("ERASE_COPY"):
         leaver = Mux(joined, old, port)
         outcome = Mux(renews, CopyEnd.STALE.value, CopyEnd.JOINED.value)
+        ended = Signal(CopyEnd)
+        m.d.comb += ended.eq(Mux(joined, outcome, CopyEnd.RELEASED.value))
         m.d.comb += [
             change.members.write.en.eq(joined),
             copies.write.eq(1),
-            uses.write.addr.eq(leaver),
-            uses.write.en.eq(1),
-            health.leaves.eq(1 << leaver),
             change.edited.eq(1),
         ]
-        change.answer(m, ManageStatus.DONE)
-        m.d.sync += change.response.index.eq(
-            Cat(old, Mux(joined, outcome, CopyEnd.RELEASED.value), copies.current.spare)
-        )
+        # Who began before may still read or write the drive that leaves.
+        m.d.sync += [
+            change.response.index.eq(
+                Cat(old, ended, copies.current.spare)
+            ),
+            number.eq(leaver),
+        ]
+        m.next = "QUIESCE"

@@ -24,8 +24,8 @@ class Health:
         No new array may have it.
     joins, leaves
         Pulses: it belongs to an array from now on, and is not lost; it belongs to none.
-    renewed, settles
-        Pulses: it is stale from now on; it is no longer.
+    renewed, settles, fails
+        Pulses: it is stale from now on; it is no longer; it has failed, if an array has it.
     """
 
     used: Signal
@@ -37,12 +37,17 @@ class Health:
     leaves: Signal
     renewed: Signal
     settles: Signal
+    fails: Signal
 
 
 def follow_health(m: Module, ports: Any, *, config: Config, edited: Signal) -> Health:
     """Drives ``used``, ``failed``, ``stale`` and ``changed``, and takes what comes on ``fail``.
 
     ``ports`` are the tables'. ``edited``: they change.
+
+    A drive that has restarted is suspect: what it had not stored may be lost. Where its array can
+    do without it, it has failed, and returns, so that it is brought up to date. Else it is kept as
+    it is, and stays suspect until a FLUSH of its array was refused for it, once.
     """
     used = ports.used
     lost = Signal(MAX_DRIVES)
@@ -56,20 +61,45 @@ def follow_health(m: Module, ports: Any, *, config: Config, edited: Signal) -> H
         ports.fail.ready.eq(1),
         reported.eq(ports.fail.valid << ports.fail.payload),
         ports.failed.eq(absent | lost),
-        ports.changed.eq(edited | (ports.failed != failed_before)),
     ]
     reserved = Signal(MAX_DRIVES)
     settles = Signal(MAX_DRIVES)
     renewed = Signal(MAX_DRIVES)
+    fails = Signal(MAX_DRIVES)
+    suspect_before = Signal(MAX_DRIVES)
+    suspected = Const(0)
+    restarted = Signal(MAX_DRIVES)
+    m.d.comb += restarted.eq(ports.restarted)
+    # Without background work no drive can be brought up to date: one that restarts has failed.
+    gone = absent | reported | fails | restarted
     if config.background:
+        # Where it can be done without, and where not, is judged soon; until then nobody trusts it.
+        kept = Signal(MAX_DRIVES)
+        gone = absent | reported | fails | (ports.yields & ports.suspect)
+        over = ~used | absent | reported | ports.failed | joins | leaves
+        m.d.sync += [
+            ports.suspect.eq(
+                (ports.suspect | (restarted & used))
+                & ~(over | fails | ports.yields | (ports.blamed & kept))
+            ),
+            kept.eq(((kept & ~restarted) | ports.keeps) & ports.suspect),
+            ports.returns.eq(
+                (ports.returns | (ports.suspect & (ports.yields | fails)))
+                & ~(absent | reported | joins | leaves | ports.given_up)
+            ),
+            suspect_before.eq(ports.suspect),
+        ]
+        m.d.comb += ports.undecided.eq((ports.suspect & ~kept).any() | (restarted & used).any())
         m.d.comb += reserved.eq(ports.reserved)
         m.d.sync += ports.stale.eq(
-            ((ports.stale & ~joins) | renewed) & ~(leaves | settles | absent | reported)
+            ((ports.stale & ~joins) | renewed) & ~(leaves | settles | gone)
         )
+        suspected = (ports.suspect != suspect_before) | (restarted & used).any()
+    m.d.comb += ports.changed.eq(edited | (ports.failed != failed_before) | suspected)
     m.d.sync += [
         failed_before.eq(ports.failed),
         used.eq((used | joins) & ~leaves),
-        lost.eq((lost | (used & (absent | reported))) & ~joins),
+        lost.eq((lost | (used & gone)) & ~joins),
     ]
     return Health(
         used=used,
@@ -81,4 +111,5 @@ def follow_health(m: Module, ports: Any, *, config: Config, edited: Signal) -> H
         leaves=leaves,
         renewed=renewed,
         settles=settles,
+        fails=fails,
     )

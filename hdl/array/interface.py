@@ -168,13 +168,19 @@ def extent(config: Config) -> data.StructLayout:
 def expected(config: Config) -> data.StructLayout:
     """A FLUSH of ``slot`` will end ``count`` times, once for each live drive.
 
-    ``tolerant``: the array is redundant, so a drive that goes away meanwhile is no error.
     ``array``: which (not there without `Config.intent_chunks`).
     """
     array = {"array": config.array_bits} if config.intent_chunks else {}
-    return data.StructLayout(
-        {"slot": config.slot_bits, "count": WIDTH_BITS, "tolerant": 1, **array}
-    )
+    return data.StructLayout({"slot": config.slot_bits, "count": WIDTH_BITS, **array})
+
+
+def reference(config: Config) -> data.StructLayout:
+    """What is to have nothing inside any more: array ``number`` if ``of_array``, else that volume.
+
+    ``goes``: the array has no volumes and no job, and will be deleted; so rows that are to be
+    mended are waited for as well.
+    """
+    return data.StructLayout({"of_array": 1, "goes": 1, "number": 8})
 
 
 def port_use(config: Config) -> data.StructLayout:
@@ -232,7 +238,8 @@ class ManageOpcode(enum.Enum, shape=4):
 
 
 class CopyEnd(enum.Enum, shape=2):
-    """What END_COPY did with the drive that was copied to; ``index`` of the answer, bits 6:5."""
+    """What END_COPY did with the drive that was copied to; ``index`` of the answer, bits 6:5, and
+    so of SETTLE: JOINED or RELEASED."""
 
     RELEASED = 0
     """It is gone, or not all rows are on it: it is free again."""
@@ -240,6 +247,10 @@ class CopyEnd(enum.Enum, shape=2):
     """It holds all rows and is the member; the drive that was is free."""
     STALE = 2
     """The member failed: it is the member, and has to be rebuilt from the boundary on."""
+
+
+COPY_END_SHIFT = 5
+"""Where `CopyEnd` lies in the answer's ``index``."""
 
 
 class ManageStatus(enum.Enum, shape=4):
@@ -289,10 +300,12 @@ def manage_request(config: Config) -> data.StructLayout:
     drive at ``port``, which is to be rebuilt; it may be the one that it was. RE_ADD (with
     `Config.intent_chunks`): member ``position`` of ``array`` is failed and its drive there again,
     which has missed no more than what is marked. SETTLE: the members of
-    ``array`` that were stale are rebuilt. CHECK_EMPTY: ``array`` exists and has no volumes.
+    ``array`` that were stale are rebuilt, and trusted once they have been flushed; `CopyEnd` of the
+    answer is JOINED if all of them are. CHECK_EMPTY: ``array`` exists and has no volumes.
     COPY: live member ``position`` of ``array`` is copied to the free drive at ``port``; ``spare``:
     the one that it leaves becomes a hot spare. END_COPY: the copy of ``array`` ends as `CopyEnd`
-    says; ``complete``: all rows have been copied.
+    says; ``complete``: all rows have been copied, so the drive is flushed, and is failed if it
+    does not do that.
     START_JOB: ``kind`` (`hdl.background.interface.WalkKind`) on ``array`` from row ``start`` on;
     ``resume``: from where it was. STOP_JOB: ``array``. SET_SHARE: ``share`` in percent.
     ADD_SPARE: drive ``port``, for every array or if ``dedicated`` for ``array``. REMOVE_SPARE:

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from amaranth.hdl import Array, Module, Signal, Value
+from amaranth.hdl import Array, Module, Mux, Signal, Value
 
 from hdl.array.change import Change
 from hdl.array.health import Health
-from hdl.array.interface import ManageStatus
+from hdl.array.interface import COPY_END_SHIFT, CopyEnd, ManageStatus
 from hdl.config import DATA_OFFSET_BLOCKS, MAX_DRIVES
 
 
@@ -76,7 +76,56 @@ def member_states(
         m.next = "SWAP_MEMBER"
 
     with m.State("SWAP_MEMBER"):
-        m.d.comb += [members.write.en.eq(1), change.edited.eq(1), uses.write.addr.eq(old)]
-        with m.If(old != change.port):
-            m.d.comb += [uses.write.en.eq(1), health.leaves.eq(1 << old)]
+        m.d.comb += [members.write.en.eq(1), change.edited.eq(1)]
         change.answer(m, ManageStatus.DONE)
+        with m.If(old != change.port):
+            # Rows that began before may still write to it.
+            m.d.sync += change.number.eq(old)
+            m.next = "QUIESCE"
+
+
+def settle_states(m: Module, change: Change, health: Health, *, ports: Any) -> None:
+    """The states READ_STALE, in which SETTLE goes on, to TRUST: the stale drives of the array have
+    all their blocks, and are trusted once they have been flushed. One that does not do that is
+    failed, and then the answer's `CopyEnd` is not JOINED.
+
+    ``ports`` are the tables'.
+    """
+    request, number, uses = change.request, change.number, change.uses
+    rebuilt = Signal(MAX_DRIVES)
+    m.d.comb += ports.flush.payload.eq(rebuilt)
+
+    with m.State("READ_STALE"):
+        with m.If(number == 0):
+            m.d.sync += rebuilt.eq(0)
+        m.next = "NOTE_STALE"
+
+    with m.State("NOTE_STALE"):
+        use = uses.read.data
+        with m.If(use.used & (use.array == request.array)):
+            m.d.sync += rebuilt.eq(rebuilt | ((1 << change.port) & ports.stale))
+        m.d.sync += number.eq(number + 1)
+        m.next = "READ_STALE"
+        with m.If(change.last_port):
+            m.next = "FLUSH_STALE"
+
+    with m.State("FLUSH_STALE"):
+        m.d.comb += ports.flush.valid.eq(1)
+        with m.If(ports.flush.ready):
+            m.next = "TRUST"
+
+    with m.State("TRUST"):
+        m.d.comb += ports.flushed.ready.eq(1)
+        with m.If(ports.flushed.valid):
+            # What has gone meanwhile is stale no longer.
+            stored = ports.flushed.payload
+            m.d.comb += [
+                health.settles.eq(rebuilt & stored),
+                health.fails.eq(rebuilt & ~stored),
+                change.edited.eq(1),
+            ]
+            change.answer(m, ManageStatus.DONE)
+            done = rebuilt.any() & ((rebuilt & ~(stored & ports.stale)) == 0)
+            m.d.sync += change.response.index.eq(
+                Mux(done, CopyEnd.JOINED.value, CopyEnd.RELEASED.value) << COPY_END_SHIFT
+            )

@@ -20,6 +20,7 @@ def judgement(config: Config) -> data.StructLayout:
 
     ``missing``: a member is failed, the first of them at ``position``. ``rebuilding``: one is
     stale. ``halted``: a member is being copied, but one of the two drives is failed.
+    ``returns``: the failed member at ``place`` has only restarted; its drive is at ``port``.
     """
     return data.StructLayout(
         {
@@ -30,6 +31,9 @@ def judgement(config: Config) -> data.StructLayout:
             "position": 5,
             "rebuilding": 1,
             "halted": 1,
+            "returns": 1,
+            "place": 5,
+            "port": config.port_bits,
         }
     )
 
@@ -51,8 +55,12 @@ class ArrayStates(wiring.Component):
     -----
     changed
         A pulse: judge again.
-    failed, stale
+    failed, stale, suspect, returns
         Bit a port, as in `hdl.array.tables.ArrayTables`.
+    yields, keeps
+        Bit a port, a pulse with ``judged``: suspect members without which no group of the array has
+        lost data, were all suspect drives failed, and a suspect drive that a member is copied to;
+        other suspect members.
     judged, judgement
         A pulse with each array that has been judged, also if nothing is new.
     states, valid
@@ -76,6 +84,10 @@ class ArrayStates(wiring.Component):
                 "changed": In(1),
                 "failed": In(MAX_DRIVES),
                 "stale": In(MAX_DRIVES),
+                "suspect": In(MAX_DRIVES),
+                "returns": In(MAX_DRIVES),
+                "yields": Out(MAX_DRIVES),
+                "keeps": Out(MAX_DRIVES),
                 "judged": Out(1),
                 "judgement": Out(judgement(config)),
                 "rows": Out(BLOCK_NUMBER_BITS),
@@ -127,6 +139,19 @@ class ArrayStates(wiring.Component):
         is_stale = self.stale.bit_select(port, 1) & ~is_failed
         state_bits = self.states.word_select(array, 2)
 
+        # Suspect drives of the array, of the group, and of groups that cannot do without them.
+        suspects, in_group, needed = (
+            Signal(MAX_DRIVES, name=name) for name in ("suspects", "in_group", "needed")
+        )
+        doubtful = Signal(WIDTH_BITS)
+        is_suspect = self.suspect.bit_select(port, 1) & ~is_failed
+        this_one = Signal(MAX_DRIVES)
+        target = Signal(MAX_DRIVES)
+        m.d.comb += [
+            this_one.eq(is_suspect << port),
+            target.eq((copy.valid << copy.port) & self.suspect),
+        ]
+
         with m.If(self.changed):
             m.d.sync += again.eq(1)
 
@@ -149,6 +174,10 @@ class ArrayStates(wiring.Component):
                     place.eq(0),
                     seen.eq(0),
                     bad.eq(0),
+                    suspects.eq(0),
+                    in_group.eq(0),
+                    needed.eq(0),
+                    doubtful.eq(0),
                 ]
                 m.next = "ASK"
                 with m.If(~self.geometry_read.data.valid):
@@ -165,6 +194,17 @@ class ArrayStates(wiring.Component):
                 ]
                 with m.If(is_failed & ~found.missing):
                     m.d.sync += [found.missing.eq(1), found.position.eq(place)]
+                m.d.sync += [
+                    doubtful.eq(doubtful + (is_failed | is_stale | is_suspect)),
+                    in_group.eq(in_group | this_one),
+                    suspects.eq(suspects | this_one | target),
+                ]
+                with m.If(is_failed & self.returns.bit_select(port, 1) & ~found.returns):
+                    m.d.sync += [
+                        found.returns.eq(1),
+                        found.place.eq(place),
+                        found.port.eq(port),
+                    ]
                 m.d.sync += place.eq(Mux(~parity & (next_place == shape.width), 0, next_place))
                 m.next = "ASK"
                 with m.If(seen + 1 == size):
@@ -182,7 +222,9 @@ class ArrayStates(wiring.Component):
                     m.d.comb += worse.eq(ArrayState.PARTIALLY_DEGRADED)
                 with m.If(worse.as_value() > found.state.as_value()):
                     m.d.sync += found.state.eq(worse)
-                m.d.sync += [seen.eq(0), bad.eq(0)]
+                m.d.sync += [seen.eq(0), bad.eq(0), doubtful.eq(0), in_group.eq(0)]
+                with m.If(doubtful > tolerance):
+                    m.d.sync += needed.eq(needed | in_group)
                 m.next = "ASK"
                 with m.If(parity):
                     m.d.sync += [first.eq(after), place.eq(after)]
@@ -198,6 +240,8 @@ class ArrayStates(wiring.Component):
                 before = Mux(self.valid.bit_select(array, 1), state_bits, ArrayState.OPTIMAL.value)
                 m.d.comb += [
                     self.judged.eq(1),
+                    self.yields.eq(Mux(found.valid, suspects & ~needed, 0)),
+                    self.keeps.eq(Mux(found.valid, needed, 0)),
                     self.news.eq(found.valid & (found.state.as_value() != before)),
                 ]
                 m.d.sync += [

@@ -10,7 +10,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.array.admission import Admission
-from hdl.array.arrays import create_states, delete_states
+from hdl.array.arrays import create_states, delete_states, quiesce_states
 from hdl.array.capacity import Capacity
 from hdl.array.change import Access, Change
 from hdl.array.copies import COPY_READERS, Copies, copy_states
@@ -28,10 +28,11 @@ from hdl.array.interface import (
     member_read,
     port_read,
     port_use,
+    reference,
     volume,
     volume_read,
 )
-from hdl.array.members import member_states
+from hdl.array.members import member_states, settle_states
 from hdl.array.volumes import scan_states, store_states
 from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config
 from hdl.drive.interface import IDENTITY_BITS
@@ -61,6 +62,9 @@ class ArrayTables(wiring.Component):
         Levels from the drive ports, capacity in blocks.
     fail
         Ports whose drive failed to store data; always taken. No effect on a port without array.
+    restarted
+        Bit a port, a pulse: its drive has begun anew and may have lost what it had not stored
+        (`hdl.array.health`).
     used
         Bit a port: it belongs to an array.
     failed
@@ -69,15 +73,30 @@ class ArrayTables(wiring.Component):
     changed
         A pulse after each change of ``failed`` or ``stale``, and with each change made to the
         tables.
+    quiesce
+        What must have nothing inside any more before the change goes on
+        (`hdl.array.references.References`): a volume that is gone, before that is answered, or one
+        that is new, before it is there; an array before it goes; an array that a drive has left,
+        before the drive is anybody else's.
+    flush, flushed
+        Only with `Config.background`. Bit a port: drives to be flushed before they are trusted, and
+        those that were (`hdl.drive.flusher.Flusher`).
     stale, reserved, copy_read
         Only with `Config.background`. Bit a port: its drive is being rebuilt, and not failed.
         Ports that no new array may have. Members that are being copied, for the sequencer,
         dispatch and the states; entry and member change in the same cycle.
+    suspect, undecided, returns
+        Only with `Config.background`. Bit a port: its drive has restarted, and must not be believed
+        when it says that it has flushed; there are drives of which it is not known yet whether they
+        are kept; bit a port: the drive has failed by that alone, and can be taken back.
+    yields, keeps, blamed, given_up
+        Only with `Config.background`. Bit a port, pulses: its array can do without the suspect
+        drive, or cannot; a FLUSH has been refused because of it; it is not taken back.
     identity
         Only with `Config.intent_chunks`: of the drives (`hdl.array.identities.Identities`).
 
-    Latency: a change takes at most 200 cycles and two for each entry of the array or volume table.
-    Reads are never held up.
+    Latency: a change takes at most 200 cycles and two for each entry of the array or volume table,
+    and what ``quiesce`` and ``flush`` take. Reads are never held up.
 
     Errors: INVALID_FIELD when the level does not allow the drives, spans, copies, rotation or strip
     (see `Admission`) or the capacity exceeds 2**40 blocks; DRIVE_UNAVAILABLE for a drive that is
@@ -112,16 +131,27 @@ class ArrayTables(wiring.Component):
                 "volume_read": In(volume_read(config)).array(volume_readers),
                 "port_read": In(port_read(config)),
                 "present": In(config.ports),
+                "restarted": In(config.ports),
                 "capacity": In(BLOCK_NUMBER_BITS).array(config.ports),
                 "fail": In(stream.Signature(config.port_bits)),
                 "used": Out(MAX_DRIVES),
                 "failed": Out(MAX_DRIVES),
                 "changed": Out(1),
+                "quiesce": Out(stream.Signature(reference(config))),
                 "busy": Out(1),
             }
             | (
                 {
+                    "flush": Out(stream.Signature(MAX_DRIVES)),
+                    "flushed": In(stream.Signature(MAX_DRIVES)),
                     "stale": Out(MAX_DRIVES),
+                    "suspect": Out(MAX_DRIVES),
+                    "undecided": Out(1),
+                    "returns": Out(MAX_DRIVES),
+                    "yields": In(MAX_DRIVES),
+                    "keeps": In(MAX_DRIVES),
+                    "blamed": In(MAX_DRIVES),
+                    "given_up": In(MAX_DRIVES),
                     "reserved": In(MAX_DRIVES),
                     "copy_read": In(copy_read(config)).array(COPY_READERS),
                 }
@@ -310,7 +340,7 @@ class ArrayTables(wiring.Component):
                     m.next = "PLACE_VOLUME"
                 if config.background:
                     with m.Elif(request.opcode == ManageOpcode.SETTLE):
-                        m.next = "READ_USE"
+                        m.next = "READ_STALE"
                     with m.Elif(request.opcode == ManageOpcode.END_COPY):
                         m.d.sync += vacant.eq(request.array)
                         m.next = "READ_COPY"
@@ -321,7 +351,9 @@ class ArrayTables(wiring.Component):
 
             scan_states(m, change, end=end, vacancy=vacancy)
             delete_states(m, change, health, copies=copies)
+            quiesce_states(m, change, health, quiesce=self.quiesce)
             if copies is not None:
+                settle_states(m, change, health, ports=self)
                 member_states(
                     m,
                     change,
@@ -330,7 +362,7 @@ class ArrayTables(wiring.Component):
                     stranger=stranger,
                     named=named,
                 )
-                copy_states(m, change, health, copies=copies)
+                copy_states(m, change, health, copies=copies, ports=self)
             store_states(m, change, end=end)
 
             with m.State("RESPOND"):
@@ -338,8 +370,13 @@ class ArrayTables(wiring.Component):
                 with m.If(self.manage_response.ready):
                     m.next = "TAKE"
 
-            waits = (fsm.ongoing("TAKE") & ~self.manage_request.valid) | (
-                fsm.ongoing("RESPOND") & ~self.manage_response.ready
+            waits = (
+                (fsm.ongoing("TAKE") & ~self.manage_request.valid)
+                | (fsm.ongoing("RESPOND") & ~self.manage_response.ready)
+                | (self.quiesce.valid & ~self.quiesce.ready)
             )
+            if config.background:
+                waits |= self.flush.valid & ~self.flush.ready
+                waits |= self.flushed.ready & ~self.flushed.valid
             m.d.comb += self.busy.eq(~waits | self.fail.valid | self.changed)
         return m

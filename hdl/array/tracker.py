@@ -14,8 +14,8 @@ from hdl.nvme.interface import HostOpcode, Status, command, completion, delivere
 from hdl.stripe.interface import committed
 
 FLUSH_ROUNDS = 16
-"""Times that a FLUSH is sent to its drives while one of them aborts it: four drives may do so until
-they are given up."""
+"""Times that a FLUSH is sent to its drives while one of them aborts it or goes away: four drives
+may do so until they are given up."""
 
 
 class Action(enum.Enum, shape=3):
@@ -45,7 +45,8 @@ class Tracker(wiring.Component):
     same slot, ``offset`` its index in the host's command. Its ``recover`` is that of the read that
     failed, one more ``tried`` unless the drive did not come so far (UNREACHED), ``again`` set, and
     ``medium`` if that was it: who maps it says when nothing is left to be tried. A FLUSH that a
-    drive aborted is sent to all of them again once all have answered, `FLUSH_ROUNDS` times at most.
+    drive aborted, or that found a drive gone, is sent again once all have answered, `FLUSH_ROUNDS`
+    times at most: the array is then judged as it is by then, and rejects it if data is lost.
 
     No event ever waits for ``command`` or ``completion``: blocks to be retried are a bit each of
     their slot's state, slots with retries queue up once each, and so do completions. Hence the
@@ -67,8 +68,7 @@ class Tracker(wiring.Component):
     rejected
         The command (or the retry) failed as it was mapped; no other event will come for it.
     expected, flushed
-        How many drives take part in a FLUSH, and the end of each. A drive that went away is an
-        error only if the array is not redundant.
+        How many drives take part in a FLUSH, and the end of each.
     read_failed
         A failed block of a direct read.
     committed
@@ -113,7 +113,6 @@ class Tracker(wiring.Component):
                 "remaining": max(config.offset_bits + 1, WIDTH_BITS),
                 "status": Status,
                 "retried": 1,
-                "tolerant": 1,
                 "again": 1,
                 "rounds": range(FLUSH_ROUNDS),
                 "retries": config.command_blocks,
@@ -155,12 +154,9 @@ class Tracker(wiring.Component):
         action = Signal(Action)
         slot = Signal(config.slot_bits)
         status = Signal(Status)
-        gone = Signal()
-        # Of a flush: the drive is one that a member is copied to.
-        spared = Signal()
-        aborted = Signal()
+        # Of a flush: nothing is known of what the drive has stored.
+        undone = Signal()
         count = Signal(WIDTH_BITS)
-        tolerant = Signal()
         place = Signal(config.offset_bits)
         attempt = Signal(recovery(config))
 
@@ -184,9 +180,9 @@ class Tracker(wiring.Component):
             m.d.sync += [
                 action.eq(Action.COUNT),
                 status.eq(good_or(event.status != DriveStatus.GOOD, Status.WRITE_FAULT)),
-                gone.eq(event.status == DriveStatus.GONE),
-                spared.eq(event.recover.copy[0] if config.background else 0),
-                aborted.eq(event.status == DriveStatus.ABORTED),
+                undone.eq(
+                    (event.status == DriveStatus.GONE) | (event.status == DriveStatus.ABORTED)
+                ),
                 slot.eq(event.index),
             ]
 
@@ -211,7 +207,6 @@ class Tracker(wiring.Component):
                 status.eq(Status.SUCCESS),
                 slot.eq(event.slot),
                 count.eq(event.count),
-                tolerant.eq(event.tolerant),
             ]
 
         def decode_start(event):
@@ -276,11 +271,10 @@ class Tracker(wiring.Component):
         again = Signal()
         once_more = Signal()
         first_error = Signal(Status)
-        excused = (gone & (before.tolerant | spared)) | again
         m.d.comb += [
-            again.eq(aborted & (before.rounds != FLUSH_ROUNDS - 1)),
+            again.eq(undone & (before.rounds != FLUSH_ROUNDS - 1)),
             once_more.eq(before.again | again),
-            error.eq(Mux(excused, Status.SUCCESS, status)),
+            error.eq(Mux(again, Status.SUCCESS, status)),
             first_error.eq(Mux(before.status == Status.SUCCESS, error, before.status)),
         ]
 
@@ -305,7 +299,7 @@ class Tracker(wiring.Component):
 
         with m.FSM(name="track") as fsm:
             with m.State("TAKE"):
-                m.d.sync += [gone.eq(0), aborted.eq(0)]
+                m.d.sync += undone.eq(0)
                 for index, (port, decode, allowed) in enumerate(inputs):
                     with m.If((chosen == index) & port.valid & allowed):
                         m.d.comb += port.ready.eq(1)
@@ -351,7 +345,6 @@ class Tracker(wiring.Component):
                         # Once a block was retried, the command as a whole has been mapped.
                         end_blocks(Mux(before.retried, before.remaining - 1, 0))
                     with m.Case(Action.EXPECT):
-                        m.d.comb += after.tolerant.eq(tolerant)
                         end_blocks(count)
                     with m.Case(Action.RETRY):
                         m.d.comb += [

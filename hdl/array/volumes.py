@@ -10,7 +10,7 @@ def scan_states(m: Module, change: Change, *, end: Signal, vacancy: Signal) -> N
     """The states PLACE_VOLUME, in which CREATE_VOLUME goes on, to CHECK_VOLUME.
 
     From READ_VOLUME on every volume is looked at: for CREATE_VOLUME, CHECK_EMPTY, and DELETE_ARRAY,
-    which goes on with ERASE_ARRAY; or the one of DELETE_VOLUME.
+    which goes on with QUIESCE; or the one of DELETE_VOLUME.
 
     ``end`` is the block behind the new volume; ``vacancy``: entry ``vacant`` is free for it.
     """
@@ -49,7 +49,7 @@ def scan_states(m: Module, change: Change, *, end: Signal, vacancy: Signal) -> N
                 change.answer(m, ManageStatus.IN_USE)
             with m.Elif(last_volume):
                 m.d.sync += [vacant.eq(request.array), number.eq(0)]
-                m.next = "ERASE_ARRAY"
+                m.next = "QUIESCE"
                 if config.background:
                     with m.If(request.opcode == ManageOpcode.CHECK_EMPTY):
                         change.answer(m, ManageStatus.DONE)
@@ -57,13 +57,17 @@ def scan_states(m: Module, change: Change, *, end: Signal, vacancy: Signal) -> N
             with m.If(same & overlaps):
                 change.answer(m, ManageStatus.NO_SPACE)
             with m.Elif(last_volume):
-                m.next = "WRITE_VOLUME"
+                m.next = "QUIESCE"
                 with m.If(~vacancy & other.valid):
                     change.answer(m, ManageStatus.NO_ENTRY)
 
 
 def store_states(m: Module, change: Change, *, end: Signal) -> None:
-    """The states WRITE_VOLUME and ERASE_VOLUME, which end CREATE_VOLUME and DELETE_VOLUME.
+    """The states WRITE_VOLUME and ERASE_VOLUME of CREATE_VOLUME and DELETE_VOLUME.
+
+    A command may have got its slot while its namespace did not exist, or was another volume. So
+    before a volume is there, commands of its number must have ended, and after it is erased those
+    must have that may have found it.
 
     ``end`` is the block behind the new volume.
     """
@@ -82,4 +86,4 @@ def store_states(m: Module, change: Change, *, end: Signal) -> None:
 
     with m.State("ERASE_VOLUME"):
         m.d.comb += [volumes.write.en.eq(1), change.edited.eq(1)]
-        change.answer(m, ManageStatus.DONE)
+        m.next = "QUIESCE"

@@ -42,6 +42,8 @@ class Background(wiring.Component):
         As in `hdl.background.supervisor.Supervisor`.
     present, used, failed, stale, changed
         Bit a port, and a pulse when tables or drives have changed (`ArrayTables`).
+    suspect, undecided, returns, yields, keeps, given_up
+        Of `ArrayTables`: drives that have restarted.
     reserved
         Bit a port: hot spares.
     array_states, news
@@ -52,8 +54,6 @@ class Background(wiring.Component):
         As in `hdl.background.jobs.Jobs`.
     host_active
         There is a host command.
-    turn, lingers
-        Of `hdl.stripe.epochs.Epochs`.
     geometry_read, member_read, copy_read
         Tables.
     begun, retired, flush, flushing, completed, completion
@@ -82,6 +82,12 @@ class Background(wiring.Component):
                 "used": In(MAX_DRIVES),
                 "failed": In(MAX_DRIVES),
                 "stale": In(MAX_DRIVES),
+                "suspect": In(MAX_DRIVES),
+                "undecided": In(1),
+                "returns": In(MAX_DRIVES),
+                "yields": Out(MAX_DRIVES),
+                "keeps": Out(MAX_DRIVES),
+                "given_up": Out(MAX_DRIVES),
                 "changed": In(1),
                 "reserved": Out(MAX_DRIVES),
                 "array_states": Out(2 * config.arrays),
@@ -90,8 +96,6 @@ class Background(wiring.Component):
                 "walked": In(stream.Signature(walked(config))),
                 "boundary_read": In(boundary_read).array(2),
                 "host_active": In(1),
-                "turn": Out(1),
-                "lingers": In(1),
                 "geometry_read": Out(geometry_read(config)).array(2),
                 "member_read": Out(member_read(config)),
                 "copy_read": Out(copy_read(config)),
@@ -154,6 +158,11 @@ class Background(wiring.Component):
             states.changed.eq(self.changed | rescan),
             states.failed.eq(self.failed),
             states.stale.eq(self.stale),
+            states.suspect.eq(self.suspect),
+            states.returns.eq(self.returns),
+            self.yields.eq(states.yields),
+            self.keeps.eq(states.keeps),
+            self.given_up.eq(supervisor.given_up),
             supervisor.judged.eq(states.judged),
             supervisor.judgement.eq(states.judgement),
             supervisor.states.eq(states.states),
@@ -165,8 +174,6 @@ class Background(wiring.Component):
             supervisor.zeroes.eq(jobs.zeroes),
             supervisor.copies.eq(jobs.copies),
             supervisor.complete.eq(jobs.complete),
-            supervisor.lingers.eq(self.lingers),
-            self.turn.eq(supervisor.turn),
             supervisor.rebuilt.eq(jobs.rebuilt),
             supervisor.rebuilt_array.eq(jobs.rebuilt_array),
             supervisor.usable.eq(self.present & ~self.failed & ~self.used),
@@ -280,7 +287,14 @@ class Background(wiring.Component):
             intent.wipe.eq(done & creates),
             intent.fill.eq(done & ((made.opcode == ManageOpcode.REPLACE) | half_copied)),
             intent.named.eq(Mux(creates, response.payload.index, made.array)),
-            intent.optimal.eq(states.valid & ~(states.states[::2] | states.states[1::2])),
+            # Nothing is dropped while a drive may have lost what it was thought to have.
+            intent.optimal.eq(
+                Mux(
+                    self.undecided,
+                    0,
+                    states.valid & ~(states.states[::2] | states.states[1::2]),
+                )
+            ),
             intent.settled.eq(states.settled),
             intent.judged.eq(states.judged & states.judgement.valid),
             intent.judged_array.eq(states.judgement.array),

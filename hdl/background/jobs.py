@@ -99,9 +99,10 @@ class Jobs(wiring.Component):
         Bit an array: it has stale drives; its copy cannot go on; whether that is up to date.
     rebuilt, rebuilt_array, handed
         Held: the stale drives of an array have all their blocks; withdrawn while there is an
-        ``order``. ``handed`` pulses when they are no longer stale. Of a COPY: it ends, with all
-        rows if ``complete``; ``outcome`` says with ``handed`` what has become of it. If its drive
-        is the member, but stale, it goes on as a REBUILD.
+        ``order``. ``handed`` pulses when they are no longer stale; ``outcome`` then says whether
+        all of them are trusted (JOINED). Of a COPY: it ends, with all rows if ``complete``;
+        ``outcome`` says with ``handed`` what has become of it. If its drive is the member, but
+        stale, it goes on as a REBUILD.
     ended
         A pulse when a job has ended.
     slice, slice_end, stop, advanced, boundary, finding, found
@@ -406,7 +407,7 @@ class Jobs(wiring.Component):
                 m.d.comb += self.rebuilt.eq(~self.order.valid)
                 with m.If(self.handed):
                     end(JobState.DONE)
-                    with m.If(copies & (self.outcome == CopyEnd.RELEASED)):
+                    with m.If(self.outcome == CopyEnd.RELEASED):
                         end(JobState.FAILED)
                     with m.If(copies & (self.outcome == CopyEnd.STALE)):
                         go_on_as_rebuild()

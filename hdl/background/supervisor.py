@@ -31,12 +31,12 @@ class Supervisor(wiring.Component):
     from; then nothing of it is rebuilt, and REBUILD starts; so it is when a member's drive is had
     again (RE_ADD). A failed member is replaced by itself when there is a hot spare that is as
     large: dedicated ones first, then those of all arrays, by port; a job of the array other than
-    REBUILD, ZERO or COPY gives way.
+    REBUILD, ZERO or COPY gives way. But before that, a member whose drive has only restarted is
+    taken back, and brought up to date.
 
     A live member is copied while no other member of its array is being rebuilt. The tables end a
-    copy, when its job asks for it or the host stops that: the job never outlives it. Whoever leaves
-    the array then may still get writes of rows on their way, so nothing else is done until these
-    have ended.
+    copy, when its job asks for it or the host stops that: the job never outlives it. They answer
+    when nobody refers any more to the drive that leaves the array.
 
     Parameters
     ----------
@@ -55,14 +55,14 @@ class Supervisor(wiring.Component):
         Of `hdl.array.states.ArrayStates`.
     rebuilding
         Bit an array: it has stale drives.
+    given_up
+        Bit a port, a pulse: a drive that has restarted could not be taken back.
     usable
         Bit a port: there is a drive that is not failed and belongs to no array.
     spares
         Bit a port: hot spares, which no new array may have.
     rescan
         A pulse: judge the arrays again, a spare may have come of use.
-    turn, lingers
-        Of `hdl.stripe.stragglers.Stragglers`.
     share
         Percent, as in `hdl.background.pace.Pace`.
 
@@ -98,11 +98,10 @@ class Supervisor(wiring.Component):
                 "valid": In(config.arrays),
                 "settled": In(1),
                 "rebuilding": In(config.arrays),
+                "given_up": Out(MAX_DRIVES),
                 "usable": In(MAX_DRIVES),
                 "spares": Out(MAX_DRIVES),
                 "rescan": Out(1),
-                "turn": Out(1),
-                "lingers": In(1),
                 "share": Out(SHARE_BITS, init=DEFAULT_SHARE),
                 "busy": Out(1),
             }
@@ -160,7 +159,11 @@ class Supervisor(wiring.Component):
         kept = keeps.bit_select(found.array, 1)
         want_kept = keeps.bit_select(want.array, 1)
         with m.If(self.judged & found.valid & found.missing & helps & ~kept & ~wanted):
-            m.d.sync += [wanted.eq(self.spares.any()), want.eq(found), tried.eq(0)]
+            m.d.sync += [
+                wanted.eq(self.spares.any() | found.returns),
+                want.eq(found),
+                tried.eq(0),
+            ]
         candidates = Signal(MAX_DRIVES)
         by_dedication = Signal(MAX_DRIVES)
         fit = Signal(MAX_DRIVES)
@@ -225,7 +228,7 @@ class Supervisor(wiring.Component):
                 with m.Elif(self.request.valid):
                     m.next = "SETTLE"
 
-            # A hot spare.
+            # A drive that has restarted, or a hot spare.
             with m.State("CHOOSE"):
                 m.d.comb += dedicated_read.addr.eq(want.array)
                 m.d.sync += [
@@ -238,9 +241,19 @@ class Supervisor(wiring.Component):
                     chosen.eq(1 << candidate),
                 ]
                 m.next = "TRY"
-                with m.If(~candidates.any() | want_kept):
+                with m.If(want_kept | ~(candidates.any() | want.returns)):
                     m.d.sync += wanted.eq(0)
                     m.next = "REST"
+                with m.Elif(want.returns):
+                    m.d.sync += [
+                        request.opcode.eq(
+                            ManageOpcode.RE_ADD if config.intent_chunks else ManageOpcode.REPLACE
+                        ),
+                        request.position.eq(want.place),
+                        request.port.eq(want.port),
+                        by_spare.eq(0),
+                    ]
+                    command(JobOrder.REWIND)
 
             with m.State("TRY"):
                 m.d.sync += [
@@ -385,35 +398,45 @@ class Supervisor(wiring.Component):
                             with m.Elif(by_spare):
                                 m.d.sync += self.spares.eq(self.spares | chosen)
                                 m.next = "REST"
+                            with m.Elif(~by_host):
+                                # A spare may do; the array is judged again.
+                                m.d.comb += [
+                                    self.given_up.eq(1 << want.port),
+                                    self.rescan.eq(1),
+                                ]
+                                m.d.sync += wanted.eq(0)
+                                m.next = "REST"
                         with m.Case(ManageOpcode.CHECK_EMPTY):
                             with m.If(done):
                                 run(request.kind, request.start, request.resume)
-                        with m.Case(ManageOpcode.SETTLE):
-                            m.d.comb += self.handed.eq(1)
-                            m.next = "REST"
                         with m.Case(ManageOpcode.COPY):
                             with m.If(done):
                                 run(WalkKind.COPY)
                         with m.Case(ManageOpcode.END_COPY):
-                            m.d.comb += self.turn.eq(1)
-                            m.next = "DRAIN"
+                            m.next = "PART"
+                        with m.Case(ManageOpcode.SETTLE):
+                            m.next = "HAND-OVER"
 
-            # A copy has ended: the leaver is free once no row writes to it any more.
-            with m.State("DRAIN"):
+            # The stale drives of an array are trusted, or have failed.
+            with m.State("HAND-OVER"):
+                m.d.comb += self.handed.eq(1)
+                m.next = "REST"
+
+            # A copy has ended: the leaver is free.
+            with m.State("PART"):
                 leaver = (1 << response.index[: config.port_bits])[:MAX_DRIVES]
-                with m.If(~self.lingers):
-                    with m.If(by_host):
-                        m.d.sync += response.index.eq(0)
-                        command(JobOrder.STOP)
-                    with m.Else():
-                        m.d.comb += self.handed.eq(1)
-                        m.next = "REST"
-                    with m.If(response.index[7] & (self.outcome == CopyEnd.JOINED)):
-                        m.d.comb += self.rescan.eq(1)
-                        m.d.sync += [
-                            self.spares.eq(self.spares | leaver),
-                            everywhere.eq(everywhere | leaver),
-                        ]
+                with m.If(by_host):
+                    m.d.sync += response.index.eq(0)
+                    command(JobOrder.STOP)
+                with m.Else():
+                    m.d.comb += self.handed.eq(1)
+                    m.next = "REST"
+                with m.If(response.index[7] & (self.outcome == CopyEnd.JOINED)):
+                    m.d.comb += self.rescan.eq(1)
+                    m.d.sync += [
+                        self.spares.eq(self.spares | leaver),
+                        everywhere.eq(everywhere | leaver),
+                    ]
 
             with m.State("ORDER"):
                 m.d.comb += self.order.valid.eq(1)
@@ -434,7 +457,6 @@ class Supervisor(wiring.Component):
                 | (fsm.ongoing("SETTLE") & ~self.settled)
                 | (self.order.valid & ~self.order.ready)
                 | (fsm.ongoing("LISTEN") & ~self.table_response.valid)
-                | (fsm.ongoing("DRAIN") & self.lingers)
                 | (self.response.valid & ~self.response.ready)
             )
             m.d.comb += self.busy.eq(~waits)

@@ -72,6 +72,7 @@ class Detach(wiring.Component):
             outer.abort_tag.eq(inner.abort_tag),
             outer.reset.eq(inner.reset),
             inner.present.eq(outer.present),
+            inner.restarted.eq(outer.restarted),
             inner.capacity.eq(outer.capacity),
         ]
 

@@ -69,6 +69,7 @@ class Fence(wiring.Component):
             ),
             outer.completion.ready.eq(inner.completion.ready & ~shut),
             inner.present.eq(outer.present),
+            inner.restarted.eq(outer.restarted),
             inner.capacity.eq(outer.capacity),
             outer.abort.eq(inner.abort),
             outer.abort_tag.eq(inner.abort_tag),

@@ -39,11 +39,13 @@ class DriveStatus(enum.Enum, shape=3):
     """Of a read that can be had ``elsewhere``: the drive takes too long."""
 
 
-class Owner(enum.Enum, shape=1):
-    """Who is told when an operation ends: a row of the stripe engine, or a host command."""
+class Owner(enum.Enum, shape=2):
+    """Who is told when an operation ends: a row of the stripe engine, a host command, or the
+    controller itself (`hdl.drive.flusher.Flusher`)."""
 
     ROW = 0
     COMMAND = 1
+    FLUSHER = 2
 
 
 MERGE_BLOCKS = 64
@@ -92,7 +94,8 @@ def operation(config: Config) -> data.StructLayout:
 
     ``Owner.ROW``: one block (``blocks`` = 0) in ``line``; ``place`` comes back unchanged.
     ``Owner.COMMAND``, READ: ``blocks`` + 1 consecutive blocks, the first being block ``place`` of
-    the host command; lines are allocated as the data arrives. ``Owner.COMMAND``, FLUSH: no data.
+    the host command; lines are allocated as the data arrives. FLUSH: of ``Owner.COMMAND`` or
+    ``Owner.FLUSHER``, no data.
     WRITE_UNCORRECTABLE is of a row, and ``line`` means nothing.
     ``more``: the next block of this drive will follow at once, so waiting to merge pays.
     ``alone``: never merged. ``elsewhere``: of a read that can also be had from other drives, so it
@@ -201,6 +204,12 @@ class DrivePort(wiring.Signature):
     ``reset``: a level; the core and the drive's link begin anew. From the cycle after it has risen
     until it falls the core offers nothing, and it has forgotten every command that it had.
     ``present`` stays while a drive that was there is expected to come back.
+
+    ``restarted``: a pulse; the drive has begun anew by itself (it says so: SCSI UNIT ATTENTION 29h,
+    the signature of ATA's power-on, NVMe CSTS after a subsystem reset), so what it had not stored
+    may be lost. It comes before anything ends that was sent to the drive since, and what the drive
+    had until then ends with ABORTED or GONE. A ``reset`` that leaves the drive its power and its
+    cache is none, nor is one of which the drive says nothing.
     Neither comes without ``Config.command_timeout_ms``.
     """
 
@@ -216,6 +225,7 @@ class DrivePort(wiring.Signature):
                 "abort_tag": Out(config.tag_bits),
                 "reset": Out(1),
                 "present": In(1),
+                "restarted": In(1),
                 "capacity": In(BLOCK_NUMBER_BITS),
             }
             | ({"emulated": In(1)} if config.sector_emulation else {})

@@ -12,6 +12,7 @@ from hdl.array.interface import (
     port_read,
     volume_read,
 )
+from hdl.array.references import command_begin
 from hdl.background.report import report_read
 from hdl.config import MAX_DRIVES, TIME_BITS, Config
 from hdl.memory.interface import ReadPort, line_stream, write_port
@@ -85,6 +86,9 @@ class NvmeFrontEnd(wiring.Component):
     drive_stale, array_states, array_news, report_read
         Not there without `Config.background`. A bit per drive port: it is being rebuilt; a state
         for each array, and a pulse when one has changed; what the pages say of background work.
+    begins, begun, ends, ended
+        I/O commands that come and go, for `hdl.array.references.References`: pulses when one gets a
+        slot, before its namespace matters, and when its slot is free again.
     temperature
         Composite temperature in kelvin; 0: no sensor, `Config.temperature_kelvin` is reported.
     line_write, allocate, free
@@ -133,6 +137,10 @@ class NvmeFrontEnd(wiring.Component):
                 "drive_failed": In(MAX_DRIVES),
                 "drive_used": In(MAX_DRIVES),
                 "temperature": In(16),
+                "begins": Out(1),
+                "begun": Out(command_begin(config)),
+                "ends": Out(1),
+                "ended": Out(config.slot_bits),
                 "line_write": Out(write_port(config)),
                 "allocate": In(line_stream(config)),
                 "free": Out(line_stream(config)),
@@ -277,6 +285,12 @@ class NvmeFrontEnd(wiring.Component):
             slots.store_slot.eq(decode.store_slot),
             slots.store_command.eq(decode.store_command),
             slots.store_parts.eq(decode.store_parts),
+            # A namespace that is none has no volume; it may count for any.
+            self.begins.eq(decode.store),
+            self.begun.slot.eq(decode.store_slot),
+            self.begun.volume.eq(decode.store_command.nsid - 1),
+            self.ends.eq(slots.freed),
+            self.ended.eq(slots.freed_slot),
         ]
         connect(m, slots.allocate, decode.allocate)
         connect(m, decode.admit, prp.admit)

@@ -99,6 +99,8 @@ class SlotTable(wiring.Component):
         The same of one slot, to `Prp`.
     active
         A slot is in use.
+    freed, freed_slot
+        A pulse: a slot is free again.
 
     Rate: one end in 4 cycles and what ``note`` takes, ``completion`` before ``rejected``. An abort
     takes 4 cycles a slot, ends first.
@@ -127,6 +129,8 @@ class SlotTable(wiring.Component):
                 "cancelled": In(1),
                 "held": In(1),
                 "active": Out(1),
+                "freed": Out(1),
+                "freed_slot": Out(config.slot_bits),
                 "busy": Out(1),
             }
         )
@@ -319,6 +323,8 @@ class SlotTable(wiring.Component):
                 self.again.payload.slot.eq(slot),
                 free_list.free.payload.eq(slot),
                 free_list.free.valid.eq(freed),
+                self.freed.eq(freed),
+                self.freed_slot.eq(slot),
                 *assign(
                     self.finish.payload,
                     queue=load.data.queue,

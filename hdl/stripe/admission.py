@@ -1,6 +1,6 @@
 """Admission of launched rows: where the roles lie, which drives are left, what to do, lines."""
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from amaranth.hdl import Assert, Cat, Const, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
@@ -43,7 +43,7 @@ class Admission(wiring.Component):
     With ``slow_read_ms``, roles that are only ``slow`` among them are waited for once the others do
     not do.
     ``mend`` (with ``background``): the row of a host's read in which a drive could not read a
-    block.
+    block; ``noted`` pulses when one of ``noted_array`` has been noted.
     ``program_read``, ``target_read``, ``line_read``: what was worked out, for the sequencer;
     addresses are the row slot, below it the target or the role. ``stale``: bit a port whose drive
     is being rebuilt; ``boundary_read``: the first row of an array that is not yet. From there on
@@ -73,6 +73,8 @@ class Admission(wiring.Component):
                 "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "copy_read": Out(copy_read(config)),
                 "mend": Out(stream.Signature(walk(config))),
+                "noted": Out(1),
+                "noted_array": Out(config.array_bits),
             }
         if config.intent_chunks:
             health["begun"] = Out(stream.Signature(intention(config)))
@@ -256,6 +258,8 @@ class Admission(wiring.Component):
             connect(m, mends.walk, flipped(self.mend))
             unreadable = todo.bad & ~slow & ~todo.dead & ~todo.stale
             m.d.comb += [
+                self.noted.eq(mends.noted),
+                self.noted_array.eq(row.array),
                 mends.row.array.eq(row.array),
                 mends.row.base.eq(row.base),
                 mends.row.shift.eq(row.shift),
@@ -293,6 +297,7 @@ class Admission(wiring.Component):
                     with m.If(intends & ~self.begun.ready):
                         m.next = "READ-GEOMETRY"
             with m.State("LOCATE"):
+                m.d.sync += Assert(geometry.valid, "a row of no array is planned")
                 m.d.sync += [
                     todo.kind.eq(row.kind),
                     todo.fua.eq(row.fua),

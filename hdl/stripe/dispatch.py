@@ -1,6 +1,6 @@
 """Reads go straight to a drive, flushes to all of them, the rest to the stripe engine."""
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from amaranth.hdl import Assert, Cat, Const, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
@@ -50,10 +50,11 @@ class Dispatch(wiring.Component):
     - READ tried before, without parity: the next live copy, upwards from the one asked last; a
       single copy again. When every copy has been asked or passed over `ROUNDS` times, the
       blocks are `unreadable`.
-    - FLUSH: `expected` says how many drives will answer, then each live member gets one operation.
-      A drive that a member is copied to is one of them, but it may go away.
-      An array that has lost data (in a span more drives failed than parities, or no drive left) is
-      rejected with WRITE_FAULT.
+    - FLUSH: `expected` says how many drives will answer, then each live member, and the drive that
+      a member is copied to, gets one operation. An array that has lost data is rejected with
+      WRITE_FAULT: in a span more drives are failed or not yet rebuilt than there are parities, or
+      so are all drives that hold the copies of one strip. The tables are looked at anew each time
+      that a FLUSH is sent, and the tracker sends it again when a drive went away meanwhile.
     - An extent whose ``status`` is not SUCCESS is `rejected` with it.
 
     Parameters
@@ -86,6 +87,10 @@ class Dispatch(wiring.Component):
     impaired, ended, ended_slot
         With ``gather_reads``: bit an array that has lost drives, but no data; a pulse when the
         command of a slot has completed.
+    suspect, blamed
+        With ``background``: bit a port whose drive may have lost what it had not stored, so that a
+        FLUSH takes it for failed; those of the members of an array of which a FLUSH is refused, a
+        pulse.
     stale, boundary_read
         With ``background``: bit a port whose drive is being rebuilt, and the first row of an array
         that is not yet. In an extent that goes so far the drive counts as failed for a read.
@@ -94,9 +99,12 @@ class Dispatch(wiring.Component):
     mend
         With ``background``: the row of a redundant array in which a drive could not read a block,
         once the block has been asked for by other means (`hdl.stripe.mends.Mends`).
+    noted, noted_array
+        With ``background``: a pulse when such a row has been noted, and its array.
 
     Throughput: 6 cycles for a direct read, of mirrors 4 and 4 for each copy, if tried before 6 and
-    2 for each copy passed over; 2 for a write; 2 a member and 1 a port for a FLUSH. One extent at
+    2 for each copy passed over; 2 for a write; 2 a member of each group and 1 a port for a FLUSH.
+    One extent at
     a time; back-pressure on any output holds the extents behind it.
     """
 
@@ -106,9 +114,13 @@ class Dispatch(wiring.Component):
         if config.background:
             background = {
                 "stale": In(MAX_DRIVES),
+                "suspect": In(MAX_DRIVES),
+                "blamed": Out(MAX_DRIVES),
                 "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "copy_read": Out(copy_read(config)),
                 "mend": Out(stream.Signature(walk(config))),
+                "noted": Out(1),
+                "noted_array": Out(config.array_bits),
             }
         if config.slow_read_ms:
             background["redundant"] = In(config.arrays)
@@ -183,29 +195,43 @@ class Dispatch(wiring.Component):
         def copy_above(number):
             return Mux(number + 1 == shape.copies, 0, number + 1)
 
-        # Flushes: a walk over the members, then over the ports that they are at.
-        position = Signal(COPY_BITS)
-        walk_place = Signal(COPY_BITS)
-        walk_span = Signal(COPY_BITS)
+        # Flushes: a walk over the members, group by group, then over the ports that they are at.
+        # Members that can replace each other are a group: those of a span, or as many as there are
+        # copies, which go on past the width from place 0 until a group ends there (RAID 1E).
+        position = Signal(WIDTH_BITS)
+        walk_place = Signal(WIDTH_BITS)
+        walk_span = Signal(WIDTH_BITS)
+        group = Signal(WIDTH_BITS)
+        tolerance = Signal(WIDTH_BITS)
         dead = Signal(WIDTH_BITS)
         live = Signal(WIDTH_BITS)
         lost = Signal()
         targets = Signal(MAX_DRIVES)
-        copies = Signal(MAX_DRIVES)
+        m.d.sync += [
+            group.eq(Mux(mirrored, shape.copies, shape.width)),
+            tolerance.eq(Mux(mirrored, shape.copies - 1, shape.parities)),
+        ]
 
         port_failed = Signal()
         unreadable = Signal()
+        # Not to be flushed; not to be counted on.
+        unflushed = Signal()
+        untrusted = Signal()
         m.d.comb += [
             port_failed.eq(self.failed.bit_select(self.member_read.data, 1)),
             unreadable.eq(port_failed),
+            unflushed.eq(port_failed),
+            untrusted.eq(port_failed),
         ]
         if config.background:
+            suspects = Signal(MAX_DRIVES)
             last_row = Signal(BLOCK_NUMBER_BITS)
             boundary = Signal(BLOCK_NUMBER_BITS)
             beyond = Signal()
             m.submodules.mends = mends = Mends(config=config)
             connect(m, mends.walk, flipped(self.mend))
             redundant = mirrored | (shape.parities > 0)
+            port_stale = self.stale.bit_select(self.member_read.data, 1)
             # In every cycle: a rebuild may begin while copies are being weighed.
             m.d.sync += [
                 last_row.eq(item.row + item.blocks),
@@ -214,9 +240,11 @@ class Dispatch(wiring.Component):
             ]
             m.d.comb += [
                 self.boundary_read.address.eq(item.array),
-                unreadable.eq(
-                    port_failed | (beyond & self.stale.bit_select(self.member_read.data, 1))
-                ),
+                unreadable.eq(port_failed | (beyond & port_stale)),
+                unflushed.eq(port_failed | self.suspect.bit_select(self.member_read.data, 1)),
+                untrusted.eq(unflushed | port_stale),
+                self.noted.eq(mends.noted),
+                self.noted_array.eq(item.array),
                 mends.row.array.eq(item.array),
                 mends.row.base.eq(item.base),
                 mends.row.shift.eq(item.shift + Mux(mirrored, item.index * shape.copies, 0)),
@@ -227,7 +255,8 @@ class Dispatch(wiring.Component):
         copied = Signal(MAX_DRIVES)
         if config.background:
             entry = self.copy_read.data
-            lives = entry.valid & ~self.failed.bit_select(entry.port, 1)
+            fails = self.failed.bit_select(entry.port, 1) | self.suspect.bit_select(entry.port, 1)
+            lives = entry.valid & ~fails
             with m.If(lives & (entry.position == position)):
                 m.d.comb += copied.eq(1 << entry.port)
             m.d.comb += self.copy_read.address.eq(item.array)
@@ -279,7 +308,6 @@ class Dispatch(wiring.Component):
             self.unreadable.payload.status.eq(Status.UNRECOVERED_READ),
             self.expected.payload.slot.eq(item.slot),
             self.expected.payload.count.eq(live),
-            self.expected.payload.tolerant.eq(mirrored | (shape.parities > 0)),
             self.operation.payload.port.eq(port),
             self.operation.payload.opcode.eq(
                 Mux(item.opcode == HostOpcode.FLUSH, Opcode.FLUSH, Opcode.READ)
@@ -287,12 +315,7 @@ class Dispatch(wiring.Component):
             self.operation.payload.fua.eq(item.fua),
             self.operation.payload.recover.again.eq(item.recover.again),
             self.operation.payload.recover.tried.eq(tried),
-            # Of a flush: the drive may go away (`hdl.array.tracker`).
-            self.operation.payload.recover.copy.eq(
-                Mux(item.opcode == HostOpcode.FLUSH, copies[0], chosen)
-                if config.background
-                else chosen
-            ),
+            self.operation.payload.recover.copy.eq(chosen),
             self.operation.payload.alone.eq(item.recover.again),
             self.operation.payload.block.eq(row),
             self.operation.payload.blocks.eq(item.blocks),
@@ -326,6 +349,7 @@ class Dispatch(wiring.Component):
                 mend(self.gather.ready & (item.opcode == HostOpcode.READ))
 
             with m.State("LOOK"):
+                m.d.sync += Assert(self.geometry_read.data.valid, "an extent of no array")
                 m.d.sync += [
                     shape.eq(self.geometry_read.data),
                     turn.eq((item.row >> self.geometry_read.data.strip_shift) + item.index),
@@ -339,10 +363,14 @@ class Dispatch(wiring.Component):
                     targets.eq(0),
                 ]
                 if config.background:
-                    m.d.sync += copies.eq(0)
+                    m.d.sync += suspects.eq(0)
                 m.next = "PREFER"
                 with m.If(item.opcode == HostOpcode.FLUSH):
-                    m.next = "ASK"
+                    m.next = "MEASURE"
+
+            # What a group is follows the geometry by a cycle.
+            with m.State("MEASURE"):
+                m.next = "ASK"
 
             with m.State("PREFER"):
                 m.d.sync += [
@@ -420,32 +448,38 @@ class Dispatch(wiring.Component):
                 m.next = "COUNT"
 
             with m.State("COUNT"):
-                span_dead = Signal(WIDTH_BITS)
-                m.d.comb += span_dead.eq(dead + port_failed)
+                group_dead, after = Signal(WIDTH_BITS), Signal(WIDTH_BITS)
+                member = Signal(MAX_DRIVES)
+                # A member of two groups is asked once.
+                asks = ~unflushed & ~(targets & member).any()
+                m.d.comb += [
+                    group_dead.eq(dead + untrusted),
+                    member.eq(1 << self.member_read.data),
+                    after.eq(Mux(mirrored & (position + 1 == shape.width), 0, position + 1)),
+                ]
                 m.d.sync += [
-                    position.eq(position + 1),
+                    position.eq(after),
                     walk_place.eq(walk_place + 1),
-                    live.eq(live + ~port_failed + copied.any()),
-                    dead.eq(span_dead),
+                    live.eq(live + asks + (copied & ~targets).any()),
+                    dead.eq(group_dead),
+                    targets.eq(targets | Mux(unflushed, 0, member) | copied),
                 ]
                 if config.background:
-                    members = Mux(port_failed, 0, 1 << self.member_read.data)
-                    m.d.sync += [targets.eq(targets | members | copied), copies.eq(copies | copied)]
-                else:
-                    with m.If(~port_failed):
-                        m.d.sync += targets.bit_select(self.member_read.data, 1).eq(1)
-                with m.If(~mirrored & (span_dead > shape.parities)):
+                    m.d.sync += suspects.eq(suspects | (member & self.suspect))
+                with m.If(group_dead > tolerance):
                     m.d.sync += lost.eq(1)
                 m.next = "ASK"
-                with m.If(walk_place + 1 == shape.width):
+                with m.If(walk_place + 1 == group):
                     m.d.sync += [walk_place.eq(0), walk_span.eq(walk_span + 1), dead.eq(0)]
-                    with m.If(walk_span + 1 == shape.spans):
+                    with m.If(Mux(mirrored, after == 0, walk_span + 1 == shape.spans)):
                         m.next = "JUDGE"
 
             with m.State("JUDGE"):
                 m.d.sync += [row.eq(0), port.eq(0)]
                 m.next = "EXPECT"
                 with m.If(lost | (live == 0)):
+                    if config.background:
+                        m.d.comb += self.blamed.eq(suspects)
                     m.d.sync += item.status.eq(Status.WRITE_FAULT)
                     m.next = "REJECT"
 
@@ -456,8 +490,6 @@ class Dispatch(wiring.Component):
                 m.d.comb += self.operation.valid.eq(targets[0])
                 with m.If(~targets[0] | self.operation.ready):
                     m.d.sync += targets.eq(targets >> 1)
-                    if config.background:
-                        m.d.sync += copies.eq(copies >> 1)
                     m.d.sync += port.eq(port + 1)
                     with m.If(targets[1:] == 0):
                         m.next = "TAKE"

@@ -7,7 +7,8 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.array.interface import TableRead, extent, geometry_read
-from hdl.background.interface import walk
+from hdl.array.references import row_begin
+from hdl.background.interface import MEND_TAG, walk
 from hdl.config import LINE_USERS, TIME_BITS, Config
 from hdl.memory.free_list import FreeList
 from hdl.memory.interface import line_stream
@@ -57,7 +58,9 @@ class Gather(wiring.Component):
 
     ``row_read`` (address row slot) and ``strip_read`` (row slot * 32 + data strip) are what the
     sequencer reads of a launched row. ``available`` counts free lines. ``deadline`` is the
-    next time at which a row closes by itself (all ones: none).
+    next time at which a row closes by itself (all ones: none). ``takes`` and ``taken``, ``gives``
+    and ``given`` pulse when a row slot is given to a row and when it is free again
+    (`hdl.array.references`).
 
     About 16 cycles to join a block, 6 to note its data and 8 to retire a row: 22 a block in long
     commands, 28 in commands of one block, all included. ``retired`` and
@@ -102,6 +105,10 @@ class Gather(wiring.Component):
                 "geometry_read": Out(geometry_read(config)),
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS),
+                "takes": Out(1),
+                "taken": Out(row_begin(config)),
+                "gives": Out(1),
+                "given": Out(slot),
                 "busy": Out(1),
             }
             | ({"filled": In(stream.Signature(slot))} if config.sector_emulation else {})
@@ -151,6 +158,8 @@ class Gather(wiring.Component):
         starved = Signal()
         after = Signal(After)
         walks = row.walk.any if config.background else Const(0)
+        if config.background:
+            m.d.comb += self.taken.mends.eq(walks & (row.walk.tag == MEND_TAG))
         m.d.comb += [
             self.geometry_read.address.eq(hand.array),
             detector.extent.eq(hand),
@@ -175,6 +184,11 @@ class Gather(wiring.Component):
             index.key.row.eq(row.row),
             launches.w_data.eq(slot),
             unused.give.payload.eq(slot),
+            self.takes.eq(index.insert),
+            self.taken.slot.eq(slot),
+            self.taken.array.eq(row.array),
+            self.gives.eq(unused.give.valid),
+            self.given.eq(slot),
             self.launch.valid.eq(launches.r_rdy),
             self.launch.payload.eq(launches.r_data),
             launches.r_en.eq(self.launch.ready),

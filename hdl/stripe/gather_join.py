@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from amaranth.hdl import Module, Mux, Signal
+from amaranth.hdl import Assert, Module, Mux, Signal
 
 from hdl.memory.free_list import FreeList
 from hdl.stripe.gather_hand import After, ExtentInHand, RowInHand
@@ -96,6 +96,7 @@ def join_states(
             with m.If(~level.closed):
                 in_hand.close(m, then=After.REST)
     with m.State("INSERT"):
+        m.d.sync += Assert(geometry.valid, "a row of no array gets a row slot")
         m.d.comb += [index.insert.eq(1), parking.clear.eq(1)]
         m.d.sync += [level.eq(0), level.first.eq(ports.now)]
         m.next = "JOIN"

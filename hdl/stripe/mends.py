@@ -23,7 +23,8 @@ class Mends(wiring.Component):
     """Asks for a PATROL of a row, which writes the block anew, after the host's read has gone on.
 
     ``note``: the read has gone on to other drives; ``row`` is where its row lies, and as for any
-    walk without parity its ``shift`` that of the strip. Dropped while `MENDS` wait.
+    walk without parity its ``shift`` that of the strip. Dropped while `MENDS` wait; ``noted``: it
+    was not.
 
     Parameters
     ----------
@@ -37,6 +38,7 @@ class Mends(wiring.Component):
             {
                 "row": In(row_place(config)),
                 "note": In(1),
+                "noted": Out(1),
                 "walk": Out(stream.Signature(walk(config))),
                 "busy": Out(1),
             }
@@ -55,6 +57,7 @@ class Mends(wiring.Component):
             noted.row.eq(self.row.row),
             noted.tag.eq(MEND_TAG),
             queue.w_en.eq(self.note),
+            self.noted.eq(self.note & queue.w_rdy),
             self.walk.payload.eq(queue.r_data),
             self.walk.valid.eq(queue.r_rdy),
             queue.r_en.eq(self.walk.ready),

@@ -91,6 +91,8 @@ class Sequencer(wiring.Component):
                 "copy_read": Out(copy_read(config)),
                 "walked": Out(stream.Signature(walked(config))),
                 "mend": Out(stream.Signature(walk(config))),
+                "noted": Out(1),
+                "noted_array": Out(config.array_bits),
             }
         if config.intent_chunks:
             background["begun"] = Out(stream.Signature(intention(config)))
@@ -134,6 +136,10 @@ class Sequencer(wiring.Component):
             connect(m, admission.boundary_read, flipped(self.boundary_read))
             connect(m, admission.copy_read, flipped(self.copy_read))
             connect(m, admission.mend, flipped(self.mend))
+            m.d.comb += [
+                self.noted.eq(admission.noted),
+                self.noted_array.eq(admission.noted_array),
+            ]
             m.d.comb += admission.stale.eq(self.stale)
         if config.intent_chunks:
             connect(m, admission.begun, flipped(self.begun))

@@ -1,0 +1,208 @@
+"""Flushes that the controller asks for itself: once each, again if aborted, and the truth."""
+
+import os
+import random
+from collections import Counter
+
+import cocotb
+import pytest
+from amaranth.hdl import Module
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out, connect, flipped
+from cocotb.triggers import RisingEdge
+
+from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
+from hdl.array.tracker import FLUSH_ROUNDS
+from hdl.config import MAX_DRIVES, Config
+from hdl.drive.flusher import FlushAll, Flusher
+from hdl.drive.interface import DriveStatus, Opcode, Owner, finished, operation
+
+CONFIG = Config(ports=24)
+REQUESTS = 150
+
+
+class Assembly(wiring.Component):
+    """`FlushAll` as user 0 of a `Flusher`."""
+
+    def __init__(self):
+        super().__init__(
+            {
+                "flush": In(1),
+                "flushed": Out(1),
+                "used": In(MAX_DRIVES),
+                "failed": In(MAX_DRIVES),
+                "ask": In(stream.Signature(MAX_DRIVES)),
+                "told": Out(stream.Signature(MAX_DRIVES)),
+                "operation": Out(stream.Signature(operation(CONFIG))),
+                "finished": In(stream.Signature(finished(CONFIG))),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.flusher = flusher = Flusher(config=CONFIG, users=2)
+        m.submodules.flush_all = flush_all = FlushAll()
+        connect(m, flush_all.ask, flusher.ask[0])
+        connect(m, flusher.told[0], flush_all.told)
+        connect(m, flipped(self.ask), flusher.ask[1])
+        connect(m, flusher.told[1], flipped(self.told))
+        connect(m, flusher.operation, flipped(self.operation))
+        connect(m, flipped(self.finished), flusher.finished)
+        m.d.comb += [
+            flush_all.flush.eq(self.flush),
+            self.flushed.eq(flush_all.flushed),
+            flush_all.used.eq(self.used),
+            flush_all.failed.eq(self.failed),
+            self.busy.eq(flusher.busy | flush_all.busy),
+        ]
+        return m
+
+
+class Drives:
+    """Drives that end their flushes in any order, each as ``fate`` of its port says."""
+
+    def __init__(self, dut, generator: random.Random):
+        self.random = generator
+        self.operations = StreamSink(
+            dut, "operation", layout=operation(CONFIG), callback=self._begin, active=0.5
+        )
+        self.ends = StreamSource(dut, "finished", layout=finished(CONFIG))
+        self.out: list[int] = []
+        self.begun: Counter[int] = Counter()
+        self.aborts: dict[int, int] = {}
+        self.fate: dict[int, DriveStatus] = {}
+        self.held = False
+        self._clock = dut.clk
+        for name in ("flush", "used", "failed"):
+            getattr(dut, name).value = 0
+        cocotb.start_soon(self._run())
+
+    def _begin(self, seen) -> None:
+        assert (seen.opcode, seen.owner) == (Opcode.FLUSH, Owner.FLUSHER)
+        assert seen.port not in self.out, "two flushes of a drive at once"
+        self.out.append(seen.port)
+        self.begun[seen.port] += 1
+
+    def reset(self) -> None:
+        """Some drives will abort, go away or refuse."""
+        self.begun.clear()
+        bad = (DriveStatus.GONE, DriveStatus.MEDIUM_ERROR)
+        self.fate = {
+            port: self.random.choice(bad) if self.random.random() < 0.1 else DriveStatus.GOOD
+            for port in range(CONFIG.ports)
+        }
+        most = (0, 0, 0, 1, 3, FLUSH_ROUNDS - 1, FLUSH_ROUNDS)
+        self.aborts = {port: self.random.choice(most) for port in range(CONFIG.ports)}
+
+    def stored(self, asked: int) -> int:
+        """What a request must be told, once it has ended."""
+        assert not self.out, "told before all have answered"
+        wanted = 0
+        for port in range(CONFIG.ports):
+            if not asked >> port & 1:
+                continue
+            rounds = min(self.aborts[port] + 1, FLUSH_ROUNDS)
+            assert self.begun[port] == rounds, f"port {port}: {self.begun[port]} flushes"
+            good = self.fate[port] == DriveStatus.GOOD and self.aborts[port] < FLUSH_ROUNDS
+            wanted |= good << port
+        assert sum(self.begun.values()) == sum(
+            self.begun[port] for port in range(CONFIG.ports) if asked >> port & 1
+        ), "others were flushed"
+        return wanted
+
+    async def _run(self) -> None:
+        while True:
+            await RisingEdge(self._clock)
+            if self.held or not self.out or not self.ends.idle or self.random.random() < 0.5:
+                continue
+            port = self.out.pop(self.random.randrange(len(self.out)))
+            status = self.fate[port]
+            if self.begun[port] <= self.aborts[port]:
+                status = DriveStatus.ABORTED
+            self.ends.send(
+                port=port, opcode=Opcode.FLUSH, owner=Owner.FLUSHER, status=status
+            )
+
+
+@cocotb.test(timeout_time=10, timeout_unit="ms")
+async def says_which_drives_have_flushed(dut):
+    generator = random.Random(int(os.environ["SEED"]))
+    drives = Drives(dut, generator)
+    asks = StreamSource(dut, "ask")
+    told = StreamSink(dut, "told", active=0.5)
+    await start(dut)
+    for _ in range(REQUESTS):
+        drives.reset()
+        asked = generator.getrandbits(CONFIG.ports) & generator.getrandbits(CONFIG.ports)
+        asked = generator.choice((asked, 0, 1 << generator.randrange(CONFIG.ports)))
+        asks.send(asked)
+        assert await told.receive(cycles=50_000) == drives.stored(asked)
+    await wait_until(dut, lambda: not int(dut.busy.value), cycles=20, what="rest")
+
+
+@cocotb.test(timeout_time=10, timeout_unit="ms")
+async def all_drives_are_flushed_before_power_goes(dut):
+    """Those that arrays have and that work; the answer stays until the request goes."""
+    generator = random.Random(int(os.environ["SEED"]))
+    drives = Drives(dut, generator)
+    asks = StreamSource(dut, "ask")
+    told = StreamSink(dut, "told")
+    await start(dut)
+    for number in range(20):
+        drives.reset()
+        used, failed = (generator.getrandbits(CONFIG.ports) for _ in range(2))
+        dut.used.value, dut.failed.value = used, failed
+        drives.held = True
+        dut.flush.value = 1
+        for _ in range(300):
+            await RisingEdge(dut.clk)
+            assert not int(dut.flushed.value), "answered before a drive has"
+        # A drive that goes in the meantime changes nothing for the others.
+        dut.failed.value = generator.getrandbits(CONFIG.ports)
+        drives.held = False
+        await wait_until(dut, lambda: int(dut.flushed.value), cycles=50_000, what="an answer")
+        drives.stored(used & ~failed)
+        for _ in range(10):
+            await RisingEdge(dut.clk)
+            assert int(dut.flushed.value)
+        dut.flush.value = 0
+        for _ in range(2):
+            await RisingEdge(dut.clk)
+        assert not int(dut.flushed.value)
+        if number % 4 == 0:
+            # Another user, at once; and a request that is given up.
+            drives.reset()
+            dut.used.value, dut.failed.value = 3, 0
+            dut.flush.value = 1
+            asks.send(1 << 7)
+            await RisingEdge(dut.clk)
+            dut.flush.value = 0
+            await told.receive(cycles=50_000)
+            await wait_until(dut, lambda: not int(dut.busy.value), cycles=50_000, what="rest")
+
+
+def test_flusher():
+    simulate(Assembly(), name="flusher", module=__name__)
+
+
+class Trusting:
+    """Planted bug: a drive that refuses has flushed."""
+
+    GOOD = DriveStatus.MEDIUM_ERROR
+    ABORTED = DriveStatus.ABORTED
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("FLUSH_ROUNDS", 2), ("DriveStatus", Trusting)], ids=["rounds", "status"]
+)
+def test_planted_bugs_are_found(name, value, monkeypatch):
+    monkeypatch.setattr(f"hdl.drive.flusher.{name}", value)
+    with pytest.raises(SimulationError, match="says_which_drives_have_flushed"):
+        simulate(
+            Assembly(),
+            name=f"flusher_{name.lower()}",
+            module=__name__,
+            testcase="says_which_drives_have_flushed",
+        )

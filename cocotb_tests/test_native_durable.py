@@ -1,0 +1,117 @@
+"""What must hold over time on the whole controller: who is inside as an array goes, and trust."""
+
+import os
+
+import pytest
+
+from cocotb_tests.native_card import PORTS, Card, Volume
+from cocotb_tests.test_native_background import finished, replaced
+from cocotb_tests.test_native_readd import FORGETFUL, ROWS
+from hdl.array.interface import ArrayState, Level
+from hdl.background.interface import WalkKind
+from hdl.background.jobs import JobState
+from hdl.config import DATA_OFFSET_BLOCKS
+from sim.campaign.sizes import SIZES
+from sim.native.parameters import MICROSECOND, Ideal
+from sw.driver import background, raid
+from sw.driver.commands import NvmeError
+
+SEED = int(os.environ.get("SEED") or "1")
+SLOW = Ideal(capacity=DATA_OFFSET_BLOCKS + ROWS, latency_ps=400 * MICROSECOND)
+FAST = Ideal(capacity=DATA_OFFSET_BLOCKS + ROWS, latency_ps=5 * MICROSECOND)
+
+
+def contents(card: Card, ports: range) -> list[bytes]:
+    return [card.stored(port, row) for port in ports for row in range(ROWS)]
+
+
+@pytest.mark.parametrize(
+    ("level", "members"),
+    [
+        pytest.param(Level.RAID5, 4, id="RAID5"),
+        pytest.param(Level.RAID10, 5, id="RAID1E", marks=pytest.mark.slow),
+        pytest.param(Level.RAID0, 3, id="RAID0", marks=pytest.mark.slow),
+        pytest.param(Level.RAID6, 6, id="RAID6", marks=pytest.mark.slow),
+    ],
+)
+def test_nothing_lands_in_the_next_array(level, members):
+    """An array goes in the middle of writes, and another one takes its place and its drives.
+
+    Nothing of the old one is written any more, and an array beside it goes on.
+    """
+    drives = [SLOW] * members + [FAST] * (PORTS - members)
+    with Card(drives, seed=SEED, config=SIZES) as card:
+        old = card.run(card.create(level, range(members)))
+        other = card.run(card.create(Level.RAID1, range(6, 8)))
+        ended: list[int] = []
+        most = 24
+
+        async def access(number: int) -> None:
+            blocks = card.random.randint(1, 8)
+            first = card.random.randrange(len(old.model) - blocks)
+            address = card.buffer(8)
+            card.card.transport.memory.write(address, card.random.randbytes(blocks * 4096))
+            kind = card.nvme.read if number % 3 == 2 else card.nvme.write
+            try:
+                await kind(old.namespace, first, blocks, address, number % 2)
+                ended.append(0)
+            except NvmeError as error:
+                ended.append(error.status)
+
+        async def scenario() -> None:
+            nvme, transport = card.nvme, card.card.transport
+            for round_number in range(3):
+                ended.clear()
+                for number in range(most):
+                    transport.spawn(access(number))
+                await transport.sleep(card.random.choice((5_000, 20_000, 300_000)))
+                await raid.delete_volume(nvme, old.namespace)
+                await raid.delete_array(nvme, 0)
+                assert len(ended) == most, "an array has gone before its commands"
+                assert (await raid.drives(nvme))[0].array is None
+                new = Level.RAID0 if round_number % 2 == 0 else level
+                assert await raid.create_array(nvme, new, range(members), strip_kib=16) == 0
+                assert await raid.create_volume(nvme, 0) == old.namespace
+                before = contents(card, range(members))
+                await card.load(other, 30)
+                await transport.sleep(1_000_000)
+                assert contents(card, range(members)) == before, "an old write has landed"
+
+        card.run(scenario())
+        card.finish(other)
+
+
+def test_a_rebuilt_drive_has_stored_what_is_trusted():
+    """What the host had flushed before is on the new drive, though it loses its power at once."""
+    with Card([FORGETFUL] * PORTS, seed=SEED, config=SIZES) as card:
+        volume = card.run(card.create(Level.RAID5, range(5)))
+
+        async def scenario(old: int, new: int, *, copies: bool) -> None:
+            await card.load(volume, 30)
+            assert await card.flush(volume) == 0
+            if copies:
+                await background.copy_member(card.nvme, 0, volume.ports.index(old), new)
+            else:
+                card.pull(old)
+                await background.replace_member(card.nvme, 0, volume.ports.index(old), new)
+            kind = WalkKind.COPY if copies else WalkKind.REBUILD
+            job = await finished(card)
+            assert (job.state, job.kind) == (JobState.DONE, kind), job
+            assert job.array_state == ArrayState.OPTIMAL
+            replaced(card, volume, old, new)
+
+        for old, new, copies in ((2, 6, False), (1, 7, True)):
+            card.run(scenario(old, new, copies=copies))
+            # It forgets at random what it has not stored; then all rows are looked at.
+            card.harness.remove(new)
+            card.finish(volume)
+            if not copies:
+                card.harness.insert(new)
+                card.run(catch_up(card, volume, new))
+
+
+async def catch_up(card: Card, volume: Volume, port: int) -> None:
+    """The member that was away is taken back."""
+    await background.re_add(card.nvme, 0, volume.ports.index(port))
+    job = await finished(card)
+    assert job.state == JobState.DONE and job.array_state == ArrayState.OPTIMAL, job

@@ -1,0 +1,172 @@
+"""Drives that begin anew by themselves: brought up to date where that can be, told of where not."""
+
+import os
+import random
+
+import cocotb
+import pytest
+from cocotb.triggers import ClockCycles, RisingEdge
+
+from cocotb_tests.background_bench import ROWS, Assembly, Bench
+from cocotb_tests.runner import SimulationError, simulate
+from hdl.array.interface import ArrayState, Level, ManageOpcode, ManageStatus
+from hdl.array.states import ArrayStates
+from hdl.background.interface import WalkKind
+from hdl.background.jobs import JobState
+
+
+def rows_of(host: Bench, kind: WalkKind) -> list[int]:
+    return [row.row for row in host.log if row.kind == kind]
+
+
+async def begin(dut) -> Bench:
+    host = Bench(dut, random.Random(int(os.environ["SEED"])))
+    await host.begin(8)
+    return host
+
+
+async def restart(dut, *ports: int) -> None:
+    """Drives begin anew, and say so."""
+    dut.restarted.value = sum(1 << port for port in ports)
+    await RisingEdge(dut.clk)
+    dut.restarted.value = 0
+    await ClockCycles(dut.clk, 2)
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def a_member_is_brought_up_to_date(dut):
+    """It is taken back by itself, before a hot spare is, and only marked rows are rebuilt."""
+    host = await begin(dut)
+    for level, ports in ((Level.RAID5, (0, 1, 2)), (Level.RAID10, (3, 4, 5))):
+        array = await host.create(level, *ports)
+        if array == 0:
+            await host.good(ManageOpcode.ADD_SPARE, port=7)
+        await host.flush(array)
+        await host.write(array, 3, 4)
+        marked = (await host.job(array))["marked"]
+        assert marked
+        host.log.clear()
+        await restart(dut, ports[1])
+        assert int(dut.suspect.value) == 1 << ports[1] or int(dut.failed.value) >> ports[1] & 1
+        await host.until(lambda bit=1 << ports[1]: int(dut.stale.value) == bit, "a stale drive")
+        await host.rest()
+        job = await host.job(array)
+        assert (job["state"], job["kind"]) == (JobState.DONE, WalkKind.REBUILD)
+        rebuilt = {*rows_of(host, WalkKind.REBUILD)}
+        assert {3, 4} <= rebuilt and len(rebuilt) <= marked * job["chunk"] < ROWS
+        assert not int(dut.suspect.value) and not int(dut.stale.value)
+        assert host.state(array) == ArrayState.OPTIMAL
+        assert not int(dut.failed.value) & 0xFF
+    assert int(dut.used.value) == 0b111111
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def marks_are_kept(dut):
+    """A flush that was under way as the drive began anew makes no mark needless."""
+    host = await begin(dut)
+    array = await host.create(Level.RAID5, 0, 1, 2)
+    await host.write(array, 3)
+    host.log.clear()
+    host.paused = True
+    await host.flush_now(array, restart(dut, 1))
+    host.paused = False
+    await host.rest()
+    assert 3 in rows_of(host, WalkKind.REBUILD)
+    assert (await host.job(array))["marked"]
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def the_last_copy_is_kept(dut):
+    """Where an array cannot do without them drives stay, until a flush has been refused."""
+    host = await begin(dut)
+    array = await host.create(Level.RAID0, 3, 4)
+    mirror = await host.create(Level.RAID1, 0, 1)
+    single = await host.create(Level.RAID5, 5, 6, 7)
+    host.pull(7)
+    await host.rest()
+    host.log.clear()
+    for ports, number in (((3,), array), ((0, 1), mirror), ((5,), single)):
+        mask = sum(1 << port for port in ports)
+        before = host.state(number)
+        await restart(dut, *ports)
+        await host.rest()
+        assert int(dut.suspect.value) == mask, "a flush would succeed"
+        assert not int(dut.failed.value) & mask and not int(dut.stale.value)
+        assert host.state(number) == before
+        # A flush of another array says nothing about them.
+        dut.blamed.value = 0x7F & ~mask
+        await ClockCycles(dut.clk, 2)
+        assert int(dut.suspect.value) == mask
+        dut.blamed.value = mask
+        await RisingEdge(dut.clk)
+        dut.blamed.value = 0
+        await ClockCycles(dut.clk, 2)
+        assert not int(dut.suspect.value)
+    assert not host.log
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def a_drive_that_cannot_return_is_replaced(dut):
+    """It does not say who it is: a spare takes its place. A drive of no array is nobody's care."""
+    host = await begin(dut)
+    array = await host.create(Level.RAID5, 0, 1, 2)
+    await host.good(ManageOpcode.ADD_SPARE, port=7)
+    dut.identity__1.value = 99
+    await restart(dut, 1, 4)
+    await host.rest()
+    assert int(dut.used.value) == 0b10000101
+    assert host.state(array) == ArrayState.OPTIMAL and not int(dut.suspect.value)
+    assert len(set(rows_of(host, WalkKind.REBUILD))) == ROWS
+    # Half rebuilt, it begins again; so it does while it is copied to.
+    host.log.clear()
+    await host.good(ManageOpcode.COPY, array=array, position=1, port=3)
+    await host.until(lambda: len(host.log) > 4, "rows")
+    await restart(dut, 3)
+    await host.rest()
+    assert (await host.job(array))["state"] == JobState.FAILED
+    assert int(dut.used.value) == 0b10000101 and host.state(array) == ArrayState.OPTIMAL
+    host.pull(2)
+    await host.rest()
+    host.plug(2)
+    host.paused = True
+    request = {"array": array, "position": 2, "port": 6}
+    assert await host.change(ManageOpcode.REPLACE, **request) == ManageStatus.DONE
+    await host.until(lambda: bool(host.out), "rows")
+    await restart(dut, 6)
+    host.paused = False
+    await host.rest()
+    job = await host.job(array)
+    assert (job["state"], job["kind"]) == (JobState.DONE, WalkKind.REBUILD)
+    assert host.state(array) == ArrayState.OPTIMAL
+
+
+def test_restarts():
+    simulate(Assembly(), name="restarts", module=__name__)
+
+
+class TrustsAll(ArrayStates):
+    """Planted bug: every drive that restarts is kept."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += [self.yields.eq(0), self.keeps.eq(self.suspect)]
+        return m
+
+
+class TrustsNone(ArrayStates):
+    """Planted bug: every drive that restarts is failed."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += [self.keeps.eq(0), self.yields.eq(self.suspect)]
+        return m
+
+
+@pytest.mark.parametrize(
+    ("bug", "testcase"),
+    [(TrustsAll, "a_member_is_brought_up_to_date"), (TrustsNone, "the_last_copy_is_kept")],
+)
+def test_planted_bugs_are_found(bug, testcase, monkeypatch):
+    monkeypatch.setattr("hdl.background.background.ArrayStates", bug)
+    with pytest.raises(SimulationError, match=testcase):
+        simulate(Assembly(), name=f"restarts_{bug.__name__}", module=__name__, testcase=testcase)
