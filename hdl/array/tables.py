@@ -117,6 +117,7 @@ class ArrayTables(wiring.Component):
                 "used": Out(MAX_DRIVES),
                 "failed": Out(MAX_DRIVES),
                 "changed": Out(1),
+                "exists": Out(config.arrays),
                 "busy": Out(1),
             }
             | (
@@ -167,6 +168,9 @@ class ArrayTables(wiring.Component):
         member_write = memory.write_port()
         own_member = memory.read_port()
         members = Access(read=own_member, write=member_write)
+
+        with m.If(arrays.write.en):
+            m.d.sync += self.exists.bit_select(arrays.write.addr, 1).eq(arrays.write.data.valid)
 
         edited = Signal()
         health = follow_health(m, self, config=config, edited=edited)
