@@ -78,7 +78,7 @@ class Command:
 
 @dataclass(kw_only=True)
 class Counts:
-    """What a drive has done."""
+    """What a drive has done; ``cut`` and ``halves``: reads and writes that broke off in a block."""
 
     commands: int = 0
     blocks_read: int = 0
@@ -86,6 +86,7 @@ class Counts:
     flushes: int = 0
     longest: int = 0
     cut: int = 0
+    halves: int = 0
     stuck: int = 0
     aborts: int = 0
     resets: int = 0
@@ -100,6 +101,7 @@ class DriveModel:
     ``bad_reads`` and ``bad_writes`` are sets of blocks that end their command with the status in
     ``error``; with ``cut`` a bad read may break off inside the block. ``hang`` commands that begin
     (-1: all) never end; ``deaf``: aborts do not end them; ``lasting``: a reset does not cure that.
+    ``freeze``: beats of write data after which the drive takes no more until its port is reset.
 
     Parameters
     ----------
@@ -140,6 +142,7 @@ class DriveModel:
         self.hang = 0
         self.deaf = False
         self.lasting = False
+        self.freeze: int | None = None
         self.present = True
         self._config = config
         self._random = random.Random(f"{seed}/drive/{index}")
@@ -292,11 +295,13 @@ class DriveModel:
         self.counts.resets += 1
         if self._beats and len(self._beats) < self._config.beats:
             self.counts.cut += 1
+        self.counts.halves += bool(self._incoming)
         for inside in (
             self._commands, self._granted, self._incoming, self._ends, self._beats,
         ):  # fmt: skip
             inside.clear()
         self._reading = self._cutting = self._granting = None
+        self.freeze = None
         if not self.lasting:
             self.hang = 0
         for valid in (self._grant[0], self._read[0], self._end[0]):
@@ -305,6 +310,8 @@ class DriveModel:
     def _take_beat(self, bits: int) -> None:
         assert self._granted, f"drive {self.index}: write data without a grant"
         fields = unpack(self._layouts[1], bits)
+        if self.freeze:
+            self.freeze -= 1
         self._incoming.append(fields.data)
         ended = len(self._incoming) == self._config.beats
         assert bool(fields.last) == ended, f"drive {self.index}: last on beat {len(self._incoming)}"
@@ -407,7 +414,7 @@ class DriveModel:
             if want != command_ready:
                 command_ready = want
                 self._command[1].value = int(want)
-            want = bool(self._granted) and self._chance(timing.write)
+            want = bool(self._granted) and self.freeze != 0 and self._chance(timing.write)
             if want != write_ready:
                 write_ready = want
                 self._write[1].value = int(want)

@@ -11,10 +11,9 @@ from cocotb.triggers import RisingEdge
 from cocotb_tests.array_models import random_recovery
 from cocotb_tests.drive_model import DriveModel, Timing
 from cocotb_tests.store_model import StoreModel
-from cocotb_tests.streams import StreamSink, StreamSource, wait_until
-from hdl.config import BLOCK_BYTES, LINE_WRITERS, PIECES, Config
+from cocotb_tests.streams import StreamSink, StreamSource, busy_after, wait_until
+from hdl.config import BLOCK_BYTES, PIECES, Config
 from hdl.drive.interface import (
-    PIECE_LATENESS,
     DriveStatus,
     Opcode,
     Owner,
@@ -23,7 +22,12 @@ from hdl.drive.interface import (
     operation,
     piece,
 )
-from hdl.memory.store import write_delay
+
+LATENESS = 8
+"""Cycles after the end of an operation within which all its pieces have been told of."""
+
+VISIBLE = 7
+"""Cycles after which what the line store has taken can be read."""
 
 LONGEST_REFUSAL = 3
 """Cycles that a piece may have to wait until it is taken."""
@@ -131,6 +135,7 @@ class Bench:
         dut.fail__ready.value = 1
         dut.load_read__address.value = 0
         cocotb.start_soon(self._send_again())
+        cocotb.start_soon(busy_after(dut, "operation"))
         dut.allocate__valid.value = 0
         cocotb.start_soon(self._lend())
 
@@ -262,7 +267,7 @@ class Bench:
         count = self.config.piece_beats
         for beat in range(payload.number * count, pending.told * count):
             age = self.store.cycle - self.store.written[pending.line, beat]
-            assert age >= write_delay(LINE_WRITERS), f"told {age} cycles after it was written"
+            assert age >= VISIBLE, f"told {age} cycles after it was written"
         size = BLOCK_BYTES // PIECES
         place = slice(payload.number * size, pending.told * size)
         wanted = self.drives[pending.port].read_block(pending.block)[place]
@@ -270,7 +275,7 @@ class Bench:
 
     async def _leave_seat(self, pending: Pending, *, good: bool) -> None:
         """All pieces have been told of, or no more will be, soon after the end of an operation."""
-        for _ in range(PIECE_LATENESS):
+        for _ in range(LATENESS):
             await RisingEdge(self.dut.clk)
         assert pending.told == PIECES or not good, f"{pending.told} pieces of {PIECES} told of"
         assert pending.seat is not None and pending.line is not None

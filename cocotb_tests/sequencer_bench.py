@@ -5,9 +5,10 @@ import random
 from collections.abc import Mapping
 from typing import Self
 
+import cocotb
 from cocotb.triggers import RisingEdge
 
-from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, busy_after, pack, start, wait_until
 from cocotb_tests.stripe_models import (
     BLOCK,
     Allocator,
@@ -114,6 +115,10 @@ class Bench:
         TableServer(dut, "strip_read", self._strip)
         self.launch = StreamSource(dut, "launch", active=active, seed=seed)
         dut.failed.value = 0
+        cocotb.start_soon(busy_after(dut, "launch"))
+        if config.shared_blocks:
+            # One of two arrays.
+            dut.exists.value = 3
 
         def sink(name, callback, layout=None):
             StreamSink(dut, name, layout=layout, active=active, seed=seed, callback=callback)

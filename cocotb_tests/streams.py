@@ -111,6 +111,19 @@ async def wait_until(dut, condition: Callable[[], bool], *, cycles: int, what: s
     raise AssertionError(f"{what}: not within {cycles} cycles")
 
 
+async def busy_after(dut, name: str) -> None:
+    """Checks that the block is ``busy`` in the cycle after each payload of the stream was taken."""
+    valid, ready = getattr(dut, f"{name}__valid"), getattr(dut, f"{name}__ready")
+    taken = False
+    while True:
+        await RisingEdge(dut.clk)
+        if int(dut.rst.value):
+            taken = False
+            continue
+        assert not taken or int(dut.busy.value), f"not busy after it has taken {name}"
+        taken = bool(int(valid.value) and int(ready.value))
+
+
 class _Port:
     """What a source and a sink have in common."""
 

@@ -11,13 +11,13 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.array_models import Table, pack_geometry, random_layout, random_recovery
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, busy_after, pack, start, wait_until
 from hdl.array.interface import copy_entry, expected, extent, member_address
 from hdl.background.interface import MEND_TAG, WalkKind, walk
 from hdl.config import DATA_OFFSET_BLOCKS, MAX_DRIVES, Config, board, small
 from hdl.drive.interface import Opcode, Owner, operation
-from hdl.nvme.interface import ROUNDS, HostOpcode, Status, completion
-from hdl.stripe.dispatch import FOLLOW_BITS, RUN_BLOCKS, Dispatch
+from hdl.nvme.interface import HostOpcode, Status, completion
+from hdl.stripe.dispatch import FOLLOW_BITS, Dispatch
 from hdl.stripe.interface import committed
 from sim.golden.layout import Layout
 
@@ -28,6 +28,10 @@ ROWS = 1 << 24
 DIRECT_CYCLES = 8
 MIRRORED_CYCLES = 13
 DRIVE_CYCLES = 60
+ROUNDS = 2
+"""Times that every copy of a block is asked or passed over, before it is given up."""
+RUN_BLOCKS = 32
+"""Blocks more than another port that a port may have to do and still be asked to read on."""
 
 
 def preferred_copy(layout: Layout, stripe: int, index: int) -> int:
@@ -63,6 +67,7 @@ class Bench:
             self.sinks[name] = StreamSink(
                 dut, name, layout=layout, callback=lambda seen, to=name: self._check(to, seen)
             )
+        cocotb.start_soon(busy_after(dut, "extent"))
         self.layouts: dict[int, Layout] = {}
         self.ports: dict[int, list[int]] = {}
         self.failed = 0

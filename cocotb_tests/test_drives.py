@@ -15,12 +15,10 @@ from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import start, wait_until
 from hdl.config import PIECES, Config
 from hdl.drive.drives import Drives
-from hdl.drive.interface import (
-    MERGE_BLOCKS,
-    DriveStatus,
-    Opcode,
-    Owner,
-)
+from hdl.drive.interface import DriveStatus, Opcode, Owner
+
+LONGEST = 64
+"""Blocks of the longest command to a drive: 256 KiB."""
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
@@ -37,7 +35,7 @@ async def random_traffic(dut):
     assert bench.landed_blocks and bench.pieces
     longest = max(drive.counts.longest for drive in bench.drives)
     assert longest > 8, f"nothing merged: longest command {longest}"
-    assert longest <= MERGE_BLOCKS
+    assert longest <= LONGEST
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
@@ -135,7 +133,7 @@ async def merging(dut):
         )
     await bench.drain()
     lengths = [entry[2] for entry in drive.counts.history]
-    assert lengths[0] == 1 and lengths[1] == MERGE_BLOCKS and sum(lengths) == 100, lengths
+    assert lengths[0] == 1 and lengths[1] == LONGEST and sum(lengths) == 100, lengths
     # Not merged: another fua, a gap, another opcode, a flush between.
     drive.counts.history.clear()
     bench.submit(port=0, opcode=Opcode.READ, owner=Owner.ROW, block=3000)

@@ -11,7 +11,7 @@ from cocotb.triggers import RisingEdge
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
 from hdl.config import PIECES, Config
-from hdl.drive.interface import PIECE_LATENESS, piece
+from hdl.drive.interface import piece
 from hdl.parity.interface import StepKind, pass_done, step
 from hdl.stripe import early as early_module
 from hdl.stripe import piece_count as count_module
@@ -22,6 +22,8 @@ CONFIG = Config(data_width=64, ports=8, rows=32, operations=64, early_rows=SEATS
 ROWS = 60
 WHOLE = 40
 PATIENCE = 20_000
+LATENESS = 8
+"""Cycles after the end of an operation within which all its pieces have been told of."""
 
 
 class Row:
@@ -210,7 +212,7 @@ async def pieces_are_worked_out_as_they_land(dut):
     await wait_until(
         dut, lambda: bench.ended == ROWS + WHOLE, cycles=PATIENCE, what="the last answers"
     )
-    for _ in range(PIECE_LATENESS):
+    for _ in range(LATENESS):
         await RisingEdge(dut.clk)
     assert not bench.rows and not bench.whole_steps and not bench.engine
     assert not int(dut.busy.value)

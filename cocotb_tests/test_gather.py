@@ -9,7 +9,7 @@ import pytest
 from cocotb.triggers import RisingEdge
 
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, start, unpack, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, busy_after, start, unpack, wait_until
 from cocotb_tests.stripe_models import BLOCK, Allocator, ArrayModel, Lines, Tables
 from hdl.array.interface import extent
 from hdl.config import Config
@@ -123,6 +123,7 @@ class Bench:
         sink("fetch_failed", self._fetch_failed, committed(CONFIG))
         sink("launch", self.launched.append)
         cocotb.start_soon(self._clock())
+        cocotb.start_soon(busy_after(dut, "extent"))
         cocotb.start_soon(self._sequence())
 
     async def _clock(self) -> None:

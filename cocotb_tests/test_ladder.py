@@ -7,6 +7,7 @@ import cocotb
 import pytest
 from cocotb.triggers import RisingEdge
 
+import hdl.drive.drives
 import hdl.drive.ladder
 from cocotb_tests.drive_model import RANDOM, Timing
 from cocotb_tests.drives_bench import Bench, sizes
@@ -16,7 +17,8 @@ from hdl.config import Config
 from hdl.drive.drives import Drives
 from hdl.drive.fence import Fence
 from hdl.drive.interface import DriveStatus, Opcode, Owner
-from hdl.drive.ladder import longest_ms
+from hdl.drive.ladder import Ladder, longest_ms
+from hdl.drive.write_path import WritePath
 
 PORTS = 4
 CONFIG = replace(
@@ -27,11 +29,21 @@ CONFIG = replace(
     drive_resets=1,
     drive_reset_window_s=1,
 )
-LONGEST = int(longest_ms(CONFIG) * CONFIG.clock_hz / 1000)
-"""Cycles that a command may stay in a port, but for the walk over the tags."""
+LONGEST = 7680
+"""Cycles that a command may stay in a port, but for the walk over the tags: 6 ms and 1 ms, each to
+the next tick but one. A tick is the greatest power of two in half of 1 ms: 256 cycles."""
+
+WINDOW = 1 << 20
+"""Cycles after which resets are forgiven: 1 s, rounded up to a power of two."""
 
 SLACK = 600
 QUICK = Timing(latency=(0, 100), ending=(0, 20), read=0.8, write=0.8, grant=0.5)
+
+
+def sizes_of_environment() -> Config:
+    """Of this simulation."""
+    tags, resets = int(os.environ["TAGS"]), int(os.environ["RESETS"])
+    return replace(CONFIG, drive_tags=tags, drive_resets=resets)
 
 
 class Ladders(Bench):
@@ -42,7 +54,6 @@ class Ladders(Bench):
         print(f"SEED={seed}")
         super().__init__(dut, config, seed=seed, timing=timing, active=0.7, stall=0.2)
         self.given_up: list[int] = []
-        self.may_fail = set(range(PORTS))
         self.time = 0
         cocotb.start_soon(self._pass())
 
@@ -54,7 +65,7 @@ class Ladders(Bench):
             dut.now.value = self.time
             if int(dut.fail__valid.value):
                 self.given_up.append(int(dut.fail__payload.value))
-                dut.failed.value = int(dut.failed.value) | 1 << self.given_up[-1]
+                dut.failed.value = sum(1 << gone for gone in self.given_up)
 
     def some(self, port: int, count: int) -> None:
         """Short operations of every kind, each command by itself."""
@@ -72,6 +83,40 @@ class Ladders(Bench):
                 alone=1,
             )
 
+    def stop(
+        self, port: int, hang: int = 1, *, deaf: bool = False, lasting: bool = False
+    ) -> None:
+        """The drive hangs, and so this port's operations may fail; those of no other port may."""
+        drive = self.drives[port]
+        drive.hang, drive.deaf, drive.lasting = hang, deaf, lasting
+        self.may_fail.add(port)
+
+    def mend(self, port: int) -> None:
+        """The drive is well, and is told to work again if it was given up."""
+        self.drives[port].hang, self.drives[port].lasting = 0, False
+        if port in self.given_up:
+            self.given_up.remove(port)
+        self.dut.failed.value = sum(1 << gone for gone in self.given_up)
+
+    def write(self, port: int) -> bool:
+        """A row's write of a block, a command by itself."""
+        return self.submit(
+            port=port,
+            opcode=Opcode.WRITE,
+            owner=Owner.ROW,
+            block=2 * self.random.randrange(2000),
+            place=self.random.randrange(8),
+            alone=1,
+        )
+
+    async def reaches(self, time: int) -> None:
+        """Nothing happens until then."""
+        await self.drain()
+        await self.passes(20)
+        assert self.time <= time
+        self.time = time
+        await self.passes(20)
+
     async def passes(self, cycles: int) -> None:
         """That much time."""
         for _ in range(cycles):
@@ -88,7 +133,7 @@ async def aborts(dut):
     """One command hangs: it is aborted in time and alone; a drive that only is slow is not."""
     bench = Ladders(dut)
     await start(dut)
-    bench.drives[1].hang = 1
+    bench.stop(1)
     bench.submit(port=1, opcode=Opcode.READ, owner=Owner.ROW, block=9)
     await wait_until(dut, lambda: bench.drives[1].counts.stuck == 1, cycles=200, what="hang")
     since = bench.time
@@ -100,6 +145,7 @@ async def aborts(dut):
     assert 6000 <= took <= LONGEST, took
     assert bench.ended(DriveStatus.ABORTED) == 1
     assert [drive.counts.aborts for drive in bench.drives] == [0, 1, 0, 0]
+    bench.may_fail.clear()
     bench.drives[2].timing = Timing(latency=(5000, 5500))
     bench.some(2, 5)
     await bench.settle()
@@ -111,12 +157,12 @@ async def aborts(dut):
 async def resets(dut):
     """Aborts are ignored: the port is reset under load, everything ends once, the drive works on.
 
-    The next time within the window it is given up, and it comes back when it is forgiven.
+    The next time within the window it is given up, and it comes back once it is not failed.
     """
     bench = Ladders(dut)
     await start(dut)
     drive = bench.drives[0]
-    drive.hang, drive.deaf = 2, True
+    bench.stop(0, 2, deaf=True)
     since = bench.time
     bench.some(0, 6)
     await bench.passes(6800)
@@ -135,7 +181,7 @@ async def resets(dut):
     await bench.drain()
     assert not bench.ended(DriveStatus.ABORTED) and not bench.ended(DriveStatus.GONE)
 
-    drive.hang, drive.lasting = -1, True
+    bench.stop(0, -1, deaf=True, lasting=True)
     since = bench.time
     bench.some(0, 12)
     bench.some(1, 3)
@@ -148,8 +194,7 @@ async def resets(dut):
     assert bench.ended(DriveStatus.GONE) == 5
     assert int(dut.drives__0__reset.value), "a drive that was given up is not in reset"
 
-    drive.hang, drive.lasting = 0, False
-    dut.failed.value = 0
+    bench.mend(0)
     await bench.settle()
     assert not int(dut.drives__0__reset.value)
 
@@ -160,7 +205,7 @@ async def patience(dut):
     bench = Ladders(dut)
     await start(dut)
     drive = bench.drives[2]
-    drive.hang, drive.lasting = -1, True
+    bench.stop(2, -1, lasting=True)
     for attempt, status in enumerate(
         (DriveStatus.ABORTED, DriveStatus.ABORTED, DriveStatus.ABORTED, DriveStatus.GONE)
     ):
@@ -170,53 +215,144 @@ async def patience(dut):
         assert bench.ended(status) == 4, (attempt, bench.statuses)
         assert drive.counts.resets == max(0, attempt - 1)
     assert bench.given_up == [2] and drive.counts.aborts == 8
-    drive.hang, drive.lasting = 0, False
-    dut.failed.value = 0
+    bench.mend(2)
+    await bench.settle()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def forgives(dut):
+    """Resets and aborts of an earlier window are forgiven, those of the same one are not."""
+    bench = Ladders(dut)
+    await start(dut)
+    drive = bench.drives[1]
+    for window in range(1, 4):
+        await bench.reaches(window * WINDOW)
+        bench.stop(1, 2, deaf=True)
+        bench.some(1, 2)
+        bench.some(2, 4)
+        await bench.drain()
+        assert bench.ended(DriveStatus.ABORTED) >= 2
+        assert drive.counts.resets == window and not bench.given_up, f"window {window}"
+        assert drive.counts.aborts == 2 * window
+    await bench.reaches(4 * WINDOW - 20_000)
+    bench.stop(1, 1, deaf=True)
+    bench.some(1, 1)
+    await bench.drain()
+    assert bench.given_up == [1] and drive.counts.resets == 4, "forgiven within the window"
+    assert bench.ended(DriveStatus.GONE) == 1
+    bench.mend(1)
+    await bench.settle()
+
+
+@cocotb.test(timeout_time=20, timeout_unit="ms")
+async def cut_writes(dut):
+    """A drive stops in the middle of write data: what was on its way is no part of what follows."""
+    config = sizes_of_environment()
+    bench = Ladders(dut, config=config)
+    await start(dut)
+    halves = 0
+    for number in range(10):
+        port = number % PORTS
+        drive = bench.drives[port]
+        before = drive.counts.resets
+        bench.stop(port, 0, deaf=True)
+        drive.freeze = bench.random.randrange(config.drive_tags * config.beats)
+        for _ in range(config.drive_tags):
+            while not bench.write(port):
+                pass
+        await wait_until(
+            dut, lambda d=drive, n=before: d.counts.resets > n, cycles=LONGEST + SLACK, what="reset"
+        )
+        halves += drive.counts.halves
+        drive.counts.halves = 0
+        for _ in range(3):
+            bench.write(port)
+            bench.some(port, 2)
+        for other in range(PORTS):
+            bench.some(other, 1)
+        await bench.drain()
+        bench.may_fail.clear()
+    assert halves, "no write broke off inside a block"
+    assert not bench.given_up
     await bench.settle()
 
 
 @cocotb.test(timeout_time=6, timeout_unit="ms")
 async def storms(dut):
     """Resets at any moment of random traffic, writes and reads in the middle of a block too."""
-    bench = Ladders(dut, timing=RANDOM)
+    config = sizes_of_environment()
+    bench = Ladders(dut, timing=RANDOM, config=config)
     await start(dut)
-    expected = 0
+    allowed = config.drive_resets
+    expected = [0] * PORTS
     for _ in range(12):
         port = bench.random.randrange(PORTS)
         drive = bench.drives[port]
         if port in bench.given_up:
             continue
-        drive.hang, drive.deaf = 1, True
         before = drive.counts.resets
-        bench.some(port, 1)
+        if bench.random.random() < 0.5:
+            bench.stop(port, deaf=True)
+            bench.some(port, 1)
+        else:
+            bench.stop(port, 0, deaf=True)
+            drive.freeze = bench.random.randrange(config.beats)
+            while not bench.write(port):
+                pass
         await bench.passes(5500 + bench.random.randrange(300))
         while drive.counts.resets == before:
             # As many as there is room for, on every port.
             for other in range(PORTS):
                 if len(bench.pending) < 60:
                     bench.some(other, 2)
+            if len(bench.pending) < 60:
+                bench.write(port)
             await bench.passes(bench.random.randrange(20, 60))
-        expected += 1
+        expected[port] += 1
         await bench.drain()
         assert drive.counts.resets == before + 1
-    given_up = [port for port in range(PORTS) if port in bench.given_up]
-    assert sum(drive.counts.resets for drive in bench.drives) == expected
-    for port, drive in enumerate(bench.drives):
-        assert (drive.counts.resets == 2) == (port in given_up)
-    assert sum(drive.counts.cut for drive in bench.drives), "no read broke off inside a block"
-    dut.failed.value = 0
+        # Nobody else noticed, and nobody will before the next drive stops.
+        bench.may_fail = set(bench.given_up)
+    assert [drive.counts.resets for drive in bench.drives] == expected
+    for port, resets in enumerate(expected):
+        assert (resets == allowed + 1) == (port in bench.given_up)
+    # With few tags there is seldom a read beside the command that hangs.
+    assert config.drive_tags < CONFIG.drive_tags or sum(d.counts.cut for d in bench.drives)
+    assert sum(drive.counts.halves for drive in bench.drives), "no write broke off inside a block"
+    for port in list(bench.given_up):
+        bench.mend(port)
     await bench.settle()
 
 
-def run(testcase: str, name: str = "ladder", seed: int = 1) -> None:
+def run(testcase: str, name: str = "ladder", seed: int = 1, tags: int = CONFIG.drive_tags) -> None:
+    config = replace(CONFIG, drive_tags=tags)
+    if testcase == "cut_writes":
+        config = replace(config, drive_resets=3)
     simulate(
-        Drives(config=CONFIG), name=name, module=__name__, testcase=testcase, seed=seed
+        Drives(config=config),
+        name=f"{name}_t{tags}",
+        module=__name__,
+        testcase=testcase,
+        seed=seed,
+        parameters={"TAGS": str(tags), "RESETS": str(config.drive_resets)},
     )
 
 
-@pytest.mark.parametrize("testcase", ["aborts", "resets", "patience", "storms"])
+@pytest.mark.parametrize("testcase", ["aborts", "resets", "patience", "forgives", "storms"])
 def test_ladder(testcase):
     run(testcase)
+
+
+@pytest.mark.parametrize("tags", [1, 2, 4])
+def test_few_tags(tags):
+    run("cut_writes", tags=tags)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tags", [1, 2, 3, 4])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_storms_with_few_tags(tags, seed):
+    run("storms", tags=tags, seed=seed)
 
 
 def test_times():
@@ -239,7 +375,30 @@ def stopping_fence(inner):
     return elaborate
 
 
+def hurried(**sizes):
+    """A ladder with other sizes."""
+    return lambda config: Ladder(config=replace(config, **sizes))
+
+
+def spilling(inner):
+    """A ladder that ends a port's reset while beats are on their way."""
+
+    def elaborate(self, platform):
+        m = inner(self, platform)
+        m.d.comb += self.filled.eq(0)
+        return m
+
+    return elaborate
+
+
 FAULTS = {
+    "keeps beats": ("cut_writes", WritePath, "elaborate", spilling(WritePath.elaborate)),
+    "never forgiven": (
+        "forgives",
+        hdl.drive.drives,
+        "Ladder",
+        hurried(drive_reset_window_s=1 << 20),
+    ),
     "no aborts": ("aborts", hdl.drive.ladder, "ticks", lambda config, ms: 4000),
     "too early": ("aborts", hdl.drive.ladder, "ticks", lambda config, ms: 4),
     "keeps data": ("storms", Fence, "elaborate", stopping_fence(Fence.elaborate)),
@@ -251,4 +410,8 @@ def test_ladder_faults_are_caught(fault, monkeypatch):
     testcase, owner, name, value = FAULTS[fault]
     monkeypatch.setattr(owner, name, value)
     with pytest.raises(SimulationError):
-        run(testcase, name=f"ladder_{fault.replace(' ', '_')}")
+        run(
+            testcase,
+            name=f"ladder_{fault.replace(' ', '_')}",
+            tags=1 if testcase == "cut_writes" else CONFIG.drive_tags,
+        )

@@ -36,6 +36,12 @@ PIECES = 8
 LINE_WRITERS = 5
 """Users that write lines: endpoint, parity engine, both paths of the drives, front end."""
 
+MENDS = 4
+"""Rows with an unreadable block that each of those who find one remembers."""
+
+OPERATIONS_PER_BLOCK = 4
+"""Drive operations that a block of a host command counts for, as to what an array may have."""
+
 LINE_USERS = 4
 """Blocks that take lines: front end, sequencer, drives, gatherer."""
 
@@ -351,6 +357,30 @@ class Config:
         on offer to each user. Fewer than that in tables too small for a whole controller.
         """
         return min(2 * self.ports + LINE_USERS, self.lines * 3 // 4)
+
+    @property
+    def shared_blocks(self) -> int:
+        """Blocks of host commands on their way at once, while there are several arrays.
+
+        As many as find a line, a row slot, a place to be parked and, with `OPERATIONS_PER_BLOCK`
+        each, drive operations, whatever else is on its way: walks have row slots as well, and rows
+        have as many operations as lines. 0: too few for two arrays; then arrays have no shares.
+        """
+        walks = self.walk_window + 4 * MENDS if self.background else 0
+        blocks = min(
+            self.rows - walks,
+            self.commands - walks,
+            self.lines // 2,
+            (self.operations - self.lines // 2) // OPERATIONS_PER_BLOCK,
+        )
+        enough = blocks >= 3 * self.command_blocks and self.shared_lines >= 3 * self.ports
+        return blocks if enough else 0
+
+    @property
+    def shared_lines(self) -> int:
+        """Lines that rows work with, beside those of the host's blocks, while there are several
+        arrays."""
+        return self.lines - self.lines // 2 - self.line_reserve
 
 
 def board(ports: int = 8) -> Config:

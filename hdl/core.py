@@ -4,6 +4,7 @@ from amaranth.hdl import Array, Cat, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
+from hdl.array.command_shares import CommandShares
 from hdl.array.mapper import Mapper
 from hdl.array.references import References
 from hdl.array.tables import ArrayTables
@@ -80,9 +81,9 @@ class Core(wiring.Component):
         m.submodules.front_end = front_end = NvmeFrontEnd(config=config)
         m.submodules.tables = tables = ArrayTables(
             config=config,
-            geometry_readers=5 + 2 * config.background,
+            geometry_readers=5 + 2 * config.background + (config.shared_blocks > 0),
             member_readers=3 + config.background,
-            volume_readers=3 + config.compare_and_deallocate,
+            volume_readers=3 + config.compare_and_deallocate + (config.shared_blocks > 0),
         )
         m.submodules.references = references = References(config=config)
         m.submodules.tracker = tracker = Tracker(config=config)
@@ -124,7 +125,19 @@ class Core(wiring.Component):
 
         # Commands down: host, tracker, mapper, dispatch, then drives or rows.
         connect(m, front_end.command, tracker.host_command)
-        connect(m, tracker.command, mapper.command)
+        if config.shared_blocks:
+            m.submodules.shares = shares = CommandShares(config=config)
+            blocks.append(shares)
+            connect(m, tracker.command, shares.command)
+            connect(m, shares.passed, mapper.command)
+            m.d.comb += [
+                shares.ended.eq(tracker.completion.valid & tracker.completion.ready),
+                shares.ended_slot.eq(tracker.completion.payload.slot),
+                shares.exists.eq(tables.exists),
+                sequencer.exists.eq(tables.exists),
+            ]
+        else:
+            connect(m, tracker.command, mapper.command)
         connect(m, mapper.extent, dispatch.extent)
         connect(m, dispatch.gather, gather.extent)
         connect(m, gather.launch, sequencer.launch)
@@ -244,6 +257,8 @@ class Core(wiring.Component):
             blocks.append(background)
             geometries += list(background.geometry_read)
             positions.append(background.member_read)
+        if config.shared_blocks:
+            geometries.append(shares.geometry_read)
         for user, port in zip(geometries, tables.geometry_read, strict=True):
             connect(m, user, port)
         for user, port in zip(positions, tables.member_read, strict=True):
@@ -251,6 +266,8 @@ class Core(wiring.Component):
         volumes = [front_end.volume_read, mapper.volume_read, references.volume_read]
         if config.compare_and_deallocate:
             volumes.append(front_end.size_read)
+        if config.shared_blocks:
+            volumes.append(shares.volume_read)
         for user, port in zip(volumes, tables.volume_read, strict=True):
             connect(m, user, port)
         connect(m, front_end.port_read, tables.port_read)

@@ -138,6 +138,7 @@ class ArrayTables(wiring.Component):
                 "failed": Out(MAX_DRIVES),
                 "changed": Out(1),
                 "quiesce": Out(stream.Signature(reference(config))),
+                "exists": Out(config.arrays),
                 "busy": Out(1),
             }
             | (
@@ -197,6 +198,9 @@ class ArrayTables(wiring.Component):
         member_write = memory.write_port()
         own_member = memory.read_port()
         members = Access(read=own_member, write=member_write)
+
+        with m.If(arrays.write.en):
+            m.d.sync += self.exists.bit_select(arrays.write.addr, 1).eq(arrays.write.data.valid)
 
         edited = Signal()
         health = follow_health(m, self, config=config, edited=edited)

@@ -156,10 +156,12 @@ class Drives(wiring.Component):
             m.submodules.pieces = pieces = Merge(piece(config), inputs=PATHS)
             connect(m, pieces.output, flipped(self.piece))
             parts.append(pieces)
+        filled = []
         for path in range(PATHS):
             ports = path_ports(config, path)
             reader = ReadPath(config=config, ports=ports)
             writer = WritePath(config=config, ports=ports)
+            filled.append(writer.filled)
             m.submodules[f"read_path_{path}"] = reader
             m.submodules[f"write_path_{path}"] = writer
             connect(m, getattr(blocks, f"read_control_{path}"), reader.reads)
@@ -178,6 +180,9 @@ class Drives(wiring.Component):
                     m.d.sync += told.valid.eq(0)
                 with m.If(reader.told):
                     m.d.sync += [told.valid.eq(1), told.payload.eq(reader.piece)]
+        if config.command_timeout_ms:
+            places = [filled[p % PATHS][p // PATHS] for p in range(config.ports)]
+            m.d.comb += m.submodules.ladder.filled.eq(Cat(places))
         for index, drive in enumerate(drives):
             connect(m, queue.command[index], drive.command)
             connect(m, drive.grant, blocks.grant[index])

@@ -49,6 +49,8 @@ class Ladder(wiring.Component):
     A command that has not ended ``command_timeout_ms`` after it was offered to its drive is
     aborted. If it still has not ended ``abort_timeout_ms`` later, the port is reset: all commands
     of the port end as ABORTED (whoever sent them sends them again), and nothing is sent meanwhile.
+    The reset lasts until the last beat of their write data has been dropped, which would else be
+    the first of the next block that the port is granted.
     After `ABORTS` aborts within ``drive_reset_window_s`` the reset comes without another.
     A port that has been reset ``drive_resets`` times within the last ``drive_reset_window_s`` is
     not forgiven another time: its drive is reported on ``fail``, its commands end with GONE, and
@@ -89,6 +91,8 @@ class Ladder(wiring.Component):
         A bit a port: nothing must be sent.
     abort, abort_tag
         A pulse to a port: try to end this command. Whether the drive does so does not matter.
+    filled
+        A bit a port: write data is on its way to it; what comes while it is ``shut`` is dropped.
     shut
         A bit a port: it is in reset (`hdl.drive.fence.Fence`).
     ends, ending
@@ -111,6 +115,7 @@ class Ladder(wiring.Component):
                 "ended": In(1),
                 "over": In(command_tag(config)),
                 "failed": In(MAX_DRIVES),
+                "filled": In(config.ports),
                 "held": Out(config.ports),
                 "abort": Out(config.ports),
                 "abort_tag": Out(config.tag_bits),
@@ -320,7 +325,9 @@ class Ladder(wiring.Component):
                     m.next = "TURN"
             with m.State("TURN"):
                 m.next = "READ-TAG"
-                with m.If(~last_tag):
+                with m.If(last_tag & ~again & (self.filled & mask).any()):
+                    m.next = "TURN"
+                with m.Elif(~last_tag):
                     m.d.sync += place.tag.eq(place.tag + 1)
                 with m.Elif(again):
                     # Until none was found: one may have been offered as the port was shut.

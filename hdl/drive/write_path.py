@@ -27,7 +27,8 @@ class WritePath(wiring.Component):
     Bursts of `BURST_BEATS` beats, round robin over the ports with room; a beat a cycle in total, no
     idle cycle between bursts or blocks. Memory read to ``data``: `READ_LATENCY` + 2 cycles.
     Back-pressure: a port whose drive does not take its data holds `FIFO_BURSTS` bursts and takes no
-    turn.
+    turn. ``filled``: a bit a port, whose beats are on their way from a line to its drive. A block
+    has been moved (`PathControl`) as its last beat is asked for, so they outlive it.
 
     Parameters
     ----------
@@ -45,6 +46,7 @@ class WritePath(wiring.Component):
                 "control": In(PathControl(config, ports)),
                 "line_read": Out(ReadPort(config)),
                 "data": Out(stream.Signature(write_data(config))).array(ports),
+                "filled": Out(ports),
                 "busy": Out(1),
             }
         )
@@ -120,6 +122,7 @@ class WritePath(wiring.Component):
                 fifo.r_en.eq(port.ready),
                 full.eq(chosen - drained),
                 scheduler.able[index].eq(full != FIFO_BURSTS),
+                self.filled[index].eq(full != 0),
             ]
             with m.If(port.valid & port.ready):
                 m.d.sync += taken.eq(taken + 1)

@@ -25,6 +25,7 @@ from hdl.stripe.program import (
 from hdl.stripe.program import targets as target_count
 from hdl.stripe.progress import unread
 from hdl.stripe.row_members import RowMembers
+from hdl.stripe.row_shares import RowShares
 from hdl.stripe.walk_plan import WalkPlan
 
 SELDOM_WRITE = (WalkKind.REBUILD, WalkKind.CHECK, WalkKind.PATROL)
@@ -37,6 +38,11 @@ class Admission(wiring.Component):
     One row at a time takes lines, and takes all of them before the next, so rows cannot starve
     each other; the sequencer behind it never waits for a line. ``launch`` and ``again`` queue as
     many row slots as there are, so neither is ever refused for long.
+
+    With ``Config.shared_blocks``: while there are several arrays (``exists``) a row takes its lines
+    when they are within its array's share; else it waits in a queue of its array and is planned
+    anew (`hdl.stripe.row_shares`), and those of other arrays go on. So no row waits for lines that
+    the rows of another array's drives have. ``ended``, ``ended_slot``: a row has ended.
 
     ``launch``: row slots to begin. ``again``: row slots whose reads failed; ``bad`` is then read
     for the roles that could not be read. ``ready``: row slots whose program may be run.
@@ -78,6 +84,8 @@ class Admission(wiring.Component):
             }
         if config.intent_chunks:
             health["begun"] = Out(stream.Signature(intention(config)))
+        if config.shared_blocks:
+            health |= {"exists": In(config.arrays), "ended": In(1), "ended_slot": In(slot)}
         super().__init__(
             {
                 **health,
@@ -273,10 +281,37 @@ class Admission(wiring.Component):
             line_write.data.eq(self.allocate.payload),
         ]
 
+        share, waits_for_share, planned = None, Const(0), "PUBLISH"
+        if config.shared_blocks:
+            planned = "SHARE"
+            m.submodules.share = share = RowShares(config=config)
+            given_back = self.again.valid & self.again.ready
+            m.d.comb += [
+                share.exists.eq(self.exists),
+                # The sequencer does one of them at a time.
+                share.ended.eq(self.ended | given_back),
+                share.ended_slot.eq(Mux(given_back, self.again.payload, self.ended_slot)),
+                share.slot.eq(slot),
+                share.array.eq(row.array),
+                share.lines.eq(ones(pending)),
+                share.retried.eq(retried),
+            ]
+            waits_for_share = share.calls
+
         with m.FSM(name="admit") as fsm:
             with m.State("TAKE"):
                 m.d.sync += retried.eq(retries.r_rdy)
-                with m.If(retries.r_rdy):
+                if share is not None:
+                    m.d.comb += share.woken.ready.eq(1)
+                with m.If(waits_for_share):
+                    if share is not None:
+                        with m.If(share.woken.valid):
+                            m.d.sync += [
+                                slot.eq(share.woken.payload.slot),
+                                retried.eq(share.woken.payload.retried),
+                            ]
+                            m.next = "READ-ROW"
+                with m.Elif(retries.r_rdy):
                     m.d.comb += retries.r_en.eq(1)
                     m.d.sync += slot.eq(retries.r_data)
                     m.next = "READ-ROW"
@@ -330,13 +365,13 @@ class Admission(wiring.Component):
                         ]
                 with m.If(mirrored & ~in_place):
                     m.d.sync += todo.possible.eq(~recover)
-                    m.next = "PUBLISH"
+                    m.next = planned
                 with m.Elif((geometry.parities == 0) & ~walks & ~in_place):
                     m.d.sync += [
                         todo.possible.eq(~recover),
                         todo.write.eq(row.joined & ~todo.dead),
                     ]
-                    m.next = "PUBLISH"
+                    m.next = planned
                 if config.sector_emulation:
                     with m.Elif(in_place):
                         m.d.sync += [
@@ -344,7 +379,7 @@ class Admission(wiring.Component):
                             todo.read.eq(readable & -readable),
                             todo.write.eq(0),
                         ]
-                        m.next = "PUBLISH"
+                        m.next = planned
                 if config.background:
                     with m.Elif(walks & (geometry.parities == 0)):
                         follow_walk_plan()
@@ -423,9 +458,17 @@ class Admission(wiring.Component):
                         m.d.sync += todo.write.eq(
                             (row.joined & ~todo.dead & data_mask) | (written << data)
                         )
-                    m.next = "ALLOCATE"
+                    m.next = "ALLOCATE" if share is None else "SHARE"
                 with m.Else():
-                    m.next = "PUBLISH"
+                    m.next = planned
+            if share is not None:
+                with m.State("SHARE"):
+                    m.d.comb += share.ask.eq(1)
+                    with m.If(share.granted):
+                        m.next = "ALLOCATE"
+                    with m.If(share.refused):
+                        m.d.sync += pending.eq(0)
+                        m.next = "TAKE"
             with m.State("ALLOCATE"):
                 with m.If(pending == 0):
                     m.next = "PUBLISH"
@@ -443,10 +486,13 @@ class Admission(wiring.Component):
                     m.next = "TAKE"
 
         waiting = fsm.ongoing("ALLOCATE") & (pending != 0) & ~self.allocate.valid
-        idle = fsm.ongoing("TAKE") & ~launches.r_rdy & ~retries.r_rdy
+        idle = fsm.ongoing("TAKE") & ~launches.r_rdy & ~retries.r_rdy & ~waits_for_share
         m.d.comb += self.busy.eq(
             ~(waiting | idle) | (launches.level != 0) & idle | (retries.level != 0) & idle
         )
+        if share is not None:
+            with m.If(share.busy):
+                m.d.comb += self.busy.eq(1)
         if config.background:
             with m.If(mends.busy | (self.mend.valid & self.mend.ready)):
                 m.d.comb += self.busy.eq(1)

@@ -6,10 +6,7 @@ from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out
 
 from hdl.background.interface import MEND_TAG, WalkKind, walk
-from hdl.config import BLOCK_NUMBER_BITS, Config
-
-MENDS = 4
-"""Rows remembered. What is forgotten is found again, by a patrol or the next read."""
+from hdl.config import BLOCK_NUMBER_BITS, MENDS, Config
 
 
 def row_place(config: Config) -> data.StructLayout:

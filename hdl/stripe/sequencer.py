@@ -65,6 +65,8 @@ class Sequencer(wiring.Component):
     ``begun``. While a member is copied (``copy_read``) what it gets is written to another drive as
     well, which is reported on ``fail`` if it does not store it, and nothing else comes of that.
 
+    ``exists``, with ``Config.shared_blocks``, is a bit an array, as for `Admission`.
+
     ``operation`` has owner ROW, index = row slot, place = target number (without mirroring the
     role: data 0.., then P, Q, ..); ``finished`` brings both back. ``finished`` and ``pass_done``
     are taken whatever ``operation``, ``step`` and ``allocate`` do: the operations of a row are
@@ -96,6 +98,8 @@ class Sequencer(wiring.Component):
             }
         if config.intent_chunks:
             background["begun"] = Out(stream.Signature(intention(config)))
+        if config.shared_blocks:
+            background["exists"] = In(config.arrays)
         super().__init__(
             {
                 **background,
@@ -143,6 +147,15 @@ class Sequencer(wiring.Component):
             m.d.comb += admission.stale.eq(self.stale)
         if config.intent_chunks:
             connect(m, admission.begun, flipped(self.begun))
+        if config.shared_blocks:
+            ended = self.retired.valid & self.retired.ready
+            if config.sector_emulation:
+                ended |= self.filled.valid & self.filled.ready
+            m.d.comb += [
+                admission.exists.eq(self.exists),
+                admission.ended.eq(ended),
+                admission.ended_slot.eq(self.retired.payload),
+            ]
 
         m.submodules.queues = queues = PhaseQueues(config=config)
         connect(m, queues.operation, flipped(self.operation))

@@ -1,0 +1,170 @@
+"""Arrays do not wait for each other: one whose drives hang under load costs the others nothing.
+
+The same accesses of one array run twice on the native tier, once beside an array that is idle and
+once beside one all of whose drives have stopped to end their commands, with as many commands
+outstanding as its hosts like. The 99th percentile of what they take may differ by a tenth.
+"""
+
+import os
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+
+import pytest
+
+from cocotb_tests.native_card import PORTS, Card, Volume
+from hdl.array.interface import Level
+from hdl.config import DATA_OFFSET_BLOCKS, Config, board
+from sim.native.parameters import MICROSECOND, Ideal
+from sw.driver.commands import NvmeError
+
+SEED = int(os.environ.get("SEED") or "1")
+FAST = Ideal(capacity=DATA_OFFSET_BLOCKS + 128, latency_ps=20 * MICROSECOND)
+CONFIG = replace(board(PORTS), command_timeout_ms=3, abort_timeout_ms=1, slow_read_ms=1)
+MOST = 1.10
+"""How much longer than beside an idle array, the promise of docs/architecture.md."""
+
+ABOUT_FULL_NS = 300_000
+"""By then what goes to the array that hangs has got as far as it gets."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """Accesses at random places, ``workers`` at once, of at most ``longest`` blocks."""
+
+    workers: int
+    writes: float
+    longest: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hang:
+    """What goes to the array that hangs, and what has happened to it before."""
+
+    load: Load
+    level: Level = Level.RAID5
+    pulled: bool = False
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The least that is not exceeded by that share of ``values``."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+class Pair:
+    """An array whose drives hang, over ports 0..3, and one that is measured, over the others."""
+
+    def __init__(self, hang: Hang, level: Level, config: Config):
+        self.hang = hang
+        self.level = level
+        self.card = Card([FAST] * PORTS, seed=SEED, config=config, quiet=True)
+        self.over = False
+
+    async def accesses(
+        self, volume: Volume, load: Load, spend: Callable[[bool, float], None] | None, count: int
+    ) -> None:
+        """Runs a load until there have been ``count``, or until it is ``over``."""
+        card = self.card
+        nvme, now_ns = card.nvme, card.card.transport.now_ns
+        left = count
+
+        async def work(number: int) -> None:
+            nonlocal left
+            memory = card.buffer(load.longest)
+            queue = number % len(nvme.queues)
+            while left > 0 and not self.over:
+                left -= 1
+                blocks = card.random.randint(1, load.longest)
+                first = card.random.randint(0, len(volume.model) - blocks)
+                writes = card.random.random() < load.writes
+                access = nvme.write if writes else nvme.read
+                begin = now_ns()
+                try:
+                    await access(volume.namespace, first, blocks, memory, queue)
+                except NvmeError:
+                    assert spend is None, "an access of an array that is well failed"
+                    return
+                if spend is not None:
+                    spend(writes, now_ns() - begin)
+
+        await card.together(work(number) for number in range(load.workers))
+
+    def spent(self, load: Load, count: int, *, hangs: bool) -> dict[bool, list[float]]:
+        """Nanoseconds that each read (False) and write (True) of the other array took."""
+        card = self.card
+        spent: dict[bool, list[float]] = {False: [], True: []}
+
+        async def main() -> None:
+            victim = await card.create(self.hang.level, range(4))
+            other = await card.create(self.level, range(4, 8))
+            if self.hang.pulled:
+                card.pull(0)
+                await card.card.transport.sleep(50_000)
+            tasks: list[Coroutine] = []
+            if hangs:
+                for port in range(4):
+                    card.harness.drive_fault(port, deaf=True, lasting=True)
+                tasks.append(self.accesses(victim, self.hang.load, None, 1 << 30))
+
+            async def measured() -> None:
+                await card.card.transport.sleep(ABOUT_FULL_NS)
+                begin = card.card.transport.now_ns()
+
+                def spend(writes: bool, took: float) -> None:
+                    spent[writes].append(took)
+
+                await self.accesses(other, load, spend, count)
+                took = (card.card.transport.now_ns() - begin) / 1e6
+                print(f"hangs={hangs}: {count} in {took:.3f} ms")
+                self.over = True
+
+            await card.together([*tasks, measured()])
+
+        with card:
+            card.run(main())
+        return spent
+
+
+def compare(hang: Hang, load: Load, count: int, *, level: Level, config: Config = CONFIG) -> None:
+    """Asserts the promise, for reads and for writes."""
+    idle = Pair(hang, level, config).spent(load, count, hangs=False)
+    beside = Pair(hang, level, config).spent(load, count, hangs=True)
+    for writes, name in ((False, "reads"), (True, "writes")):
+        if not idle[writes]:
+            continue
+        before, after = (percentile(one[writes], 0.99) for one in (idle, beside))
+        print(f"{name}: p99 {before / 1000:.1f} us beside an idle array, {after / 1000:.1f} us")
+        assert after < MOST * before, f"{name}: {after / before:.2f} of what they took"
+
+
+MIXED = Load(workers=8, writes=0.5, longest=4)
+FLOODS = {
+    "writes": Hang(load=Load(workers=64, writes=1.0, longest=32)),
+    "reads": Hang(load=Load(workers=64, writes=0.0, longest=32)),
+    "degraded": Hang(load=Load(workers=64, writes=0.3, longest=32), pulled=True),
+    "mirror": Hang(load=Load(workers=64, writes=0.5, longest=32), level=Level.RAID10),
+    # All that the controller takes, but for those of the other array and a few to spare.
+    "full": Hang(load=Load(workers=CONFIG.commands - 32, writes=0.5, longest=8)),
+}
+
+
+def test_writes_that_hang():
+    compare(FLOODS["writes"], MIXED, 300, level=Level.RAID1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flood", FLOODS)
+@pytest.mark.parametrize(
+    "load",
+    [MIXED, Load(workers=24, writes=0.5, longest=32), Load(workers=16, writes=1.0, longest=1)],
+    ids=["mixed", "large", "small"],
+)
+def test_any_load(flood, load):
+    compare(FLOODS[flood], load, 600, level=Level.RAID5)
+
+
+@pytest.mark.slow
+def test_without_shares(monkeypatch):
+    """A controller without shares is found."""
+    monkeypatch.setattr(Config, "shared_blocks", property(lambda self: 0))
+    with pytest.raises((AssertionError, TimeoutError)):
+        compare(FLOODS["writes"], MIXED, 100, level=Level.RAID1)
