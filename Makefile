@@ -14,6 +14,17 @@ IDS ?=
 QUICK ?=
 RUNS ?= 1000
 
+# Refused here, before anything is set up or run: a recipe would fail late, and its tools each by
+# themselves.
+no_digits = $(subst 9,,$(subst 8,,$(subst 7,,$(subst 6,,$(subst 5,,$(subst 4,,$(subst 3,,$(subst \
+	2,,$(subst 1,,$(subst 0,,$(1)))))))))))
+ifneq ($(call no_digits,$(SEED)),)
+$(error SEED must be a number, not '$(SEED)')
+endif
+ifneq ($(words $(CURDIR)),1)
+$(error the checkout must lie in a directory without spaces in its name, not in '$(CURDIR)')
+endif
+
 export PYTHON
 ifneq ($(SEED),)
 export SEED
