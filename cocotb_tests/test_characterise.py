@@ -316,7 +316,7 @@ def fails(monkeypatch, capsys, module: str, *arguments: str) -> str:
         ("sw.characterise", ["R99"], "characterise: no result is called R99; take some of P1"),
         ("sw.characterise", ["--jobs", "0"], "--jobs: must be a number from 1 on, not '0'"),
         ("sw.characterise", ["--jobs", "x"], "not 'x'"),
-        ("sw.characterise", ["--seed", "x"], "argument --seed: invalid int value"),
+        ("sw.characterise", ["--seed", "x"], "--seed: must be a number in 0..4294967295, not 'x'"),
         ("sw.characterise", ["--fast"], "unrecognized arguments: --fast"),
         ("sw.bench", ["read-seq-raid7-8"], "bench: no row is called read-seq-raid7-8"),
         ("sw.bench", ["--jobs", "-1"], "must be a number from 1 on, not '-1'"),

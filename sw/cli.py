@@ -1,7 +1,19 @@
 """Command lines of the project's programs."""
 
 import argparse
+import errno
+import multiprocessing
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from typing import NoReturn
+
+BAD_ARGUMENTS = 2
+INTERRUPTED = 128 + signal.SIGINT
+MOST_SEED = (1 << 32) - 1
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOSPC)
 
 
 class Parser(argparse.ArgumentParser):
@@ -9,7 +21,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Prints one line to standard error and exits."""
-        self.exit(2, f"{self.prog}: {message}\n")
+        self.exit(BAD_ARGUMENTS, f"{self.prog}: {message}\n")
 
 
 def positive(text: str) -> int:
@@ -21,3 +33,58 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be a number from 1 on, not {text!r}")
     return value
+
+
+def seed(text: str) -> int:
+    """A seed, as a type of an argument."""
+    # `int` takes more than digits: signs, spaces, underscores.
+    if not (text.isascii() and text.isdigit() and int(text) <= MOST_SEED):
+        raise argparse.ArgumentTypeError(f"must be a number in 0..{MOST_SEED}, not {text!r}")
+    return int(text)
+
+
+def program(name: str, main: Callable[[], int]) -> int:
+    """The exit status of ``main``; an interruption and files that cannot be written are a line."""
+    try:
+        return main()
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except OSError as error:
+        if error.errno not in NOT_WRITABLE:
+            raise
+        print(f"{name}: {error}", file=sys.stderr)
+        return BAD_ARGUMENTS
+
+
+@contextmanager
+def processes(count: int) -> Iterator[ProcessPoolExecutor]:
+    """A pool of ``count`` processes, which end at once when the block ends by an exception.
+
+    Ctrl-C reaches every process of a terminal. The pool's ignore it: this one ends them, so none of
+    them writes a traceback or begins what is next. A second Ctrl-C does not keep it from that.
+    """
+    before = set(multiprocessing.active_children())
+    handler = signal.signal(signal.SIGINT, _interrupt_once)
+    try:
+        pool = ProcessPoolExecutor(count, initializer=_ignore_interrupts)
+        try:
+            yield pool
+        except BaseException:
+            _ignore_interrupts()
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in set(multiprocessing.active_children()) - before:
+                child.kill()
+            raise
+        pool.shutdown()
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _interrupt_once(*_) -> NoReturn:
+    _ignore_interrupts()
+    raise KeyboardInterrupt
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -16,7 +16,7 @@ from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, board
 from sim import isal
 from sim.golden.layout import ROTATIONS, Layout
 from sim.native.presets import SAS_12G_SSD
-from sw.cli import Parser
+from sw.cli import Parser, program, seed
 from sw.driver import raid
 from sw.driver.card import SimulatedCard
 from sw.driver.commands import NvmeError
@@ -148,7 +148,7 @@ def _arguments() -> argparse.Namespace:
         help=f"how parity moves: {', '.join(ROTATIONS)} ({ROTATIONS[0]})",
     )
     parser.add_argument("--pull", default="", help="two ports to pull, as A,B (drawn at random)")
-    parser.add_argument("--seed", type=int, default=1, help="of the draw (1)")
+    parser.add_argument("--seed", type=seed, default=1, help="of the draw (1)")
     return parser.parse_args()
 
 
@@ -208,4 +208,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program("demo", main))

@@ -12,6 +12,7 @@ from dataclasses import asdict
 
 from hdl.config import small
 from sim.verilog import BUILD, write_atomically
+from sw.cli import program
 from synth.blocks import BLOCKS
 from synth.flow import Result, synthesise
 from synth.remembered import recall
@@ -59,4 +60,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program("synth", main))

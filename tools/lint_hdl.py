@@ -11,6 +11,7 @@ from hdl.controller import Controller
 from hdl.core import Core
 from sim import verilator
 from sim.verilog import BUILD, ROOT, Netlist, to_verilog
+from sw.cli import program
 
 WAIVERS = ROOT / "hdl" / "lint.vlt"
 
@@ -48,4 +49,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program("lint_hdl", main))

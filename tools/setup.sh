@@ -3,8 +3,26 @@
 # a C++ compiler and make for verilated models, perl for Verilator's script, ISA-L as an oracle for
 # parity. With FULL=1 also what only the slow tests use: Linux md as an oracle for layouts, which
 # are skipped without. Does nothing when all is there. Debian 12 and 13, Ubuntu 24.04.
+# Ends with status 1 and one line when it cannot do so.
 set -eu
 cd "$(dirname "$0")/.."
+
+refuse() {
+    echo "setup: $1" >&2
+    exit 1
+}
+
+# make splits its lists at spaces, and shells, makefiles and PATH do something with the others.
+case $PWD in
+    *[[:space:]\'\"\`\$\#:\;\&\|\<\>\(\)\*\?\[\]\{\}\%\!\\]*)
+        refuse "the checkout must lie in a directory without spaces and without any of\
+ '\"\`\$#:;&|<>()*?[]{}%!\\ in its name, not in $PWD" ;;
+esac
+[ -w . ] || refuse "$PWD cannot be written"
+
+# One at a time: another set-up of this checkout waits, and then finds everything there.
+exec 9<.
+flock 9
 
 python=${PYTHON:-python3}
 packages=
@@ -54,8 +72,8 @@ if [ -n "$packages" ]; then
         echo "installing:$packages"
         apt-get update -qq
         # shellcheck disable=SC2086 # a list of words
-        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $packages \
-            >/dev/null
+        DEBIAN_FRONTEND=noninteractive apt-get install -o DPkg::Lock::Timeout=600 -y -qq \
+            --no-install-recommends $packages >/dev/null
     else
         echo "setup: these system packages are missing. Install them and run make again:" >&2
         echo "    sudo apt-get install -y$packages" >&2

@@ -5,6 +5,7 @@ import sys
 
 from sim.formal.registry import registered
 from sim.formal.runner import ProofError
+from sw.cli import program
 
 
 def main() -> int:
@@ -39,4 +40,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program("formal", main))

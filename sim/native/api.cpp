@@ -113,6 +113,12 @@ void striata_medium_error(Handle* handle, int64_t port, int64_t block, int64_t m
         storage.clear_bad(block);
 }
 
+void striata_refuse_writes(Handle* handle, int64_t port, int64_t block, int64_t count,
+                           int64_t refused) {
+    Storage& storage = handle->harness->drive(port).storage();
+    for (int64_t i = 0; i < count; ++i) storage.refuse(block + i, refused);
+}
+
 // flags: 1 data moves, 2 deaf to aborts, 4 not cured by a reset.
 void striata_drive_fault(Handle* handle, int64_t port, int64_t commands, int64_t flags,
                          int64_t delay_ps) {

@@ -73,7 +73,10 @@ void Drive::begin(int tag, Ps now) {
             break;
         case Operation::kSpoil:
             // Write Uncorrectable: reads fail until the block is written.
-            storage_.set_bad(s.command.block, true);
+            if (storage_.refuses(s.command.block))
+                s.refused = true;
+            else
+                storage_.set_bad(s.command.block, true);
             finish(tag, DriveStatus::kGood, now);
             break;
     }
@@ -202,7 +205,10 @@ void Drive::block_received(int tag, const uint8_t* data, Ps now) {
         return;
     }
     ++counters_.written_blocks;
-    cache_.write(storage_, s.command.block + index, data);
+    if (storage_.refuses(s.command.block + index))
+        s.refused = true;
+    else
+        cache_.write(storage_, s.command.block + index, data);
     grant_more();
     received(tag, index, now);
 }
@@ -213,6 +219,7 @@ void Drive::finish(int tag, DriveStatus status, Ps now) {
     out_free_ = std::max(out_free_, now) + fields_.status_ps;
     if (fields_.half_duplex) in_free_ = std::max(in_free_, out_free_);
     Slot& s = slot(tag);
+    if (s.refused && status == DriveStatus::kGood) status = DriveStatus::kMediumError;
     if (s.faulty && !fault_.delay) {
         s.stuck = true;
         return;

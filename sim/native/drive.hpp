@@ -119,6 +119,7 @@ protected:
         int in_flight = 0;     // grants taken whose data is not here yet
         int received = 0;
         int remaining = 0;     // blocks that a derived class still has to write
+        bool refused = false;  // one of its blocks cannot be written
         int64_t written_before = 0;  // of a flush: blocks that the cache had taken when it began
     };
 

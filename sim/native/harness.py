@@ -74,6 +74,7 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
         ("striata_set_identity", None, [pointer, number, number]),
         ("striata_wipe", None, [pointer, number]),
         ("striata_medium_error", None, [pointer, number, number, number]),
+        ("striata_refuse_writes", None, [pointer, *[number] * 4]),
         ("striata_drive_fault", None, [pointer, number, number, number, number]),
         ("striata_set_jumping", None, [pointer, number]),
         ("striata_set_status", None, [pointer, text, number]),
@@ -327,6 +328,11 @@ class Harness:
             self._name_drive(port)
         self._library.striata_set_present(self._handle, port, 1)
 
+    def power_loss(self) -> None:
+        """All drives lose power at once, as when each is removed, until they are inserted."""
+        for port in range(self._config.ports):
+            self.remove(port)
+
     def medium_error(self, port: int, block: int, *, cure_by_write: bool = True) -> None:
         """Makes reads of a block fail, until it is written or (not cured) for good."""
         self._library.striata_medium_error(self._handle, port, block, 1 if cure_by_write else 2)
@@ -334,6 +340,17 @@ class Harness:
     def clear_medium_error(self, port: int, block: int) -> None:
         """Takes a medium error back."""
         self._library.striata_medium_error(self._handle, port, block, 0)
+
+    def refuse_writes(self, port: int, block: int, count: int = 1) -> None:
+        """Writes of these blocks fail with MEDIUM_ERROR and leave them as they are.
+
+        Other blocks of the same command are written.
+        """
+        self._library.striata_refuse_writes(self._handle, port, block, count, 1)
+
+    def accept_writes(self, port: int, block: int, count: int = 1) -> None:
+        """Takes `refuse_writes` back."""
+        self._library.striata_refuse_writes(self._handle, port, block, count, 0)
 
     def drive_fault(
         self,

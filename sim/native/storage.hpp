@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "common.hpp"
@@ -43,6 +44,7 @@ public:
     void wipe() {
         pages_.clear();
         bad_.clear();
+        refused_.clear();
         slabs_.clear();
         left_ = 0;
     }
@@ -50,6 +52,14 @@ public:
     // Reads of the block fail until it is written (`curable`) or for good.
     void set_bad(int64_t block, bool curable) { bad_[block] = curable; }
     void clear_bad(int64_t block) { bad_.erase(block); }
+    // Writes of the block fail, or do not any more.
+    void refuse(int64_t block, bool refused) {
+        if (refused)
+            refused_.insert(block);
+        else
+            refused_.erase(block);
+    }
+    bool refuses(int64_t block) const { return !refused_.empty() && refused_.count(block); }
     // First bad block of block .. block + count - 1 as an index, or count.
     int first_bad(int64_t block, int count) const {
         if (bad_.empty()) return count;
@@ -76,6 +86,7 @@ private:
     bool keep_;
     std::unordered_map<int64_t, uint8_t*> pages_;
     std::unordered_map<int64_t, bool> bad_;
+    std::unordered_set<int64_t> refused_;
     std::vector<std::unique_ptr<uint8_t[]>> slabs_;
     int64_t left_ = 0;
 };

@@ -12,7 +12,6 @@ table, writes build/bench.json.
 
 import json
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from hdl.config import board
 from sim.native.build import build_controller
 from sw.bench import degraded, healthy, rebuild
 from sw.bench.healthy import PORTS
-from sw.cli import Parser, positive
+from sw.cli import Parser, positive, processes, program
 
 RESULTS = Path("build/bench.json")
 QUICK_SHARE = 0.5
@@ -100,7 +99,7 @@ def main() -> int:
     # Speeds are taken one at a time, so that nothing else runs on the machine meanwhile.
     alone = [name for name in names if name.startswith("simulation-speed")]
     shared = [name for name in names if name not in alone]
-    with ProcessPoolExecutor(max_workers=arguments.jobs) as pool:
+    with processes(arguments.jobs) as pool:
         for row in pool.map(measure, shared, [share] * len(shared)):
             console.print(f"{row.name}: {row.value:.6g} {row.unit}, ratio {row.ratio:.3f}")
             rows.append(row)
@@ -116,4 +115,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program("bench", main))

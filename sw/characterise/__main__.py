@@ -9,7 +9,8 @@ import json
 import os
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -23,14 +24,25 @@ from sw.characterise.published import CASES
 from sw.characterise.record import Record
 from sw.characterise.report import write_report
 from sw.characterise.table import print_interfaces, print_results
-from sw.cli import Parser, positive
+from sw.cli import INTERRUPTED, Parser, positive, processes, program, seed
 
 OUTPUT = Path("build/characterise")
 
 
 def _run(console: Console, work: list[Point], jobs: int) -> list[Record]:
-    """Measures all points on ``jobs`` processes, the slowest first; records in order."""
+    """Measures all points on ``jobs`` processes, the slowest first; records in order.
+
+    Ctrl-C ends what is under way; those that are finished are returned.
+    """
     records: dict[int, Record] = {}
+    with suppress(KeyboardInterrupt):
+        _measure(console, work, jobs, records)
+    return [records[index] for index in sorted(records)]
+
+
+def _measure(
+    console: Console, work: list[Point], jobs: int, records: dict[int, Record]
+) -> None:
     order = sorted(range(len(work)), key=lambda i: -work[i].drives * work[i].load.measure_ns)
     with (
         Progress(
@@ -39,7 +51,7 @@ def _run(console: Console, work: list[Point], jobs: int) -> list[Record]:
             TimeElapsedColumn(),
             console=console,
         ) as progress,
-        ProcessPoolExecutor(max_workers=jobs) as pool,
+        processes(jobs) as pool,
     ):
         task = progress.add_task("points", total=len(work))
         futures = {pool.submit(measure, work[index]): index for index in order}
@@ -52,7 +64,6 @@ def _run(console: Console, work: list[Point], jobs: int) -> list[Record]:
                     f"{len(records)}/{len(work)} {record.id} {record.setup}, {record.profile}, "
                     f"{record.outstanding} outstanding: {record.simulated:.0f} {record.unit}"
                 )
-    return [records[index] for index in range(len(work))]
 
 
 def main() -> int:
@@ -67,7 +78,7 @@ def main() -> int:
     parser.add_argument(
         "--jobs", type=positive, default=os.cpu_count() or 1, help="processes (one a processor)"
     )
-    parser.add_argument("--seed", type=int, default=1, help="of the random accesses (1)")
+    parser.add_argument("--seed", type=seed, default=1, help="of the random accesses (1)")
     parser.add_argument("--out", type=Path, default=OUTPUT, help=f"where to write ({OUTPUT})")
     arguments = parser.parse_args()
     for name in arguments.ids:
@@ -89,8 +100,9 @@ def main() -> int:
         console.print(f"building the {ports}-port controller (cached by content)")
         build_controller(board(ports))
     records = _run(console, work, arguments.jobs)
-    print_interfaces(console)
-    print_results(console, records)
+    if records:
+        print_interfaces(console)
+        print_results(console, records)
     results.write_text(json.dumps([record.as_json() for record in records], indent=1) + "\n")
     write_report(report, records)
     cycles = sum(record.cycles for record in records)
@@ -98,8 +110,12 @@ def main() -> int:
         f"{len(records)} points, {cycles / 1e6:.0f} million clock cycles in "
         f"{time.monotonic() - begin:.0f} s; written to {results} and {report}"
     )
+    if len(records) < len(work):
+        print(f"characterise: interrupted after {len(records)} of {len(work)} points",
+              file=sys.stderr)
+        return INTERRUPTED
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program("characterise", main))

@@ -14,7 +14,7 @@ from pathlib import Path
 from sim import isal
 from sim.native.harness import HarnessError
 from sim.verilog import BUILD
-from sw.cli import Parser
+from sw.cli import Parser, program, seed
 from sw.guest import packages
 from sw.guest.machine import MachineError
 from sw.guest.scenario import Reporter, StepError, started
@@ -32,7 +32,7 @@ def _arguments():
     parser.add_argument("--quick", action="store_true", help="the short form")
     parser.add_argument("--steps", nargs="+", choices=names, metavar="NAME",
                         help="only these, and what they need")
-    parser.add_argument("--seed", type=int, default=1, help="of everything that is drawn (1)")
+    parser.add_argument("--seed", type=seed, default=1, help="of everything that is drawn (1)")
     parser.add_argument("--out", type=Path, default=BUILD / "guest",
                         help="directory for kernel and logs (build/guest)")
     return parser.parse_args()
@@ -76,4 +76,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program("guest", main))
