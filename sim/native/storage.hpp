@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "common.hpp"
@@ -43,6 +44,7 @@ public:
     void wipe() {
         pages_.clear();
         bad_.clear();
+        refused_.clear();
         slabs_.clear();
         left_ = 0;
     }
@@ -57,6 +59,15 @@ public:
             if (bad_.count(block + i)) return i;
         return count;
     }
+
+    // Writes of the block fail, and leave what it holds.
+    void refuse(int64_t block, bool refused) {
+        if (refused)
+            refused_.insert(block);
+        else
+            refused_.erase(block);
+    }
+    bool refuses(int64_t block) const { return !refused_.empty() && refused_.count(block); }
 
     const std::unordered_map<int64_t, uint8_t*>& pages() const { return pages_; }
     static bool is_zero(const uint8_t* data) {
@@ -76,6 +87,7 @@ private:
     bool keep_;
     std::unordered_map<int64_t, uint8_t*> pages_;
     std::unordered_map<int64_t, bool> bad_;
+    std::unordered_set<int64_t> refused_;
     std::vector<std::unique_ptr<uint8_t[]>> slabs_;
     int64_t left_ = 0;
 };
