@@ -5,12 +5,12 @@ One job at a time, started by a write of `JOB`: move blocks between host memory 
 words of host memory and keep the descriptor of the last completion in the first three registers and
 the number of completions in `HOST_HIGH`. A job ends with an interrupt whose vector is port + 256 *
 status. Registers (BAR 0, 32 bits): `BLOCK`, `BLOCKS` - 1, `HOST_LOW`, `HOST_HIGH`, `PORT`, `JOB`;
-reads return what was written.
+reads return what was written. A seventh register, `BUG`, plants one of `Bug`.
 """
 
 from enum import Enum
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import memory, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -18,7 +18,7 @@ from hdl.config import BLOCK_BYTES, TIME_BITS, Config
 from hdl.drive.interface import DrivePort, Opcode
 from hdl.pcie.interface import PcieStatus
 
-BLOCK, BLOCKS, HOST_LOW, HOST_HIGH, PORT, JOB = (4 * index for index in range(6))
+BLOCK, BLOCKS, HOST_LOW, HOST_HIGH, PORT, JOB, BUG = (4 * index for index in range(7))
 JOB_READ, JOB_WRITE, JOB_FLUSH, JOB_SLEEP, JOB_FETCH = range(5)
 
 WIDTH = 256
@@ -78,11 +78,10 @@ def axi_members() -> dict:
 
 
 class StandIn(wiring.Component):
-    """See the module. ``bug`` is planted."""
+    """See the module."""
 
-    def __init__(self, *, config: Config, bug: Bug = Bug.NONE):
+    def __init__(self, *, config: Config):
         self._config = config
-        self._bug = bug
         super().__init__(
             {
                 **axi_members(),
@@ -97,14 +96,17 @@ class StandIn(wiring.Component):
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        bug = self._bug
         turn = Signal()  # for what changes from cycle to cycle
         m.d.sync += turn.eq(~turn)
         m.submodules.block = block_buffer = memory.Memory(shape=WIDTH, depth=BEATS, init=[])
         fill = block_buffer.write_port()
         drain = block_buffer.read_port(domain="comb")
-        registers = [Signal(32, name=f"register_{index}") for index in range(6)]
-        block, blocks, host_low, host_high, port, job = registers
+        registers = [Signal(32, name=f"register_{index}") for index in range(7)]
+        block, blocks, host_low, host_high, port, job, planted = registers
+
+        def bug(kind: Bug) -> Value:
+            return planted == kind.value
+
         host = Cat(host_low, host_high)
         left = Signal(7)
         beat = Signal(range(BEATS + 1))
@@ -133,23 +135,26 @@ class StandIn(wiring.Component):
 
         def send(data, *, keep, last, first_enable=0xF, last_enable=0xF):
             m.d.comb += [
-                self.rq_tvalid.eq(~waits if bug is Bug.WITHDRAWN else 1),
-                self.rq_tdata.eq(data ^ (waits << 200) if bug is Bug.CHANGED else data),
+                self.rq_tvalid.eq(~(waits & bug(Bug.WITHDRAWN))),
+                self.rq_tdata.eq(data ^ ((waits & bug(Bug.CHANGED)) << 200)),
                 self.rq_tkeep.eq(keep),
                 self.rq_tlast.eq(last),
                 self.rq_tuser.eq(
                     first_enable
                     | last_enable << 4
-                    | (DISCONTINUE if bug is Bug.DISCONTINUED else 0)
+                    | Mux(bug(Bug.DISCONTINUED), DISCONTINUE, 0)
                 ),
             ]
 
-        attributes = 1 if bug is Bug.NO_SNOOP else 2 if bug is Bug.RELAXED else 0
+        attributes = Cat(bug(Bug.NO_SNOOP), bug(Bug.RELAXED), Const(0, 1))
+
+        def length_of(words: Value) -> Value:
+            return (words | Const(0, 11))[:11]
 
         def descriptor(address, dwords, kind):
             words = Const(dwords, 11) if isinstance(dwords, int) else dwords
             return Cat(address, words, Const(kind, 4), Const(0, 17), tag,
-                       Const(0, 20), Const(attributes, 3), Const(0, 1))
+                       Const(0, 20), attributes, Const(0, 1))
 
         everything = (1 << WIDTH // 32) - 1
         with m.FSM(name="job"):
@@ -186,26 +191,27 @@ class StandIn(wiring.Component):
                         with m.Case(index):
                             m.d.comb += value.eq(register)
                 def field(value, broken: Bug):
-                    return value + (1 if bug is broken else 0)
+                    return (value + bug(broken))[: len(value)]
 
                 two = length == 2
                 m.d.comb += [
                     self.cc_tvalid.eq(
-                        self.cc_tready | ~turn if bug is Bug.REPLY_WITHDRAWN else 1
+                        ~(bug(Bug.REPLY_WITHDRAWN) & ~self.cc_tready & turn)
                     ),
                     self.cc_tlast.eq(1),
                     self.cc_tkeep.eq(Mux(two, 0x1F, 0xF)),
                     self.cc_tdata.eq(
                         Cat(
-                            field(lower, Bug.LOWER_ADDRESS)[:7],
+                            field(lower, Bug.LOWER_ADDRESS),
                             Const(0, 9),
-                            field(bytes_read, Bug.BYTE_COUNT)[:13],
+                            field(bytes_read, Bug.BYTE_COUNT),
                             Const(0, 3),
-                            field(length, Bug.LENGTH)[:11],
-                            Const(1 if bug is Bug.STATUS else 0, 3),
+                            field(length, Bug.LENGTH),
+                            bug(Bug.STATUS),
                             Const(0, 2),
-                            field(requester, Bug.REQUESTER)[:16],
-                            field(tag, Bug.TAG)[:8],
+                            Const(0, 2),
+                            field(requester, Bug.REQUESTER),
+                            field(tag, Bug.TAG),
                             Const(0, 24),
                             value,
                             value,
@@ -214,14 +220,14 @@ class StandIn(wiring.Component):
                 ]
                 with m.If(self.cc_tready & self.cc_tvalid):
                     m.d.sync += again.eq(1)
-                    with m.If(again | (bug is not Bug.TWICE)):
+                    with m.If(again | ~bug(Bug.TWICE)):
                         m.next = "WAIT"
             with m.State("BEGIN"):
                 m.d.comb += self.quiet.eq(0)
                 m.d.sync += [
                     left.eq(blocks + 1),
                     beat.eq(0),
-                    tag.eq(LONG_TAG if bug is Bug.LONG_TAG else 0),
+                    tag.eq(Mux(bug(Bug.LONG_TAG), LONG_TAG, 0)),
                 ]
                 m.next = "COMMAND"
                 with m.If(job == JOB_FETCH):
@@ -269,7 +275,7 @@ class StandIn(wiring.Component):
                 # A packet may have no gap, so all of it is here before it begins.
                 def collect(drive):
                     m.d.comb += [drive.read_data.ready.eq(1), fill.en.eq(drive.read_data.valid)]
-                    stale = (beat == BEATS // 2) if bug is Bug.TORN else Const(0)
+                    stale = (beat == BEATS // 2) & bug(Bug.TORN)
                     with m.If(~stale):
                         m.d.sync += held.eq(drive.read_data.payload.data)
                     m.d.comb += [
@@ -284,11 +290,10 @@ class StandIn(wiring.Component):
 
                 on_port(collect)
             with m.State("DELIVER"):
-                ends = 1 if bug is not Bug.TOO_SHORT else 0
-                ending = beat == BEATS - 1 + ends
+                ending = beat == BEATS - bug(Bug.TOO_SHORT)
                 middle = beat == BEATS // 2
                 m.d.comb += drain.addr.eq(beat)
-                gap = middle & ~again if bug is Bug.GAP else Const(0)
+                gap = middle & ~again & bug(Bug.GAP)
                 m.d.sync += again.eq(middle)
                 with m.If(~gap):
                     send(
@@ -298,8 +303,8 @@ class StandIn(wiring.Component):
                             Cat(held[DESCRIPTOR:], drain.data[:DESCRIPTOR])),
                         keep=Mux(
                             ending,
-                            0x1F if bug is Bug.KEEP_AT_THE_END else 0xF,
-                            Mux(middle & (bug is Bug.KEEP_IN_THE_MIDDLE), 0x7F, everything),
+                            Mux(bug(Bug.KEEP_AT_THE_END), 0x1F, 0xF),
+                            Mux(middle & bug(Bug.KEEP_IN_THE_MIDDLE), 0x7F, everything),
                         ),
                         last=ending,
                     )
@@ -310,7 +315,7 @@ class StandIn(wiring.Component):
                             m.next = "COMPLETE"
             with m.State("ASK"):
                 send(
-                    descriptor(Cat(host_low, Const(1, 32)), (blocks + 1)[:11], 0),
+                    descriptor(Cat(host_low, Const(1, 32)), length_of(blocks + 1), 0),
                     keep=0xF, last=1, last_enable=Mux(blocks == 0, 0, 0xF),
                 )
                 with m.If(self.rq_tready & self.rq_tvalid):
@@ -346,10 +351,10 @@ class StandIn(wiring.Component):
                         drive.write_data.valid.eq(
                             self.rc_tvalid
                             & (beat != 0)
-                            & ~(waits & (bug is Bug.DATA_WITHDRAWN))
+                            & ~(waits & bug(Bug.DATA_WITHDRAWN))
                         ),
                         drive.write_data.payload.data.eq(
-                            incoming ^ (waits & (bug is Bug.DATA_CHANGED))
+                            incoming ^ (waits & bug(Bug.DATA_CHANGED))
                         ),
                         drive.write_data.payload.last.eq(beat == BEATS),
                         self.rc_tready.eq((beat == 0) | drive.write_data.ready),
@@ -362,13 +367,14 @@ class StandIn(wiring.Component):
 
                 on_port(receive)
             with m.State("NOTIFY"):
-                long = bug is Bug.LONG_MESSAGE
+                long = bug(Bug.LONG_MESSAGE)
                 send(
-                    Cat(descriptor(Const(MSI_ADDRESS, 64), 1 + long, REQUEST_WRITE),
+                    Cat(descriptor(Const(MSI_ADDRESS, 64), length_of(1 + long),
+                                   REQUEST_WRITE),
                         port[:8], status),
-                    keep=0x3F if long else 0x1F,
+                    keep=Mux(long, 0x3F, 0x1F),
                     last=1,
-                    last_enable=0xF if long else 0,
+                    last_enable=Mux(long, 0xF, 0),
                 )
                 with m.If(self.rq_tready & self.rq_tvalid):
                     m.next = "WAIT"

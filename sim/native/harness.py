@@ -146,8 +146,8 @@ def field_array(library: ctypes.CDLL, group: str, parameters: object) -> list[in
     names = field_names(library, group)
     has = {field.name for field in fields(parameters)} | {"kind"}  # type: ignore[arg-type]
     others = {field.name for kind in (Ideal, Hdd, Ssd) for field in fields(kind)}
-    unknown = has - {"kind", *names} or {*names} - has - (others if "kind" in names else set())
-    if unknown:
+    others = others if "kind" in names else set()
+    if unknown := (has - {"kind", *names}) | ({*names} - has - others):
         who = type(parameters).__name__
         raise ValueError(f"{who} and the models disagree about {', '.join(sorted(unknown))}")
     return [int(getattr(parameters, name, 0)) for name in names]

@@ -309,13 +309,12 @@ int64_t Link::completion_end(const Read& read) {
     const int64_t wanted = fields_.completion_bytes ? fields_.completion_bytes : settings.max_payload;
     const int64_t most = std::max<int64_t>(settings.rcb,
                                            std::min<int64_t>(wanted, settings.max_payload));
-    int64_t room = most - int64_t(read.address % uint64_t(most));
-    if (fields_.random_splits) {
-        const int64_t first = settings.rcb - int64_t(read.address % uint64_t(settings.rcb));
-        const int64_t more = (room - first) / settings.rcb;
-        room = first + settings.rcb * int64_t(random_.below(uint64_t(more + 1)));
-    }
-    return std::min(read.left, room);
+    const int64_t room =
+        std::min(read.left, most - int64_t(read.address % uint64_t(most)));
+    const int64_t first = settings.rcb - int64_t(read.address % uint64_t(settings.rcb));
+    if (!fields_.random_splits || room <= first) return room;
+    const int64_t more = (room - first + settings.rcb - 1) / settings.rcb;
+    return std::min(room, first + settings.rcb * int64_t(random_.below(uint64_t(more + 1))));
 }
 
 void Link::start_completion(size_t index, Ps start) {
