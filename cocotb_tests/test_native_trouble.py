@@ -106,6 +106,37 @@ def difference(card: Card, before: list[dict[str, int]]) -> list[dict[str, int]]
     ]
 
 
+async def tell_durable(card: Card, level: Level, drives: int) -> Volume:
+    """Writes with FUA and without, and flushes; checks what each drive was told."""
+    volume = await card.create(level, range(drives))
+    address = card.buffer(16)
+    copies = {Level.RAID0: 1, Level.RAID5: 2, Level.RAID6: 3, Level.RAID10: 2}
+    least = copies.get(level, drives)
+    # Of a part of a row, of whole rows, and of more than one.
+    for first, blocks in ((1, 1), (5, 2), (0, 16), (20, 11)):
+        for fua in (False, True):
+            before = counters(card)
+            assert await card.write(volume, first, blocks, address, 0, fua=fua) == 0
+            told = difference(card, before)
+            written = sum(drive["written_blocks"] for drive in told)
+            assert written >= blocks + least - 1
+            for drive in told:
+                wanted = (drive["writes"], drive["written_blocks"]) if fua else (0, 0)
+                assert (drive["fua_writes"], drive["fua_blocks"]) == wanted
+            assert not any(drive["flushes"] for drive in told)
+    for gone in (None, drives - 1):
+        if gone is not None and level is not Level.RAID0:
+            card.pull(gone)
+            await card.write(volume, 0, 16, address, 0, fua=True)
+        before = counters(card)
+        assert await card.flush(volume) == 0
+        live = [port < drives and port not in card.gone for port in range(PORTS)]
+        told = difference(card, before)
+        assert [drive["flushes"] for drive in told] == [int(alive) for alive in live]
+        assert not any(drive["writes"] for drive in told)
+    return volume
+
+
 @pytest.mark.parametrize(
     ("level", "drives"),
     [(Level.RAID0, 3), (Level.RAID1, 3), (Level.RAID5, 5), (Level.RAID6, 6), (Level.RAID10, 4)],
@@ -115,37 +146,25 @@ def test_fua_and_flush_reach_the_drives(level, drives):
     """Every block that a write with FUA changes is written with FUA, parity too, and no other; a
     flush reaches each live member, and no other drive."""
     with Card([FAST] * PORTS, seed=SEED, config=SIZES) as card:
+        card.finish(card.run(tell_durable(card, level, drives)))
 
-        async def main() -> Volume:
-            volume = await card.create(level, range(drives))
-            address = card.buffer(16)
-            copies = {Level.RAID0: 1, Level.RAID5: 2, Level.RAID6: 3, Level.RAID10: 2}
-            least = copies.get(level, drives)
-            # Of a part of a row, of whole rows, and of more than one.
-            for first, blocks in ((1, 1), (5, 2), (0, 16), (20, 11)):
-                for fua in (False, True):
-                    before = counters(card)
-                    assert await card.write(volume, first, blocks, address, 0, fua=fua) == 0
-                    told = difference(card, before)
-                    written = sum(drive["written_blocks"] for drive in told)
-                    assert written >= blocks + least - 1
-                    for drive in told:
-                        wanted = (drive["writes"], drive["written_blocks"]) if fua else (0, 0)
-                        assert (drive["fua_writes"], drive["fua_blocks"]) == wanted
-                    assert not any(drive["flushes"] for drive in told)
-            for gone in (None, drives - 1):
-                if gone is not None and level is not Level.RAID0:
-                    card.pull(gone)
-                    await card.write(volume, 0, 16, address, 0, fua=True)
-                before = counters(card)
-                assert await card.flush(volume) == 0
-                live = [port < drives and port not in card.gone for port in range(PORTS)]
-                told = difference(card, before)
-                assert [drive["flushes"] for drive in told] == [int(alive) for alive in live]
-                assert not any(drive["writes"] for drive in told)
-            return volume
 
-        card.finish(card.run(main()))
+@pytest.mark.parametrize("lost", ["fua", "flush"])
+def test_lost_durability_is_found(lost, monkeypatch):
+    """The checks fail when FUA or flushes do not get to the card."""
+    with Card([FAST] * PORTS, seed=SEED, config=SIZES) as card:
+        write = card.nvme.write
+
+        async def plain(namespace, block, blocks, address, queue, fua, size) -> None:
+            await write(namespace, block, blocks, address, queue, False, size)
+
+        async def nothing(*_) -> None:
+            await card.card.transport.sleep(1)
+
+        name, instead = ("write", plain) if lost == "fua" else ("flush", nothing)
+        monkeypatch.setattr(card.nvme, name, instead)
+        with pytest.raises(AssertionError):
+            card.run(tell_durable(card, Level.RAID5, 5))
 
 
 @pytest.mark.parametrize("level", [Level.RAID0, Level.RAID1], ids=["RAID0", "RAID1"])
