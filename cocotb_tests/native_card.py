@@ -11,7 +11,7 @@ from hdl.array.interface import Level
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, Config, board
 from sim.golden.image import members
 from sim.golden.layout import LEFT_SYMMETRIC, Layout, Place
-from sim.native.parameters import DriveParameters
+from sim.native.parameters import DriveParameters, LinkParameters
 from sw.driver import raid
 from sw.driver.card import SimulatedCard
 from sw.driver.commands import NvmeError
@@ -50,7 +50,7 @@ class Card:
     drives
         One a port; shorter lists leave the last ports empty.
     seed
-        Of contents and accesses.
+        Of contents and accesses, and of what drives forget.
     jumping
         As for `Harness`.
     queue_pairs
@@ -59,6 +59,8 @@ class Card:
         Syndromes that the controller computes.
     config
         Sizes, if not those of `board`; as many ports.
+    link
+        Of the card.
     quiet
         Does not print the seed.
     """
@@ -72,6 +74,7 @@ class Card:
         queue_pairs: int = 2,
         parities: int = 2,
         config: Config | None = None,
+        link: LinkParameters | None = None,
         quiet: bool = False,
     ):
         if not quiet:
@@ -79,7 +82,9 @@ class Card:
         self.random = random.Random(f"{seed}/card")
         config = config or replace(board(PORTS), parities=parities)
         padded = [*drives, *[None] * (PORTS - len(drives))]
-        self.card = SimulatedCard(config, padded, memory_bytes=MEMORY_BYTES, jumping=jumping)
+        self.card = SimulatedCard(
+            config, padded, link=link, memory_bytes=MEMORY_BYTES, jumping=jumping, seed=seed
+        )
         self.harness = self.card.harness
         self.nvme = self.card.nvme
         self.run = self.card.run

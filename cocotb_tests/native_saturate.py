@@ -5,7 +5,7 @@ Even ports read, odd ports write, 64 blocks a command, one command at a time. RQ
 of 256 bytes and a read of 512 bytes, at most `READS` reads outstanding.
 """
 
-from amaranth.hdl import Cat, Const, Module, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -89,6 +89,7 @@ class Saturate(wiring.Component):
             asked.eq(reading & self.rq_tvalid & self.rq_tready),
             self.rq_tvalid.eq(~reading | (outstanding != READS)),
             self.rq_tuser.eq(0xFF),
+            self.rq_tkeep.eq(Mux(self.rq_tlast, 0xF, (1 << WIDTH // 32) - 1)),
             self.rq_tlast.eq(reading | (count == WRITE_BEATS - 1) | (count == 2 * WRITE_BEATS - 1)),
         ]
         with m.If(reading):

@@ -218,6 +218,21 @@ def test_function_reset():
         move(guest, SEED)
 
 
+@pytest.mark.parametrize("code", [0, 1], ids=["128", "256"])
+def test_sizes_are_the_guest_s(code):
+    """Card and link keep to the sizes and tags that the guest sets, and no others."""
+    control = INITIAL_CONTROL | code << 5 | code << 8
+    with host() as guest:
+        guest.config_write(DEVICE_CONTROL, 2, control)
+        move(guest, SEED)
+        counted = guest.harness.statistics()
+        # Queue entries, lists and messages are small: most writes have the full size.
+        assert 64 << code < counted["up_payload_bytes"] / counted["memory_writes"] <= 128 << code
+        guest.config_write(DEVICE_CONTROL, 2, INITIATE_RESET | control)
+        # Max_Payload_Size outlives the reset, the rest does not.
+        assert guest.config_read(DEVICE_CONTROL, 2) == INITIAL_CONTROL | code << 5
+
+
 def test_config_space():
     """The BAR says its size, MSI-X how many vectors; what is read-only stays."""
     space = ConfigSpace(VECTORS, Identity())

@@ -263,7 +263,7 @@ def test_reads_mend_medium_errors(level):
         async def main() -> Volume:
             volume = await card.create(level, range(drives))
             await card.read_all(volume)
-            for block in (0, 33, 65):
+            for block in (0, 33, min(65, len(volume.model) - 1)):
                 for place in volume.layout.copies_of(block)[:1]:
                     card.spoil(volume, place)
             for _ in range(4):

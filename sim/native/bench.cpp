@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "checks.hpp"
+
 namespace striata {
 
 namespace {
@@ -31,12 +33,17 @@ Tlp* request(Link& link, TlpKind kind, uint64_t address, int64_t bytes, int tag)
     set_word(tlp, 1, uint32_t(address >> 32));
     set_word(tlp, 2, uint32_t(bytes / 4) | (write ? kWriteType : 0));
     set_word(tlp, 3, uint32_t(tag));
+    tlp->offer = link.rules().offer();
     return tlp;
 }
 
 }  // namespace
 
 BenchResult bench_write(const LinkFields& fields, int64_t bytes, int64_t count) {
+    check_link(fields);
+    if (bytes < 4 || bytes > kMaxPayload || bytes % 4 || count < 1)
+        throw ModelError("bench: writes of " + std::to_string(bytes) + " bytes, " +
+                         std::to_string(count) + " times");
     std::vector<uint8_t> memory(kMemory);
     const std::vector<uint8_t> source = pattern();
     Link link(fields, memory.data(), kMemory);
@@ -64,6 +71,12 @@ BenchResult bench_write(const LinkFields& fields, int64_t bytes, int64_t count) 
 
 BenchResult bench_read(const LinkFields& fields, int64_t bytes, int64_t offset,
                        int64_t outstanding, int64_t count) {
+    check_link(fields);
+    if (bytes < 4 || bytes % 4 || offset < 0 || offset % 4 || bytes + offset > kMemory ||
+        outstanding < 1 || outstanding > kTags || count < 1)
+        throw ModelError("bench: reads of " + std::to_string(bytes) + " bytes at " +
+                         std::to_string(offset) + ", " + std::to_string(outstanding) +
+                         " at once, " + std::to_string(count) + " times");
     std::vector<uint8_t> memory = pattern();
     Link link(fields, memory.data(), kMemory);
     BenchResult result;

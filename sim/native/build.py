@@ -4,27 +4,38 @@
 `build_models`: the models alone, for fitting drives and testing the link.
 """
 
+import os
 import re
 import subprocess
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 
+from amaranth.hdl import Shape
 from amaranth.lib import wiring
 
 from hdl.config import TIME_BITS, Config
+from hdl.pcie.interface import PcieStatus
 from sim import verilator
 from sim.verilog import BUILD, ROOT, Netlist, digest, to_verilog, write_atomically
 
 TOP = "controller"
 PREFIX = "Vcontroller"
 SOURCES = Path(__file__).resolve().parent
-MODELS = ("pcie", "drive", "ideal", "hdd", "ssd", "direct")
+MODELS = ("rules", "pcie", "drive", "ideal", "hdd", "ssd", "direct", "checks")
 MODEL_API = ("bench", "models_api")
 HARNESS = ("axis", "port", "harness", "api")
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
 OPTIMISATION = ("-O2", "-march=native")
 COMPILE = ("-std=c++17", "-fPIC", *WARNINGS, *OPTIMISATION)
+SANITIZE = (
+    ("-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined",
+     "-fno-sanitize-recover=all")
+    if os.environ.get("SANITIZE")
+    else ()
+)
+"""With ``SANITIZE=1`` the models are built with checks of addresses and of undefined behaviour; the
+process that loads them must have the compiler's ``libasan`` loaded already."""
 PICOSECONDS = 1_000_000_000_000
 SHIM_WIDTHS = (64, 128, 256)
 """Widths at which the hard block's ``tuser`` fields lie where ``axis.cpp`` expects them."""
@@ -54,8 +65,8 @@ _PORT = re.compile(r"VL_(?:IN|OUT|INOUT)\w*\(&(\w+),")
 STREAMS = ("command", "grant", "write_data", "read_data", "completion")
 AXI = {"data": "tdata", "keep": "tkeep", "last": "tlast", "user": "tuser", "valid": "tvalid",
        "ready": "tready"}  # fmt: skip
-STATUS = ("max_payload", "max_read_request", "rcb", "bus_master", "msix_enable", "msix_mask",
-          "function_reset", "extended_tag")
+STATUS_BITS = 8
+"""Widest input of ``PcieStatus`` that `pins.hpp` has room for."""
 
 
 @cache
@@ -112,7 +123,7 @@ def _text_of(directory: Path, suffix: str) -> str:
 
 def _sources() -> str:
     own = Path(__file__).read_text()
-    return digest(_text_of(SOURCES, "cpp"), _text_of(SOURCES, "hpp"), own)
+    return digest(_text_of(SOURCES, "cpp"), _text_of(SOURCES, "hpp"), own, *SANITIZE)
 
 
 def _tools() -> str:
@@ -147,10 +158,11 @@ def _verilate(netlist: Netlist) -> Path:
 
 def _compile(directory: Path, names: Sequence[str], options: Sequence[str]) -> list[str]:
     objects = []
+    compiler = [verilator.toolchain().compiler, *COMPILE, *SANITIZE]
     for name in names:
         result = str(directory / f"{name}.o")
-        _run([verilator.toolchain().compiler, *COMPILE, *options, "-I", str(SOURCES), "-c",
-              str(SOURCES / f"{name}.cpp"), "-o", result], directory)
+        _run([*compiler, *options, "-I", str(SOURCES), "-c", str(SOURCES / f"{name}.cpp"), "-o",
+              result], directory)
         objects.append(result)
     return objects
 
@@ -158,7 +170,8 @@ def _compile(directory: Path, names: Sequence[str], options: Sequence[str]) -> l
 def _link(library: Path, parts: Sequence[str], model: Path | None = None) -> None:
     toolchain = verilator.toolchain()
     more = ["-pthread", *(["-latomic"] if toolchain.is_clang else [])] if model else []
-    _run([toolchain.compiler, "-shared", "-o", str(library), *parts, *more], library.parent)
+    _run([toolchain.compiler, "-shared", *SANITIZE, "-o", str(library), *parts, *more],
+         library.parent)
 
 
 def _header(config: Config, model: Path) -> str:
@@ -181,7 +194,14 @@ def _header(config: Config, model: Path) -> str:
     ]
     for bus in ("rq", "rc", "cq", "cc"):
         binds += [f"pins.{bus}.{pin} = {pointer(f'{bus}_{port}')};" for pin, port in AXI.items()]
-    binds += [f"pins.status.{name} = {pointer(f'status__{name}')};" for name in STATUS]
+    status = {name: Shape.cast(member.shape) for name, member in PcieStatus().members.items()}
+    for index, (name, shape) in enumerate(status.items()):
+        if shape.width > STATUS_BITS:
+            raise ValueError(f"status {name} has {shape.width} bits, more than {STATUS_BITS}")
+        most = (1 << shape.width) - 1
+        pin = pointer(f"status__{name}")
+        binds.append(f'pins.status[{index}] = {{"{name}", {pin}, {most}}};')
+    binds.append(f"pins.status_count = {len(status)};")
     for port in range(config.ports):
         for stream in STREAMS:
             binds += [

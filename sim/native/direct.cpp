@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "checks.hpp"
+
 namespace striata {
 
 namespace {
@@ -15,7 +17,7 @@ public:
           next_(load.first) {}
 
     LoadResult run() {
-        const int tags = int(std::min<int64_t>(load_.depth, kMaxTags));
+        const int tags = int(load_.depth);
         for (int tag = 0; tag < tags; ++tag) issue(tag, 0);
         const Ps end = load_.warm_up_ps + load_.measure_ps;
         for (Ps now = 0; now < end; now = next_time(now)) step(now);
@@ -88,6 +90,8 @@ private:
 }  // namespace
 
 LoadResult run_load(const DriveFields& drive, const LoadFields& load) {
+    check_drive(drive, 0);
+    check_load(load, drive);
     return Host(drive, load).run();
 }
 

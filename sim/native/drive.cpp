@@ -7,8 +7,12 @@ namespace striata {
 Drive::Drive(const DriveFields& fields, ExpanderLink* expander)
     : fields_(fields),
       storage_(fields.keep_data),
-      cache_(fields.volatile_cache && fields.keep_data),
+      cache_(fields.volatile_cache && fields.keep_data, 0),
       expander_(expander) {}
+
+void Drive::set_seed(uint64_t seed) {
+    cache_ = VolatileCache(fields_.volatile_cache && fields_.keep_data, seed);
+}
 
 void Drive::advance(Ps now) {
     while (!events_.empty() && events_.top().time <= now) {
@@ -63,6 +67,10 @@ void Drive::begin(int tag, Ps now) {
             break;
         case Operation::kWrite:
             ++counters_.writes;
+            if (s.command.fua) {
+                ++counters_.fua_writes;
+                counters_.fua_blocks += s.command.blocks;
+            }
             s.remaining = s.command.blocks;
             write(tag, now);
             break;
@@ -204,11 +212,13 @@ void Drive::block_received(int tag, const uint8_t* data, Ps now) {
         end_doomed(tag, now);
         return;
     }
-    ++counters_.written_blocks;
-    if (storage_.refuses(s.command.block + index))
+    if (storage_.refuses(s.command.block + index)) {
         s.refused = true;
-    else
+    } else {
+        ++counters_.written_blocks;
         cache_.write(storage_, s.command.block + index, data);
+    }
+    s.written_before = cache_.taken();
     grant_more();
     received(tag, index, now);
 }
@@ -219,7 +229,10 @@ void Drive::finish(int tag, DriveStatus status, Ps now) {
     out_free_ = std::max(out_free_, now) + fields_.status_ps;
     if (fields_.half_duplex) in_free_ = std::max(in_free_, out_free_);
     Slot& s = slot(tag);
-    if (s.refused && status == DriveStatus::kGood) status = DriveStatus::kMediumError;
+    if (s.refused && status == DriveStatus::kGood) {
+        status = DriveStatus::kMediumError;
+        ++counters_.refused;
+    }
     if (s.faulty && !fault_.delay) {
         s.stuck = true;
         return;
@@ -233,7 +246,8 @@ void Drive::complete(int tag, DriveStatus status, Ps now) {
         const Slot& s = slot(tag);
         if (s.command.operation == Operation::kFlush) cache_.flush(s.written_before);
         if (s.command.operation == Operation::kWrite && s.command.fua)
-            for (int i = 0; i < s.command.blocks; ++i) cache_.flush_block(s.command.block + i);
+            for (int i = 0; i < s.command.blocks; ++i)
+                cache_.flush_block(s.command.block + i, s.written_before);
     }
     const Ps latency = now - slot(tag).since;
     counters_.latency_sum_ps += latency;
@@ -261,6 +275,8 @@ void Drive::abort(int tag, Ps now) {
 
 void Drive::reset(Ps now) {
     ++counters_.resets;
+    // What the reset ends before its data has been flushed may be there or not, as after a power loss.
+    if (fields_.reset_loses_cache) cache_.lose(storage_);
     forget();
     events_ = {};
     outbound_.clear();
@@ -313,13 +329,19 @@ void Drive::set_present(bool present, bool frame_started, bool grant_offered, Ps
     }
 }
 
+void Drive::replace() {
+    storage_.wipe();
+    cache_.clear();
+    fault_ = Fault();
+}
+
 std::unique_ptr<Drive> make_drive(const DriveFields& fields, ExpanderLink* expander) {
     switch (DriveKind(fields.kind)) {
         case DriveKind::kHdd: return make_hdd(fields, expander);
         case DriveKind::kSsd: return make_ssd(fields, expander);
-        case DriveKind::kIdeal: break;
+        case DriveKind::kIdeal: return make_ideal(fields, expander);
     }
-    return make_ideal(fields, expander);
+    throw ModelError("drive: there is no kind " + std::to_string(fields.kind));
 }
 
 }  // namespace striata

@@ -61,7 +61,9 @@ struct Completion {
 
 class Drive {
 public:
+    // `set_seed` before the first command.
     Drive(const DriveFields& fields, ExpanderLink* expander);
+    void set_seed(uint64_t seed);
     virtual ~Drive() = default;
 
     // Time: `advance` does everything due until `now`.
@@ -94,8 +96,15 @@ public:
     // `frame_started`, `grant_offered`: the front of that queue is on the pins and must stay.
     void set_present(bool present, bool frame_started, bool grant_offered, Ps now);
     bool present() const { return present_; }
+    // Another drive of the same make takes its place, with nothing on it and nothing wrong.
+    void replace();
 
     Storage& storage() { return storage_; }
+    // Past the controller: what is stored is on the medium.
+    void store(int64_t block, const uint8_t* data) {
+        cache_.flush_block(block, cache_.taken());
+        storage_.write(block, data);
+    }
     const DriveFields& fields() const { return fields_; }
     const DriveCounters& counters() const { return counters_; }
     const int64_t* histogram() const { return histogram_; }
@@ -120,7 +129,8 @@ protected:
         int received = 0;
         int remaining = 0;     // blocks that a derived class still has to write
         bool refused = false;  // one of its blocks cannot be written
-        int64_t written_before = 0;  // of a flush: blocks that the cache had taken when it began
+        int64_t written_before = 0;  // blocks that the cache had taken: of a flush when it began,
+                                     // of a write when its last one was there
     };
 
     // Derived classes: a command begins; a block of write data is here; an event of theirs is due.

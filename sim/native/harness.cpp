@@ -9,6 +9,7 @@ namespace {
 constexpr int kResetCycles = 8;
 constexpr int kQuietCycles = 2;  // nothing moved for so long before a jump
 constexpr int64_t kNoCycle = INT64_MAX;
+constexpr int64_t kCyclesAway = 64;  // a drive that has lost power is away for no less
 
 uint8_t encode_size(int64_t bytes) {  // Device Control: 128 << n
     uint8_t code = 0;
@@ -20,7 +21,7 @@ uint8_t encode_size(int64_t bytes) {  // Device Control: 128 << n
 
 Harness::Harness(const LinkFields& link, const std::vector<DriveFields>& drives,
                  const std::vector<int64_t>& expander_rates, uint8_t* memory,
-                 int64_t memory_bytes)
+                 int64_t memory_bytes, uint64_t seed)
     : shape_(kShape), link_(link, memory, memory_bytes) {
     dut_.bind(pins_);
     for (const int64_t rate : expander_rates) expanders_.push_back({rate, 0, 0});
@@ -30,19 +31,21 @@ Harness::Harness(const LinkFields& link, const std::vector<DriveFields>& drives,
         drives_.push_back(
             make_drive(drives[i], expander < 0 ? nullptr : &expanders_.at(size_t(expander))));
         ports_.push_back(std::make_unique<Port>(pins_.drives[i], *drives_.back(), shape_));
+        drives_.back()->set_seed(seed * kMaxPorts + i);
         due_[i] = kNever;
+        return_[i] = kNoCycle;
     }
     rq_ = std::make_unique<PacketSink>(pins_.rq, link_, shape_.beat_bytes, false);
     cc_ = std::make_unique<PacketSink>(pins_.cc, link_, shape_.beat_bytes, true);
     rc_ = std::make_unique<PacketSource>(pins_.rc, link_, shape_.beat_bytes, true);
     cq_ = std::make_unique<PacketSource>(pins_.cq, link_, shape_.beat_bytes, false);
-    *pins_.status.max_payload = encode_size(link.max_payload);
-    *pins_.status.max_read_request = encode_size(link.max_read_request);
-    *pins_.status.rcb = link.rcb == 128;
-    *pins_.status.bus_master = 1;
-    *pins_.status.msix_enable = 1;
-    *pins_.status.msix_mask = 0;
-    *pins_.status.extended_tag = 1;
+    for (int i = 0; i < pins_.status_count; ++i) *pins_.status[i].pin = 0;
+    set_status("max_payload", encode_size(link.max_payload));
+    set_status("max_read_request", encode_size(link.max_read_request));
+    set_status("rcb", link.rcb == 128);
+    set_status("bus_master", 1);
+    set_status("msix_enable", 1);
+    set_status("extended_tag", 1);
     reset();
 }
 
@@ -61,10 +64,11 @@ void Harness::reset() {
 void Harness::step() {
     const uint64_t time_mask = (uint64_t(1) << shape_.time_bits) - 1;
     *pins_.now = uint64_t(cycle_) & time_mask;
-    bool active = rq_->drive();
-    active |= cc_->drive();
-    active |= rc_->drive();
-    active |= cq_->drive();
+    const Ps begin = now();
+    bool active = rq_->drive(begin);
+    active |= cc_->drive(begin);
+    active |= rc_->drive(begin);
+    active |= cq_->drive(begin);
     const size_t ports = ports_.size();
     for (size_t i = 0; i < ports; ++i) {
         if (wake_[i] > cycle_) continue;
@@ -113,7 +117,7 @@ int64_t Harness::next_cycle() const {
         next = std::min(next, wake_[i]);
         next = std::min(next, cycle_at(due_[i]));
     }
-    return next;
+    return std::min(next, next_return_);
 }
 
 void Harness::jump(int64_t until_cycle) {
@@ -122,18 +126,30 @@ void Harness::jump(int64_t until_cycle) {
     RunCounters& counters = link_.counters();
     counters.cycles_skipped += target - cycle_;
     ++counters.jumps;
+    link_.rules().idle(target - cycle_);
     cycle_ = target;
     // The deadline itself is a cycle like any other: look again before the next jump.
     streak_ = 0;
 }
 
 int64_t Harness::run(Ps until, int64_t cycles, Event* events, int64_t most) {
+    if (!failure_.empty()) throw ModelError(failure_);
+    try {
+        return run_on(until, cycles, events, most);
+    } catch (const ModelError& error) {
+        failure_ = "cycle " + std::to_string(cycle_) + ": " + error.what();
+    }
+    throw ModelError(failure_);
+}
+
+int64_t Harness::run_on(Ps until, int64_t cycles, Event* events, int64_t most) {
     const int64_t until_cycle = until ? cycle_at(until) : kNoCycle;
     int64_t cycles_left = cycles ? cycles : kNoCycle;
     Ring<Event>& queue = link_.events();
     for (;;) {
         const Ps time = now();
         if (link_.next_event() <= time) link_.advance(time);
+        if (next_return_ <= cycle_) return_drives();
         for (size_t i = 0; i < ports_.size(); ++i) {
             if (due_[i] > time) continue;
             drives_[i]->advance(time);
@@ -146,44 +162,68 @@ int64_t Harness::run(Ps until, int64_t cycles, Event* events, int64_t most) {
             return count;
         }
         if (cycle_ >= until_cycle || cycles_left-- == 0) {
-            events[0] = {int64_t(EventKind::kTime), 0, time};
+            events[0] = {int64_t(EventKind::kTime), 0, time, 0};
             return 1;
         }
         step();
         if (streak_ < kQuietCycles) continue;
         if (jumping_) jump(until_cycle);
         if (until_cycle == kNoCycle && next_cycle() == kNoCycle && streak_ >= kQuietCycles) {
-            events[0] = {int64_t(EventKind::kIdle), 0, now()};
+            events[0] = {int64_t(EventKind::kIdle), 0, now(), 0};
             return 1;
         }
     }
 }
 
+size_t Harness::index(int64_t port) const {
+    if (port < 0 || port >= int64_t(ports_.size()))
+        throw ModelError("there is no port " + std::to_string(port) + " of " +
+                         std::to_string(ports_.size()));
+    return size_t(port);
+}
+
 void Harness::set_present(int64_t port, bool present) {
-    ports_.at(size_t(port))->set_present(present, cycle_);
-    due_[port] = drives_[size_t(port)]->next_event();
-    wake_[port] = 0;
+    const size_t i = index(port);
+    ports_[i]->set_present(present, cycle_);
+    return_[i] = kNoCycle;
+    due_[i] = drives_[i]->next_event();
+    wake_[i] = 0;
     streak_ = 0;
 }
 
+void Harness::lose_power(int64_t port, Ps time) {
+    const size_t i = index(port);
+    set_present(port, false);
+    if (!time) return;
+    // The controller sees that it was away.
+    return_[i] = std::max(cycle_at(now() + time), cycle_ + kCyclesAway);
+    next_return_ = std::min(next_return_, return_[i]);
+}
+
+void Harness::return_drives() {
+    for (size_t i = 0; i < ports_.size(); ++i)
+        if (return_[i] <= cycle_) set_present(int64_t(i), true);
+    next_return_ = *std::min_element(return_, return_ + ports_.size());
+}
+
 void Harness::set_identity(int64_t port, uint64_t identity) {
-    ports_.at(size_t(port))->set_identity(identity);
+    ports_[index(port)]->set_identity(identity);
     streak_ = 0;
 }
 
 void Harness::set_status(const std::string& name, int64_t value) {
-    const StatusPins& status = pins_.status;
-    const auto code = uint8_t(value);
-    streak_ = 0;
-    if (name == "max_payload") *status.max_payload = code;
-    else if (name == "max_read_request") *status.max_read_request = code;
-    else if (name == "rcb") *status.rcb = code;
-    else if (name == "bus_master") *status.bus_master = code;
-    else if (name == "msix_enable") *status.msix_enable = code;
-    else if (name == "msix_mask") *status.msix_mask = code;
-    else if (name == "function_reset") *status.function_reset = code;
-    else if (name == "extended_tag") *status.extended_tag = code;
-    else throw ModelError("status has no input named " + name);
+    for (int i = 0; i < pins_.status_count; ++i) {
+        const StatusPin& status = pins_.status[i];
+        if (name != status.name) continue;
+        if (value < 0 || value > status.most)
+            throw ModelError("status: " + name + " must be 0.." + std::to_string(status.most) +
+                             ", not " + std::to_string(value));
+        link_.rules().set(name, value);
+        *status.pin = uint8_t(value);
+        streak_ = 0;
+        return;
+    }
+    throw ModelError("status has no input named " + name);
 }
 
 const RunCounters& Harness::counters() {

@@ -15,10 +15,12 @@ namespace striata {
 class Harness {
 public:
     Harness(const LinkFields& link, const std::vector<DriveFields>& drives,
-            const std::vector<int64_t>& expander_rates, uint8_t* memory, int64_t memory_bytes);
+            const std::vector<int64_t>& expander_rates, uint8_t* memory, int64_t memory_bytes,
+            uint64_t seed);
 
     // Runs to the next event, to `until` (picoseconds; 0: no end), or until `cycles` cycles have
-    // been evaluated (0: any number). Returns events written.
+    // been evaluated (0: any number). Returns events written. Once a rule has been broken every
+    // further run says so again.
     int64_t run(Ps until, int64_t cycles, Event* events, int64_t most);
     Ps now() const { return cycle_ * shape_.clock_ps; }
 
@@ -26,7 +28,9 @@ public:
         streak_ = 0;
         return link_;
     }
-    Drive& drive(int64_t port) { return *drives_.at(size_t(port)); }
+    Drive& drive(int64_t port) { return *drives_[index(port)]; }
+    // Pulls the drive; it is there again after `time`, if not 0.
+    void lose_power(int64_t port, Ps time);
     void set_present(int64_t port, bool present);
     void set_identity(int64_t port, uint64_t identity);
     void set_jumping(bool jumping) { jumping_ = jumping; }
@@ -35,6 +39,9 @@ public:
     const RunCounters& counters();
 
 private:
+    size_t index(int64_t port) const;
+    int64_t run_on(Ps until, int64_t cycles, Event* events, int64_t most);
+    void return_drives();
     void reset();
     void step();
     void jump(int64_t until_cycle);
@@ -57,6 +64,9 @@ private:
     // Times of the ports side by side, so that a cycle looks at little memory.
     int64_t wake_[kMaxPorts] = {};
     Ps due_[kMaxPorts] = {};
+    int64_t return_[kMaxPorts];  // cycle in which a drive is there again
+    int64_t next_return_ = INT64_MAX;
+    std::string failure_;
     int64_t cycle_ = 0;
     int streak_ = 0;  // cycles in a row in which nothing moved
     bool jumping_ = true;

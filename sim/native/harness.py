@@ -12,15 +12,17 @@ Time stands still outside `run` and `mmio_read32`/`mmio_read64`.
 
 import ctypes
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 from enum import IntEnum
 from pathlib import Path
+from typing import NoReturn
 
 from amaranth.lib import wiring
 
 from hdl.config import Config
 from sim.native.build import build_controller
-from sim.native.parameters import DriveParameters, Expander, LinkParameters
+from sim.native.parameters import DriveParameters, Expander, Hdd, Ideal, LinkParameters, Ssd
 
 DEFAULT_MEMORY_BYTES = 64 << 20
 EVENTS_AT_ONCE = 256
@@ -39,6 +41,37 @@ class HarnessError(RuntimeError):
     """The design broke a rule of one of its ports, or does not answer."""
 
 
+class Flow(IntEnum):
+    """What `Harness.hold` can make wait; values of ``Flow`` in ``holds.hpp``.
+
+    The card's writes to the host, and its reads (for credits); register writes, register reads, and
+    the completions of the card's reads on their way down; the hard block's ``tready`` on RQ and CC.
+    """
+
+    POSTED = 0
+    READS = 1
+    REGISTER_WRITES = 2
+    REGISTER_READS = 3
+    COMPLETIONS = 4
+    RQ_READY = 5
+    CC_READY = 6
+
+
+class ReadEnd(IntEnum):
+    """How a read of host memory can fail; values of ``ReadEnd`` in ``pcie.hpp``."""
+
+    UNSUPPORTED = 1
+    """Unsupported Request."""
+    ABORTED = 2
+    """Completer Abort."""
+    POISONED = 3
+    """The data is marked as corrupt, and is."""
+    LOST = 4
+    """No completion comes, and nobody says so."""
+    TIMEOUT = 5
+    """The hard block ends it 10 ms later."""
+
+
 class EventKind(IntEnum):
     """What ended a run; values of ``EventKind`` in ``harness.hpp``."""
 
@@ -50,7 +83,11 @@ class EventKind(IntEnum):
 
 
 class _Event(ctypes.Structure):
-    _fields_ = (("kind", ctypes.c_int64), ("value", ctypes.c_int64), ("time", ctypes.c_int64))
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("kind", "value", "time", "tag"))
+
+
+FAILED = -(1 << 63)
+"""What a function of the C interface returns when it has refused or failed."""
 
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
@@ -58,40 +95,61 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, number, text = ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p
     numbers = ctypes.POINTER(ctypes.c_int64)
     for name, result, arguments in (
-        ("striata_fields", text, [text]),
-        ("striata_create", pointer, [numbers, numbers, number, numbers, number, number, pointer]),
-        ("striata_destroy", None, [pointer]),
-        ("striata_error", text, [pointer]),
-        ("striata_run", number, [pointer, number, number, ctypes.POINTER(_Event), number]),
-        ("striata_map_memory", None, [pointer, number, number, pointer]),
-        ("striata_unmap_memory", None, [pointer]),
-        ("striata_now", number, [pointer]),
-        ("striata_mmio_write", None, [pointer, number, number, number]),
-        ("striata_mmio_read", None, [pointer, number, number]),
-        ("striata_statistics", number, [pointer, number, numbers, number]),
-        ("striata_histogram", None, [pointer, number, numbers, number]),
-        ("striata_set_present", None, [pointer, number, number]),
-        ("striata_set_identity", None, [pointer, number, number]),
-        ("striata_wipe", None, [pointer, number]),
-        ("striata_medium_error", None, [pointer, number, number, number]),
-        ("striata_refuse_writes", None, [pointer, *[number] * 4]),
-        ("striata_drive_fault", None, [pointer, number, number, number, number]),
-        ("striata_set_jumping", None, [pointer, number]),
-        ("striata_set_status", None, [pointer, text, number]),
-        ("striata_reset_done", number, [pointer]),
-        ("striata_drive_read", None, [pointer, number, number, number, pointer]),
-        ("striata_drive_write", None, [pointer, number, number, number, pointer]),
-        ("striata_drive_blocks", number, [pointer, number, numbers, number]),
+        ("fields", text, [text]),
+        ("create", pointer, [numbers, numbers, number, numbers, number, number, pointer, number]),
+        ("destroy", None, [pointer]),
+        ("error", text, [pointer]),
+        ("run", number, [pointer, number, number, ctypes.POINTER(_Event), number]),
+        ("map_memory", number, [pointer, number, number, pointer]),
+        ("unmap_memory", number, [pointer]),
+        ("now", number, [pointer]),
+        ("mmio_write", number, [pointer, number, number, number]),
+        ("mmio_read", number, [pointer, number, number]),
+        ("hold", number, [pointer, number, number]),
+        ("fail_reads", number, [pointer, *[number] * 5]),
+        ("statistics", number, [pointer, number, numbers, number]),
+        ("histogram", number, [pointer, number, numbers, number]),
+        ("set_present", number, [pointer, number, number]),
+        ("lose_power", number, [pointer, number, number]),
+        ("set_identity", number, [pointer, number, number]),
+        ("replace_drive", number, [pointer, number]),
+        ("medium_error", number, [pointer, number, number, number]),
+        ("refuse_writes", number, [pointer, *[number] * 4]),
+        ("drive_fault", number, [pointer, number, number, number, number]),
+        ("set_jumping", number, [pointer, number]),
+        ("set_status", number, [pointer, text, number]),
+        ("reset_done", number, [pointer]),
+        ("drive_read", number, [pointer, number, number, number, pointer]),
+        ("drive_write", number, [pointer, number, number, number, pointer]),
+        ("drive_blocks", number, [pointer, number, numbers, number]),
     ):
-        function = getattr(library, name)
+        function = getattr(library, f"striata_{name}")
         function.restype = result
         function.argtypes = arguments
     return library
 
 
+def field_names(library: ctypes.CDLL, group: str) -> list[str]:
+    """The names of the values that the library takes or gives for ``group``, in order."""
+    names = library.striata_fields(group.encode()).decode()
+    if not names:
+        raise ValueError(f"the models know no group {group}")
+    return names.split(",")
+
+
 def field_array(library: ctypes.CDLL, group: str, parameters: object) -> list[int]:
-    """The values of ``parameters`` in the order that the library names for ``group``."""
-    names = library.striata_fields(group.encode()).decode().split(",")
+    """The values of ``parameters`` in the order that the library names for ``group``.
+
+    What only other kinds of drives have is 0. Any other name that one side knows and the other does
+    not is refused.
+    """
+    names = field_names(library, group)
+    has = {field.name for field in fields(parameters)} | {"kind"}  # type: ignore[arg-type]
+    others = {field.name for kind in (Ideal, Hdd, Ssd) for field in fields(kind)}
+    others = others if "kind" in names else set()
+    if unknown := (has - {"kind", *names}) | ({*names} - has - others):
+        who = type(parameters).__name__
+        raise ValueError(f"{who} and the models disagree about {', '.join(sorted(unknown))}")
     return [int(getattr(parameters, name, 0)) for name in names]
 
 
@@ -118,6 +176,8 @@ class Harness:
         Host memory from bus address ``link.memory_base``.
     jumping
         Jump over time in which nothing moves. Results are identical without, only slower.
+    seed
+        Of what drives with ``volatile_cache`` forget.
     component
         Makes the Amaranth component to verilate instead of ``Controller(config=config)``; it has
         the same ports.
@@ -142,6 +202,7 @@ class Harness:
         expanders: Sequence[Expander] = (),
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         jumping: bool = True,
+        seed: int = 1,
         component: Callable[[], wiring.Component] | None = None,
     ):
         link = link or LinkParameters()
@@ -149,8 +210,12 @@ class Harness:
             raise ValueError(f"drives must have one entry for each of the {config.ports} ports,"
                              f" not {len(drives)}")
         for drive in drives:
+            if drive is not None and not isinstance(drive, DriveParameters):
+                raise ValueError(f"a drive must be DriveParameters, not {type(drive).__name__}")
             if drive is not None and drive.expander >= len(expanders):
                 raise ValueError(f"drive names expander {drive.expander} of {len(expanders)}")
+        if not 0 <= seed < 1 << 63:
+            raise ValueError(f"seed must be 0..{(1 << 63) - 1}, not {seed}")
         self._handle = None
         self._config = config
         self._library = declare(ctypes.CDLL(str(build_controller(config, component))))
@@ -162,7 +227,7 @@ class Harness:
         self._events = (_Event * EVENTS_AT_ONCE)()
         self._pending: list[tuple] = []
         self._mapped: list[tuple[int, ctypes.Array]] = []
-        models = [drive or DriveParameters() for drive in drives]
+        models = [drive or Ideal() for drive in drives]
         flat = [
             value
             for model in models
@@ -176,10 +241,13 @@ class Harness:
             len(expanders),
             memory_bytes,
             ctypes.addressof(self._anchor),
+            seed,
         )
-        self._raise_error()
-        self._library.striata_set_jumping(self._handle, jumping)
+        if self._handle is None:
+            self._raise_error()
+        self._call("set_jumping", jumping)
         self._drives_made = 0
+        self._empty = {port for port, drive in enumerate(drives) if drive is None}
         for port in range(config.ports):
             self._name_drive(port)
         for port, drive in enumerate(drives):
@@ -199,17 +267,22 @@ class Harness:
             self._handle = None
         self._anchor = None
 
-    def _raise_error(self) -> None:
-        message = self._library.striata_error(self._handle)
-        if message:
-            raise HarnessError(message.decode())
+    def _raise_error(self) -> NoReturn:
+        raise HarnessError(self._library.striata_error(self._handle).decode())
+
+    def _call(self, name: str, *arguments) -> int:
+        """Calls a function of the C interface; raises `HarnessError` with what it says."""
+        result = getattr(self._library, f"striata_{name}")(self._handle, *arguments)
+        if result == FAILED:
+            self._raise_error()
+        return result
 
     # Time and events
 
     @property
     def now_ns(self) -> float:
         """Simulated time in nanoseconds since reset ended."""
-        return self._library.striata_now(self._handle) / PICOSECONDS_PER_NANOSECOND
+        return self._call("now") / PICOSECONDS_PER_NANOSECOND
 
     def run(self, until_ns: float | None = None, cycles: int = 0) -> list[tuple]:
         """Runs until something happens; returns the events, never an empty list.
@@ -217,22 +290,20 @@ class Harness:
         ("interrupt", vector): a message arrived; the run ends with the cycle of its arrival.
         ("time",): ``until_ns`` is reached, or ``cycles`` cycles have been evaluated (0: any
         number), which bounds the real time that the call takes. ("idle",): nothing will ever move
-        again (only without ``until_ns``). Raises `HarnessError` when the design breaks a rule of a
-        port.
+        again (only without ``until_ns``). ("mmio", value, tag): the answer of a read that
+        `begin_mmio_read` began. Raises `HarnessError`, which names the clock cycle, when the design
+        breaks a rule of a port, and again at every later call.
         """
         if self._pending:
             events, self._pending = self._pending, []
             return events
         until = 0 if until_ns is None else int(until_ns * PICOSECONDS_PER_NANOSECOND)
-        if until_ns is not None and until <= self._library.striata_now(self._handle):
+        if until_ns is not None and until <= self._call("now"):
             return [("time",)]
         return self._run(until, cycles)
 
     def _run(self, until: int, cycles: int = 0) -> list[tuple]:
-        count = self._library.striata_run(
-            self._handle, until, cycles, self._events, EVENTS_AT_ONCE
-        )
-        self._raise_error()
+        count = self._call("run", until, cycles, self._events, EVENTS_AT_ONCE)
         result = []
         for event in self._events[:count]:
             if event.kind == EventKind.INTERRUPT:
@@ -242,7 +313,7 @@ class Harness:
             elif event.kind == EventKind.IDLE:
                 result.append(("idle",))
             else:
-                result.append(("mmio", event.value & (1 << 64) - 1))
+                result.append(("mmio", event.value & (1 << 64) - 1, event.tag))
         return result
 
     # Memory of another owner
@@ -257,33 +328,52 @@ class Harness:
                  *((start, start + ctypes.sizeof(array)) for start, array in self._mapped)]
         if address < 0 or end > 1 << 63 or any(address < e and s < end for s, e in taken):
             raise ValueError(f"memory at {address:#x}..{end:#x} overlaps other host memory")
+        self._call("map_memory", address, ctypes.sizeof(memory), ctypes.addressof(memory))
         self._mapped.append((address, memory))
-        self._library.striata_map_memory(
-            self._handle, address, ctypes.sizeof(memory), ctypes.addressof(memory)
-        )
 
     def unmap_memory(self) -> None:
         """Takes all that `map_memory` added away; the card's requests to it become stray."""
-        self._library.striata_unmap_memory(self._handle)
+        self._call("unmap_memory")
         self._mapped.clear()
 
     # Registers
 
     def mmio_write(self, offset: int, value: int, length: int) -> None:
-        """Posts a register write of ``length`` bytes: 1, 2, 4 or 8, naturally aligned."""
+        """Posts a register write of ``length`` bytes: 1, 2, 4 or 8, aligned (8 bytes to 4)."""
+        if not 0 <= value < 1 << 64:
+            raise ValueError(f"a register's value must be 0..2**64 - 1, not {value}")
         signed = value - (1 << 64) if value >> 63 else value
-        self._library.striata_mmio_write(self._handle, offset, signed, length)
+        self._call("mmio_write", offset, signed, length)
 
     def mmio_read(self, offset: int, length: int) -> int:
-        """Reads a register of ``length`` bytes: 1, 2, 4 or 8, naturally aligned."""
-        if length == 8:
-            return self._mmio_read(offset, length)
-        word = self._mmio_read(offset & ~3, 4) >> 8 * (offset & 3)
-        return word & (1 << 8 * length) - 1
+        """Reads a register of ``length`` bytes: 1, 2, 4 or 8, aligned (8 bytes to 4).
+
+        Runs until the completion is there. Events wait for `run`.
+        """
+        tag = self.begin_mmio_read(offset, length)
+        limit = (self.now_ns + MMIO_TIMEOUT_NS) * PICOSECONDS_PER_NANOSECOND
+        while True:
+            value = None
+            for event in self._run(int(limit)):
+                if event[0] == "mmio" and event[2] == tag:
+                    value = event[1] >> 8 * (offset & 3) & (1 << 8 * length) - 1
+                elif event[0] == "time":
+                    raise HarnessError(f"no completion for a read of offset {offset:#x}")
+                else:
+                    self._pending.append(event)
+            if value is not None:
+                return value
+
+    def begin_mmio_read(self, offset: int, length: int) -> int:
+        """Sends a register read, whose answer is an event of `run`; returns its tag.
+
+        The value is that of the words that hold the register.
+        """
+        return self._call("mmio_read", offset, length)
 
     def mmio_write32(self, offset: int, value: int) -> None:
         """Posts a 32-bit register write at byte ``offset`` of BAR 0; travels when time runs."""
-        self._library.striata_mmio_write(self._handle, offset, value, 4)
+        self.mmio_write(offset, value, 4)
 
     def mmio_write64(self, offset: int, value: int) -> None:
         """Posts a 64-bit register write (one TLP)."""
@@ -291,42 +381,72 @@ class Harness:
 
     def mmio_read32(self, offset: int) -> int:
         """Reads a 32-bit register; runs until the completion is there. Events wait for `run`."""
-        return self._mmio_read(offset, 4) & (1 << 32) - 1
+        return self.mmio_read(offset, 4)
 
     def mmio_read64(self, offset: int) -> int:
         """Reads a 64-bit register (one TLP)."""
-        return self._mmio_read(offset, 8)
+        return self.mmio_read(offset, 8)
 
-    def _mmio_read(self, offset: int, length: int) -> int:
-        self._library.striata_mmio_read(self._handle, offset, length)
-        limit = (self.now_ns + MMIO_TIMEOUT_NS) * PICOSECONDS_PER_NANOSECOND
-        while True:
-            for event in self._run(int(limit)):
-                if event[0] == "mmio":
-                    return event[1]
-                if event[0] == "time":
-                    raise HarnessError(f"no completion for a read of offset {offset:#x}")
-                self._pending.append(event)
+    # Trouble on the link
+
+    def hold(self, flow: Flow, duration_ns: float) -> None:
+        """Lets a flow wait from now on, for so long: what of it has begun goes on.
+
+        Packets behind it follow PCIe's ordering (base specification 2.4.1): writes pass reads,
+        nothing passes writes. ``RQ_READY`` and ``CC_READY`` fall in the middle of a packet, too.
+        """
+        self._call("hold", Flow(flow), int(duration_ns * PICOSECONDS_PER_NANOSECOND))
+
+    def fail_reads(
+        self,
+        end: ReadEnd,
+        reads: int = 1,
+        *,
+        address: int = 0,
+        length: int = 0,
+        late: bool = False,
+    ) -> None:
+        """The next reads of host memory (those that touch ``length`` bytes at bus address
+        ``address``, if not 0) fail.
+
+        ``late``: in their last completion, the others being good.
+        """
+        self._call("fail_reads", ReadEnd(end), reads, address, length, late)
 
     # Drives
 
     def _name_drive(self, port: int) -> None:
         """The drive at a port gets an identity that no other has had."""
         self._drives_made += 1
-        identity = FIRST_IDENTITY + self._drives_made
-        self._library.striata_set_identity(self._handle, port, identity)
+        self._call("set_identity", port, FIRST_IDENTITY + self._drives_made)
 
     def remove(self, port: int) -> None:
         """Pulls a drive: its commands end with GONE; with ``volatile_cache`` it forgets some of
         what it was not asked to flush."""
-        self._library.striata_set_present(self._handle, port, 0)
+        self._call("set_present", port, 0)
 
     def insert(self, port: int, *, blank: bool = False) -> None:
-        """Plugs the drive back in; ``blank``: a new one of the same make."""
+        """Plugs the drive back in; ``blank``: a new one of the same make, with nothing wrong."""
         if blank:
-            self._library.striata_wipe(self._handle, port)
+            self._call("replace_drive", port)
             self._name_drive(port)
-        self._library.striata_set_present(self._handle, port, 1)
+        self._empty.discard(port)
+        self._call("set_present", port, 1)
+
+    def power_loss(self, ports: Iterable[int] | None = None, *, off_ns: float = 0) -> None:
+        """Drives (all of them) lose power at once, as when each is removed.
+
+        They are there again after ``off_ns``, if not 0, and until then not; else when somebody
+        inserts them. A port without a drive stays empty.
+        """
+        time = int(off_ns * PICOSECONDS_PER_NANOSECOND)
+        for port in range(self._config.ports) if ports is None else ports:
+            if port not in self._empty:
+                self._call("lose_power", port, time)
+
+    def power_cycle(self, port: int, *, off_ns: float = 1000) -> None:
+        """A drive loses power, and is there again after ``off_ns``."""
+        self.power_loss([port], off_ns=off_ns)
 
     def power_loss(self) -> None:
         """All drives lose power at once, as when each is removed, until they are inserted."""
@@ -335,11 +455,22 @@ class Harness:
 
     def medium_error(self, port: int, block: int, *, cure_by_write: bool = True) -> None:
         """Makes reads of a block fail, until it is written or (not cured) for good."""
-        self._library.striata_medium_error(self._handle, port, block, 1 if cure_by_write else 2)
+        self._call("medium_error", port, block, 1 if cure_by_write else 2)
 
     def clear_medium_error(self, port: int, block: int) -> None:
         """Takes a medium error back."""
-        self._library.striata_medium_error(self._handle, port, block, 0)
+        self._call("medium_error", port, block, 0)
+
+    def refuse_writes(self, port: int, block: int, count: int = 1) -> None:
+        """Writes of these blocks fail with MEDIUM_ERROR and leave them as they are.
+
+        Other blocks of the same command are written.
+        """
+        self._call("refuse_writes", port, block, count, 1)
+
+    def accept_writes(self, port: int, block: int, count: int = 1) -> None:
+        """Takes `refuse_writes` back."""
+        self._call("refuse_writes", port, block, count, 0)
 
     def refuse_writes(self, port: int, block: int, count: int = 1) -> None:
         """Writes of these blocks fail with MEDIUM_ERROR and leave them as they are.
@@ -369,26 +500,25 @@ class Harness:
         """
         flags = at_end | deaf << 1 | lasting << 2
         delay = int(delay_ns * PICOSECONDS_PER_NANOSECOND)
-        self._library.striata_drive_fault(self._handle, port, commands, flags, delay)
+        self._call("drive_fault", port, commands, flags, delay)
 
     def read_drive(self, port: int, block: int, count: int = 1) -> bytes:
         """What is stored on a drive, past the controller."""
         data = ctypes.create_string_buffer(count * 4096)
-        self._library.striata_drive_read(self._handle, port, block, count, data)
+        self._call("drive_read", port, block, count, data)
         return data.raw
 
     def write_drive(self, port: int, block: int, data: bytes) -> None:
         """Stores data on a drive, past the controller; whole blocks."""
         if len(data) % 4096:
             raise ValueError(f"data must be whole blocks of 4096 bytes, not {len(data)} bytes")
-        self._library.striata_drive_write(self._handle, port, block, len(data) // 4096,
-                                          bytes(data))
+        self._call("drive_write", port, block, len(data) // 4096, bytes(data))
 
     def written_blocks(self, port: int) -> list[int]:
         """Numbers of the blocks of a drive that hold something other than zeros, ascending."""
-        count = self._library.striata_drive_blocks(self._handle, port, None, 0)
+        count = self._call("drive_blocks", port, None, 0)
         numbers = int_array([0] * count)
-        self._library.striata_drive_blocks(self._handle, port, numbers, count)
+        self._call("drive_blocks", port, numbers, count)
         return sorted(numbers[:count])
 
     def export_drive(self, port: int, path: str | Path) -> None:
@@ -410,9 +540,11 @@ class Harness:
     # Settings and measurements
 
     def set_status(self, name: str, value: int) -> None:
-        """Drives an input of the controller's ``status`` (`hdl.pcie.interface.PcieStatus`)."""
-        self._library.striata_set_status(self._handle, name.encode(), value)
-        self._raise_error()
+        """Drives an input of the controller's ``status`` (`hdl.pcie.interface.PcieStatus`).
+
+        The link keeps to the same value, and holds the controller to it.
+        """
+        self._call("set_status", name.encode(), value)
 
     def reset_function(self) -> list[tuple]:
         """A function level reset, up to its end; the events meanwhile, as of `run`.
@@ -425,7 +557,7 @@ class Harness:
             self.set_status(name, 0)
         limit = self.now_ns + FUNCTION_RESET_NS
         events: list[tuple] = []
-        while not self._library.striata_reset_done(self._handle):
+        while not self._call("reset_done"):
             found = self.run(limit, RESET_POLL_CYCLES)
             events += (event for event in found if event != ("time",))
             if self.now_ns >= limit:
@@ -439,16 +571,18 @@ class Harness:
 
     def drive_statistics(self, port: int) -> dict[str, int]:
         """Counters of a drive: commands, bytes, busy times."""
+        if port < 0:
+            raise HarnessError(f"there is no port {port}")
         return self._counters("drive_counters", port)
 
     def _counters(self, group: str, index: int) -> dict[str, int]:
-        names = self._library.striata_fields(group.encode()).decode().split(",")
+        names = field_names(self._library, group)
         values = int_array([0] * len(names))
-        self._library.striata_statistics(self._handle, index, values, len(names))
-        return dict(zip(names, values, strict=False))
+        self._call("statistics", index, values, len(names))
+        return dict(zip(names, values, strict=True))
 
     def drive_latencies(self, port: int) -> list[int]:
         """Histogram of command times: entry n counts commands of 2**n .. 2**(n + 1) - 1 ns."""
         values = int_array([0] * 64)
-        self._library.striata_histogram(self._handle, port, values, 64)
+        self._call("histogram", port, values, 64)
         return list(values)

@@ -4,11 +4,14 @@ import ctypes
 from dataclasses import dataclass
 from functools import cache
 
+from hdl.drive.interface import MERGE_BLOCKS
 from sim.native.build import build_models
 from sim.native.harness import field_array, int_array
-from sim.native.parameters import SECOND, DriveParameters, LinkParameters
+from sim.native.parameters import SECOND, DriveParameters, LinkParameters, check
 
 RESULT_VALUES = 5
+PORT_DEPTH = 32
+"""Most commands at a drive."""
 
 
 @cache
@@ -17,10 +20,15 @@ def _library() -> ctypes.CDLL:
     library.striata_fields.restype = ctypes.c_char_p
     library.striata_fields.argtypes = [ctypes.c_char_p]
     library.striata_model_error.restype = ctypes.c_char_p
-    library.striata_bench_write.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 2,
-                                            ctypes.c_void_p]
-    library.striata_bench_read.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 4,
-                                           ctypes.c_void_p]
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    for name, arguments in (
+        ("load", [pointer, pointer, pointer]),
+        ("bench_write", [pointer, number, number, pointer]),
+        ("bench_read", [pointer, *[number] * 4, pointer]),
+    ):
+        function = getattr(library, f"striata_{name}")
+        function.restype = number
+        function.argtypes = arguments
     return library
 
 
@@ -52,6 +60,16 @@ class Load:
     measure_ps: int = SECOND
     seed: int = 1
 
+    def __post_init__(self) -> None:
+        check("depth", self.depth, 1, PORT_DEPTH)
+        check("read_percent", self.read_percent, 0, 100)
+        check("blocks", self.blocks, 1, MERGE_BLOCKS)
+        check("first", self.first, 0, 1 << 40)
+        # At random a command begins at one of the blocks that leave it room.
+        check("range", self.range, self.blocks + (not self.sequential), 1 << 40)
+        check("warm_up_ps", self.warm_up_ps, 0, 1 << 60)
+        check("measure_ps", self.measure_ps, 1, 1 << 60)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoadResult:
@@ -75,6 +93,11 @@ class BenchResult:
 
 def run_load(drive: DriveParameters, load: Load) -> LoadResult:
     """Runs a load on a drive alone."""
+    if load.first + load.range > drive.capacity:
+        raise ValueError(
+            f"blocks {load.first}..{load.first + load.range - 1} are not all on a drive of"
+            f" {drive.capacity}"
+        )
     library = _library()
     result = int_array([0] * RESULT_VALUES)
     done = library.striata_load(

@@ -18,7 +18,8 @@ UNLIMITED = 0
 """A rate of 0 means no limit."""
 
 
-def _check(name: str, value: int, least: int, most: int) -> None:
+def check(name: str, value: int, least: int, most: int) -> None:
+    """Refuses a parameter out of its range."""
     if not least <= value <= most:
         raise ValueError(f"{name} must be {least}..{most}, not {value}")
 
@@ -37,9 +38,12 @@ class LinkParameters:
     generation, lanes
         1..5; 1, 2, 4, 8 or 16. Sets line rate, encoding and framing.
     max_payload, max_read_request, rcb
-        Device Control and Link Control settings, bytes; also driven on ``status``.
+        Device Control and Link Control settings at first, bytes. ``status`` says so to the card;
+        `Harness.set_status` changes both.
     completion_bytes
-        Completions are cut at multiples of this (0: ``max_payload``).
+        Completions are cut at multiples of this (0: ``max_payload``), and never longer than that.
+    random_splits
+        Each completion may end at any multiple of ``rcb`` before.
     propagation_ps
         One way from hard block to host bridge, both pipelines included.
     memory_read_ps, read_jitter_ps
@@ -63,7 +67,18 @@ class LinkParameters:
     memory_base, bar_base, msi_base
         Bus addresses of host memory, of BAR 0 and of the 1 MiB interrupt window.
     seed
-        Of the random generator for jitter and shuffle.
+        Of the random generator for jitter, shuffle, splits, holds and ``ready_percent``.
+    hold_every, hold_ps
+        One in so many packets (0: none) waits for credits, and what may not pass it waits as well:
+        up to ``hold_ps``, at random. See `Harness.hold`.
+    ready_percent
+        Of the cycles in which RQ or CC offers a beat, those in which ``tready`` is 1, at random.
+    np_req_ps
+        ``pcie_cq_np_req`` gives a credit for a register read each so long; writes pass those that
+        wait (0: it is tied to 1).
+    check_vectors
+        Interrupt messages are held to the MSI-X table that the host has written. Off: for a device
+        that has no table.
     """
 
     generation: int = 3
@@ -92,9 +107,15 @@ class LinkParameters:
     bar_base: int = 0xE000_0000
     msi_base: int = 0xFEE0_0000
     seed: int = 1
+    random_splits: bool = False
+    hold_every: int = 0
+    hold_ps: int = 0
+    ready_percent: int = 100
+    np_req_ps: int = 0
+    check_vectors: bool = True
 
     def __post_init__(self) -> None:
-        _check("generation", self.generation, 1, 5)
+        check("generation", self.generation, 1, 5)
         _check_power("lanes", self.lanes, 1, 16)
         _check_power("max_payload", self.max_payload, 128, 4096)
         _check_power("max_read_request", self.max_read_request, 128, 4096)
@@ -103,12 +124,16 @@ class LinkParameters:
             _check_power("completion_bytes", self.completion_bytes, self.rcb, self.max_payload)
         for name in ("posted_headers", "non_posted_headers", "device_posted_headers",
                      "device_non_posted_headers", "completion_headers", "transmit_tlps"):
-            _check(name, getattr(self, name), 1, 1 << 12)
+            check(name, getattr(self, name), 1, 1 << 12)
         if self.posted_data * 16 < self.max_payload:
             raise ValueError("posted_data must hold one TLP of max_payload")
         for name in ("propagation_ps", "memory_read_ps", "read_jitter_ps", "credit_return_ps",
-                     "ack_every", "update_every"):
-            _check(name, getattr(self, name), 0, SECOND)
+                     "ack_every", "update_every", "np_req_ps", "hold_ps"):
+            check(name, getattr(self, name), 0, SECOND)
+        check("hold_every", self.hold_every, 0, 1 << 40)
+        if bool(self.hold_every) != bool(self.hold_ps):
+            raise ValueError("hold_every and hold_ps go together")
+        check("ready_percent", self.ready_percent, 1, 100)
 
 
 KIND_IDEAL = 0
@@ -146,8 +171,10 @@ class DriveParameters:
     keep_data
         Store what is written; else reads return zeros.
     volatile_cache
-        A drive that is pulled forgets at random what was neither flushed nor written with FUA: each
-        block has then its newest contents or any that it had since.
+        A drive that is pulled, or loses power, forgets at random what was neither flushed nor
+        written with FUA: each block has then its newest contents or any that it had since.
+    reset_loses_cache
+        With ``volatile_cache``: so does a drive whose port is reset, as with a power-on attention.
     """
 
     capacity: int = 1 << 18
@@ -159,17 +186,20 @@ class DriveParameters:
     cache_blocks: int = 4096
     keep_data: bool = True
     volatile_cache: bool = False
+    reset_loses_cache: bool = False
 
     kind = KIND_IDEAL
 
     def __post_init__(self) -> None:
-        _check("capacity", self.capacity, 1, (1 << 40) - 1)
-        _check("rate", self.rate, 0, 1 << 40)
-        _check("cache_blocks", self.cache_blocks, 0, 1 << 24)
-        _check("expander", self.expander, -1, 255)
+        check("capacity", self.capacity, 1, (1 << 40) - 1)
+        check("rate", self.rate, 0, 1 << 40)
+        check("cache_blocks", self.cache_blocks, 0, 1 << 24)
+        check("expander", self.expander, -1, 255)
+        if self.reset_loses_cache and not self.volatile_cache:
+            raise ValueError("reset_loses_cache needs volatile_cache")
         for field in fields(self):
             if field.name.endswith("_ps"):
-                _check(field.name, getattr(self, field.name), 0, 1000 * SECOND)
+                check(field.name, getattr(self, field.name), 0, 1000 * SECOND)
 
     def changed(self, **changes) -> "DriveParameters":
         """A copy with some parameters changed."""
@@ -217,10 +247,10 @@ class Hdd(DriveParameters):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check("revolution_ps", self.revolution_ps, 1, SECOND)
-        _check("media_rate", self.media_rate, BLOCK_BYTES, 1 << 40)
-        _check("read_window", self.read_window, 1, 1 << 12)
-        _check("write_window", self.write_window, 1, 1 << 16)
+        check("revolution_ps", self.revolution_ps, 1, SECOND)
+        check("media_rate", self.media_rate, BLOCK_BYTES, 1 << 40)
+        check("read_window", self.read_window, 1, 1 << 12)
+        check("write_window", self.write_window, 1, 1 << 16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,9 +288,9 @@ class Ssd(DriveParameters):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check("dies", self.dies, 1, 4096)
-        _check("cache_blocks", self.cache_blocks, 64, 1 << 24)
-        _check("dirty_blocks", self.dirty_blocks, 0, self.cache_blocks)
+        check("dies", self.dies, 1, 4096)
+        check("cache_blocks", self.cache_blocks, 64, 1 << 24)
+        check("dirty_blocks", self.dirty_blocks, 0, self.cache_blocks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,4 +300,4 @@ class Expander:
     rate: int
 
     def __post_init__(self) -> None:
-        _check("rate", self.rate, 1, 1 << 40)
+        check("rate", self.rate, 1, 1 << 40)

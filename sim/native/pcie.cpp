@@ -6,10 +6,18 @@ namespace {
 
 constexpr uint32_t kMemoryRead = 0;  // PG213 request types
 constexpr uint32_t kMemoryWrite = 1;
-constexpr uint32_t kUnsupportedRequest = 1;
+constexpr uint32_t kUnsupportedRequest = 1;  // completion status
+constexpr uint32_t kCompleterAbort = 4;
+constexpr uint32_t kPoisonedCode = 1;  // PG213: RC error codes
+constexpr uint32_t kBadStatusCode = 2;
+constexpr uint32_t kTimeoutCode = 9;
+constexpr Ps kCompletionTimeout = 10 * kSecond / 1000;  // default of PCIe 2.8
+constexpr Ps kShortestTimeout = 50 * kSecond / 1'000'000;
+constexpr uint32_t kRequester = 0x0100;  // bus 1, device 0, function 0: whose register accesses
 constexpr uint64_t kFourGigabytes = uint64_t(1) << 32;
 constexpr uint64_t kPage = 4096;
 constexpr int kReadsBound = 4096;
+constexpr uint64_t kBarBytes = uint64_t(1) << kBarApertureBits;
 constexpr uint64_t kDoorbells = 0x1000;   // offsets in BAR 0; of each pair the SQ comes first
 constexpr uint64_t kDoorbellsEnd = 0x2000;
 constexpr uint64_t kCqDoorbell = 4;
@@ -30,9 +38,10 @@ Link::Link(const LinkFields& fields, uint8_t* memory, int64_t memory_bytes)
       up_(fields.generation, fields.lanes, fields.skip),
       down_(fields.generation, fields.lanes, fields.skip),
       random_(uint64_t(fields.seed)),
+      rules_(fields),
+      holds_(fields.hold_every, fields.hold_ps),
       dllp_per_tlp_((fields.ack_every ? double(kDllpBytes) / double(fields.ack_every) : 0.0) +
                     (fields.update_every ? double(kDllpBytes) / double(fields.update_every) : 0)),
-      completion_bytes_(fields.completion_bytes ? fields.completion_bytes : fields.max_payload),
       posted_headers_(fields.posted_headers),
       posted_data_(fields.posted_data),
       non_posted_headers_(fields.non_posted_headers),
@@ -66,22 +75,78 @@ void Link::map_memory(uint64_t address, int64_t bytes, uint8_t* data) {
     windows_.push_back({address, uint64_t(bytes), data});
 }
 
-void Link::check_request(const Tlp* tlp) const {
-    const int64_t bytes = int64_t(word(tlp, 2) & 0x7FF) * 4;
-    if (!bytes || tlp->address % kPage + uint64_t(bytes) > kPage)
-        throw ModelError("RQ: a request is empty or crosses 4 KiB");
-    if (tlp->kind == TlpKind::kWrite && bytes > fields_.max_payload)
-        throw ModelError("RQ: a write exceeds Max_Payload_Size");
-    if (tlp->kind == TlpKind::kRead && bytes > fields_.max_read_request)
-        throw ModelError("RQ: a read exceeds Max_Read_Request_Size");
-    if (tlp->kind == TlpKind::kRead && outstanding_[tlp->tag])
-        throw ModelError("RQ: tag " + std::to_string(tlp->tag) + " is reused while outstanding");
-    if (!tlp->first_enable || (bytes > 4) != (tlp->last_enable != 0))
-        throw ModelError("RQ: byte enables do not fit the length");
+void Link::check_request(const Tlp* tlp, Ps now) {
+    uint32_t words[kRequestDescriptor / 4];
+    std::memcpy(words, tlp->raw, sizeof words);
+    rules_.check(tlp->offer, words, tlp->first_enable, tlp->last_enable);
+    if (tlp->kind == TlpKind::kRead) {
+        if (outstanding_[tlp->tag] || now < usable_[tlp->tag])
+            throw ModelError("RQ: tag " + std::to_string(tlp->tag) +
+                             " is reused while outstanding");
+    } else if (tlp->address - uint64_t(fields_.msi_base) < uint64_t(kMsiWindow)) {
+        rules_.check_message(tlp->offer, tlp->address, word(tlp, kRequestDescriptor / 4),
+                             tlp->payload, tlp->first_enable);
+    }
+}
+
+// PCIe base specification 2.2.9; PG213, completer completion descriptor.
+void Link::check_completion(const Tlp* tlp) {
+    const int tag = int(word(tlp, 2) & 0xFF);
+    const std::string name = "CC: the completion of register read " + std::to_string(tag) + " ";
+    const auto check = [&](const char* field, int64_t value, int64_t expected) {
+        if (value != expected)
+            throw ModelError(name + "has " + field + " " + std::to_string(value) + ", not " +
+                             std::to_string(expected));
+    };
+    Asked& asked = asked_[tag];
+    if (!asked.active) throw ModelError(name + "answers no request, or for the second time");
+    check("status", word(tlp, 1) >> 11 & 7, 0);
+    check("length", word(tlp, 1) & 0x7FF, asked.dwords);
+    check("byte count", word(tlp, 0) >> 16 & 0x1FFF, asked.bytes);
+    check("lower address", word(tlp, 0) & 0x7F, asked.lower & 0x7F);
+    check("address type", word(tlp, 0) >> 8 & 3, 0);
+    check("poisoned", word(tlp, 1) >> 14 & 1, 0);
+    check("locked", word(tlp, 0) >> 29 & 1, 0);
+    check("requester", word(tlp, 1) >> 16, kRequester);
+    check("traffic class", word(tlp, 2) >> 25 & 7, 0);
+    check("attributes", word(tlp, 2) >> 28 & 3, 0);  // the third is the completer's own
+    asked.active = false;
+}
+
+void Link::hold(Flow flow, Ps time, Ps now) {
+    holds_.hold(flow, now + time);
+    next_event_ = std::min(next_event_, now + time);
+}
+
+void Link::fail_reads(const ReadFault& fault) {
+    if (fault.end <= ReadEnd::kGood || fault.end >= ReadEnd::kCount)
+        throw ModelError("a read cannot fail in this way");
+    if (fault.reads < 1) throw ModelError("at least one read must fail");
+    ordered_ = false;  // others pass one that nothing comes of
+    faults_.push_back(fault);
+}
+
+// How a read that arrives will end.
+ReadEnd Link::end_of(uint64_t address, int64_t bytes, bool* late) {
+    for (size_t i = 0; i < faults_.size(); ++i) {
+        ReadFault& fault = faults_[i];
+        const bool meant = !fault.bytes || (address < fault.address + fault.bytes &&
+                                            fault.address < address + uint64_t(bytes));
+        if (!meant) continue;
+        const ReadEnd end = fault.end;
+        *late = fault.late;
+        if (!--fault.reads) faults_.erase(faults_.begin() + int64_t(i));
+        ++counters_.reads_failed;
+        return end;
+    }
+    return ReadEnd::kGood;
 }
 
 void Link::submit(Tlp* tlp, Ps now) {
-    if (tlp->kind != TlpKind::kCompletion) check_request(tlp);
+    if (tlp->kind == TlpKind::kCompletion)
+        check_completion(tlp);
+    else
+        check_request(tlp, now);
     tlp->time = now;
     if (tlp->kind == TlpKind::kRead) phases_.mark(Moment::kFetch, now);
     if (tlp->kind == TlpKind::kWrite && tlp->payload > kCompletionEntry)
@@ -113,7 +178,7 @@ bool Link::start_up(Ps now) {
     if (up_.free_at() > now) return false;
     Tlp* tlp = nullptr;
     if (!up_non_posted_.empty() && up_non_posted_.front()->order <= posted_sent_ &&
-        non_posted_headers_ > 0) {
+        non_posted_headers_ > 0 && !holds_.waits(Flow::kReads, now, random_)) {
         tlp = up_non_posted_.front();
         up_non_posted_.pop();
         --non_posted_headers_;
@@ -121,7 +186,8 @@ bool Link::start_up(Ps now) {
         tlp = up_posted_.front();
         if (tlp->kind == TlpKind::kWrite) {
             const int units = data_credits(tlp->payload);
-            if (posted_headers_ < 1 || posted_data_ < units) {
+            if (posted_headers_ < 1 || posted_data_ < units ||
+                holds_.waits(Flow::kPosted, now, random_)) {
                 up_blocked_ = true;
                 return false;
             }
@@ -134,8 +200,10 @@ bool Link::start_up(Ps now) {
         up_blocked_ = !up_non_posted_.empty();
         return false;
     }
-    const Ps ready = up_blocked_ ? std::max(tlp->time, up_credit_time_) : tlp->time;
+    Ps ready = up_blocked_ ? std::max(tlp->time, up_credit_time_) : tlp->time;
     up_blocked_ = false;
+    if (tlp->kind == TlpKind::kRead) ready = std::max(ready, holds_.until(Flow::kReads));
+    if (tlp->kind == TlpKind::kWrite) ready = std::max(ready, holds_.until(Flow::kPosted));
     --up_count_;
     tlp->time = wire_send(up_, tlp, ready) + fields_.propagation_ps;
     ++counters_.up_tlps;
@@ -151,7 +219,8 @@ void Link::land_write(const Tlp* tlp) {
         uint32_t vector;
         std::memcpy(&vector, data, 4);
         ++counters_.interrupts;
-        events_.push({int64_t(EventKind::kInterrupt), int64_t(window << 32 | vector), tlp->time});
+        events_.push({int64_t(EventKind::kInterrupt), int64_t(window << 32 | vector), tlp->time,
+                      0});
         return;
     }
     uint8_t* target = host(tlp->address, tlp->payload);
@@ -172,13 +241,10 @@ void Link::land_write(const Tlp* tlp) {
 }
 
 void Link::answer_mmio(const Tlp* tlp) {
-    constexpr uint32_t kStatusMask = 7;
-    uint64_t value = ~uint64_t(0);
-    if ((word(tlp, 1) >> 11 & kStatusMask) == 0) {
-        value = 0;
-        std::memcpy(&value, tlp->raw + kCompletionDescriptor, size_t(std::min(8, tlp->payload)));
-    }
-    events_.push({int64_t(EventKind::kMmio), int64_t(value), tlp->time});
+    uint64_t value = 0;
+    std::memcpy(&value, tlp->raw + kCompletionDescriptor, size_t(std::min(8, tlp->payload)));
+    events_.push({int64_t(EventKind::kMmio), int64_t(value), tlp->time,
+                  int64_t(word(tlp, 2) & 0xFF)});
 }
 
 void Link::arrive_at_host(Tlp* tlp) {
@@ -194,8 +260,17 @@ void Link::arrive_at_host(Tlp* tlp) {
             fields_.read_jitter_ps ? Ps(random_.below(uint64_t(fields_.read_jitter_ps))) : 0;
         const bool known = host(tlp->address, bytes);
         ++(known ? counters_.memory_reads : counters_.stray_reads);
-        reads_.push_back({tlp->address, bytes, tlp->time + fields_.memory_read_ps + jitter,
-                          tlp->tag, known});
+        bool late = false;
+        const ReadEnd end = faults_.empty() ? ReadEnd::kGood
+                                            : end_of(tlp->address, bytes, &late);
+        if (end == ReadEnd::kLost) {
+            outstanding_[tlp->tag] = false;
+            usable_[tlp->tag] = tlp->time + kShortestTimeout;
+        } else {
+            const Ps wait = end == ReadEnd::kTimeout ? kCompletionTimeout : fields_.memory_read_ps;
+            reads_.push_back({tlp->address, bytes, tlp->time + wait + jitter, tlp->tag, known, end,
+                              late});
+        }
         counters_.reads_outstanding_most =
             std::max(counters_.reads_outstanding_most, int64_t(reads_.size()));
         if (reads_.size() > kReadsBound) throw ModelError("host: too many reads");
@@ -227,67 +302,114 @@ size_t Link::pick_read(Ps start) {
         if (reads_[i].ready <= start && chosen-- == 0) return i;
 }
 
+// Where the completion that `read` begins with may end: at a multiple of what the root complex
+// cuts at, or at random ones of the read completion boundary.
+int64_t Link::completion_end(const Read& read) {
+    const Settings& settings = rules_.settings();
+    const int64_t wanted = fields_.completion_bytes ? fields_.completion_bytes : settings.max_payload;
+    const int64_t most = std::max<int64_t>(settings.rcb,
+                                           std::min<int64_t>(wanted, settings.max_payload));
+    const int64_t room =
+        std::min(read.left, most - int64_t(read.address % uint64_t(most)));
+    const int64_t first = settings.rcb - int64_t(read.address % uint64_t(settings.rcb));
+    if (!fields_.random_splits || room <= first) return room;
+    const int64_t more = (room - first + settings.rcb - 1) / settings.rcb;
+    return std::min(room, first + settings.rcb * int64_t(random_.below(uint64_t(more + 1))));
+}
+
 void Link::start_completion(size_t index, Ps start) {
     Read& read = reads_[index];
     // The memory may have been unmapped since the read arrived.
     const uint8_t* source = host(read.address, read.left);
     read.reachable &= source != nullptr;
-    const int64_t room = completion_bytes_ - int64_t(read.address % uint64_t(completion_bytes_));
-    const int64_t bytes = read.reachable ? std::min(read.left, room) : 0;
-    const bool last = bytes == read.left || !read.reachable;
+    const int64_t part = completion_end(read);
+    const bool hit = !read.late || part == read.left;
+    const ReadEnd end = !read.reachable ? ReadEnd::kUnsupported : hit ? read.end : ReadEnd::kGood;
+    const bool data = end == ReadEnd::kGood || end == ReadEnd::kPoisoned;
+    const int64_t bytes = data ? part : 0;
+    const bool last = bytes == read.left || !data;
     Tlp* tlp = allocate();
     tlp->kind = TlpKind::kCompletion;
     tlp->tag = read.tag;
     tlp->payload = int(bytes);
     tlp->bytes = kCompletionDescriptor + int(bytes);
     tlp->address = 0;
-    const uint32_t status = read.reachable ? 0 : kUnsupportedRequest;
-    // Error code 2: the completion carries a status other than success.
-    set_word(tlp, 0, uint32_t(read.address & 0xFFF) | (read.reachable ? 0u : 2u << 12) |
+    uint32_t code = 0;
+    uint32_t status = 0;
+    uint32_t poisoned = 0;
+    if (end == ReadEnd::kTimeout) {
+        code = kTimeoutCode;
+    } else if (!data) {
+        code = kBadStatusCode;
+        status = end == ReadEnd::kAborted ? kCompleterAbort : kUnsupportedRequest;
+    } else if (end == ReadEnd::kPoisoned) {
+        code = kPoisonedCode;
+        poisoned = 1;
+    }
+    set_word(tlp, 0, uint32_t(read.address & 0xFFF) | code << 12 |
                          uint32_t(read.left & 0x1FFF) << 16 | uint32_t(last) << 30);
-    set_word(tlp, 1, uint32_t(bytes / 4) | status << 11);
+    set_word(tlp, 1, uint32_t(bytes / 4) | status << 11 | poisoned << 14);
     set_word(tlp, 2, read.tag);
-    if (bytes)
-        std::memcpy(tlp->raw + kCompletionDescriptor, source, size_t(bytes));
+    uint8_t* target = tlp->raw + kCompletionDescriptor;
+    if (bytes) std::memcpy(target, source, size_t(bytes));
+    if (poisoned)
+        for (int64_t i = 0; i < bytes; ++i) target[i] = uint8_t(~target[i]);
     tlp->time = wire_send(down_, tlp, start) + fields_.propagation_ps;
     ++counters_.down_tlps;
     counters_.down_payload_bytes += bytes;
     down_flight_.push(tlp);
     read.address += uint64_t(bytes);
     read.left -= bytes;
+    if (hit && end == ReadEnd::kPoisoned) read.end = ReadEnd::kGood;
     // The tag is free for the device once it has seen the last completion, not before.
     if (last) reads_.erase(reads_.begin() + int64_t(index));
+}
+
+void Link::send_down(Tlp* tlp, Ps ready) {
+    tlp->time = wire_send(down_, tlp, ready) + fields_.propagation_ps;
+    ++counters_.down_tlps;
+    down_flight_.push(tlp);
+}
+
+// Sends the oldest register access of a kind if it has credit; true if it did.
+bool Link::send_request(Flow flow, Ps now) {
+    const bool posted = flow == Flow::kRegisterWrites;
+    Ring<Tlp*>& queue = posted ? down_posted_ : down_non_posted_;
+    if (queue.empty() || queue.front()->time > now) return false;
+    Tlp* tlp = queue.front();
+    if (!posted && tlp->order > down_sent_) return false;
+    int64_t& credit = posted ? device_posted_ : device_non_posted_;
+    if (credit <= 0 || holds_.waits(flow, now, random_)) {
+        down_blocked_ = true;
+        return false;
+    }
+    --credit;
+    queue.pop();
+    down_sent_ += posted;
+    const Ps ready = down_blocked_ ? std::max(tlp->time, down_credit_time_) : tlp->time;
+    down_blocked_ = false;
+    send_down(tlp, std::max(ready, holds_.until(flow)));
+    return true;
 }
 
 // Sends at most one packet downstream; true if it did.
 bool Link::start_down(Ps now) {
     if (down_.free_at() > now) return false;
-    if (!down_queue_.empty()) {
-        Tlp* tlp = down_queue_.front();
-        int64_t& credit = tlp->kind == TlpKind::kWrite ? device_posted_ : device_non_posted_;
-        if (tlp->time <= now && credit > 0) {
-            --credit;
-            down_queue_.pop();
-            const Ps ready = down_blocked_ ? std::max(tlp->time, down_credit_time_) : tlp->time;
-            down_blocked_ = false;
-            tlp->time = wire_send(down_, tlp, ready) + fields_.propagation_ps;
-            ++counters_.down_tlps;
-            down_flight_.push(tlp);
-            return true;
-        }
-        down_blocked_ = credit <= 0;
-    }
+    if (send_request(Flow::kRegisterReads, now) || send_request(Flow::kRegisterWrites, now))
+        return true;
+    // A completion does not pass a write that waits for credits (PCIe base specification 2.4.1).
+    if (!down_posted_.empty() && down_posted_.front()->time <= now) return false;
     if (reads_.empty()) return false;
     const Ps ready = first_ready();
-    if (ready > now) return false;
-    const Ps start = std::max(ready, down_.free_at());
+    if (ready > now || holds_.waits(Flow::kCompletions, now, random_)) return false;
+    const Ps start = std::max({ready, down_.free_at(), holds_.until(Flow::kCompletions)});
     start_completion(pick_read(start), start);
     return true;
 }
 
 void Link::arrive_at_device(Tlp* tlp) {
     if (tlp->kind != TlpKind::kCompletion) {
-        requests_.push(tlp);
+        (tlp->kind == TlpKind::kWrite ? posted_requests_ : non_posted_requests_).push(tlp);
         return;
     }
     ++completion_headers_;
@@ -304,6 +426,23 @@ void Link::arrive_at_device(Tlp* tlp) {
     completions_.push(tlp);
 }
 
+Tlp* Link::next_request(Ps now) {
+    const bool readable = !non_posted_requests_.empty() &&
+                          non_posted_requests_.front()->order <= served_ && now >= np_credit_;
+    if (readable) {
+        Tlp* tlp = non_posted_requests_.front();
+        non_posted_requests_.pop();
+        np_credit_ = now + fields_.np_req_ps;
+        if (fields_.np_req_ps) next_event_ = std::min(next_event_, np_credit_);
+        return tlp;
+    }
+    if (posted_requests_.empty()) return nullptr;
+    Tlp* tlp = posted_requests_.front();
+    posted_requests_.pop();
+    ++served_;
+    return tlp;
+}
+
 void Link::consumed(Tlp* tlp, Ps now) {
     if (tlp->kind == TlpKind::kCompletion) {
         --completion_headers_;
@@ -314,6 +453,9 @@ void Link::consumed(Tlp* tlp, Ps now) {
         if (offset >= kDoorbells && offset < kDoorbellsEnd && !(offset & kCqDoorbell))
             phases_.mark(Moment::kDoorbell, now);
         const bool posted = tlp->kind == TlpKind::kWrite;
+        for (int i = 0; i < tlp->payload / 4; ++i)
+            rules_.written(offset + uint64_t(4 * i), word(tlp, kRequestDescriptor / 4 + i),
+                           i ? tlp->last_enable : tlp->first_enable);
         const Ps time = now + fields_.credit_return_ps;
         down_credits_.push({time, posted, 0, !posted});
         next_event_ = std::min(next_event_, time);
@@ -322,7 +464,14 @@ void Link::consumed(Tlp* tlp, Ps now) {
 }
 
 Tlp* Link::mmio_request(TlpKind kind, uint64_t offset, int bytes, Ps now) {
+    const int size = bytes == 8 ? 4 : bytes;
+    if ((bytes != 1 && bytes != 2 && bytes != 4 && bytes != 8) || offset % uint64_t(size) ||
+        offset >= kBarBytes || offset % kPage + uint64_t(bytes) > kPage)
+        throw ModelError("a register access of " + std::to_string(bytes) + " bytes at offset " +
+                         std::to_string(int64_t(offset)) + " is not one of 1, 2, 4 or 8 aligned "
+                         "bytes of BAR 0");
     const bool write = kind == TlpKind::kWrite;
+    if (!write && asked_[mmio_tag_].active) throw ModelError("too many register reads at once");
     Tlp* tlp = allocate();
     tlp->kind = kind;
     tlp->tag = write ? 0 : mmio_tag_++;
@@ -333,11 +482,19 @@ Tlp* Link::mmio_request(TlpKind kind, uint64_t offset, int bytes, Ps now) {
     tlp->bytes = kRequestDescriptor + tlp->payload;
     tlp->address = uint64_t(fields_.bar_base) + (offset & ~uint64_t(3));
     tlp->time = now;
+    tlp->order = down_submitted_;
     set_word(tlp, 0, uint32_t(tlp->address));
     set_word(tlp, 1, uint32_t(tlp->address >> 32));
-    set_word(tlp, 2, uint32_t(length / 4) | (write ? kMemoryWrite : kMemoryRead) << 11);
+    set_word(tlp, 2, uint32_t(length / 4) | (write ? kMemoryWrite : kMemoryRead) << 11 |
+                         kRequester << 16);
     set_word(tlp, 3, tlp->tag | uint32_t(kBarApertureBits) << 19);
-    down_queue_.push(tlp);
+    if (write) {
+        ++down_submitted_;
+        down_posted_.push(tlp);
+    } else {
+        asked_[tlp->tag] = {true, tlp->address, length / 4, int(offset), bytes};
+        down_non_posted_.push(tlp);
+    }
     next_event_ = std::min(next_event_, std::max(now, down_.free_at()));
     return tlp;
 }
@@ -349,9 +506,9 @@ void Link::mmio_write(uint64_t offset, uint64_t value, int bytes, Ps now) {
     ++counters_.mmio_writes;
 }
 
-void Link::mmio_read(uint64_t offset, int bytes, Ps now) {
-    mmio_request(TlpKind::kRead, offset, bytes, now);
+int Link::mmio_read(uint64_t offset, int bytes, Ps now) {
     ++counters_.mmio_reads;
+    return mmio_request(TlpKind::kRead, offset, bytes, now)->tag;
 }
 
 void Link::advance(Ps now) {
@@ -395,7 +552,10 @@ void Link::update_next(Ps now) {
     // A packet that waits for credits is tried again when they return: no event of its own.
     if ((!up_posted_.empty() || !up_non_posted_.empty()) && up_.free_at() > now)
         next = std::min(next, up_.free_at());
-    if (!down_queue_.empty() && down_.free_at() > now) next = std::min(next, down_.free_at());
+    if ((!down_posted_.empty() || !down_non_posted_.empty()) && down_.free_at() > now)
+        next = std::min(next, down_.free_at());
+    if (!non_posted_requests_.empty() && np_credit_ > now) next = std::min(next, np_credit_);
+    next = std::min(next, holds_.next(now));
     if (!reads_.empty()) {
         const Ps ready = std::max(first_ready(), down_.free_at());
         if (ready > now) next = std::min(next, ready);

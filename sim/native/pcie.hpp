@@ -7,8 +7,10 @@
 #include <vector>
 
 #include "common.hpp"
+#include "holds.hpp"
 #include "parameters.hpp"
 #include "phases.hpp"
+#include "rules.hpp"
 #include "wire.hpp"
 
 namespace striata {
@@ -19,6 +21,7 @@ constexpr int kCompletionDescriptor = 12;  // PG213: RC and CC descriptors
 constexpr int64_t kMsiWindow = 1 << 20;
 constexpr int kTags = 256;
 constexpr int kBarApertureBits = 14;
+constexpr int64_t kPercent = 100;
 
 enum class TlpKind : uint8_t { kRead, kWrite, kCompletion };
 
@@ -33,7 +36,26 @@ struct Tlp {
     uint64_t address;
     Ps time;         // when it was ready to send, then when it arrives
     uint64_t order;  // posted packets submitted before it
+    Offer offer;     // of a request of the device: when it was offered
     alignas(32) uint8_t raw[kRequestDescriptor + kMaxPayload + 64];
+};
+
+// How a read of host memory fails, and which reads do.
+enum class ReadEnd : int64_t {
+    kGood,
+    kUnsupported,  // UR
+    kAborted,      // CA
+    kPoisoned,     // the data is marked as corrupt, and is
+    kLost,         // nothing comes
+    kTimeout,      // the hard block says that nothing came
+    kCount
+};
+struct ReadFault {
+    ReadEnd end;
+    int64_t reads;      // that it still hits
+    uint64_t address;   // those that touch `bytes` from here; 0 bytes: any
+    uint64_t bytes;
+    bool late;          // in the last completion, not the first
 };
 
 enum class EventKind : int64_t { kTime, kInterrupt, kMmio, kIdle, kError };
@@ -42,6 +64,7 @@ struct Event {
     int64_t kind;
     int64_t value;
     int64_t time;
+    int64_t tag;  // of a register read
 };
 
 class Link {
@@ -50,18 +73,35 @@ public:
 
     // The hard block's user side.
     bool request_room() const { return up_count_ < fields_.transmit_tlps; }
+    // Whether RQ or CC is ready in a cycle in which it offers something (`offered`) or not.
+    bool ready(Flow flow, bool offered, Ps now) {
+        if (holds_.held(flow, now)) return false;
+        const bool always = !offered || fields_.ready_percent == kPercent;
+        return always || int64_t(random_.below(kPercent)) < fields_.ready_percent;
+    }
+    bool always_ready() const { return fields_.ready_percent == kPercent; }
+    Rules& rules() { return rules_; }
     Tlp* allocate();
     void release(Tlp* tlp) { free_.push_back(tlp); }
     // Takes a complete packet of RQ or CC; it must hold its descriptor and payload.
     void submit(Tlp* tlp, Ps now);
     // Packets that arrived for RC and CQ. Whoever takes one calls `consumed`.
     Ring<Tlp*>& completions() { return completions_; }
-    Ring<Tlp*>& requests() { return requests_; }
+    // The request that CQ shows next, or null: reads wait for credits of `pcie_cq_np_req`.
+    Tlp* next_request(Ps now);
+    bool has_request() const { return !posted_requests_.empty() || !non_posted_requests_.empty(); }
+    Tlp* next_completion() {
+        Tlp* tlp = completions_.front();
+        completions_.pop();
+        return tlp;
+    }
     void consumed(Tlp* tlp, Ps now);
 
     // The host's side.
     void mmio_write(uint64_t offset, uint64_t value, int bytes, Ps now);
-    void mmio_read(uint64_t offset, int bytes, Ps now);
+    int mmio_read(uint64_t offset, int bytes, Ps now);  // returns its tag
+    void hold(Flow flow, Ps time, Ps now);
+    void fail_reads(const ReadFault& fault);
     Ring<Event>& events() { return events_; }
     // More host memory, at a bus address, that the caller keeps; and none but the first again.
     void map_memory(uint64_t address, int64_t bytes, uint8_t* data);
@@ -82,6 +122,16 @@ private:
         Ps ready;
         uint8_t tag;
         bool reachable;
+        ReadEnd end;
+        bool late;
+    };
+    // A register read of the host that has not been answered.
+    struct Asked {
+        bool active = false;
+        uint64_t address = 0;
+        int dwords = 0;
+        int lower = 0;  // of its address, to the byte
+        int bytes = 0;  // from the first one asked for to the last
     };
     struct Window {
         uint64_t address;
@@ -104,8 +154,13 @@ private:
     void answer_mmio(const Tlp* tlp);
     uint8_t* host(uint64_t address, int64_t bytes) const;
     Ps wire_send(Serialiser& wire, const Tlp* tlp, Ps ready);
-    void check_request(const Tlp* tlp) const;
+    void check_request(const Tlp* tlp, Ps now);
+    void check_completion(const Tlp* tlp);
     Tlp* mmio_request(TlpKind kind, uint64_t offset, int bytes, Ps now);
+    bool send_request(Flow flow, Ps now);
+    void send_down(Tlp* tlp, Ps ready);
+    ReadEnd end_of(uint64_t address, int64_t bytes, bool* late);
+    int64_t completion_end(const Read& read);
     size_t pick_read(Ps start);
     Ps first_ready() const;
     void update_next(Ps now);
@@ -115,8 +170,9 @@ private:
     Serialiser up_;
     Serialiser down_;
     Random random_;
+    Rules rules_;
+    Holds holds_;
     double dllp_per_tlp_;
-    int64_t completion_bytes_;
 
     std::vector<std::unique_ptr<Tlp>> pool_;
     std::vector<Tlp*> free_;
@@ -134,23 +190,33 @@ private:
     Ps up_credit_time_ = 0;
     bool up_blocked_ = false;
 
-    Ring<Tlp*> down_queue_;
+    // Register accesses: writes pass reads, nothing passes writes, completions of reads neither.
+    Ring<Tlp*> down_posted_;
+    Ring<Tlp*> down_non_posted_;
     Ring<Tlp*> down_flight_;
     Ring<Credit> down_credits_;
     int64_t device_posted_;
     int64_t device_non_posted_;
+    uint64_t down_submitted_ = 0;  // posted ones
+    uint64_t down_sent_ = 0;
     Ps down_credit_time_ = 0;
     bool down_blocked_ = false;
 
     std::vector<Read> reads_;
     bool outstanding_[kTags] = {};
+    Ps usable_[kTags] = {};  // not to be used again before, for the answer was lost
+    std::vector<ReadFault> faults_;
     bool ordered_;
     Ring<Tlp*> completions_;
-    Ring<Tlp*> requests_;
+    Ring<Tlp*> posted_requests_;
+    Ring<Tlp*> non_posted_requests_;
+    uint64_t served_ = 0;  // register writes that CQ has shown
+    Ps np_credit_ = 0;  // when `pcie_cq_np_req` gives the next one
     int64_t completion_headers_ = 0;
     int64_t completion_data_ = 0;
 
     uint8_t mmio_tag_ = 0;
+    Asked asked_[kTags];
     Ring<Event> events_;
     RunCounters counters_;
     Phases phases_{counters_};

@@ -37,15 +37,12 @@ struct DrivePins {
     uint64_t* identity = nullptr;  // where the controller asks for it
 };
 
-struct StatusPins {
-    uint8_t* max_payload;
-    uint8_t* max_read_request;
-    uint8_t* rcb;
-    uint8_t* bus_master;
-    uint8_t* msix_enable;
-    uint8_t* msix_mask;
-    uint8_t* function_reset;
-    uint8_t* extended_tag;
+// An input of `PcieStatus` of up to 8 bits.
+constexpr int kMostStatus = 32;
+struct StatusPin {
+    const char* name;
+    uint8_t* pin;
+    int most;  // largest value
 };
 
 struct Pins {
@@ -55,7 +52,8 @@ struct Pins {
     AxiPins rc;
     AxiPins cq;
     AxiPins cc;
-    StatusPins status;
+    StatusPin status[kMostStatus];
+    int status_count;
     uint8_t* reset_done;
     uint64_t* now;
     uint8_t* quiet;

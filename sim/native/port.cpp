@@ -107,6 +107,19 @@ bool Port::drive_write(int64_t cycle) {
     return changed;
 }
 
+// Write data that is offered stays until it is taken, or a reset ends everything.
+void Port::watch(bool waits) {
+    const size_t bytes = size_t(shape_.beat_bytes) + 1;
+    const bool resets = *pins_.reset;
+    if (held_ && !resets) {
+        if (!*pins_.write_data.valid) throw ModelError("drive port: write data is withdrawn");
+        if (std::memcmp(beat_, pins_.write_data.payload, bytes))
+            throw ModelError("drive port: write data changes before it is taken");
+    }
+    if (waits && !held_) std::memcpy(beat_, pins_.write_data.payload, bytes);
+    held_ = waits && !resets;
+}
+
 void Port::capture(int moved) {
     moved_ = moved;
     if (moved & kAbort) aborted_ = *pins_.abort_tag;

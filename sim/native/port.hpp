@@ -8,6 +8,8 @@
 
 namespace striata {
 
+constexpr int kMostBeatBytes = 32;
+
 class Port {
 public:
     Port(const DrivePins& pins, Drive& drive, const Shape& shape);
@@ -20,6 +22,8 @@ public:
 
     // Before the clock edge: notes what is transferred; true if something is.
     bool sample() {
+        const bool waits = *pins_.write_data.valid & uint8_t(write_ready_ ^ 1);
+        if (held_ | waits) watch(waits);
         const int moved = (*pins_.command.valid) | (read_valid_ & *pins_.read_data.ready) << 1 |
                           (write_ready_ & *pins_.write_data.valid) << 2 |
                           (grant_valid_ & *pins_.grant.ready) << 3 |
@@ -42,6 +46,7 @@ public:
     Drive& drive() { return drive_; }
 
 private:
+    void watch(bool waits);
     void capture(int moved);
     void begin_again(Ps now);
     bool drive_read(int64_t cycle);
@@ -75,6 +80,9 @@ private:
     double write_start_ = 0;  // cycles
     double write_step_ = 0;
     alignas(32) uint8_t block_[kBlockBytes];
+
+    bool held_ = false;  // write data was offered in the last cycle, and not taken
+    uint8_t beat_[kMostBeatBytes + 1];
 };
 
 }  // namespace striata

@@ -68,6 +68,15 @@ public:
         return count;
     }
 
+    // Writes of the block fail, and leave what it holds.
+    void refuse(int64_t block, bool refused) {
+        if (refused)
+            refused_.insert(block);
+        else
+            refused_.erase(block);
+    }
+    bool refuses(int64_t block) const { return !refused_.empty() && refused_.count(block); }
+
     const std::unordered_map<int64_t, uint8_t*>& pages() const { return pages_; }
     static bool is_zero(const uint8_t* data) {
         return data[0] == 0 && std::memcmp(data, data + 1, size_t(kBlockBytes) - 1) == 0;

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
-#include <random>
 
 #include "storage.hpp"
 
@@ -14,7 +13,7 @@ namespace striata {
 
 class VolatileCache {
 public:
-    explicit VolatileCache(bool on) : on_(on) {}
+    VolatileCache(bool on, uint64_t seed) : on_(on), random_(seed) {}
 
     // Blocks taken so far.
     int64_t taken() const { return taken_; }
@@ -32,18 +31,22 @@ public:
     void flush(int64_t taken) {
         while (!journal_.empty() && journal_.front().number < taken) journal_.pop_front();
     }
-    void flush_block(int64_t block) {
-        for (Entry& entry : journal_)
+    void flush_block(int64_t block, int64_t taken) {
+        for (Entry& entry : journal_) {
+            if (entry.number >= taken) return;
             if (entry.block == block) entry.block = kNone;
+        }
     }
+    // Another drive is there.
+    void clear() { journal_.clear(); }
 
-    // The drive is pulled. Newest first, writes are undone; an undone one has those of its block
+    // The drive loses power. Newest first, writes are undone; an undone one has those of its block
     // before it undone or not, and one that was not protects them.
     void lose(Storage& storage) {
         for (size_t i = journal_.size(); i-- != 0;) {
             const Entry& entry = journal_[i];
             if (entry.block == kNone) continue;
-            if (random_() & 1) {
+            if (random_.below(2)) {
                 storage.write(entry.block, entry.before.data());
             } else {
                 for (size_t j = 0; j != i; ++j)
@@ -64,7 +67,7 @@ private:
     bool on_;
     int64_t taken_ = 0;
     std::deque<Entry> journal_;
-    std::mt19937 random_;
+    Random random_;
 };
 
 }  // namespace striata

@@ -21,12 +21,10 @@ class SimulatedCard:
         Sizes of the controller.
     drives
         One drive a port.
-    link, expanders
+    link, expanders, jumping, seed
         As for `Harness`.
     memory_bytes
         Host memory.
-    jumping
-        As for `Harness`.
     """
 
     def __init__(
@@ -38,6 +36,7 @@ class SimulatedCard:
         expanders: Sequence[Expander] = (),
         memory_bytes: int = MEMORY_BYTES,
         jumping: bool = True,
+        seed: int = 1,
     ):
         self.config = config
         self.harness = Harness(
@@ -47,6 +46,7 @@ class SimulatedCard:
             expanders=expanders,
             memory_bytes=memory_bytes,
             jumping=jumping,
+            seed=seed,
         )
         self.transport = NativeTransport(self.harness, config.queue_pairs + 1)
         self.nvme = Nvme(self.transport)

@@ -47,7 +47,7 @@ class BridgedCard:
         self.config = ConfigSpace(vectors, identity or Identity())
         self._deliver = deliver
         self._maps: dict[tuple[int, int], ctypes.Array] = {}
-        self._status: dict[str, bool] = {}
+        self._status: dict[str, int] = {}
         self.interrupts = 0
         self.function_resets = 0
         self.idle = False
@@ -88,7 +88,7 @@ class BridgedCard:
         self.config.write(offset, length, value)
         if self.config.wants_reset:
             self._take(self.harness.reset_function())
-            self.config.reset()
+            self.config.reset(function=True)
             self._status.clear()
             self.function_resets += 1
         self._drive_status()
@@ -145,6 +145,10 @@ class BridgedCard:
     def _drive_status(self) -> None:
         config = self.config
         for name, value in (
+            ("max_payload", config.max_payload),
+            ("max_read_request", config.max_read_request),
+            ("extended_tag", config.extended_tag),
+            ("relaxed_ordering", config.relaxed_ordering),
             ("bus_master", config.bus_master),
             ("msix_enable", config.msix_enable),
             ("msix_mask", config.msix_mask),

@@ -32,6 +32,9 @@ INITIAL_CONTROL = 2 << 12 | 1 << 4 | 1 << 11
 """Read requests of 512 bytes, relaxed ordering, no snoop: Device Control after a reset."""
 CAPABLE = PAYLOAD_256 | EXTENDED_TAG | ROLE_BASED_ERRORS | FUNCTION_RESET
 CONTROL_WRITABLE = 0x7FFF
+RELAXED_ORDERING, PAYLOAD_SHIFT, EXTENDED_TAG_ENABLE, READ_REQUEST_SHIFT = 1 << 4, 5, 1 << 8, 12
+SIZE_BITS, LARGEST_SIZE = 7, 5
+"""Sizes are 128 << code; codes above the largest are reserved."""
 INITIATE_RESET = 1 << 15
 """Always read as 0."""
 
@@ -86,10 +89,14 @@ class ConfigSpace:
             struct.pack_into(form, self._initial, offset, value)
             struct.pack_into(form, self._writable, offset, writable)
 
-    def reset(self) -> None:
-        """Back to the values at power-on."""
+    def reset(self, *, function: bool = False) -> None:
+        """Back to the values at power-on; after a function level reset (``function``) but for
+        Max_Payload_Size (PCIe base specification 6.6.2)."""
+        payload = self._control & SIZE_BITS << PAYLOAD_SHIFT
         self._values[:] = self._initial
         self.wants_reset = False
+        if function:
+            struct.pack_into("<H", self._values, DEVICE_CONTROL, self._control | payload)
 
     def read(self, offset: int, length: int) -> int:
         """``length`` bytes as a number; all ones beyond the end."""
@@ -105,6 +112,30 @@ class ConfigSpace:
             self._values[place] = self._values[place] & ~mask & 0xFF | byte & mask
             if place == DEVICE_CONTROL + 1 and byte & INITIATE_RESET >> 8:
                 self.wants_reset = True
+
+    @property
+    def _control(self) -> int:
+        return self.read(DEVICE_CONTROL, 2)
+
+    @property
+    def max_payload(self) -> int:
+        """Code of Max_Payload_Size."""
+        return min(self._control >> PAYLOAD_SHIFT & SIZE_BITS, LARGEST_SIZE)
+
+    @property
+    def max_read_request(self) -> int:
+        """Code of Max_Read_Request_Size."""
+        return min(self._control >> READ_REQUEST_SHIFT & SIZE_BITS, LARGEST_SIZE)
+
+    @property
+    def extended_tag(self) -> bool:
+        """Tags may have 8 bits."""
+        return bool(self._control & EXTENDED_TAG_ENABLE)
+
+    @property
+    def relaxed_ordering(self) -> bool:
+        """Requests may ask for relaxed ordering."""
+        return bool(self._control & RELAXED_ORDERING)
 
     @property
     def bus_master(self) -> bool:

@@ -1,0 +1,64 @@
+"""The native models with checks of addresses and of undefined behaviour."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sim.verilog import ROOT
+
+TESTS = ("link", "drives", "rules", "harness")
+TOO_SLOW = "not everything_at_once"
+"""Bounds the harness's own speed, which the checks cost."""
+PLANTED = """
+import ctypes
+from sim.native.models import _library
+library = _library()
+library.striata_bench_write((ctypes.c_int64 * 3)(), 64, 1, (ctypes.c_int64 * 1)())
+"""
+"""Too few link parameters: read past the end of the array that holds them."""
+
+
+def sanitized(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    """Runs Python with the checks built in and their run-time loaded."""
+    compiler = shutil.which("g++")
+    assert compiler, "install g++, with which the checks come: apt-get install g++"
+    libraries = []
+    for name in ("libasan.so", "libubsan.so"):
+        found = subprocess.run([compiler, f"-print-file-name={name}"], check=True, text=True,
+                               capture_output=True).stdout.strip()
+        assert Path(found).is_absolute(), f"install {name} of g++: apt-get install libgcc-12-dev"
+        libraries.append(found)
+    environment = os.environ | {
+        "SANITIZE": "1",
+        "CXX": compiler,
+        "LD_PRELOAD": " ".join(libraries),
+        # Python keeps what it allocates, and WebAssembly tools handle SIGSEGV themselves.
+        "ASAN_OPTIONS": "detect_leaks=0:handle_segv=0:alloc_dealloc_mismatch=0",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "PYTHONMALLOC": "malloc",
+    }
+    return subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, text=True,
+                          check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+@pytest.mark.slow
+def test_models_under_sanitizers():
+    """The tests of the models and of the harness pass, and nothing is found."""
+    files = [f"cocotb_tests/test_native_{name}.py" for name in TESTS]
+    result = sanitized(["-m", "pytest", "-q", "-p", "no:cacheprovider", *files, "-k", TOO_SLOW])
+    print(result.stdout[-4000:])
+    assert result.returncode == 0
+    assert "passed" in result.stdout and "runtime error" not in result.stdout
+
+
+@pytest.mark.slow
+def test_sanitizers_find_what_is_planted():
+    """A read past the end of an array ends the process."""
+    result = sanitized(["-c", PLANTED])
+    print(result.stdout[-4000:])
+    assert result.returncode != 0
+    assert "AddressSanitizer" in result.stdout

@@ -1,0 +1,234 @@
+"""The whole controller on a link that makes trouble, and what its drives are told and keep."""
+
+import os
+
+import pytest
+
+from cocotb_tests.native_card import PORTS, Card, Volume
+from hdl.array.interface import Level
+from hdl.config import DATA_OFFSET_BLOCKS
+from sim.campaign.sizes import SIZES
+from sim.golden.nvme import DATA_TRANSFER_ERROR, WRITE_FAULT
+from sim.native.harness import Flow, ReadEnd
+from sim.native.parameters import MICROSECOND, NANOSECOND, Ideal, LinkParameters
+
+SEED = int(os.environ.get("SEED") or "1")
+ROWS = 32
+FAST = Ideal(capacity=DATA_OFFSET_BLOCKS + ROWS, latency_ps=5 * MICROSECOND)
+FORGETFUL = FAST.changed(volatile_cache=True)
+COMMANDS = 60
+TROUBLE = LinkParameters(
+    hold_every=40,
+    hold_ps=2 * MICROSECOND,
+    ready_percent=70,
+    random_splits=True,
+    shuffle=True,
+    read_jitter_ps=400 * NANOSECOND,
+    np_req_ps=300 * NANOSECOND,
+    posted_headers=6,
+    non_posted_headers=4,
+    device_posted_headers=2,
+    device_non_posted_headers=1,
+    seed=SEED,
+)
+DRIVE_COUNTERS = ("writes", "written_blocks", "fua_writes", "fua_blocks", "flushes")
+
+
+@pytest.mark.parametrize("level", [Level.RAID1, Level.RAID6], ids=["RAID1", "RAID6"])
+def test_load_on_a_troubled_link(level):
+    """Held credits, few of them, a ``tready`` that falls at any time, completions in pieces."""
+    with Card([FAST] * PORTS, seed=SEED, config=SIZES, link=TROUBLE) as card:
+
+        async def main() -> Volume:
+            volume = await card.create(level, range(2 if level is Level.RAID1 else 6))
+            await card.load(volume, COMMANDS)
+            await card.read_all(volume)
+            return volume
+
+        card.finish(card.run(main()))
+        counted = card.harness.statistics()
+    assert counted["rq_stall_cycles"] > 1000
+    assert not counted["stray_reads"] and not counted["stray_writes"]
+
+
+@pytest.mark.parametrize("end", ReadEnd)
+@pytest.mark.parametrize("late", [False, True], ids=["first", "last"])
+def test_failed_reads_of_data(end, late):
+    """A write whose data cannot be fetched says so, and its blocks are whole; all else goes on."""
+    with Card([FAST] * PORTS, seed=SEED, config=SIZES) as card:
+
+        async def main() -> Volume:
+            volume = await card.create(Level.RAID5, range(4))
+            address = card.buffer(4)
+            card.harness.fail_reads(end, address=address + 512, length=512, late=late)
+            status = await card.write(volume, 3, 2, address, 0, fua=False)
+            assert status == DATA_TRANSFER_ERROR
+            assert await card.write(volume, 3, 2, address, 0, fua=False) == 0
+            await card.load(volume, COMMANDS // 4)
+            await card.read_all(volume)
+            return volume
+
+        card.finish(card.run(main()))
+        assert card.harness.statistics()["reads_failed"] == 1
+
+
+def test_a_stalled_request_stream_loses_nothing():
+    """RQ and CC stand still for a long time amid load; credits run out both ways."""
+    with Card([FAST] * PORTS, seed=SEED, config=SIZES) as card:
+
+        async def stall() -> None:
+            for flow in Flow:
+                card.harness.hold(flow, 40_000)
+                await card.card.transport.sleep(60_000)
+
+        async def main() -> Volume:
+            volume = await card.create(Level.RAID5, range(4))
+            card.card.transport.spawn(stall())
+            await card.load(volume, 2 * COMMANDS)
+            await card.card.transport.sleep(len(Flow) * 60_000)
+            await card.read_all(volume)
+            return volume
+
+        card.finish(card.run(main()))
+
+
+def counters(card: Card) -> list[dict[str, int]]:
+    """What each drive has been told so far."""
+    found = [card.harness.drive_statistics(port) for port in range(PORTS)]
+    return [{name: drive[name] for name in DRIVE_COUNTERS} for drive in found]
+
+
+def difference(card: Card, before: list[dict[str, int]]) -> list[dict[str, int]]:
+    """What each drive has been told since."""
+    return [
+        {name: now[name] - then[name] for name in DRIVE_COUNTERS}
+        for now, then in zip(counters(card), before, strict=True)
+    ]
+
+
+async def tell_durable(card: Card, level: Level, drives: int) -> Volume:
+    """Writes with FUA and without, and flushes; checks what each drive was told."""
+    volume = await card.create(level, range(drives))
+    address = card.buffer(16)
+    copies = {Level.RAID0: 1, Level.RAID5: 2, Level.RAID6: 3, Level.RAID10: 2}
+    least = copies.get(level, drives)
+    # Of a part of a row, of whole rows, and of more than one.
+    for first, blocks in ((1, 1), (5, 2), (0, 16), (20, 11)):
+        for fua in (False, True):
+            before = counters(card)
+            assert await card.write(volume, first, blocks, address, 0, fua=fua) == 0
+            told = difference(card, before)
+            written = sum(drive["written_blocks"] for drive in told)
+            assert written >= blocks + least - 1
+            for drive in told:
+                wanted = (drive["writes"], drive["written_blocks"]) if fua else (0, 0)
+                assert (drive["fua_writes"], drive["fua_blocks"]) == wanted
+            assert not any(drive["flushes"] for drive in told)
+    for gone in (None, drives - 1):
+        if gone is not None and level is not Level.RAID0:
+            card.pull(gone)
+            await card.write(volume, 0, 16, address, 0, fua=True)
+        before = counters(card)
+        assert await card.flush(volume) == 0
+        live = [port < drives and port not in card.gone for port in range(PORTS)]
+        told = difference(card, before)
+        assert [drive["flushes"] for drive in told] == [int(alive) for alive in live]
+        assert not any(drive["writes"] for drive in told)
+    return volume
+
+
+@pytest.mark.parametrize(
+    ("level", "drives"),
+    [(Level.RAID0, 3), (Level.RAID1, 3), (Level.RAID5, 5), (Level.RAID6, 6), (Level.RAID10, 4)],
+    ids=["RAID0", "RAID1", "RAID5", "RAID6", "RAID10"],
+)
+def test_fua_and_flush_reach_the_drives(level, drives):
+    """Every block that a write with FUA changes is written with FUA, parity too, and no other; a
+    flush reaches each live member, and no other drive."""
+    with Card([FAST] * PORTS, seed=SEED, config=SIZES) as card:
+        card.finish(card.run(tell_durable(card, level, drives)))
+
+
+@pytest.mark.parametrize("lost", ["fua", "flush"])
+def test_lost_durability_is_found(lost, monkeypatch):
+    """The checks fail when FUA or flushes do not get to the card."""
+    with Card([FAST] * PORTS, seed=SEED, config=SIZES) as card:
+        write = card.nvme.write
+
+        async def plain(namespace, block, blocks, address, queue, fua, size) -> None:
+            await write(namespace, block, blocks, address, queue, False, size)
+
+        async def nothing(*_) -> None:
+            await card.card.transport.sleep(1)
+
+        name, instead = ("write", plain) if lost == "fua" else ("flush", nothing)
+        monkeypatch.setattr(card.nvme, name, instead)
+        with pytest.raises(AssertionError):
+            card.run(tell_durable(card, Level.RAID5, 5))
+
+
+@pytest.mark.parametrize("level", [Level.RAID0, Level.RAID1], ids=["RAID0", "RAID1"])
+def test_what_is_durable_outlives_the_power(level):
+    """All drives lose power: what was flushed or written with FUA is there, of the rest a part."""
+    with Card([FORGETFUL] * PORTS, seed=SEED, config=SIZES) as card:
+        flushed, volatile, forced = range(8), range(8, 20), range(20, 24)
+
+        async def main() -> Volume:
+            volume = await card.create(level, range(3))
+            address = card.buffer(32)
+            assert await card.write(volume, flushed[0], len(flushed), address, 0, fua=False) == 0
+            assert await card.flush(volume) == 0
+            for block in volatile:
+                assert await card.write(volume, block, 1, address, 0, fua=False) == 0
+            assert await card.write(volume, forced[0], len(forced), address, 0, fua=True) == 0
+            return volume
+
+        volume = card.run(main())
+        card.harness.power_loss()
+        lost = 0
+        for block in (*flushed, *volatile, *forced):
+            (content,) = volume.model.possible(block)
+            for place in volume.layout.copies_of(block):
+                kept = card.stored(volume.ports[place.position], place.row) == content
+                assert kept or block in volatile, f"block {block} was durable"
+                lost += not kept
+        assert 0 < lost < len(volatile) * volume.layout.copies
+
+
+def test_a_port_reset_may_lose_the_cache():
+    """As a power-on attention would say: what was not flushed may be gone, the drive goes on."""
+    drive = FAST.changed(volatile_cache=True, reset_loses_cache=True)
+    with Card([drive] * PORTS, seed=SEED, config=SIZES) as card:
+
+        async def main() -> int:
+            volume = await card.create(Level.JBOD, [2])
+            address = card.buffer(16)
+            assert await card.write(volume, 0, 8, address, 0, fua=True) == 0
+            assert await card.write(volume, 8, 16, address, 0, fua=False) == 0
+            card.harness.drive_fault(2, deaf=True)
+            assert await card.read(volume, 0, 8, address) == 0
+            assert card.harness.drive_statistics(2)["resets"] == 1
+            kept = [
+                card.stored(2, row) in volume.model.possible(row) for row in range(24)
+            ]
+            assert all(kept[:8])
+            return sum(kept[8:])
+
+        assert 0 < card.run(main()) < 16
+
+
+def test_refused_writes_of_a_single_drive():
+    """A block that cannot be written ends its command with Write Fault; all others are written."""
+    with Card([FAST] * PORTS, seed=SEED, config=SIZES) as card:
+
+        async def main() -> Volume:
+            volume = await card.create(Level.JBOD, [1])
+            address = card.buffer(8)
+            card.harness.refuse_writes(1, DATA_OFFSET_BLOCKS + 5)
+            assert await card.write(volume, 0, 4, address, 0, fua=False) == 0
+            assert await card.write(volume, 4, 4, address, 0, fua=False) == WRITE_FAULT
+            return volume
+
+        volume = card.run(main())
+        assert card.harness.drive_statistics(1)["refused"] >= 1
+        assert card.stored(1, 5) in volume.model.possible(5)
