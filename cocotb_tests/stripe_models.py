@@ -14,7 +14,7 @@ from cocotb.triggers import RisingEdge
 from cocotb_tests.streams import StreamSink, StreamSource, pack, unpack
 from hdl.array.interface import Rotation, geometry, member_address
 from hdl.background.interface import intention
-from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BLOCKS, PIECES, Config
+from hdl.config import DATA_OFFSET_BLOCKS, PIECES, Config
 from hdl.drive.interface import DriveStatus, Opcode, Owner, finished, operation, piece
 from hdl.parity.interface import StepKind, pass_done, step
 

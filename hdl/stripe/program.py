@@ -35,10 +35,11 @@ def program(config: Config) -> data.StructLayout:
     Roles are counted as in a row: data 0.., then P, Q, .. from ``data`` on; there are no more than
     drive ports. ``shift``, ``rotation``: where they lie, which `hdl.stripe.weights` needs.
     ``possible``: 0 when too many drives are gone. ``read``: roles to read. ``erased``,
-    ``use_parity``: data roles to recover, from which parities (none: no such pass). ``update``: generate from old and new data and old parity, else
-    from all data. ``generate``: parities to generate. ``write``: bit per target to write. ``aux``:
-    roles with a line of the row's own. ``dead``: roles whose drive cannot be used; ``bad``: roles
-    that could not be read, or must not be because their drive is ``stale`` and the row not rebuilt.
+    ``use_parity``: data roles to recover, from which parities (none: no such pass). ``update``:
+    generate from old and new data and old parity, else from all data. ``generate``: parities to
+    generate. ``write``: bit per target to write. ``aux``: roles with a line of the row's own.
+    ``dead``: roles whose drive cannot be used; ``bad``: roles that could not be read, or must not
+    be because their drive is ``stale`` and the row not rebuilt.
     ``fills``: as in `hdl.stripe.interface.row_state`; with mirrors ``read`` and ``bad`` are then
     targets, which have a number whether their drive is live or not. ``gathered``: as there; each
     joined role that is in ``aux`` is then for the host, and no other joined one can be had.

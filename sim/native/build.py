@@ -211,7 +211,7 @@ def _header(config: Config, model: Path) -> str:
             ]
         binds += [
             f"pins.drives[{port}].{pin} = {pointer(f'drives__{port}__{pin}')};"
-            for pin in ("abort", "abort_tag", "reset")
+            for pin in ("abort", "abort_tag", "reset", "restarted")
         ]
         binds += [
             f"pins.drives[{port}].present = {pointer(f'drives__{port}__present')};",

@@ -448,11 +448,6 @@ class Harness:
         """A drive loses power, and is there again after ``off_ns``."""
         self.power_loss([port], off_ns=off_ns)
 
-    def power_loss(self) -> None:
-        """All drives lose power at once, as when each is removed, until they are inserted."""
-        for port in range(self._config.ports):
-            self.remove(port)
-
     def medium_error(self, port: int, block: int, *, cure_by_write: bool = True) -> None:
         """Makes reads of a block fail, until it is written or (not cured) for good."""
         self._call("medium_error", port, block, 1 if cure_by_write else 2)
@@ -471,17 +466,6 @@ class Harness:
     def accept_writes(self, port: int, block: int, count: int = 1) -> None:
         """Takes `refuse_writes` back."""
         self._call("refuse_writes", port, block, count, 0)
-
-    def refuse_writes(self, port: int, block: int, count: int = 1) -> None:
-        """Writes of these blocks fail with MEDIUM_ERROR and leave them as they are.
-
-        Other blocks of the same command are written.
-        """
-        self._library.striata_refuse_writes(self._handle, port, block, count, 1)
-
-    def accept_writes(self, port: int, block: int, count: int = 1) -> None:
-        """Takes `refuse_writes` back."""
-        self._library.striata_refuse_writes(self._handle, port, block, count, 0)
 
     def drive_fault(
         self,

@@ -174,7 +174,8 @@ class DriveParameters:
         A drive that is pulled, or loses power, forgets at random what was neither flushed nor
         written with FUA: each block has then its newest contents or any that it had since.
     reset_loses_cache
-        With ``volatile_cache``: so does a drive whose port is reset, as with a power-on attention.
+        With ``volatile_cache``: so does a drive whose port is reset, and it says that it has
+        restarted (``restarted`` of `hdl.drive.interface.DrivePort`).
     """
 
     capacity: int = 1 << 18

@@ -32,6 +32,7 @@ struct DrivePins {
     uint8_t* abort;
     uint8_t* abort_tag;
     uint8_t* reset;
+    uint8_t* restarted;
     uint8_t* present;
     uint64_t* capacity;
     uint64_t* identity = nullptr;  // where the controller asks for it

@@ -30,6 +30,7 @@ Port::Port(const DrivePins& pins, Drive& drive, const Shape& shape)
     *pins_.read_data.valid = 0;
     *pins_.completion.valid = 0;
     *pins_.present = drive.present();
+    *pins_.restarted = 0;
     *pins_.capacity = uint64_t(drive.fields().capacity);
 }
 
@@ -53,6 +54,13 @@ bool Port::drive_pins(int64_t cycle) {
     *pins_.completion.valid = completion_valid_;
     changed |= drive_read(cycle);
     changed |= drive_write(cycle);
+    if (restarts_ | *pins_.restarted) {
+        // For a cycle; the next one takes it back.
+        *pins_.restarted = restarts_;
+        restarts_ = 0;
+        wake_ = cycle + 1;
+        changed = true;
+    }
     return changed;
 }
 
@@ -190,6 +198,7 @@ void Port::commit(int64_t cycle) {
 
 void Port::begin_again(Ps now) {
     drive_.reset(now);
+    restarts_ = drive_.fields().reset_loses_cache != 0;
     read_valid_ = 0;
     write_ready_ = 0;
     grant_valid_ = 0;

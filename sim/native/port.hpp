@@ -65,6 +65,7 @@ private:
     uint8_t grant_valid_ = 0;
     uint8_t completion_valid_ = 0;
     uint8_t in_reset_ = 0;
+    uint8_t restarts_ = 0;  // the drive says that it has lost what it had not flushed
     int aborted_ = 0;
     int moved_ = 0;
     DriveCommand command_{};
