@@ -487,6 +487,10 @@ def test_power_cycle():
         assert do(harness, JOB_READ) == 0
         kept = [any(harness.read_drive(0, block)) for block in range(24)]
         assert 0 < sum(kept) < 24
+        harness.remove(1)
+        harness.power_loss(off_ns=5_000)
+        harness.run(until_ns=harness.now_ns + 10_000)
+        assert [do(harness, JOB_FLUSH, port=port) for port in range(3)] == [0, GONE, 0]
 
 
 def test_coins_that_are_not_seeded_are_found():

@@ -193,6 +193,7 @@ void Harness::set_present(int64_t port, bool present) {
 
 void Harness::lose_power(int64_t port, Ps time) {
     const size_t i = index(port);
+    if (!drives_[i]->present() && return_[i] == kNoCycle) return;  // there is none
     set_present(port, false);
     if (!time) return;
     // The controller sees that it was away.

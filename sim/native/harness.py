@@ -247,7 +247,6 @@ class Harness:
             self._raise_error()
         self._call("set_jumping", jumping)
         self._drives_made = 0
-        self._empty = {port for port, drive in enumerate(drives) if drive is None}
         for port in range(config.ports):
             self._name_drive(port)
         for port, drive in enumerate(drives):
@@ -430,19 +429,17 @@ class Harness:
         if blank:
             self._call("replace_drive", port)
             self._name_drive(port)
-        self._empty.discard(port)
         self._call("set_present", port, 1)
 
     def power_loss(self, ports: Iterable[int] | None = None, *, off_ns: float = 0) -> None:
         """Drives (all of them) lose power at once, as when each is removed.
 
         They are there again after ``off_ns``, if not 0, and until then not; else when somebody
-        inserts them. A port without a drive stays empty.
+        inserts them. A port whose drive has been removed stays empty.
         """
         time = int(off_ns * PICOSECONDS_PER_NANOSECOND)
         for port in range(self._config.ports) if ports is None else ports:
-            if port not in self._empty:
-                self._call("lose_power", port, time)
+            self._call("lose_power", port, time)
 
     def power_cycle(self, port: int, *, off_ns: float = 1000) -> None:
         """A drive loses power, and is there again after ``off_ns``."""
