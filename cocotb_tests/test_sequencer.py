@@ -159,6 +159,27 @@ async def writes_rows_past_repair(dut):
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
+async def protects_rows_of_which_all_data_is_readable(dut):
+    """Blocks that are written need not be read first; parities that cannot be read are made anew."""
+    bench = bench_of(dut)
+    array = bench.array
+    await start(dut)
+    await random_rows(bench, rows=30, span=6, recover=0)
+    await bench.settle()
+    for row in 3 * list(bench.rows):
+        # With one or two strips the row would be updated, were they readable.
+        count = bench.random.choice((1, 1, 2, array.data))
+        lost = bench.random.sample(range(array.data), count)
+        bench.drives.unreadable |= {bench.strip_places(row, index)[0] for index in lost}
+        bench.drives.unreadable |= set(bench.parity_places(row))
+        await bench.begin(row, joined=lost)
+        await bench.settle()
+        assert not bench.drives.unreadable, f"row {row} is not protected"
+    bench.check_drives()
+    assert bench.write_faults == 0 and not bench.failed
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
 async def fails_drives_that_refuse_writes(dut):
     bench = bench_of(dut)
     tolerated = bench.array.parities or bench.array.copies - 1
@@ -250,6 +271,7 @@ WORK = (
 
 
 EARLY = "recovers_early_whatever_fails"
+ALL_READABLE = "protects_rows_of_which_all_data_is_readable"
 
 
 class BelievesReads(Sequencer):
@@ -359,6 +381,11 @@ def test_rows(array):
     if array == "raid0":
         work = tuple(name for name in work if "refuse" not in name and "between" not in name)
     sequence(Sequencer, array=array, testcase=work)
+
+
+@pytest.mark.parametrize("array", ["raid5_wide", "raid6_wide"])
+def test_rows_wide_enough_to_be_updated(array):
+    sequence(Sequencer, array=array, testcase=ALL_READABLE)
 
 
 @pytest.mark.parametrize("array", ["raid5", "raid5_wide", "raid6_wide", "raid10"])

@@ -175,32 +175,29 @@ class Admission(wiring.Component):
                 copies & (of_copy | todo.write.bit_select(todo.copied, 1))
             )
 
-        # A parity that could not be read is not updated but generated anew, from all data.
         parity_mask = Signal(4)
         data_mask = Signal(config.ports)
         dead_parities = Signal(4)
         live_parities = Signal(4)
-        bad_parities = Signal(4)
-        anew = Signal()
         salvage = Signal()
         m.d.comb += [
             parity_mask.eq((1 << geometry.parities) - 1),
             data_mask.eq((1 << data) - 1),
             dead_parities.eq(todo.dead >> data),
             live_parities.eq(parity_mask & ~dead_parities),
-            bad_parities.eq(todo.bad >> data),
-            anew.eq(~recover & (bad_parities & live_parities).any()),
         ]
         request = planner.request.payload
         m.d.comb += [
-            request.kind.eq(Mux(anew | walks, RowKind.RECOVER, row.kind)),
+            request.kind.eq(Mux(walks, RowKind.RECOVER, row.kind)),
             request.data.eq(data),
             request.parities.eq(geometry.parities),
-            request.joined.eq(Mux(anew | gathered, 0, row.joined)),
-            request.dead.eq(todo.dead | todo.bad),
+            request.joined.eq(Mux(gathered, 0, row.joined)),
+            request.dead.eq(todo.dead),
+            request.bad.eq(todo.bad & ~todo.dead),
         ]
         plan = planner.plan.payload
         if config.background:
+            m.d.comb += request.stale.eq(todo.stale)
             m.submodules.walk_plan = walk_plan = WalkPlan(config=config)
             m.d.comb += [
                 walk_plan.kind.eq(row.walk.kind),
@@ -366,11 +363,6 @@ class Admission(wiring.Component):
                     with m.If(~recover):
                         with m.If(plan.kind != PlanKind.WRITE_ONLY):
                             m.d.sync += todo.generate.eq(live_parities)
-                        with m.If((plan.erased & ~row.joined) == 0):
-                            # Nothing lost that is not being written: no recovery needed.
-                            m.d.sync += [todo.erased.eq(0), todo.use_parity.eq(0)]
-                            with m.If(plan.kind != PlanKind.UPDATE):
-                                m.d.sync += todo.read.eq(plan.read_data & ~row.joined)
                     with m.If(walks):
                         follow_walk_plan()
                     if config.background:
