@@ -31,7 +31,7 @@ CONFIGS = {
     "small": small(),
 }
 READERS = 2
-CHANGE_CYCLES = 400
+CHANGE_CYCLES = 1400
 
 
 class Bench:

@@ -49,7 +49,10 @@ class Admission(wiring.Component):
     is being rebuilt; ``boundary_read``: the first row of an array that is not yet. From there on
     it is not read, and what is written to a row is written to it as well. ``copy_read``: the copy
     of an array, whose drive gets what its member gets, as target `copy_target` (of mirrors in rows
-    of one strip, as the gatherer makes them). All three with ``background``.
+    of one strip, as the gatherer makes them). ``unsynced``: bit an array; ``sync_read``: the first
+    row of such an array whose parities may be anything, unless the host has written it since. From
+    there on no row is updated: all its parities are generated from data. All with ``background``;
+    without, no row of an array is updated that was not taken to be consistent.
     ``begun`` (with ``intent_chunks``): a row that may be written, before its drives are judged; of
     walks that only write what they cannot read, once that has happened. What these write to stale
     drives, as REBUILD does, is marked already or is there already.
@@ -71,6 +74,8 @@ class Admission(wiring.Component):
             health = {
                 "stale": In(MAX_DRIVES),
                 "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
+                "unsynced": In(config.arrays),
+                "sync_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "copy_read": Out(copy_read(config)),
                 "mend": Out(stream.Signature(walk(config))),
             }
@@ -194,6 +199,7 @@ class Admission(wiring.Component):
             request.joined.eq(Mux(gathered, 0, row.joined)),
             request.dead.eq(todo.dead),
             request.bad.eq(todo.bad & ~todo.dead),
+            request.unsynced.eq(members.unsynced),
         ]
         plan = planner.plan.payload
         if config.background:
