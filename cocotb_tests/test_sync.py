@@ -7,7 +7,7 @@ import random
 import cocotb
 import pytest
 from amaranth.hdl import Module
-from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
+from cocotb.triggers import FallingEdge, RisingEdge
 
 from cocotb_tests.background_bench import ROWS, Assembly, Bench
 from cocotb_tests.runner import SimulationError, simulate
@@ -190,11 +190,11 @@ async def spares_wait_for_the_resync(dut):
     array = await host.create(Level.RAID6, 0, 1, 2, 3, assumed=0)
     await host.good(ManageOpcode.ADD_SPARE, port=5)
     await host.until(lambda: len(host.log) > 5, "rows")
-    host.paused = True
+    host.late = 0.9
     host.pull(1)
-    await ClockCycles(dut.clk, 1500)
-    assert not int(dut.stale.value) and not int(dut.used.value) >> 5 & 1
-    host.paused = False
+    while await boundary(host, array) is not None:
+        assert not int(dut.stale.value) and not int(dut.used.value) >> 5 & 1
+    host.late = 0.5
     await host.rest()
     assert kinds_of(host) == [WalkKind.RESYNC, WalkKind.REBUILD]
     assert rows_of(host, array, WalkKind.RESYNC) == list(range(ROWS))
@@ -274,8 +274,8 @@ async def arrays_are_made_with_members_missing(dut):
         status = await host.change(**create, drives=drives, degraded=1)
         assert status == ManageStatus.DRIVE_UNAVAILABLE
     array = await host.create(Level.RAID6, 0, 1, 2, 6, assumed=0, degraded=1)
-    assert host.state(array) == ArrayState.PARTIALLY_DEGRADED
     await host.rest()
+    assert host.state(array) == ArrayState.PARTIALLY_DEGRADED and host.news == 1
     assert kinds_of(host) == [WalkKind.RESYNC] and (await host.job(array))["in_sync"]
     # The drive that is put there is none that the array knows.
     host.plug(6)

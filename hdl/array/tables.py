@@ -84,9 +84,10 @@ class ArrayTables(wiring.Component):
     Errors: INVALID_FIELD when the level does not allow the drives, spans, copies, rotation or strip
     (see `Admission`) or the capacity exceeds 2**40 blocks; DRIVE_UNAVAILABLE for a drive that is
     absent or in use, or for more absent ones than the level tolerates; NO_SPACE when a drive has no
-    room for a strip, or a volume does not fit between the others; NO_ENTRY for a full table or an entry that does not exist; IN_USE for an
-    array with volumes, a member to replace or to have again that is not failed, or one to copy that
-    is; OTHER_DRIVE for a member that is to be had again and is another drive.
+    room for a strip, or a volume does not fit between the others; NO_ENTRY for a full table or an
+    entry that does not exist; IN_USE for an array with volumes, a member to replace or to have
+    again that is not failed, or one to copy that is; OTHER_DRIVE for a member that is to be had
+    again and is another drive.
     """
 
     def __init__(
