@@ -66,6 +66,8 @@ class Assembly(wiring.Component):
                 "walk": Out(stream.Signature(walk(config))),
                 "walked": In(stream.Signature(walked(config))),
                 "boundary_read": In(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
+                "sync_read": In(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
+                "unsynced": Out(config.arrays),
                 "array_states": Out(2 * config.arrays),
                 "news": Out(1),
                 "host_active": In(1),
@@ -96,6 +98,7 @@ class Assembly(wiring.Component):
         connect(m, background.walk, flipped(self.walk))
         connect(m, flipped(self.walked), background.walked)
         connect(m, flipped(self.boundary_read), background.boundary_read[0])
+        connect(m, flipped(self.sync_read), background.sync_read)
         connect(m, flipped(self.report_read), background.report_read)
         for name in ("begun", "retired"):
             connect(m, flipped(getattr(self, name)), getattr(background, name))
@@ -141,6 +144,7 @@ class Assembly(wiring.Component):
             self.stale.eq(tables.stale),
             self.used.eq(tables.used),
             self.array_states.eq(background.array_states),
+            self.unsynced.eq(background.unsynced),
             self.news.eq(background.news),
             self.deadline.eq(background.deadline),
             self.busy.eq(background.busy | tables.busy),
@@ -173,7 +177,8 @@ class Bench:
         self.cycles_out = 0
         self.news = 0
         self.present = 0
-        for name in ("present", "host_active", "lingers", "refusing", "now", "restarted", "blamed"):
+        for name in ("present", "host_active", "lingers", "refusing", "now", "restarted", "blamed",
+                     "boundary_read__address", "sync_read__address"):  # fmt: skip
             getattr(dut, name).value = 0
         for name in ("flush", "flushing", "completed", "completion", "report_read__address"):
             getattr(dut, name).value = 0
@@ -265,12 +270,11 @@ class Bench:
         assert status == ManageStatus.DONE, f"{opcode} {fields}: {status}"
         return self.index
 
-    async def create(self, level: Level, *ports: int, **fields) -> int:
-        """An array; its number."""
+    async def create(self, level: Level, *ports: int, assumed: int = 1, **fields) -> int:
+        """An array, unless ``assumed`` is 0 one that is taken to be in sync; its number."""
         drives = sum(1 << port for port in ports)
-        return await self.good(
-            ManageOpcode.CREATE_ARRAY, level=level.value, drives=drives, strip_shift=2, **fields
-        )
+        shape = {"level": level.value, "drives": drives, "strip_shift": 2}
+        return await self.good(ManageOpcode.CREATE_ARRAY, assumed=assumed, **shape, **fields)
 
     async def rest(self, *, cycles: int = 20_000) -> None:
         """Until nothing moves any more."""
@@ -286,7 +290,7 @@ class Bench:
         """The words of a log's entry."""
         dut = self.dut
         found = []
-        for word in range(12):
+        for word in range(14):
             address = pack(report_address(), section=section, number=number, word=word)
             dut.report_read__address.value = address
             for _ in range(3):
@@ -305,6 +309,9 @@ class Bench:
             "kind": WalkKind(words[0] >> 8 & 7),
             "row": words[2] | words[3] << 32,
             "found": tuple(words[4:7]),
+            "in_sync": not words[0] >> 2 & 1,
+            "assumed": words[0] >> 3 & 1,
+            "synced": words[12] | words[13] << 32,
             "marked": words[7] & 0xFFFF,
             "chunk": (words[7] >> 31) << (words[7] >> 16 & 0x3F),
             "began": words[8] | words[9] << 32,

@@ -202,7 +202,13 @@ class Bench:
                         self.drives[port].storage[block] = syndrome
         strip_kib = strip_blocks * BLOCK_BYTES // 1024
         array = await raid.create_array(
-            self.nvme, level, ports, strip_kib=strip_kib, copies=copies, spans=spans
+            self.nvme,
+            level,
+            ports,
+            strip_kib=strip_kib,
+            copies=copies,
+            spans=spans,
+            assume_consistent=True,
         )
         namespace = await raid.create_volume(self.nvme, array)
         size = (await self.nvme.namespace(namespace)).blocks

@@ -107,9 +107,16 @@ class Card:
         strip_blocks: int = 4,
         rotation: str = LEFT_SYMMETRIC,
         sector_bytes: int = BLOCK_BYTES,
+        in_sync: bool = True,
+        start_job: bool = True,
         **options: int,
     ) -> Volume:
-        """An array over drives full of random but consistent data, and a volume over all of it."""
+        """An array over drives full of random but consistent data, which the card is told, and a
+        volume over all of it.
+
+        With ``in_sync`` false parities are random, and the card makes them right in the background;
+        or not yet, with ``start_job`` false.
+        """
         ports = sorted(ports)
         layout = Layout(level.name, len(ports), strip_blocks, rotation=rotation, **options)
         rows = layout.rows([self._drives[port].capacity for port in ports])
@@ -117,6 +124,11 @@ class Card:
         for port, area in zip(ports, members(layout, rows, contents), strict=True):
             for row, data in enumerate(_pieces(area)):
                 self.store(port, row, data)
+        if not in_sync:
+            for span in range(layout.spans):
+                for row in range(rows):
+                    for position in layout.roles(span, row)[layout.data :]:
+                        self.store(ports[position], row, self.random.randbytes(BLOCK_BYTES))
         strip_kib = strip_blocks * BLOCK_BYTES // 1024
         array = await raid.create_array(
             self.nvme,
@@ -124,6 +136,8 @@ class Card:
             ports,
             strip_kib=strip_kib,
             rotation=rotation_of(layout),
+            assume_consistent=in_sync,
+            start_job=start_job,
             **options,
         )
         namespace = await raid.create_volume(self.nvme, array, sector_bytes=sector_bytes)

@@ -179,6 +179,8 @@ class Bench(DataPath):
         dut.drive_used.value = 0
         dut.drive_stale.value = 0
         dut.array_states.value = 0
+        dut.array_unsynced.value = 0
+        dut.array_assumed.value = 0
         dut.array_news.value = 0
         if self.config.sector_emulation:
             dut.drive_emulated.value = 0

@@ -104,9 +104,12 @@ class ArrayModel:
         return self.copies > 1
 
     def packed(self, config: Config) -> int:
+        # Nothing but this allows updates where rows are not walked.
+        assumed = {} if config.background else {"assumed": 1}
         return pack(
             geometry(config),
             valid=1,
+            **assumed,
             width=self.width,
             data=self.data,
             parities=self.parities,

@@ -32,7 +32,7 @@ CONFIGS = {
     "small": small(),
 }
 READERS = 2
-CHANGE_CYCLES = 400
+CHANGE_CYCLES = 1400
 
 
 class Bench:

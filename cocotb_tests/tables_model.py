@@ -23,6 +23,19 @@ class ModelArray:
         return self.layout.blocks(self.rows)
 
 
+def tolerates(layout: Layout, away: set[int]) -> bool:
+    """Whether every block is to be had without the members at the positions ``away``."""
+    if layout.parities:
+        spans = range(0, layout.width * layout.spans, layout.width)
+        return all(
+            len(away & set(range(first, first + layout.width))) <= layout.parities
+            for first in spans
+        )
+    # After as many strips as there are drives the places are those of the first again.
+    blocks = range(0, layout.width * layout.strip_blocks, layout.strip_blocks)
+    return all({place.position for place in layout.copies_of(block)} - away for block in blocks)
+
+
 class Model:
     """What the tables must hold, in plain Python."""
 
@@ -68,7 +81,10 @@ class Model:
 
     def create_array(self, request: dict) -> tuple[ManageStatus, int | None]:
         members = [port for port in range(MAX_DRIVES) if request["drives"] >> port & 1]
-        if any((self.used | ~self.present | self.reserved) >> port & 1 for port in members):
+        known = (1 << self.config.ports) - 1
+        empty = ~self.present & known if request.get("degraded") else 0
+        taken = self.used | self.reserved | (~self.present & ~empty)
+        if any(taken >> port & 1 for port in members):
             return ManageStatus.DRIVE_UNAVAILABLE, None
         try:
             level = Level(request["level"]).name
@@ -84,7 +100,11 @@ class Model:
             return ManageStatus.INVALID_FIELD, None
         if layout.parities > self.config.parities:
             return ManageStatus.INVALID_FIELD, None
-        rows = layout.rows([self.capacity[port] for port in members])
+        away = {place for place, port in enumerate(members) if empty >> port & 1}
+        if away and not tolerates(layout, away):
+            return ManageStatus.DRIVE_UNAVAILABLE, None
+        there = [port for port in members if not empty >> port & 1]
+        rows = layout.rows([self.capacity[port] for port in there])
         if rows == 0:
             return ManageStatus.NO_SPACE, None
         if layout.blocks(rows) >= 1 << BLOCK_NUMBER_BITS:
@@ -94,7 +114,7 @@ class Model:
             return ManageStatus.NO_ENTRY, None
         self.arrays[number] = ModelArray(layout, members, rows)
         for port in members:
-            self.known[port] = self.identity[port]
+            self.known[port] = 0 if empty >> port & 1 else self.identity[port]
         self.lost &= ~sum(1 << port for port in members)
         self.stale &= ~sum(1 << port for port in members)
         return ManageStatus.DONE, number

@@ -311,7 +311,7 @@ async def jobs_are_started_stopped_and_refused(dut):
     await host.good(ManageOpcode.DELETE_ARRAY, array=array)
     assert (await host.job(array))["state"] == JobState.NONE
     host.log.clear()
-    array = await host.create(Level.RAID5, 0, 1, 2, initialise=1)
+    array = await host.create(Level.RAID5, 0, 1, 2, assumed=0)
     await host.rest()
     assert rows_of(host, array, WalkKind.RESYNC) == list(range(ROWS))
     assert (await host.job(array))["state"] == JobState.DONE

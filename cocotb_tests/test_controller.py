@@ -37,7 +37,7 @@ async def brings_up_and_manages(dut):
     assert {drive.blocks for drive in drives} == {bench.drives[0].capacity}
     assert await raid.arrays(bench.nvme) == [] == await raid.volumes(bench.nvme)
 
-    create = partial(raid.create_array, bench.nvme)
+    create = partial(raid.create_array, bench.nvme, assume_consistent=True)
     volume = partial(raid.create_volume, bench.nvme)
     assert await refusal(create(Level.RAID5, (0, 1))) == nvme.INVALID_FIELD
     assert await refusal(create(Level.RAID6, (0, 1, 2))) == nvme.INVALID_FIELD

@@ -190,7 +190,8 @@ def test_function_reset():
     with host() as guest:
         nvme = Nvme(guest)
         guest.run(nvme.start())
-        array = guest.run(raid.create_array(nvme, Level.RAID1, (6, 7)))
+        mirror = raid.create_array(nvme, Level.RAID1, (6, 7), assume_consistent=True)
+        array = guest.run(mirror)
         volume = guest.run(raid.create_volume(nvme, array))
         guest.settle()
         guest.arrived.clear()

@@ -170,11 +170,7 @@ def test_initialises_and_patrols(level):
 
         async def scenario() -> Volume:
             nvme = card.nvme
-            volume = await card.create(level, range(5))
-            for row in range(ROWS):
-                for place in volume.layout.parity_places(row):
-                    card.store(volume.ports[place], row, card.random.randbytes(4096))
-            await background.start_job(nvme, 0, WalkKind.RESYNC)
+            volume = await card.create(level, range(5), in_sync=False)
             card.card.transport.spawn(card.load(volume, 40))
             job = await finished(card)
             assert (job.state, job.row, job.lost) == (JobState.DONE, ROWS, 0), job

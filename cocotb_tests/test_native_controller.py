@@ -431,8 +431,9 @@ def test_lists():
         async def main() -> None:
             nvme = card.nvme
             assert (await raid.arrays(nvme), await raid.volumes(nvme)) == ([], [])
-            first = await raid.create_array(nvme, Level.RAID6, (1, 2, 3, 5), strip_kib=16)
-            second = await raid.create_array(nvme, Level.RAID1, (0, 4), strip_kib=4)
+            quiet = {"assume_consistent": True}
+            first = await raid.create_array(nvme, Level.RAID6, (1, 2, 3, 5), strip_kib=16, **quiet)
+            second = await raid.create_array(nvme, Level.RAID1, (0, 4), strip_kib=4, **quiet)
             spaces = [
                 await raid.create_volume(nvme, first, 0, 40),
                 await raid.create_volume(nvme, second),

@@ -267,7 +267,6 @@ async def arrays_and_volumes_are_managed(dut):
         nvme.REMOVE_SPARE: ((0, 6), {"port": 6}),
         nvme.RE_ADD: ((2 | 9 << 8,), {"array": 2, "position": 9}),
         nvme.COPY_BACK: ((2 | 9 << 8, 5 | 1 << 8), {"position": 9, "port": 5, "spare": 1}),
-        nvme.CREATE_ARRAY: ((1 << 30,), {"initialise": 1, "zero": 0}),
     }
     for opcode, (dwords, fields) in background.items():
         await host.good(opcode=opcode, dwords=dwords)
@@ -275,6 +274,11 @@ async def arrays_and_volumes_are_managed(dut):
         assert request.opcode == MANAGE_OPCODES[opcode]
         assert {name: request[name] for name in fields} == fields
         assert opcode != nvme.START_JOB or request.start == 0xEE_0000_0007
+    flags = {4: "assumed", 5: "idle", 6: "degraded", 30: "initialise", 31: "zero"}
+    for bit, name in flags.items():
+        await host.good(opcode=nvme.CREATE_ARRAY, dwords=(1 << bit,))
+        request = host.manage_requests.pop()
+        assert [one for one in flags.values() if request[one]] == [name]
     for status, code in (
         (ManageStatus.NOT_REDUNDANT, nvme.NOT_REDUNDANT),
         (ManageStatus.JOB_RUNNING, nvme.JOB_RUNNING),
@@ -313,6 +317,8 @@ async def tables_are_listed(dut):
     dut.drive_failed.value = 0b0100
     dut.drive_stale.value = 0b1000
     dut.array_states.value = ArrayState.DEGRADED.value << 2
+    dut.array_unsynced.value = 0b10
+    dut.array_assumed.value = 0b01
     page = await host.page_of(opcode=nvme.LIST, dwords=(0,))
     assert not any(page[:256]) and not any(page[512:])
     words = struct.unpack_from("<64I", page, 256)
@@ -324,7 +330,7 @@ async def tables_are_listed(dut):
     assert words[32] == 1 | Level.RAID5.value << 4 | 0b11 << 8 | 1 << 16 | 1 << 24
     assert words[33] == 2 | 1 << 8 | 1 << 16 | 1 << 24
     assert words[34] == 2 | 4 << 8 | Rotation.DDF_N_RESTART.value << 16
-    assert words[35] == ArrayState.DEGRADED.value
+    assert words[35] == ArrayState.DEGRADED.value | 1 << 2
     assert words[36:40] == (3, 0x12, 6, 0x45) and not any(words[40:])
     assert (await host.page_of(opcode=nvme.LIST, dwords=(1 << 8,)))[:256] == page[256:512]
 

@@ -33,36 +33,87 @@ def row_of(data: int, parities: int) -> list[bytes]:
     return [*blocks, *generate(blocks, parities)]
 
 
+def faults(data, strips: int, parities: int) -> dict[str, set[int]]:
+    """Roles that are dead, bad and stale."""
+    roles = st.integers(0, strips + parities - 1)
+    dead = data.draw(st.sets(roles, max_size=parities + 1), label="dead")
+    bad = data.draw(st.sets(roles, max_size=2), label="bad") - dead
+    stale = set(data.draw(st.sets(st.sampled_from(sorted(bad))) if bad else st.just(set())))
+    return {"dead": dead, "bad": bad, "stale": stale}
+
+
 @given(data=st.data())
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=600)
 def test_every_plan_leaves_the_row_consistent(data):
     strips = data.draw(st.integers(1, 12), label="data")
     parities = data.draw(st.integers(1, 4), label="parities")
-    width = strips + parities
     joined = data.draw(st.sets(st.integers(0, strips - 1), min_size=1), label="joined")
-    dead = data.draw(st.sets(st.integers(0, width - 1), max_size=parities + 1), label="dead")
+    wrong = faults(data, strips, parities)
+    dead, bad, stale = wrong.values()
     recover_row = data.draw(st.booleans(), label="recover")
 
     before = row_of(strips, parities)
     row = [None if role in dead else block for role, block in enumerate(before)]
     new = {role: bytes([200 + role] * BLOCK) for role in joined}
     chosen = golden.plan(
-        recover_row=recover_row, data=strips, parities=parities, joined=joined, dead=dead
+        recover_row=recover_row, data=strips, parities=parities, joined=joined, **wrong
     )
-    lost = dead | joined if recover_row else dead
-    assert (chosen.kind == "IMPOSSIBLE") == (len(lost) > parities)
+    readable = {role for role in range(strips + parities) if role not in dead | bad}
     if recover_row:
-        row = [None if role in joined else block for role, block in enumerate(row)]
-    after = golden.carry_out(chosen, row, parities, new)
+        assert (chosen.kind == "IMPOSSIBLE") == (len(readable - joined) < strips)
+        row = [None if role in joined | bad else block for role, block in enumerate(row)]
+    after = golden.carry_out(chosen, row, parities, new, bad)
     if chosen.kind == "IMPOSSIBLE":
         assert after == row
+        # Nor is there another way: too little is read, or too little is stored then.
+        complete = {*range(strips)} <= readable | joined
+        unwritten = {role for role in bad - joined if role < strips}
+        stored = {*range(strips + parities)} - dead - stale - unwritten
+        assert recover_row or len(stored) < strips or (len(readable) < strips and not complete)
         return
     if recover_row:
         assert all(after[role] == before[role] for role in joined)
         return
     wanted = [new.get(role, before[role]) for role in range(strips)]
-    assert reconstruct(after, parities) == [*wanted, *generate(wanted, parities)]
+    held = [
+        None if role in stale or (role in bad - joined and role < strips) else block
+        for role, block in enumerate(after)
+    ]
+    assert reconstruct(held, parities) == [*wanted, *generate(wanted, parities)]
     assert all(after[role] is None for role in dead)
+
+
+@given(data=st.data())
+@settings(deadline=None, max_examples=400)
+def test_rows_never_synced_are_consistent_once_written(data):
+    """Whatever parities held: no block that is written depends on them, and the row agrees."""
+    strips = data.draw(st.integers(1, 12), label="data")
+    parities = data.draw(st.integers(1, 4), label="parities")
+    joined = data.draw(st.sets(st.integers(0, strips - 1), min_size=1), label="joined")
+    wrong = faults(data, strips, parities)
+    dead, bad = wrong["dead"], wrong["bad"]
+    chosen = golden.plan(
+        recover_row=False, data=strips, parities=parities, joined=joined, unsynced=True, **wrong
+    )
+    assert chosen.kind != "UPDATE"
+    if chosen.kind in ("IMPOSSIBLE", "WRITE_ONLY"):
+        return
+    before = row_of(strips, parities)
+    before[strips:] = [bytes([91 + parity] * BLOCK) for parity in range(parities)]
+    new = {role: bytes([200 + role] * BLOCK) for role in joined}
+    row = [None if role in dead else block for role, block in enumerate(before)]
+    after = golden.carry_out(chosen, row, parities, new, bad)
+    held = [
+        None if role in wrong["stale"] or (role in bad - joined and role < strips) else block
+        for role, block in enumerate(after)
+    ]
+    solved = reconstruct(held, parities)
+    assert solved is not None
+    blocks = solved[:strips]
+    assert solved == [*blocks, *generate(blocks, parities)]
+    for role in range(strips):
+        if role in joined or role not in dead | bad:
+            assert blocks[role] == new.get(role, before[role])
 
 
 @given(data=st.data())
@@ -72,14 +123,16 @@ def test_no_way_with_fewer_reads_exists(data):
     strips = data.draw(st.integers(1, 12))
     parities = data.draw(st.integers(1, 4))
     joined = data.draw(st.sets(st.integers(0, strips - 1), min_size=1))
-    dead = data.draw(st.sets(st.integers(0, strips + parities - 1), max_size=parities))
+    wrong = faults(data, strips, parities)
     chosen = golden.plan(
-        recover_row=False, data=strips, parities=parities, joined=joined, dead=dead
+        recover_row=False, data=strips, parities=parities, joined=joined, **wrong
     )
-    live = parities - len([role for role in dead if role >= strips])
-    if not dead & joined and chosen.reads:
+    lost = wrong["dead"] | wrong["bad"]
+    live = parities - len([role for role in wrong["dead"] if role >= strips])
+    spoilt = {role for role in lost - wrong["dead"] if role >= strips}
+    if not lost & joined and not spoilt and chosen.reads:
         assert chosen.reads <= len(joined) + live
-    if not dead & (set(range(strips)) - joined):
+    if not lost & (set(range(strips)) - joined):
         assert chosen.reads <= strips - len(joined)
     assert chosen.reads <= strips
 
@@ -117,6 +170,42 @@ def test_examples(data, parities, joined, dead, kind, reads):
     assert (chosen.kind, chosen.reads) == (kind, reads)
 
 
+@pytest.mark.parametrize(
+    ("data", "parities", "joined", "dead", "bad", "stale", "unsynced", "kind", "reads"),
+    [
+        # What is written need not be read, and parities that cannot be are made anew.
+        (6, 1, {0}, set(), {0, 6}, set(), False, "RECONSTRUCT", 5),
+        (6, 1, {0}, set(), {6}, set(), False, "RECONSTRUCT", 5),
+        (6, 1, {0}, {6}, {0}, set(), False, "WRITE_ONLY", 0),
+        (6, 1, {0}, set(), {1}, set(), False, "UPDATE", 2),
+        (6, 1, {0}, set(), {1, 6}, set(), False, "IMPOSSIBLE", 0),
+        (6, 1, {0}, set(), {0, 1}, set(), False, "IMPOSSIBLE", 0),
+        (6, 2, {0}, set(), {0, 1, 6}, set(), False, "IMPOSSIBLE", 0),
+        (6, 2, {0}, set(), {1, 6}, set(), False, "RECOVER_RECONSTRUCT", 6),
+        # What is stale holds nothing yet.
+        (6, 1, {0}, {0}, {6}, {6}, False, "IMPOSSIBLE", 0),
+        (6, 1, {0}, {0}, {6}, set(), False, "RECONSTRUCT", 5),
+        (6, 1, {0}, set(), {6}, {6}, False, "RECONSTRUCT", 5),
+        # Without knowing the parities right.
+        (6, 1, {0}, set(), set(), set(), True, "RECONSTRUCT", 5),
+        (6, 2, {0}, {1}, set(), set(), True, "RECOVER_RECONSTRUCT", 6),
+        (6, 2, {0}, {1, 6, 7}, set(), set(), True, "IMPOSSIBLE", 0),
+    ],
+)
+def test_examples_of_faults(data, parities, joined, dead, bad, stale, unsynced, kind, reads):
+    chosen = golden.plan(
+        recover_row=False,
+        data=data,
+        parities=parities,
+        joined=joined,
+        dead=dead,
+        bad=bad,
+        stale=stale,
+        unsynced=unsynced,
+    )
+    assert (chosen.kind, chosen.reads) == (kind, reads)
+
+
 def requests(seed: int) -> list[dict]:
     """Every request of the smallest rows, then random ones of all sizes, odd ones included."""
     result = []
@@ -124,21 +213,26 @@ def requests(seed: int) -> list[dict]:
         for joined in range(1 << data):
             for dead in range(1 << (data + parities)):
                 for kind in RowKind:
-                    result.append((kind, data, parities, joined, dead))
+                    result.append((kind, data, parities, joined, dead, 0, 0, 0))
     generator = random.Random(seed)
     for _ in range(ROWS):
         parities = generator.randrange(5)
         data = generator.randrange(1, 33 - parities)
-        dead = 0
-        for _ in range(generator.randrange(parities + 2)):
-            dead |= 1 << generator.randrange(data + parities)
+        masks = {"dead": 0, "bad": 0}
+        for name, most in (("dead", parities + 2), ("bad", 4)):
+            for _ in range(generator.choice((0, generator.randrange(most)))):
+                masks[name] |= 1 << generator.randrange(data + parities)
+        bad = masks["bad"] & ~masks["dead"]
+        stale = bad & generator.choice((0, generator.getrandbits(data + parities), bad))
         joined = generator.getrandbits(data)
         if generator.random() < 0.5:
             joined &= generator.getrandbits(data) & generator.getrandbits(data)
         if generator.random() < 0.3:
-            joined |= dead & ((1 << data) - 1)
-        result.append((generator.choice(list(RowKind)), data, parities, joined, dead))
-    names = ("kind", "data", "parities", "joined", "dead")
+            joined |= (masks["dead"] | bad) & ((1 << data) - 1)
+        kind = generator.choice(list(RowKind))
+        unsynced = generator.getrandbits(1)
+        result.append((kind, data, parities, joined, masks["dead"], bad, stale, unsynced))
+    names = ("kind", "data", "parities", "joined", "dead", "bad", "stale", "unsynced")
     return [dict(zip(names, values, strict=True)) for values in result]
 
 
@@ -150,6 +244,9 @@ def reference(request: dict) -> dict:
         parities=request["parities"],
         joined=bits_of(request["joined"]),
         dead=bits_of(request["dead"]),
+        bad=bits_of(request["bad"]),
+        stale=bits_of(request["stale"]),
+        unsynced=bool(request["unsynced"]),
     )
     result = {field.name: getattr(chosen, field.name) for field in fields(chosen)}
     return {

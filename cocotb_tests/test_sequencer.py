@@ -9,8 +9,9 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.row_runs import KeepsLines, must_catch, run_rows
 from cocotb_tests.runner import SimulationError
-from cocotb_tests.sequencer_bench import ARRAYS, bench_of, random_rows
+from cocotb_tests.sequencer_bench import ARRAYS, ROW_STEP, bench_of, random_rows, some_rows
 from cocotb_tests.streams import CLOCK_PERIOD_NS, start
+from cocotb_tests.stripe_models import BLOCK, TableServer
 from hdl.config import PIECES
 from hdl.drive.interface import Opcode
 from hdl.nvme.interface import Status
@@ -159,6 +160,67 @@ async def writes_rows_past_repair(dut):
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
+async def protects_rows_of_which_all_data_is_readable(dut):
+    """Blocks that are written need not be read; parities that cannot be read are made anew."""
+    bench = bench_of(dut)
+    array = bench.array
+    await start(dut)
+    await random_rows(bench, rows=30, span=6, recover=0)
+    await bench.settle()
+    for row in 3 * list(bench.rows):
+        # With one or two strips the row would be updated, were they readable.
+        count = bench.random.choice((1, 1, 2, array.data))
+        lost = bench.random.sample(range(array.data), count)
+        bench.drives.unreadable |= {bench.strip_places(row, index)[0] for index in lost}
+        bench.drives.unreadable |= set(bench.parity_places(row))
+        await bench.begin(row, joined=lost)
+        await bench.settle()
+        assert not bench.drives.unreadable, f"row {row} is not protected"
+    bench.check_drives()
+    assert bench.write_faults == 0 and not bench.failed
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def updates_no_row_that_is_not_in_sync(dut):
+    """From the sync boundary on parities are anybody's guess; what is written is safe all the
+    same, and before the boundary rows are updated as ever."""
+    bench = bench_of(dut)
+    array = bench.array
+    boundary = 3 * ROW_STEP
+    dut.unsynced.value = 0b10
+    TableServer(dut, "sync_read", lambda number: boundary if number == 1 else 0)
+    await start(dut)
+    rows = some_rows(10)
+    for row in rows:
+        truth = bench.rows[row] = {
+            index: bench.random.randbytes(BLOCK) for index in range(array.data)
+        }
+        sums = array.sums(truth, shift=bench.place(row)[1])
+        for index, block in truth.items():
+            bench.drives.blocks[bench.strip_places(row, index)[0]] = block
+        for place, block in zip(bench.parity_places(row), sums, strict=True):
+            right = row < boundary
+            bench.drives.blocks[place] = block if right else bench.random.randbytes(BLOCK)
+    # Every row is written, most of them in part.
+    for row in rows:
+        before = bench.drives.counts[Opcode.READ]
+        await bench.begin(row, joined=[bench.random.randrange(array.data)])
+        await bench.settle()
+        reads = bench.drives.counts[Opcode.READ] - before
+        wanted = 1 + array.parities if row < boundary else array.data - 1
+        assert reads == wanted, f"row {row}: {reads} reads, not {wanted}"
+    bench.check_drives()
+    for port in bench.random.sample(array.ports[: array.width], array.parities):
+        await random_rows(bench, rows=20, span=10)
+        await bench.settle()
+        bench.fail(port)
+        await random_rows(bench, rows=20, span=10)
+        await bench.settle()
+        bench.check_drives()
+    assert not bench.write_faults and not bench.read_faults
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
 async def fails_drives_that_refuse_writes(dut):
     bench = bench_of(dut)
     tolerated = bench.array.parities or bench.array.copies - 1
@@ -250,6 +312,8 @@ WORK = (
 
 
 EARLY = "recovers_early_whatever_fails"
+NOT_IN_SYNC = "updates_no_row_that_is_not_in_sync"
+ALL_READABLE = "protects_rows_of_which_all_data_is_readable"
 
 
 class BelievesReads(Sequencer):
@@ -353,6 +417,25 @@ class MergesAgain(Sequencer):
         return m
 
 
+class IgnoresTheSyncBoundary(Sequencer):
+    """A planted bug: parities of every row are believed."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += m.submodules.admission.unsynced.eq(0)
+        return m
+
+
+class OtherArraysBoundary(Sequencer):
+    """A planted bug: the sync boundary is that of the array before."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.sync_read.address.eq(0)
+        m.d.comb += m.submodules.admission.unsynced.eq(self.unsynced >> 1)
+        return m
+
+
 LESS_OFTEN = ("raid5_wide", "raid6_wide", "raid6_ddf_restart", "raid0", "raid1")
 """Arrays of the long suite only."""
 
@@ -391,6 +474,11 @@ def test_rows(array):
     sequence(Sequencer, array=array, testcase=work)
 
 
+@pytest.mark.parametrize("array", ["raid5_wide", "raid6_wide"])
+def test_rows_wide_enough_to_be_updated(array):
+    sequence(Sequencer, array=array, testcase=(ALL_READABLE, NOT_IN_SYNC))
+
+
 @pytest.mark.parametrize("array", ["raid5", "raid5_wide", "raid6_wide", "raid10"])
 def test_rate(array):
     sequence(Sequencer, array=array, testcase="reports_cycles_per_row", active=1.0)
@@ -400,6 +488,11 @@ def test_pieces_that_begin_too_soon_are_caught(monkeypatch):
     monkeypatch.setattr("hdl.stripe.piece_count.ones", lambda mask: mask.any())
     with pytest.raises(SimulationError, match=r"row \d+ strip|free but|never written"):
         sequence(Sequencer, array="raid6", testcase=EARLY)
+
+
+@pytest.mark.parametrize("mutant", [IgnoresTheSyncBoundary, OtherArraysBoundary])
+def test_planted_bug_of_wide_rows_is_caught(mutant):
+    must_catch(mutant, module=__name__, array="raid6_wide", testcase=NOT_IN_SYNC)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)

@@ -47,13 +47,24 @@ class Changes(Bench):
         rotation = rotation_of_name(generator.choice(rotations(level.name))).value
         if generator.random() < 0.1:
             rotation = generator.randrange(16)
-        return {
+        degraded = {}
+        drives = sum(1 << port for port in generator.sample(free, min(count, len(free))))
+        if self.config.background and generator.random() < 0.4:
+            degraded = {"degraded": 1}
+            absent = [
+                port
+                for port in range(self.config.ports)
+                if not (model.used | model.present) >> port & 1
+            ]
+            more = generator.sample(absent, min(len(absent), generator.randrange(4)))
+            drives |= sum(1 << port for port in more)
+        return degraded | {
             "level": code,
             "strip_shift": generator.choice((0, 1, 4, 8, 9, generator.randrange(10))),
             "rotation": rotation,
             "copies": copies,
             "spans": spans,
-            "drives": sum(1 << port for port in generator.sample(free, min(count, len(free)))),
+            "drives": drives,
         }
 
     def replace_request(self) -> dict:

@@ -61,7 +61,9 @@ def link(lanes: int, **changes) -> LinkParameters:
 
 async def measure(nvme: Nvme, level: Level, direction: str, count: Callable) -> float:
     """Payload bytes a second over the link in the direction of the data."""
-    array = await raid.create_array(nvme, level, range(CONFIG.ports), strip_kib=STRIP_KIB)
+    array = await raid.create_array(
+        nvme, level, range(CONFIG.ports), strip_kib=STRIP_KIB, assume_consistent=True
+    )
     namespace = await raid.create_volume(nvme, array)
     blocks = (await nvme.namespace(namespace)).blocks
     reads = direction == "read"

@@ -308,6 +308,8 @@ class Core(wiring.Component):
             if config.intent_chunks:
                 self._connect_intent(m, background, tracker, dispatch, gather, sequencer)
             m.d.comb += background.now.eq(self.now)
+            connect(m, sequencer.sync_read, background.sync_read)
+            m.d.comb += sequencer.unsynced.eq(background.unsynced)
             for user, port in zip((sequencer, dispatch), background.boundary_read, strict=True):
                 connect(m, user.boundary_read, port)
                 m.d.comb += user.stale.eq(tables.stale)
@@ -410,6 +412,8 @@ class Core(wiring.Component):
             tables.reserved.eq(background.reserved),
             front_end.drive_stale.eq(tables.stale),
             front_end.array_states.eq(background.array_states),
+            front_end.array_unsynced.eq(background.unsynced),
+            front_end.array_assumed.eq(background.assumed),
             front_end.array_news.eq(background.news),
         ]
         if config.gather_reads:

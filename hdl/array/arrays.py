@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from amaranth.hdl import Array, Module, Mux, Signal
+from amaranth.hdl import Array, Const, Module, Mux, Signal
 
 from hdl.array.admission import Admission
 from hdl.array.capacity import Capacity
@@ -10,6 +10,8 @@ from hdl.array.change import Change
 from hdl.array.copies import Copies
 from hdl.array.health import Health
 from hdl.array.interface import ManageOpcode, ManageStatus
+from hdl.array.missing import Missing
+from hdl.config import MAX_DRIVES
 
 
 def create_states(
@@ -21,6 +23,7 @@ def create_states(
     admission: Admission,
     capacity: Capacity,
     smallest: Signal,
+    missing: Missing | None,
 ) -> None:
     """The states COUNT_DRIVES, in which CREATE_ARRAY begins, to WRITE_ARRAY.
 
@@ -29,21 +32,35 @@ def create_states(
 
     ``capacities`` are those of the drives, in blocks, and ``smallest`` the least of those named;
     ``admission`` is about the request and ``position``, ``capacity`` about what it allows and
-    ``smallest``.
+    ``smallest``. ``missing`` (with `Config.background`): of members that are to be failed from the
+    beginning, as no drive is there; it is about what the level allows.
     """
     config, request, shape = change.config, change.request, change.shape
     entry, vacant, number, position = change.entry, change.vacant, change.number, change.position
     arrays, uses, members, blocks = change.arrays, change.uses, change.members, change.blocks
     wanted = request.drives.bit_select(number, 1)
 
+    away, empty = Signal(), Const(0)
+    # Bit a position: no drive is there.
+    gone = Signal(MAX_DRIVES)
+    if missing is not None:
+        m.d.comb += missing.members.eq(gone)
+
     with m.State("COUNT_DRIVES"):
         unavailable = Signal()
         counted = Signal()
+        taken = (health.used | health.reserved).bit_select(number, 1)
+        absent = health.absent.bit_select(number, 1)
         m.d.sync += [
             blocks.eq(Array(capacities)[number]),
-            unavailable.eq((health.used | health.absent | health.reserved).bit_select(number, 1)),
+            unavailable.eq(taken | absent),
             counted.eq(wanted),
         ]
+        if missing is not None:
+            empty = absent & request.degraded & (number < config.ports)
+            m.d.sync += [away.eq(empty), unavailable.eq(taken | (absent & ~empty))]
+            with m.If(number == 0):
+                m.d.sync += gone.eq(0)
         m.next = "COMPARE_DRIVE"
 
     with m.State("COMPARE_DRIVE"):
@@ -53,8 +70,10 @@ def create_states(
             m.next = "ADMIT"
         with m.If(counted):
             m.d.sync += position.eq(position + 1)
-            with m.If(blocks < smallest):
+            with m.If((blocks < smallest) & ~away):
                 m.d.sync += smallest.eq(blocks)
+            if missing is not None:
+                m.d.sync += gone.bit_select(position[:5], 1).eq(away)
             with m.If(unavailable):
                 change.answer(m, ManageStatus.DRIVE_UNAVAILABLE)
 
@@ -65,8 +84,22 @@ def create_states(
     with m.State("JUDGE"):
         with m.If(admission.done):
             m.next = "MEASURE"
+            if missing is not None:
+                with m.If(gone.any()):
+                    m.next = "TOLERATE"
             with m.If(~admission.allowed):
                 change.answer(m, ManageStatus.INVALID_FIELD)
+
+    if missing is not None:
+        with m.State("TOLERATE"):
+            m.d.comb += missing.start.eq(1)
+            m.next = "TOLERATED"
+
+        with m.State("TOLERATED"):
+            with m.If(missing.done):
+                m.next = "MEASURE"
+                with m.If(~missing.tolerated):
+                    change.answer(m, ManageStatus.DRIVE_UNAVAILABLE)
 
     with m.State("MEASURE"):
         m.d.comb += capacity.start.eq(1)
@@ -87,6 +120,8 @@ def create_states(
             shape.rows.eq(capacity.rows),
             shape.blocks.eq(capacity.blocks),
         ]
+        if not config.background:
+            m.d.sync += shape.assumed.eq(request.assumed)
         with m.If(capacity.done):
             m.next = "ASK_ARRAY"
             with m.If(capacity.rows == 0):

@@ -1,6 +1,6 @@
 """Who the members of arrays are, so that a drive that comes back is known."""
 
-from amaranth.hdl import Array, Module, Signal
+from amaranth.hdl import Array, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -23,6 +23,8 @@ class Identities(wiring.Component):
         Of the drives at the ports, as in `hdl.drive.interface.DrivePort`.
     port, note
         Which port; a pulse: its drive becomes a member.
+    absent
+        No drive is at that port.
     same
         The drive is the one that was noted last; one cycle after ``port``. An identity of 0 is
         nobody's.
@@ -35,6 +37,7 @@ class Identities(wiring.Component):
                 "identity": In(IDENTITY_BITS).array(config.ports),
                 "port": In(config.port_bits),
                 "note": In(1),
+                "absent": In(1),
                 "same": Out(1),
             }
         )
@@ -45,7 +48,7 @@ class Identities(wiring.Component):
         read, write = known.read_port(), known.write_port()
         seen = Signal(IDENTITY_BITS)
         m.d.sync += [
-            seen.eq(Array(self.identity)[self.port]),
+            seen.eq(Mux(self.absent, 0, Array(self.identity)[self.port])),
             write.addr.eq(self.port),
             write.en.eq(self.note),
         ]

@@ -63,8 +63,11 @@ def geometry(config: Config) -> data.StructLayout:
     (``width`` - ``parities`` or ``width``). ``parities``: 0..4. ``copies``: 1, or the copies of
     each strip. ``spans``: parity sets striped over. ``strip_shift``: log2 of the blocks of a strip,
     0..8. ``rows``: rows of a span. ``blocks``: blocks the array offers.
-    ``rotate``: parity moves by a drive each stripe, else fixed. ``rotation``: how.
+    ``rotate``: parity moves by a drive each stripe, else fixed. ``rotation``: how. ``assumed``:
+    rows were taken to be consistent when the array was made (only without `Config.background`,
+    where nothing else can make them so; else `hdl.background.jobs.Jobs` knows).
     """
+    assumed = {} if config.background else {"assumed": 1}
     return data.StructLayout(
         {
             "valid": 1,
@@ -79,6 +82,7 @@ def geometry(config: Config) -> data.StructLayout:
             "rotation": RotationBits,
             "rows": BLOCK_NUMBER_BITS,
             "blocks": BLOCK_NUMBER_BITS,
+            **assumed,
         }
     )
 
@@ -291,7 +295,7 @@ def manage_request(config: Config) -> data.StructLayout:
 
     CREATE_ARRAY: ``level``, ``strip_shift``, ``copies`` (RAID 1/10; 0: the level's default),
     ``spans`` (0 counts as 1), ``rotation`` (`Rotation`; 0 for levels without parity), ``drives``
-    (bit a port; members in ascending port order).
+    (bit a port; members in ascending port order), ``assumed``: rows are taken to be consistent.
     DELETE_ARRAY: ``array``. CREATE_VOLUME: ``array``, ``start``, ``blocks`` (0: to the end);
     ``sectors`` and ``emulation`` are not the tables', but `hdl.nvme.formats`'.
     DELETE_VOLUME: ``volume``.
@@ -309,8 +313,10 @@ def manage_request(config: Config) -> data.StructLayout:
     START_JOB: ``kind`` (`hdl.background.interface.WalkKind`) on ``array`` from row ``start`` on;
     ``resume``: from where it was. STOP_JOB: ``array``. SET_SHARE: ``share`` in percent.
     ADD_SPARE: drive ``port``, for every array or if ``dedicated`` for ``array``. REMOVE_SPARE:
-    ``port``. CREATE_ARRAY: ``initialise``, ``zero``: begin with a job that makes rows consistent,
-    or all zeros.
+    ``port``. CREATE_ARRAY: begins with a job that makes rows consistent unless they are
+    ``assumed`` to be; with ``zero`` it makes them all zeros, with ``idle`` there is no job yet;
+    ``initialise`` asks for what is done anyway. ``degraded``: named ports without a drive become
+    failed members, as many as the level tolerates.
     """
     formats = {"sectors": 1, "emulation": Emulation} if config.sector_emulation else {}
     return data.StructLayout(
@@ -326,6 +332,7 @@ def manage_request(config: Config) -> data.StructLayout:
             "drives": 32,
             "start": BLOCK_NUMBER_BITS,
             "blocks": BLOCK_NUMBER_BITS,
+            "assumed": 1,
         }
         | (
             {
@@ -336,6 +343,8 @@ def manage_request(config: Config) -> data.StructLayout:
                 "dedicated": 1,
                 "initialise": 1,
                 "zero": 1,
+                "idle": 1,
+                "degraded": 1,
                 "share": 8,
                 "spare": 1,
                 "complete": 1,

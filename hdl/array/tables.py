@@ -33,6 +33,7 @@ from hdl.array.interface import (
     volume_read,
 )
 from hdl.array.members import member_states, settle_states
+from hdl.array.missing import Missing
 from hdl.array.volumes import scan_states, store_states
 from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config
 from hdl.drive.interface import IDENTITY_BITS
@@ -96,14 +97,16 @@ class ArrayTables(wiring.Component):
         Only with `Config.intent_chunks`: of the drives (`hdl.array.identities.Identities`).
 
     Latency: a change takes at most 200 cycles and two for each entry of the array or volume table,
-    and what ``quiesce`` and ``flush`` take. Reads are never held up.
+    an array that is made with members missing up to 1000 more, and what ``quiesce`` and ``flush``
+    take. Reads are never held up.
 
     Errors: INVALID_FIELD when the level does not allow the drives, spans, copies, rotation or strip
     (see `Admission`) or the capacity exceeds 2**40 blocks; DRIVE_UNAVAILABLE for a drive that is
-    absent or in use; NO_SPACE when a drive has no room for a strip, or a volume does not fit
-    between the others; NO_ENTRY for a full table or an entry that does not exist; IN_USE for an
-    array with volumes, a member to replace or to have again that is not failed, or one to copy that
-    is; OTHER_DRIVE for a member that is to be had again and is another drive.
+    absent or in use, or for more absent ones than the level tolerates; NO_SPACE when a drive has no
+    room for a strip, or a volume does not fit between the others; NO_ENTRY for a full table or an
+    entry that does not exist; IN_USE for an array with volumes, a member to replace or to have
+    again that is not failed, or one to copy that is; OTHER_DRIVE for a member that is to be had
+    again and is another drive.
     """
 
     def __init__(
@@ -260,6 +263,8 @@ class ArrayTables(wiring.Component):
             m.d.comb += [
                 identities.port.eq(number[: config.port_bits]),
                 identities.note.eq(health.joins.any()),
+                # A member that was never there has no identity to come back with.
+                identities.absent.eq(health.absent.bit_select(number, 1)),
             ]
 
         change = Change(
@@ -280,6 +285,15 @@ class ArrayTables(wiring.Component):
             copying=copying,
             edited=edited,
         )
+        missing = None
+        if config.background:
+            m.submodules.missing = missing = Missing()
+            m.d.comb += [
+                missing.width.eq(admission.width),
+                missing.parities.eq(admission.parities),
+                missing.copies.eq(admission.shape_copies),
+                missing.spans.eq(admission.shape_spans),
+            ]
         with m.FSM(name="manage") as fsm:
             # Memories keep their contents over a reset; the tables begin empty.
             with m.State("CLEAR"):
@@ -323,6 +337,7 @@ class ArrayTables(wiring.Component):
                 admission=admission,
                 capacity=capacity,
                 smallest=smallest,
+                missing=missing,
             )
 
             # Any change of an array, or of its volumes or members: it must exist.

@@ -50,7 +50,7 @@ class Background(wiring.Component):
         As in `hdl.array.states.ArrayStates`.
     walk, walked
         Rows to work on, and how they ended.
-    boundary_read
+    boundary_read, sync_read, unsynced, assumed
         As in `hdl.background.jobs.Jobs`.
     host_active
         There is a host command.
@@ -60,10 +60,11 @@ class Background(wiring.Component):
         Of `hdl.background.intent.Intent` (not there without `Config.intent_chunks`).
     report_read
         The log pages (`hdl.background.report`). Entries of ARRAYS: word 0: bit 31 the array exists,
-        1:0 `ArrayState`, 6:4 `JobState`, 10:8 `WalkKind`, 23:16 array; 1: share in percent; 2, 3:
-        first row that is not done; 4, 5, 6: rows mended, mismatched, lost; 8, 9 and 10, 11: when
-        the job began and ended, in cycles; 7: bit 31 there is a write-intent bitmap, 15:0 chunks
-        that are marked, 21:16 log2 of the rows of a chunk.
+        1:0 `ArrayState`, 2 not in sync, 3 assumed to be, 6:4 `JobState`, 10:8 `WalkKind`, 23:16
+        array; 1: share in percent; 2, 3: first row that is not done; 4, 5, 6: rows mended,
+        mismatched, lost; 8, 9 and 10, 11: when the job began and ended, in cycles; 7: bit 31 there
+        is a write-intent bitmap, 15:0 chunks that are marked, 21:16 log2 of the rows of a chunk;
+        12, 13: first row that may not be in sync, if the array is not.
         Others: `hdl.background.findings.Findings`.
     now, deadline
         Time in cycles, and when the walker may go on (all ones: it need not wait for that).
@@ -95,6 +96,9 @@ class Background(wiring.Component):
                 "walk": Out(stream.Signature(walk(config))),
                 "walked": In(stream.Signature(walked(config))),
                 "boundary_read": In(boundary_read).array(2),
+                "sync_read": In(boundary_read),
+                "unsynced": Out(config.arrays),
+                "assumed": Out(config.arrays),
                 "host_active": In(1),
                 "geometry_read": Out(geometry_read(config)).array(2),
                 "member_read": Out(member_read(config)),
@@ -173,6 +177,10 @@ class Background(wiring.Component):
             supervisor.rebuilds.eq(jobs.rebuilds),
             supervisor.zeroes.eq(jobs.zeroes),
             supervisor.copies.eq(jobs.copies),
+            supervisor.resyncs.eq(jobs.resyncs),
+            supervisor.unsynced.eq(jobs.unsynced),
+            self.unsynced.eq(jobs.unsynced),
+            self.assumed.eq(jobs.assumed),
             supervisor.complete.eq(jobs.complete),
             supervisor.rebuilt.eq(jobs.rebuilt),
             supervisor.rebuilt_array.eq(jobs.rebuilt_array),
@@ -183,6 +191,9 @@ class Background(wiring.Component):
             jobs.handed.eq(supervisor.handed),
             jobs.rebuilding.eq(rebuilding),
             jobs.halted.eq(halted),
+            # `ArrayState`, of arrays that there are.
+            jobs.optimal.eq(states.valid & ~(states.states[::2] | states.states[1::2])),
+            jobs.hopeless.eq(states.valid & states.states[::2] & states.states[1::2]),
             jobs.outcome.eq(supervisor.outcome),
             jobs.settled.eq(states.settled),
             jobs.now.eq(self.now),
@@ -196,6 +207,7 @@ class Background(wiring.Component):
         connect(m, walker.finding, findings.finding)
         for outer, inner in zip(self.boundary_read, jobs.boundary_read, strict=True):
             connect(m, flipped(outer), inner)
+        connect(m, flipped(self.sync_read), jobs.sync_read[0])
         m.d.comb += [
             walker.stop.eq(jobs.stop),
             walker.hold.eq(pace.hold),
@@ -225,6 +237,7 @@ class Background(wiring.Component):
         m.d.sync += latched.eq(asked)
         m.d.comb += [
             jobs.job_read.address.eq(asked.number),
+            jobs.sync_read[1].address.eq(asked.number),
             findings.lost.eq(asked.section == Section.LOST),
             findings.number.eq(asked.number),
             findings.word.eq(asked.word),
@@ -237,7 +250,9 @@ class Background(wiring.Component):
 
         words |= {
             0: padded(
-                (states.states.word_select(number, 2), 4),
+                (states.states.word_select(number, 2), 2),
+                (jobs.unsynced.bit_select(number, 1), 1),
+                (jobs.assumed.bit_select(number, 1), 1),
                 (job.state.as_value(), 4),
                 (job.kind.as_value(), 8),
                 (latched.number, 15),
@@ -253,6 +268,8 @@ class Background(wiring.Component):
             9: job.began[32:],
             10: job.ended[:32],
             11: job.ended[32:],
+            12: jobs.sync_read[1].data[:32],
+            13: jobs.sync_read[1].data[32:],
         }
         with m.If(latched.section == Section.ARRAYS):
             with m.Switch(latched.word):

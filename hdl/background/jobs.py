@@ -1,6 +1,6 @@
 """Jobs: what is done with the rows of each array, how far it has come, and what it found."""
 
-from amaranth.hdl import Module, Mux, Signal
+from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import data, enum, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -32,7 +32,7 @@ class JobState(enum.Enum, shape=3):
     """The drives that it rebuilt or copied to were lost, or too many writes failed."""
 
 
-class JobOrder(enum.Enum, shape=2):
+class JobOrder(enum.Enum, shape=3):
     """What is to be done with the job of an array."""
 
     START = 0
@@ -41,13 +41,28 @@ class JobOrder(enum.Enum, shape=2):
     """The array is gone: no job."""
     REWIND = 3
     """Nothing of the array's stale drives is rebuilt yet."""
+    BEGIN = 4
+    """The array is new: no job, and no row is in sync, or every one."""
+
+
+class Sync(enum.Enum, shape=2):
+    """Whether the rows of an array satisfy their equations, or copies are alike."""
+
+    NONE = 0
+    """Rows from the boundary on may not, unless the host has written them since."""
+    PROVEN = 1
+    """All do: a job has made them so, or has found them so, or there is nothing to satisfy."""
+    ASSUMED = 2
+    """The host has said so as it created the array."""
 
 
 def job_order(config: Config) -> data.StructLayout:
     """START: ``kind`` from row ``first`` or, with ``resume``, from where the last job was.
 
-    A REBUILD always goes on at the boundary. A job that is running is replaced, but a COPY only
-    once the copy has ended.
+    A REBUILD always goes on at the boundary. Of an array that is not in sync RESYNC and ZERO begin
+    at its sync boundary at the latest, and instead of a REBUILD there is a RESYNC from there on
+    first. A job that is running is replaced, but a COPY only once the copy has ended.
+    BEGIN: ``sync`` is that of the array.
     """
     return data.StructLayout(
         {
@@ -56,6 +71,7 @@ def job_order(config: Config) -> data.StructLayout:
             "kind": WalkKind,
             "first": BLOCK_NUMBER_BITS,
             "resume": 1,
+            "sync": Sync,
         }
     )
 
@@ -64,7 +80,7 @@ def job() -> data.StructLayout:
     """The job of an array.
 
     ``row``: all before it are done. ``mended``, ``mismatched``, ``lost``: rows that ended so.
-    ``began``, ``ended``: times in cycles.
+    ``began``, ``ended``: times in cycles. ``whole``: it began with row 0.
     """
     return data.StructLayout(
         {
@@ -77,6 +93,7 @@ def job() -> data.StructLayout:
             "lost": 32,
             "began": TIME_BITS,
             "ended": TIME_BITS,
+            "whole": 1,
         }
     )
 
@@ -93,10 +110,13 @@ class Jobs(wiring.Component):
     -----
     order
         Changes; taken when made, after the rows on their way have ended.
-    running, rebuilds, zeroes, copies
-        Bit an array: it has a job; that is REBUILD, ZERO, COPY.
-    rebuilding, halted, settled
-        Bit an array: it has stale drives; its copy cannot go on; whether that is up to date.
+    running, rebuilds, zeroes, copies, resyncs
+        Bit an array: it has a job; that is REBUILD, ZERO, COPY, RESYNC.
+    rebuilding, halted, optimal, hopeless, settled
+        Bit an array: it has stale drives; its copy cannot go on; it is OPTIMAL, FAILED; whether
+        that is up to date.
+    unsynced, assumed
+        Bit an array: `Sync` is NONE, is ASSUMED.
     rebuilt, rebuilt_array, handed
         Held: the stale drives of an array have all their blocks; withdrawn while there is an
         ``order``. ``handed`` pulses when they are no longer stale; ``outcome`` then says whether
@@ -109,6 +129,10 @@ class Jobs(wiring.Component):
         Of `hdl.background.walker.Walker`; ``found``: a finding is taken.
     boundary_read
         First row of an array that is not rebuilt; only stale drives need it.
+    sync_read
+        First row of an array that may not be in sync; only arrays that are ``unsynced`` need it.
+        For admission and for the host. RESYNC and ZERO move it on, and nothing moves it back but
+        BEGIN.
     job_read
         Jobs, for the host.
     ask, answer
@@ -117,7 +141,10 @@ class Jobs(wiring.Component):
     now
         Time in cycles.
 
-    Jobs of several arrays take turns of `SLICE_ROWS` rows.
+    Jobs of several arrays take turns of `SLICE_ROWS` rows. A RESYNC that has ended is followed by a
+    REBUILD if there are stale drives. One of an array that has FAILED fails, as it would make
+    parities unreadable that may yet be of use. A CHECK of every row that finds nothing, with all
+    drives there, proves an array that was ASSUMED, and so does a RESYNC or ZERO of every row.
     """
 
     def __init__(self, *, config: Config):
@@ -129,8 +156,13 @@ class Jobs(wiring.Component):
                 "rebuilds": Out(config.arrays),
                 "zeroes": Out(config.arrays),
                 "copies": Out(config.arrays),
+                "resyncs": Out(config.arrays),
                 "rebuilding": In(config.arrays),
                 "halted": In(config.arrays),
+                "optimal": In(config.arrays),
+                "hopeless": In(config.arrays),
+                "unsynced": Out(config.arrays),
+                "assumed": Out(config.arrays),
                 "settled": In(1),
                 "rebuilt": Out(1),
                 "rebuilt_array": Out(config.array_bits),
@@ -146,6 +178,7 @@ class Jobs(wiring.Component):
                 "finding": In(finding(config)),
                 "found": In(1),
                 "boundary_read": In(TableRead(config.array_bits, BLOCK_NUMBER_BITS)).array(2),
+                "sync_read": In(TableRead(config.array_bits, BLOCK_NUMBER_BITS)).array(2),
                 "job_read": In(TableRead(config.array_bits, job())),
                 "now": In(TIME_BITS),
                 "busy": Out(1),
@@ -167,12 +200,17 @@ class Jobs(wiring.Component):
         m.submodules.boundaries = boundaries = Memory(
             shape=BLOCK_NUMBER_BITS, depth=config.arrays, init=[]
         )
+        m.submodules.syncs = syncs = Memory(
+            shape=BLOCK_NUMBER_BITS, depth=config.arrays, init=[]
+        )
         read, write = jobs.read_port(), jobs.write_port()
         shown = jobs.read_port()
         boundary_read, boundary_write = boundaries.read_port(), boundaries.write_port()
-        for reader in self.boundary_read:
-            port = boundaries.read_port()
-            m.d.comb += [port.addr.eq(reader.address), reader.data.eq(port.data)]
+        sync_read, sync_write = syncs.read_port(), syncs.write_port()
+        for memory, readers in ((boundaries, self.boundary_read), (syncs, self.sync_read)):
+            for reader in readers:
+                port = memory.read_port()
+                m.d.comb += [port.addr.eq(reader.address), reader.data.eq(port.data)]
         m.d.comb += [shown.addr.eq(self.job_read.address), self.job_read.data.eq(shown.data)]
 
         order = self.order.payload
@@ -185,6 +223,13 @@ class Jobs(wiring.Component):
         complete = self.complete
         dirty = Signal()
         rebuild = Signal()
+        # It leaves rows that are in sync, whatever they were.
+        syncs_rows = Signal()
+        unsynced = self.unsynced.bit_select(array, 1)
+        assumed = self.assumed.bit_select(array, 1)
+        asked = Signal(BLOCK_NUMBER_BITS)
+        resync = current.kind == WalkKind.RESYNC
+        hopeless = resync & self.hopeless.bit_select(array, 1)
         has_stale = self.rebuilding.bit_select(array, 1)
         copies = current.kind == WalkKind.COPY
         # The drives are no longer those that the job is about.
@@ -192,8 +237,17 @@ class Jobs(wiring.Component):
         m.d.comb += [
             pointless.eq(
                 self.settled
-                & ((rebuild & ~has_stale) | (copies & self.halted.bit_select(array, 1)))
+                & (
+                    (rebuild & ~has_stale)
+                    | (copies & self.halted.bit_select(array, 1))
+                    | hopeless
+                )
             ),
+            syncs_rows.eq(resync | (current.kind == WalkKind.ZERO)),
+            asked.eq(Mux(order.resume, read.data.row, order.first)),
+            sync_read.addr.eq(array),
+            sync_write.addr.eq(array),
+            sync_write.data.eq(self.boundary),
             rebuild.eq(current.kind == WalkKind.REBUILD),
             read.addr.eq(array),
             write.addr.eq(array),
@@ -217,6 +271,7 @@ class Jobs(wiring.Component):
                 self.rebuilds.bit_select(array, 1).eq(starts & rebuild),
                 self.zeroes.bit_select(array, 1).eq(starts & (current.kind == WalkKind.ZERO)),
                 self.copies.bit_select(array, 1).eq(starts & (current.kind == WalkKind.COPY)),
+                self.resyncs.bit_select(array, 1).eq(starts & resync),
             ]
 
         def end(state):
@@ -226,13 +281,19 @@ class Jobs(wiring.Component):
             m.next = "STORE"
 
         def go_on_as_rebuild():
+            """After a COPY of an array that is not in sync it goes on as RESYNC at first."""
             mark(JobState.RUNNING)
+            first = copies & unsynced
             m.d.sync += [
-                current.kind.eq(WalkKind.REBUILD),
-                self.rebuilds.bit_select(array, 1).eq(1),
+                current.kind.eq(Mux(first, WalkKind.RESYNC, WalkKind.REBUILD)),
+                current.row.eq(Mux(first, sync_read.data, boundary_read.data)),
+                current.whole.eq(0),
+                self.rebuilds.bit_select(array, 1).eq(~first),
+                self.resyncs.bit_select(array, 1).eq(first),
                 self.copies.bit_select(array, 1).eq(0),
             ]
             m.d.comb += self.ended.eq(0)
+            m.next = "STORE"
 
         with m.FSM(name="jobs") as fsm:
             # Memories keep their contents over a reset.
@@ -265,13 +326,32 @@ class Jobs(wiring.Component):
                             current.eq(0),
                             current.kind.eq(order.kind),
                             current.began.eq(self.now),
-                            current.row.eq(Mux(order.resume, read.data.row, order.first)),
+                            current.row.eq(asked),
+                            current.whole.eq(asked == 0),
                         ]
                         with m.If(order.kind == WalkKind.REBUILD):
                             m.d.sync += current.row.eq(boundary_read.data)
+                        of_rebuild = order.kind == WalkKind.REBUILD
+                        makes = (order.kind == WalkKind.RESYNC) | (order.kind == WalkKind.ZERO)
+                        late = asked >= sync_read.data
+                        with m.If(unsynced & (of_rebuild | (makes & late))):
+                            m.d.sync += [
+                                current.row.eq(sync_read.data),
+                                current.whole.eq(sync_read.data == 0),
+                            ]
+                        with m.If(unsynced & of_rebuild):
+                            m.d.sync += current.kind.eq(WalkKind.RESYNC)
                         m.next = "START"
                     with m.Case(JobOrder.FORGET):
                         m.d.sync += current.eq(0)
+                        m.next = "FORGET"
+                    with m.Case(JobOrder.BEGIN):
+                        m.d.comb += [sync_write.data.eq(0), sync_write.en.eq(1)]
+                        m.d.sync += [
+                            current.eq(0),
+                            unsynced.eq(order.sync == Sync.NONE),
+                            assumed.eq(order.sync == Sync.ASSUMED),
+                        ]
                         m.next = "FORGET"
                     with m.Case(JobOrder.REWIND):
                         m.d.comb += [
@@ -347,6 +427,9 @@ class Jobs(wiring.Component):
                     ),
                     write.en.eq(dirty),
                     boundary_write.en.eq((rebuild | copies) & self.advanced),
+                    sync_write.en.eq(
+                        syncs_rows & self.advanced & (self.boundary > sync_read.data)
+                    ),
                     self.slice_end.ready.eq(1),
                 ]
                 m.d.sync += [dirty.eq(self.advanced | self.found), current.row.eq(self.boundary)]
@@ -378,6 +461,10 @@ class Jobs(wiring.Component):
                         m.next = "SETTLE"
                     with m.If(self.slice_end.payload.complete):
                         m.d.comb += boundary_write.en.eq(rebuild | copies)
+                        with m.If(syncs_rows):
+                            m.d.sync += unsynced.eq(0)
+                            with m.If(current.whole):
+                                m.d.sync += assumed.eq(0)
 
             # What has become of the drives?
             with m.State("SETTLE"):
@@ -393,15 +480,21 @@ class Jobs(wiring.Component):
                     ):
                         m.next = "HAND-OVER"
                     with m.Elif(
-                        (rebuild & ~has_stale) | (current.failures == MOST_FAILURES)
+                        (rebuild & ~has_stale) | hopeless | (current.failures == MOST_FAILURES)
                     ):
                         end(JobState.FAILED)
                     with m.Elif(~complete):
                         m.next = "STORE"
                     with m.Elif(rebuild):
                         m.next = "HAND-OVER"
+                    with m.Elif(resync & has_stale):
+                        go_on_as_rebuild()
                     with m.Else():
                         end(JobState.DONE)
+                        nothing = ~Cat(current.mended, current.mismatched, current.lost).any()
+                        checks = (current.kind == WalkKind.CHECK) & current.whole & nothing
+                        with m.If(checks & self.optimal.bit_select(array, 1)):
+                            m.d.sync += assumed.eq(0)
 
             with m.State("HAND-OVER"):
                 m.d.comb += self.rebuilt.eq(~self.order.valid)

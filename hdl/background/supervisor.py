@@ -8,6 +8,7 @@ from amaranth.lib.wiring import In, Out
 from hdl.array.interface import (
     ArrayState,
     CopyEnd,
+    Level,
     ManageOpcode,
     ManageStatus,
     manage_request,
@@ -15,7 +16,7 @@ from hdl.array.interface import (
 )
 from hdl.array.states import judgement
 from hdl.background.interface import WalkKind
-from hdl.background.jobs import JobOrder, job_order
+from hdl.background.jobs import JobOrder, Sync, job_order
 from hdl.background.pace import SHARE_BITS, WHOLE
 from hdl.config import MAX_DRIVES, Config
 from hdl.nvme.arbitrate import lowest_set
@@ -31,8 +32,11 @@ class Supervisor(wiring.Component):
     from; then nothing of it is rebuilt, and REBUILD starts; so it is when a member's drive is had
     again (RE_ADD). A failed member is replaced by itself when there is a hot spare that is as
     large: dedicated ones first, then those of all arrays, by port; a job of the array other than
-    REBUILD, ZERO or COPY gives way. But before that, a member whose drive has only restarted is
-    taken back, and brought up to date.
+    REBUILD, ZERO or COPY gives way, but not a RESYNC of one that is not in sync yet. But before
+    that, a member whose drive has only restarted is taken back, and brought up to date.
+
+    A new array without redundancy has nothing to be in sync. Any other is taken to be so only if
+    the host says it is; else it begins with a RESYNC, or with ZERO, or waits for one (``idle``).
 
     A live member is copied while no other member of its array is being rebuilt. The tables end a
     copy, when its job asks for it or the host stops that: the job never outlives it. They answer
@@ -49,7 +53,8 @@ class Supervisor(wiring.Component):
         The host's changes (`ManageOpcode`).
     table_request, table_response
         Changes to `hdl.array.tables.ArrayTables`.
-    order, running, rebuilds, zeroes, copies, rebuilt, rebuilt_array, complete, handed, outcome
+    order, running, rebuilds, zeroes, copies, resyncs, unsynced, rebuilt, rebuilt_array, complete,
+    handed, outcome
         Of `hdl.background.jobs.Jobs`.
     judged, judgement, states, valid, settled
         Of `hdl.array.states.ArrayStates`.
@@ -69,7 +74,8 @@ class Supervisor(wiring.Component):
     Errors: JOB_RUNNING while a job works on an array that is to be deleted, to get a member or
     another job, or (ZERO) a volume, or a member to be copied while one is rebuilt; NOT_REDUNDANT to
     replace a member of a failed array; INVALID_FIELD for an unknown kind, COPY, REBUILD without a
-    stale drive, a share of 0 or beyond 100; NO_ENTRY for an array, job or spare that is not there;
+    stale drive, a share of 0 or beyond 100, a new array that is assumed to be in sync or has no job
+    but is to have one; NO_ENTRY for an array, job or spare that is not there;
     DRIVE_UNAVAILABLE for a spare that is absent or in use; IN_USE for ZERO of an array with
     volumes. Others are the tables'.
     """
@@ -87,6 +93,8 @@ class Supervisor(wiring.Component):
                 "rebuilds": In(config.arrays),
                 "zeroes": In(config.arrays),
                 "copies": In(config.arrays),
+                "resyncs": In(config.arrays),
+                "unsynced": In(config.arrays),
                 "complete": In(1),
                 "rebuilt": In(1),
                 "rebuilt_array": In(config.array_bits),
@@ -155,7 +163,7 @@ class Supervisor(wiring.Component):
         helps = (found.state == ArrayState.DEGRADED) | (
             found.state == ArrayState.PARTIALLY_DEGRADED
         )
-        keeps = self.rebuilds | self.zeroes | self.copies
+        keeps = self.rebuilds | self.zeroes | self.copies | (self.resyncs & self.unsynced)
         kept = keeps.bit_select(found.array, 1)
         want_kept = keeps.bit_select(want.array, 1)
         with m.If(self.judged & found.valid & found.missing & helps & ~kept & ~wanted):
@@ -187,6 +195,12 @@ class Supervisor(wiring.Component):
             m.d.sync += [order.kind.eq(kind), order.first.eq(first), order.resume.eq(resume)]
             command(JobOrder.START)
 
+        # A new array: there is nothing to be in sync, and a job is wanted.
+        plain, jobless = Signal(), Signal()
+        m.d.comb += [
+            plain.eq((request.level == Level.RAID0.value) | (request.level == Level.JBOD.value)),
+            jobless.eq(request.assumed | request.idle),
+        ]
         takes_member = [ManageOpcode.REPLACE]
         if config.intent_chunks:
             takes_member.append(ManageOpcode.RE_ADD)
@@ -339,7 +353,14 @@ class Supervisor(wiring.Component):
                             (request.port >= MAX_DRIVES) | ~self.spares.bit_select(port, 1)
                         ):
                             answer(ManageStatus.NO_ENTRY)
-                    with m.Case(ManageOpcode.CREATE_ARRAY, ManageOpcode.DELETE_VOLUME):
+                    with m.Case(ManageOpcode.CREATE_ARRAY):
+                        m.next = "ASK"
+                        with m.If(
+                            (jobless & (request.initialise | request.zero))
+                            | (request.assumed & request.idle)
+                        ):
+                            answer(ManageStatus.INVALID_FIELD)
+                    with m.Case(ManageOpcode.DELETE_VOLUME):
                         m.next = "ASK"
                     with m.Default():
                         answer(ManageStatus.INVALID_FIELD)
@@ -385,9 +406,18 @@ class Supervisor(wiring.Component):
                     m.next = "RESPOND"
                     with m.Switch(request.opcode):
                         with m.Case(ManageOpcode.CREATE_ARRAY):
-                            with m.If(done & (request.initialise | request.zero)):
-                                m.d.sync += request.array.eq(told.index)
-                                run(Mux(request.zero, WalkKind.ZERO.value, WalkKind.RESYNC.value))
+                            with m.If(done):
+                                m.d.sync += [
+                                    request.array.eq(told.index),
+                                    order.sync.eq(
+                                        Mux(
+                                            plain,
+                                            Sync.PROVEN,
+                                            Mux(request.assumed, Sync.ASSUMED, Sync.NONE),
+                                        )
+                                    ),
+                                ]
+                                command(JobOrder.BEGIN)
                         with m.Case(ManageOpcode.DELETE_ARRAY):
                             with m.If(done):
                                 command(JobOrder.FORGET)
@@ -444,6 +474,10 @@ class Supervisor(wiring.Component):
                     m.next = "RESPOND"
                     with m.If(order.order == JobOrder.REWIND):
                         m.next = "ASK"
+                    with m.Elif(
+                        (order.order == JobOrder.BEGIN) & (request.zero | ~(plain | jobless))
+                    ):
+                        run(Mux(request.zero, WalkKind.ZERO.value, WalkKind.RESYNC.value))
                     with m.Elif(~by_host):
                         m.next = "REST"
 

@@ -83,9 +83,10 @@ class NvmeFrontEnd(wiring.Component):
     drive_present, drive_failed, drive_used, drive_emulated
         A bit per drive port; ``drive_used``: it belongs to an array; ``drive_emulated``: its own
         512-byte sectors are emulated (not there without `Config.sector_emulation`).
-    drive_stale, array_states, array_news, report_read
+    drive_stale, array_states, array_unsynced, array_assumed, array_news, report_read
         Not there without `Config.background`. A bit per drive port: it is being rebuilt; a state
-        for each array, and a pulse when one has changed; what the pages say of background work.
+        for each array, whether it is not in sync, or assumed to be, and a pulse when a state has
+        changed; what the pages say of background work.
     begins, begun, ends, ended
         I/O commands that come and go, for `hdl.array.references.References`: pulses when one gets a
         slot, before its namespace matters, and when its slot is free again.
@@ -157,6 +158,8 @@ class NvmeFrontEnd(wiring.Component):
                 {
                     "drive_stale": In(MAX_DRIVES),
                     "array_states": In(2 * config.arrays),
+                    "array_unsynced": In(config.arrays),
+                    "array_assumed": In(config.arrays),
                     "array_news": In(1),
                     "report_read": Out(report_read()),
                 }
@@ -412,6 +415,8 @@ class NvmeFrontEnd(wiring.Component):
                 stale.eq(self.drive_stale),
                 pages.drive_stale.eq(stale),
                 pages.array_states.eq(self.array_states),
+                pages.array_unsynced.eq(self.array_unsynced),
+                pages.array_assumed.eq(self.array_assumed),
                 admin.news.eq(self.array_news),
             ]
 

@@ -131,6 +131,7 @@ class Manage(wiring.Component):
             copies=entry.cdw10[16:22],
             spans=entry.cdw10[24:30],
             drives=entry.cdw11,
+            assumed=entry.cdw10[4],
             start=Cat(entry.cdw11, entry.cdw12[:HIGH_BITS]),
             blocks=Cat(entry.cdw13, entry.cdw14[:HIGH_BITS]),
         )
@@ -144,6 +145,8 @@ class Manage(wiring.Component):
                 dedicated=entry.cdw10[8],
                 initialise=entry.cdw10[30],
                 zero=entry.cdw10[31],
+                idle=entry.cdw10[5],
+                degraded=entry.cdw10[6],
                 share=entry.cdw10[:8],
                 spare=entry.cdw11[8],
             )

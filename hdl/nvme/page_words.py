@@ -82,8 +82,9 @@ class PageWords(wiring.Component):
         Capacity of all arrays and what volumes leave of it, in blocks (`Config.report_capacity`).
     report
         Word of the log of background work (`Config.background`).
-    array_state
-        State of array ``number``.
+    array_state, array_unsynced, array_assumed
+        State of array ``number``; whether it is not in sync, or assumed to be. Without
+        `Config.background` that is looked up in ``shape``.
     drive_stale
         As in `PageGenerator`.
     drive_present, drive_failed, warning, temperature, changed, detached, formats, drive_emulated
@@ -121,6 +122,8 @@ class PageWords(wiring.Component):
                 "drive_stale": In(MAX_DRIVES),
                 "report": In(32),
                 "array_state": In(ArrayState),
+                "array_unsynced": In(1),
+                "array_assumed": In(1),
                 "warning": In(WARNING_BITS),
                 "temperature": In(16),
                 "changed": In(config.volumes),
@@ -176,6 +179,10 @@ class PageWords(wiring.Component):
             """Fields of given widths, low bits first."""
             return Cat(*(Cat(part, Const(0, width - len(part))) for part, width in parts))
 
+        unsynced, assumed = self.array_unsynced, self.array_assumed
+        if not config.background:
+            assumed = shape.assumed
+            unsynced = ~assumed & ((shape.parities != 0) | (shape.copies > 1))
         sectors, coarse, emulated = Const(0, 1), Const(0, 1), Const(0, 1)
         blocks = volume.blocks
         if config.sector_emulation:
@@ -304,7 +311,7 @@ class PageWords(wiring.Component):
                                 (shape.strip_shift, 8),
                                 (Cat(shape.rotation), 8),
                             ),
-                            35: self.array_state,
+                            35: Cat(self.array_state, unsynced, assumed),
                             **halves(36, shape.rows),
                             **halves(38, shape.blocks),
                         },

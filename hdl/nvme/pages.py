@@ -58,8 +58,9 @@ class PageGenerator(wiring.Component):
         Tables.
     drive_present, drive_failed, drive_stale
         A bit per drive port.
-    array_states
-        A state for each array, 2 bits.
+    array_states, array_unsynced, array_assumed
+        A state for each array, 2 bits; whether it is not in sync, or assumed to be. Without
+        `Config.background` the geometry says so.
     report_read
         Array states, jobs and findings; not there without `Config.background`.
     refresh, fresh
@@ -112,6 +113,8 @@ class PageGenerator(wiring.Component):
                 "allocated": Out(1),
                 "drive_stale": In(MAX_DRIVES),
                 "array_states": In(2 * config.arrays),
+                "array_unsynced": In(config.arrays),
+                "array_assumed": In(config.arrays),
                 "busy": Out(1),
             }
             | ({"report_read": Out(report_read())} if config.background else {})
@@ -245,6 +248,10 @@ class PageGenerator(wiring.Component):
             words.drive_failed.eq(self.drive_failed),
             words.drive_stale.eq(self.drive_stale),
             words.array_state.eq(self.array_states.word_select(number[: config.array_bits], 2)),
+            words.array_unsynced.eq(
+                self.array_unsynced.bit_select(number[: config.array_bits], 1)
+            ),
+            words.array_assumed.eq(self.array_assumed.bit_select(number[: config.array_bits], 1)),
             words.warning.eq(self.warning),
             words.temperature.eq(self.temperature),
             words.changed.eq(self.changed),

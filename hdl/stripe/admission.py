@@ -55,7 +55,10 @@ class Admission(wiring.Component):
     is being rebuilt; ``boundary_read``: the first row of an array that is not yet. From there on
     it is not read, and what is written to a row is written to it as well. ``copy_read``: the copy
     of an array, whose drive gets what its member gets, as target `copy_target` (of mirrors in rows
-    of one strip, as the gatherer makes them). All three with ``background``.
+    of one strip, as the gatherer makes them). ``unsynced``: bit an array; ``sync_read``: the first
+    row of such an array whose parities may be anything, unless the host has written it since. From
+    there on no row is updated: all its parities are generated from data. All with ``background``;
+    without, no row of an array is updated that was not taken to be consistent.
     ``begun`` (with ``intent_chunks``): a row that may be written, before its drives are judged; of
     walks that only write what they cannot read, once that has happened. What these write to stale
     drives, as REBUILD does, is marked already or is there already.
@@ -77,6 +80,8 @@ class Admission(wiring.Component):
             health = {
                 "stale": In(MAX_DRIVES),
                 "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
+                "unsynced": In(config.arrays),
+                "sync_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "copy_read": Out(copy_read(config)),
                 "mend": Out(stream.Signature(walk(config))),
                 "noted": Out(1),
@@ -185,32 +190,30 @@ class Admission(wiring.Component):
                 copies & (of_copy | todo.write.bit_select(todo.copied, 1))
             )
 
-        # A parity that could not be read is not updated but generated anew, from all data.
         parity_mask = Signal(4)
         data_mask = Signal(config.ports)
         dead_parities = Signal(4)
         live_parities = Signal(4)
-        bad_parities = Signal(4)
-        anew = Signal()
         salvage = Signal()
         m.d.comb += [
             parity_mask.eq((1 << geometry.parities) - 1),
             data_mask.eq((1 << data) - 1),
             dead_parities.eq(todo.dead >> data),
             live_parities.eq(parity_mask & ~dead_parities),
-            bad_parities.eq(todo.bad >> data),
-            anew.eq(~recover & (bad_parities & live_parities).any()),
         ]
         request = planner.request.payload
         m.d.comb += [
-            request.kind.eq(Mux(anew | walks, RowKind.RECOVER, row.kind)),
+            request.kind.eq(Mux(walks, RowKind.RECOVER, row.kind)),
             request.data.eq(data),
             request.parities.eq(geometry.parities),
-            request.joined.eq(Mux(anew | gathered, 0, row.joined)),
-            request.dead.eq(todo.dead | todo.bad),
+            request.joined.eq(Mux(gathered, 0, row.joined)),
+            request.dead.eq(todo.dead),
+            request.bad.eq(todo.bad & ~todo.dead),
+            request.unsynced.eq(members.unsynced),
         ]
         plan = planner.plan.payload
         if config.background:
+            m.d.comb += request.stale.eq(todo.stale)
             m.submodules.walk_plan = walk_plan = WalkPlan(config=config)
             m.d.comb += [
                 walk_plan.kind.eq(row.walk.kind),
@@ -405,11 +408,6 @@ class Admission(wiring.Component):
                     with m.If(~recover):
                         with m.If(plan.kind != PlanKind.WRITE_ONLY):
                             m.d.sync += todo.generate.eq(live_parities)
-                        with m.If((plan.erased & ~row.joined) == 0):
-                            # Nothing lost that is not being written: no recovery needed.
-                            m.d.sync += [todo.erased.eq(0), todo.use_parity.eq(0)]
-                            with m.If(plan.kind != PlanKind.UPDATE):
-                                m.d.sync += todo.read.eq(plan.read_data & ~row.joined)
                     with m.If(walks):
                         follow_walk_plan()
                     if config.background:

@@ -87,7 +87,10 @@ class PlanKind(enum.Enum, shape=3):
 
 
 def plan_request(config: Config) -> data.StructLayout:
-    """Plan one row. ``dead``: bit per role (data 0.., then P, Q, ..) whose drive cannot be used."""
+    """Plan one row. Bit per role (data 0.., then P, Q, ..): ``dead``: its drive cannot be used;
+    ``bad``: its drive lives, but the block cannot be read; ``stale``: of these, on a drive that is
+    being rebuilt, which may be written but holds nothing for the row yet. ``unsynced``: unless the
+    host has written the row, its parities may be anything."""
     return data.StructLayout(
         {
             "kind": RowKind,
@@ -95,6 +98,9 @@ def plan_request(config: Config) -> data.StructLayout:
             "parities": 3,
             "joined": MAX_DRIVES,
             "dead": MAX_DRIVES,
+            "bad": MAX_DRIVES,
+            "stale": MAX_DRIVES,
+            "unsynced": 1,
         }
     )
 

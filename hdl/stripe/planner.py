@@ -13,22 +13,32 @@ from hdl.stripe.program import ones
 class Planner(wiring.Component):
     """Answers each request with a plan that leaves the row consistent, or with IMPOSSIBLE.
 
-    A strip may be joined although its drive is dead: its new contents are then kept by the parities
-    alone. Dead drives are neither read nor written. Of the ways that the drives which are left
-    allow, the one with the fewest reads is taken:
+    Of the drives that are not as they should be, the dead ones are neither read nor written. What
+    is bad cannot be read, but it can be written, and is then as good as any; a stale drive, too, is
+    written, but counts for nothing. *Lost* are data strips that are dead or bad. A strip may be
+    joined although it is lost; on a dead or stale drive its new contents are then kept by the
+    parities alone. Of the ways that the drives which are left allow, the one with the fewest reads
+    is taken:
 
     - WRITE_ONLY when no parity is live, or the array has none: no reads;
     - FULL when all data strips are joined: no reads;
-    - UPDATE when no joined strip is dead: the joined strips and the live parities;
-    - RECONSTRUCT when every dead strip is joined: the strips that are not joined;
-    - RECOVER_RECONSTRUCT otherwise: every live strip, and as many parities as strips are dead.
+    - UPDATE when no joined strip is lost, no live parity is bad and the row is not ``unsynced``:
+      the joined strips and the live parities;
+    - RECONSTRUCT when every lost strip is joined: the strips that are not joined;
+    - RECOVER_RECONSTRUCT otherwise: every strip that is not lost, and as many parities as strips
+      are lost.
+
+    All ways but UPDATE generate every live parity from data, so afterwards the row is consistent
+    whatever its parities were before.
 
     On a tie RECONSTRUCT comes first (it also repairs parity), then UPDATE (one pass through the
-    parity engine instead of two). RECOVER_RECONSTRUCT reads every live data strip, the joined ones
-    too, because the old parity belongs to the old contents. `RowKind.RECOVER` reads everything that
-    lets the joined strips and the dead ones be solved, from the lowest live parities; ``joined``
-    may be empty. More lost data strips than live parities are IMPOSSIBLE, except that a row without
-    parities is WRITE_ONLY whatever is dead: the caller sees in ``write_data`` what is written.
+    parity engine instead of two). RECOVER_RECONSTRUCT reads every strip that can be read, the
+    joined ones too, because the old parity belongs to the old contents. `RowKind.RECOVER` reads
+    everything that lets the joined strips and the lost ones be solved, from the lowest parities
+    that can be read; ``joined`` may be empty. More strips to solve than such parities are
+    IMPOSSIBLE, and so is a write after which more strips could not be read than parities that count
+    are live; except that a row without parities is WRITE_ONLY whatever is dead: the caller sees in
+    ``write_data`` what is written.
 
     Whether four lost blocks can be solved on more than 21 data drives depends on which they are
     (`sim.golden.parity.singular_patterns`); that is for the parity pass to find out.
@@ -63,25 +73,37 @@ class Planner(wiring.Component):
 
         recover = Signal()
         no_parity = Signal()
+        unsynced = Signal()
         data = Signal(6)
         strips = Signal(MAX_DRIVES)
         joined = Signal(MAX_DRIVES)
         dead = Signal(MAX_DRIVES)
+        # Data that cannot be read; data that cannot be read after the write either.
         lost = Signal(MAX_DRIVES)
+        open_strips = Signal(MAX_DRIVES)
+        # Parities to write; of these, those that can be read, and those that then count.
         live = Signal(MAX_PARITIES)
+        usable = Signal(MAX_PARITIES)
+        kept = Signal(MAX_PARITIES)
 
         joined_count = Signal(6)
         lost_count = Signal(6)
-        live_count = Signal(3)
+        open_count = Signal(6)
+        usable_count = Signal(3)
+        kept_count = Signal(3)
 
         # What a request says, with everything outside the row masked off.
         row_strips = Signal(MAX_DRIVES)
         row_parities = Signal(MAX_PARITIES)
-        row_dead = Signal(MAX_DRIVES)
+        row_live = Signal(MAX_PARITIES)
+        row_lost = Signal(MAX_DRIVES)
+        row_joined = Signal(MAX_DRIVES)
         m.d.comb += [
             row_strips.eq((1 << request.data) - 1),
             row_parities.eq((1 << request.parities) - 1),
-            row_dead.eq(request.dead & row_strips),
+            row_live.eq(row_parities & ~(request.dead >> request.data)),
+            row_lost.eq((request.dead | request.bad) & row_strips),
+            row_joined.eq(request.joined & row_strips),
         ]
 
         # Which ways there are, and which reads least.
@@ -89,25 +111,28 @@ class Planner(wiring.Component):
         reconstruct_reads = Signal(6)
         can_update = Signal()
         can_reconstruct = Signal()
-        lowest_live = Signal(MAX_PARITIES)
+        can_recover = Signal()
+        lowest_usable = Signal(MAX_PARITIES)
         m.d.comb += [
-            update_reads.eq(joined_count + live_count),
+            # It is taken only if all live parities can be read.
+            update_reads.eq(joined_count + usable_count),
             reconstruct_reads.eq(data - joined_count),
-            can_update.eq(~(joined & dead).any()),
-            can_reconstruct.eq(~(dead & ~joined).any()),
+            can_update.eq(~unsynced & ~(joined & lost).any() & (usable == live)),
+            can_reconstruct.eq(~(lost & ~joined).any()),
+            can_recover.eq(lost_count <= usable_count),
         ]
         for parity in range(MAX_PARITIES):
-            before = sum(live[:parity], start=Value.cast(0))
-            m.d.comb += lowest_live[parity].eq(live[parity] & (before < lost_count))
+            before = sum(usable[:parity], start=Value.cast(0))
+            m.d.comb += lowest_usable[parity].eq(usable[parity] & (before < lost_count))
 
         kind = Signal(PlanKind)
         with m.If(recover):
-            m.d.comb += kind.eq(Mux(lost_count > live_count, PlanKind.IMPOSSIBLE, PlanKind.RECOVER))
+            m.d.comb += kind.eq(Mux(can_recover, PlanKind.RECOVER, PlanKind.IMPOSSIBLE))
         with m.Elif(no_parity):
             m.d.comb += kind.eq(PlanKind.WRITE_ONLY)
-        with m.Elif(lost_count > live_count):
+        with m.Elif(open_count > kept_count):
             m.d.comb += kind.eq(PlanKind.IMPOSSIBLE)
-        with m.Elif(live_count == 0):
+        with m.Elif(live == 0):
             m.d.comb += kind.eq(PlanKind.WRITE_ONLY)
         with m.Elif(joined == strips):
             m.d.comb += kind.eq(PlanKind.FULL)
@@ -115,8 +140,10 @@ class Planner(wiring.Component):
             m.d.comb += kind.eq(PlanKind.RECONSTRUCT)
         with m.Elif(can_update & (can_reconstruct | (update_reads <= data))):
             m.d.comb += kind.eq(PlanKind.UPDATE)
-        with m.Else():
+        with m.Elif(can_recover):
             m.d.comb += kind.eq(PlanKind.RECOVER_RECONSTRUCT)
+        with m.Else():
+            m.d.comb += kind.eq(PlanKind.IMPOSSIBLE)
 
         with m.FSM(name="plan") as fsm:
             with m.State("TAKE"):
@@ -125,22 +152,30 @@ class Planner(wiring.Component):
                     m.d.sync += [
                         recover.eq(request.kind == RowKind.RECOVER),
                         no_parity.eq(request.parities == 0),
+                        unsynced.eq(request.unsynced),
                         data.eq(request.data),
                         strips.eq(row_strips),
-                        joined.eq(request.joined & row_strips),
-                        dead.eq(row_dead),
+                        joined.eq(row_joined),
+                        dead.eq(request.dead & row_strips),
                         lost.eq(
-                            row_dead
-                            | Mux(request.kind == RowKind.RECOVER, request.joined & row_strips, 0)
+                            row_lost | Mux(request.kind == RowKind.RECOVER, row_joined, 0)
                         ),
-                        live.eq(row_parities & ~(request.dead >> request.data)),
+                        open_strips.eq(
+                            ((request.dead | request.stale) & row_strips)
+                            | (row_lost & ~row_joined)
+                        ),
+                        live.eq(row_live),
+                        usable.eq(row_live & ~(request.bad >> request.data)),
+                        kept.eq(row_live & ~(request.stale >> request.data)),
                     ]
                     m.next = "COUNT"
             with m.State("COUNT"):
                 m.d.sync += [
                     joined_count.eq(ones(joined)),
                     lost_count.eq(ones(lost)),
-                    live_count.eq(ones(live)),
+                    open_count.eq(ones(open_strips)),
+                    usable_count.eq(ones(usable)),
+                    kept_count.eq(ones(kept)),
                 ]
                 m.next = "DECIDE"
             with m.State("DECIDE"):
@@ -161,8 +196,8 @@ class Planner(wiring.Component):
                     with m.Case(PlanKind.RECOVER_RECONSTRUCT, PlanKind.RECOVER):
                         m.d.sync += [
                             answer.read_data.eq(strips & ~lost),
-                            answer.read_parity.eq(lowest_live),
-                            answer.use_parity.eq(lowest_live),
+                            answer.read_parity.eq(lowest_usable),
+                            answer.use_parity.eq(lowest_usable),
                             answer.erased.eq(lost),
                         ]
                         with m.If(~recover):

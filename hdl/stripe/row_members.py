@@ -28,6 +28,9 @@ class RowMembers:
     ----------
     roles
         How many there are.
+    unsynced
+        The row may not satisfy its equations, unless the host has written it; holds from a few
+        cycles after the row is at hand.
     copies, copied
         With ``background``: a member of the row is copied, and the target that its block goes to.
     """
@@ -58,6 +61,7 @@ class RowMembers:
         self._role = Signal(6, name="role")
         self._ask = Signal(name="ask")
         self._number = Signal(target_bits(config), name="number")
+        self.unsynced = Signal(name="unsynced")
         self.copies = Signal(name="copies")
         self.copied = Signal(target(config), name="copied")
 
@@ -77,6 +81,9 @@ class RowMembers:
         port = ports.member_read.data
         gone = ports.failed.bit_select(port, 1)
         if config.background:
+            open_array = ports.unsynced.bit_select(row.array, 1)
+            m.d.comb += ports.sync_read.address.eq(row.array)
+            m.d.sync += self.unsynced.eq(open_array & (row.row >= ports.sync_read.data))
             beyond = Signal()
             m.submodules.duplicate = duplicate = Duplicate(config=config)
             m.d.comb += [
@@ -100,6 +107,8 @@ class RowMembers:
                     copied.strip.eq(got_role),
                     copied.wrapped.eq(got_wrapped),
                 ]
+        else:
+            m.d.comb += self.unsynced.eq(~self._geometry.assumed)
         m.d.comb += [
             ports.member_read.address.array.eq(row.array),
             ports.member_read.address.position.eq(row.base + place),

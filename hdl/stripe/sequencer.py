@@ -90,6 +90,8 @@ class Sequencer(wiring.Component):
             background = {
                 "stale": In(MAX_DRIVES),
                 "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
+                "unsynced": In(config.arrays),
+                "sync_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "copy_read": Out(copy_read(config)),
                 "walked": Out(stream.Signature(walked(config))),
                 "mend": Out(stream.Signature(walk(config))),
@@ -138,6 +140,8 @@ class Sequencer(wiring.Component):
         m.d.comb += admission.failed.eq(self.failed)
         if config.background:
             connect(m, admission.boundary_read, flipped(self.boundary_read))
+            connect(m, admission.sync_read, flipped(self.sync_read))
+            m.d.comb += admission.unsynced.eq(self.unsynced)
             connect(m, admission.copy_read, flipped(self.copy_read))
             connect(m, admission.mend, flipped(self.mend))
             m.d.comb += [

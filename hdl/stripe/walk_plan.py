@@ -40,7 +40,8 @@ class WalkPlan(wiring.Component):
         With parities: `RowKind.RECOVER` of nothing joined, with ``dead`` and ``bad`` lost.
     possible, read, erased, use_parity, generate, write
         As in `hdl.stripe.program.program`. A REBUILD or COPY that is not possible makes unreadable
-        what is on stale drives, so that what they hold is never taken for the row's.
+        what is on stale drives, so that what they hold is never taken for the row's; and a RESYNC
+        the live parities, which may never have been the row's.
     checks
         Parities, or copies, are compared before anything is written.
     single, source
@@ -142,4 +143,6 @@ class WalkPlan(wiring.Component):
         m.d.comb += self.write.eq(anew & ~spared)
         with m.If(~self.possible):
             m.d.comb += self.write.eq(Mux(rebuilds | copies, live & self.stale, 0))
+            with m.If(resyncs & ~self.mirrored):
+                m.d.comb += self.write.eq(live & ~data_roles)
         return m

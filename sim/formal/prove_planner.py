@@ -41,7 +41,9 @@ class PlannerSpecification(wiring.Component):
             Assume(asking.parities <= PARITIES),
             Assume(asking.data != 0),
             Assume(asking.joined < 1 << WIDTH),
-            Assume(asking.dead < 1 << WIDTH),
+            Assume((asking.dead | asking.bad) < 1 << WIDTH),
+            Assume((asking.bad & asking.dead) == 0),
+            Assume((asking.stale & ~asking.bad) == 0),
         ]
         request = Signal(plan_request(small()))
         waiting = Signal()
@@ -54,31 +56,43 @@ class PlannerSpecification(wiring.Component):
 
         plan = planner.plan.payload
         strips = Signal(WIDTH)
-        live = Signal(PARITIES)
+        parities, live, usable = Signal(PARITIES), Signal(PARITIES), Signal(PARITIES)
         joined = Signal(WIDTH)
         dead = Signal(WIDTH)
+        unreadable = Signal(WIDTH)
         lost = Signal(WIDTH)
+        owed, held = Signal(WIDTH), Signal(PARITIES)
         recover = request.kind == RowKind.RECOVER
         m.d.comb += [
             strips.eq((1 << request.data) - 1),
-            live.eq(((1 << request.parities) - 1) & ~(request.dead >> request.data)),
+            parities.eq((1 << request.parities) - 1),
+            live.eq(parities & ~(request.dead >> request.data)),
+            usable.eq(live & ~(request.bad >> request.data)),
             joined.eq(request.joined & strips),
             dead.eq(request.dead & strips),
-            lost.eq(Mux(recover, joined | dead, dead)),
+            unreadable.eq((request.dead | request.bad) & strips),
+            lost.eq(Mux(recover, joined | unreadable, unreadable)),
+            # What no drive has of the data once the write is done, and the parities that have it.
+            owed.eq(((request.dead | request.stale) & strips) | (unreadable & ~joined)),
+            held.eq(live & ~(request.stale >> request.data)),
         ]
         reads = _count(plan.read_data[:WIDTH]) + _count(plan.read_parity)
-        too_many = _count(lost) > _count(live)
+        unsolvable = _count(lost) > _count(usable)
+        complete = (unreadable & ~joined) == 0
+        refused = (_count(owed) > _count(held)) | (~complete & unsolvable)
         is_kind = {kind: plan.kind == kind for kind in PlanKind}
         impossible = is_kind[PlanKind.IMPOSSIBLE]
         solves = is_kind[PlanKind.RECOVER] | is_kind[PlanKind.RECOVER_RECONSTRUCT]
         with m.If(planner.plan.valid):
             m.d.comb += [
-                # Only drives that are there.
-                Assert(((plan.read_data | plan.write_data) & ~(strips & ~dead)) == 0),
-                Assert(((plan.read_parity | plan.write_parity) & ~live) == 0),
+                # Only drives that are there, and only what can be read.
+                Assert((plan.write_data & ~(strips & ~dead)) == 0),
+                Assert((plan.read_data & ~(strips & ~unreadable)) == 0),
+                Assert((plan.write_parity & ~live) == 0),
+                Assert((plan.read_parity & ~usable) == 0),
                 # Refused exactly when the level does not tolerate it.
-                Assert(impossible == (too_many & (recover | (request.parities != 0)))),
-                Assert(is_kind[PlanKind.RECOVER] == (recover & ~too_many)),
+                Assert(impossible == Mux(recover, unsolvable, refused & (request.parities != 0))),
+                Assert(is_kind[PlanKind.RECOVER] == (recover & ~unsolvable)),
             ]
             with m.If(~recover & ~impossible):
                 m.d.comb += [
@@ -91,6 +105,7 @@ class PlannerSpecification(wiring.Component):
                 m.d.comb += [
                     Assert(plan.erased == lost),
                     Assert(plan.read_data == strips & ~lost),
+                    Assert(recover | ~complete),
                     Assert(plan.read_parity == plan.use_parity),
                     Assert(_count(plan.use_parity) == _count(lost)),
                 ]
@@ -105,13 +120,14 @@ class PlannerSpecification(wiring.Component):
                     m.d.comb += [
                         Assert(plan.read_data == joined),
                         Assert(plan.read_parity == live),
+                        Assert(~request.unsynced),
                     ]
                 with m.Case(PlanKind.RECONSTRUCT):
                     m.d.comb += Assert(plan.read_data | joined == strips)
             with m.If(~recover & ~impossible & (live != 0)):
-                with m.If((joined & dead) == 0):
+                with m.If(((joined & unreadable) == 0) & (usable == live) & ~request.unsynced):
                     m.d.comb += Assert(reads <= _count(joined) + _count(live))
-                with m.If((dead & ~joined) == 0):
+                with m.If(complete):
                     m.d.comb += Assert(reads <= request.data - _count(joined))
                 m.d.comb += Assert(reads <= request.data)
         return m
@@ -130,6 +146,18 @@ class PatchedPlanner(Planner):
             return super().elaborate(platform)
 
 
+class TrustingPlanner(Planner):
+    """A mutant: every row is taken for consistent."""
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.planner = planner = Planner(config=self._config)
+        connect(m, flipped(self.request), planner.request)
+        connect(m, planner.plan, flipped(self.plan))
+        m.d.comb += [planner.request.payload.unsynced.eq(0), self.busy.eq(planner.busy)]
+        return m
+
+
 PROOFS = [
     Proof(
         name="planner",
@@ -137,6 +165,9 @@ PROOFS = [
         # A request takes 5 cycles and leaves nothing behind that the next one does not overwrite.
         mode="bmc",
         depth=8,
-        mutants=[lambda: PlannerSpecification(PatchedPlanner(config=small()))],
+        mutants=[
+            lambda: PlannerSpecification(PatchedPlanner(config=small())),
+            lambda: PlannerSpecification(TrustingPlanner(config=small())),
+        ],
     )
 ]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from sim.golden.parity import generate, recover, update
 
 Block = bytes
+NOTHING: set[int] = set()
 
 
 class DeadDriveError(AssertionError):
@@ -34,18 +35,33 @@ class Plan:
         return len(self.read_data) + len(self.read_parity)
 
 
-def plan(*, recover_row: bool, data: int, parities: int, joined: set[int], dead: set[int]) -> Plan:
-    """The plan for a row of ``data`` strips and ``parities``; ``dead`` counts parities after data.
+def plan(
+    *,
+    recover_row: bool,
+    data: int,
+    parities: int,
+    joined: set[int],
+    dead: set[int],
+    bad: set[int] = NOTHING,
+    stale: set[int] = NOTHING,
+    unsynced: bool = False,
+) -> Plan:
+    """The plan for a row of ``data`` strips and ``parities``; roles count parities after data.
 
+    ``dead``: roles that are neither read nor written; ``bad``: that cannot be read; ``stale``:
+    of these, those that hold nothing for the row even once they are written. ``unsynced``: the old
+    parities prove nothing of blocks that are written without reading the rest.
     Of plans that read equally much the first in the list is taken.
     """
     strips = frozenset(range(data))
     joined_strips = frozenset(joined) & strips
     gone = frozenset(dead) & strips
+    unreadable = frozenset(dead | bad) & strips
     live = frozenset(j for j in range(parities) if data + j not in dead)
-    lost = gone | joined_strips if recover_row else gone
-    used = frozenset(sorted(live)[: len(lost)])
-    solvable = len(lost) <= len(live)
+    usable = frozenset(j for j in live if data + j not in bad)
+    lost = unreadable | joined_strips if recover_row else unreadable
+    used = frozenset(sorted(usable)[: len(lost)])
+    solvable = len(lost) <= len(usable)
 
     if recover_row:
         if not solvable:
@@ -57,44 +73,58 @@ def plan(*, recover_row: bool, data: int, parities: int, joined: set[int], dead:
     writes = {"write_data": joined_strips - gone, "write_parity": live}
     if parities == 0:
         return Plan(kind="WRITE_ONLY", **writes)
-    if not solvable:
+    # What the parities alone hold afterwards.
+    owed = (strips & frozenset(dead | stale)) | (unreadable - joined_strips)
+    if len(owed) > len([j for j in live if data + j not in stale]):
         return Plan(kind="IMPOSSIBLE")
     ways = []
     if not live:
         ways.append(Plan(kind="WRITE_ONLY", **writes))
     if joined_strips == strips:
         ways.append(Plan(kind="FULL", **writes))
-    if gone <= joined_strips:
+    if unreadable <= joined_strips:
         ways.append(Plan(kind="RECONSTRUCT", read_data=strips - joined_strips, **writes))
-    if not gone & joined_strips:
+    if not unsynced and not unreadable & joined_strips and usable == live:
         ways.append(Plan(kind="UPDATE", read_data=joined_strips, read_parity=live, **writes))
-    ways.append(
-        Plan(
-            kind="RECOVER_RECONSTRUCT",
-            read_data=strips - gone,
-            read_parity=used,
-            erased=gone,
-            use_parity=used,
-            **writes,
+    if solvable and not unreadable <= joined_strips:
+        ways.append(
+            Plan(
+                kind="RECOVER_RECONSTRUCT",
+                read_data=strips - unreadable,
+                read_parity=used,
+                erased=unreadable,
+                use_parity=used,
+                **writes,
+            )
         )
-    )
-    return min(ways, key=lambda way: way.reads)
+    return min(ways, key=lambda way: way.reads, default=Plan(kind="IMPOSSIBLE"))
 
 
 def carry_out(
-    chosen: Plan, row: Sequence[Block | None], parities: int, new: Mapping[int, Block]
+    chosen: Plan,
+    row: Sequence[Block | None],
+    parities: int,
+    new: Mapping[int, Block],
+    bad: set[int] = NOTHING,
 ) -> list[Block | None]:
     """The row after the plan: ``row`` holds data, then parities, and None where a drive is dead.
+
+    Roles in ``bad`` may be written, but not read.
 
     For RECOVER the lost data blocks are filled in and nothing else changes.
     """
     data = len(row) - parities
 
-    def read(role: int) -> Block:
+    def there(role: int) -> Block:
         block = row[role]
         if block is None:
-            raise DeadDriveError(f"role {role} is read")
+            raise DeadDriveError(f"role {role} is used")
         return block
+
+    def read(role: int) -> Block:
+        if role in bad:
+            raise DeadDriveError(f"role {role} is read")
+        return there(role)
 
     old = {role: read(role) for role in chosen.read_data}
     old_parity = {j: read(data + j) for j in chosen.read_parity}
@@ -125,6 +155,6 @@ def carry_out(
     writes = [(role, new[role]) for role in chosen.write_data]
     writes += [(data + j, parity[j]) for j in chosen.write_parity]
     for role, block in writes:
-        read(role)
+        there(role)
         result[role] = block
     return result

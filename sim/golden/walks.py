@@ -54,6 +54,9 @@ def outcome(walk: Walk) -> Outcome:
         if steps is None:
             spoils = walk.kind in ("REBUILD", "COPY")
             spoilt = walk.stale - walk.dead if spoils else frozenset()
+            if walk.kind == "RESYNC" and walk.copies == 1:
+                # Parities that may never have been the row's.
+                spoilt = frozenset(role for role in walk.roles if role >= walk.data) - walk.dead
             return Outcome(result="LOST", roles=walk.dead | bad, spoilt=spoilt)
         read, written = steps
         found = read & walk.unreadable

@@ -76,7 +76,9 @@ def _reconstruct_latency(share: float) -> Figure:
         async def main() -> float:
             nvme, transport = card.nvme, card.transport
             await nvme.start(queue_pairs=1)
-            array = await raid.create_array(nvme, Level.RAID5, range(PORTS), strip_kib=STRIP_KIB)
+            array = await raid.create_array(
+                nvme, Level.RAID5, range(PORTS), strip_kib=STRIP_KIB, assume_consistent=True
+            )
             namespace = await raid.create_volume(nvme, array)
             blocks = (await nvme.namespace(namespace)).blocks
             card.harness.remove(0)

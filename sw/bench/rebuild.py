@@ -47,7 +47,9 @@ async def _begin(card: SimulatedCard) -> None:
 
 async def _degrade(card: SimulatedCard) -> None:
     await card.nvme.start(queue_pairs=4)
-    await raid.create_array(card.nvme, Level.RAID5, range(MEMBERS), strip_kib=STRIP_KIB)
+    await raid.create_array(
+        card.nvme, Level.RAID5, range(MEMBERS), strip_kib=STRIP_KIB, assume_consistent=True
+    )
     card.harness.remove(PULLED)
     await card.transport.sleep(SETTLE_NS)
 

@@ -78,7 +78,12 @@ def load_card(
             nvme = card.nvme
             await nvme.start(queue_pairs=4 if profile.random else 1)
             array = await raid.create_array(
-                nvme, level, range(members or ports), strip_kib=STRIP_KIB, spans=spans
+                nvme,
+                level,
+                range(members or ports),
+                strip_kib=STRIP_KIB,
+                spans=spans,
+                assume_consistent=True,
             )
             namespace = await raid.create_volume(nvme, array)
             blocks = (await nvme.namespace(namespace)).blocks

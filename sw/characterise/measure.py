@@ -60,7 +60,11 @@ async def _run(card: SimulatedCard, point: Point) -> tuple[Result, dict[str, int
     nvme = card.nvme
     await nvme.start(queue_pairs=point.queue_pairs)
     array = await raid.create_array(
-        nvme, point.level, range(point.drives), strip_kib=point.strip_kib
+        nvme,
+        point.level,
+        range(point.drives),
+        strip_kib=point.strip_kib,
+        assume_consistent=True,
     )
     namespace = await raid.create_volume(nvme, array)
     size = await nvme.namespace(namespace)

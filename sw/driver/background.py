@@ -49,6 +49,12 @@ class Job:
     """Chunks in which a member that went away now would miss something, or that one is missing."""
     chunk_rows: int = 0
     """Rows of a chunk; 0: the card has no write-intent bitmap."""
+    in_sync: bool = True
+    """Every row satisfies its equations, copies are alike."""
+    assumed: bool = False
+    """That is so only because it was said as the array was created."""
+    sync_row: int = 0
+    """If the array is not in sync: all rows before it are."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +193,9 @@ async def jobs(nvme: Nvme) -> list[Job]:
                     (words[8] | words[9] << 32, words[10] | words[11] << 32),
                     words[7] & 0xFFFF,
                     (words[7] >> 31) << (words[7] >> 16 & 0x3F),
+                    not head >> 2 & 1,
+                    bool(head >> 3 & 1),
+                    words[12] | words[13] << 32,
                 )
             )
     return found

@@ -15,6 +15,9 @@ DELETE_ARRAY = 0xC4
 CREATE_VOLUME = 0xC8
 DELETE_VOLUME = 0xCC
 
+ASSUMED, IDLE, DEGRADED, ZERO = (1 << bit for bit in (4, 5, 6, 31))
+"""Flags of create array."""
+
 LIST_ARRAYS = 0
 LIST_VOLUMES = 1
 LIST_DRIVES = 2
@@ -49,7 +52,11 @@ class Member:
 
 @dataclass(frozen=True)
 class Array:
-    """An array as the card reports it. Sizes are blocks of 4 KiB."""
+    """An array as the card reports it. Sizes are blocks of 4 KiB.
+
+    ``in_sync``: every row satisfies its equations, copies are alike. ``assumed``: that is so only
+    because it was said as the array was created.
+    """
 
     number: int
     level: Level
@@ -65,6 +72,8 @@ class Array:
     strip_blocks: int
     blocks: int
     members: tuple[Member, ...]
+    in_sync: bool = True
+    assumed: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,14 +113,19 @@ async def create_array(
     copies: int = 0,
     spans: int = 1,
     rotation: Rotation = Rotation.LEFT_SYMMETRIC,
-    initialise: bool = False,
     zero: bool = False,
+    assume_consistent: bool = False,
+    start_job: bool = True,
+    degraded: bool = False,
 ) -> int:
     """Creates an array of ``level`` over the drives at ports ``drives``; its number.
 
-    ``copies`` 0 is the level's default; ``rotation`` says how parity moves. Rows are taken to be
-    consistent, unless the card is to ``initialise`` them in the background or to ``zero`` all
-    blocks before there can be a volume. Raises `ValueError` for
+    ``copies`` 0 is the level's default; ``rotation`` says how parity moves. The card makes rows
+    consistent in the background, unless it is to ``zero`` all blocks before there can be a volume,
+    or ``start_job`` is false: then RESYNC or ZERO is started later. Until that is done writes are
+    slower. With ``assume_consistent`` rows are taken to be so, which is true of drives that are all
+    zeros; on others data is lost when a drive fails. ``degraded``: ports without a drive become
+    failed members, as many as the level tolerates. Raises `ValueError` for
     what no card takes and `sw.driver.commands.NvmeError` for what this one refuses.
     """
     if strip_kib & (strip_kib - 1) or not BLOCK_BYTES // KIB <= strip_kib <= LARGEST_STRIP_KIB:
@@ -128,7 +142,8 @@ async def create_array(
         mask |= 1 << port
     shift = (strip_kib * KIB // BLOCK_BYTES).bit_length() - 1
     fields = level.value | shift << 8 | rotation.value << 12 | copies << 16 | spans << 24
-    fields |= initialise << 30 | zero << 31
+    fields |= ASSUMED * assume_consistent | IDLE * (not start_job) | DEGRADED * degraded
+    fields |= ZERO * zero
     done = await nvme.admin(Command(CREATE_ARRAY, dwords=(fields, mask)), "create array")
     return done.result
 
@@ -202,7 +217,7 @@ async def arrays(nvme: Nvme) -> list[Array]:
             Array(
                 number,
                 Level(kind >> 4),
-                ArrayState(words[35]),
+                ArrayState(words[35] & 3),
                 bool(flags & 2),
                 missing,
                 width,
@@ -214,6 +229,8 @@ async def arrays(nvme: Nvme) -> list[Array]:
                 1 << shift,
                 words[38] | words[39] << 32,
                 members,
+                not words[35] >> 2 & 1,
+                bool(words[35] >> 3 & 1),
             )
         )
     return found

@@ -97,7 +97,9 @@ def started(
 
 async def _make_mirror(card: SimulatedCard) -> None:
     await card.nvme.start()
-    array = await raid.create_array(card.nvme, Level.RAID1, MIRROR_PORTS)
+    array = await raid.create_array(
+        card.nvme, Level.RAID1, MIRROR_PORTS, assume_consistent=True
+    )
     await raid.create_volume(card.nvme, array, blocks=MIRROR_MIB * BLOCKS_PER_MIB)
     await card.nvme.stop()
 

@@ -77,7 +77,9 @@ def manage(run: Run) -> str:
     """An array and a volume are made, refused and listed with nvme admin-passthru."""
     cli = run.cli
     array = cli.do(
-        raid.create_array(cli.nvme, Level.RAID6, PARITY_PORTS, strip_kib=STRIP_KIB)
+        raid.create_array(
+            cli.nvme, Level.RAID6, PARITY_PORTS, strip_kib=STRIP_KIB, assume_consistent=True
+        )
     )
     try:
         cli.do(raid.create_array(cli.nvme, Level.RAID5, PARITY_PORTS[:3]))
