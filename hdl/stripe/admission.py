@@ -306,15 +306,17 @@ class Admission(wiring.Component):
                 m.d.sync += retried.eq(retries.r_rdy)
                 if share is not None:
                     m.d.comb += share.woken.ready.eq(1)
-                with m.If(waits_for_share):
-                    if share is not None:
+                first_of = m.If
+                if share is not None:
+                    first_of = m.Elif
+                    with m.If(waits_for_share):
                         with m.If(share.woken.valid):
                             m.d.sync += [
                                 slot.eq(share.woken.payload.slot),
                                 retried.eq(share.woken.payload.retried),
                             ]
                             m.next = "READ-ROW"
-                with m.Elif(retries.r_rdy):
+                with first_of(retries.r_rdy):
                     m.d.comb += retries.r_en.eq(1)
                     m.d.sync += slot.eq(retries.r_data)
                     m.next = "READ-ROW"
