@@ -20,8 +20,15 @@ SEED = int(os.environ.get("SEED") or "1")
 USUAL = ALL - {"sizes"}
 """Other controllers take minutes to build."""
 
-UNMENDED: set[str] = set()
-"""Features under which runs are known to fail."""
+UNMENDED = {
+    "delete",  # What a deleted array has inside lands in the next, or loops.
+    "early",  # Rows that are not initialised are taken for consistent.
+    "past",  # A flush succeeds although both copies of a strip are gone.
+    "power",  # A drive is trusted that has not been flushed since it was copied or rebuilt.
+    "refused",  # The last good copy is given up for one block.
+    "several",  # An array waits for drives of another.
+}
+"""Features under which the controller is known to fail; the campaign has them all."""
 
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + 4))
@@ -194,7 +201,7 @@ def test_flushes_past_tolerance_are_found(monkeypatch):
 
 
 def test_what_an_old_array_writes_is_found(monkeypatch):
-    """A block changes as an array takes the place of another."""
+    """Blocks change as an array takes the place of another."""
     create = Array.create
 
     async def spoil(array: Array, **options) -> None:
@@ -204,7 +211,7 @@ def test_what_an_old_array_writes_is_found(monkeypatch):
 
     monkeypatch.setattr(Array, "create", spoil)
     monkeypatch.setattr("sim.campaign.lifetimes.WHOLE", 1)
-    find(monkeypatch, {"delete"}, "is an old array's")
+    find(monkeypatch, {"delete"}, "is an old array's|is wrong")
 
 
 # The command line
@@ -254,7 +261,7 @@ def test_processes(monkeypatch, capsys):
     ends = []
     for processes in ("1", "2"):
         options = ["--runs", "2", "--seed", str(SEED + 4), "--processes", processes]
-        monkeypatch.setattr(sys, "argv", ["campaign", *options, "--only", "medium,hang,several"])
+        monkeypatch.setattr(sys, "argv", ["campaign", *options, "--only", "medium,hang,volumes"])
         assert command.main() == 0
         ends.append(re.sub(r"in .* s \(.*\)", "", capsys.readouterr().out))
     assert ends[0] == ends[1] and "nothing lost" in ends[0]

@@ -8,8 +8,10 @@ from hdl.array.interface import ArrayState, Level
 from hdl.background.interface import WalkKind
 from hdl.background.jobs import JobState
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, SECTOR_BYTES
+from sim.campaign.bounds import given_up_ns
 from sim.campaign.budget import Budget
 from sim.campaign.card import Card, Stuck
+from sim.campaign.sizes import USUAL
 from sim.campaign.volume import Volume, pieces
 from sim.golden.image import members
 from sim.golden.layout import Layout
@@ -95,13 +97,13 @@ class Array:
     def longest_ns(self) -> float:
         """Time in which each of its commands must end (docs/architecture.md, Drives that hang).
 
-        Each drive that hangs is given up after (``drive_resets`` + 1) times what a command may stay
-        in a port; a command may meet them one after the other, and then takes what others take. An
+        A command may meet drives that hang one after the other, and then takes what others take. An
         array whose drives have no fault does not wait for anybody's.
         """
         card = self.card
         work = SSD_WORK_NS if isinstance(card.drive, Ssd) else WORK_NS
-        hung = (card.config.drive_resets + 1) * card.ladder_ns
+        work *= USUAL.clock_hz / card.config.clock_hz
+        hung = given_up_ns(card.config)
         waits = len(self.troubled) * hung + (card.ladder_ns if self.troubled else 0)
         return waits + work
 

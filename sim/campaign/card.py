@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, Config
-from hdl.drive.ladder import longest_ms
+from sim.campaign.bounds import given_up_ns, ladder_ns
 from sim.native.parameters import DriveParameters
 from sw.driver.card import SimulatedCard
 from sw.driver.commands import NvmeError
@@ -15,6 +15,7 @@ from sw.driver.native import NativeTransport
 from sw.driver.transport import PAGE_BYTES
 
 if TYPE_CHECKING:
+    from sim.campaign.array import Array
     from sim.campaign.volume import Volume
 
 MEMORY_BYTES = 64 << 20
@@ -107,12 +108,13 @@ class Card:
         self.nvme = self._card.nvme
         self.transport = self._card.transport
         self.run = self._card.run
-        self.ladder_ns = longest_ms(config) * 1e6
+        self.ladder_ns = ladder_ns(config)
         """Longest time of a command in a drive port."""
         self.unusable: set[int] = set()
         """Ports whose drives are pulled, or were failed."""
         self.troubled: set[int] = set()
         """Ports whose drives have ever had a fault that takes the ladder."""
+        self.arrays: list[Array] = []
         self._outstanding: list[Begun] = []
         self._buffers: list[int] = []
         self._done = False
@@ -143,7 +145,7 @@ class Card:
 
         A deletion waits for what is inside, which every drive of the card may hold up.
         """
-        most = (self.config.drive_resets + 1) * (self.config.ports + 1) * self.ladder_ns
+        most = (self.config.ports + 1) * given_up_ns(self.config)
         idle_ns = self.harness.now_ns
         while not self._done:
             await self.sleep(WATCH_NS)
@@ -163,9 +165,12 @@ class Card:
         most = begun.volume.array.longest_ns()
         self.outcome.slowest = max(self.outcome.slowest, took / most)
         if took > most:
+            ports = {port for array in self.arrays for port in array.troubled}
+            own = len(begun.volume.array.troubled)
             raise Stuck(
-                f"{begun.what} of {begun.volume} has taken {took / 1e6:.2f} ms,"
-                f" and may take {most / 1e6:.2f} ms"
+                f"{begun.what} of {begun.volume} has taken {took / 1e6:.2f} ms, and may take"
+                f" {most / 1e6:.2f} ms, with faults of {own} of its drives, and of"
+                f" {len(ports) - own} of others"
             )
 
     async def timed(self, volume: "Volume", what: str, command: Coroutine) -> int:
@@ -233,7 +238,7 @@ class Card:
     async def rests(self, ports: Iterable[int]) -> None:
         """Returns when these drives have ended every command, also those no host waits for."""
         statistics = self.harness.drive_statistics
-        until = self.harness.now_ns + 2 * (self.config.drive_resets + 1) * self.ladder_ns
+        until = self.harness.now_ns + 2 * given_up_ns(self.config)
         while any(statistics(port)["outstanding"] for port in ports):
             if self.harness.now_ns > until:
                 raise Stuck("a drive has had a command for longer than the ladder allows")

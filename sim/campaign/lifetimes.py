@@ -19,7 +19,7 @@ WRITE_FAULT = 0x280
 FAILING = (0, WRITE_FAULT, UNRECOVERED_READ)
 """Statuses of an array that has lost data."""
 
-ZERO, GARBAGE, EARLY, DELETED, WHOLE = 0.15, 0.45, 0.5, 0.3, 0.6
+ZERO, GARBAGE, EARLY, STOPPED, DELETED, WHOLE = 0.15, 0.45, 0.5, 0.7, 0.3, 0.6
 
 
 class Lifetimes:
@@ -65,12 +65,12 @@ class Lifetimes:
         """It is used while it initialises, and has its redundancy after that."""
         contents = array.snapshot()
         await array.create(initialise=True)
-        await array.create_volumes(contents)
-        if self._choose.random() < 0.5:
-            await self._interrupt_job(array)
         if "early" in self._features and self._choose.random() < EARLY:
-            await self._lose_early(array)
+            await self._lose_early(array, contents)
         else:
+            await array.create_volumes(contents)
+            if self._choose.random() < 0.5:
+                await self._interrupt_job(array)
             await array.load(share=0.5)
             await array.initialised()
         array.card.outcome.seen["arrays begun with garbage"] += 1
@@ -89,9 +89,15 @@ class Lifetimes:
         await background.start_job(card.nvme, array.number, job.kind, resume=True)
         card.outcome.seen["jobs resumed"] += 1
 
-    async def _lose_early(self, array: Array) -> None:
+    async def _lose_early(self, array: Array, contents: list[set[bytes]]) -> None:
         """A drive goes before the array has its redundancy: what is read is right, or fails."""
         card = array.card
+        stopped = self._choose.random() < STOPPED and (await array.job()).state == JobState.RUNNING
+        if stopped:
+            await background.stop_job(card.nvme, array.number)
+        await array.create_volumes(contents)
+        if stopped:
+            await array.load()
         array.troubled.update(array.ports)
         load = card.spawn([array.load(share=0.5, allowed=FAILING)])
         await card.sleep(self._choose.uniform(0, FAULT_TIME_NS))

@@ -103,6 +103,7 @@ class Run:
                 )
                 for number, (layout, ports) in enumerate(self._layouts)
             ]
+            card.arrays = arrays
             self.outcome.title += f": {'; '.join(map(str, arrays))}"
             card.run(self._main(card, arrays))
             if self._tamper:

@@ -4,9 +4,12 @@ import random
 
 from cocotb_tests.array_models import random_layout
 from hdl.config import Config
-from sim.golden.layout import Layout
+from sim.golden.layout import LEAST_DRIVES, PARITIES, Layout
 
 LONGEST_STRIP = 16
+WEIGHTS = {"JBOD": 1, "RAID0": 2, "RAID1": 3, "RAID10": 3, "RAID5": 5, "RAID6": 5, "RAIDTP": 3}
+"""How often a level is drawn, of those that there are drives for."""
+
 
 
 def fits(layout: Layout, config: Config) -> bool:
@@ -16,9 +19,16 @@ def fits(layout: Layout, config: Config) -> bool:
 
 def layout_of_most(choose: random.Random, config: Config, drives: int) -> Layout:
     """Any layout of at most so many members."""
+    possible = [
+        level
+        for level, weight in WEIGHTS.items()
+        for _ in range(weight)
+        if LEAST_DRIVES[level] <= drives and PARITIES[level] <= config.parities
+    ]
+    level = choose.choice(possible)
     while True:
         layout = random_layout(choose, drives=drives)
-        if fits(layout, config):
+        if layout.level == level and fits(layout, config):
             return layout
 
 
