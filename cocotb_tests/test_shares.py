@@ -304,10 +304,9 @@ async def rows_share(dut):
     await start(dut)
     bench.hung.add(0)
     for number in range(600):
-        while len(bench.free) < 30 and bench.rows and number % 3:
-            await RisingEdge(dut.clk)
-        if len(bench.free) > 30 or (number % 3 == 0 and len(bench.free) > 2):
-            bench.launch(number % 3 if len(bench.waiting[0]) < 8 else number % 2 + 1)
+        await wait_until(dut, lambda: len(bench.free) > 8, cycles=10_000, what="a row slot")
+        # What waits has row slots as well.
+        bench.launch(number % 3 if len(bench.waiting[0]) < 8 else number % 2 + 1)
         await RisingEdge(dut.clk)
     await wait_until(
         dut,
