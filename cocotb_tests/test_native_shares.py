@@ -20,7 +20,9 @@ from sw.driver.commands import NvmeError
 
 SEED = int(os.environ.get("SEED") or "1")
 FAST = Ideal(capacity=DATA_OFFSET_BLOCKS + 128, latency_ps=20 * MICROSECOND)
-CONFIG = replace(board(PORTS), command_timeout_ms=3, abort_timeout_ms=1, slow_read_ms=1)
+CONFIG = replace(
+    board(PORTS), array_shares=True, command_timeout_ms=3, abort_timeout_ms=1, slow_read_ms=1
+)
 MOST = 1.10
 """How much longer than beside an idle array, the promise of docs/architecture.md."""
 
@@ -165,8 +167,8 @@ def test_any_load(flood, load):
 
 
 @pytest.mark.slow
-def test_without_shares(monkeypatch):
+def test_without_shares():
     """A controller without shares is found."""
-    monkeypatch.setattr(Config, "shared_blocks", property(lambda self: 0))
+    config = replace(CONFIG, array_shares=False)
     with pytest.raises((AssertionError, TimeoutError)):
-        compare(FLOODS["writes"], MIXED, 100, level=Level.RAID1)
+        compare(FLOODS["writes"], MIXED, 100, level=Level.RAID1, config=config)

@@ -20,7 +20,7 @@ from hdl.stripe.row_shares import RowShares
 
 CONFIG = Config(
     ports=4, lines=256, commands=64, rows=64, operations=512, arrays=4, volumes=4, walk_window=2,
-    transfer_blocks=8, sector_emulation=False, early_rows=0,
+    transfer_blocks=8, sector_emulation=False, early_rows=0, array_shares=True,
 )  # fmt: skip
 TOTAL = 46
 """Of 64 row slots 2 are for walks, and 16 for rows to be mended."""
