@@ -6,6 +6,7 @@ outstanding as its hosts like. The 99th percentile of what they take may differ 
 """
 
 import os
+import random
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 
@@ -19,7 +20,9 @@ from sw.driver.commands import NvmeError
 
 SEED = int(os.environ.get("SEED") or "1")
 FAST = Ideal(capacity=DATA_OFFSET_BLOCKS + 128, latency_ps=20 * MICROSECOND)
-CONFIG = replace(board(PORTS), command_timeout_ms=3, abort_timeout_ms=1, slow_read_ms=1)
+CONFIG = replace(
+    board(PORTS), array_shares=True, command_timeout_ms=3, abort_timeout_ms=1, slow_read_ms=1
+)
 MOST = 1.10
 """How much longer than beside an idle array, the promise of docs/architecture.md."""
 
@@ -62,20 +65,21 @@ class Pair:
     async def accesses(
         self, volume: Volume, load: Load, spend: Callable[[bool, float], None] | None, count: int
     ) -> None:
-        """Runs a load until there have been ``count``, or until it is ``over``."""
+        """Runs a load until there have been about ``count``, or until it is ``over``."""
         card = self.card
         nvme, now_ns = card.nvme, card.card.transport.now_ns
-        left = count
 
         async def work(number: int) -> None:
-            nonlocal left
+            # Its own, so that the same accesses are compared.
+            chance = random.Random(f"{SEED}/{number}")
+            left = count // load.workers
             memory = card.buffer(load.longest)
             queue = number % len(nvme.queues)
             while left > 0 and not self.over:
                 left -= 1
-                blocks = card.random.randint(1, load.longest)
-                first = card.random.randint(0, len(volume.model) - blocks)
-                writes = card.random.random() < load.writes
+                blocks = chance.randint(1, load.longest)
+                first = chance.randint(0, len(volume.model) - blocks)
+                writes = chance.random() < load.writes
                 access = nvme.write if writes else nvme.read
                 begin = now_ns()
                 try:
@@ -163,8 +167,8 @@ def test_any_load(flood, load):
 
 
 @pytest.mark.slow
-def test_without_shares(monkeypatch):
+def test_without_shares():
     """A controller without shares is found."""
-    monkeypatch.setattr(Config, "shared_blocks", property(lambda self: 0))
+    config = replace(CONFIG, array_shares=False)
     with pytest.raises((AssertionError, TimeoutError)):
-        compare(FLOODS["writes"], MIXED, 100, level=Level.RAID1)
+        compare(FLOODS["writes"], MIXED, 100, level=Level.RAID1, config=config)

@@ -20,7 +20,7 @@ from hdl.stripe.row_shares import RowShares
 
 CONFIG = Config(
     ports=4, lines=256, commands=64, rows=64, operations=512, arrays=4, volumes=4, walk_window=2,
-    transfer_blocks=8, sector_emulation=False, early_rows=0,
+    transfer_blocks=8, sector_emulation=False, early_rows=0, array_shares=True,
 )  # fmt: skip
 TOTAL = 46
 """Of 64 row slots 2 are for walks, and 16 for rows to be mended."""
@@ -304,10 +304,9 @@ async def rows_share(dut):
     await start(dut)
     bench.hung.add(0)
     for number in range(600):
-        while len(bench.free) < 30 and bench.rows and number % 3:
-            await RisingEdge(dut.clk)
-        if len(bench.free) > 30 or (number % 3 == 0 and len(bench.free) > 2):
-            bench.launch(number % 3 if len(bench.waiting[0]) < 8 else number % 2 + 1)
+        await wait_until(dut, lambda: len(bench.free) > 8, cycles=10_000, what="a row slot")
+        # What waits has row slots as well.
+        bench.launch(number % 3 if len(bench.waiting[0]) < 8 else number % 2 + 1)
         await RisingEdge(dut.clk)
     await wait_until(
         dut,

@@ -129,6 +129,10 @@ class Config:
         A drive command that takes longer is aborted; 0: never, and the logic for it is left out.
     abort_timeout_ms
         A command that is aborted and takes longer to end has its port reset.
+    array_shares
+        Each array has a share of what all of them use, so that one whose drives hang does not make
+        the others wait (`hdl.array.shares`); in controllers that are too small for it there are
+        none. Else an array may have everything.
     early_rows
         Rows of host reads whose lost block is worked out piece by piece while the others land, a
         power of two up to 16 and ``rows``; 0: each waits for whole blocks, and the logic is left
@@ -175,6 +179,7 @@ class Config:
     intent_chunks: int = 0
     command_timeout_ms: int = 8000
     abort_timeout_ms: int = 500
+    array_shares: bool = False
     early_rows: int = 8
     slow_read_ms: int = 0
     drive_resets: int = 1
@@ -374,7 +379,7 @@ class Config:
             (self.operations - self.lines // 2) // OPERATIONS_PER_BLOCK,
         )
         enough = blocks >= 3 * self.command_blocks and self.shared_lines >= 3 * self.ports
-        return blocks if enough else 0
+        return blocks if self.array_shares and enough else 0
 
     @property
     def shared_lines(self) -> int:

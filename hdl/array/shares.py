@@ -1,6 +1,6 @@
 """How much each array has of something that all of them use, and whether it may have more."""
 
-from amaranth.hdl import Module, Mux, Signal
+from amaranth.hdl import Assert, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -104,6 +104,10 @@ class Shares(wiring.Component):
                 | (grown == 0)
                 | ((grown <= rest[1:]) & (shared + grown <= rest + present))
             ),
+        ]
+        m.d.sync += [
+            Assert(~self.give | (count >= self.amount), "an array gives back more than it has"),
+            Assert(~(self.give & self.take), "one thing at a time"),
         ]
         with m.If(~self.ready):
             m.d.comb += [write.addr.eq(sweep), write.en.eq(1)]
