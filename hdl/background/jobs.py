@@ -61,8 +61,8 @@ def job_order(config: Config) -> data.StructLayout:
 
     A REBUILD always goes on at the boundary. Of an array that is not in sync RESYNC and ZERO begin
     at its sync boundary at the latest, and instead of a REBUILD there is a RESYNC from there on
-    first. A job that is running is replaced, but a COPY only once the copy has ended.
-    BEGIN: ``sync`` is that of the array.
+    first, unless the array has FAILED. A job that is running is replaced, but a COPY only once the
+    copy has ended. BEGIN: ``sync`` is that of the array.
     """
     return data.StructLayout(
         {
@@ -229,7 +229,10 @@ class Jobs(wiring.Component):
         assumed = self.assumed.bit_select(array, 1)
         asked = Signal(BLOCK_NUMBER_BITS)
         resync = current.kind == WalkKind.RESYNC
-        hopeless = resync & self.hopeless.bit_select(array, 1)
+        past_tolerance = self.hopeless.bit_select(array, 1)
+        hopeless = resync & past_tolerance
+        # Of an array that has failed a REBUILD says at least which blocks are lost.
+        resyncs_first = unsynced & ~past_tolerance
         has_stale = self.rebuilding.bit_select(array, 1)
         copies = current.kind == WalkKind.COPY
         # The drives are no longer those that the job is about.
@@ -283,7 +286,7 @@ class Jobs(wiring.Component):
         def go_on_as_rebuild():
             """After a COPY of an array that is not in sync it goes on as RESYNC at first."""
             mark(JobState.RUNNING)
-            first = copies & unsynced
+            first = copies & resyncs_first
             m.d.sync += [
                 current.kind.eq(Mux(first, WalkKind.RESYNC, WalkKind.REBUILD)),
                 current.row.eq(Mux(first, sync_read.data, boundary_read.data)),
@@ -334,12 +337,13 @@ class Jobs(wiring.Component):
                         of_rebuild = order.kind == WalkKind.REBUILD
                         makes = (order.kind == WalkKind.RESYNC) | (order.kind == WalkKind.ZERO)
                         late = asked >= sync_read.data
-                        with m.If(unsynced & (of_rebuild | (makes & late))):
+                        first_resync = of_rebuild & resyncs_first
+                        with m.If(first_resync | (unsynced & makes & late)):
                             m.d.sync += [
                                 current.row.eq(sync_read.data),
                                 current.whole.eq(sync_read.data == 0),
                             ]
-                        with m.If(unsynced & of_rebuild):
+                        with m.If(first_resync):
                             m.d.sync += current.kind.eq(WalkKind.RESYNC)
                         m.next = "START"
                     with m.Case(JobOrder.FORGET):
