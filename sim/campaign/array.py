@@ -130,7 +130,7 @@ class Array:
             self.ports,
             strip_kib=layout.strip_blocks * BLOCK_BYTES // 1024,
             rotation=rotation_of(layout),
-            initialise=initialise,
+            assume_consistent=not initialise and not zero,
             zero=zero,
             **options,
         )
