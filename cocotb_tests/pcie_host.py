@@ -26,6 +26,7 @@ from cocotbext.pcie.core.utils import PcieId
 from cocotbext.pcie.xilinx.us import UltraScalePlusPcieDevice
 from cocotbext.pcie.xilinx.us.tlp import ErrorCode, Tlp_us
 
+from cocotb_tests.axis_rules import UltrascaleRules
 from hdl.config import TIME_BITS
 from hdl.pcie.interface import BAR_BITS, PcieStatus
 
@@ -259,6 +260,8 @@ class PcieHost:
     ----------
     rc, device, function
         The models. ``rc.reads`` is the `ReadBehaviour`.
+    rules
+        What the streams are held to, always (`cocotb_tests.axis_rules`).
     """
 
     def __init__(
@@ -290,7 +293,8 @@ class PcieHost:
             getattr(dut, f"status__{name}").value = 0
         self.rc = Host(seed=seed)
         high = self.rc.mem_address_space.create_pool(HIGH_MEMORY, HIGH_MEMORY_BYTES)
-        self._pools = [self.rc.mem_pool, high]
+        self.pools = [self.rc.mem_pool, high]
+        self._rng = random.Random(f"{seed}/pools")
         self.rc.max_payload_size = (max_payload // 128 - 1).bit_length()
         self.rc.read_completion_boundary = rcb == 128
         self.device = UltraScalePlusPcieDevice(
@@ -325,6 +329,20 @@ class PcieHost:
         slot.downstream_port.max_link_width = slot_lanes
         slot.connect(self.device)
         self.rc.on_lost = self._forget
+        self.rules = self._watch()
+
+    def _watch(self) -> Any:
+        """Begins to hold the streams to their rules."""
+        return UltrascaleRules(self.dut, limits=self.limits)
+
+    def limits(self) -> tuple[int, int, bool]:
+        """Maximum payload and read request in bytes, and whether extended tags are enabled."""
+        control = self.function.pcie_cap
+        return (
+            128 << control.max_payload_size,
+            128 << control.max_read_request_size,
+            bool(control.extended_tag_field_enable),
+        )
 
     def _bus(self, prefix: str) -> Any:
         return AxiStreamBus.from_prefix(self.dut, prefix)
@@ -410,11 +428,9 @@ class PcieHost:
     def allocate(self, size: int) -> tuple[int, Any]:
         """Host memory: its bus address, and its contents as a mutable buffer.
 
-        In turns below 4 GiB and above.
+        At random below 4 GiB or above.
         """
-        pool = self._pools.pop(0)
-        self._pools.append(pool)
-        memory = pool.alloc_region(size)
+        memory = self._rng.choice(self.pools).alloc_region(size)
         address = memory.get_absolute_address(0)
         assert address is not None
         return address, memory

@@ -8,6 +8,7 @@ streams is written here: raw headers, byte order, straddling, and BAR hits.
 import logging
 import random
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
@@ -18,6 +19,7 @@ from cocotbext.pcie.core.tlp import Tlp, TlpFmt
 from cocotbext.pcie.xilinx.us import usp_model
 from cocotbext.pcie.xilinx.us.tlp import Tlp_us
 
+from cocotb_tests.axis_rules import Series7Rules, check_request
 from cocotb_tests.pcie_host import PcieHost
 
 WORD_BYTES = 4
@@ -76,6 +78,7 @@ class Streams:
         self.completions: Queue[Tlp] = Queue()
         self._rng = random.Random(f"{seed}/series7")
         self._pause = pause
+        self.limits: Callable[[], tuple[int, int, bool]]
         self._current: Packet | None = None
         self._place = 0
         dut.rx_tvalid.value = 0
@@ -175,6 +178,18 @@ class Streams:
             self.completions.put_nowait(tlp)
             return
         assert int(tlp.requester_id) == own
+        payload, read_request, extended = self.limits()
+        check_request(
+            write=tlp.has_data(),
+            address=tlp.address,
+            dwords=tlp.length,
+            tag=tlp.tag,
+            first_enable=tlp.first_be,
+            last_enable=tlp.last_be,
+            max_payload=payload,
+            max_read_request=read_request,
+            extended_tag=extended,
+        )
         assert (tlp.fmt in FOUR_WORD_HEADERS) == (tlp.address >= 1 << 32), f"{tlp}"
         self.sent += 1
         self.requests.put_nowait(tlp)
@@ -237,7 +252,11 @@ class Series7Host(PcieHost):
             CcSink=_CompletionSink,
         ):
             super().__init__(dut, seed=seed, **options)
+        self.streams.limits = self.limits
         cocotb.start_soon(self._identify())
+
+    def _watch(self) -> Series7Rules:
+        return Series7Rules(self.dut)
 
     def _bus(self, prefix: str) -> Bus:
         return Bus(self.streams, [None] * self.streams.width)

@@ -99,6 +99,41 @@ async def copies(dut):
 
 
 @cocotb.test(timeout_time=3, timeout_unit="ms")
+async def crowded_copies(dut):
+    """Others read the line store all the time: no TLP begins that could be left without data.
+
+    The stream's rules are `cocotb_tests.axis_rules`; the hard block's buffer is full now and then.
+    """
+    bench = Bench(
+        dut,
+        max_payload=int(os.environ["MPS"]),
+        max_read_request=int(os.environ["MRRS"]),
+    )
+    await bench.start()
+
+    async def crowd():
+        while True:
+            dut.crowd.value = bench.rng.choice((0, 1, 3, 7, 7))
+            for _ in range(bench.rng.randrange(200)):
+                await RisingEdge(dut.clk)
+
+    def pauses():
+        while True:
+            stands = bench.rng.random() < 0.5
+            for _ in range(bench.rng.randrange(1, 40)):
+                yield stands and bench.rng.random() < 0.7
+
+    if SHIM == "ultrascale":
+        bench.host.device.rq_sink.set_pause_generator(pauses())
+    others = cocotb.start_soon(crowd())
+    for _ in range(2):
+        await copy(bench, range(int(os.environ["BLOCKS"])))
+    others.cancel()
+    dut.crowd.value = 0
+    await bench.settle()
+
+
+@cocotb.test(timeout_time=3, timeout_unit="ms")
 async def read_faults(dut):
     """Each kind of fault ends only its own transfer, and everything works afterwards."""
     bench = Bench(dut)
@@ -320,6 +355,25 @@ def test_registers():
 @pytest.mark.parametrize(("mps", "mrrs", "rcb"), [(256, 512, 64), (128, 128, 64), (512, 4096, 128)])
 def test_copies(mps, mrrs, rcb):
     run("copies", mps=mps, mrrs=mrrs, rcb=rcb)
+
+
+@pytest.mark.parametrize(
+    ("width", "mps", "shim"),
+    [
+        (256, 256, "ultrascale"),
+        (256, 128, "ultrascale"),
+        (512, 1024, "ultrascale"),
+        (64, 1024, "ultrascale"),
+        pytest.param(64, 128, "ultrascale", marks=pytest.mark.slow),
+        pytest.param(128, 512, "ultrascale", marks=pytest.mark.slow),
+        pytest.param(256, 1024, "ultrascale", marks=pytest.mark.slow),
+        pytest.param(512, 128, "ultrascale", marks=pytest.mark.slow),
+        (64, 256, "series7"),
+        pytest.param(128, 1024, "series7", marks=pytest.mark.slow),
+    ],
+)
+def test_crowded_copies(width, mps, shim):
+    run("crowded_copies", width=width, mps=mps, shim=shim, blocks=8)
 
 
 @pytest.mark.parametrize("width", [64, 128, 512])
