@@ -21,6 +21,9 @@ MEMORY_READ, MEMORY_WRITE = 0, 1
 POSTED_KINDS = (1, 12, 13, 14)
 """Request types that want no completion: memory writes and messages."""
 
+COMPLETION = 0b01010
+"""Type field of a completion's header."""
+
 ERROR_WORDS = 5
 """Words about its request that an unsuccessful completion carries."""
 
@@ -43,9 +46,11 @@ class StreamRules:
     ----------
     packets, beats
         How many have been taken.
+    words
+        Of the packet that has begun.
     reset
-        Called for whether the stream is in reset: then nothing is checked, and a packet that has
-        begun is forgotten.
+        Called for whether the stream is in reset: then nothing is checked. Whoever ends it clears
+        ``words``.
     """
 
     def __init__(
@@ -61,6 +66,8 @@ class StreamRules:
         self.name = name
         self.packets = 0
         self.beats = 0
+        self.words: list[int] = []
+        self._users: list[int] = []
         self._dut = dut
         self._unbroken = unbroken
         self._packet = packet
@@ -77,13 +84,17 @@ class StreamRules:
         cocotb.start_soon(self._run())
 
     async def _run(self) -> None:
-        words: list[int] = []
-        users: list[int] = []
+        words, users = self.words, self._users
         refused = None
         while True:
             await RisingEdge(self._dut.clk)
             if self._reset():
-                words, users, refused = [], [], None
+                refused = None
+                if int(self._valid.value) and int(self._ready.value):
+                    words.append(0)
+                    if int(self._last.value):
+                        words.clear()
+                users.clear()
                 continue
             if not int(self._valid.value):
                 assert refused is None, f"{self.name}: tvalid fell before tready"
@@ -108,7 +119,8 @@ class StreamRules:
                 self.packets += 1
                 if self._packet is not None:
                     self._packet(words, users)
-                words, users = [], []
+                words.clear()
+                users.clear()
 
 
 def check_request(
@@ -157,6 +169,10 @@ class UltrascaleRules:
     def forget(self) -> None:
         """The link has been reset: nothing is owed any more."""
         self._asked.clear()
+
+    def answers(self) -> int:
+        """Completions that have been sent."""
+        return self.cc.packets
 
     def _user(self, bus: str, value: int):
         return unpack(user_shape(bus, self._width), value)
@@ -219,9 +235,19 @@ class Series7Rules:
 
     def __init__(self, dut, reset=None):
         self._dut = dut
+        self._answers = 0
         self.tx = StreamRules(
             dut, "tx", unbroken=True, word_keep=4, packet=self._packet, reset=reset
         )
 
+    def forget(self) -> None:
+        """The link has been reset."""
+        self.tx.words.clear()
+
+    def answers(self) -> int:
+        """Completions that have been sent."""
+        return self._answers
+
     def _packet(self, words: list[int], users: list[int]) -> None:
+        self._answers += words[0] >> 24 & 0x1F == COMPLETION
         assert not any(users), "tx: tuser asks for ECRC, poison, streaming or discontinue"

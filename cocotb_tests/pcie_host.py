@@ -124,6 +124,10 @@ class Host(RootComplex):
             self._pending.append((due, completions))
             self._arrived.set()
 
+    def forget(self) -> None:
+        """Nothing that has not been answered will be."""
+        self._pending.clear()
+
     async def _completions(self, tlp: Tlp) -> list[Tlp]:
         fault = self.reads.fault(tlp) if self.reads.fault else None
         size = 4 * tlp.length
@@ -333,7 +337,11 @@ class PcieHost:
 
     def _watch(self) -> Any:
         """Begins to hold the streams to their rules."""
-        return UltrascaleRules(self.dut, limits=self.limits)
+        return UltrascaleRules(self.dut, limits=self.limits, reset=self.resetting)
+
+    def resetting(self) -> bool:
+        """The link is down, or everything is being reset."""
+        return bool(int(self.dut.rst.value) or int(self.dut.status__link_reset.value))
 
     def limits(self) -> tuple[int, int, bool]:
         """Maximum payload and read request in bytes, and whether extended tags are enabled."""
@@ -416,6 +424,57 @@ class PcieHost:
             assert int(dut.reset_done.value), "done was taken back"
         dut.status__function_reset.value = 0
         return took
+
+    def stall_requests(self, stalls: bool) -> None:
+        """The block takes no request, until it does again."""
+        assert self.device.rq_sink is not None
+        self.device.rq_sink.pause = stalls
+
+    async def reset_link(self, *, cycles: int, discard=None) -> None:
+        """The link is reset: nothing that was on its way arrives, on either side.
+
+        ``discard``: a signal that is to follow the reset, as `hdl.pcie.endpoint.Endpoint` asks.
+        Bus mastering and MSI-X are off afterwards.
+        """
+        dut, device, function = self.dut, self.device, self.function
+        self._withheld = True
+        dut.status__link_reset.value = 1
+        await RisingEdge(dut.clk)
+        if discard is not None:
+            discard.value = 1
+        dut.status__bus_master.value = 0
+        function.bus_master_enable = False
+        function.msix_cap.msix_enable = False
+        function.msix_cap.msix_function_mask = False
+        # What the models hold is lost; completions that they have sent belong to nobody.
+        await RisingEdge(dut.clk)
+        self._forget_streams()
+        self.rc.forget()
+        self.rules.forget()
+        device.active_request[:] = [None] * len(device.active_request)
+        device.cpld_credit_count = 0
+        while not device.rq_np_queue.empty():
+            device.rq_np_queue.get_nowait()
+        for _ in range(cycles):
+            await RisingEdge(dut.clk)
+        while not (device.rc_source.idle() and device.cq_source.idle()):
+            await RisingEdge(dut.clk)
+        for _ in range(STATUS_PERIOD):
+            await RisingEdge(dut.clk)
+        dut.status__link_reset.value = 0
+        for _ in range(DRAIN_CYCLES):
+            await RisingEdge(dut.clk)
+
+    def _forget_streams(self) -> None:
+        """What has come of a packet is no packet."""
+        sink: Any = self.device.rq_sink
+        sink.clear()
+        if self.rules.rq.words:
+            self.rules.rq.words.clear()
+            end = sink._transaction_obj()
+            end.tlast, end.tuser = 1, 1 << sink.discontinue_offset
+            sink.sample_obj = end
+            sink.sample_sync.set()
 
     async def _terminate(self, tag: int, request) -> None:
         self.device.active_request[tag] = None

@@ -23,6 +23,8 @@ from hdl.pcie.interface import (
 )
 
 TIMEOUT = 4000
+CALM_CYCLES = 8
+"""Nothing moves for so long before time jumps."""
 
 
 def reader_config(
@@ -63,6 +65,7 @@ class Bench:
         self.lines: dict[int, int] = {}
         self.inbox: dict[int, int] = {}
         self.cycle = 0
+        self.answered = 0
         self.beat_cycles: list[int] = []
         self.completion_cycles: list[int] = []
         self.tlps: list[dict] = []
@@ -113,6 +116,17 @@ class Bench:
             self.dut.now.value = self.cycle
             if int(self.dut.completion__valid.value) and int(self.dut.completion__ready.value):
                 self.completion_cycles.append(self.cycle)
+
+    async def jump(self, cycles: int):
+        """Lets so much time pass, from one deadline to the next."""
+        end = self.cycle + cycles
+        calm = 0
+        while self.cycle < end:
+            await RisingEdge(self.dut.clk)
+            calm = 0 if int(self.dut.busy.value) else calm + 1
+            if calm > CALM_CYCLES:
+                calm = 0
+                self.cycle = min(end, max(self.cycle, int(self.dut.deadline.value)))
 
     async def _complete(self):
         while True:
@@ -184,6 +198,7 @@ class Bench:
         assert key in self.expected, f"{key} was not asked for"
         assert key not in self.answers, f"{key} answered twice"
         self.answers[key] = bool(done.error)
+        self.answered = self.cycle
         # All data must be there now.
         if not done.error:
             self._check(key)

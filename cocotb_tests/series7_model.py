@@ -78,6 +78,8 @@ class Streams:
         self.completions: Queue[Tlp] = Queue()
         self._rng = random.Random(f"{seed}/series7")
         self._pause = pause
+        self.stalled = False
+        self._words: list[int] = []
         self.limits: Callable[[], tuple[int, int, bool]]
         self._current: Packet | None = None
         self._place = 0
@@ -85,6 +87,18 @@ class Streams:
         dut.tx_tready.value = 0
         cocotb.start_soon(self._drive())
         cocotb.start_soon(self._take())
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is on the receive stream, nor waits for it."""
+        return self._current is None and self.received.empty()
+
+    def forget(self) -> None:
+        """The link is reset: what is on the streams, or waits for them, is lost."""
+        self._words.clear()
+        for queue in (self.received, self.requests, self.completions):
+            while not queue.empty():
+                queue.get_nowait()
 
     def _next(self) -> bool:
         if self._current is None and not self.received.empty():
@@ -151,9 +165,9 @@ class Streams:
 
     async def _take(self) -> None:
         dut = self.dut
-        words: list[int] = []
+        words = self._words
         while True:
-            ready = self._rng.random() >= self._pause
+            ready = self._rng.random() >= self._pause and not self.stalled
             dut.tx_tready.value = int(ready)
             await RisingEdge(dut.clk)
             if not ready or not int(dut.tx_tvalid.value) or int(dut.rst.value):
@@ -166,7 +180,7 @@ class Streams:
             words += [data >> 32 * place & 0xFFFF_FFFF for place in range(count)]
             if last:
                 self._took(words)
-                words = []
+                words.clear()
 
     def _took(self, words: list[int]) -> None:
         tlp = Tlp.unpack(to_bytes(words))
@@ -219,13 +233,18 @@ class _CompletionSink(_Adapter):
         return tlp.pack_us_cc()
 
 
-class _CompletionSource(_Adapter):
+class _Source(_Adapter):
+    def idle(self) -> bool:
+        return self.streams.idle
+
+
+class _CompletionSource(_Source):
     async def send(self, frame) -> None:
         tlp = Tlp_us.unpack_us_rc(frame)
         await self.streams.received.put(Packet(to_words(tlp.pack()), 0, bool(tlp.ep)))
 
 
-class _RequestSource(_Adapter):
+class _RequestSource(_Source):
     async def send(self, frame) -> None:
         if frame.data[2] >> 11 & 0xF in MESSAGES:
             payload = frame.data[4:]
@@ -256,7 +275,14 @@ class Series7Host(PcieHost):
         cocotb.start_soon(self._identify())
 
     def _watch(self) -> Series7Rules:
-        return Series7Rules(self.dut)
+        return Series7Rules(self.dut, reset=self.resetting)
+
+    def stall_requests(self, stalls: bool) -> None:
+        """The block takes nothing, until it does again."""
+        self.streams.stalled = stalls
+
+    def _forget_streams(self) -> None:
+        self.streams.forget()
 
     def _bus(self, prefix: str) -> Bus:
         return Bus(self.streams, [None] * self.streams.width)

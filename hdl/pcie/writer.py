@@ -259,8 +259,8 @@ class HostWriter(wiring.Component):
 
     Rate: aligned data (source and payload in the same words of a beat) one beat a cycle without a
     pause between TLPs, requests and lines; rotated data one cycle more a TLP, which its header
-    takes on the link anyway. Latency about 10 cycles plus the line store's, and one for each beat of
-    the first TLP after an idle time. No errors of its own.
+    takes on the link anyway. Latency about 10 cycles plus the line store's, and one for each beat
+    of the first TLP after an idle time. No errors of its own.
     """
 
     def __init__(self, *, config: Config):
