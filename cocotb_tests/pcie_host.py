@@ -37,6 +37,9 @@ STATUS_PERIOD = 4
 DRAIN_CYCLES = 64
 """Cycles in which a TLP that has begun to leave has left, and the hard block has sent it."""
 
+LINK_CYCLES = 250
+"""Longer than a TLP is on the link."""
+
 HIGH_MEMORY, HIGH_MEMORY_BYTES = 1 << 40, 1 << 30
 """Host memory that only addresses of 64 bits reach."""
 
@@ -449,12 +452,9 @@ class PcieHost:
         # What the models hold is lost; completions that they have sent belong to nobody.
         await RisingEdge(dut.clk)
         self._forget_streams()
-        self.rc.forget()
         self.rules.forget()
         device.active_request[:] = [None] * len(device.active_request)
         device.cpld_credit_count = 0
-        while not device.rq_np_queue.empty():
-            device.rq_np_queue.get_nowait()
         for _ in range(cycles):
             await RisingEdge(dut.clk)
         while not (device.rc_source.idle() and device.cq_source.idle()):
@@ -462,13 +462,15 @@ class PcieHost:
         for _ in range(STATUS_PERIOD):
             await RisingEdge(dut.clk)
         dut.status__link_reset.value = 0
-        for _ in range(DRAIN_CYCLES):
-            await RisingEdge(dut.clk)
+        # Reads that were on the link are answered by nobody.
+        for _ in range(3):
+            self.rc.forget()
+            for _ in range(LINK_CYCLES):
+                await RisingEdge(dut.clk)
 
     def _forget_streams(self) -> None:
         """What has come of a packet is no packet."""
         sink: Any = self.device.rq_sink
-        sink.clear()
         if self.rules.rq.words:
             self.rules.rq.words.clear()
             end = sink._transaction_obj()

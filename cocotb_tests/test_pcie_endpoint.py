@@ -496,7 +496,7 @@ async def link_resets(dut):
         await wait_until(
             dut,
             lambda: len(bench.read) == 16 and len(bench.written) == 16 and int(dut.idle.value),
-            cycles=TIMEOUT,
+            cycles=TIMEOUT // 2,
             what="everything ended without a timeout",
         )
         dut.discard.value = 0
