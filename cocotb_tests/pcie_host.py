@@ -457,7 +457,8 @@ class PcieHost:
         device.cpld_credit_count = 0
         for _ in range(cycles):
             await RisingEdge(dut.clk)
-        while not (device.rc_source.idle() and device.cq_source.idle()):
+        sources: list[Any] = [device.rc_source, device.cq_source]
+        while not all(source.idle() for source in sources):
             await RisingEdge(dut.clk)
         for _ in range(STATUS_PERIOD):
             await RisingEdge(dut.clk)
