@@ -165,7 +165,13 @@ class Bench:
     async def start(self, *, queue_pairs: int | None = None) -> "Bench":
         """Enumerates the card, brings it up and creates its queues."""
         await self.host.start()
-        self.transport = CocotbTransport(self.host.rc, self.host.pci, self._memory_bytes)
+        self.transport = CocotbTransport(
+            self.host.rc,
+            self.host.pci,
+            pools=self.host.pools,
+            memory_bytes=self._memory_bytes,
+            seed=self.seed,
+        )
         self.nvme = Nvme(self.transport)
         await self.nvme.start(queue_pairs or self.config.queue_pairs, self.config.queue_depth)
         await self.settle()

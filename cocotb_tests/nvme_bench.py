@@ -172,6 +172,8 @@ class Bench(DataPath):
         for name in ("max_payload", "max_read_request", "rcb", "msix_mask"):
             getattr(dut, f"status__{name}").value = 0
         dut.status__bus_master.value = 1
+        dut.messages__left.value = 1  # as soon as it has been posted
+        dut.messages__dropped.value = 0
         dut.status__msix_enable.value = 1
         dut.now.value = 0
         dut.drive_present.value = 0

@@ -5,7 +5,7 @@ import random
 from dataclasses import replace
 from itertools import pairwise
 
-from amaranth.hdl import Module
+from amaranth.hdl import Cat, Module, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 from cocotb.triggers import RisingEdge
@@ -20,6 +20,7 @@ from hdl.memory.store import LineStore
 from hdl.pcie.endpoint import Endpoint
 from hdl.pcie.interface import (
     Kind,
+    Messages,
     PcieStatus,
     RegisterBus,
     inbox_beat,
@@ -56,8 +57,15 @@ LANES = {64: 2, 128: 4, 256: 8, 512: 16}
 """Lanes at 8 GT/s for which the hard block has a data width at 250 MHz."""
 
 
+CROWD = 3
+"""Other readers of the line store."""
+
+
 class EndpointTop(wiring.Component):
-    """Endpoint, shim and line store; the controller's side is left to the test."""
+    """Endpoint, shim and line store; the controller's side is left to the test.
+
+    ``crowd``: so many other readers, a bit each, read random beats of the line store all the time.
+    """
 
     def __init__(self, *, config: Config = CONFIG, shim: str = "ultrascale"):
         self._config = config
@@ -80,6 +88,8 @@ class EndpointTop(wiring.Component):
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS),
                 "discard": In(1),
+                "crowd": In(CROWD),
+                "messages": In(Messages()),
                 "idle": Out(1),
                 "busy": Out(1),
                 **self._edge,
@@ -91,8 +101,16 @@ class EndpointTop(wiring.Component):
         config = self._config
         m.submodules.endpoint = endpoint = Endpoint(config=config, timeout=TIMEOUT)
         m.submodules.shim = shim = self._shim
-        m.submodules.store = store = LineStore(config=config, readers=1, writers=1)
+        m.submodules.store = store = LineStore(config=config, readers=1 + CROWD, writers=1)
+        chance = Signal(31, init=1)
+        m.d.sync += chance.eq(Cat(chance[27] ^ chance[30], chance))
+        for index, reader in enumerate(store.read[1:]):
+            m.d.comb += reader.request.valid.eq(self.crowd[index])
+            with m.If(reader.request.ready):
+                m.d.sync += reader.request.payload.eq(chance[5 * index :])
         connect(m, endpoint.request, shim.request)
+        connect(m, shim.progress, endpoint.progress)
+        connect(m, flipped(self.messages), endpoint.messages)
         connect(m, shim.completion, endpoint.completion)
         connect(m, endpoint.line_read, store.read[0])
         connect(m, endpoint.line_write, store.write[0])
@@ -112,7 +130,7 @@ class EndpointTop(wiring.Component):
             self.idle.eq(endpoint.idle),
             endpoint.now.eq(self.now),
             self.deadline.eq(endpoint.deadline),
-            self.busy.eq(endpoint.busy | shim.busy | store.busy),
+            self.busy.eq(endpoint.busy | shim.busy | (store.busy & ~self.crowd.any())),
         ]
         return m
 
@@ -128,6 +146,8 @@ class Bench:
         lanes = LANES[CONFIG.data_width]
         self.host = HOSTS[SHIM](dut, seed=self.seed, lanes=lanes, **host_options)
         dut.discard.value = 0
+        dut.crowd.value = 0
+        dut.messages__withhold.value = 0
         self.registers: dict[int, int] = {}  # bytes
         self.accesses: list[tuple[int, bool, int]] = []
         self.read_request = StreamSource(dut, "read_request", layout=read_request(CONFIG))

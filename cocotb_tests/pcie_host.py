@@ -26,6 +26,7 @@ from cocotbext.pcie.core.utils import PcieId
 from cocotbext.pcie.xilinx.us import UltraScalePlusPcieDevice
 from cocotbext.pcie.xilinx.us.tlp import ErrorCode, Tlp_us
 
+from cocotb_tests.axis_rules import UltrascaleRules
 from hdl.config import TIME_BITS
 from hdl.pcie.interface import BAR_BITS, PcieStatus
 
@@ -35,6 +36,9 @@ STATUS_PERIOD = 4
 
 DRAIN_CYCLES = 64
 """Cycles in which a TLP that has begun to leave has left, and the hard block has sent it."""
+
+LINK_CYCLES = 250
+"""Longer than a TLP is on the link."""
 
 HIGH_MEMORY, HIGH_MEMORY_BYTES = 1 << 40, 1 << 30
 """Host memory that only addresses of 64 bits reach."""
@@ -122,6 +126,10 @@ class Host(RootComplex):
         if completions:
             self._pending.append((due, completions))
             self._arrived.set()
+
+    def forget(self) -> None:
+        """Nothing that has not been answered will be."""
+        self._pending.clear()
 
     async def _completions(self, tlp: Tlp) -> list[Tlp]:
         fault = self.reads.fault(tlp) if self.reads.fault else None
@@ -259,6 +267,8 @@ class PcieHost:
     ----------
     rc, device, function
         The models. ``rc.reads`` is the `ReadBehaviour`.
+    rules
+        What the streams are held to, always (`cocotb_tests.axis_rules`).
     """
 
     def __init__(
@@ -290,7 +300,8 @@ class PcieHost:
             getattr(dut, f"status__{name}").value = 0
         self.rc = Host(seed=seed)
         high = self.rc.mem_address_space.create_pool(HIGH_MEMORY, HIGH_MEMORY_BYTES)
-        self._pools = [self.rc.mem_pool, high]
+        self.pools = [self.rc.mem_pool, high]
+        self._rng = random.Random(f"{seed}/pools")
         self.rc.max_payload_size = (max_payload // 128 - 1).bit_length()
         self.rc.read_completion_boundary = rcb == 128
         self.device = UltraScalePlusPcieDevice(
@@ -325,6 +336,24 @@ class PcieHost:
         slot.downstream_port.max_link_width = slot_lanes
         slot.connect(self.device)
         self.rc.on_lost = self._forget
+        self.rules = self._watch()
+
+    def _watch(self) -> Any:
+        """Begins to hold the streams to their rules."""
+        return UltrascaleRules(self.dut, limits=self.limits, reset=self.resetting)
+
+    def resetting(self) -> bool:
+        """The link is down, or everything is being reset."""
+        return bool(int(self.dut.rst.value) or int(self.dut.status__link_reset.value))
+
+    def limits(self) -> tuple[int, int, bool]:
+        """Maximum payload and read request in bytes, and whether extended tags are enabled."""
+        control = self.function.pcie_cap
+        return (
+            128 << control.max_payload_size,
+            128 << control.max_read_request_size,
+            bool(control.extended_tag_field_enable),
+        )
 
     def _bus(self, prefix: str) -> Any:
         return AxiStreamBus.from_prefix(self.dut, prefix)
@@ -399,6 +428,57 @@ class PcieHost:
         dut.status__function_reset.value = 0
         return took
 
+    def stall_requests(self, stalls: bool) -> None:
+        """The block takes no request, until it does again."""
+        assert self.device.rq_sink is not None
+        self.device.rq_sink.pause = stalls
+
+    async def reset_link(self, *, cycles: int, discard=None) -> None:
+        """The link is reset: nothing that was on its way arrives, on either side.
+
+        ``discard``: a signal that is to follow the reset, as `hdl.pcie.endpoint.Endpoint` asks.
+        Bus mastering and MSI-X are off afterwards.
+        """
+        dut, device, function = self.dut, self.device, self.function
+        self._withheld = True
+        dut.status__link_reset.value = 1
+        await RisingEdge(dut.clk)
+        if discard is not None:
+            discard.value = 1
+        dut.status__bus_master.value = 0
+        function.bus_master_enable = False
+        function.msix_cap.msix_enable = False
+        function.msix_cap.msix_function_mask = False
+        # What the models hold is lost; completions that they have sent belong to nobody.
+        await RisingEdge(dut.clk)
+        self._forget_streams()
+        self.rules.forget()
+        device.active_request[:] = [None] * len(device.active_request)
+        device.cpld_credit_count = 0
+        for _ in range(cycles):
+            await RisingEdge(dut.clk)
+        sources: list[Any] = [device.rc_source, device.cq_source]
+        while not all(source.idle() for source in sources):
+            await RisingEdge(dut.clk)
+        for _ in range(STATUS_PERIOD):
+            await RisingEdge(dut.clk)
+        dut.status__link_reset.value = 0
+        # Reads that were on the link are answered by nobody.
+        for _ in range(3):
+            self.rc.forget()
+            for _ in range(LINK_CYCLES):
+                await RisingEdge(dut.clk)
+
+    def _forget_streams(self) -> None:
+        """What has come of a packet is no packet."""
+        sink: Any = self.device.rq_sink
+        if self.rules.rq.words:
+            self.rules.rq.words.clear()
+            end = sink._transaction_obj()
+            end.tlast, end.tuser = 1, 1 << sink.discontinue_offset
+            sink.sample_obj = end
+            sink.sample_sync.set()
+
     async def _terminate(self, tag: int, request) -> None:
         self.device.active_request[tag] = None
         end = Tlp_us(Tlp.create_completion_for_tlp(request, PcieId(0, 0, 0), False, CplStatus.SC))
@@ -410,11 +490,9 @@ class PcieHost:
     def allocate(self, size: int) -> tuple[int, Any]:
         """Host memory: its bus address, and its contents as a mutable buffer.
 
-        In turns below 4 GiB and above.
+        At random below 4 GiB or above.
         """
-        pool = self._pools.pop(0)
-        self._pools.append(pool)
-        memory = pool.alloc_region(size)
+        memory = self._rng.choice(self.pools).alloc_region(size)
         address = memory.get_absolute_address(0)
         assert address is not None
         return address, memory

@@ -12,6 +12,7 @@ from hdl.config import Config
 from hdl.memory.interface import write_beat
 from hdl.pcie.interface import (
     Kind,
+    PcieStatus,
     RequestKind,
     completion_beat,
     inbox_beat,
@@ -21,7 +22,9 @@ from hdl.pcie.interface import (
     request_beat,
 )
 
-TIMEOUT = 3000
+TIMEOUT = 4000
+CALM_CYCLES = 8
+"""Nothing moves for so long before time jumps."""
 
 
 def reader_config(
@@ -62,6 +65,7 @@ class Bench:
         self.lines: dict[int, int] = {}
         self.inbox: dict[int, int] = {}
         self.cycle = 0
+        self.answered = 0
         self.beat_cycles: list[int] = []
         self.completion_cycles: list[int] = []
         self.tlps: list[dict] = []
@@ -84,17 +88,17 @@ class Bench:
         self.done = layouts("done", read_done(config), self._done)
         self.line_write = layouts("line_write", write_beat(config), self._line)
         self.inbox_write = layouts("inbox_write", inbox_beat(config), self._inbox)
+        for name in PcieStatus().members:
+            getattr(dut, f"status__{name}").value = 0
         dut.status__max_read_request.value = mrrs
         dut.status__max_payload.value = 1
         dut.status__rcb.value = int(rcb == 128)
         dut.status__bus_master.value = 1
-        dut.status__msix_enable.value = 0
-        dut.status__msix_mask.value = 0
-        dut.status__function_reset.value = 0
-        dut.status__extended_tag.value = 0
         dut.now.value = 0
-        dut.hold.value = 0
-        dut.drop_valid.value = 0
+        for name in ("hold", "hurry", "lost", "drop_valid", "sent_valid"):
+            getattr(dut, name).value = 0
+        self.unsent: list[int] = []
+        self.leaves = True  # requests leave as soon as they have been taken
         self.drop_rate = 0.0
         self.dropped: list[int] = []
 
@@ -103,6 +107,7 @@ class Bench:
         cocotb.start_soon(self._clock())
         cocotb.start_soon(self._complete())
         cocotb.start_soon(self._drop())
+        cocotb.start_soon(self._leave())
 
     async def _clock(self):
         while True:
@@ -111,6 +116,17 @@ class Bench:
             self.dut.now.value = self.cycle
             if int(self.dut.completion__valid.value) and int(self.dut.completion__ready.value):
                 self.completion_cycles.append(self.cycle)
+
+    async def jump(self, cycles: int):
+        """Lets so much time pass, from one deadline to the next."""
+        end = self.cycle + cycles
+        calm = 0
+        while self.cycle < end:
+            await RisingEdge(self.dut.clk)
+            calm = 0 if int(self.dut.busy.value) else calm + 1
+            if calm > CALM_CYCLES:
+                calm = 0
+                self.cycle = min(end, max(self.cycle, int(self.dut.deadline.value)))
 
     async def _complete(self):
         while True:
@@ -136,6 +152,16 @@ class Bench:
                 await RisingEdge(dut.clk)
             dut.drop_valid.value = 0
 
+    async def _leave(self):
+        """The hard block takes requests in order."""
+        dut = self.dut
+        while True:
+            await RisingEdge(dut.clk)
+            leaves = self.leaves and self.unsent
+            dut.sent_valid.value = int(bool(leaves))
+            if leaves:
+                dut.sent_tag.value = self.unsent.pop(0)
+
     def _line(self, beat):
         self.beat_cycles.append(self.cycle)
         apply_beat(self.lines, self.config, beat.address, beat.data, beat.mask)
@@ -160,6 +186,7 @@ class Bench:
             self.failing.add(owner)
             self.dropped.append(beat.tag)
             return
+        self.unsent.append(beat.tag)
         fault = self.model.take(tag=beat.tag, address=beat.address, dwords=beat.dwords)
         if fault:
             self.dut._log.debug("fault %s on tag %d of %s", fault, beat.tag, owner)
@@ -171,6 +198,7 @@ class Bench:
         assert key in self.expected, f"{key} was not asked for"
         assert key not in self.answers, f"{key} answered twice"
         self.answers[key] = bool(done.error)
+        self.answered = self.cycle
         # All data must be there now.
         if not done.error:
             self._check(key)

@@ -8,6 +8,7 @@ streams is written here: raw headers, byte order, straddling, and BAR hits.
 import logging
 import random
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
@@ -18,6 +19,7 @@ from cocotbext.pcie.core.tlp import Tlp, TlpFmt
 from cocotbext.pcie.xilinx.us import usp_model
 from cocotbext.pcie.xilinx.us.tlp import Tlp_us
 
+from cocotb_tests.axis_rules import Series7Rules, check_request
 from cocotb_tests.pcie_host import PcieHost
 
 WORD_BYTES = 4
@@ -76,12 +78,27 @@ class Streams:
         self.completions: Queue[Tlp] = Queue()
         self._rng = random.Random(f"{seed}/series7")
         self._pause = pause
+        self.stalled = False
+        self._words: list[int] = []
+        self.limits: Callable[[], tuple[int, int, bool]]
         self._current: Packet | None = None
         self._place = 0
         dut.rx_tvalid.value = 0
         dut.tx_tready.value = 0
         cocotb.start_soon(self._drive())
         cocotb.start_soon(self._take())
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is on the receive stream, nor waits for it."""
+        return self._current is None and self.received.empty()
+
+    def forget(self) -> None:
+        """The link is reset: what is on the streams, or waits for them, is lost."""
+        self._words.clear()
+        for queue in (self.received, self.requests, self.completions):
+            while not queue.empty():
+                queue.get_nowait()
 
     def _next(self) -> bool:
         if self._current is None and not self.received.empty():
@@ -148,9 +165,9 @@ class Streams:
 
     async def _take(self) -> None:
         dut = self.dut
-        words: list[int] = []
+        words = self._words
         while True:
-            ready = self._rng.random() >= self._pause
+            ready = self._rng.random() >= self._pause and not self.stalled
             dut.tx_tready.value = int(ready)
             await RisingEdge(dut.clk)
             if not ready or not int(dut.tx_tvalid.value) or int(dut.rst.value):
@@ -163,7 +180,7 @@ class Streams:
             words += [data >> 32 * place & 0xFFFF_FFFF for place in range(count)]
             if last:
                 self._took(words)
-                words = []
+                words.clear()
 
     def _took(self, words: list[int]) -> None:
         tlp = Tlp.unpack(to_bytes(words))
@@ -175,6 +192,18 @@ class Streams:
             self.completions.put_nowait(tlp)
             return
         assert int(tlp.requester_id) == own
+        payload, read_request, extended = self.limits()
+        check_request(
+            write=tlp.has_data(),
+            address=tlp.address,
+            dwords=tlp.length,
+            tag=tlp.tag,
+            first_enable=tlp.first_be,
+            last_enable=tlp.last_be,
+            max_payload=payload,
+            max_read_request=read_request,
+            extended_tag=extended,
+        )
         assert (tlp.fmt in FOUR_WORD_HEADERS) == (tlp.address >= 1 << 32), f"{tlp}"
         self.sent += 1
         self.requests.put_nowait(tlp)
@@ -204,13 +233,18 @@ class _CompletionSink(_Adapter):
         return tlp.pack_us_cc()
 
 
-class _CompletionSource(_Adapter):
+class _Source(_Adapter):
+    def idle(self) -> bool:
+        return self.streams.idle
+
+
+class _CompletionSource(_Source):
     async def send(self, frame) -> None:
         tlp = Tlp_us.unpack_us_rc(frame)
         await self.streams.received.put(Packet(to_words(tlp.pack()), 0, bool(tlp.ep)))
 
 
-class _RequestSource(_Adapter):
+class _RequestSource(_Source):
     async def send(self, frame) -> None:
         if frame.data[2] >> 11 & 0xF in MESSAGES:
             payload = frame.data[4:]
@@ -237,7 +271,18 @@ class Series7Host(PcieHost):
             CcSink=_CompletionSink,
         ):
             super().__init__(dut, seed=seed, **options)
+        self.streams.limits = self.limits
         cocotb.start_soon(self._identify())
+
+    def _watch(self) -> Series7Rules:
+        return Series7Rules(self.dut, reset=self.resetting)
+
+    def stall_requests(self, stalls: bool) -> None:
+        """The block takes nothing, until it does again."""
+        self.streams.stalled = stalls
+
+    def _forget_streams(self) -> None:
+        self.streams.forget()
 
     def _bus(self, prefix: str) -> Bus:
         return Bus(self.streams, [None] * self.streams.width)

@@ -191,6 +191,83 @@ async def bus_master_comes_and_goes(dut):
     await bench.finish(volume)
 
 
+@cocotb.test(**LIMIT)
+async def resets_the_link(dut):
+    """A warm reboot amid accesses: the host's side begins anew, arrays stay as they are."""
+    bench = await Bench(dut, pauses=PAUSES).start()
+    busy_host(bench)
+    volume = await bench.create(Level.RAID6, range(5))
+    for drive in bench.drives[:2]:
+        drive.timing = Timing(latency=(100, 10_000))
+    for _ in range(3):
+        workers = [cocotb.start_soon(bench.load(volume, 100, workers=20))]
+        await ClockCycles(dut.clk, bench.random.randint(2000, 4000))
+        await bench.host.reset_link(cycles=bench.random.choice((2, 100, 2000)))
+        bench.abandon(volume, workers)
+        await bench.host.restore_bus_master()
+        for register in (Register.CC, Register.CSTS, Register.AQA, Register.ASQ, Register.ACQ):
+            assert await bench.transport.read32(register) == 0, register
+        bench.host.request_beats = 0
+        await ClockCycles(dut.clk, 2000)
+        assert not bench.host.request_beats, "the card wrote or read after the link's reset"
+        await bench.nvme.start(CONFIG.queue_pairs, CONFIG.queue_depth)
+        assert (await bench.nvme.namespace(volume.namespace)).blocks == len(volume.model)
+        await bench.load(volume, 6)
+    await bench.finish(volume)
+
+
+@cocotb.test(**LIMIT)
+async def requests_stall(dut):
+    """The block takes no request while the controller's state changes: nothing is lost."""
+    bench = await Bench(dut).start()
+    busy_host(bench)
+    host = bench.host
+    volume = await bench.create(Level.RAID5, range(5))
+
+    async def disable() -> None:
+        await bench.transport.write32(Register.CC, 0)
+
+    async def shut_down() -> None:
+        control = await bench.transport.read32(Register.CC)
+        await bench.transport.write32(Register.CC, control | 1 << 14)
+
+    async def function_reset() -> None:
+        dut.status__function_reset.value = 1
+        while stalled:
+            await ClockCycles(dut.clk, 10)
+        await host.reset_function(terminate=True)
+        await host.restore_bus_master()
+
+    async def link_reset() -> None:
+        await host.reset_link(cycles=100)
+        await host.restore_bus_master()
+
+    for change in (disable, shut_down, function_reset, link_reset):
+        workers = [cocotb.start_soon(bench.load(volume, 100, workers=20, longest=8))]
+        await ClockCycles(dut.clk, bench.random.randint(1000, 3000))
+        host.stall_requests(True)
+        stalled = True
+        await ClockCycles(dut.clk, bench.random.randint(1, 400))
+        changing = cocotb.start_soon(change())
+        await ClockCycles(dut.clk, bench.random.randint(500, 3000))
+        host.stall_requests(False)
+        stalled = False
+        await changing
+        if change is shut_down:
+            for _ in range(500):
+                if await bench.transport.read32(Register.CSTS) >> 2 & 3 == 2:
+                    break
+                await ClockCycles(dut.clk, 100)
+            else:
+                raise AssertionError("the shutdown does not end")
+        if change in (disable, shut_down):
+            await bench.nvme.stop()
+        bench.abandon(volume, workers)
+        await bench.nvme.start(CONFIG.queue_pairs, CONFIG.queue_depth)
+        await bench.load(volume, 8)
+    await bench.finish(volume)
+
+
 def run(testcase: str, name: str = "controller", **parameters) -> None:
     run_controller(testcase, module=__name__, name=name, **parameters)
 
@@ -208,6 +285,8 @@ def test_host_faults():
     [
         "starts_again",
         "resets_the_function",
+        "resets_the_link",
+        "requests_stall",
         pytest.param("bus_master_comes_and_goes", marks=pytest.mark.slow),
     ],
 )

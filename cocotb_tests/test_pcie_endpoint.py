@@ -5,6 +5,7 @@ from itertools import product
 
 import cocotb
 import pytest
+from amaranth.hdl import Signal
 from cocotb.triggers import RisingEdge
 from cocotbext.pcie.core.tlp import CplStatus, Tlp, TlpAttr, TlpType
 
@@ -12,6 +13,7 @@ from cocotb_tests.pcie_bench import (
     CONFIG,
     PACKET_BEATS,
     SHIM,
+    SHIMS,
     TIMEOUT,
     Bench,
     EndpointTop,
@@ -22,8 +24,16 @@ from cocotb_tests.pcie_host import FAULTS, HARMLESS, PAGE_BYTES
 from cocotb_tests.runner import SimulationError
 from cocotb_tests.series7_model import Series7Host
 from cocotb_tests.streams import wait_until
+from hdl.pcie.interface import RequestKind
+from hdl.pcie.series7 import Series7Shim
 from hdl.pcie.tlp_receiver import STRADDLING, TlpReceiver
 from hdl.pcie.ultrascale import CompletionStripper, RequestInserter
+from hdl.pcie.writer import ChunkReader
+
+SHIM_WIDTH = {"ultrascale": 256, "series7": 64}
+
+ANSWER_CYCLES = 120
+"""From a register's answer to its completion at the block: two TLPs of 256 bytes at 64 bits."""
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
@@ -96,6 +106,41 @@ async def copies(dut):
         await copy(bench, range(int(os.environ["BLOCKS"])))
     if isinstance(bench.host, Series7Host) and CONFIG.data_width == STRADDLING:
         assert bench.host.streams.straddled > 2 * len(bench.read), "hardly a TLP straddled"
+
+
+@cocotb.test(timeout_time=3, timeout_unit="ms")
+async def crowded_copies(dut):
+    """Others read the line store all the time: no TLP begins that could be left without data.
+
+    The stream's rules are `cocotb_tests.axis_rules`; the hard block's buffer is full now and then.
+    """
+    bench = Bench(
+        dut,
+        max_payload=int(os.environ["MPS"]),
+        max_read_request=int(os.environ["MRRS"]),
+    )
+    await bench.start()
+
+    async def crowd():
+        while True:
+            dut.crowd.value = bench.rng.choice((0, 1, 3, 7, 7))
+            for _ in range(bench.rng.randrange(200)):
+                await RisingEdge(dut.clk)
+
+    def pauses():
+        while True:
+            stands = bench.rng.random() < 0.5
+            for _ in range(bench.rng.randrange(1, 40)):
+                yield stands and bench.rng.random() < 0.7
+
+    if SHIM == "ultrascale":
+        bench.host.device.rq_sink.set_pause_generator(pauses())
+    others = cocotb.start_soon(crowd())
+    for _ in range(2):
+        await copy(bench, range(int(os.environ["BLOCKS"])))
+    others.cancel()
+    dut.crowd.value = 0
+    await bench.settle()
 
 
 @cocotb.test(timeout_time=3, timeout_unit="ms")
@@ -309,6 +354,157 @@ async def discarded(dut):
     await copy(bench, range(8))
 
 
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def stalled_requests(dut):
+    """The block takes no request for longer than the completion timeout: no read fails for it."""
+    bench = Bench(dut)
+    await bench.start()
+    host = bench.host
+
+    async def stall():
+        for _ in range(2):
+            for _ in range(bench.rng.randrange(100, 400)):
+                await RisingEdge(dut.clk)
+            host.stall_requests(True)
+            for _ in range(3 * TIMEOUT):
+                await RisingEdge(dut.clk)
+            host.stall_requests(False)
+
+    stalling = cocotb.start_soon(stall())
+    await copy(bench, range(24))
+    assert stalling.done(), "the load ended before the last stall"
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def register_latency(dut):
+    """Under DMA both ways an answer to the host waits for no more than a few TLPs."""
+    bench = Bench(dut)
+    await bench.start()
+    host = bench.host
+    base, _ = host.allocate(4 * PAGE_BYTES)
+
+    async def load():
+        while True:
+            for line in range(4):
+                bench.deliver(line, [(base + PAGE_BYTES * line, 1024, 1024 * line)])
+                bench.fetch(line + 8, [(base + PAGE_BYTES * line, 1024, 1024 * (line + 8))])
+            await wait_until(
+                dut,
+                lambda: len(bench.read) == 4 and len(bench.written) == 4,
+                cycles=20_000,
+                what="four blocks each way",
+            )
+            bench.read.clear()
+            bench.written.clear()
+
+    loads = cocotb.start_soon(load())
+    for _ in range(300):
+        await RisingEdge(dut.clk)
+    # From the access inside to the first beat of the answer at the block.
+    waits = []
+    answers = host.rules.answers
+
+    async def measure():
+        while True:
+            await RisingEdge(dut.clk)
+            if int(dut.register__response__valid.value) and int(
+                dut.register__response__ready.value
+            ):
+                began, before = host.cycle, answers()
+                while answers() == before:
+                    await RisingEdge(dut.clk)
+                waits.append(host.cycle - began)
+
+    measuring = cocotb.start_soon(measure())
+    for _ in range(20):
+        await host.read_register(8 * bench.rng.randrange(32))
+    measuring.cancel()
+    loads.cancel()
+    dut._log.info("answers to the host: %d to %d cycles under load", min(waits), max(waits))
+    assert len(waits) == 20
+    assert max(waits) <= ANSWER_CYCLES
+    await bench.settle()
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def messages_withheld(dut):
+    """A message that is withheld while it waits to leave never does; any other leaves once."""
+    bench = Bench(dut)
+    await bench.start()
+    host, rng = bench.host, bench.rng
+    base, memory = host.allocate(PAGE_BYTES)
+    memory[:] = bytes(PAGE_BYTES)
+    ends = {"left": 0, "dropped": 0}
+
+    async def count():
+        while True:
+            await RisingEdge(dut.clk)
+            for name in ends:
+                ends[name] += int(getattr(dut, f"messages__{name}").value)
+
+    cocotb.start_soon(count())
+    left = 0
+    for number in range(1, 41):
+        withheld = rng.random() < 0.5
+        host.stall_requests(True)
+        for _ in range(20):
+            await RisingEdge(dut.clk)
+        # Something that stands at the block's edge, then the message.
+        bench.post.send(address=base + 1024, dwords=4, data=number)
+        bench.post.send(address=base + 2048, dwords=4, data=number)
+        bench.post.send(address=base + 8 * number, dwords=1, message=1, data=number)
+        for _ in range(rng.randrange(30, 60)):
+            await RisingEdge(dut.clk)
+        dut.messages__withhold.value = int(withheld)
+        for _ in range(2):
+            await RisingEdge(dut.clk)
+        host.stall_requests(False)
+        await wait_until(
+            dut, lambda number=number: sum(ends.values()) == number, cycles=500, what="an end"
+        )
+        dut.messages__withhold.value = 0
+        await bench.settle()
+        left += not withheld
+        assert ends == {"left": left, "dropped": number - left}, f"message {number}"
+        found = int.from_bytes(memory[8 * number : 8 * number + 4], "little")
+        assert found == (0 if withheld else number), f"message {number}, withheld: {withheld}"
+    assert 0 < left < 40
+
+
+@cocotb.test(timeout_time=3, timeout_unit="ms")
+async def link_resets(dut):
+    """The link goes down at any moment: what was under way ends, and then all works again."""
+    bench = Bench(dut)
+    await bench.start()
+    host, rng = bench.host, bench.rng
+    host.rc.reads.latency_ns = (200, 1500)
+    host.rc.reads.shuffle = True
+    base, _ = host.allocate(32 * PAGE_BYTES)
+    for turn in range(8):
+        bench.read.clear()
+        bench.written.clear()
+        for line in range(16):
+            bench.fetch(line, bench.pieces(base + 4 + line * PAGE_BYTES, line))
+            bench.deliver(line + 16, bench.pieces(base + 4 + line * PAGE_BYTES, line + 16))
+        for _ in range(rng.randrange(50, 1500)):
+            await RisingEdge(dut.clk)
+        if turn % 2:
+            host.stall_requests(True)
+        for _ in range(rng.randrange(100)):
+            await RisingEdge(dut.clk)
+        await host.reset_link(cycles=rng.choice((1, 2, 100)), discard=dut.discard)
+        await wait_until(
+            dut,
+            lambda: len(bench.read) == 16 and len(bench.written) == 16 and int(dut.idle.value),
+            cycles=TIMEOUT // 2,
+            what="everything ended without a timeout",
+        )
+        dut.discard.value = 0
+        host.stall_requests(False)
+        await host.restore_bus_master()
+        await copy(bench, range(6))
+
+
 def run(testcase, **options):
     run_endpoint(testcase, module=__name__, **options)
 
@@ -320,6 +516,25 @@ def test_registers():
 @pytest.mark.parametrize(("mps", "mrrs", "rcb"), [(256, 512, 64), (128, 128, 64), (512, 4096, 128)])
 def test_copies(mps, mrrs, rcb):
     run("copies", mps=mps, mrrs=mrrs, rcb=rcb)
+
+
+@pytest.mark.parametrize(
+    ("width", "mps", "shim"),
+    [
+        (256, 256, "ultrascale"),
+        (256, 128, "ultrascale"),
+        (512, 1024, "ultrascale"),
+        (64, 1024, "ultrascale"),
+        pytest.param(64, 128, "ultrascale", marks=pytest.mark.slow),
+        pytest.param(128, 512, "ultrascale", marks=pytest.mark.slow),
+        pytest.param(256, 1024, "ultrascale", marks=pytest.mark.slow),
+        pytest.param(512, 128, "ultrascale", marks=pytest.mark.slow),
+        (64, 256, "series7"),
+        pytest.param(128, 1024, "series7", marks=pytest.mark.slow),
+    ],
+)
+def test_crowded_copies(width, mps, shim):
+    run("crowded_copies", width=width, mps=mps, shim=shim, blocks=8)
 
 
 @pytest.mark.parametrize("width", [64, 128, 512])
@@ -362,6 +577,26 @@ def test_attributes():
 
 def test_discarded():
     run("discarded")
+
+
+@pytest.mark.parametrize("shim", ["ultrascale", pytest.param("series7", marks=pytest.mark.slow)])
+def test_stalled_requests(shim):
+    run("stalled_requests", width=SHIM_WIDTH[shim], shim=shim)
+
+
+@pytest.mark.parametrize("shim", ["ultrascale", "series7"])
+def test_register_latency(shim):
+    run("register_latency", width=SHIM_WIDTH[shim], shim=shim)
+
+
+@pytest.mark.parametrize("shim", ["ultrascale", pytest.param("series7", marks=pytest.mark.slow)])
+def test_messages_withheld(shim):
+    run("messages_withheld", width=SHIM_WIDTH[shim], shim=shim)
+
+
+@pytest.mark.parametrize("shim", ["ultrascale", "series7"])
+def test_link_resets(shim):
+    run("link_resets", width=SHIM_WIDTH[shim], shim=shim)
 
 
 class ShortInserter(RequestInserter):
@@ -428,10 +663,113 @@ class KeepsRequests(EndpointTop):
         return m
 
 
+class WithholdsNothing(EndpointTop):
+    """Planted bug: a message leaves that must not leave any more."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += m.submodules.endpoint.messages.withhold.eq(0)
+        return m
+
+
+class AgesAtOnce(EndpointTop):
+    """Planted bug: a read's time runs before the block has taken it."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        endpoint = m.submodules.endpoint
+        m.d.comb += [
+            endpoint.progress.sent_valid.eq(endpoint.request.valid),
+            endpoint.progress.sent_tag.eq(endpoint.request.payload.tag),
+        ]
+        return m
+
+
+class WaitsForTheLost(EndpointTop):
+    """Planted bug: reads that were under way at a link reset wait for their completions."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += m.submodules.endpoint.status.link_reset.eq(0)
+        return m
+
+
+class StartsEarly(ChunkReader):
+    """Planted bug: a TLP begins as soon as its first beat is there."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        relay = m.submodules.chunk_relay
+        m.d.comb += [
+            self.chunk.valid.eq(relay.output.valid & (self.beat.valid)),
+            relay.output.ready.eq(self.chunk.ready & self.chunk.valid),
+        ]
+        return m
+
+
+def test_mutant_early_start(monkeypatch):
+    monkeypatch.setattr("hdl.pcie.writer.ChunkReader", StartsEarly)
+    with pytest.raises(SimulationError, match=r"(falls|fell) within a packet|is late"):
+        run("crowded_copies", blocks=8)
+
+
+class ShortReads(Series7Shim):
+    """Planted bug: reads of host memory have addresses of 32 bits."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        with m.If(self.request.payload.kind == RequestKind.READ):
+            address = self.request.payload.address[:32]
+            m.d.comb += m.submodules.sender.request.payload.address.eq(address)
+        return m
+
+
+class ShortWrites(Series7Shim):
+    """Planted bug: writes to host memory have addresses of 32 bits."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        with m.If(self.request.payload.kind == RequestKind.WRITE):
+            address = self.request.payload.address[:32]
+            m.d.comb += m.submodules.sender.request.payload.address.eq(address)
+        return m
+
+
+class Starves(Series7Shim):
+    """Planted bug: an answer to the host begins only when no request waits."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        replies, sender = m.submodules.replies, m.submodules.sender
+        begun = Signal()
+        with m.If(replies.tlp.valid & replies.tlp.ready):
+            m.d.sync += begun.eq(~replies.tlp.payload.last)
+        waits = m.submodules.completer.cc_tvalid
+        m.d.comb += replies.cc_tvalid.eq(waits & (begun | ~sender.tlp.valid))
+        return m
+
+
+@pytest.mark.parametrize(
+    ("mutant", "testcase"),
+    [
+        (ShortReads, "copies"),
+        pytest.param(ShortWrites, "copies", marks=pytest.mark.slow),
+        (Starves, "register_latency"),
+    ],
+)
+def test_series7_planted_bugs_are_found(monkeypatch, mutant, testcase):
+    monkeypatch.setitem(SHIMS, "series7", mutant)
+    with pytest.raises(SimulationError):
+        run(testcase, width=64, shim="series7", blocks=6)
+
+
 @pytest.mark.parametrize(
     ("component", "testcase"),
     [
         (IgnoresBusMaster, "bus_master_withdrawn"),
+        pytest.param(WithholdsNothing, "messages_withheld", marks=pytest.mark.slow),
+        pytest.param(AgesAtOnce, "stalled_requests", marks=pytest.mark.slow),
+        pytest.param(WaitsForTheLost, "link_resets", marks=pytest.mark.slow),
         pytest.param(KeepsRequests, "discarded", marks=pytest.mark.slow),
     ],
 )

@@ -189,6 +189,60 @@ async def extended_tags(dut):
         await bench.finish(errors=False)
 
 
+RANGES_US = {
+    0b0000: (50, 50_000),
+    0b0001: (50, 100),
+    0b0010: (1_000, 10_000),
+    0b0101: (16_000, 55_000),
+    0b0110: (65_000, 210_000),
+    0b1001: (260_000, 900_000),
+    0b1010: (1_000_000, 3_500_000),
+    0b1101: (4_000_000, 13_000_000),
+    0b1110: (17_000_000, 64_000_000),
+}
+"""Completion Timeout Value of Device Control 2 (PCIe base specification 7.8.16)."""
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def completion_timeouts(dut):
+    """A read without an answer fails within the range that Device Control 2 says, or never."""
+    bench = Bench(dut)
+    await bench.start()
+    config = bench.config
+    for _ in range(CLEARING):
+        await RisingEdge(dut.clk)
+    bench.hold = True
+    cycles_a_us = config.clock_hz // 1_000_000
+    for code, (low, high) in RANGES_US.items():
+        dut.status__completion_timeout.value = code
+        for patient in (1, 0):
+            dut.status__timeout_disable.value = patient
+            bench.forget()
+            bench.leaves = False
+            bench.request.send_all(bench.transfer(Kind.BLOCK, 5, [(0x40000, 4, 5 * 1024)]))
+            # Nothing ages that has not left.
+            await bench.jump(2 * high * cycles_a_us)
+            assert not bench.answers, f"code {code:#x}: a request that has not left timed out"
+            bench.leaves = True
+            for _ in range(8):
+                await RisingEdge(dut.clk)
+            began = bench.cycle
+            await bench.jump(2 * high * cycles_a_us)
+            if patient:
+                assert not bench.answers, f"code {code:#x}: timed out although that is disabled"
+                dut.hurry.value = 1  # a reset of the function does not wait for ever
+                await bench.jump(2 * RANGES_US[0][1] * cycles_a_us)
+                dut.hurry.value = 0
+                assert bench.answers
+            else:
+                took = (bench.answered - began) / cycles_a_us
+                dut._log.info("completion timeout %s: %.0f us", f"{code:04b}", took)
+                assert low <= took <= high, f"code {code:#x}: {took:.0f} us"
+            await bench.jump(4 * high * cycles_a_us)  # out of quarantine
+            bench.model.next_beats()
+            assert not int(dut.outstanding.value)
+
+
 def run(
     testcase,
     *,
@@ -202,10 +256,11 @@ def run(
     space=32768,
     component=None,
     seed=1,
+    timeout=TIMEOUT,
 ):
     config = reader_config(width, tags=tags, headers=headers, space=space)
     simulate(
-        component or HostReader(config=config, timeout=TIMEOUT),
+        component or HostReader(config=config, timeout=timeout),
         name=f"host_reader_w{width}",
         module=__name__,
         testcase=testcase,
@@ -259,6 +314,26 @@ def test_space_reserved(rcb, headers, space):
 
 def test_extended_tags():
     run("extended_tags", tags=64)
+
+
+def test_completion_timeouts():
+    run("completion_timeouts", timeout=None)
+
+
+class OneTimeout(HostReader):
+    """Planted bug: Device Control 2 is not looked at."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.sync += m.submodules.tags.period.eq(self._timeout // 2)
+        return m
+
+
+@pytest.mark.slow
+def test_mutant_timeout():
+    config = reader_config(256, tags=16, headers=128, space=32768)
+    with pytest.raises(SimulationError, match="code"):
+        run("completion_timeouts", component=OneTimeout(config=config))
 
 
 class NoWrites(Landing):

@@ -59,6 +59,7 @@ class Requests:
         (kinds_of,) = rng.choices(kinds, weights=(5, 4, 1, 1, 1))
         tlp = Tlp_us()
         tlp.fmt_type = rng.choice(kinds_of)
+        tlp.completer_id = PcieId(0, 0, rng.randrange(8))
         tlp.requester_id = PcieId(rng.randrange(256), rng.randrange(32), rng.randrange(8))
         tlp.tc, tlp.attr = TlpTc(rng.randrange(8)), TlpAttr(rng.randrange(8))
         tlp.tag = self._tag = (self._tag + 1) % 256
@@ -126,6 +127,8 @@ class Requests:
 def check(request: Tlp_us, status: CplStatus, data: dict[int, int], found: Tlp) -> None:
     """The completion of a request is the one that the specification asks for."""
     assert (found.tag, found.requester_id) == (request.tag, request.requester_id)
+    if SHIM == "ultrascale":  # the 7-series block has one function
+        assert found.completer_id.function == request.completer_id.function
     assert found.status is status, f"{found.status} for {request}"
     assert found.tc == request.tc
     assert found.attr == request.attr & 3, "relaxed ordering and no snoop are the request's"

@@ -1,6 +1,7 @@
 """The host driver's transport under cocotb, over cocotbext-pcie's root complex."""
 
-from collections.abc import Coroutine
+import random
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import cocotb
@@ -33,19 +34,11 @@ class CocotbEvent:
         await self._event.wait()
 
 
-class PoolMemory:
-    """Regions of the root complex's memory, found again by bus address.
+class _Region:
+    """A region of a pool, of which bytes are reserved from the lowest on."""
 
-    Parameters
-    ----------
-    rc
-        The root complex.
-    size
-        Bytes to take from its pool.
-    """
-
-    def __init__(self, rc: RootComplex, size: int):
-        self._region = rc.mem_pool.alloc_region(size)
+    def __init__(self, pool, size: int):
+        self._region = pool.alloc_region(size)
         base = self._region.get_absolute_address(0)
         if base is None:
             raise RuntimeError("the region is not mapped")
@@ -53,8 +46,7 @@ class PoolMemory:
         self._size = size
         self._next = 0
 
-    def allocate(self, length: int, align: int = 4096) -> int:
-        """Reserves bytes for good."""
+    def allocate(self, length: int, align: int) -> int:
         self._next = -(-(self._base + self._next) // align) * align - self._base
         address = self._base + self._next
         self._next += length
@@ -62,15 +54,49 @@ class PoolMemory:
             raise MemoryError(f"host memory of {self._size} bytes is used up")
         return address
 
+    def holds(self, address: int) -> bool:
+        return self._base <= address < self._base + self._size
+
     def read(self, address: int, length: int) -> bytes:
-        """Copies bytes out."""
         start = address - self._base
         return bytes(self._region[start : start + length])
 
     def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
-        """Copies bytes in."""
         start = address - self._base
         self._region[start : start + len(data)] = bytes(data)
+
+
+class PoolMemory:
+    """Regions of the host's memory pools, found again by bus address.
+
+    Parameters
+    ----------
+    pools
+        What to take from, each time one at random: below 4 GiB and above.
+    size
+        Bytes to take from each.
+    seed
+        Of the choice.
+    """
+
+    def __init__(self, pools: Sequence[Any], size: int, seed: int):
+        self._regions = [_Region(pool, size) for pool in pools]
+        self._random = random.Random(f"{seed}/memory")
+
+    def allocate(self, length: int, align: int = 4096) -> int:
+        """Reserves bytes for good."""
+        return self._random.choice(self._regions).allocate(length, align)
+
+    def read(self, address: int, length: int) -> bytes:
+        """Copies bytes out."""
+        return self._of(address).read(address, length)
+
+    def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
+        """Copies bytes in."""
+        self._of(address).write(address, data)
+
+    def _of(self, address: int) -> _Region:
+        return next(region for region in self._regions if region.holds(address))
 
 
 class CocotbTransport:
@@ -82,15 +108,27 @@ class CocotbTransport:
         The root complex.
     device
         The enumerated function, as ``rc.find_device`` returns it.
+    pools
+        Where host memory is, see `PoolMemory`.
     memory_bytes
-        Host memory for queues and data.
+        Host memory for queues and data, of each pool.
+    seed
+        Of where it is.
     """
 
-    def __init__(self, rc: RootComplex, device, memory_bytes: int = 1 << 24):
+    def __init__(
+        self,
+        rc: RootComplex,
+        device,
+        *,
+        pools: Sequence[Any],
+        memory_bytes: int = 1 << 24,
+        seed: int = 1,
+    ):
         self._rc = rc
         self._device = device
         self._bar = device.bar_window[0]
-        self.memory = PoolMemory(rc, memory_bytes)
+        self.memory = PoolMemory(pools, memory_bytes, seed)
         self._interrupts: dict[int, CocotbEvent] = {}
 
     async def read32(self, offset: int) -> int:

@@ -11,7 +11,7 @@ from hdl.pcie.interface import PcieStatus
 from hdl.pcie.series7 import Series7Shim
 from hdl.pcie.ultrascale import UltrascaleShim
 
-INNER = ("request", "completion", "register", "status", "busy")
+INNER = ("request", "progress", "completion", "register", "status", "busy")
 """Members of a shim that face `Core`; the others are the hard block's."""
 
 
@@ -58,6 +58,7 @@ class Controller(wiring.Component):
         m.submodules.shim = shim = self._shim
         m.submodules.core = core = Core(config=self._config)
         connect(m, core.request, shim.request)
+        connect(m, shim.progress, core.progress)
         connect(m, shim.completion, core.completion)
         connect(m, shim.register, core.register)
         for name, member in self._edge.items():

@@ -29,7 +29,13 @@ from hdl.memory.store import LineStore
 from hdl.nvme.front_end import NvmeFrontEnd
 from hdl.parity.runner import ParityPass
 from hdl.pcie.endpoint import Endpoint
-from hdl.pcie.interface import PcieStatus, RegisterBus, completion_beat, request_beat
+from hdl.pcie.interface import (
+    PcieStatus,
+    RegisterBus,
+    RequestProgress,
+    completion_beat,
+    request_beat,
+)
 from hdl.streams import Merge, Relay, Skid, split
 from hdl.stripe.delivery_queue import DeliveryQueue
 from hdl.stripe.dispatch import Dispatch
@@ -41,7 +47,8 @@ from hdl.stripe.sequencer import Sequencer
 class Core(wiring.Component):
     """Everything between the PCIe transaction layer and the drive ports.
 
-    ``request``, ``completion``: memory requests to the host and what comes back. ``register``:
+    ``request``, ``completion``: memory requests to the host and what comes back; ``progress``: what
+    the shim says of them. ``register``:
     the host's register accesses. ``status``, ``reset_done``: the hard block's configuration space,
     and the end of a function level reset. ``drives``: the drive ports. ``now``: time in clock
     cycles, which may jump to ``deadline`` at most while ``quiet`` is 1 and no stream offers
@@ -61,6 +68,7 @@ class Core(wiring.Component):
         super().__init__(
             {
                 "request": Out(stream.Signature(request_beat(config))),
+                "progress": In(RequestProgress()),
                 "completion": In(stream.Signature(completion_beat(config))),
                 "register": In(RegisterBus()),
                 "status": Out(PcieStatus()),
@@ -104,6 +112,8 @@ class Core(wiring.Component):
 
         # Host side: PCIe transactions and registers.
         connect(m, flipped(self.request), endpoint.request)
+        connect(m, flipped(self.progress), endpoint.progress)
+        connect(m, front_end.messages, endpoint.messages)
         connect(m, flipped(self.completion), endpoint.completion)
         connect(m, flipped(self.register), front_end.register)
         for block in (endpoint, front_end):

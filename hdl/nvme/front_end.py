@@ -37,6 +37,7 @@ from hdl.nvme.sender import PageSender
 from hdl.nvme.slots import SlotTable
 from hdl.pcie.interface import (
     Kind,
+    Messages,
     PcieStatus,
     RegisterBus,
     inbox_beat,
@@ -71,6 +72,8 @@ class NvmeFrontEnd(wiring.Component):
         Reads from host memory: blocks into lines, queue entries and PRP lists into the inbox.
     write_request, write_done, post
         Writes to host memory: blocks out of lines; completion queue entries and interrupts.
+    messages
+        What becomes of interrupts that have been handed to ``post``.
     command, completion
         I/O commands with their PRPs at hand, and how they ended. A command ends only after each of
         its transfers has been answered.
@@ -121,6 +124,7 @@ class NvmeFrontEnd(wiring.Component):
                 "write_request": Out(stream.Signature(write_request(config))),
                 "write_done": In(line_stream(config)),
                 "post": Out(stream.Signature(post())),
+                "messages": Out(Messages()),
                 "command": Out(stream.Signature(command(config))),
                 "completion": In(stream.Signature(completion(config))),
                 "fetch": In(stream.Signature(transfer(config))),
@@ -200,6 +204,9 @@ class NvmeFrontEnd(wiring.Component):
         blocks += [sender, pages, health, reads, writes, fills, posts, ends, rejects, finished]
         blocks.append(arrived)
         moves, moved = Signal(), Signal()
+        # A link reset is to the host's side what a function level reset is.
+        resets = Signal()
+        m.d.comb += resets.eq(self.status.function_reset | self.status.link_reset)
 
         # Registers, doorbells, vectors.
         connect(m, flipped(self.register), registers.register)
@@ -210,16 +217,16 @@ class NvmeFrontEnd(wiring.Component):
             queues.enable.eq(registers.enable),
             queues.fetch_enable.eq(self.status.bus_master),
             registers.running.eq(queues.running),
-            registers.reset.eq(self.status.function_reset),
+            registers.reset.eq(resets),
             registers.draining.eq(function_reset.draining),
-            function_reset.request.eq(self.status.function_reset),
+            function_reset.request.eq(resets),
             function_reset.idle.eq(self.host_idle & ~moved),
             function_reset.bus_master.eq(self.status.bus_master),
             function_reset.enable.eq(registers.enable),
             function_reset.running.eq(queues.running),
             self.discard.eq(function_reset.draining),
-            self.reset_done.eq(function_reset.done),
-            interrupts.reset.eq(self.status.function_reset),
+            self.reset_done.eq(function_reset.done & self.status.function_reset),
+            interrupts.reset.eq(resets),
             registers.drained.eq(queues.drained),
             registers.fatal.eq(decode.dropped.valid),
             interrupts.enable.eq(self.status.msix_enable),
@@ -378,6 +385,7 @@ class NvmeFrontEnd(wiring.Component):
         connect(m, ends.output, queues.finish)
         connect(m, queues.post, posts.inputs[0])
         connect(m, interrupts.post, posts.inputs[1])
+        connect(m, interrupts.messages, flipped(self.messages))
         connect(m, posts.output, flipped(self.post))
 
         # Admin.

@@ -1,6 +1,6 @@
 """MSI-X: vector table, pending bits, and the messages (PCIe base specification 6.1.4)."""
 
-from amaranth.hdl import Cat, Const, Module, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -8,7 +8,7 @@ from hdl.config import Config
 from hdl.nvme.arbitrate import choose, following
 from hdl.nvme.records import assign, queue_bits
 from hdl.nvme.registers import VectorAccess
-from hdl.pcie.interface import post
+from hdl.pcie.interface import Messages, post
 
 PENDING_WORD = 64
 MASK_BYTE = 4
@@ -20,8 +20,11 @@ class Interrupts(wiring.Component):
 
     A raised vector becomes a pending bit; the message leaves, and the bit is cleared, as soon as
     MSI-X is enabled and neither the function nor the vector is masked. A vector raised again
-    before its message has left shares that message. Vectors raised while MSI-X is disabled are
-    lost. Waiting vectors take turns.
+    before its message has been made up shares that message. Vectors raised while MSI-X is disabled
+    are lost. Waiting vectors take turns.
+
+    One message is under way at a time. If its vector is masked meanwhile, even for a moment, it is
+    withheld to the last: where requests leave it is dropped, and its vector is pending again.
 
     Parameters
     ----------
@@ -40,10 +43,10 @@ class Interrupts(wiring.Component):
         Masks every vector (function level reset).
     vectors
         Host access to table and pending bits, one a cycle.
-    post
-        Messages.
+    post, messages
+        Messages, and what became of each.
 
-    Latency 4 cycles from ``raised`` to ``post``, one message in 4 cycles.
+    Latency 4 cycles from ``raised`` to ``post``, the next message 3 cycles after one has left.
     """
 
     def __init__(self, *, config: Config):
@@ -57,6 +60,7 @@ class Interrupts(wiring.Component):
                 "reset": In(1),
                 "vectors": In(VectorAccess(config)),
                 "post": Out(stream.Signature(post())),
+                "messages": Out(Messages()),
                 "busy": Out(1),
             }
         )
@@ -94,7 +98,9 @@ class Interrupts(wiring.Component):
             host_word.eq(host.address[0]),
             host_mask.eq(masked.bit_select(host_vector, 1)),
         ]
-        words = Cat(pending, Const(0, 2 * PENDING_WORD - count))
+        # One that will be dropped is pending as well.
+        returning = Signal(count)
+        words = Cat(pending | returning, Const(0, 2 * PENDING_WORD - count))
         with m.If(pending_half):
             m.d.comb += host.read_data.eq(words.word_select(host_word, PENDING_WORD))
         with m.Elif(control_half):
@@ -114,7 +120,19 @@ class Interrupts(wiring.Component):
         clear_bits = Signal(count)
         with m.If(self.enable):
             m.d.comb += set_bits.eq(self.raised)
-        m.d.sync += pending.eq((pending & ~clear_bits) | set_bits)
+        under_way = Signal()
+        withheld = Signal()
+        permitted = self.enable & ~self.mask & ~self.clear & ~masked.bit_select(chosen, 1)
+        m.d.comb += [
+            self.messages.withhold.eq(withheld | ~permitted),
+            returning.eq(Mux(under_way & self.messages.withhold, 1 << chosen, 0)),
+        ]
+        m.d.sync += [
+            withheld.eq(under_way & self.messages.withhold),
+            pending.eq(
+                (pending & ~clear_bits) | set_bits | Mux(self.messages.dropped, 1 << chosen, 0)
+            ),
+        ]
         with m.If(self.clear | ~self.enable):
             m.d.sync += pending.eq(0)
 
@@ -129,23 +147,32 @@ class Interrupts(wiring.Component):
             with m.State("READ"):
                 # Taken here, not at the post: what is raised from now on needs a new message.
                 m.d.comb += [
+                    under_way.eq(1),
                     clear_bits.eq(1 << chosen),
                     read.addr.eq(Cat(Const(1, 1), chosen)),
                 ]
-                m.d.sync += assign(self.post.payload, address=read.data, dwords=1)
+                m.d.sync += assign(self.post.payload, address=read.data, dwords=1, message=1)
                 m.next = "LOAD"
 
             with m.State("LOAD"):
+                m.d.comb += under_way.eq(1)
                 m.d.sync += self.post.payload.data.eq(read.data[:32])
                 m.next = "POST"
 
             with m.State("POST"):
-                m.d.comb += self.post.valid.eq(1)
+                m.d.comb += [self.post.valid.eq(1), under_way.eq(1)]
                 with m.If(self.post.ready):
+                    m.next = "LEAVE"
+
+            with m.State("LEAVE"):
+                m.d.comb += under_way.eq(1)
+                with m.If(self.messages.left | self.messages.dropped):
                     m.next = "CHOOSE"
 
-            waits = (fsm.ongoing("CHOOSE") & ~ready.any()) | (
-                fsm.ongoing("POST") & ~self.post.ready
+            waits = (
+                (fsm.ongoing("CHOOSE") & ~ready.any())
+                | (fsm.ongoing("POST") & ~self.post.ready)
+                | (fsm.ongoing("LEAVE") & ~self.messages.left & ~self.messages.dropped)
             )
             m.d.comb += self.busy.eq(~waits | self.raised.any())
         return m

@@ -1,5 +1,6 @@
 """AXI4-Stream interfaces of the UltraScale+ PCIe block, as plain named signals."""
 
+from amaranth.hdl import Assert, Module, Signal, Value
 from amaranth.lib.wiring import In, Out
 
 from hdl.pcie.sideband import user_shape
@@ -26,3 +27,27 @@ def axis_ports(prefix: str, width: int) -> dict:
 def all_axis_ports(width: int) -> dict:
     """The members of all four interfaces."""
     return {name: port for bus in BUSES for name, port in axis_ports(bus, width).items()}
+
+
+def watch_packets(
+    m: Module, *, name: str, valid: Value, ready: Value, last: Value, beat: Value, reset: Value
+) -> None:
+    """Asserts, in simulation, the rules of a stream that leaves for a hard block (PG213, PG054).
+
+    ``valid`` stays 1 from the first beat of a packet to its last; a beat stays as it is until it
+    has been taken. ``reset`` ends every packet: the link is down.
+    """
+    inside = Signal(name=f"{name}_inside")
+    refused = Signal(name=f"{name}_refused")
+    before = Signal(len(beat), name=f"{name}_before")
+    m.d.sync += [
+        refused.eq(valid & ~ready & ~reset),
+        before.eq(beat),
+        Assert(valid | ~inside | reset, f"{name}: valid falls within a packet"),
+        Assert(valid | ~refused | reset, f"{name}: valid falls before ready"),
+        Assert((beat == before) | ~refused | reset, f"{name}: a beat changes before ready"),
+    ]
+    with m.If(reset):
+        m.d.sync += inside.eq(0)
+    with m.Elif(valid & ready):
+        m.d.sync += inside.eq(~last)

@@ -69,7 +69,8 @@ class Completer(wiring.Component):
     config
         ``data_width`` of the interfaces.
 
-    Ports: ``register`` to the registers; ``id_completion`` as in `PcieStatus`; ``cq_*``, ``cc_*``
+    Ports: ``register`` to the registers; ``id_completion`` as in `PcieStatus`; ``cut``: the link is
+    reset, what has begun is ended without an answer, and nothing is taken; ``cq_*``, ``cc_*``
     to the block. Throughput: a write in 4
     cycles, a read in 5 plus the registers' time; below 256 bits a cycle more for each further beat.
     Back-pressure stops ``cq``.
@@ -82,6 +83,7 @@ class Completer(wiring.Component):
             {
                 "register": Out(RegisterBus()),
                 "id_completion": In(1),
+                "cut": In(1),
                 "busy": Out(1),
                 **axis_ports("cq", width),
                 **axis_ports("cc", width),
@@ -208,6 +210,11 @@ class Completer(wiring.Component):
             self.busy.eq(1),
         ]
 
+        arrives = self.cq_tvalid & ~self.cut
+        abandoned = Signal()  # nobody waits for the answer
+        with m.If(self.cut):
+            m.d.sync += abandoned.eq(1)
+
         def proceed():
             """To the second part, or to the end."""
             m.d.sync += part.eq(1)
@@ -222,6 +229,7 @@ class Completer(wiring.Component):
             with m.State("TAKE"):
                 m.d.comb += [self.cq_tready.eq(1), self.busy.eq(self.cq_tvalid)]
                 m.d.sync += [
+                    abandoned.eq(0),
                     collected[:width].eq(self.cq_tdata),
                     beat.eq(1),
                     sent.eq(0),
@@ -231,9 +239,9 @@ class Completer(wiring.Component):
                     part.eq(0),
                     refused.eq(0),
                 ]
-                with m.If(self.cq_tvalid & self.cq_tlast):
+                with m.If(arrives & self.cq_tlast):
                     m.next = "DECIDE"
-                with m.Elif(self.cq_tvalid):
+                with m.Elif(arrives):
                     m.next = "SKIP"
             with m.State("SKIP"):
                 m.d.comb += self.cq_tready.eq(1)
@@ -244,11 +252,13 @@ class Completer(wiring.Component):
                     ]
                 with m.If(self.cq_tvalid & arriving.discontinue):
                     m.d.sync += corrupt.eq(1)
-                with m.If(self.cq_tvalid & self.cq_tlast):
+                with m.If(self.cut):
+                    m.next = "TAKE"
+                with m.Elif(self.cq_tvalid & self.cq_tlast):
                     m.next = "DECIDE"
             with m.State("DECIDE"):
                 m.d.sync += refused.eq(~supported)
-                with m.If(is_write & corrupt):
+                with m.If((is_write & corrupt) | self.cut):
                     m.next = "TAKE"
                 with m.Elif(supported):
                     m.next = "ACCESS"
@@ -274,8 +284,10 @@ class Completer(wiring.Component):
                         m.d.sync += gathered[:64].eq(self.register.response.payload)
                     proceed()
             with m.State("COMPLETE"):
-                m.d.comb += self.cc_tvalid.eq(1)
-                with m.If(self.cc_tready):
+                m.d.comb += self.cc_tvalid.eq(~abandoned & ~self.cut)
+                with m.If(~self.cc_tvalid):
+                    m.next = "TAKE"
+                with m.Elif(self.cc_tready):
                     m.d.sync += sent.eq(sent + 1)
                     with m.If(self.cc_tlast):
                         m.next = "TAKE"

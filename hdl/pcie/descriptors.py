@@ -106,7 +106,7 @@ class CompleterRequest(data.Struct):
 
 
 class CompleterCompletion(data.Struct):
-    """CC descriptor, 3 words."""
+    """CC descriptor, 3 words. The completer's function is in bits 79:72, its bus in 87:80."""
 
     lower_address: 7
     reserved_0: 1
@@ -121,8 +121,8 @@ class CompleterCompletion(data.Struct):
     reserved_3: 1
     requester_id: 16
     tag: 8
-    completer_bus_device: 8
     completer_function: 8
+    completer_bus: 8
     completer_id_enable: 1
     traffic_class: 3
     attributes: 3

@@ -7,8 +7,10 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from hdl.config import TIME_BITS, Config
 from hdl.memory.interface import ReadPort, line_stream, write_port
 from hdl.pcie.interface import (
+    Messages,
     PcieStatus,
     RequestKind,
+    RequestProgress,
     completion_beat,
     inbox_beat,
     post,
@@ -27,7 +29,11 @@ class Endpoint(wiring.Component):
 
     Reads and writes alternate, packet by packet, when both wait, so a read waits for at most one
     TLP. Writes leave in the order in which `write_done` and ``post`` promise. Without bus
-    mastering no request begins to leave: all wait, and none times out.
+    mastering no request begins to leave: all wait, and none times out. An MSI-X message that is
+    withheld when it would leave is dropped instead.
+
+    A link reset ends the packet that is leaving, and every read as soon as it can be said: no
+    completion comes any more. ``discard`` must follow it in the next cycle, until ``idle``.
 
     Parameters
     ----------
@@ -38,15 +44,17 @@ class Endpoint(wiring.Component):
 
     Ports
     -----
-    request, completion, status
+    request, completion, progress, status
         Towards the hard block's shim.
+    messages
+        What becomes of MSI-X messages, which come by ``post``.
     read_request, read_done, inbox_write, line_write
         See `HostReader`.
     write_request, write_done, post, line_read
         See `HostWriter`.
     discard
         What has not begun to leave never will: writes are taken and dropped, reads end with an
-        error.
+        error. Reads that have left are given up after the default completion timeout at most.
     idle
         Nothing moved in the last cycle, and no tag was in use or in quarantine.
     now, deadline
@@ -62,6 +70,8 @@ class Endpoint(wiring.Component):
             {
                 "request": Out(stream.Signature(request_beat(config))),
                 "completion": In(stream.Signature(completion_beat(config))),
+                "progress": In(RequestProgress()),
+                "messages": In(Messages()),
                 "read_request": In(stream.Signature(read_request(config))),
                 "read_done": Out(stream.Signature(read_done(config))),
                 "inbox_write": Out(stream.Signature(inbox_beat(config))),
@@ -108,6 +118,14 @@ class Endpoint(wiring.Component):
         drops = Signal()
         moves, rests = Signal(), Signal()
         is_read = beat.payload.kind == RequestKind.READ
+        cut = self.status.link_reset
+        lost = Signal()  # completions of what has left will never come
+        message = beat.payload.message
+        withheld = message & self.messages.withhold
+        # A message goes only if it does not wait again where nobody can withhold it.
+        may_go = self.status.bus_master & ~self.discard & ~withheld
+        may_go &= ~message | self.progress.clear
+        m.d.sync += lost.eq(cut | (lost & reader.outstanding))
         # A read that ends here is said to the reader, which waits for it.
         m.d.sync += reader.drop_valid.eq(reader.drop_valid & ~reader.drop_taken)
         with m.If(~reader.drop_valid):
@@ -116,18 +134,18 @@ class Endpoint(wiring.Component):
                 reader.drop_tag.eq(beat.payload.tag),
             ]
         m.d.comb += [
-            goes.eq(
-                Mux(
-                    beat.payload.first,
-                    offered | (self.status.bus_master & ~self.discard),
-                    ~dropping,
-                )
-            ),
-            drops.eq(~goes & (self.discard | ~beat.payload.first)),
+            goes.eq(~cut & Mux(beat.payload.first, offered | may_go, ~dropping)),
+            drops.eq(~goes & (self.discard | cut | withheld | ~beat.payload.first)),
+            self.messages.left.eq(message & self.request.valid & self.request.ready),
+            self.messages.dropped.eq(message & beat.valid & drops),
             self.request.payload.eq(beat.payload),
             self.request.valid.eq(beat.valid & goes),
             beat.ready.eq(Mux(goes, self.request.ready, drops & ~(is_read & reader.drop_valid))),
-            reader.hold.eq(~self.status.bus_master & ~self.discard),
+            reader.hold.eq(~self.status.bus_master & ~self.discard & ~lost),
+            reader.sent_valid.eq(self.progress.sent_valid),
+            reader.sent_tag.eq(self.progress.sent_tag),
+            reader.hurry.eq(self.discard),
+            reader.lost.eq(lost | cut),
             reader.now.eq(self.now),
             self.deadline.eq(reader.deadline),
             moves.eq(reader.busy | writer.busy | merge.busy | reader.drop_valid),
@@ -136,6 +154,8 @@ class Endpoint(wiring.Component):
         ]
         m.d.sync += self.idle.eq(rests)
         m.d.sync += offered.eq(self.request.valid & ~self.request.ready)
-        with m.If(beat.valid & beat.ready):
+        with m.If(cut):
+            m.d.sync += dropping.eq(1)
+        with m.Elif(beat.valid & beat.ready):
             m.d.sync += dropping.eq(drops)
         return m

@@ -31,6 +31,8 @@ def request_beat(config: Config) -> data.StructLayout:
     The header fields hold on every beat. Payload starts at word 0 of the first beat; a read is one
     beat. ``dwords`` is 1..1024 (11 bits); every byte is enabled; no request crosses 4 KiB.
     ``relaxed``: user data, whose order nobody relies on (relaxed ordering may be asked for).
+    ``message``: an MSI-X message, which is one beat. Until the shim, ``valid`` stays 1 from the
+    first beat of a packet to its last (`hdl.pcie.writer`).
     """
     return data.StructLayout(
         {
@@ -39,11 +41,35 @@ def request_beat(config: Config) -> data.StructLayout:
             "dwords": 11,
             "tag": 8,
             "relaxed": 1,
+            "message": 1,
             "data": config.data_width,
             "first": 1,
             "last": 1,
         }
     )
+
+
+class RequestProgress(wiring.Signature):
+    """What a shim says of the requests that it has been given.
+
+    ``sent_valid``: the hard block has taken the read with ``sent_tag``; a pulse. ``clear``: what is
+    offered now does not wait behind what the block has not taken; it may depend on the block's
+    ``ready``, not on what is offered.
+    """
+
+    def __init__(self):
+        super().__init__({"sent_valid": Out(1), "sent_tag": Out(8), "clear": Out(1)})
+
+
+class Messages(wiring.Signature):
+    """The one MSI-X message that may be under way, seen from who sends it.
+
+    ``withhold``: it must not leave any more. ``left``, ``dropped``: it has been handed to the hard
+    block, or it will never be; pulses, one of them for each message.
+    """
+
+    def __init__(self):
+        super().__init__({"withhold": Out(1), "left": In(1), "dropped": In(1)})
 
 
 def completion_beat(config: Config) -> data.StructLayout:
@@ -167,8 +193,13 @@ POST_DWORDS = 4
 
 
 def post() -> data.StructLayout:
-    """A small posted write: a completion queue entry or an interrupt; ``dwords`` is 1..4."""
-    return data.StructLayout({"address": 64, "dwords": 3, "data": 32 * POST_DWORDS})
+    """A small posted write: a completion queue entry or an interrupt; ``dwords`` is 1..4.
+
+    ``message``: an MSI-X message, one word.
+    """
+    return data.StructLayout(
+        {"address": 64, "dwords": 3, "message": 1, "data": 32 * POST_DWORDS}
+    )
 
 
 class RegisterBus(wiring.Signature):
@@ -200,7 +231,14 @@ class PcieStatus(wiring.Signature):
     completion boundary, 0 for 64 and 1 for 128 bytes. ``function_reset``: a function level reset
     is under way (UltraScale+: ``cfg_flr_in_process``), until it is said to be done.
     ``extended_tag``, ``relaxed_ordering``: Device Control bits 8 and 4; ``id_ordering``,
-    ``id_completion``: Device Control 2 bits 8 and 9.
+    ``id_completion``: Device Control 2 bits 8 and 9; ``completion_timeout``: its bits 3:0,
+    ``timeout_disable``: its bit 4. A 7-series block has them in ``cfg_dcommand2``; of UltraScale+
+    its configuration management interface reads them.
+
+    ``link_reset``: the link is down or being reset (hot reset, PERST#, lost link): the block's
+    ``user_reset``, or not ``user_lnk_up``. At least a cycle of a clock that runs. It resets what
+    belongs to the host, as a function level reset does, and ends what is under way in the shim;
+    arrays and what drives are doing stay. The controller's own reset must not depend on it.
     """
 
     def __init__(self):
@@ -217,6 +255,9 @@ class PcieStatus(wiring.Signature):
                 "relaxed_ordering": In(1),
                 "id_ordering": In(1),
                 "id_completion": In(1),
+                "completion_timeout": In(4),
+                "timeout_disable": In(1),
+                "link_reset": In(1),
             }
         )
 

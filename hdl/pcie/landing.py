@@ -58,6 +58,8 @@ class Landing(wiring.Component):
         To the tag table.
     abandon_valid, abandon_tag, abandon_quarantine, abandon_taken
         Gives up a tag, between completions; may be withdrawn.
+    cut
+        The rest of a completion that has begun will not come.
     ended
         A read is over, see `hdl.pcie.transfers.read_ended`.
     cleared
@@ -86,6 +88,7 @@ class Landing(wiring.Component):
                 "abandon_tag": In(tag_bits),
                 "abandon_quarantine": In(1),
                 "abandon_taken": Out(1),
+                "cut": In(1),
                 "ended": Out(stream.Signature(read_ended(config))),
                 "cleared": Out(1),
                 "busy": Out(1),
@@ -135,6 +138,8 @@ class Landing(wiring.Component):
         ]
         with m.If(self.completion.valid & self.completion.ready):
             m.d.sync += between.eq(self.completion.payload.last)
+        with m.If(self.cut):
+            m.d.sync += between.eq(1)
 
         # Stage 1: check the header, find the target, rotate.
         s1_valid = Signal()

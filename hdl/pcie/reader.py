@@ -27,9 +27,28 @@ SIZE_CODE_MOST = 5
 SIZE_CODE_DWORDS = 32
 """Words of size code 0: 128 bytes."""
 
-TIMEOUTS_A_SECOND = 100
-"""The default completion timeout is 10 ms, inside the default range of 50 us to 50 ms
-(PCIe base specification 2.8)."""
+DEFAULT_TIMEOUT = 0
+"""Completion Timeout Value of the default range."""
+
+TIMEOUTS_US = {
+    DEFAULT_TIMEOUT: 10_000,  # 50 us to 50 ms, not sooner than 10 ms
+    0b0001: 55,  # 50 us to 100 us
+    0b0010: 3_000,  # 1 ms to 10 ms
+    0b0101: 25_000,  # 16 ms to 55 ms
+    0b0110: 100_000,  # 65 ms to 210 ms
+    0b1001: 400_000,  # 260 ms to 900 ms
+    0b1010: 1_500_000,  # 1 s to 3.5 s
+    0b1101: 6_000_000,  # 4 s to 13 s
+    0b1110: 30_000_000,  # 17 s to 64 s
+}
+"""Shortest time until a request is given up, by Completion Timeout Value: the longest is half as
+long again, and both lie in the range of the value (PCIe base specification 7.8.16). Other values
+are reserved, and taken for the default."""
+
+
+def timeout_cycles(config: Config, code: int) -> int:
+    """Fewest cycles until a request is given up, by Completion Timeout Value."""
+    return TIMEOUTS_US[code] * config.clock_hz // 1_000_000
 
 
 def size_limit(code: Value) -> Value:
@@ -52,8 +71,7 @@ class HostReader(wiring.Component):
     config
         Sizes.
     timeout
-        Completion timeout in cycles, default 10 ms; tags expire after one to two of them, and
-        stay out of use for as long again (`hdl.pcie.tags`).
+        In place of the completion timeout of the default range, in cycles.
 
     Ports
     -----
@@ -63,14 +81,23 @@ class HostReader(wiring.Component):
         Memory read requests out (one beat each), completions in.
     drop_valid, drop_tag, drop_taken
         A request taken from ``tlp`` that will not be sent: its transfer ends with ``error``.
+    sent_valid, sent_tag
+        The hard block has taken a read: from now on it can time out. A pulse.
     hold
         Requests cannot be sent for now: none times out meanwhile.
+    hurry
+        All must end: no completion timeout is longer than the default one, nor disabled.
+    lost
+        No completion of a read from before will ever come: all end at once, with ``error``.
     outstanding
         A tag is in use or in quarantine.
     line_write, inbox_write
         Where the data goes.
     status, now, deadline
         Configuration space, time in cycles, and the next time something expires (or all ones).
+
+    A read that is not answered is given up within the range of Device Control 2, and its tag stays
+    out of use for as long again (`hdl.pcie.tags`).
 
     Rate: a TLP every 4 cycles plus one a request; completion payload one beat a cycle (see
     `hdl.pcie.landing`). Not ready for some thousand cycles after reset, while tables are cleared.
@@ -79,7 +106,7 @@ class HostReader(wiring.Component):
 
     def __init__(self, *, config: Config, timeout: int | None = None):
         self._config = config
-        self._timeout = timeout or config.clock_hz // TIMEOUTS_A_SECOND
+        self._timeout = timeout or timeout_cycles(config, DEFAULT_TIMEOUT)
         super().__init__(
             {
                 "request": In(stream.Signature(read_request(config))),
@@ -91,7 +118,11 @@ class HostReader(wiring.Component):
                 "drop_valid": In(1),
                 "drop_tag": In(bits_for_count(config.read_tags)),
                 "drop_taken": Out(1),
+                "sent_valid": In(1),
+                "sent_tag": In(8),
                 "hold": In(1),
+                "hurry": In(1),
+                "lost": In(1),
                 "outstanding": Out(1),
                 "status": Out(PcieStatus()),
                 "now": In(TIME_BITS),
@@ -103,7 +134,7 @@ class HostReader(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         config = self._config
-        m.submodules.tags = tags = TagTable(config=config, timeout=self._timeout)
+        m.submodules.tags = tags = TagTable(config=config)
         m.submodules.transfers = transfers = TransferTable(config=config)
         m.submodules.landing = landing = Landing(config=config)
 
@@ -139,7 +170,12 @@ class HostReader(wiring.Component):
             # Completion timeout, or a request that has not been sent.
             landing.abandon_valid.eq(tags.expire_valid | self.drop_valid),
             landing.abandon_tag.eq(Mux(self.drop_valid, self.drop_tag, tags.expire_tag)),
-            landing.abandon_quarantine.eq(~self.drop_valid),
+            landing.abandon_quarantine.eq(~self.drop_valid & ~self.lost),
+            landing.cut.eq(self.status.link_reset),
+            tags.sent_valid.eq(self.sent_valid),
+            tags.sent_tag.eq(self.sent_tag),
+            tags.lost.eq(self.lost),
+            tags.patient.eq(self.status.timeout_disable & ~self.hurry),
             self.drop_taken.eq(landing.abandon_taken & self.drop_valid),
             tags.expire_taken.eq(landing.abandon_taken & ~self.drop_valid),
             tags.now.eq(self.now),
@@ -171,6 +207,21 @@ class HostReader(wiring.Component):
             self.tlp.payload.first.eq(1),
             self.tlp.payload.last.eq(1),
         ]
+
+        # Tags expire after 2 to 3 sweeps.
+        m.d.sync += tags.period.eq(self._timeout // 2)
+        with m.Switch(self.status.completion_timeout):
+            for code in TIMEOUTS_US:
+                cycles = timeout_cycles(config, code)
+                if code == DEFAULT_TIMEOUT:
+                    continue
+                with m.Case(code):
+                    chosen = -(-cycles // 2)
+                    m.d.sync += tags.period.eq(
+                        chosen if cycles <= self._timeout else Mux(
+                            self.hurry, self._timeout // 2, chosen
+                        )
+                    )
 
         issuing = Signal()
 

@@ -2,17 +2,19 @@
 
 from dataclasses import replace
 
-from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
+from amaranth.hdl import Array, Cat, Const, Module, Mux, ResetInserter, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import Config
+from hdl.pcie.axis import watch_packets
 from hdl.pcie.completer import REGISTER_BAR, Completer
 from hdl.pcie.descriptors import CompleterCompletion, CompleterRequest, RequestType
 from hdl.pcie.interface import (
     CompletionStatus,
     PcieStatus,
     RegisterBus,
+    RequestProgress,
     completion_beat,
     request_beat,
 )
@@ -29,6 +31,7 @@ from hdl.pcie.sideband import CompleterRequestUser
 from hdl.pcie.tlp_receiver import RECEIVE_USER_BITS, TlpReceiver, received_beat
 from hdl.pcie.tlp_sender import TlpSender, tlp_beat
 from hdl.pcie.ultrascale import CompletionStripper
+from hdl.simulation import SIMULATION
 from hdl.streams import Relay
 
 COMPLETER_WIDTH = 256
@@ -227,10 +230,11 @@ class Series7Shim(wiring.Component):
         digests.
     id
         ``cfg_bus_number``, ``cfg_device_number``, ``cfg_function_number``.
-    request, completion, register, status
+    request, progress, completion, register, status
         As of `hdl.pcie.ultrascale.UltrascaleShim`.
 
-    Completions and requests share the way out, TLP by TLP in turns. Throughput one beat a cycle
+    Completions and requests share the way out, TLP by TLP in turns, so an answer to the host waits
+    for one TLP at most. Throughput one beat a cycle
     each way, latency 3; a register access about 8 cycles. While a request of the host is served,
     what arrives after the next one waits. Errors: see `RawStripper`, `Completer`.
     """
@@ -241,6 +245,7 @@ class Series7Shim(wiring.Component):
         super().__init__(
             {
                 "request": In(stream.Signature(request_beat(config))),
+                "progress": Out(RequestProgress()),
                 "completion": Out(stream.Signature(completion_beat(config))),
                 "register": Out(RegisterBus()),
                 "status": Out(PcieStatus()),
@@ -264,15 +269,23 @@ class Series7Shim(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         config = self._config
-        m.submodules.receiver = receiver = TlpReceiver(config=config)
-        m.submodules.stripper = stripper = RawStripper(config=config)
-        m.submodules.collector = collector = RequestCollector(config=config)
+        cut = self.status.link_reset
+        ends = ResetInserter(cut)
+        receiver = TlpReceiver(config=config)
+        stripper = RawStripper(config=config)
+        collector = RequestCollector(config=config)
+        replies = ReplySender(config=config)
+        sender = TlpSender(config=config)
+        leaving = Relay(tlp_beat(config))
+        m.submodules.receiver = ends(receiver)
+        m.submodules.stripper = ends(stripper)
+        m.submodules.collector = ends(collector)
         m.submodules.completer = completer = Completer(
             config=replace(config, data_width=COMPLETER_WIDTH)
         )
-        m.submodules.replies = replies = ReplySender(config=config)
-        m.submodules.sender = sender = TlpSender(config=config)
-        m.submodules.leaving = leaving = Relay(tlp_beat(config))
+        m.submodules.replies = ends(replies)
+        m.submodules.sender = ends(sender)
+        m.submodules.leaving = ends(leaving)
         connect(m, flipped(self.request), sender.request)
         connect(m, stripper.completion, flipped(self.completion))
         connect(m, completer.register, flipped(self.register))
@@ -300,6 +313,7 @@ class Series7Shim(wiring.Component):
             completer.cq_tvalid.eq(collector.cq_tvalid),
             collector.cq_tready.eq(completer.cq_tready),
             completer.id_completion.eq(self.status.id_completion),
+            completer.cut.eq(cut),
         ]
         for name in ("tdata", "tkeep", "tlast", "tuser", "tvalid"):
             m.d.comb += getattr(receiver, f"rx_{name}").eq(getattr(self, f"rx_{name}"))
@@ -337,6 +351,11 @@ class Series7Shim(wiring.Component):
                 )
             ),
             leaving.output.ready.eq(self.tx_tready),
+            self.progress.sent_valid.eq(
+                self.tx_tvalid & self.tx_tready & self.tx_tlast & leaving.output.payload.is_read
+            ),
+            self.progress.sent_tag.eq(leaving.output.payload.tag),
+            self.progress.clear.eq(~self.tx_tvalid | self.tx_tready),
             self.busy.eq(
                 receiver.busy
                 | stripper.busy
@@ -349,4 +368,16 @@ class Series7Shim(wiring.Component):
         ]
         with m.If(leaving.input.valid & leaving.input.ready):
             m.d.sync += [owner.eq(chosen), inside.eq(~leaving.input.payload.last)]
+        with m.If(cut):
+            m.d.sync += inside.eq(0)
+        if platform == SIMULATION:
+            watch_packets(
+                m,
+                name="tx",
+                valid=self.tx_tvalid,
+                ready=self.tx_tready,
+                last=self.tx_tlast,
+                beat=Cat(self.tx_tdata, self.tx_tkeep, self.tx_tlast, self.tx_tuser),
+                reset=cut,
+            )
         return m

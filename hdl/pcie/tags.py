@@ -45,24 +45,32 @@ class TagTable(wiring.Component):
     is not handed out before they must be gone. Completion headers are reserved with the tag and
     given back when the tag is free again, so that the hard block's buffer cannot overflow.
 
-    A sweep over all tags every ``timeout`` cycles marks those that wait or are quarantined, and
-    acts on those that the previous sweep marked. So a tag expires, or leaves quarantine, after one
-    to two timeouts. Tags come back in the order in which they were freed, those below 32 apart
-    from the others, which go first.
+    A sweep over all tags every ``period`` cycles counts how often it has found one that waits for
+    an answer to a request that has left, or is quarantined, and acts on the third time. So a tag
+    expires, or leaves quarantine, after two to three periods. A request that has not left does not
+    age. Tags come back in the order in which they were freed, those below 32 apart from the others,
+    which go first.
 
     Parameters
     ----------
     config
         `read_tags` tags; `completion_headers` and `completion_bytes` of space.
-    timeout
-        Cycles between sweeps.
 
     Ports
     -----
     now, deadline
         Time, and when the next sweep is due (all ones: never).
+    period
+        Cycles between sweeps, at least 1; may change.
+    sent_valid, sent_tag
+        The request of a tag has left.
     hold
-        No time passes for any tag: what a sweep has marked is forgotten.
+        No time passes for any tag: what sweeps have counted is forgotten.
+    patient
+        Nothing that waits for an answer ages.
+    lost
+        No answer will come any more: a sweep at once, all that wait expire, and none stays in
+        quarantine.
     rcb, extended
         `PcieStatus.rcb`, which says how much room a completion takes; without ``extended`` only
         tags below 32 are handed out.
@@ -79,18 +87,20 @@ class TagTable(wiring.Component):
     Latency: a retired tag is free after 3 cycles. A sweep takes a cycle a tag.
     """
 
-    def __init__(self, *, config: Config, timeout: int):
-        if timeout < 1:
-            raise ValueError(f"timeout must be at least 1 cycle, not {timeout}")
+    def __init__(self, *, config: Config):
         self._tags = config.read_tags
         self._headers, self._fewer = (headers_within(config, bytes_) for bytes_ in BOUNDARIES)
-        self._timeout = timeout
         tag_bits = bits_for_count(config.read_tags)
         super().__init__(
             {
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS, init=NEVER),
+                "period": In(TIME_BITS),
+                "sent_valid": In(1),
+                "sent_tag": In(8),
                 "hold": In(1),
+                "patient": In(1),
+                "lost": In(1),
                 "rcb": In(1),
                 "extended": In(1),
                 "headers": In(HEADERS_BITS),
@@ -122,7 +132,9 @@ class TagTable(wiring.Component):
 
         waiting = Signal(tags)
         quarantined = Signal(tags)
-        aged = Signal(tags)
+        sent = Signal(tags)
+        aged = Signal(tags)  # a sweep has found it
+        older = Signal(tags)  # two have
         fresh = Signal(range(tags + 1))  # tags never handed out: all from `fresh` on
         room = Signal(range(self._headers + 1), init=self._headers)
 
@@ -197,31 +209,42 @@ class TagTable(wiring.Component):
         retire_mask = Signal(tags)
         sweep_mask = Signal(tags)
         release_mask = Signal(tags)
+        sent_mask = Signal(tags)
         m.d.comb += [
             allocate_mask.eq(allocated << self.allocate.payload),
             close_mask.eq(self.close << self.lookup),
             retire_mask.eq((self.retire_valid & self.retire_quarantine) << self.retire_tag),
             sweep_mask.eq(swept << index),
             release_mask.eq(release << index),
+            sent_mask.eq(self.sent_valid << self.sent_tag[: len(self.lookup)]),
             self.live.eq(waiting.bit_select(self.lookup, 1)),
         ]
         m.d.sync += [
             waiting.eq((waiting & ~close_mask) | allocate_mask),
             quarantined.eq((quarantined & ~release_mask) | retire_mask),
+            sent.eq((sent | sent_mask) & ~allocate_mask),
             aged.eq((aged | sweep_mask) & ~(allocate_mask | retire_mask)),
+            older.eq((older | (sweep_mask & aged)) & ~(allocate_mask | retire_mask)),
         ]
         with m.If(self.hold):
-            m.d.sync += aged.eq(0)
+            m.d.sync += [aged.eq(0), older.eq(0)]
 
         # Sweep.
         is_waiting = waiting.bit_select(index, 1)
         is_quarantined = quarantined.bit_select(index, 1)
-        is_aged = aged.bit_select(index, 1)
+        is_over = older.bit_select(index, 1) | self.lost
+        ages = is_quarantined | (is_waiting & sent.bit_select(index, 1) & ~self.patient)
+        last_sweep = Signal(TIME_BITS)
         next_sweep = Signal(TIME_BITS)
+        known = Signal()  # `next_sweep` belongs to `last_sweep`
         late = Signal(TIME_BITS)
         step = Signal()
         taken = Signal()
-        m.d.sync += taken.eq(self.expire_valid & self.expire_taken)
+        m.d.sync += [
+            taken.eq(self.expire_valid & self.expire_taken),
+            next_sweep.eq(last_sweep + self.period),
+            known.eq(0),
+        ]
         m.d.comb += [
             late.eq(self.now - next_sweep),
             self.expire_tag.eq(index),
@@ -231,34 +254,36 @@ class TagTable(wiring.Component):
             with m.State("IDLE"):
                 with m.If(self.held != 0):
                     m.d.comb += self.busy.eq(1)
-                    m.d.sync += next_sweep.eq(self.now + self._timeout)
+                    m.d.sync += last_sweep.eq(self.now)
                     m.next = "WAIT"
             with m.State("WAIT"):
                 m.d.comb += self.deadline.eq(next_sweep)
-                m.d.sync += index.eq(0)
+                m.d.sync += [index.eq(0), known.eq(1)]
+                with m.If(~known):
+                    m.d.comb += self.busy.eq(1)
                 with m.If(self.held == 0):
                     m.d.comb += self.busy.eq(1)
                     m.next = "IDLE"
-                with m.Elif(~late[-1]):
+                with m.Elif(self.lost | (known & ~late[-1])):
                     m.d.comb += self.busy.eq(1)
                     m.next = "SWEEP"
             with m.State("SWEEP"):
                 m.d.comb += self.busy.eq(1)
-                with m.If(is_waiting & is_aged):
+                with m.If(is_waiting & is_over & (self.lost | ~self.patient)):
                     m.d.comb += [self.expire_valid.eq(~taken), step.eq(taken)]
-                with m.Elif(is_quarantined & is_aged):
+                with m.Elif(is_quarantined & is_over):
                     m.d.comb += [
                         release.eq(~self.retire_valid),
                         step.eq(release),
                     ]
                 with m.Else():
                     m.d.comb += [
-                        swept.eq(is_waiting | is_quarantined),
+                        swept.eq(ages),
                         step.eq(1),
                     ]
                 with m.If(step):
                     m.d.sync += index.eq(index + 1)
                     with m.If(index == tags - 1):
-                        m.d.sync += next_sweep.eq(self.now + self._timeout)
+                        m.d.sync += last_sweep.eq(self.now)
                         m.next = "WAIT"
         return m

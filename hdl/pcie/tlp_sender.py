@@ -12,9 +12,18 @@ HEADER_WORDS_MOST = 4
 
 
 def tlp_beat(config: Config) -> data.StructLayout:
-    """A beat of a TLP: ``words`` of it are valid, all but in the ``last`` one."""
+    """A beat of a TLP: ``words`` of it are valid, all but in the ``last`` one.
+
+    ``is_read``: the TLP is a memory read, with ``tag``.
+    """
     return data.StructLayout(
-        {"data": config.data_width, "words": range(config.beat_dwords + 1), "last": 1}
+        {
+            "data": config.data_width,
+            "words": range(config.beat_dwords + 1),
+            "last": 1,
+            "is_read": 1,
+            "tag": 8,
+        }
     )
 
 
@@ -96,6 +105,8 @@ class TlpSender(wiring.Component):
             heading.eq(sent != alone),
             due.eq(Mux((sent == 0) & ~begun, total, left)),
             self.tlp.valid.eq(tail | self.request.valid),
+            output.is_read.eq(is_read & ~tail),
+            output.tag.eq(beat.tag),
             output.last.eq(tail | (due <= width)),
             output.words.eq(Mux(tail, tail_words, Mux(due < width, due, width))),
             takes.eq(self.tlp.ready & ~tail & Mux(is_read, output.last, ~heading)),

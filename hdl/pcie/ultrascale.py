@@ -1,11 +1,11 @@
 """Shim between the internal TLP streams and the Xilinx UltraScale+ PCIe block (PG213)."""
 
-from amaranth.hdl import Cat, Module, Mux, Signal, Value
+from amaranth.hdl import Cat, Module, Mux, ResetInserter, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import Config
-from hdl.pcie.axis import all_axis_ports, axis_ports
+from hdl.pcie.axis import all_axis_ports, axis_ports, watch_packets
 from hdl.pcie.completer import Completer
 from hdl.pcie.descriptors import (
     RC_DESCRIPTOR_DWORDS,
@@ -20,11 +20,13 @@ from hdl.pcie.interface import (
     PcieStatus,
     RegisterBus,
     RequestKind,
+    RequestProgress,
     completion_beat,
     request_beat,
 )
 from hdl.pcie.rotate import below
 from hdl.pcie.sideband import user_shape
+from hdl.simulation import SIMULATION
 
 
 class RequestInserter(wiring.Component):
@@ -44,6 +46,7 @@ class RequestInserter(wiring.Component):
         super().__init__(
             {
                 "request": In(stream.Signature(request_beat(config))),
+                "progress": Out(RequestProgress()),
                 "status": Out(PcieStatus()),
                 "busy": Out(1),
                 **axis_ports("rq", config.data_width),
@@ -62,7 +65,9 @@ class RequestInserter(wiring.Component):
         valid = Signal()
         room = Signal()
         last = Signal()
+        is_read = Signal()  # of the packet whose beat is offered
         m.d.comb += [
+            self.progress.sent_valid.eq(self.rq_tvalid & self.rq_tready & is_read & self.rq_tlast),
             descriptor.address.eq(beat.address[2:]),
             descriptor.dwords.eq(beat.dwords),
             descriptor.kind.eq(
@@ -79,6 +84,7 @@ class RequestInserter(wiring.Component):
             user.first_enable.eq(~0),
             user.last_enable.eq(Mux(beat.dwords > 1, 0b1111, 0)),
             room.eq(~self.rq_tvalid | self.rq_tready),
+            self.progress.clear.eq(room),
             last.eq(due <= width),
         ]
         with m.If(room):
@@ -90,7 +96,11 @@ class RequestInserter(wiring.Component):
             with m.If(valid):
                 m.d.sync += left.eq(due - width)
             with m.If(valid & begins):
-                m.d.sync += self.rq_tuser.eq(user)
+                m.d.sync += [
+                    self.rq_tuser.eq(user),
+                    is_read.eq(beat.kind == RequestKind.READ),
+                    self.progress.sent_tag.eq(beat.tag),
+                ]
         with m.If(begins):
             m.d.comb += due.eq(
                 Mux(beat.kind == RequestKind.READ, 0, beat.dwords) + RQ_DESCRIPTOR_DWORDS
@@ -309,8 +319,10 @@ class UltrascaleShim(wiring.Component):
         The block's interfaces.
     status
         Configuration space: which attribute bits requests and completions may have.
-    request, completion, register
+    request, progress, completion, register
         The controller's side: `RequestInserter`, `CompletionStripper`, `Completer`.
+
+    A link reset (``status.link_reset``) ends every packet and every access that has begun.
 
     Throughput and latency at 256 bits: a 256-byte write in 9 beats, back to back, latency 1; a
     256-byte completion in 9 beats gives 8, latency 2; a register access about 6 cycles.
@@ -322,6 +334,7 @@ class UltrascaleShim(wiring.Component):
         super().__init__(
             {
                 "request": In(stream.Signature(request_beat(config))),
+                "progress": Out(RequestProgress()),
                 "completion": Out(stream.Signature(completion_beat(config))),
                 "register": Out(RegisterBus()),
                 "status": Out(PcieStatus()),
@@ -333,10 +346,14 @@ class UltrascaleShim(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         config = self._config
-        m.submodules.inserter = inserter = RequestInserter(config=config)
-        m.submodules.stripper = stripper = CompletionStripper(config=config)
+        cut = self.status.link_reset
+        inserter = RequestInserter(config=config)
+        stripper = CompletionStripper(config=config)
+        m.submodules.inserter = ResetInserter(cut)(inserter)
+        m.submodules.stripper = ResetInserter(cut)(stripper)
         m.submodules.completer = completer = Completer(config=config)
         connect(m, flipped(self.request), inserter.request)
+        connect(m, inserter.progress, flipped(self.progress))
         connect(m, stripper.completion, flipped(self.completion))
         connect(m, completer.register, flipped(self.register))
         for prefix, block in (
@@ -357,6 +374,17 @@ class UltrascaleShim(wiring.Component):
             inserter.status.relaxed_ordering.eq(self.status.relaxed_ordering),
             inserter.status.id_ordering.eq(self.status.id_ordering),
             completer.id_completion.eq(self.status.id_completion),
+            completer.cut.eq(cut),
             self.busy.eq(inserter.busy | stripper.busy | completer.busy),
         ]
+        if platform == SIMULATION:
+            for bus in ("rq", "cc"):
+                data, keep, last, user, valid, ready = (
+                    getattr(self, f"{bus}_{part}")
+                    for part in ("tdata", "tkeep", "tlast", "tuser", "tvalid", "tready")
+                )
+                beat = Cat(data, keep, last, user)
+                watch_packets(
+                    m, name=bus, valid=valid, ready=ready, last=last, beat=beat, reset=cut
+                )
         return m

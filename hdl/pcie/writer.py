@@ -1,12 +1,13 @@
 """Host memory writes: lines read, cut into TLPs, rotated to payload order; posts in between."""
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out, connect
 
 from hdl.config import Config
 from hdl.memory.interface import ReadPort, line_stream
+from hdl.memory.store import READ_LATENCY
 from hdl.pcie.interface import (
     POST_DWORDS,
     PcieStatus,
@@ -18,16 +19,32 @@ from hdl.pcie.interface import (
 from hdl.pcie.packets import PacketMerge
 from hdl.pcie.reader import size_limit
 from hdl.pcie.rotate import rotate_right, words_of
+from hdl.simulation import SIMULATION
 from hdl.streams import Relay, Skid
 
-PREFETCH_BEATS = 32
-"""Beats read ahead: covers the line store's latency and a run of bank conflicts."""
+PAYLOAD_CODE_MOST = 3
+"""Largest payload that is sent, as in Device Control: 128 << 3 is 1024 bytes, what the hard blocks
+support (PG213, PG054)."""
+
+PAYLOAD_BYTES_MOST = 128 << PAYLOAD_CODE_MOST
+
+PREFETCH_BEATS_LEAST = 32
+"""Beats read ahead, at least: covers the line store's latency and a run of bank conflicts."""
+
+PREFETCH_BEATS_MORE = 16
+"""Beats read ahead beyond those of the longest TLP, so that the next one follows at once."""
 
 PREFETCH_CHUNKS = 16
 """TLPs cut ahead, at most: the smallest take one beat each."""
 
 DONE_SLOTS = 4
 """Finished lines that wait to be reported before TLPs wait for them."""
+
+
+def prefetch_beats(config: Config) -> int:
+    """Beats read ahead: a TLP begins only when all of its beats have been asked for."""
+    longest = PAYLOAD_BYTES_MOST // config.beat_bytes
+    return max(PREFETCH_BEATS_LEAST, longest + PREFETCH_BEATS_MORE)
 
 
 def write_chunk(config: Config) -> data.StructLayout:
@@ -52,10 +69,16 @@ def write_chunk(config: Config) -> data.StructLayout:
 class ChunkReader(wiring.Component):
     """Cuts write requests into TLPs and reads their beats ahead.
 
-    Requests are cut at multiples of the maximum payload size, hence never cross 4 KiB. ``chunk``
-    is offered when its first beat has been asked for; ``beat`` carries the beats of all chunks in
+    Requests are cut at multiples of the maximum payload size, hence never cross 4 KiB, and of
+    `PAYLOAD_BYTES_MOST`. ``chunk`` is offered when none of its beats can be late any more: whoever
+    takes a beat a cycle from then on finds each there. ``beat`` carries the beats of all chunks in
     order, a beat that two chunks share twice. Throughput one beat a cycle, also from one chunk and
     one request to the next. No more beats are asked for than there is room for.
+
+    The line store may refuse a request, but what it has taken it answers `READ_LATENCY` cycles
+    later, and a request is taken each cycle at most. So once the last of n beats has been taken,
+    beat k comes no later than n - k cycles before the last; it is enough to wait until the last
+    beat will have come n cycles from then.
     """
 
     def __init__(self, *, config: Config):
@@ -76,22 +99,30 @@ class ChunkReader(wiring.Component):
         config = self._config
         width = config.beat_dwords
         shift = (width - 1).bit_length()
+        low = READ_LATENCY.bit_length()
         layout = write_chunk(config)
         m.submodules.chunks = chunks = SyncFIFOBuffered(width=layout.size, depth=PREFETCH_CHUNKS)
-        m.submodules.beats = beats = SyncFIFOBuffered(
-            width=config.data_width, depth=PREFETCH_BEATS
-        )
+        depth = prefetch_beats(config)
+        m.submodules.beats = beats = SyncFIFOBuffered(width=config.data_width, depth=depth)
 
         # Cut: what is left of a request, and its next chunk.
         cutting = Signal()
         job = Signal(write_request(config))
         chunk = Signal(layout)
+        code = Signal(2)
         room = Signal(11)
         final = Signal()
         takes_chunk = Signal()
         job_low = job.address[2:64]
         m.d.comb += [
-            room.eq((~job_low & size_limit(self.status.max_payload)) + 1),
+            code.eq(
+                Mux(
+                    self.status.max_payload > PAYLOAD_CODE_MOST,
+                    PAYLOAD_CODE_MOST,
+                    self.status.max_payload,
+                )
+            ),
+            room.eq((~job_low & size_limit(code)) + 1),
             final.eq(job.dwords <= room),
             chunk.line.eq(job.line),
             chunk.last.eq(job.last & final),
@@ -116,15 +147,24 @@ class ChunkReader(wiring.Component):
         reading = Signal()
         address = Signal(config.beat_address_bits)
         left = Signal(range(1024 // width + 2))  # beats still to ask for, less one
-        free = Signal(range(PREFETCH_BEATS + 1), init=PREFETCH_BEATS)
+        delay = Signal(range(READ_LATENCY + 1))  # see below
+        free = Signal(range(depth + 1), init=depth)
         has_room = Signal()  # `free` is not 0, or has been and is not any more
         asked = Signal()
         taken = Signal()
-        m.submodules.skid = skid = Skid(config.beat_address_bits)
-        connect(m, skid.output, wiring.flipped(self.line_read.request))
+        question = data.StructLayout(
+            {"address": config.beat_address_bits, "last": 1, "delay": range(READ_LATENCY + 1)}
+        )
+        m.submodules.skid = skid = Skid(question)
+        asking = skid.output
         m.d.comb += [
+            self.line_read.request.valid.eq(asking.valid),
+            self.line_read.request.payload.eq(asking.payload.address),
+            asking.ready.eq(self.line_read.request.ready),
             skid.input.valid.eq(reading & has_room),
-            skid.input.payload.eq(address),
+            skid.input.payload.address.eq(address),
+            skid.input.payload.last.eq(left == 0),
+            skid.input.payload.delay.eq(delay),
             asked.eq(skid.input.valid & skid.input.ready),
             takes_chunk.eq(
                 cutting & chunks.w_rdy & (~reading | (asked & (left == 0)))
@@ -144,6 +184,9 @@ class ChunkReader(wiring.Component):
                 reading.eq(1),
                 address.eq(chunk.source[shift:]),
                 left.eq(chunk.last_in),
+                delay.eq(
+                    Mux(chunk.last_in < READ_LATENCY, READ_LATENCY - chunk.last_in[:low], 0)
+                ),
             ]
         with m.Elif(asked):
             m.d.sync += [
@@ -152,11 +195,30 @@ class ChunkReader(wiring.Component):
                 left.eq(left - 1),
             ]
 
+        # Whole chunks. A chunk of n beats is one 2 cycles after its last has been taken, or
+        # `READ_LATENCY` + 1 - n more: a beat needs as many cycles to the head of the FIFO.
+        due = Signal(READ_LATENCY + 1)  # chunks that are whole in as many cycles as their place
+        whole = Signal(range(PREFETCH_CHUNKS + 4))  # not taken yet
+        has_whole = Signal()
+        asked_all = Signal()
+        leaves = Signal()
+        m.d.comb += [
+            asked_all.eq(asking.valid & asking.ready & asking.payload.last),
+            leaves.eq(self.chunk.valid & self.chunk.ready),
+        ]
+        m.d.sync += [
+            due.eq((due >> 1) | Mux(asked_all, 1 << asking.payload.delay, 0)),
+            whole.eq(whole + due[0] - leaves),
+            has_whole.eq(due[0] | (whole > 1) | ((whole == 1) & ~leaves)),
+        ]
+
         m.submodules.chunk_relay = chunk_relay = Relay(layout)  # goes ahead of its beats anyway
         m.submodules.beat_skid = beat_skid = Skid(config.data_width)
-        connect(m, chunk_relay.output, wiring.flipped(self.chunk))
         connect(m, beat_skid.output, wiring.flipped(self.beat))
         m.d.comb += [
+            self.chunk.valid.eq(chunk_relay.output.valid & has_whole),
+            self.chunk.payload.eq(chunk_relay.output.payload),
+            chunk_relay.output.ready.eq(self.chunk.ready & has_whole),
             chunk_relay.input.valid.eq(chunks.r_rdy),
             chunk_relay.input.payload.eq(chunks.r_data),
             chunks.r_en.eq(chunk_relay.input.ready),
@@ -167,9 +229,9 @@ class ChunkReader(wiring.Component):
                 self.request.valid
                 | cutting
                 | reading
-                | (free != PREFETCH_BEATS)
+                | (free != depth)
                 | chunks.r_rdy
-                | self.chunk.valid
+                | chunk_relay.output.valid
             ),
         ]
         return m
@@ -180,7 +242,9 @@ class HostWriter(wiring.Component):
 
     One `write_done` a transfer, with its line, once the last beat of its last TLP has been handed
     over; a post taken after that arrives at the host after it. Between TLPs a waiting post goes
-    next, alternating with TLPs of lines.
+    next, alternating with TLPs of lines. A TLP begins only when all of its beats are sure to come,
+    so ``tlp.valid`` stays 1 from its first beat to its last (asserted in simulations): a hard block
+    may nullify a TLP whose data is late (PG213, PG156 "Requester Memory Write Operation").
 
     Ports
     -----
@@ -195,7 +259,8 @@ class HostWriter(wiring.Component):
 
     Rate: aligned data (source and payload in the same words of a beat) one beat a cycle without a
     pause between TLPs, requests and lines; rotated data one cycle more a TLP, which its header
-    takes on the link anyway. Latency about 8 cycles plus the line store's. No errors of its own.
+    takes on the link anyway. Latency about 10 cycles plus the line store's, and one for each beat
+    of the first TLP after an idle time. No errors of its own.
     """
 
     def __init__(self, *, config: Config):
@@ -238,15 +303,23 @@ class HostWriter(wiring.Component):
         )
         m.submodules.tlp_relay = tlp_relay = Relay(tlp_beat)
         leaving = tlp_relay.output
-        allowed = ~leaving.payload.ends | done.w_rdy
         tlp = tlp_relay.input
         outgoing = tlp.payload.beat
         m.d.comb += [
             merge.first_input.payload.eq(leaving.payload.beat),
-            merge.first_input.valid.eq(leaving.valid & allowed),
-            leaving.ready.eq(merge.first_input.ready & allowed),
+            merge.first_input.valid.eq(leaving.valid),
+            leaving.ready.eq(merge.first_input.ready),
             done.w_en.eq(leaving.valid & leaving.ready & leaving.payload.ends),
             done.w_data.eq(leaving.payload.line),
+        ]
+        # What is said of a line needs room before its last TLP begins.
+        room = Signal(range(DONE_SLOTS + 1), init=DONE_SLOTS)
+        has_room = Signal(init=1)
+        promises = Signal()
+        told = Signal()
+        m.d.sync += [
+            room.eq(room - promises + told),
+            has_room.eq((room > 1) | ((room == 1) & ~promises)),
         ]
         amount = chunk.source[:shift]
         place = Signal(range(1024 // width + 1))  # beats of the payload sent
@@ -281,7 +354,10 @@ class HostWriter(wiring.Component):
                 reader.chunk.valid
                 & (~rotated | primed)
                 & (~wants | reader.beat.valid)
+                & (has_room | ~chunk.last | ~outgoing.first)
             ),
+            promises.eq(sends & outgoing.first & chunk.last),
+            told.eq(self.done.valid & self.done.ready),
             sends.eq(tlp.valid & tlp.ready),
             reader.beat.ready.eq(
                 reader.chunk.valid & wants & (sends | (rotated & ~primed))
@@ -309,6 +385,7 @@ class HostWriter(wiring.Component):
             letter.payload.kind.eq(RequestKind.WRITE),
             letter.payload.address.eq(small.address),
             letter.payload.dwords.eq(small.dwords),
+            letter.payload.message.eq(small.message),
             letter.payload.data.eq(
                 small.data.word_select(offset, config.data_width) if beats > 1 else small.data
             ),
@@ -319,6 +396,12 @@ class HostWriter(wiring.Component):
         with m.If(letter.valid & letter.ready):
             m.d.sync += offset.eq(Mux(letter.payload.last, 0, offset + 1))
 
+        if platform == SIMULATION:
+            late = tlp_relay.input.ready & ~tlp.valid & ~outgoing.first
+            m.d.sync += [
+                Assert(~late, "the data of a TLP that has begun is late"),
+                Assert(done.w_rdy | ~done.w_en, "no room to say that a line has been sent"),
+            ]
         m.d.comb += self.busy.eq(
             Cat(reader.busy, tlp_relay.busy, merge.busy, self.post.valid, done.r_rdy).any()
         )

@@ -2,7 +2,8 @@
 
 The specification keeps its own account of every tag: *out* from its allocation to its retirement,
 *closed* once no completion is accepted, *banned* while quarantined. The environment closes only
-live tags and retires only closed ones; when, and in which order, is the solver's choice.
+live tags and retires only closed ones; when, and in which order, is the solver's choice, as is
+when the hard block takes a request. Times are checked as long as the link is up.
 """
 
 from collections.abc import Callable
@@ -25,7 +26,10 @@ LONG_TIMEOUT = 1 << 20
 """No matter: time jumps."""
 
 SHORT_TIMEOUT = 6
-"""Longer than a sweep takes."""
+"""Cycles between sweeps: more than one takes."""
+
+PERIODS_LEAST = 2
+"""Sweeps that a tag outlives for sure, once its request has left."""
 
 MORE_THAN_HALF = HEADERS // 2 + 1
 """Two requests of this size never fit at once."""
@@ -40,7 +44,7 @@ class TagSpecification(wiring.Component):
         self, table: TagTable, *, timeout: int | None = None, headers: int | None = None
     ):
         self._table = table
-        self._timeout = timeout  # also check times, with a clock that counts
+        self._timeout = timeout  # sweeps this far apart; also check times: the clock counts
         self._headers = headers  # every request needs as many; otherwise the solver chooses
         super().__init__(table.signature)
 
@@ -49,7 +53,7 @@ class TagSpecification(wiring.Component):
         m.submodules.table = table = self._table
         connect(m, table.allocate, flipped(self.allocate))
         for name, member in table.signature.members.items():
-            if not member.is_signature and member.flow == In and name != "now":
+            if not member.is_signature and member.flow == In and name not in ("now", "period"):
                 m.d.comb += getattr(table, name).eq(getattr(self, name))
         allocated = Signal()
         m.submodules.rules = rules = StreamRules(table.allocate, role=Assert)
@@ -88,10 +92,17 @@ class TagSpecification(wiring.Component):
             ]
             if self._timeout is not None:
                 expires = table.expire_valid & (table.expire_tag == tag)
+                sent = Signal(name=f"sent_{tag}")
+                least = PERIODS_LEAST * self._timeout
                 m.d.comb += [
-                    Assert(~taken | ~banned[tag] | (age >= self._timeout)),
-                    Assert(~expires | (age >= self._timeout)),
+                    Assert(~taken | ~banned[tag] | (age >= least)),
+                    Assert(~expires | (age >= least)),
+                    Assert(~expires | (sent & ~self.patient)),
                 ]
+                with m.If(taken):
+                    m.d.sync += sent.eq(0)
+                with m.Elif(self.sent_valid & (self.sent_tag[:1] == tag)):
+                    m.d.sync += sent.eq(1)
             with m.If(~age.all()):
                 m.d.sync += age.eq(age + 1)
             with m.If(taken):
@@ -141,9 +152,11 @@ class TagSpecification(wiring.Component):
 
     def _keep_time(self, m: Module) -> None:
         """Time counts cycles, or jumps to and fro as the solver likes: a sweep at any time."""
+        m.d.comb += self._table.period.eq(self._timeout or LONG_TIMEOUT)
         if self._timeout is None:
             m.d.comb += self._table.now.eq(self.now[-1] << (TIME_BITS - 1))
             return
+        m.d.comb += Assume(~self.lost)
         clock = Signal(TIME_BITS)
         m.d.sync += clock.eq(clock + 1)
         m.d.comb += self._table.now.eq(clock)
@@ -152,9 +165,9 @@ class TagSpecification(wiring.Component):
 class Mutant(TagTable):
     """A tag table around which ``rewire(m, outer, inner)`` crosses some wires."""
 
-    def __init__(self, *, timeout: int, rewire: Callable):
-        super().__init__(config=CONFIG, timeout=timeout)
-        self._inner = TagTable(config=CONFIG, timeout=timeout)
+    def __init__(self, *, rewire: Callable):
+        super().__init__(config=CONFIG)
+        self._inner = TagTable(config=CONFIG)
         self._rewire = rewire
 
     def elaborate(self, platform) -> Module:
@@ -204,17 +217,24 @@ def hasty_clock(m, outer, inner):
     m.d.comb += inner.now.eq(outer.now << 2)
 
 
+def unsent_ages(m, outer, inner):
+    """A request that has not left times out."""
+    m.d.comb += [inner.sent_valid.eq(1), inner.sent_tag.eq(0)]
+
+
+def impatient(m, outer, inner):
+    """Reads time out although that is disabled."""
+    m.d.comb += inner.patient.eq(0)
+
+
 def _mutant(rewire: Callable, **more) -> TagSpecification:
-    table = Mutant(timeout=more.get("timeout", LONG_TIMEOUT), rewire=rewire)
-    return TagSpecification(table, **more)
+    return TagSpecification(Mutant(rewire=rewire), **more)
 
 
 PROOFS = [
     Proof(
         name="tags",
-        build=lambda: TagSpecification(
-            TagTable(config=CONFIG, timeout=LONG_TIMEOUT), headers=1
-        ),
+        build=lambda: TagSpecification(TagTable(config=CONFIG), headers=1),
         mode="prove",
         depth=16,
         mutants=[
@@ -225,22 +245,22 @@ PROOFS = [
     ),
     Proof(
         name="tag_headers",
-        build=lambda: TagSpecification(
-            TagTable(config=CONFIG, timeout=LONG_TIMEOUT), headers=MORE_THAN_HALF
-        ),
+        build=lambda: TagSpecification(TagTable(config=CONFIG), headers=MORE_THAN_HALF),
         depth=14,
         mutants=[lambda: _mutant(headers_forgotten, headers=MORE_THAN_HALF)],
     ),
     Proof(
         name="tag_times",
         build=lambda: TagSpecification(
-            TagTable(config=CONFIG, timeout=SHORT_TIMEOUT), timeout=SHORT_TIMEOUT, headers=1
+            TagTable(config=CONFIG), timeout=SHORT_TIMEOUT, headers=1
         ),
         mode="bmc",
-        depth=22,
+        depth=34,
         mutants=[
             lambda: _mutant(no_quarantine, timeout=SHORT_TIMEOUT, headers=1),
             lambda: _mutant(hasty_clock, timeout=SHORT_TIMEOUT, headers=1),
+            lambda: _mutant(unsent_ages, timeout=SHORT_TIMEOUT, headers=1),
+            lambda: _mutant(impatient, timeout=SHORT_TIMEOUT, headers=1),
         ],
     ),
 ]
