@@ -67,6 +67,10 @@ class PoolMemory:
         start = address - self._base
         return bytes(self._region[start : start + length])
 
+    def everything(self) -> bytes:
+        """Copies all of it out."""
+        return bytes(self._region[: self._size])
+
     def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
         """Copies bytes in."""
         start = address - self._base

@@ -42,6 +42,8 @@ class Interrupts(wiring.Component):
         Host access to table and pending bits, one a cycle.
     post
         Messages.
+    leaving
+        A message is on its way to ``post``, or will be in the next cycle.
 
     Latency 4 cycles from ``raised`` to ``post``, one message in 4 cycles.
     """
@@ -57,6 +59,7 @@ class Interrupts(wiring.Component):
                 "reset": In(1),
                 "vectors": In(VectorAccess(config)),
                 "post": Out(stream.Signature(post())),
+                "leaving": Out(1),
                 "busy": Out(1),
             }
         )
@@ -147,5 +150,8 @@ class Interrupts(wiring.Component):
             waits = (fsm.ongoing("CHOOSE") & ~ready.any()) | (
                 fsm.ongoing("POST") & ~self.post.ready
             )
-            m.d.comb += self.busy.eq(~waits | self.raised.any())
+            m.d.comb += [
+                self.leaving.eq(~fsm.ongoing("CHOOSE") | ready.any()),
+                self.busy.eq(~waits | self.raised.any()),
+            ]
         return m

@@ -229,6 +229,9 @@ class Series7Shim(wiring.Component):
         ``cfg_bus_number``, ``cfg_device_number``, ``cfg_function_number``.
     request, completion, register, status
         As of `hdl.pcie.ultrascale.UltrascaleShim`.
+    posted
+        Something has not left by ``tx_*``. That stream keeps its order up to the link, so that no
+        completion passes a write there.
 
     Completions and requests share the way out, TLP by TLP in turns. Throughput one beat a cycle
     each way, latency 3; a register access about 8 cycles. While a request of the host is served,
@@ -257,6 +260,7 @@ class Series7Shim(wiring.Component):
                 "tx_tuser": Out(4),
                 "tx_tvalid": Out(1),
                 "tx_tready": In(1),
+                "posted": Out(1),
                 "busy": Out(1),
             }
         )
@@ -337,6 +341,7 @@ class Series7Shim(wiring.Component):
                 )
             ),
             leaving.output.ready.eq(self.tx_tready),
+            self.posted.eq(sender.tlp.valid | leaving.busy | leaving.output.valid),
             self.busy.eq(
                 receiver.busy
                 | stripper.busy

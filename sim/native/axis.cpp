@@ -33,6 +33,8 @@ void PacketSink::take() {
         if (!completer_) {
             tlp_->first_enable = pins_.user[0] & 0xF;  // tuser[3:0], tuser[7:4]
             tlp_->last_enable = pins_.user[0] >> 4;
+            // tuser[27:24], tuser[61:60]
+            number_ = uint8_t((pins_.user[3] & 0xF) | (pins_.user[7] >> 4 & 3) << 4);
         }
     }
     if (filled_ + beat_bytes_ > int(sizeof tlp_->raw))
@@ -66,6 +68,7 @@ void PacketSink::commit(Ps now) {
     if (filled_ != (tlp->bytes + beat_bytes_ - 1) / beat_bytes_ * beat_bytes_)
         throw ModelError("RQ or CC: a packet has " + std::to_string(filled_ / beat_bytes_) +
                          " beats for " + std::to_string(tlp->bytes) + " bytes");
+    returns_ = !completer_;
     link_.submit(tlp, now);
 }
 

@@ -9,16 +9,29 @@ namespace striata {
 // RQ or CC: beats become packets.
 class PacketSink {
 public:
-    PacketSink(const AxiPins& pins, Link& link, int beat_bytes, bool completer)
-        : pins_(pins), link_(link), beat_bytes_(beat_bytes), completer_(completer) {
+    // `sequence`: where the sequence number of a request comes back; none for completions.
+    PacketSink(const AxiPins& pins, Link& link, int beat_bytes, const SequencePins* sequence)
+        : pins_(pins),
+          link_(link),
+          beat_bytes_(beat_bytes),
+          completer_(!sequence),
+          sequence_(sequence) {
         *pins_.ready = 0;
+        if (sequence_) *sequence_->valid = 0;
     }
 
-    // Sets `ready` for this cycle; true if it changed.
+    // Sets `ready` for this cycle, and the number of the request that was complete before it, which
+    // the link keeps in order with completions; true if something changed.
     bool drive() {
         const bool ready = tlp_ || link_.request_room();
-        const bool changed = *pins_.ready != uint8_t(ready);
+        bool changed = *pins_.ready != uint8_t(ready);
         *pins_.ready = ready;
+        if (sequence_) {
+            changed |= *sequence_->valid != uint8_t(returns_);
+            *sequence_->valid = returns_;
+            *sequence_->number = number_;
+            returns_ = false;
+        }
         return changed;
     }
     // Before the clock edge: takes the beat if there is one.
@@ -41,8 +54,11 @@ private:
     Link& link_;
     int beat_bytes_;
     bool completer_;
+    const SequencePins* sequence_;
     Tlp* tlp_ = nullptr;
     int filled_ = 0;
+    uint8_t number_ = 0;
+    bool returns_ = false;
     bool complete_ = false;
 };
 

@@ -181,6 +181,11 @@ def _header(config: Config, model: Path) -> str:
     ]
     for bus in ("rq", "rc", "cq", "cc"):
         binds += [f"pins.{bus}.{pin} = {pointer(f'{bus}_{port}')};" for pin, port in AXI.items()]
+    for place in range(2):
+        binds += [
+            f"pins.sequence[{place}].number = {pointer(f'rq_seq_num{place}')};",
+            f"pins.sequence[{place}].valid = {pointer(f'rq_seq_num_vld{place}')};",
+        ]
     binds += [f"pins.status.{name} = {pointer(f'status__{name}')};" for name in STATUS]
     for port in range(config.ports):
         for stream in STREAMS:

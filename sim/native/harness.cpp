@@ -32,8 +32,9 @@ Harness::Harness(const LinkFields& link, const std::vector<DriveFields>& drives,
         ports_.push_back(std::make_unique<Port>(pins_.drives[i], *drives_.back(), shape_));
         due_[i] = kNever;
     }
-    rq_ = std::make_unique<PacketSink>(pins_.rq, link_, shape_.beat_bytes, false);
-    cc_ = std::make_unique<PacketSink>(pins_.cc, link_, shape_.beat_bytes, true);
+    rq_ = std::make_unique<PacketSink>(pins_.rq, link_, shape_.beat_bytes, &pins_.sequence[0]);
+    cc_ = std::make_unique<PacketSink>(pins_.cc, link_, shape_.beat_bytes, nullptr);
+    *pins_.sequence[1].valid = 0;
     rc_ = std::make_unique<PacketSource>(pins_.rc, link_, shape_.beat_bytes, true);
     cq_ = std::make_unique<PacketSource>(pins_.cq, link_, shape_.beat_bytes, false);
     *pins_.status.max_payload = encode_size(link.max_payload);
