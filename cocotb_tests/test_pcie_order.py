@@ -12,6 +12,9 @@ from hdl.pcie.ordering import GIVEN_UP, SequenceNumbers, WritesAhead
 
 LIMIT = {"timeout_time": 4, "timeout_unit": "ms"}
 LETTER_BYTES = 16
+STANDS_STILL = 0.8
+"""Share of the cycles in which the stream of requests does."""
+
 HELD_CYCLES = 1500
 """Longer than a completion takes that waits for nothing."""
 
@@ -82,6 +85,10 @@ async def reads_push_writes(dut):
     order = await bench(dut)
     # The 7-series block has one stream: no completion passes a write there.
     order.host.device.posted_latency_ns = (0, 200) if SHIM == "ultrascale" else (0, 0)
+    if SHIM == "ultrascale":
+        order.host.device.rq_sink.set_pause_generator(
+            order.rng.random() < STANDS_STILL for _ in iter(int, 1)
+        )
     lines = list(range(CONFIG.lines))
     slowest = 0
     while lines:
@@ -182,13 +189,13 @@ class Overtakes(WritesAhead):
         return m
 
 
-class CountsReads(SequenceNumbers):
+class LeavesAtOnce(SequenceNumbers):
     """A planted bug: all writes have left when one has."""
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
         with m.If(self.valid.any()):
-            m.d.sync += self.ahead.eq(self.sent)
+            m.d.comb += self.leave.eq(self.ahead)
         return m
 
 
@@ -197,7 +204,7 @@ class CountsReads(SequenceNumbers):
     [
         ("hdl.pcie.ultrascale.WritesAhead", Overtakes, "reads_push_writes"),
         ("hdl.pcie.endpoint.WritesAhead", Overtakes, "reads_push_writes"),
-        ("hdl.pcie.ultrascale.SequenceNumbers", CountsReads, "reads_push_writes"),
+        ("hdl.pcie.ultrascale.SequenceNumbers", LeavesAtOnce, "reads_push_writes"),
     ],
 )
 def test_planted_bugs_are_caught(monkeypatch, place, mutant, testcase):
