@@ -1,6 +1,8 @@
 """Order on the way out: what the host reads of a register does not pass what was written before."""
 
 
+from typing import Any
+
 import cocotb
 import pytest
 from cocotb.triggers import ClockCycles, RisingEdge
@@ -25,8 +27,9 @@ class OrderBench(Bench):
     def __init__(self, dut, **options):
         super().__init__(dut, register_activity=0.5, **options)
         self.letters = 0
-        self.letter_base, self.letter_memory = 0, None
-        self.block_base, self.block_memory = 0, None
+        self.letter_base = self.block_base = 0
+        self.letter_memory: Any = None
+        self.block_memory: Any = None
         self.seen: list[tuple[int, int]] = []
 
     async def start(self):

@@ -314,16 +314,16 @@ class NvmeFrontEnd(wiring.Component):
 
         # Data.
         # Each slot is in it once at most: an end, or an Abort, waits for no command to go on.
-        m.submodules.agains = agains = fifo.SyncFIFOBuffered(
+        m.submodules.next_parts = next_parts = fifo.SyncFIFOBuffered(
             width=again(config).size, depth=config.commands
         )
         m.d.comb += [
-            agains.w_data.eq(slots.again.payload),
-            agains.w_en.eq(slots.again.valid),
-            slots.again.ready.eq(agains.w_rdy),
-            prp.again.valid.eq(agains.r_rdy),
-            prp.again.payload.eq(agains.r_data),
-            agains.r_en.eq(prp.again.ready),
+            next_parts.w_data.eq(slots.again.payload),
+            next_parts.w_en.eq(slots.again.valid),
+            slots.again.ready.eq(next_parts.w_rdy),
+            prp.again.valid.eq(next_parts.r_rdy),
+            prp.again.payload.eq(next_parts.r_data),
+            next_parts.r_en.eq(prp.again.ready),
         ]
         connect(m, admin.abort, slots.abort)
         connect(m, slots.cancel, prp.cancel)
@@ -503,7 +503,7 @@ class NvmeFrontEnd(wiring.Component):
                 Cat(block.busy for block in blocks).any()
                 | taken
                 | inbox.valid
-                | fifo_moves(agains, agains.r_en)
+                | fifo_moves(next_parts, next_parts.r_en)
             ),
             self.busy.eq(moves | moved | function_reset.busy),
         ]
