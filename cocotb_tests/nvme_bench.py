@@ -81,7 +81,10 @@ def run_front_end(
 
 @dataclass
 class Queue:
-    """A queue pair as the host keeps it."""
+    """A queue pair as the host keeps it.
+
+    ``sq_head``: as the controller has told; ``unread``: slots whose entry it has not read yet.
+    """
 
     number: int
     entries: int
@@ -89,6 +92,8 @@ class Queue:
     cq: int
     cq_number: int
     sq_tail: int = 0
+    sq_head: int = 0
+    unread: set[int] = field(default_factory=set)
     waiting: dict[int, Event] = field(default_factory=dict)
     done: dict[int, Cqe] = field(default_factory=dict)
 
@@ -114,7 +119,10 @@ class Bench(DataPath):
     active
         Chance that a stream moves in a cycle.
 
-    While ``hold_lists`` is set, PRP lists do not come.
+    While ``hold_lists`` is set, PRP lists do not come; while ``hold_entries`` is, submission queue
+    entries of I/O queues do not. While ``holds_posted`` is set, writes to the host do not leave;
+    while ``holds_flush`` is, the drives are not flushed. The host overwrites the slots of a
+    submission queue that SQHD gives back to it at once.
     """
 
     def __init__(self, dut, config: Config, seed: int, active: float = 0.7):
@@ -131,9 +139,15 @@ class Bench(DataPath):
         self.posts = 0
         self.poisoned: set[int] = set()
         self.hold_lists = False
+        self.hold_entries = False
+        self.entry_reads = 0
+        self.holds_posted = False
+        self.holds_flush = False
+        self.flushes = 0
+        self.posted_until = 0
         self._transfers: dict[tuple, list] = {}
         self._beats: deque[tuple[int, int]] = deque()
-        self._cycle = 0
+        self.cycle = 0
 
         def sink(name, layout, callback):
             return StreamSink(dut, name, layout=layout, active=active, callback=callback)
@@ -152,11 +166,12 @@ class Bench(DataPath):
         self.deliver = source("deliver", transfer(config))
         self.manage_response = source("manage_response", manage_response(config))
         self.allocate = source("allocate", None)
+        self.command_sink = sink("command", command(config), self._command)
         self.sinks = [
             sink("read_request", read_request(config), self._read),
             sink("write_request", write_request(config), self._write),
             sink("post", post(), self._post),
-            sink("command", command(config), self._command),
+            self.command_sink,
             sink("fetched", fetched(config), self._fetched),
             sink("delivered", delivered(config), self._delivered),
             sink("manage_request", manage_request(config), self._manage),
@@ -187,9 +202,45 @@ class Bench(DataPath):
         if self.config.sector_emulation:
             dut.drive_emulated.value = 0
         dut.temperature.value = 0
+        dut.posted.value = 0
+        dut.flushed.value = 0
+        cocotb.start_soon(self._post_late())
+        cocotb.start_soon(self._flush())
         await start(dut)
         cocotb.start_soon(self._tables())
         cocotb.start_soon(self._answer_line_reads())
+
+    async def _post_late(self) -> None:
+        """Says that writes have not left for some time after they were taken."""
+        dut = self.dut
+        while True:
+            await RisingEdge(dut.clk)
+            taken = any(
+                int(getattr(dut, f"{name}__valid").value)
+                and int(getattr(dut, f"{name}__ready").value)
+                for name in ("post", "write_request")
+            )
+            if taken:
+                self.posted_until = self.cycle + self.random.randint(1, self.latency)
+            waits = self.holds_posted and self.posted_until
+            dut.posted.value = int(bool(waits) or self.cycle < self.posted_until)
+
+    async def _flush(self) -> None:
+        """Answers each flush of a shutdown, with a pulse or a level."""
+        dut = self.dut
+        while True:
+            await RisingEdge(dut.clk)
+            if not int(dut.flush.value) or int(dut.rst.value):
+                continue
+            self.flushes += 1
+            assert not self.in_flight, "a flush while commands are inside"
+            await ClockCycles(dut.clk, self.random.randint(1, self.latency))
+            while self.holds_flush:
+                await RisingEdge(dut.clk)
+            assert int(dut.flush.value), "a flush was taken back"
+            dut.flushed.value = 1
+            await ClockCycles(dut.clk, self.random.randint(1, 3))
+            dut.flushed.value = 0
 
     # Registers.
 
@@ -288,9 +339,11 @@ class Bench(DataPath):
         while identifier in queue.waiting:
             identifier = self.random.randrange(1 << 16)
         assert len(queue.waiting) < queue.entries - 1, "the test overfills a submission queue"
+        assert queue.sq_tail not in queue.unread, "the test overwrites a submission queue entry"
         entry = Sqe(identifier=identifier, **fields).pack()
         at = queue.sq + queue.sq_tail * nvme.SQE_BYTES
         self.memory[at : at + nvme.SQE_BYTES] = entry
+        queue.unread.add(queue.sq_tail)
         queue.sq_tail = (queue.sq_tail + 1) % queue.entries
         queue.waiting[identifier] = Event()
         return identifier
@@ -411,8 +464,12 @@ class Bench(DataPath):
     async def _answer(self, key, requests) -> None:
         kind, index = key
         self.in_flight += 1
+        queue = self._queue_at(requests[0].address) if kind == Kind.ENTRIES else None
+        self.entry_reads += kind == Kind.ENTRIES
         await ClockCycles(self.dut.clk, self.random.randint(1, self.latency))
         while self.hold_lists and kind == Kind.LIST:
+            await RisingEdge(self.dut.clk)
+        while self.hold_entries and queue is not None and queue.number:
             await RisingEdge(self.dut.clk)
         error = any(request.address // PAGE in self.poisoned for request in requests)
         for request in requests:
@@ -427,8 +484,19 @@ class Bench(DataPath):
         goal = self.inbox.sent + self.inbox.waiting
         while self.inbox.sent < goal:
             await RisingEdge(self.dut.clk)
+        if queue is not None:
+            for request in requests:
+                first = (request.address - queue.sq) // nvme.SQE_BYTES
+                queue.unread -= set(range(first, first + 4 * request.dwords // nvme.SQE_BYTES))
         self.read_done.send(kind=kind, index=index, error=int(error))
         self.in_flight -= 1
+
+    def _queue_at(self, address: int) -> Queue | None:
+        """The submission queue that an address is in, if there is one."""
+        for queue in self.queues.values():
+            if queue.sq <= address < queue.sq + queue.entries * nvme.SQE_BYTES:
+                return queue
+        return None
 
     def _fill_inbox(self, target: int, data: bytes) -> None:
         words = self.config.beat_dwords
@@ -449,14 +517,14 @@ class Bench(DataPath):
         line, beat = divmod(address, self.config.beats)
         begin = beat * self.config.beat_bytes
         value = self.lines[line][begin : begin + self.config.beat_bytes]
-        self._beats.append((self._cycle + READ_LATENCY - 1, int.from_bytes(value, "little")))
+        self._beats.append((self.cycle + READ_LATENCY - 1, int.from_bytes(value, "little")))
 
     async def _answer_line_reads(self) -> None:
         """Beats, a fixed time after they were asked for."""
         while True:
             await RisingEdge(self.dut.clk)
-            self._cycle += 1
-            due = bool(self._beats) and self._beats[0][0] <= self._cycle
+            self.cycle += 1
+            due = bool(self._beats) and self._beats[0][0] <= self.cycle
             self.dut.line_read__response_valid.value = int(due)
             if due:
                 self.dut.line_read__response.value = self._beats.popleft()[1]
@@ -475,6 +543,19 @@ class Bench(DataPath):
         await ClockCycles(self.dut.clk, self.random.randint(1, self.latency))
         self.write_done.send(line)
         self.in_flight -= 1
+
+    def _give_back(self, queue: Queue, head: int) -> None:
+        """Slots up to ``head`` are the host's again (NVMe 1.4, 4.6: SQHD): it writes them anew."""
+        assert head < queue.entries, f"SQHD {head} of {queue.entries} entries"
+        while queue.sq_head != head:
+            assert queue.sq_head != queue.sq_tail, f"SQHD {head} is past the tail"
+            assert queue.sq_head not in queue.unread, (
+                f"SQHD {head} of queue {queue.number} covers slot {queue.sq_head}, "
+                "whose entry has not arrived"
+            )
+            at = queue.sq + queue.sq_head * nvme.SQE_BYTES
+            self.memory[at : at + nvme.SQE_BYTES] = b"\xff" * nvme.SQE_BYTES
+            queue.sq_head = (queue.sq_head + 1) % queue.entries
 
     def _post(self, request) -> None:
         self.posts += 1
@@ -497,6 +578,7 @@ class Bench(DataPath):
             target.phase ^= 1
         assert target.tail != target.head, f"completion queue {target.number} overrun"
         assert entry.identifier in queue.waiting, f"not outstanding: {entry}"
+        self._give_back(queue, entry.sq_head)
         queue.waiting.pop(entry.identifier).set()
         queue.done[entry.identifier] = entry
         if target.automatic:

@@ -80,6 +80,7 @@ class EndpointTop(wiring.Component):
                 "read_request": In(stream.Signature(read_request(config))),
                 "read_done": Out(stream.Signature(read_done(config))),
                 "inbox_write": Out(stream.Signature(inbox_beat(config))),
+                "posted": Out(1),
                 "write_request": In(stream.Signature(write_request(config))),
                 "write_done": Out(line_stream(config)),
                 "post": In(stream.Signature(post())),
@@ -118,7 +119,8 @@ class EndpointTop(wiring.Component):
             connect(m, flipped(getattr(self, name)), getattr(endpoint, name))
         for name in ("read_done", "inbox_write", "write_done"):
             connect(m, getattr(endpoint, name), flipped(getattr(self, name)))
-        connect(m, shim.register, flipped(self.register))
+        connect(m, shim.register, endpoint.register)
+        connect(m, endpoint.target, flipped(self.register))
         for name in self.status.signature.members:
             for block in (endpoint, shim):
                 m.d.comb += getattr(block.status, name).eq(getattr(self.status, name))
@@ -128,6 +130,7 @@ class EndpointTop(wiring.Component):
         m.d.comb += [
             endpoint.discard.eq(self.discard),
             self.idle.eq(endpoint.idle),
+            self.posted.eq(endpoint.posted | shim.posted),
             endpoint.now.eq(self.now),
             self.deadline.eq(endpoint.deadline),
             self.busy.eq(endpoint.busy | shim.busy | (store.busy & ~self.crowd.any())),

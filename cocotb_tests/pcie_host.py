@@ -245,6 +245,68 @@ class Host(RootComplex):
         self._forgetting -= 1
 
 
+class HardBlock(UltraScalePlusPcieDevice):
+    """The UltraScale+ block: memory writes can lie in it, and completions pass them.
+
+    Sequence numbers come back once no completion can pass their request any more, after a random
+    time of up to ``return_cycles``, in order. A write that the block drops has none.
+
+    Attributes
+    ----------
+    posted_latency_ns
+        Shortest and longest time that a memory write takes on its way through the block.
+    holds_posted
+        Memory writes stay in the block for now.
+    posted_in, posted_out
+        Memory writes that the block has taken, and those that have left it or have been dropped.
+    """
+
+    def __init__(self, *args, dut, seed: int, **options):
+        self.posted_latency_ns: tuple[int, int] = (0, 0)
+        self.holds_posted = False
+        self.return_cycles = 6
+        self.posted_in = 0
+        self.posted_out = 0
+        self._dut = dut
+        self._rng = random.Random(f"{seed}/block")
+        super().__init__(*args, **options)
+
+    async def send(self, tlp) -> None:
+        """A packet goes to the link."""
+        posted = tlp.fmt_type in (TlpType.MEM_WRITE, TlpType.MEM_WRITE_64)
+        if posted:
+            self.posted_in += 1
+            low, high = self.posted_latency_ns
+            if high:
+                await Timer(self._rng.uniform(low, high), "ns", round_mode="round")
+            while self.holds_posted:
+                await RisingEdge(self.user_clk)
+        await super().send(tlp)
+        self.posted_out += posted
+
+    async def _run_rq_seq_num_logic(self) -> None:
+        dut = self._dut
+        places = (0, 1) if self.dw == 512 else (0,)
+        names = [name for name in ("rq_seq_num0", "rq_seq_num1") if hasattr(dut, name)]
+        waits = 0
+        for place in range(len(names)):
+            getattr(dut, f"rq_seq_num{place}").value = 0
+            getattr(dut, f"rq_seq_num_vld{place}").value = 0
+        while True:
+            await RisingEdge(self.user_clk)
+            for place in places:
+                valid = not self.rq_seq_num.empty() and not waits
+                if names:
+                    getattr(dut, f"rq_seq_num_vld{place}").value = int(valid)
+                if not valid:
+                    continue
+                number = self.rq_seq_num.get_nowait()
+                waits = self._rng.choice((0, 0, self._rng.randint(0, self.return_cycles)))
+                if names:
+                    getattr(dut, f"rq_seq_num{place}").value = number
+            waits = max(0, waits - 1)
+
+
 class PcieHost:
     """Root complex, hard block and device under test, connected.
 
@@ -304,7 +366,9 @@ class PcieHost:
         self._rng = random.Random(f"{seed}/pools")
         self.rc.max_payload_size = (max_payload // 128 - 1).bit_length()
         self.rc.read_completion_boundary = rcb == 128
-        self.device = UltraScalePlusPcieDevice(
+        self.device = HardBlock(
+            dut=dut,
+            seed=seed,
             pcie_generation=generation,
             pcie_link_width=lanes,
             user_clk_frequency=CLOCK_HZ,

@@ -14,9 +14,12 @@ from hdl.config import BLOCK_BYTES
 from hdl.nvme.function_reset import FunctionReset
 from hdl.stripe.gather import Gather
 from sim.golden import nvme
-from sw.driver.commands import Command, Io, Register, read_write
+from sw.driver.commands import Admin, Command, Io, Register, read_write
 from sw.driver.queue import PRP_ENTRY_BYTES
 from sw.driver.transport import PAGE_BYTES
+
+ADMIN_CYCLES = 6000
+"""Bound for an admin command that waits for no drive."""
 
 
 @cocotb.test(**LIMIT)
@@ -268,6 +271,86 @@ async def requests_stall(dut):
     await bench.finish(volume)
 
 
+@cocotb.test(**LIMIT)
+async def writes_nothing_after_its_end(dut):
+    """Disabled, shut down or reset amid reads, with a hard block that completions overtake.
+
+    From the moment at which the host knows, no byte of its memory changes.
+    """
+    bench = await Bench(dut).start()
+    busy_host(bench)
+    host, device = bench.host, bench.host.device
+    volume = await bench.create(Level.RAID5, (0, 1, 2, 3))
+    for end in ("disable", "shutdown", "reset"):
+        device.posted_latency_ns = (0, 400)
+        workers = [cocotb.start_soon(bench.load(volume, 400, workers=8, writes=0.1, longest=8))]
+        await ClockCycles(dut.clk, bench.random.randint(2000, 3000))
+        if end == "disable":
+            await bench.transport.write32(Register.CC, 0)
+            while await bench.transport.read32(Register.CSTS) & nvme.CSTS_READY:
+                pass
+        elif end == "shutdown":
+            enabled = await bench.transport.read32(Register.CC)
+            await bench.transport.write32(Register.CC, enabled | nvme.CC_SHUTDOWN_NORMAL)
+            while await bench.transport.read32(Register.CSTS) >> 2 & 3 != 2:
+                pass
+        else:
+            await host.reset_function(terminate=False)
+        known = device.posted_in, device.posted_out, host_memory(bench)
+        await ClockCycles(dut.clk, 3000)
+        assert known[0] == known[1], f"{end}: {known[0] - known[1]} writes were still on their way"
+        now = device.posted_in, device.posted_out, host_memory(bench)
+        assert now == known, f"{end}: written after the end"
+        device.posted_latency_ns = (0, 0)
+        bench.abandon(volume, workers)
+        if end == "reset":
+            await host.restore_bus_master()
+        else:
+            await bench.nvme.stop()
+        await bench.nvme.start(CONFIG.queue_pairs, CONFIG.queue_depth)
+        await bench.load(volume, 6, workers=2, longest=4)
+    await bench.finish(volume)
+
+
+def host_memory(bench: Bench) -> bytes:
+    """All that the driver has."""
+    return bench.transport.memory.everything()
+
+
+@cocotb.test(**LIMIT)
+async def admin_waits_for_no_drive(dut):
+    """Drives hang, and all slots are taken by commands that wait for them; admin commands go on."""
+    bench = await Bench(dut).start()
+    volume = await bench.create(Level.RAID5, (0, 1, 2, 3))
+    for drive in bench.drives[:4]:
+        drive.hang = -1
+    pair = bench.nvme.queues[0]
+    waiting = []
+    page = bench.buffer(1)
+    for number in range(CONFIG.queue_depth - 2):
+        opcode = (Io.READ, Io.WRITE)[number % 2]
+        command = read_write(opcode, volume.namespace, number % len(volume.model), 1, page, 0)
+        waiting.append(cocotb.start_soon(pair.submit(command)))
+    await ClockCycles(dut.clk, 6000)
+    slowest = 0
+    for command in (
+        Command(Admin.GET_FEATURES, dwords=(4,)),
+        Command(Admin.SET_FEATURES, dwords=(4, 350)),
+        Command(Admin.GET_LOG_PAGE, dwords=(2 | 127 << 16,), prp1=bench.buffer(1)),
+        Command(Admin.GET_LOG_PAGE, dwords=(1 | 127 << 16,), prp1=bench.buffer(1)),
+        Command(Admin.IDENTIFY, dwords=(1,), prp1=bench.buffer(1)),
+        Command(Admin.ABORT, dwords=(1 << 16 | 1,)),
+    ):
+        began = bench.host.cycle
+        await bench.nvme.admin(command)
+        slowest = max(slowest, bench.host.cycle - began)
+    print(f"the slowest admin command took {slowest} cycles")
+    assert slowest < ADMIN_CYCLES
+    assert not any(task.done() for task in waiting), "a drive did not hang"
+    for task in waiting:
+        task.cancel()
+
+
 def run(testcase: str, name: str = "controller", **parameters) -> None:
     run_controller(testcase, module=__name__, name=name, **parameters)
 
@@ -287,6 +370,8 @@ def test_host_faults():
         "resets_the_function",
         "resets_the_link",
         "requests_stall",
+        pytest.param("writes_nothing_after_its_end", marks=pytest.mark.slow),
+        "admin_waits_for_no_drive",
         pytest.param("bus_master_comes_and_goes", marks=pytest.mark.slow),
     ],
 )

@@ -61,6 +61,10 @@ class _Region:
         start = address - self._base
         return bytes(self._region[start : start + length])
 
+    def everything(self) -> bytes:
+        """Copies all of it out."""
+        return bytes(self._region[: self._size])
+
     def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
         start = address - self._base
         self._region[start : start + len(data)] = bytes(data)

@@ -11,7 +11,7 @@ from hdl.pcie.interface import PcieStatus
 from hdl.pcie.series7 import Series7Shim
 from hdl.pcie.ultrascale import UltrascaleShim
 
-INNER = ("request", "progress", "completion", "register", "status", "busy")
+INNER = ("request", "progress", "completion", "register", "status", "posted", "busy")
 """Members of a shim that face `Core`; the others are the hard block's."""
 
 
@@ -19,7 +19,8 @@ class Controller(wiring.Component):
     """`Core` and the shim of a hard block.
 
     What the hard block is connected to has its own names: of UltraScale+ the AXI4-Streams
-    ``rq_*``, ``rc_*``, ``cq_*``, ``cc_*`` (PG213), of the 7 series ``rx_*``, ``tx_*`` and ``id``
+    ``rq_*``, ``rc_*``, ``cq_*``, ``cc_*`` (PG213; ``rq_seq_num*`` are its ``pcie_rq_seq_num*``), of
+    the 7 series ``rx_*``, ``tx_*`` and ``id``
     (PG054). The rest is as in `Core`.
 
     Parameters
@@ -69,6 +70,7 @@ class Controller(wiring.Component):
                 m.d.comb += getattr(block.status, name).eq(getattr(self.status, name))
         m.d.comb += [
             self.reset_done.eq(core.reset_done),
+            core.posted.eq(shim.posted),
             core.now.eq(self.now),
             core.temperature.eq(self.temperature),
             self.quiet.eq(core.quiet & ~shim.busy),

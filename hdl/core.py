@@ -48,11 +48,11 @@ class Core(wiring.Component):
     """Everything between the PCIe transaction layer and the drive ports.
 
     ``request``, ``completion``: memory requests to the host and what comes back; ``progress``: what
-    the shim says of them. ``register``:
-    the host's register accesses. ``status``, ``reset_done``: the hard block's configuration space,
-    and the end of a function level reset. ``drives``: the drive ports. ``now``: time in clock
-    cycles, which may jump to ``deadline`` at most while ``quiet`` is 1 and no stream offers
-    anything.
+    the shim says of them. ``register``: the host's register accesses; what is read must not pass
+    requests handed over before. ``posted``: memory writes handed over have not left. ``status``,
+    ``reset_done``: the hard block's configuration space, and the end of a function level reset.
+    ``drives``: the drive ports. ``now``: time in clock cycles, which may jump to ``deadline`` at
+    most while ``quiet`` is 1 and no stream offers anything.
     ``temperature``: of the board in kelvin; 0 without a sensor.
 
     Parameters
@@ -71,6 +71,7 @@ class Core(wiring.Component):
                 "progress": In(RequestProgress()),
                 "completion": In(stream.Signature(completion_beat(config))),
                 "register": In(RegisterBus()),
+                "posted": In(1),
                 "status": Out(PcieStatus()),
                 "reset_done": Out(1),
                 "now": In(TIME_BITS),
@@ -115,7 +116,8 @@ class Core(wiring.Component):
         connect(m, flipped(self.progress), endpoint.progress)
         connect(m, front_end.messages, endpoint.messages)
         connect(m, flipped(self.completion), endpoint.completion)
-        connect(m, flipped(self.register), front_end.register)
+        connect(m, flipped(self.register), endpoint.register)
+        connect(m, endpoint.target, front_end.register)
         for block in (endpoint, front_end):
             for name in PcieStatus().members:
                 m.d.comb += getattr(block.status, name).eq(getattr(self.status, name))
@@ -123,7 +125,9 @@ class Core(wiring.Component):
             m.d.comb += block.now.eq(self.now)
         m.d.comb += [
             endpoint.discard.eq(front_end.discard),
-            front_end.host_idle.eq(endpoint.idle),
+            front_end.host_idle.eq(endpoint.idle & ~self.posted),
+            front_end.posted.eq(endpoint.posted | self.posted),
+            front_end.flushed.eq(front_end.flush),
             self.reset_done.eq(front_end.reset_done),
         ]
         connect(m, front_end.read_request, endpoint.read_request)

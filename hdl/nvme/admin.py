@@ -58,7 +58,7 @@ class Admin(wiring.Component):
     Ports
     -----
     entry
-        Admin submission queue entries.
+        Admin submission queue entries; each is taken when its command has ended.
     finish
         How they ended. An Asynchronous Event Request ends without a completion queue entry.
     note
@@ -169,7 +169,7 @@ class Admin(wiring.Component):
         wiring.connect(m, wiring.flipped(self.manage_request), manage.manage_request)
         wiring.connect(m, wiring.flipped(self.manage_response), manage.manage_response)
 
-        entry = Signal(sqe())
+        entry = self.entry.payload
         status = Signal(STATUS_BITS)
         result = Signal(32)
         posts = Signal()
@@ -307,9 +307,7 @@ class Admin(wiring.Component):
 
         with m.FSM(name="admin") as fsm:
             with m.State("TAKE"):
-                m.d.comb += self.entry.ready.eq(1)
                 m.d.sync += [
-                    entry.eq(self.entry.payload),
                     status.eq(0),
                     result.eq(0),
                     posts.eq(1),
@@ -436,6 +434,9 @@ class Admin(wiring.Component):
 
             with m.State("SEND"):
                 m.d.comb += self.send.valid.eq(1)
+                with m.If(entry.opcode == AdminOpcode.GET_LOG_PAGE.value):
+                    for event, page in EVENT_LOGS.items():
+                        m.d.comb += events.begun[PLACES[event]].eq(log_page == page.value)
                 with m.If(self.send.ready):
                     m.next = "SENT"
 
@@ -477,7 +478,7 @@ class Admin(wiring.Component):
                     m.next = "FINISH"
 
             with m.State("FINISH"):
-                m.d.comb += self.finish.valid.eq(1)
+                m.d.comb += [self.finish.valid.eq(1), self.entry.ready.eq(self.finish.ready)]
                 with m.If(self.finish.ready):
                     m.next = "TAKE"
 

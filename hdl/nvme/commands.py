@@ -8,6 +8,7 @@ from hdl.config import BLOCK_NUMBER_BITS, SECTOR_BITS, Config, bits_for_count
 from hdl.memory.disjoint import DISJOINT
 from hdl.nvme.codes import (
     SQE_BITS,
+    SQE_DWORDS,
     STATUS_BITS,
     IoOpcode,
     StatusCode,
@@ -35,7 +36,7 @@ FUA_BIT = 30
 
 
 class Decode(wiring.Component):
-    """Reads entries out of the inbox, checks I/O commands and gives each one a slot.
+    """Reads entries of I/O queues out of the inbox, checks the commands and gives each a slot.
 
     Parameters
     ----------
@@ -61,8 +62,6 @@ class Decode(wiring.Component):
         Dataset Management commands; no other command passes `Decode` this way.
     dropped
         Entries that could not be read: they end without a completion queue entry.
-    admin
-        Admin commands, not looked at.
     detached
         A bit per volume: it is not attached, and so inactive.
     sectors
@@ -96,7 +95,6 @@ class Decode(wiring.Component):
                 "rejected": Out(stream.Signature(rejected(config))),
                 "ranges": Out(stream.Signature(ranges(config))),
                 "dropped": Out(stream.Signature(finish(config))),
-                "admin": Out(stream.Signature(sqe())),
                 "detached": In(config.volumes),
                 "write_through": In(1),
                 "busy": Out(1),
@@ -202,7 +200,6 @@ class Decode(wiring.Component):
                 status=status_field(StatusCode.DATA_TRANSFER_ERROR),
                 post=0,
             ),
-            self.admin.payload.eq(fields),
             self.store_slot.eq(self.allocate.payload),
             *assign(
                 self.store_command,
@@ -258,8 +255,6 @@ class Decode(wiring.Component):
                     m.next = "CHECK"
                     with m.If(error):
                         m.next = "DROP"
-                    with m.Elif(queue == 0):
-                        m.next = "ADMIN"
 
             with m.State("CHECK"):
                 m.d.sync += [slot.eq(self.allocate.payload), status.eq(0)]
@@ -306,11 +301,6 @@ class Decode(wiring.Component):
                 with m.If(self.dropped.ready):
                     m.next = "TAKE"
 
-            with m.State("ADMIN"):
-                m.d.comb += self.admin.valid.eq(1)
-                with m.If(self.admin.ready):
-                    m.next = "TAKE"
-
             waits = (
                 (fsm.ongoing("TAKE") & ~self.entry.valid)
                 | (fsm.ongoing("CHECK") & ~in_sectors & ~self.allocate.valid)
@@ -318,14 +308,13 @@ class Decode(wiring.Component):
                 | (self.ranges.valid & ~self.ranges.ready)
                 | (self.rejected.valid & ~self.rejected.ready)
                 | (self.dropped.valid & ~self.dropped.ready)
-                | (self.admin.valid & ~self.admin.ready)
             )
             m.d.comb += self.busy.eq(~waits)
         return m
 
 
 class EntryMemory(wiring.Component):
-    """The part of the inbox that holds submission queue entries; read latency one cycle."""
+    """The part of the inbox that holds entries of I/O queues; read latency one cycle."""
 
     def __init__(self, *, config: Config):
         self._config = config
@@ -354,5 +343,83 @@ class EntryMemory(wiring.Component):
             write.en.eq(self.write_mask),
             read.addr.eq(self.read_beat),
             self.read_data.eq(read.data),
+        ]
+        return m
+
+
+class AdminEntry(wiring.Component):
+    """The part of the inbox that holds the one entry of the admin queue.
+
+    It has a place and a way of its own: entries of I/O queues, which may wait for a slot until a
+    drive has ended a command, do not hold it up.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+
+    Ports
+    -----
+    write_beat, write_data, write_mask
+        Beats of the entry as they arrive.
+    done, done_error
+        A pulse: all of it is there, or never will be. Only while nothing is offered.
+    entry
+        The entry; stable until taken.
+    dropped
+        One that could not be read: it ends without a completion queue entry.
+
+    Latency one cycle from ``done``.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        self._beats = -(-SQE_BITS // config.data_width)
+        super().__init__(
+            {
+                "write_beat": In(range(max(2, self._beats))),
+                "write_data": In(config.data_width),
+                "write_mask": In(config.beat_dwords),
+                "done": In(1),
+                "done_error": In(1),
+                "entry": Out(stream.Signature(sqe())),
+                "dropped": Out(stream.Signature(finish(config))),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        width = self._config.beat_dwords
+        fields = Signal(sqe())
+        for word in range(SQE_DWORDS):
+            beat, place = divmod(word, width)
+            with m.If(self.write_mask[place] & (self.write_beat == beat)):
+                m.d.sync += fields.as_value().word_select(word, 32).eq(
+                    self.write_data.word_select(place, 32)
+                )
+        with m.If(self.entry.ready):
+            m.d.sync += self.entry.valid.eq(0)
+        with m.If(self.dropped.ready):
+            m.d.sync += self.dropped.valid.eq(0)
+        with m.If(self.done):
+            m.d.sync += [
+                self.entry.valid.eq(~self.done_error),
+                self.dropped.valid.eq(self.done_error),
+            ]
+        m.d.comb += [
+            self.entry.payload.eq(fields),
+            *assign(
+                self.dropped.payload,
+                queue=0,
+                identifier=fields.identifier,
+                status=status_field(StatusCode.DATA_TRANSFER_ERROR),
+                post=0,
+            ),
+            self.busy.eq(
+                self.done
+                | (self.entry.valid & self.entry.ready)
+                | (self.dropped.valid & self.dropped.ready)
+            ),
         ]
         return m

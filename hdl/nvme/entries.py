@@ -1,4 +1,4 @@
-"""Submission queue entries on their way: places of the inbox and reads in flight."""
+"""Submission entries of I/O queues on their way: places of the inbox and reads in flight."""
 
 from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import data, memory, stream, wiring
@@ -6,7 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config, bits_for_count
 from hdl.nvme.features import BURST_BITS
-from hdl.nvme.records import FETCH_ENTRIES, FETCHES, entry, queue_bits
+from hdl.nvme.records import FETCH_ENTRIES, FETCHES, entry, position_bits, queue_bits
 from hdl.pcie.interface import sqe_slots
 
 
@@ -20,9 +20,9 @@ class EntryRing(wiring.Component):
 
     Ports
     -----
-    begin, queue, count
+    begin, queue, count, head
         A pulse: a read of ``count`` entries of ``queue`` into ``place`` on, as transfer ``index``.
-        Only with ``room`` at least ``count``.
+        Only with ``room`` at least ``count``. ``head`` is that of the queue after it.
     place, index, room, any_room
         Where the next read goes, its transfer index, how many entries it may have, and whether
         that is any.
@@ -30,8 +30,12 @@ class EntryRing(wiring.Component):
         Arbitration Burst (NVMe 1.4 section 5.21.1.1): log2 of the most entries of a read.
     done, done_index, done_error
         A pulse: a read has ended.
+    arrived, arrived_queue, arrived_head
+        A pulse: a read has ended, and all before it; the queue, and ``head`` as it came with the
+        read. The host may use the slots before it again.
     entry
-        The entries, in the order of the reads. Taking one gives its place back.
+        The entries, in the order of the reads, not before their read has ``arrived``. Taking one
+        gives its place back.
 
     Latency 3 cycles from ``done`` to ``entry``; one entry a cycle within a read.
     """
@@ -46,6 +50,7 @@ class EntryRing(wiring.Component):
                 "begin": In(1),
                 "queue": In(queue_bits(config)),
                 "count": In(range(FETCH_ENTRIES + 1)),
+                "head": In(position_bits(config)),
                 "place": Out(self._place_bits),
                 "index": Out(self._index_bits),
                 "room": Out(range(FETCH_ENTRIES + 1)),
@@ -54,6 +59,9 @@ class EntryRing(wiring.Component):
                 "done": In(1),
                 "done_index": In(self._index_bits),
                 "done_error": In(1),
+                "arrived": Out(1),
+                "arrived_queue": Out(queue_bits(config)),
+                "arrived_head": Out(position_bits(config)),
                 "entry": Out(stream.Signature(entry(config))),
                 "busy": Out(1),
             }
@@ -61,7 +69,13 @@ class EntryRing(wiring.Component):
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        shape = data.StructLayout({"queue": self.queue.shape(), "count": range(FETCH_ENTRIES + 1)})
+        shape = data.StructLayout(
+            {
+                "queue": self.queue.shape(),
+                "count": range(FETCH_ENTRIES + 1),
+                "head": self.head.shape(),
+            }
+        )
         m.submodules.reads = reads = memory.Memory(shape=shape, depth=FETCHES, init=[])
         store, load = reads.write_port(), reads.read_port()
 
@@ -97,10 +111,13 @@ class EntryRing(wiring.Component):
             store.addr.eq(self.index),
             store.data.queue.eq(self.queue),
             store.data.count.eq(self.count),
+            store.data.head.eq(self.head),
             store.en.eq(self.begin),
             load.addr.eq(oldest),
             taken.eq(self.entry.valid & self.entry.ready),
             self.entry.payload.queue.eq(load.data.queue),
+            self.arrived_queue.eq(load.data.queue),
+            self.arrived_head.eq(load.data.head),
             self.entry.payload.place.eq(read_place),
             self.entry.payload.error.eq(failed.bit_select(oldest, 1)),
         ]
@@ -127,6 +144,7 @@ class EntryRing(wiring.Component):
                     m.next = "LOAD"
 
             with m.State("LOAD"):
+                m.d.comb += self.arrived.eq(1)
                 m.d.sync += left.eq(load.data.count)
                 m.next = "OFFER"
 

@@ -43,7 +43,9 @@ class Events(wiring.Component):
     """Holds Asynchronous Event Requests and answers one for each event.
 
     Once an event has been reported, others of its type wait until the host has read the type's log
-    page without Retain Asynchronous Event; that forgets those that have not been reported yet.
+    page without Retain Asynchronous Event; that forgets those that have not been reported yet. What
+    comes or is reported after that page was begun need not be in it, so reading it forgets nothing
+    of that (NVMe 1.4, 5.2).
 
     Parameters
     ----------
@@ -68,11 +70,13 @@ class Events(wiring.Component):
     news
         A pulse: the state of an array has changed, which is a vendor specific event.
     changes
-        Namespaces that have changed since the log of them was read, a bit each.
+        Namespaces that have changed since the log of them was begun that the host has read, a bit
+        each.
     configuration
         Asynchronous Event Configuration.
-    cleared
-        Pulses for each type: its log page has been read.
+    begun, cleared
+        For each type: its log page is about to be built, with everything that was told here before
+        (it may be 1 for longer); a pulse: that page has been read.
     clear
         The controller is being reset: everything is forgotten.
     report
@@ -100,6 +104,7 @@ class Events(wiring.Component):
                 "namespace": In(config.volume_bits),
                 "changes": Out(config.volumes),
                 "configuration": In(CONFIGURATION_BITS),
+                "begun": In(TYPES),
                 "cleared": In(TYPES),
                 "clear": In(1),
                 "report": Out(stream.Signature(report())),
@@ -127,8 +132,10 @@ class Events(wiring.Component):
         with m.If(self.hold):
             m.d.sync += held.bit_select(vacant, 1).eq(1)
 
-        # What has happened, what has been told.
+        # What has happened, what has been told; which of that after the type's page was begun.
         pending, masked = Signal(TYPES), Signal(TYPES)
+        fresh_events, told = Signal(TYPES), Signal(TYPES)
+        listed = Signal(config.volumes)
         by_value = Signal()
         by_heat, by_spare = Signal(), Signal()
         seen = Signal(WARNING_BITS)
@@ -138,28 +145,42 @@ class Events(wiring.Component):
             now.eq(self.warning & self.configuration[:WARNING_BITS]),
             fresh.eq(now & ~seen),
         ]
-        m.d.sync += [seen.eq(now), pending.eq(pending & ~self.cleared)]
-        m.d.sync += masked.eq(masked & ~self.cleared)
+        m.d.sync += [
+            seen.eq(now),
+            pending.eq(pending & ~(self.cleared & ~fresh_events)),
+            masked.eq(masked & ~(self.cleared & ~told)),
+            fresh_events.eq(fresh_events & ~self.begun),
+            told.eq(told & ~self.begun),
+        ]
+
+        def happens(event: EventType) -> None:
+            m.d.sync += [pending[PLACES[event]].eq(1), fresh_events[PLACES[event]].eq(1)]
+
         with m.If(self.misuse):
-            m.d.sync += pending[PLACES[EventType.ERROR]].eq(1)
-            with m.If(~pending[PLACES[EventType.ERROR]]):
+            happens(EventType.ERROR)
+            with m.If(~fresh_events[PLACES[EventType.ERROR]]):
                 m.d.sync += by_value.eq(self.misuse_value)
         with m.If(fresh.any()):
-            m.d.sync += pending[PLACES[EventType.HEALTH]].eq(1)
-            with m.If(~pending[PLACES[EventType.HEALTH]]):
+            happens(EventType.HEALTH)
+            with m.If(~fresh_events[PLACES[EventType.HEALTH]]):
                 m.d.sync += [
                     by_heat.eq(fresh[TEMPERATURE_WARNING]),
                     by_spare.eq(fresh[SPARE_WARNING]),
                 ]
+        with m.If(self.begun[PLACES[EventType.NOTICE]]):
+            m.d.sync += listed.eq(self.changes)
         with m.If(self.cleared[PLACES[EventType.NOTICE]]):
-            m.d.sync += self.changes.eq(0)
+            m.d.sync += self.changes.eq(self.changes & ~listed)
         with m.If(self.changed):
-            m.d.sync += self.changes.bit_select(self.namespace, 1).eq(1)
+            m.d.sync += [
+                self.changes.bit_select(self.namespace, 1).eq(1),
+                listed.bit_select(self.namespace, 1).eq(0),
+            ]
             with m.If(self.configuration[NAMESPACE_NOTICE]):
-                m.d.sync += pending[PLACES[EventType.NOTICE]].eq(1)
+                happens(EventType.NOTICE)
 
         with m.If(self.news):
-            m.d.sync += pending[PLACES[EventType.VENDOR]].eq(1)
+            happens(EventType.VENDOR)
 
         ready = Signal(TYPES)
         m.d.comb += ready.eq(pending & ~masked & ~self.cleared)
@@ -190,7 +211,9 @@ class Events(wiring.Component):
                             Cat(code.as_value(), Const(0, 5), information, Const(0, 6), log)
                         ),
                         masked.bit_select(kind, 1).eq(1),
+                        told.bit_select(kind, 1).eq(1),
                         pending.bit_select(kind, 1).eq(0),
+                        fresh_events.bit_select(kind, 1).eq(0),
                     ]
                     m.next = "LOAD"
 
@@ -240,5 +263,7 @@ class Events(wiring.Component):
                 ~waits | self.hold | self.misuse | self.changed | self.news
             )
         with m.If(self.clear):
-            m.d.sync += Cat(held, pending, masked, seen, self.changes).eq(0)
+            m.d.sync += Cat(
+                held, pending, masked, fresh_events, told, seen, self.changes, listed
+            ).eq(0)
         return m

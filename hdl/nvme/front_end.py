@@ -1,7 +1,7 @@
 """The NVMe controller as the host sees it: only instances and connections."""
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal
-from amaranth.lib import stream, wiring
+from amaranth.lib import fifo, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.array.interface import (
@@ -19,7 +19,7 @@ from hdl.memory.interface import ReadPort, line_stream, write_port
 from hdl.nvme.admin import Admin
 from hdl.nvme.coalesce import Coalesce
 from hdl.nvme.codes import CRITICAL_KELVIN, SQE_DWORDS, WARNING_KELVIN
-from hdl.nvme.commands import Decode, EntryMemory
+from hdl.nvme.commands import AdminEntry, Decode, EntryMemory
 from hdl.nvme.delivery import Delivery
 from hdl.nvme.examine import Examine
 from hdl.nvme.formats import Formats
@@ -30,9 +30,11 @@ from hdl.nvme.interface import command, completion, delivered, fetched, transfer
 from hdl.nvme.interrupts import Interrupts
 from hdl.nvme.pages import PageGenerator, capacity_read
 from hdl.nvme.prp import Prp
+from hdl.nvme.queue_fetch import ADMIN_FETCH
 from hdl.nvme.queues import QueueEngine
-from hdl.nvme.records import finish, rejected, unsent
+from hdl.nvme.records import again, finish, rejected, unsent
 from hdl.nvme.registers import Registers
+from hdl.nvme.requests import moves as fifo_moves
 from hdl.nvme.sender import PageSender
 from hdl.nvme.slots import SlotTable
 from hdl.pcie.interface import (
@@ -65,6 +67,13 @@ class NvmeFrontEnd(wiring.Component):
     -----
     register, status
         The host's register accesses, and what the PCIe hard block reports.
+    posted
+        Writes to host memory have been taken and have not left (completions could pass them).
+        CSTS.RDY and CSTS.SHST wait for them.
+    flush, flushed
+        A level: a shutdown is under way, every command has ended or been dropped; it stays until
+        answered. Level or pulse: since it rose, every drive of every array has been flushed, or has
+        failed to be.
     discard, host_idle, reset_done
         Host accesses that have not left are to be dropped; there is none and no tag in use; a
         function level reset is done (`FunctionReset`).
@@ -115,6 +124,9 @@ class NvmeFrontEnd(wiring.Component):
             {
                 "register": In(RegisterBus()),
                 "status": Out(PcieStatus()),
+                "posted": In(1),
+                "flush": Out(1),
+                "flushed": In(1),
                 "discard": Out(1),
                 "host_idle": In(1),
                 "reset_done": Out(1),
@@ -182,6 +194,7 @@ class NvmeFrontEnd(wiring.Component):
         m.submodules.coalesce = coalesce = Coalesce(config=config)
         m.submodules.queues = queues = QueueEngine(config=config)
         m.submodules.entries = entries = EntryMemory(config=config)
+        m.submodules.admin_entry = admin_entry = AdminEntry(config=config)
         m.submodules.decode = decode = Decode(config=config)
         m.submodules.slots = slots = SlotTable(config=config)
         m.submodules.prp = prp = Prp(config=config)
@@ -196,17 +209,18 @@ class NvmeFrontEnd(wiring.Component):
         m.submodules.writes = writes = Merge(write_request(config), inputs=2)
         m.submodules.fills = fills = Merge(fetched(config), inputs=2)
         m.submodules.posts = posts = Merge(post(), inputs=2)
-        m.submodules.ends = ends = Merge(finish(config), inputs=3)
+        m.submodules.ends = ends = Merge(finish(config), inputs=4)
         m.submodules.rejects = rejects = Merge(rejected(config), inputs=2 + examines)
         m.submodules.finished = finished = Merge(completion(config), inputs=1)
         m.submodules.arrived = arrived = Skid(fetched(config))
         blocks = [registers, interrupts, coalesce, queues, decode, slots, prp, delivery, admin]
         blocks += [sender, pages, health, reads, writes, fills, posts, ends, rejects, finished]
-        blocks.append(arrived)
+        blocks += [arrived, admin_entry]
         moves, moved = Signal(), Signal()
         # A link reset is to the host's side what a function level reset is.
         resets = Signal()
         m.d.comb += resets.eq(self.status.function_reset | self.status.link_reset)
+        settled = Signal()
 
         # Registers, doorbells, vectors.
         connect(m, flipped(self.register), registers.register)
@@ -215,7 +229,14 @@ class NvmeFrontEnd(wiring.Component):
         connect(m, registers.vectors, interrupts.vectors)
         m.d.comb += [
             queues.enable.eq(registers.enable),
-            queues.fetch_enable.eq(self.status.bus_master),
+            queues.fetch_enable.eq(self.status.bus_master & ~registers.shutting),
+            settled.eq(
+                ~self.posted & ~self.post.valid & ~queues.post.valid & ~interrupts.leaving
+            ),
+            queues.settled.eq(settled),
+            registers.settled.eq(settled),
+            self.flush.eq(registers.flush),
+            registers.flushed.eq(self.flushed),
             registers.running.eq(queues.running),
             registers.reset.eq(resets),
             registers.draining.eq(function_reset.draining),
@@ -228,14 +249,14 @@ class NvmeFrontEnd(wiring.Component):
             self.reset_done.eq(function_reset.done & self.status.function_reset),
             interrupts.reset.eq(resets),
             registers.drained.eq(queues.drained),
-            registers.fatal.eq(decode.dropped.valid),
+            registers.fatal.eq(decode.dropped.valid | admin_entry.dropped.valid),
             interrupts.enable.eq(self.status.msix_enable),
             interrupts.mask.eq(self.status.msix_mask),
-            interrupts.clear.eq(~queues.running),
+            interrupts.clear.eq(~queues.running | ~registers.enable),
             interrupts.raised.eq(coalesce.passed),
             coalesce.raised.eq(queues.raised),
             coalesce.vector.eq(queues.vector),
-            coalesce.clear.eq(~queues.running),
+            coalesce.clear.eq(~queues.running | ~registers.enable),
             coalesce.now.eq(self.now),
             self.deadline.eq(coalesce.deadline),
         ]
@@ -248,9 +269,11 @@ class NvmeFrontEnd(wiring.Component):
         taken = self.read_done.valid & self.read_done.ready
         beat_shift = (config.beat_dwords - 1).bit_length()
         entry_beats = sqe_slots(config) * SQE_DWORDS >> beat_shift
-        first_entry_beat = (inbox_dwords(config) >> beat_shift) - entry_beats
+        parameter_beat = inbox_dwords(config) >> beat_shift
+        first_admin_beat = parameter_beat - (SQE_DWORDS >> beat_shift)
+        first_entry_beat = first_admin_beat - entry_beats
         inbox = self.inbox_write
-        is_entry = Signal()
+        is_entry, is_admin = Signal(), Signal()
         m.d.comb += [
             arrived.input.valid.eq(self.read_done.valid & (done.kind == Kind.BLOCK)),
             arrived.input.payload.line.eq(done.index),
@@ -259,6 +282,8 @@ class NvmeFrontEnd(wiring.Component):
             queues.done.eq(taken & (done.kind == Kind.ENTRIES)),
             queues.done_index.eq(done.index),
             queues.done_error.eq(done.error),
+            admin_entry.done.eq(queues.done & (done.index == ADMIN_FETCH)),
+            admin_entry.done_error.eq(done.error),
             admin.read_done.eq(taken & (done.kind == Kind.PARAMETER)),
             admin.read_error.eq(done.error),
             prp.list_done.eq(taken & (done.kind == Kind.LIST)),
@@ -266,14 +291,19 @@ class NvmeFrontEnd(wiring.Component):
             prp.list_done_error.eq(done.error),
             inbox.ready.eq(1),
             is_entry.eq(inbox.payload.address >= first_entry_beat),
+            is_admin.eq(inbox.payload.address >= first_admin_beat),
+            admin_entry.write_beat.eq(inbox.payload.address - first_admin_beat),
+            admin_entry.write_data.eq(inbox.payload.data),
             entries.write_beat.eq(inbox.payload.address - first_entry_beat),
             entries.write_data.eq(inbox.payload.data),
             prp.write_beat.eq(inbox.payload.address),
             prp.write_data.eq(inbox.payload.data),
         ]
         with m.If(inbox.valid):
-            with m.If(inbox.payload.address == first_entry_beat + entry_beats):
+            with m.If(inbox.payload.address == parameter_beat):
                 m.d.sync += admin.parameter.eq(inbox.payload.data)
+            with m.Elif(is_admin):
+                m.d.comb += admin_entry.write_mask.eq(inbox.payload.mask)
             with m.Elif(is_entry):
                 m.d.comb += entries.write_mask.eq(inbox.payload.mask)
             with m.Else():
@@ -307,7 +337,18 @@ class NvmeFrontEnd(wiring.Component):
         connect(m, prp.command, flipped(self.command))
 
         # Data.
-        connect(m, slots.again, prp.again)
+        # Each slot is in it once at most: an end, or an Abort, waits for no command to go on.
+        m.submodules.next_parts = next_parts = fifo.SyncFIFOBuffered(
+            width=again(config).size, depth=config.commands
+        )
+        m.d.comb += [
+            next_parts.w_data.eq(slots.again.payload),
+            next_parts.w_en.eq(slots.again.valid),
+            slots.again.ready.eq(next_parts.w_rdy),
+            prp.again.valid.eq(next_parts.r_rdy),
+            prp.again.payload.eq(next_parts.r_data),
+            next_parts.r_en.eq(prp.again.ready),
+        ]
         connect(m, admin.abort, slots.abort)
         connect(m, slots.cancel, prp.cancel)
         m.d.comb += [
@@ -382,6 +423,7 @@ class NvmeFrontEnd(wiring.Component):
         connect(m, admin.finish, ends.inputs[1])
         connect(m, admin.report, queues.report)
         connect(m, decode.dropped, ends.inputs[2])
+        connect(m, admin_entry.dropped, ends.inputs[3])
         connect(m, ends.output, queues.finish)
         connect(m, queues.post, posts.inputs[0])
         connect(m, interrupts.post, posts.inputs[1])
@@ -389,7 +431,7 @@ class NvmeFrontEnd(wiring.Component):
         connect(m, posts.output, flipped(self.post))
 
         # Admin.
-        connect(m, decode.admin, admin.entry)
+        connect(m, admin_entry.entry, admin.entry)
         connect(m, admin.change, queues.change)
         connect(m, queues.changed, admin.changed)
         connect(m, admin.send, sender.request)
@@ -450,7 +492,15 @@ class NvmeFrontEnd(wiring.Component):
         kelvin = Signal(16)
         warm, hot = Signal(), Signal()
         too_warm, degraded = Signal(), Signal()
+        # An error event is told once its entry is in the log that it names.
         misuse = queues.misuse | registers.misuse
+        recording, by_value = Signal(), Signal()
+        with m.If(health.recorded):
+            m.d.sync += recording.eq(0)
+        with m.If(misuse):
+            m.d.sync += recording.eq(1)
+            with m.If(~recording | health.recorded):
+                m.d.sync += by_value.eq(queues.misuse & queues.misuse_value)
         m.d.sync += [
             kelvin.eq(Mux(self.temperature == 0, config.temperature_kelvin, self.temperature)),
             warm.eq((kelvin >= WARNING_KELVIN) & (kelvin < CRITICAL_KELVIN)),
@@ -474,9 +524,14 @@ class NvmeFrontEnd(wiring.Component):
             pages.probe.eq(admin.probe),
             admin.allocated.eq(pages.allocated),
             admin.warning.eq(warning),
-            admin.misuse.eq(misuse),
-            admin.misuse_value.eq(queues.misuse & queues.misuse_value),
-            moves.eq(Cat(block.busy for block in blocks).any() | taken | inbox.valid),
+            admin.misuse.eq(health.recorded),
+            admin.misuse_value.eq(by_value),
+            moves.eq(
+                Cat(block.busy for block in blocks).any()
+                | taken
+                | inbox.valid
+                | fifo_moves(next_parts, next_parts.r_en)
+            ),
             self.busy.eq(moves | moved | function_reset.busy),
         ]
         m.d.sync += moved.eq(moves)

@@ -130,9 +130,9 @@ class Health(wiring.Component):
     -----
     io, admin
         Ended commands, each taken once it has been noted.
-    misuse
-        A pulse: a doorbell was misused, which makes an entry without a command. Pulses that come
-        before the entry is written share it.
+    misuse, recorded
+        A pulse: a doorbell was misused, which makes an entry without a command; one that says that
+        the entry is there. Pulses that come before the entry is written share it.
     conditions
         Levels, in the order of `TIMED`: powered (1), an I/O command is inside, warm, hot.
     now
@@ -156,6 +156,7 @@ class Health(wiring.Component):
                 "io": In(stream.Signature(note(config))),
                 "admin": In(stream.Signature(note(config))),
                 "misuse": In(1),
+                "recorded": Out(1),
                 "conditions": In(len(TIMED)),
                 "now": In(TIME_BITS),
                 "refresh": In(1),
@@ -327,6 +328,7 @@ class Health(wiring.Component):
                 with m.Else():
                     with m.If(of_misuse):
                         m.d.sync += misused.eq(self.misuse)
+                        m.d.comb += self.recorded.eq(1)
                     with m.Else():
                         m.d.comb += [
                             self.admin.ready.eq(of_admin),

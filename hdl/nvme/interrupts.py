@@ -45,6 +45,8 @@ class Interrupts(wiring.Component):
         Host access to table and pending bits, one a cycle.
     post, messages
         Messages, and what became of each.
+    leaving
+        A message is on its way to ``post``, or will be in the next cycle.
 
     Latency 4 cycles from ``raised`` to ``post``, the next message 3 cycles after one has left.
     """
@@ -61,6 +63,7 @@ class Interrupts(wiring.Component):
                 "vectors": In(VectorAccess(config)),
                 "post": Out(stream.Signature(post())),
                 "messages": Out(Messages()),
+                "leaving": Out(1),
                 "busy": Out(1),
             }
         )
@@ -174,5 +177,8 @@ class Interrupts(wiring.Component):
                 | (fsm.ongoing("POST") & ~self.post.ready)
                 | (fsm.ongoing("LEAVE") & ~self.messages.left & ~self.messages.dropped)
             )
-            m.d.comb += self.busy.eq(~waits | self.raised.any())
+            m.d.comb += [
+                self.leaving.eq(~fsm.ongoing("CHOOSE") | ready.any()),
+                self.busy.eq(~waits | self.raised.any()),
+            ]
         return m

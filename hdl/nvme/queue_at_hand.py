@@ -28,8 +28,8 @@ class QueueAtHand:
         Submission queues that may have entries to fetch; those whose completion queue has no room.
     total
         Commands inside.
-    admin_inside
-        One of them is of the admin queue.
+    admin_inside, admin_asked
+        One of them is of the admin queue; the head of that queue after what has been asked for.
     change_waits, report_waits
         A change waits for commands to end, a report for room in the admin completion queue.
     """
@@ -51,6 +51,7 @@ class QueueAtHand:
     stalled: Signal
     total: Signal
     admin_inside: Signal
+    admin_asked: Signal
     change_waits: Signal
     report_waits: Signal
 

@@ -11,8 +11,11 @@ from hdl.nvme import queue_state
 from hdl.nvme.codes import PAGE_SHIFT, SQ_ENTRY_EXPONENT, SQE_DWORDS
 from hdl.nvme.entries import EntryRing
 from hdl.nvme.queue_at_hand import QueueAtHand
-from hdl.nvme.records import FETCH_ENTRIES, assign, position_bits
+from hdl.nvme.records import FETCH_ENTRIES, FETCHES, assign, position_bits
 from hdl.pcie.interface import Kind, inbox_dwords, sqe_slots
+
+ADMIN_FETCH = FETCHES
+"""Transfer index of reads from the admin queue; those below are `EntryRing`'s."""
 
 
 class FetchPlan(wiring.Component):
@@ -28,9 +31,9 @@ class FetchPlan(wiring.Component):
     sq, cq, sq_last, cq_last
         State of the submission queue and of its completion queue, and their entries - 1.
     admin
-        The admin queue: an entry at a time.
+        The admin queue: an entry at a time, which has a place of its own.
     room
-        Entries that the inbox can take.
+        Entries of I/O queues that the inbox can take.
     empty, full
         The submission queue has no entry; the completion queue has no room for one.
     count, head
@@ -62,7 +65,6 @@ class FetchPlan(wiring.Component):
         s1_available = Signal(self._position + 1)
         s1_cq_room = Signal(self._position + 1)
         s1_most = Signal.like(self.count)
-        at_once = Mux(self.admin, 1, FETCH_ENTRIES)
         m.d.sync += [
             s1_available.eq(
                 Mux(
@@ -72,7 +74,7 @@ class FetchPlan(wiring.Component):
                 )
             ),
             s1_cq_room.eq(self.cq_last - self.cq.used),
-            s1_most.eq(Mux(self.room < at_once, self.room, at_once)),
+            s1_most.eq(Mux(self.admin, 1, self.room)),
         ]
         # Stage 2: the least of them.
         nearest = Mux(s1_available < s1_cq_room, s1_available, s1_cq_room)
@@ -93,11 +95,14 @@ def fetch_states(
     m: Module, at_hand: QueueAtHand, *, ports: Any, plan: FetchPlan, ring: EntryRing
 ) -> None:
     """The state MEASURE, in which ``plan`` begins, and those that follow, up to the read's being in
-    ``ports.read_request``. ``ports`` are the engine's; ``ring`` is where the entries go."""
+    ``ports.read_request``. ``ports`` are the engine's; ``ring`` is where the entries go, but for
+    those of the admin queue, which come one at a time."""
     config, queue, sq, cq = at_hand.config, at_hand.queue, at_hand.sq, at_hand.cq
     sq_base, sq_write, cq_write = at_hand.sq_base, at_hand.sq_write, at_hand.cq_write
     work, stalled, total = at_hand.work, at_hand.stalled, at_hand.total
     admin_inside = at_hand.admin_inside
+    of_admin = queue == 0
+    place = Mux(of_admin, sqe_slots(config), ring.place)
 
     with m.State("MEASURE"):
         m.next = "LIMIT"
@@ -119,10 +124,10 @@ def fetch_states(
                 cq_write.data.used.eq(cq.used + plan.count),
                 sq_write.en.eq(1),
                 cq_write.en.eq(1),
-                ring.begin.eq(1),
+                ring.begin.eq(~of_admin),
             ]
-            with m.If(queue == 0):
-                m.d.sync += admin_inside.eq(1)
+            with m.If(of_admin):
+                m.d.sync += [admin_inside.eq(1), at_hand.admin_asked.eq(plan.head)]
             with m.If(plan.head == sq.tail):
                 m.d.sync += work.bit_select(queue, 1).eq(0)
             m.d.sync += [
@@ -131,15 +136,15 @@ def fetch_states(
                 *assign(
                     ports.read_request.payload,
                     kind=Kind.ENTRIES,
-                    index=ring.index,
+                    index=Mux(of_admin, ADMIN_FETCH, ring.index),
                     last=1,
                     address=Cat(Const(0, PAGE_SHIFT), sq_base.page)
                     + Cat(Const(0, SQ_ENTRY_EXPONENT), sq.head),
                     dwords=plan.count * SQE_DWORDS,
                     target=inbox_dwords(config)
-                    - sqe_slots(config) * SQE_DWORDS
-                    + ring.place * SQE_DWORDS,
+                    - (sqe_slots(config) + 1) * SQE_DWORDS
+                    + place * SQE_DWORDS,
                 ),
             ]
         m.next = "CHOOSE"
-    m.d.comb += [ring.queue.eq(queue), ring.count.eq(plan.count)]
+    m.d.comb += [ring.queue.eq(queue), ring.count.eq(plan.count), ring.head.eq(plan.head)]

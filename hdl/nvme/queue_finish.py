@@ -17,14 +17,17 @@ def finish_states(
     ports: Any,
     finish_in: Any,
     posts: Value,
+    arrived: Value,
     reporting: Value,
     post_interrupt: Signal,
     post_vector: Signal,
 ) -> None:
     """The state FINISH, of the command ``finish_in``.
 
-    ``ports`` are the engine's. ``posts``: it gets an entry. ``reporting``: nothing is reserved for
-    it, and it is not inside. ``post_interrupt``, ``post_vector``: of the entry in ``ports.post``.
+    ``ports`` are the engine's. ``posts``: it gets an entry, with ``arrived`` as the head of its
+    submission queue: slots before it have been read (NVMe 1.4, 4.6). ``reporting``: nothing is
+    reserved for it, and it is not inside. ``post_interrupt``, ``post_vector``: of the entry in
+    ``ports.post``.
     """
     queue, sq, cq, cq_base = at_hand.queue, at_hand.sq, at_hand.cq, at_hand.cq_base
     sq_write, cq_write, total = at_hand.sq_write, at_hand.cq_write, at_hand.total
@@ -64,7 +67,7 @@ def finish_states(
                     data=Cat(
                         finish_in.result,
                         Const(0, 32),
-                        sq.head | Const(0, 16),
+                        arrived | Const(0, 16),
                         finish_in.queue | Const(0, 16),
                         finish_in.identifier,
                         cq.phase,

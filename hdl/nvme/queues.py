@@ -1,10 +1,10 @@
 """Queue state: doorbells, fetch of submission entries, completion entries, create and delete."""
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import enum, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.config import Config, bits_for_count
+from hdl.config import Config
 from hdl.nvme import queue_state
 from hdl.nvme.arbitrate import choose, following
 from hdl.nvme.codes import (
@@ -16,10 +16,9 @@ from hdl.nvme.features import BURST_BITS
 from hdl.nvme.queue_at_hand import QueueAtHand
 from hdl.nvme.queue_change import QueueChange, change_states, open_states
 from hdl.nvme.queue_doorbells import doorbell_checks, doorbell_states
-from hdl.nvme.queue_fetch import FetchPlan, fetch_states
+from hdl.nvme.queue_fetch import ADMIN_FETCH, FetchPlan, fetch_states
 from hdl.nvme.queue_finish import finish_states
 from hdl.nvme.records import (
-    FETCHES,
     QueueOperation,
     assign,
     change,
@@ -59,17 +58,21 @@ class QueueEngine(wiring.Component):
     -----
     admin, enable, running
         Admin queues; work is wanted; the queues work. When ``enable`` goes low, nothing more is
-        fetched or posted, and ``running`` follows once no command is inside.
+        fetched or posted, and ``running`` follows once no command is inside and ``settled``.
+    settled
+        What has been posted, and every other write of theirs, has left for the host.
     drained
-        No command is inside.
+        No command is inside, nor being fetched.
     fetch_enable
-        The function may send requests (bus master).
+        Commands are wanted: the function may send requests (bus master), and is not being shut
+        down.
     doorbell
         Doorbells. A value that the queue cannot have is ignored, as is a queue that does not exist.
     read_request, done, done_index, done_error
-        Reads of entries into the inbox, kind ENTRIES, and a pulse when one has ended.
+        Reads of entries into the inbox, kind ENTRIES, and a pulse when one has ended. Those of the
+        admin queue are `ADMIN_FETCH`, one at a time; they wait for no place in the inbox.
     entry
-        Entries to decode.
+        Entries of I/O queues to decode.
     burst
         Arbitration Burst: log2 of the most entries fetched at once.
     finish
@@ -103,12 +106,13 @@ class QueueEngine(wiring.Component):
                 "admin": In(AdminQueues()),
                 "enable": In(1),
                 "running": Out(1),
+                "settled": In(1),
                 "drained": Out(1),
                 "fetch_enable": In(1),
                 "doorbell": In(stream.Signature(doorbell(config))),
                 "read_request": Out(stream.Signature(read_request(config))),
                 "done": In(1),
-                "done_index": In(bits_for_count(FETCHES)),
+                "done_index": In(range(ADMIN_FETCH + 1)),
                 "done_error": In(1),
                 "entry": Out(stream.Signature(entry(config))),
                 "burst": In(BURST_BITS),
@@ -152,11 +156,17 @@ class QueueEngine(wiring.Component):
         m.submodules.ring = ring = EntryRing(config=config)
         wiring.connect(m, wiring.flipped(self.entry), ring.entry)
         m.d.comb += [
-            ring.done.eq(self.done),
+            ring.done.eq(self.done & (self.done_index != ADMIN_FETCH)),
             ring.done_index.eq(self.done_index),
             ring.done_error.eq(self.done_error),
             ring.burst.eq(self.burst),
         ]
+
+        # What SQHD may tell. A command that ends has arrived, so no entry of another life is seen.
+        m.submodules.heads = heads = memory.Memory(shape=position, depth=count, init=[])
+        heads_write, heads_read = heads.write_port(), heads.read_port()
+        admin_head, admin_asked = Signal(position), Signal(position)
+        arrived = Signal(position)
 
         sq_valid = Signal(count)
         cq_valid = Signal(count)
@@ -173,7 +183,11 @@ class QueueEngine(wiring.Component):
         post_interrupt = Signal()
         post_vector = Signal(index)
         m.d.comb += [
-            self.drained.eq(total == 0),
+            heads_write.addr.eq(ring.arrived_queue),
+            heads_write.data.eq(ring.arrived_head),
+            heads_write.en.eq(ring.arrived),
+            heads_read.addr.eq(queue),
+            arrived.eq(Mux(queue == 0, admin_head, heads_read.data)),
             self.io_queues.eq(cq_valid[1:].any()),
             self.raised.eq(self.post.valid & self.post.ready & post_interrupt),
             self.vector.eq(post_vector),
@@ -184,10 +198,12 @@ class QueueEngine(wiring.Component):
             m.d.sync += self.read_request.valid.eq(0)
         with m.If(self.changed.ready):
             m.d.sync += self.changed.valid.eq(0)
+        with m.If(self.done & (self.done_index == ADMIN_FETCH)):
+            m.d.sync += admin_head.eq(admin_asked)
 
         # Choice of the next queue to fetch from.
         ready = Signal(count)
-        m.d.comb += ready.eq(work & Cat(~admin_inside, Const(-1, count - 1)))
+        m.d.comb += ready.eq(work & Cat(~admin_inside, ring.any_room.replicate(count - 1)))
         lowest = choose(m, ready, turn)
 
         on_cq = Signal()
@@ -245,14 +261,15 @@ class QueueEngine(wiring.Component):
             & self.enable
             & self.fetch_enable
             & ready.any()
-            & ring.any_room
             & ~self.read_request.valid
         )
         can_change = self.change.valid & ~change_waits & ~self.changed.valid
         can_finish = self.finish.valid & ~self.post.valid
         can_report = self.report.valid & ~self.post.valid & ~report_waits
         can_open = self.enable & ~self.running
-        can_close = self.running & ~self.enable & (total == 0) & ~self.post.valid
+        can_close = (
+            self.running & ~self.enable & (total == 0) & ~self.post.valid & self.settled
+        )
         others = can_finish | can_report | can_change | can_fetch
 
         m.submodules.plan = plan = FetchPlan(config=config)
@@ -290,6 +307,7 @@ class QueueEngine(wiring.Component):
             stalled=stalled,
             total=total,
             admin_inside=admin_inside,
+            admin_asked=admin_asked,
             change_waits=change_waits,
             report_waits=report_waits,
         )
@@ -352,6 +370,7 @@ class QueueEngine(wiring.Component):
                 ports=self,
                 finish_in=finish_in,
                 posts=posts,
+                arrived=arrived,
                 reporting=reporting,
                 post_interrupt=post_interrupt,
                 post_vector=post_vector,
@@ -361,6 +380,7 @@ class QueueEngine(wiring.Component):
 
             arrives = can_open | can_close | self.doorbell.valid | others
             waits = ~(arrives | doorbells.frees)
+            m.d.comb += self.drained.eq((total == 0) & fsm.ongoing("CHOOSE"))
             idle = fsm.ongoing("CHOOSE") & waits
         m.d.comb += self.busy.eq(~idle | ring.busy | (self.post.valid & self.post.ready))
         return m

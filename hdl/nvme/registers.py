@@ -110,8 +110,15 @@ class Registers(wiring.Component):
     reset, draining
         Function level reset: all registers as after power-up; then CSTS.RDY is 0 and the queues
         must not open (`FunctionReset`).
-    drained
-        No command is inside: CSTS.SHST goes from occurring to complete.
+    drained, settled
+        No command is inside; every write to the host has left.
+    shutting
+        A shutdown, normal or abrupt, has been asked for, and there has been no reset since: no
+        command is wanted any more.
+    flush, flushed
+        A level: a shutdown is under way and every command has ended; 1 until answered. Since then
+        every drive has been flushed, or has failed to be, so CSTS.SHST goes from occurring to
+        complete.
     fatal
         A pulse that sets CSTS.CFS; CC.EN = 0 clears it. So does CC.EN = 1 with CSS, MPS or AMS
         other than 0, or an admin queue of one entry; the controller then stays not ready.
@@ -139,6 +146,10 @@ class Registers(wiring.Component):
                 "reset": In(1),
                 "draining": In(1),
                 "drained": In(1),
+                "settled": In(1),
+                "shutting": Out(1),
+                "flush": Out(1),
+                "flushed": In(1),
                 "fatal": In(1),
                 "entry_sizes_good": Out(1),
                 "misuse": Out(1),
@@ -222,8 +233,20 @@ class Registers(wiring.Component):
             m.d.sync += closing.eq(0)
         with m.If(self.fatal & ~closing):
             m.d.sync += fatal.eq(1)
-        with m.If((shutdown == ShutdownStatus.OCCURRING) & self.drained):
+        # A flush whose shutdown has been given up is answered all the same, for none.
+        occurring = shutdown == ShutdownStatus.OCCURRING
+        at_rest = occurring & self.drained & self.settled
+        wanted, stored = Signal(), Signal()
+        begins = at_rest & ~stored & ~self.flush & ~self.flushed
+        m.d.comb += self.shutting.eq(shutdown != ShutdownStatus.NORMAL)
+        with m.If(begins):
+            m.d.sync += [self.flush.eq(1), wanted.eq(1)]
+        with m.If(self.flush & self.flushed):
+            m.d.sync += [self.flush.eq(0), stored.eq(wanted)]
+        with m.If(at_rest & stored):
             m.d.sync += shutdown.eq(ShutdownStatus.COMPLETE)
+        with m.If(~occurring):
+            m.d.sync += [wanted.eq(0), stored.eq(0)]
         with m.If(self.reset):
             m.d.sync += [register.eq(0) for register in (cc, aqa, asq, acq, fatal, shutdown)]
             m.d.sync += closing.eq(self.running)
@@ -312,8 +335,11 @@ class Registers(wiring.Component):
             waits = (fsm.ongoing("TAKE") & ~bus.request.valid) | (
                 fsm.ongoing("RESPOND") & ~bus.response.ready
             )
-            settling = (closing & ~self.running) | (
-                (shutdown == ShutdownStatus.OCCURRING) & self.drained
+            settling = (
+                (closing & ~self.running)
+                | begins
+                | (self.flush & self.flushed)
+                | (at_rest & stored)
             )
             m.d.comb += self.busy.eq(~waits | settling | self.fatal)
         return m

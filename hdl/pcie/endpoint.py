@@ -9,6 +9,7 @@ from hdl.memory.interface import ReadPort, line_stream, write_port
 from hdl.pcie.interface import (
     Messages,
     PcieStatus,
+    RegisterBus,
     RequestKind,
     RequestProgress,
     completion_beat,
@@ -19,6 +20,7 @@ from hdl.pcie.interface import (
     request_beat,
     write_request,
 )
+from hdl.pcie.ordering import AHEAD_BITS, WritesAhead
 from hdl.pcie.packets import PacketMerge
 from hdl.pcie.reader import HostReader
 from hdl.pcie.writer import HostWriter
@@ -48,6 +50,11 @@ class Endpoint(wiring.Component):
         Towards the hard block's shim.
     messages
         What becomes of MSI-X messages, which come by ``post``.
+    register, target
+        The host's register accesses, from the shim and to the registers. What is read goes to the
+        shim after the writes that had been reported done, and the posts that had been taken.
+    posted
+        Memory writes are here, or are being made.
     read_request, read_done, inbox_write, line_write
         See `HostReader`.
     write_request, write_done, post, line_read
@@ -81,6 +88,9 @@ class Endpoint(wiring.Component):
                 "line_read": Out(ReadPort(config)),
                 "post": In(stream.Signature(post())),
                 "status": Out(PcieStatus()),
+                "register": In(RegisterBus()),
+                "target": Out(RegisterBus()),
+                "posted": Out(1),
                 "discard": In(1),
                 "idle": Out(1),
                 "now": In(TIME_BITS),
@@ -109,6 +119,24 @@ class Endpoint(wiring.Component):
         for block in (reader, writer):
             for name in self.status.signature.members:
                 m.d.comb += getattr(block.status, name).eq(getattr(self.status, name))
+
+        # Completions do not pass posted requests.
+        m.submodules.order = order = WritesAhead()
+        ahead = Signal(AHEAD_BITS)
+        passes = Signal()
+        connect(m, flipped(self.register).request, flipped(self.target).request)
+        answer, known = self.register.response, self.target.response
+        m.d.sync += ahead.eq(ahead + writer.entered - passes)
+        m.d.comb += [
+            order.ahead.eq(ahead),
+            order.leave.eq(passes),
+            order.waits.eq(known.valid),
+            order.taken.eq(known.valid & known.ready),
+            answer.payload.eq(known.payload),
+            answer.valid.eq(known.valid & order.passed),
+            known.ready.eq(answer.ready & order.passed),
+            self.posted.eq(writer.busy | (ahead != 0)),
+        ]
 
         # A packet goes, waits or ends here by its first beat. What has been offered goes.
         beat = merge.output
@@ -148,6 +176,7 @@ class Endpoint(wiring.Component):
             reader.lost.eq(lost | cut),
             reader.now.eq(self.now),
             self.deadline.eq(reader.deadline),
+            passes.eq(beat.valid & beat.ready & beat.payload.last & ~is_read),
             moves.eq(reader.busy | writer.busy | merge.busy | reader.drop_valid),
             rests.eq(~moves & ~reader.outstanding),
             self.busy.eq(moves | (self.idle != rests)),

@@ -115,15 +115,20 @@ def read_index_bits(config: Config) -> int:
 
 
 def inbox_dwords(config: Config) -> int:
-    """32-bit words of the inbox: PRP lists first (one entry a page and slot), then SQ entries.
+    """32-bit words of the inbox: PRP lists first (one entry a page and slot), then SQ entries of
+    I/O queues, then one of the admin queue.
 
     One beat with a `Kind.PARAMETER` follows.
     """
-    return config.commands * config.transfer_blocks * 2 + sqe_slots(config) * 16
+    return config.commands * config.transfer_blocks * 2 + (sqe_slots(config) + 1) * SQE_DWORDS
+
+
+SQE_DWORDS = 16
+"""32-bit words of a submission queue entry."""
 
 
 def sqe_slots(config: Config) -> int:
-    """Submission queue entries that the inbox holds."""
+    """Submission queue entries of I/O queues that the inbox holds."""
     return 32
 
 

@@ -232,6 +232,9 @@ class Series7Shim(wiring.Component):
         ``cfg_bus_number``, ``cfg_device_number``, ``cfg_function_number``.
     request, progress, completion, register, status
         As of `hdl.pcie.ultrascale.UltrascaleShim`.
+    posted
+        Something has not left by ``tx_*``. That stream keeps its order up to the link, so that no
+        completion passes a write there.
 
     Completions and requests share the way out, TLP by TLP in turns, so an answer to the host waits
     for one TLP at most. Throughput one beat a cycle
@@ -262,6 +265,7 @@ class Series7Shim(wiring.Component):
                 "tx_tuser": Out(4),
                 "tx_tvalid": Out(1),
                 "tx_tready": In(1),
+                "posted": Out(1),
                 "busy": Out(1),
             }
         )
@@ -356,6 +360,7 @@ class Series7Shim(wiring.Component):
             ),
             self.progress.sent_tag.eq(leaving.output.payload.tag),
             self.progress.clear.eq(~self.tx_tvalid | self.tx_tready),
+            self.posted.eq(sender.tlp.valid | leaving.busy | leaving.output.valid),
             self.busy.eq(
                 receiver.busy
                 | stripper.busy

@@ -11,7 +11,7 @@ WIDE = 512
 
 
 class RequesterRequestUser(data.Struct):
-    """RQ, 64 to 256 bits. Sequence number and parity are not used."""
+    """RQ, 64 to 256 bits. Parity is not used."""
 
     first_enable: 4
     last_enable: 4

@@ -24,6 +24,7 @@ from hdl.pcie.interface import (
     completion_beat,
     request_beat,
 )
+from hdl.pcie.ordering import NUMBER_BITS, RETURNS, SequenceNumbers, WritesAhead
 from hdl.pcie.rotate import below
 from hdl.pcie.sideband import user_shape
 from hdl.simulation import SIMULATION
@@ -39,6 +40,9 @@ class RequestInserter(wiring.Component):
     Attributes (PCIe base specification 2.2.6.4, 2.4.1): relaxed ordering for user data only, since
     completion queue entries, interrupts and the entries they speak of rely on order; ID-based
     ordering for every request, since it keeps the order of one requester. Never no-snoop.
+
+    ``sent``: a pulse, a memory write begins; it takes ``number`` along as its sequence number
+    (`hdl.pcie.ordering.SequenceNumbers`).
     """
 
     def __init__(self, *, config: Config):
@@ -48,6 +52,8 @@ class RequestInserter(wiring.Component):
                 "request": In(stream.Signature(request_beat(config))),
                 "progress": Out(RequestProgress()),
                 "status": Out(PcieStatus()),
+                "sent": Out(1),
+                "number": In(NUMBER_BITS),
                 "busy": Out(1),
                 **axis_ports("rq", config.data_width),
             }
@@ -66,6 +72,7 @@ class RequestInserter(wiring.Component):
         room = Signal()
         last = Signal()
         is_read = Signal()  # of the packet whose beat is offered
+        sequence = Cat(self.number, beat.kind == RequestKind.READ)
         m.d.comb += [
             self.progress.sent_valid.eq(self.rq_tvalid & self.rq_tready & is_read & self.rq_tlast),
             descriptor.address.eq(beat.address[2:]),
@@ -83,10 +90,14 @@ class RequestInserter(wiring.Component):
             ),
             user.first_enable.eq(~0),
             user.last_enable.eq(Mux(beat.dwords > 1, 0b1111, 0)),
+            user.sequence.eq(sequence),
+            self.sent.eq(room & valid & begins & (beat.kind == RequestKind.WRITE)),
             room.eq(~self.rq_tvalid | self.rq_tready),
             self.progress.clear.eq(room),
             last.eq(due <= width),
         ]
+        if hasattr(user, "sequence_high"):
+            m.d.comb += user.sequence_high.eq(sequence[4:])
         with m.If(room):
             m.d.sync += [
                 self.rq_tvalid.eq(valid),
@@ -317,6 +328,11 @@ class UltrascaleShim(wiring.Component):
     -----
     rq_*, rc_*, cq_*, cc_*
         The block's interfaces.
+    rq_seq_num0, rq_seq_num_vld0, rq_seq_num1, rq_seq_num_vld1
+        Its ``pcie_rq_seq_num0`` and so on.
+    posted
+        It has memory writes that a completion could pass. Completions wait for those that were
+        there first.
     status
         Configuration space: which attribute bits requests and completions may have.
     request, progress, completion, register
@@ -338,8 +354,11 @@ class UltrascaleShim(wiring.Component):
                 "completion": Out(stream.Signature(completion_beat(config))),
                 "register": Out(RegisterBus()),
                 "status": Out(PcieStatus()),
+                "posted": Out(1),
                 "busy": Out(1),
                 **all_axis_ports(config.data_width),
+                **{f"rq_seq_num{place}": In(NUMBER_BITS + 1) for place in range(RETURNS)},
+                **{f"rq_seq_num_vld{place}": In(1) for place in range(RETURNS)},
             }
         )
 
@@ -375,7 +394,27 @@ class UltrascaleShim(wiring.Component):
             inserter.status.id_ordering.eq(self.status.id_ordering),
             completer.id_completion.eq(self.status.id_completion),
             completer.cut.eq(cut),
-            self.busy.eq(inserter.busy | stripper.busy | completer.busy),
+        ]
+
+        # A completion does not begin before the writes that were there when it came have gone.
+        numbers, order = SequenceNumbers(), WritesAhead()
+        m.submodules.numbers = ResetInserter(cut)(numbers)
+        m.submodules.order = ResetInserter(cut)(order)
+        places = range(RETURNS)
+        m.d.comb += [
+            numbers.sent.eq(inserter.sent),
+            inserter.number.eq(numbers.number),
+            numbers.returned.eq(Cat(getattr(self, f"rq_seq_num{place}") for place in places)),
+            numbers.valid.eq(Cat(getattr(self, f"rq_seq_num_vld{place}") for place in places)),
+            numbers.bus_master.eq(self.status.bus_master),
+            order.ahead.eq(numbers.ahead),
+            order.leave.eq(numbers.leave),
+            order.waits.eq(completer.cc_tvalid),
+            order.taken.eq(self.cc_tvalid & self.cc_tready & self.cc_tlast),
+            self.cc_tvalid.eq(completer.cc_tvalid & order.passed),
+            completer.cc_tready.eq(self.cc_tready & order.passed),
+            self.posted.eq(numbers.ahead != 0),
+            self.busy.eq(inserter.busy | stripper.busy | completer.busy | numbers.busy),
         ]
         if platform == SIMULATION:
             for bus in ("rq", "cc"):

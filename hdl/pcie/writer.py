@@ -254,6 +254,9 @@ class HostWriter(wiring.Component):
         Small writes, see `hdl.pcie.interface.post`.
     tlp
         Memory write requests.
+    entered
+        A pulse: all of a TLP will leave by ``tlp`` before whatever is handed over from now on.
+        ``done`` and the taking of a post say nothing earlier.
     status
         Configuration space: the maximum payload size.
 
@@ -271,6 +274,7 @@ class HostWriter(wiring.Component):
                 "done": Out(line_stream(config)),
                 "post": In(stream.Signature(post())),
                 "tlp": Out(stream.Signature(request_beat(config))),
+                "entered": Out(1),
                 "line_read": Out(ReadPort(config)),
                 "status": Out(PcieStatus()),
                 "busy": Out(1),
@@ -396,6 +400,12 @@ class HostWriter(wiring.Component):
         with m.If(letter.valid & letter.ready):
             m.d.sync += offset.eq(Mux(letter.payload.last, 0, offset + 1))
 
+        m.d.comb += self.entered.eq(
+            Cat(
+                way.valid & way.ready & way.payload.last
+                for way in (merge.first_input, merge.second_input)
+            ).any()
+        )
         if platform == SIMULATION:
             late = tlp_relay.input.ready & ~tlp.valid & ~outgoing.first
             m.d.sync += [

@@ -59,6 +59,8 @@ void PacketSink::take() {
             if (user & kOffset) broken("addr_offset is not 0");
             tlp_->first_enable = user & 0xF;  // tuser[3:0], tuser[7:4]
             tlp_->last_enable = user >> 4 & 0xF;
+            // tuser[27:24], tuser[61:60]
+            number_ = uint8_t((pins_.user[3] & 0xF) | (pins_.user[7] >> 4 & 3) << 4);
             tlp_->offer = offer_;
         }
     }
@@ -97,6 +99,7 @@ void PacketSink::commit(Ps now) {
     if (sent != tlp->bytes)
         broken("a packet has " + std::to_string(sent) + " bytes where its descriptor says " +
                std::to_string(tlp->bytes));
+    returns_ = !completer_;
     link_.submit(tlp, now);
 }
 

@@ -10,18 +10,31 @@ namespace striata {
 // without a gap, and every beat but its last must be full (PG213, requester and completer).
 class PacketSink {
 public:
-    PacketSink(const AxiPins& pins, Link& link, int beat_bytes, bool completer)
-        : pins_(pins), link_(link), beat_bytes_(beat_bytes), completer_(completer) {
+    // `sequence`: where the sequence number of a request comes back; none for completions.
+    PacketSink(const AxiPins& pins, Link& link, int beat_bytes, const SequencePins* sequence)
+        : pins_(pins),
+          link_(link),
+          beat_bytes_(beat_bytes),
+          completer_(!sequence),
+          sequence_(sequence) {
         *pins_.ready = 0;
+        if (sequence_) *sequence_->valid = 0;
     }
 
-    // Sets `ready` for this cycle; true if it changed or may change again.
+    // Sets `ready` for this cycle, and the number of the request that was complete before it, which
+    // the link keeps in order with completions; true if something changed or may change again.
     bool drive(Ps now) {
         const bool offered = *pins_.valid;
         const bool room = tlp_ || link_.request_room();
         const bool ready = room && link_.ready(completer_ ? Flow::kCc : Flow::kRq, offered, now);
-        const bool changed = *pins_.ready != uint8_t(ready);
+        bool changed = *pins_.ready != uint8_t(ready);
         *pins_.ready = ready;
+        if (sequence_) {
+            changed |= *sequence_->valid != uint8_t(returns_);
+            *sequence_->valid = returns_;
+            *sequence_->number = number_;
+            returns_ = false;
+        }
         return changed || (offered && !link_.always_ready());
     }
     // Before the clock edge: takes the beat if there is one.
@@ -72,12 +85,15 @@ private:
     Link& link_;
     int beat_bytes_;
     bool completer_;
+    const SequencePins* sequence_;
     bool held_ = false;  // offered in the last cycle, and not taken
     Beat beat_{};        // what was
     Offer offer_{};
     Tlp* tlp_ = nullptr;
     int filled_ = 0;
     int last_dwords_ = 0;
+    uint8_t number_ = 0;
+    bool returns_ = false;
     bool complete_ = false;
 };
 

@@ -202,6 +202,11 @@ def _header(config: Config, model: Path) -> str:
         pin = pointer(f"status__{name}")
         binds.append(f'pins.status[{index}] = {{"{name}", {pin}, {most}}};')
     binds.append(f"pins.status_count = {len(status)};")
+    for place in range(2):
+        binds += [
+            f"pins.sequence[{place}].number = {pointer(f'rq_seq_num{place}')};",
+            f"pins.sequence[{place}].valid = {pointer(f'rq_seq_num_vld{place}')};",
+        ]
     for port in range(config.ports):
         for stream in STREAMS:
             binds += [

@@ -23,6 +23,12 @@ struct AxiPins {
     uint8_t* ready;
 };
 
+// Sequence numbers of requests that no completion can pass any more (PG213).
+struct SequencePins {
+    uint8_t* number;
+    uint8_t* valid;
+};
+
 struct DrivePins {
     StreamPins command;
     StreamPins grant;
@@ -50,6 +56,7 @@ struct Pins {
     uint8_t* clock;
     uint8_t* reset;
     AxiPins rq;
+    SequencePins sequence[2];
     AxiPins rc;
     AxiPins cq;
     AxiPins cc;

@@ -1,0 +1,218 @@
+"""Order on the way out: what the host reads of a register does not pass what was written before."""
+
+
+from typing import Any
+
+import cocotb
+import pytest
+from cocotb.triggers import ClockCycles, RisingEdge
+
+from cocotb_tests.pcie_bench import CONFIG, PAGE_BYTES, SHIM, Bench, run_endpoint
+from cocotb_tests.runner import SimulationError
+from cocotb_tests.streams import wait_until
+from hdl.pcie.ordering import GIVEN_UP, SequenceNumbers, WritesAhead
+
+LIMIT = {"timeout_time": 4, "timeout_unit": "ms"}
+LETTER_BYTES = 16
+STANDS_STILL = 0.8
+"""Share of the cycles in which the stream of requests does."""
+
+HELD_CYCLES = 1500
+"""Longer than a completion takes that waits for nothing."""
+
+
+class OrderBench(Bench):
+    """Blocks and posts that are told apart; a register that says how many have been sent."""
+
+    def __init__(self, dut, **options):
+        super().__init__(dut, register_activity=0.5, **options)
+        self.letters = 0
+        self.letter_base = self.block_base = 0
+        self.letter_memory: Any = None
+        self.block_memory: Any = None
+        self.seen: list[tuple[int, int]] = []
+
+    async def start(self):
+        await super().start()
+        self.letter_base, self.letter_memory = self.host.allocate(256 * PAGE_BYTES)
+        self.block_base, self.block_memory = self.host.allocate(CONFIG.lines * PAGE_BYTES)
+
+    def _access(self, access):
+        # What has been reported done at this moment.
+        self.seen.append((self.post.sent, len(self.written)))
+        self.register_response.send(len(self.seen))
+
+    def send_letter(self) -> None:
+        self.letters += 1
+        words = self.rng.randint(1, 4)
+        value = self.letters.to_bytes(4, "little") * words
+        self.post.send(
+            address=self.letter_base + LETTER_BYTES * self.letters,
+            dwords=words,
+            data=int.from_bytes(value, "little"),
+        )
+
+    def send_block(self, line: int) -> None:
+        self.deliver(line, self.pieces(self.block_base + line * PAGE_BYTES, line))
+
+    def check(self, letters: int, lines: list[int]) -> None:
+        """The first ``letters`` posts and these lines are in host memory."""
+        for number in range(1, letters + 1):
+            at = LETTER_BYTES * number
+            found = int.from_bytes(self.letter_memory[at : at + 4], "little")
+            assert found == number, f"post {number} of {letters} is not in memory"
+        for line in lines:
+            data = self.block_memory[line * PAGE_BYTES : (line + 1) * PAGE_BYTES]
+            assert b"\xff" * 64 not in bytes(data), f"line {line} is not in memory"
+
+    async def ask(self) -> int:
+        """Reads the register, and checks that what it told has arrived; cycles taken."""
+        began = self.host.cycle
+        number = await self.host.read_register(0)
+        letters, blocks = self.seen[number - 1]
+        self.check(letters, self.written[:blocks])
+        return self.host.cycle - began
+
+
+async def bench(dut, **options) -> OrderBench:
+    order = OrderBench(dut, **options)
+    await order.start()
+    order.block_memory[:] = b"\xff" * (CONFIG.lines * PAGE_BYTES)
+    order.letter_memory[:] = bytes(256 * PAGE_BYTES)
+    return order
+
+
+@cocotb.test(**LIMIT)
+async def reads_push_writes(dut):
+    """Reads amid blocks and posts, which lie in the hard block for up to a microsecond."""
+    order = await bench(dut)
+    # The 7-series block has one stream: no completion passes a write there.
+    order.host.device.posted_latency_ns = (0, 200) if SHIM == "ultrascale" else (0, 0)
+    if SHIM == "ultrascale":
+        order.host.device.rq_sink.set_pause_generator(
+            order.rng.random() < STANDS_STILL for _ in iter(int, 1)
+        )
+    lines = list(range(CONFIG.lines))
+    slowest = 0
+    while lines:
+        for _ in range(order.rng.randint(0, 3)):
+            if lines:
+                order.send_block(lines.pop())
+        for _ in range(order.rng.randint(0, 4)):
+            order.send_letter()
+        await ClockCycles(dut.clk, order.rng.randint(1, 300))
+        slowest = max(slowest, await order.ask())
+    print(f"the slowest register read took {slowest} cycles")
+    device = order.host.device
+    await wait_until(
+        dut, lambda: not int(dut.posted.value), cycles=100_000, what="everything written"
+    )
+    assert device.posted_in == device.posted_out
+    await order.ask()
+    await order.settle()
+    order.check(order.letters, list(range(CONFIG.lines)))
+
+
+@cocotb.test(**LIMIT)
+async def posted_says_what_is_on_its_way(dut):
+    """The hard block keeps writes: a read waits for those before it, and ``posted`` is 1."""
+    order = await bench(dut)
+    device = order.host.device
+    assert not int(dut.posted.value)
+    for count in (1, 2, 20):
+        device.holds_posted = True
+        for _ in range(count):
+            order.send_letter()
+        await ClockCycles(dut.clk, HELD_CYCLES)
+        reading = cocotb.start_soon(order.ask())
+        await ClockCycles(dut.clk, HELD_CYCLES)
+        assert order.seen[-1][0] > 0 and not reading.done(), "a completion passed a write"
+        assert int(dut.posted.value)
+        device.holds_posted = False
+        await reading
+        await wait_until(dut, lambda: not int(dut.posted.value), cycles=2000, what="sent")
+        assert device.posted_in == device.posted_out == order.letters
+        # Nothing is ahead of the next one.
+        assert await order.ask() < HELD_CYCLES
+    await order.settle()
+
+
+@cocotb.test(**LIMIT)
+async def writes_that_are_dropped_hold_nothing(dut):
+    """Without bus mastering the hard block drops a write and says nothing of it."""
+    order = await bench(dut)
+    order.send_letter()
+    await order.ask()
+    order.host.device.return_cycles = 0
+    order.send_letter()  # it leaves before the controller is told
+    await wait_until(dut, lambda: int(dut.rq_tvalid.value), cycles=200, what="the write")
+    order.host.function.bus_master_enable = False
+    reading = cocotb.start_soon(order.host.read_register(0))
+    await ClockCycles(dut.clk, GIVEN_UP // 2)
+    assert int(dut.posted.value) and not reading.done()
+    await reading
+    assert not int(dut.posted.value)
+    order.host.function.bus_master_enable = True
+    for _ in range(64):
+        await RisingEdge(dut.clk)
+    # The numbers go on from there.
+    for _ in range(40):
+        order.send_letter()
+    await wait_until(
+        dut, lambda: order.post.idle and not int(dut.posted.value), cycles=4000, what="sent"
+    )
+    await order.host.read_register(0)
+    await order.settle()
+
+
+@pytest.mark.parametrize("width", [64, 256, 512])
+def test_order(width):
+    run_endpoint(
+        [
+            "reads_push_writes",
+            "posted_says_what_is_on_its_way",
+            "writes_that_are_dropped_hold_nothing",
+        ],
+        module=__name__,
+        width=width,
+    )
+
+
+@pytest.mark.parametrize("width", [64, 128])
+def test_order_series7(width):
+    run_endpoint("reads_push_writes", module=__name__, width=width, shim="series7")
+
+
+class Overtakes(WritesAhead):
+    """A planted bug: nothing waits."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.passed.eq(1)
+        return m
+
+
+class LeavesAtOnce(SequenceNumbers):
+    """A planted bug: all writes have left when one has."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        with m.If(self.valid.any()):
+            m.d.comb += self.leave.eq(self.ahead)
+        return m
+
+
+@pytest.mark.parametrize(
+    ("place", "mutant", "testcase"),
+    [
+        ("hdl.pcie.ultrascale.WritesAhead", Overtakes, "reads_push_writes"),
+        ("hdl.pcie.endpoint.WritesAhead", Overtakes, "reads_push_writes"),
+        ("hdl.pcie.ultrascale.SequenceNumbers", LeavesAtOnce, "reads_push_writes"),
+    ],
+)
+def test_planted_bugs_are_caught(monkeypatch, place, mutant, testcase):
+    monkeypatch.setattr(place, mutant)
+    with pytest.raises(SimulationError, match="is not in memory"):
+        run_endpoint(testcase, module=__name__)
+
+

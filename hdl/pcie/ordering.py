@@ -1,0 +1,115 @@
+"""Completions do not pass posted requests (PCIe base specification 2.4.1)."""
+
+from amaranth.hdl import Module, Mux, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+AHEAD_BITS = 10
+"""Width of a number of memory writes on their way: more than a stage, or the hard block, holds."""
+
+NUMBER_BITS = 5
+"""Sequence numbers of memory writes, modulo 2 to this; those of reads have the next bit set."""
+
+RETURNS = 2
+"""Sequence numbers that the hard block can give back in a cycle."""
+
+GIVEN_UP = 1 << 12
+"""Cycles without bus mastering, and without a write that leaves, after which no more will."""
+
+
+class WritesAhead(wiring.Component):
+    """Says when the memory writes that were ahead of something have left.
+
+    Ports
+    -----
+    ahead, leave
+        Memory writes that are on their way, in order; how many of them leave in this cycle.
+    waits
+        Something that must not pass them is there. Until ``taken``.
+    passed
+        Those that were ahead of it when it came have left.
+    taken
+        A pulse: it has gone.
+
+    Latency none if nothing is ahead; else ``passed`` follows the last ``leave`` by one cycle.
+    """
+
+    ahead: In(AHEAD_BITS)
+    leave: In(AHEAD_BITS)
+    waits: In(1)
+    passed: Out(1)
+    taken: In(1)
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        known = Signal()
+        left = Signal(AHEAD_BITS)
+        most = Signal(AHEAD_BITS)
+        m.d.comb += [
+            most.eq(Mux(known, left, self.ahead)),
+            self.passed.eq(most == 0),
+        ]
+        with m.If(self.waits):
+            m.d.sync += [known.eq(1), left.eq(Mux(self.leave < most, most - self.leave, 0))]
+        with m.If(self.taken):
+            m.d.sync += known.eq(0)
+        return m
+
+
+class SequenceNumbers(wiring.Component):
+    """Counts the memory writes that a completion could still pass inside the hard block.
+
+    Each has a sequence number, which the block gives back when it has reached the point where no
+    completion can pass it (PG213, "Maintaining Transaction Order"). Numbers come back in order.
+    One that never comes back is made up for by the next; and without bus mastering the block sends
+    no more, so after `GIVEN_UP` cycles in which none has come it has none.
+
+    Ports
+    -----
+    sent, number
+        A pulse: a memory write begins; its number is ``number``.
+    valid, returned
+        Numbers that come back, `RETURNS` a cycle at most.
+    bus_master
+        As in `hdl.pcie.interface.PcieStatus`.
+    ahead, leave
+        Writes that have not come back; how many do in this cycle.
+    """
+
+    sent: In(1)
+    number: Out(NUMBER_BITS)
+    valid: In(RETURNS)
+    returned: In(RETURNS * (NUMBER_BITS + 1))
+    bus_master: In(1)
+    ahead: Out(AHEAD_BITS)
+    leave: Out(AHEAD_BITS)
+    busy: Out(1)
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        last = Signal(NUMBER_BITS, init=(1 << NUMBER_BITS) - 1)  # that has come back
+        waited = Signal(range(GIVEN_UP))
+        steps = []
+        for place in range(RETURNS):
+            number = self.returned.word_select(place, NUMBER_BITS + 1)
+            step = Signal(NUMBER_BITS, name=f"step_{place}")
+            is_write = self.valid[place] & ~number[NUMBER_BITS]
+            m.d.comb += step.eq(Mux(is_write, number[:NUMBER_BITS] - last, 0))
+            steps.append(Mux(step <= self.ahead, step, 0))
+        given_up = waited == GIVEN_UP - 1
+        first, second = steps
+        m.d.comb += [
+            self.leave.eq(Mux(first > second, first, second)),
+            self.busy.eq(self.ahead != 0),
+        ]
+        with m.If(given_up):
+            m.d.comb += self.leave.eq(self.ahead)
+        m.d.sync += [
+            self.ahead.eq(self.ahead + self.sent - self.leave),
+            self.number.eq(self.number + self.sent),
+            last.eq(last + self.leave),
+            waited.eq(
+                Mux(self.bus_master | (self.ahead == 0) | (self.leave != 0), 0, waited + 1)
+            ),
+        ]
+        return m
