@@ -18,6 +18,8 @@ from pathlib import Path
 from amaranth.back import rtlil, verilog  # pyright: ignore[reportAttributeAccessIssue]
 from amaranth.lib import wiring
 
+from hdl.simulation import SIMULATION
+
 ROOT = Path(__file__).resolve().parent.parent
 """The checkout."""
 
@@ -143,10 +145,11 @@ def _zeros_implied() -> Iterator[None]:
 def to_verilog(component: wiring.Component, *, top: str = "top") -> Netlist:
     """Verilog of ``component`` as module ``top``, from the cache when its RTLIL is known.
 
+    For simulation: with the assertions of the components.
     Ports are the component's members flattened with ``__``, then ``clk`` and ``rst``.
     """
     with _zeros_implied():
-        text = to_rtlil(component, top=top)
+        text = to_rtlil(component, top=top, platform=SIMULATION)
     path = BUILD / "verilog" / f"{digest(_converter(), text)}.v"
     if not path.exists():
         write_atomically(path, _convert(text))
