@@ -10,9 +10,9 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.array_models import random_recovery
 from cocotb_tests.drive_model import DriveModel, Timing
-from cocotb_tests.store_model import StoreModel
+from cocotb_tests.store_model import STORE_DELAY, StoreModel
 from cocotb_tests.streams import StreamSink, StreamSource, wait_until
-from hdl.config import BLOCK_BYTES, LINE_WRITERS, PIECES, Config
+from hdl.config import BLOCK_BYTES, PIECES, Config
 from hdl.drive.interface import (
     PIECE_LATENESS,
     DriveStatus,
@@ -23,7 +23,6 @@ from hdl.drive.interface import (
     operation,
     piece,
 )
-from hdl.memory.store import write_delay
 
 LONGEST_REFUSAL = 3
 """Cycles that a piece may have to wait until it is taken."""
@@ -262,7 +261,7 @@ class Bench:
         count = self.config.piece_beats
         for beat in range(payload.number * count, pending.told * count):
             age = self.store.cycle - self.store.written[pending.line, beat]
-            assert age >= write_delay(LINE_WRITERS), f"told {age} cycles after it was written"
+            assert age >= STORE_DELAY, f"told {age} cycles after it was written"
         size = BLOCK_BYTES // PIECES
         place = slice(payload.number * size, pending.told * size)
         wanted = self.drives[pending.port].read_block(pending.block)[place]

@@ -12,12 +12,14 @@ from amaranth.lib.wiring import connect, flipped
 from cocotb.triggers import RisingEdge
 
 from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.store_model import STORE_DELAY
 from cocotb_tests.streams import pack, start
 from hdl.config import Config
 from hdl.memory.interface import write_beat
-from hdl.memory.store import DWORD_BITS, READ_LATENCY, LineStore, write_delay
+from hdl.memory.store import DWORD_BITS, LineStore
 from hdl.streams import Relay
 
+READ_LATENCY = 3
 READERS = 4
 WRITERS = 5
 MEETING_PLACES = 100
@@ -40,7 +42,7 @@ class History:
 
     def __init__(self):
         self.writes: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
-        self.delay = write_delay(WRITERS)
+        self.delay = STORE_DELAY
 
     def write(self, cycle: int, user: int, address: int, beat: int, mask: int) -> None:
         for word in range(mask.bit_length()):
@@ -106,7 +108,7 @@ class Bench:
         stored_at = 0
         meeting = [self.random.randrange(total) for _ in range(MEETING_PLACES)]
         words = range(config.beat_dwords)
-        for cycle in range(cycles + READ_LATENCY + write_delay(WRITERS)):
+        for cycle in range(cycles + READ_LATENCY + STORE_DELAY):
             for kind, ports in (("read", reads), ("write", writes)):
                 for n, port in enumerate(ports):
                     if (kind, n) in offers:
@@ -264,7 +266,7 @@ class Faulty(wiring.Component):
         elif self._fault == "lazy":
             # Writes of one port become visible later than promised.
             source = self.write[2]
-            for stage in range(write_delay(WRITERS)):
+            for stage in range(STORE_DELAY):
                 relay = Relay(source.payload.shape())
                 m.submodules[f"relay_{stage}"] = relay
                 m.d.comb += [
@@ -319,9 +321,8 @@ def test_users_are_held_to_the_delay(other):
             parameters={"LATER": str(later), "OTHER": str(other)},
         )
 
-    delay = write_delay(WRITERS)
-    run(delay)
-    for later in (0, 1, delay - 1):
+    run(STORE_DELAY)
+    for later in (0, 1, STORE_DELAY - 1):
         with pytest.raises(SimulationError, match="too soon after a write at port"):
             run(later)
 
