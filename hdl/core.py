@@ -16,6 +16,7 @@ from hdl.memory.allocator import LineAllocator
 from hdl.memory.shared_read import SharedRead
 from hdl.memory.store import LineStore
 from hdl.nvme.front_end import NvmeFrontEnd
+from hdl.nvme.names import IDENTITY_BITS, NONCE_BITS
 from hdl.parity.runner import ParityPass
 from hdl.pcie.endpoint import Endpoint
 from hdl.pcie.interface import PcieStatus, RegisterBus, completion_beat, request_beat
@@ -37,6 +38,9 @@ class Core(wiring.Component):
     cycles, which may jump to ``deadline`` at most while ``quiet`` is 1 and no stream offers
     anything.
     ``temperature``: of the board in kelvin; 0 without a sensor.
+    ``identity``: no other card's (the FPGA's device DNA, an EEPROM); ``nonce``: another number each
+    time that power comes back (a true random number generator, a counter in an EEPROM), see
+    `hdl.nvme.names`.
 
     Parameters
     ----------
@@ -57,6 +61,8 @@ class Core(wiring.Component):
                 "reset_done": Out(1),
                 "now": In(TIME_BITS),
                 "temperature": In(16),
+                "identity": In(IDENTITY_BITS),
+                "nonce": In(NONCE_BITS),
                 "quiet": Out(1),
                 "deadline": Out(TIME_BITS),
                 "drives": Out(DrivePort(config)).array(config.ports),
@@ -274,6 +280,8 @@ class Core(wiring.Component):
             front_end.drive_present.eq(present),
             front_end.drive_used.eq(tables.used),
             front_end.temperature.eq(self.temperature),
+            front_end.identity.eq(self.identity),
+            front_end.nonce.eq(self.nonce),
         ]
         if config.sector_emulation:
             m.d.comb += front_end.drive_emulated.eq(Cat(port.emulated for port in self.drives))
