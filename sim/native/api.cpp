@@ -98,6 +98,10 @@ void striata_set_present(Handle* handle, int64_t port, int64_t present) {
     handle->harness->set_present(port, present);
 }
 
+void striata_set_card(Handle* handle, int64_t identity, int64_t nonce) {
+    handle->harness->set_card(uint64_t(identity), uint64_t(nonce));
+}
+
 void striata_set_identity(Handle* handle, int64_t port, int64_t identity) {
     handle->harness->set_identity(port, uint64_t(identity));
 }

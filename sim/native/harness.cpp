@@ -166,6 +166,11 @@ void Harness::set_present(int64_t port, bool present) {
     streak_ = 0;
 }
 
+void Harness::set_card(uint64_t identity, uint64_t nonce) {
+    if (pins_.identity) *pins_.identity = identity;
+    if (pins_.nonce) *pins_.nonce = nonce;
+}
+
 void Harness::set_identity(int64_t port, uint64_t identity) {
     ports_.at(size_t(port))->set_identity(identity);
     streak_ = 0;

@@ -12,6 +12,7 @@ Time stands still outside `run` and `mmio_read32`/`mmio_read64`.
 
 import ctypes
 import mmap
+import random
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from pathlib import Path
@@ -71,6 +72,7 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
         ("striata_statistics", number, [pointer, number, numbers, number]),
         ("striata_histogram", None, [pointer, number, numbers, number]),
         ("striata_set_present", None, [pointer, number, number]),
+        ("striata_set_card", None, [pointer, number, number]),
         ("striata_set_identity", None, [pointer, number, number]),
         ("striata_wipe", None, [pointer, number]),
         ("striata_medium_error", None, [pointer, number, number, number]),
@@ -99,6 +101,11 @@ def int_array(values: Sequence[int]):
     return (ctypes.c_int64 * max(1, len(values)))(*values)
 
 
+def _signed(value: int) -> int:
+    """64 bits as a C integer."""
+    return value - (1 << 64) if value >> 63 else value
+
+
 class Harness:
     """A controller with its surroundings.
 
@@ -117,6 +124,9 @@ class Harness:
         Host memory from bus address ``link.memory_base``.
     jumping
         Jump over time in which nothing moves. Results are identical without, only slower.
+    identity, nonce
+        What names the card and its namespaces (`hdl.nvme.names`), 64 bits each; by default each
+        harness of a process is another card, always in the same order.
     component
         Makes the Amaranth component to verilate instead of ``Controller(config=config)``; it has
         the same ports.
@@ -127,10 +137,15 @@ class Harness:
         ``memoryview`` of host memory.
     memory_base
         Bus address of ``memory[0]``.
+    identity, nonce
+        Of the card.
     msi_address
         Where MSI-X messages go: a write of ``vector`` to it is the event ("interrupt", vector).
         Of a write elsewhere in the 1 MiB window, bits 32 and up are the offset from it.
     """
+
+    made = 0
+    """Harnesses of this process so far."""
 
     def __init__(
         self,
@@ -141,6 +156,8 @@ class Harness:
         expanders: Sequence[Expander] = (),
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         jumping: bool = True,
+        identity: int | None = None,
+        nonce: int | None = None,
         component: Callable[[], wiring.Component] | None = None,
     ):
         link = link or LinkParameters()
@@ -178,6 +195,11 @@ class Harness:
         )
         self._raise_error()
         self._library.striata_set_jumping(self._handle, jumping)
+        Harness.made += 1
+        chance = random.Random(f"card {Harness.made}")
+        self.identity = chance.getrandbits(64) if identity is None else identity
+        self.nonce = chance.getrandbits(64) if nonce is None else nonce
+        self._library.striata_set_card(self._handle, _signed(self.identity), _signed(self.nonce))
         self._drives_made = 0
         for port in range(config.ports):
             self._name_drive(port)
@@ -270,8 +292,7 @@ class Harness:
 
     def mmio_write(self, offset: int, value: int, length: int) -> None:
         """Posts a register write of ``length`` bytes: 1, 2, 4 or 8, naturally aligned."""
-        signed = value - (1 << 64) if value >> 63 else value
-        self._library.striata_mmio_write(self._handle, offset, signed, length)
+        self._library.striata_mmio_write(self._handle, offset, _signed(value), length)
 
     def mmio_read(self, offset: int, length: int) -> int:
         """Reads a register of ``length`` bytes: 1, 2, 4 or 8, naturally aligned."""
