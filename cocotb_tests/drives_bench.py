@@ -10,7 +10,7 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.array_models import random_recovery
 from cocotb_tests.drive_model import DriveModel, Timing
-from cocotb_tests.store_model import StoreModel
+from cocotb_tests.store_model import STORE_DELAY, StoreModel
 from cocotb_tests.streams import StreamSink, StreamSource, busy_after, wait_until
 from hdl.config import BLOCK_BYTES, PIECES, Config
 from hdl.drive.interface import (
@@ -25,9 +25,6 @@ from hdl.drive.interface import (
 
 LATENESS = 8
 """Cycles after the end of an operation within which all its pieces have been told of."""
-
-VISIBLE = 7
-"""Cycles after which what the line store has taken can be read."""
 
 LONGEST_REFUSAL = 3
 """Cycles that a piece may have to wait until it is taken."""
@@ -267,7 +264,7 @@ class Bench:
         count = self.config.piece_beats
         for beat in range(payload.number * count, pending.told * count):
             age = self.store.cycle - self.store.written[pending.line, beat]
-            assert age >= VISIBLE, f"told {age} cycles after it was written"
+            assert age >= STORE_DELAY, f"told {age} cycles after it was written"
         size = BLOCK_BYTES // PIECES
         place = slice(payload.number * size, pending.told * size)
         wanted = self.drives[pending.port].read_block(pending.block)[place]

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 import cocotb
 from cocotb.triggers import ClockCycles, Event, RisingEdge
 
+from cocotb_tests.busy import BusyWatch
 from cocotb_tests.nvme_model import ADMIN_LINES, KEPT_LINES, DataPath
 from cocotb_tests.runner import simulate
+from cocotb_tests.store_model import STORE_DELAY
 from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
 from hdl.array.interface import (
     manage_request,
@@ -129,6 +131,7 @@ class Bench(DataPath):
         self.dut = dut
         self.config = config
         self.random = random.Random(seed)
+        self.identity = random.Random(f"{seed}/identity").getrandbits(64)
         self.memory = bytearray(MEMORY_BYTES)
         self._pages = list(range(1, MEMORY_BYTES // PAGE))
         self.random.shuffle(self._pages)
@@ -145,6 +148,7 @@ class Bench(DataPath):
         self.holds_flush = False
         self.flushes = 0
         self.posted_until = 0
+        self.unsettled: set[int] = set()
         self._transfers: dict[tuple, list] = {}
         self._beats: deque[tuple[int, int]] = deque()
         self.cycle = 0
@@ -180,6 +184,21 @@ class Bench(DataPath):
             sink("line_read__request", None, self._line_read),
         ]
         self.allocate.send_all(range(ADMIN_LINES))
+        inputs = (self.register, self.inbox, self.read_done, self.write_done, self.completion,
+                  self.fetch, self.deliver, self.manage_response, self.allocate)  # fmt: skip
+        levels = [
+            getattr(dut, name)
+            for name in ("now", "array_news", "temperature", "line_read__response_valid",
+                         "drive_failed", "drive_used", "drive_stale", "status__bus_master",
+                         "status__msix_enable", "status__msix_mask", "status__function_reset",
+                         "host_idle")
+        ]  # fmt: skip
+        self.busy_watch = BusyWatch(
+            dut,
+            [source.name for source in inputs],
+            [sink.name for sink in (*self.sinks, self.response)],
+            others=lambda: tuple(int(level.value) for level in levels),
+        )
 
     async def reset(self) -> None:
         """Starts the clock; MSI-X and bus mastering are enabled."""
@@ -206,6 +225,8 @@ class Bench(DataPath):
         dut.flushed.value = 0
         cocotb.start_soon(self._post_late())
         cocotb.start_soon(self._flush())
+        dut.identity.value = self.identity
+        dut.nonce.value = self.random.getrandbits(64)
         await start(dut)
         cocotb.start_soon(self._tables())
         cocotb.start_soon(self._answer_line_reads())
@@ -446,6 +467,7 @@ class Bench(DataPath):
         await ClockCycles(self.dut.clk, 200)
         assert quiet(), "something moved after everything had ended"
         assert not int(self.dut.busy.value), "busy although nothing can move"
+        assert self.busy_watch.worked, "never busy"
         assert self.allocate.waiting == ADMIN_LINES - KEPT_LINES, "an admin line was not given back"
         assert len(self.free_lines) == self.config.lines - ADMIN_LINES
         assert not self._transfers and not self._sending
@@ -472,13 +494,17 @@ class Bench(DataPath):
         while self.hold_entries and queue is not None and queue.number:
             await RisingEdge(self.dut.clk)
         error = any(request.address // PAGE in self.poisoned for request in requests)
+        landing: list[tuple[int, bytes]] = []
+        if kind == Kind.BLOCK:
+            self.unsettled.add(index)
         for request in requests:
             data = self.memory[request.address : request.address + 4 * request.dwords]
             assert len(data) == 4 * request.dwords, f"read outside memory: {request}"
             if kind == Kind.BLOCK:
                 assert request.target >> 10 == index, request
                 begin = 4 * (request.target & 1023)
-                self.lines[index][begin : begin + len(data)] = data
+                landing.append((begin, bytes(data)))
+                self.lines[index][begin : begin + len(data)] = b"\xaa" * len(data)
             elif not error:
                 self._fill_inbox(request.target, data)
         goal = self.inbox.sent + self.inbox.waiting
@@ -489,6 +515,8 @@ class Bench(DataPath):
                 first = (request.address - queue.sq) // nvme.SQE_BYTES
                 queue.unread -= set(range(first, first + 4 * request.dwords // nvme.SQE_BYTES))
         self.read_done.send(kind=kind, index=index, error=int(error))
+        if kind == Kind.BLOCK:
+            await self._settle(index, landing)
         self.in_flight -= 1
 
     def _queue_at(self, address: int) -> Queue | None:
@@ -497,6 +525,21 @@ class Bench(DataPath):
             if queue.sq <= address < queue.sq + queue.entries * nvme.SQE_BYTES:
                 return queue
         return None
+
+    async def _settle(self, line: int, landing: list[tuple[int, bytes]]) -> None:
+        """The data is where reads find it as late as the line store may have it there: it was
+        accepted in the cycle before `read_done` was."""
+        goal = self.read_done.sent + self.read_done.waiting
+        while self.read_done.sent < goal:
+            await RisingEdge(self.dut.clk)
+        await ClockCycles(self.dut.clk, STORE_DELAY - 2)
+        for begin, data in landing:
+            self.lines[line][begin : begin + len(data)] = data
+        self.unsettled.discard(line)
+
+    def _fetched(self, answer) -> None:
+        assert answer.line not in self.unsettled, f"line {answer.line} cannot be read yet"
+        super()._fetched(answer)
 
     def _fill_inbox(self, target: int, data: bytes) -> None:
         words = self.config.beat_dwords

@@ -10,6 +10,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import connect, flipped
 from cocotb.triggers import RisingEdge
 
+from cocotb_tests.busy import BusyWatch
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
 from hdl.config import Config
@@ -44,6 +45,9 @@ class Bench:
             for user in range(USERS)
         ]
         self.sources = [StreamSource(dut, f"free__{n}", active=active) for n in range(RETURNS)]
+        self.busy = BusyWatch(
+            dut, [source.name for source in self.sources], [sink.name for sink in self.sinks]
+        )
 
     def _on_taken(self, user: int, line: int) -> None:
         assert line < LINES, f"no such line: {line}"
@@ -110,6 +114,7 @@ async def random_users(dut):
                 bench.give_back(user)
     assert bench.taken > 1000
     await bench.settle()
+    bench.busy.check()
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")

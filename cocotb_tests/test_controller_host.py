@@ -2,6 +2,9 @@
 
 import cocotb
 import pytest
+from amaranth.hdl import Module
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out, connect, flipped
 from cocotb.triggers import ClockCycles
 
 from cocotb_tests.controller_bench import CONFIG, LIMIT, Bench, run_controller
@@ -20,6 +23,47 @@ from sw.driver.transport import PAGE_BYTES
 
 ADMIN_CYCLES = 6000
 """Bound for an admin command that waits for no drive."""
+
+
+@cocotb.test(**LIMIT)
+async def judges_ranges_and_compares(dut):
+    """Dataset Management and Compare look at what the host has just sent, whatever else moves."""
+    bench = await Bench(dut, pauses=PAUSES).start()
+    busy_host(bench)
+    volume = await bench.create(Level.RAID5, (0, 1, 2, 3))
+    other = await bench.create(Level.RAID0, (4, 5))
+    load = cocotb.start_soon(bench.load(other, 60))
+    memory, size = bench.transport.memory, len(volume.model)
+    places = [bench.buffer(1) for _ in range(4)]
+    data = bench.buffer(2)
+    first = bench.random.randrange(size - 1)
+    assert await bench.write(volume, first, 2, data) == 0
+    for turn in range(24):
+        # Each list is of another length and lies where an older one was, so that what is left of
+        # that one would be judged otherwise.
+        good = turn % 2 == 0
+        count = bench.random.choice((1, 2, 3, 40))
+        ranges = [(bench.random.randrange(size), 1) for _ in range(count)]
+        if not good:
+            ranges[bench.random.randrange(count)] = (size, 1 + bench.random.randrange(9))
+        fields, content = nvme.dataset(volume.namespace, ranges)
+        address = bench.random.choice(places)
+        memory.write(address, content)
+        command = Command(
+            fields["opcode"], volume.namespace, prp1=address, dwords=fields["dwords"]
+        )
+        done = await bench.nvme.queues[turn % 2].submit(command)
+        expected = nvme.SUCCESS if good else nvme.LBA_OUT_OF_RANGE
+        assert done.code == expected, f"{done.code:#x}, not {expected:#x}, of {count} ranges"
+        compared = data
+        if not good:
+            compared = address
+            memory.write(address, bench.random.randbytes(BLOCK_BYTES))
+        command = read_write(nvme.COMPARE, volume.namespace, first, 1, compared, 0)
+        done = await bench.nvme.queues[turn % 2].submit(command)
+        assert done.code | done.code_type << 8 == (nvme.SUCCESS if good else nvme.COMPARE_FAILURE)
+    await load
+    await bench.finish(volume, other)
 
 
 @cocotb.test(**LIMIT)
@@ -357,6 +401,35 @@ def run(testcase: str, name: str = "controller", **parameters) -> None:
 
 def test_bad_commands():
     run("refuses_bad_commands")
+
+
+def test_ranges_and_compares():
+    run("judges_ranges_and_compares")
+
+
+class Hasty(wiring.Component):
+    """A planted bug: lines are told complete while their last beats are still being stored."""
+
+    def __init__(self, shape):
+        super().__init__(
+            {
+                "input": In(stream.Signature(shape)),
+                "output": Out(stream.Signature(shape)),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        connect(m, flipped(self.input), flipped(self.output))
+        return m
+
+
+@pytest.mark.slow
+def test_reads_too_soon_are_caught(monkeypatch):
+    monkeypatch.setattr("hdl.nvme.front_end.Settle", Hasty)
+    with pytest.raises(SimulationError, match="too soon after a write"):
+        run("judges_ranges_and_compares", name="controller_mutant_hasty")
 
 
 def test_host_faults():

@@ -24,7 +24,6 @@ from sim.golden.parity import (
 )
 
 BLOCK = 64
-needs_isal = pytest.mark.skipif(not isal.available(), reason="libisal2 is not installed")
 
 
 def blocks_of(count: int, seed: int = 1) -> list[bytes]:
@@ -40,7 +39,6 @@ def blocks_of(count: int, seed: int = 1) -> list[bytes]:
     return result
 
 
-@needs_isal
 def test_every_product_and_inverse_is_isal_s():
     for a in range(256):
         for b in range(256):
@@ -57,7 +55,6 @@ def test_weights_are_the_hardware_s():
         assert table[role] == [weight(j, role) for j in range(4)]
 
 
-@needs_isal
 @pytest.mark.parametrize("drives", range(3, MAX_DRIVES + 1))
 def test_p_and_q_are_isal_s(drives):
     """RAID 5 has `drives` - 1 data blocks, RAID 6 one less."""
@@ -70,7 +67,6 @@ def test_p_and_q_are_isal_s(drives):
         assert generate(blocks, parities) == isal.encode(matrix, blocks)
 
 
-@needs_isal
 @pytest.mark.parametrize("drives", range(4, MAX_DRIVES + 1))
 def test_every_two_erasures_of_raid_6(drives):
     """Any two of data, P and Q: two data, data and P, data and Q, P and Q; rows made by ISA-L."""
@@ -180,7 +176,6 @@ def test_errors_are_named():
         Field(polynomial=3, generator=2)
 
 
-@needs_isal
 def test_isal_refuses_unequal_blocks():
     with pytest.raises(ValueError, match="different lengths"):
         isal.pq([bytes(BLOCK), bytes(2 * BLOCK)])

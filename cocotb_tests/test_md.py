@@ -14,7 +14,6 @@ from sim.md import machine
 from sim.md.arrays import BLOCK, write_arrays
 
 SEED = int(os.environ.get("SEED") or "1")
-needs_isal = pytest.mark.skipif(not isal.available(), reason="libisal2 is not installed")
 
 
 class OrderedWeights(Layout):
@@ -24,7 +23,6 @@ class OrderedWeights(Layout):
         return list(range(self.data))
 
 
-@needs_isal
 @pytest.mark.parametrize("level", ["RAID5", "RAID6", "RAIDTP"])
 def test_rows_are_isal_s(level):
     """P, Q and R of whole images, in every rotation, by ISA-L's Vandermonde matrix."""

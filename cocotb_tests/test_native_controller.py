@@ -28,6 +28,7 @@ from sim.golden.nvme import (
     UNRECOVERED_READ,
     WRITE_FAULT,
     dataset,
+    serial_number,
 )
 from sim.native.parameters import (
     MICROSECOND,
@@ -95,6 +96,29 @@ def test_random_accesses(level, drives, options):
             return volume
 
         card.finish(card.run(main()))
+
+
+def test_cards_and_volumes_have_names_of_their_own():
+    """Two cards differ in all that an operating system tells them by; volumes made again do too."""
+    seen: set[object] = set()
+    for _ in range(2):
+        with Card([FAST] * PORTS, seed=SEED) as card:
+
+            async def main(card: Card) -> list[object]:
+                nvme = card.card.nvme
+                page = await nvme.identify(1)
+                names: list[object] = [page[4:24], page[768:1024]]
+                volume = await card.create(Level.RAID1, (0, 1))
+                for _ in range(2):
+                    names.append((await nvme.identify(0, volume.namespace))[104:120])
+                    await raid.delete_volume(nvme, volume.namespace)
+                    assert await raid.create_volume(nvme, 0) == volume.namespace
+                return names
+
+            names = card.run(main(card))
+            assert names[0] == serial_number(card.card.harness.identity).encode()
+            assert len({*names}) == len(names) and not seen & {*names}
+            seen |= {*names}
 
 
 def test_volumes_beside_each_other():

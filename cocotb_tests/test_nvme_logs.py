@@ -1,21 +1,26 @@
 """The NVMe front end's log pages, asynchronous events and aborts."""
 
 import os
+from dataclasses import replace
 
 import cocotb
 import pytest
 from cocotb.triggers import ClockCycles
+from cocotb.utils import get_sim_time
 
 from cocotb_tests.nvme_bench import Bench, bench_config, run_front_end
 from cocotb_tests.nvme_model import report_word
-from cocotb_tests.runner import SimulationError
+from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.streams import CLOCK_PERIOD_NS
 from hdl.array.interface import ManageStatus
 from hdl.nvme import events, health
+from hdl.nvme.front_end import NvmeFrontEnd
 from hdl.nvme.interface import Status
+from hdl.nvme.pages import PageGenerator
 from sim.golden import nvme, nvme_logs
 from sim.golden.nvme import PAGE
 
-CONFIG = bench_config()
+CONFIG = replace(bench_config(), error_log_entries=int(os.environ.get("ENTRIES", "16")))
 VOLUME_BLOCKS = 5000
 HOUR = 3600 * CONFIG.clock_hz
 MINUTE = 60 * CONFIG.clock_hz
@@ -463,8 +468,131 @@ async def an_overfull_submission_queue_is_refused(dut):
     await host.settle()
 
 
+async def errors_so_far(host) -> nvme_logs.Logs:
+    """A model that begins with what earlier tests have left: logs outlive a reset."""
+    found = nvme_logs.error_entries(await error_log(host))[::-1]
+    count = (await smart(host)).errors
+    forgotten = [nvme_logs.ErrorEntry(count=0, code=0)] * (count - len(found))
+    return nvme_logs.Logs(entries=CONFIG.error_log_entries, errors=[*forgotten, *found])
+
+
+async def check_errors(host, model: nvme_logs.Logs) -> None:
+    """The error log and its counter are the model's."""
+    assert (await smart(host)).errors == len(model.errors)
+    newest = model.errors[::-1][: model.entries]
+    assert nvme_logs.error_entries(await error_log(host)) == newest
+
+
+@cocotb.test(timeout_time=16, timeout_unit="ms")
+async def the_longest_log_ends(dut):
+    """What lies behind the last entry is zeros, wherever a read of the log begins."""
+    host = await bench(dut)
+    entries = CONFIG.error_log_entries
+    size = entries * nvme_logs.ERROR_ENTRY_BYTES
+    model = await errors_so_far(host)
+    for turn in range(3 * entries):
+        admin = host.queues[0]
+        identifier = host.place(admin, opcode=nvme.GET_LOG, dwords=(0x77,))
+        await host.ring(admin)
+        assert (await host.result(admin, identifier)).code == nvme.INVALID_LOG_PAGE
+        model.error(nvme.INVALID_LOG_PAGE, queue=0, identifier=identifier, nsid=0)
+        if turn % (entries - 1) == 3:
+            await check_errors(host, model)
+    whole = await error_log(host)
+    for at in (4, 64, size // 2, size - 8):
+        assert await log(host, nvme_logs.ERROR_LOG, size - at, at=at) == whole[at:]
+        found = await log(host, nvme_logs.ERROR_LOG, size, at=at)
+        assert found == whole[at:] + bytes(at), f"from byte {at} on"
+    await host.settle()
+
+
+MOST_WAIT = 300
+"""Cycles that a command may take beyond what the data path takes, whatever the admin queue does."""
+
+
+@cocotb.test(timeout_time=16, timeout_unit="ms")
+async def commands_end_while_logs_are_read(dut):
+    """Reads that end well, and some that fail, end as soon as without anybody reading logs."""
+    host = await bench(dut)
+    host.latency = 4
+    await host.create_pair(1, 16)
+    pair = host.queues[1]
+    model = await errors_so_far(host)
+    host.statuses = {(0, block): Status.WRITE_FAULT for block in range(0, 64, 8)}
+    longest, ends, over = 0, 0, False
+
+    async def work(which: int) -> None:
+        nonlocal longest, ends
+        while not over:
+            block = which if ends % 5 == 0 else 1 + host.random.randrange(7)
+            code = nvme.WRITE_FAULT if block == which else nvme.SUCCESS
+            identifier = host.place(
+                pair, **nvme.read_write(nvme.READ, 1, block, 1), prp1=page + which * PAGE
+            )
+            await host.ring(pair)
+            began = get_sim_time("ns")
+            answer = await host.result(pair, identifier)
+            assert answer.code == code
+            ends += 1
+            longest = max(longest, int((get_sim_time("ns") - began) / CLOCK_PERIOD_NS))
+            if code:
+                model.error(code, queue=1, identifier=identifier, block=block, nsid=1)
+
+    page = host.page(64)
+    tasks = [cocotb.start_soon(work(8 * n)) for n in range(2)]
+    await ClockCycles(dut.clk, 3000)
+    alone = longest
+    longest = ends = 0
+    logs = []
+    for _ in range(4):
+        logs.append(await error_log(host))
+        await smart(host)
+    over = True
+    for task in tasks:
+        await task
+    print(f"longest: {alone} cycles, with logs being read {longest}; {ends} ended")
+    assert ends > 100 and len(model.errors) > CONFIG.error_log_entries
+    assert longest <= alone + MOST_WAIT, f"{longest} cycles, without logs {alone}"
+    # Each log was one that there has been: entries in a row, none of them torn.
+    for raw in logs:
+        found = nvme_logs.error_entries(raw)
+        newest = found[0].count
+        assert len(found) == min(newest, CONFIG.error_log_entries)
+        assert found == model.errors[newest - len(found) : newest][::-1]
+    await check_errors(host, model)
+    await host.settle()
+
+
 def test_nvme_logs():
     run_front_end(__name__)
+
+
+class HoldsAll(PageGenerator):
+    """A planted bug: nothing is noted, so no command ends, while an error log is made."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        with m.If(self.showing):
+            m.d.comb += self.hold.eq(1)
+        return m
+
+
+def test_held_completions_are_caught(monkeypatch):
+    monkeypatch.setattr("hdl.nvme.front_end.PageGenerator", HoldsAll)
+    with pytest.raises(SimulationError, match="cycles, without logs"):
+        run_front_end(
+            __name__, name="nvme_mutant_hold", testcase="commands_end_while_logs_are_read"
+        )
+
+
+def test_longest_error_log():
+    simulate(
+        NvmeFrontEnd(config=replace(bench_config(), error_log_entries=64)),
+        name="nvme_64_entries",
+        module=__name__,
+        testcase="the_longest_log_ends",
+        parameters={"DATA_WIDTH": "256", "ENTRIES": "64"},
+    )
 
 
 def test_units_rounded_down_are_caught(monkeypatch):

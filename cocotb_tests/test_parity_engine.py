@@ -26,7 +26,6 @@ TAG_BITS = 8
 DRAIN_LATENCY = 5
 """Cycles from the last input beat taken to the first output beat taken."""
 
-needs_isal = pytest.mark.skipif(not isal.available(), reason="libisal2 is not installed")
 
 
 class Bench:
@@ -161,26 +160,22 @@ def _simulate(width: int, parities: int, testcase: str, *, name: str = "engine",
 SIZES = [(64, 2), (128, 3), (256, 2), (512, 4), (256, 1)]
 
 
-@needs_isal
 @pytest.mark.parametrize(("width", "parities"), SIZES)
 def test_sums_are_exact(width, parities):
     _simulate(width, parities, "sums_are_exact", ROWS=str(width // 32))
 
 
-@needs_isal
 @pytest.mark.parametrize(("width", "parities"), SIZES)
 def test_no_cycle_is_lost(width, parities):
     _simulate(width, parities, "no_cycle_is_lost")
 
 
-@needs_isal
 def test_wrong_polynomial_is_caught(monkeypatch):
     monkeypatch.setattr(engine_module, "RAID_FIELD", Field(polynomial=0x12D, generator=2))
     with pytest.raises(SimulationError, match="block with tag"):
         _simulate(256, 2, "sums_are_exact", name="mutant_field")
 
 
-@needs_isal
 def test_stale_accumulator_is_caught(monkeypatch):
     def keep_words(select, then, other):
         return other if len(other) == width else Mux(select, then, other)

@@ -10,7 +10,7 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
-from cocotb_tests.test_parity_engine import config_of, needs_isal
+from cocotb_tests.test_parity_engine import config_of
 from hdl.config import BLOCK_BYTES, PIECES
 from hdl.memory.interface import write_beat
 from hdl.memory.store import READ_LATENCY
@@ -384,7 +384,6 @@ def _simulate(
     )
 
 
-@needs_isal
 @pytest.mark.parametrize("active", [1.0, 0.85, 0.4])
 @pytest.mark.parametrize(
     ("width", "parities", "passes"), [(64, 2, 10), (256, 2, 40), (256, 4, 40), (512, 1, 60)]
@@ -394,7 +393,6 @@ def test_passes_are_exact(width, parities, passes, active):
     _simulate(width, parities, "passes_are_exact", ACTIVE=str(active), PASSES=str(count))
 
 
-@needs_isal
 @pytest.mark.parametrize(
     ("width", "parities", "passes", "active"),
     [
@@ -416,25 +414,21 @@ def test_pieces_are_exact(width, parities, passes, active):
     )
 
 
-@needs_isal
 @pytest.mark.parametrize("parities", [1, 2, 4])
 def test_unsolvable_passes_are_refused(parities):
     width = 512 if parities == 1 else 256
     _simulate(width, parities, "unsolvable_passes_are_refused")
 
 
-@needs_isal
 @pytest.mark.parametrize(("width", "parities"), [(64, 2), (256, 2), (256, 4), (512, 4)])
 def test_no_cycle_is_lost(width, parities):
     _simulate(width, parities, "no_cycle_is_lost")
 
 
-@needs_isal
 def test_no_cycle_is_lost_between_pieces():
     _simulate(256, 1, "no_cycle_is_lost", PIECES="all")
 
 
-@needs_isal
 @pytest.mark.parametrize(
     "module",
     [
@@ -449,20 +443,17 @@ def test_first_piece_for_any_is_caught(module, monkeypatch):
         _simulate(512, 2, "passes_are_exact", name=name, PIECES="mixed")
 
 
-@needs_isal
 @pytest.mark.parametrize(("width", "parities"), [(256, 2), (512, 4)])
 def test_narrow_passes_wait_only_for_their_drain(width, parities):
     _simulate(width, parities, "narrow_passes_wait_only_for_their_drain")
 
 
-@needs_isal
 def test_overrun_of_the_engine_is_caught(monkeypatch):
     monkeypatch.setattr(fetcher_module, "BANKS", BANKS + 1)
     with pytest.raises(SimulationError, match=r"is wrong|nothing within"):
         _simulate(512, 2, "passes_are_exact", name="mutant_overrun", ACTIVE="0.4", PASSES="30")
 
 
-@needs_isal
 def test_wrong_weights_are_caught(monkeypatch):
     def transposed(field, *, roles, parities):
         table = power_table(field, roles=roles, parities=parities)
@@ -482,7 +473,6 @@ class OverlooksQ(ParityPass):
         return m
 
 
-@needs_isal
 def test_overlooked_syndrome_is_caught():
     with pytest.raises(SimulationError, match="nonzero is"):
         _simulate(512, 2, "passes_are_exact", name="mutant_q", component=OverlooksQ)

@@ -12,16 +12,21 @@ from amaranth.lib.wiring import connect, flipped
 from cocotb.triggers import RisingEdge
 
 from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.store_model import STORE_DELAY
 from cocotb_tests.streams import pack, start
 from hdl.config import Config
 from hdl.memory.interface import write_beat
-from hdl.memory.store import DWORD_BITS, READ_LATENCY, LineStore, write_delay
+from hdl.memory.store import DWORD_BITS, LineStore
 from hdl.streams import Relay
 
+READ_LATENCY = 3
 READERS = 4
 WRITERS = 5
 MEETING_PLACES = 100
 """Addresses of random users: few, so that what is written is read."""
+
+LEAST_WRITE_CYCLES = 4
+"""Cycles after a write was taken in the last of which it is stored, if nobody else has its bank."""
 
 MOST_READ_WAIT = READERS - 1
 MOST_WRITE_WAIT = WRITERS - 1
@@ -37,7 +42,7 @@ class History:
 
     def __init__(self):
         self.writes: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
-        self.delay = write_delay(WRITERS)
+        self.delay = STORE_DELAY
 
     def write(self, cycle: int, user: int, address: int, beat: int, mask: int) -> None:
         for word in range(mask.bit_length()):
@@ -100,9 +105,10 @@ class Bench:
         position = {("read", n): self.random.randrange(total) for n in range(READERS)}
         position |= {("write", n): self.random.randrange(total) for n in range(WRITERS)}
         expected = [deque([None] * READ_LATENCY) for _ in range(READERS)]
+        stored_at = 0
         meeting = [self.random.randrange(total) for _ in range(MEETING_PLACES)]
         words = range(config.beat_dwords)
-        for cycle in range(cycles + READ_LATENCY + write_delay(WRITERS)):
+        for cycle in range(cycles + READ_LATENCY + STORE_DELAY):
             for kind, ports in (("read", reads), ("write", writes)):
                 for n, port in enumerate(ports):
                     if (kind, n) in offers:
@@ -125,6 +131,8 @@ class Bench:
                     )
                     offers[kind, n] = (address, beat, mask)
             await RisingEdge(self.dut.clk)
+            moving = cycle < stored_at or any(any(answers) for answers in expected)
+            assert int(self.dut.busy.value) or not moving, "not busy although beats move"
             stored = []
             for kind, ports in (("read", reads), ("write", writes)):
                 for n, port in enumerate(ports):
@@ -163,6 +171,8 @@ class Bench:
                                 self.checked += values is not None
                     elif taken:
                         stored.append((n, offer))
+            if stored:
+                stored_at = cycle + LEAST_WRITE_CYCLES
             for n, offer in stored:
                 self.history.write(cycle, n, *offer)
         assert not offers, f"never taken: {offers}"
@@ -202,11 +212,36 @@ async def sequential_users(dut):
     assert all(min(taken) >= cycles - lost for taken in bench.taken.values()), rates
 
 
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def reads_after_writes(dut):
+    """A write; ``LATER`` cycles later its beat is read, or (``OTHER``) written at another port."""
+    config = sizes(64)
+    layout = write_beat(config)
+    await start(dut)
+    beat = pack(layout, address=77, data=5, mask=1)
+    later, other = int(os.environ["LATER"]), int(os.environ["OTHER"])
+    if other:
+        late_valid, late_payload, what = dut.write__3__valid, dut.write__3__payload, beat
+    else:
+        late_valid, late_payload, what = (
+            dut.read__2__request__valid,
+            dut.read__2__request__payload,
+            77,
+        )
+    dut.write__1__payload.value, late_payload.value = beat, what
+    for cycle in range(later + 20):
+        dut.write__1__valid.value = int(cycle == 0)
+        late_valid.value = int(cycle == later)
+        await RisingEdge(dut.clk)
+
+
 class Faulty(wiring.Component):
     """`LineStore` with one fault at its ports."""
 
     def __init__(self, *, config: Config, fault: str):
-        self._inner = LineStore(config=config, readers=READERS, writers=WRITERS)
+        self._inner = LineStore(
+            config=config, readers=READERS, writers=WRITERS, strict=False
+        )
         self._fault = fault
         super().__init__(self._inner.signature)
 
@@ -221,7 +256,8 @@ class Faulty(wiring.Component):
                     m.d.sync += ours.response_valid.eq(theirs.response_valid)
                 else:
                     connect(m, flipped(ours), theirs)
-        m.d.comb += self.busy.eq(inner.busy)
+        if self._fault != "idle":
+            m.d.comb += self.busy.eq(inner.busy)
         ours, theirs = self.write[2].payload, inner.write[2].payload
         if self._fault == "mask":
             m.d.comb += theirs.mask.eq(ours.mask | 1)
@@ -230,7 +266,7 @@ class Faulty(wiring.Component):
         elif self._fault == "lazy":
             # Writes of one port become visible later than promised.
             source = self.write[2]
-            for stage in range(write_delay(WRITERS)):
+            for stage in range(STORE_DELAY):
                 relay = Relay(source.payload.shape())
                 m.submodules[f"relay_{stage}"] = relay
                 m.d.comb += [
@@ -254,7 +290,7 @@ class Faulty(wiring.Component):
 @pytest.mark.parametrize("testcase", ["random_users", "sequential_users"])
 def test_store(testcase, width):
     simulate(
-        LineStore(config=sizes(width), readers=READERS, writers=WRITERS),
+        LineStore(config=sizes(width), readers=READERS, writers=WRITERS, strict=False),
         name=f"line_store_w{width}",
         module=__name__,
         testcase=testcase,
@@ -262,7 +298,7 @@ def test_store(testcase, width):
     )
 
 
-@pytest.mark.parametrize("fault", ["mask", "address", "late", "starved", "lazy"])
+@pytest.mark.parametrize("fault", ["mask", "address", "late", "starved", "lazy", "idle"])
 def test_faults_are_caught(fault):
     with pytest.raises(SimulationError):
         simulate(
@@ -272,6 +308,23 @@ def test_faults_are_caught(fault):
             testcase="random_users",
             parameters={"WIDTH": "64"},
         )
+
+
+@pytest.mark.parametrize("other", [0, 1])
+def test_users_are_held_to_the_delay(other):
+    def run(later: int) -> None:
+        simulate(
+            LineStore(config=sizes(64), readers=READERS, writers=WRITERS),
+            name="line_store_strict",
+            module=__name__,
+            testcase="reads_after_writes",
+            parameters={"LATER": str(later), "OTHER": str(other)},
+        )
+
+    run(STORE_DELAY)
+    for later in (0, 1, STORE_DELAY - 1):
+        with pytest.raises(SimulationError, match="too soon after a write at port"):
+            run(later)
 
 
 def test_arguments():

@@ -7,6 +7,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from hdl.config import TIME_BITS, Config
 from hdl.core import Core
 from hdl.drive.interface import DrivePort
+from hdl.nvme.names import IDENTITY_BITS, NONCE_BITS
 from hdl.pcie.interface import PcieStatus
 from hdl.pcie.series7 import Series7Shim
 from hdl.pcie.ultrascale import UltrascaleShim
@@ -48,6 +49,8 @@ class Controller(wiring.Component):
                 "reset_done": Out(1),
                 "now": In(TIME_BITS),
                 "temperature": In(16),
+                "identity": In(IDENTITY_BITS),
+                "nonce": In(NONCE_BITS),
                 "quiet": Out(1),
                 "deadline": Out(TIME_BITS),
                 "drives": Out(DrivePort(config)).array(config.ports),
@@ -73,6 +76,8 @@ class Controller(wiring.Component):
             core.posted.eq(shim.posted),
             core.now.eq(self.now),
             core.temperature.eq(self.temperature),
+            core.identity.eq(self.identity),
+            core.nonce.eq(self.nonce),
             self.quiet.eq(core.quiet & ~shim.busy),
             self.deadline.eq(core.deadline),
         ]

@@ -27,6 +27,7 @@ from hdl.memory.allocator import LineAllocator
 from hdl.memory.shared_read import SharedRead
 from hdl.memory.store import LineStore
 from hdl.nvme.front_end import NvmeFrontEnd
+from hdl.nvme.names import IDENTITY_BITS, NONCE_BITS
 from hdl.parity.runner import ParityPass
 from hdl.pcie.endpoint import Endpoint
 from hdl.pcie.interface import (
@@ -54,6 +55,9 @@ class Core(wiring.Component):
     ``drives``: the drive ports. ``now``: time in clock cycles, which may jump to ``deadline`` at
     most while ``quiet`` is 1 and no stream offers anything.
     ``temperature``: of the board in kelvin; 0 without a sensor.
+    ``identity``: no other card's (the FPGA's device DNA, an EEPROM); ``nonce``: another number each
+    time that power comes back (a true random number generator, a counter in an EEPROM), see
+    `hdl.nvme.names`.
 
     Parameters
     ----------
@@ -76,6 +80,8 @@ class Core(wiring.Component):
                 "reset_done": Out(1),
                 "now": In(TIME_BITS),
                 "temperature": In(16),
+                "identity": In(IDENTITY_BITS),
+                "nonce": In(NONCE_BITS),
                 "quiet": Out(1),
                 "deadline": Out(TIME_BITS),
                 "drives": Out(DrivePort(config)).array(config.ports),
@@ -127,7 +133,8 @@ class Core(wiring.Component):
             endpoint.discard.eq(front_end.discard),
             front_end.host_idle.eq(endpoint.idle & ~self.posted),
             front_end.posted.eq(endpoint.posted | self.posted),
-            front_end.flushed.eq(front_end.flush),
+            flush_all.flush.eq(front_end.flush),
+            front_end.flushed.eq(flush_all.flushed),
             self.reset_done.eq(front_end.reset_done),
         ]
         connect(m, front_end.read_request, endpoint.read_request)
@@ -341,6 +348,8 @@ class Core(wiring.Component):
             front_end.drive_present.eq(present),
             front_end.drive_used.eq(tables.used),
             front_end.temperature.eq(self.temperature),
+            front_end.identity.eq(self.identity),
+            front_end.nonce.eq(self.nonce),
         ]
         if config.sector_emulation:
             m.d.comb += front_end.drive_emulated.eq(Cat(port.emulated for port in self.drives))

@@ -11,6 +11,8 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from hdl.config import Config, bits_for_count
 from hdl.memory.disjoint import DISJOINT
 from hdl.memory.interface import ReadPort, write_beat, write_port
+from hdl.memory.recent import RecentWrites
+from hdl.simulation import SIMULATION
 from hdl.streams import Relay
 
 READ_LATENCY = 3
@@ -97,8 +99,9 @@ class LineStore(wiring.Component):
 
     A write is visible to every read taken `write_delay` cycles after it or later; what a read
     taken sooner returns of its words is undefined (`DISJOINT`), and of two writes of one word by
-    different users less than that apart either may be the last. Contents are undefined until
-    written.
+    different users less than that apart either may be the last. Both are errors of the users, and
+    asserted not to happen in simulations (`RecentWrites`): who reports that a line is complete does
+    so when it can be read. Contents are undefined until written.
 
     Parameters
     ----------
@@ -106,6 +109,8 @@ class LineStore(wiring.Component):
         Sizes.
     readers, writers
         Number of ports.
+    strict
+        Users are held to the delay; the store's own test looks at what happens within it.
 
     Ports
     -----
@@ -120,13 +125,14 @@ class LineStore(wiring.Component):
         A beat is on its way or waits.
     """
 
-    def __init__(self, *, config: Config, readers: int, writers: int):
+    def __init__(self, *, config: Config, readers: int, writers: int, strict: bool = True):
         for name, value in (("readers", readers), ("writers", writers)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
         self._config = config
         self._readers = readers
         self._writers = writers
+        self._strict = strict
         super().__init__(
             {
                 "read": In(ReadPort(config)).array(readers),
@@ -235,7 +241,29 @@ class LineStore(wiring.Component):
         moving += [port.valid for port in self.write]
         moving += [relay.busy for relay in relays]
         moving += [bank_of.any() for bank_of in grants]
+        if self._strict and platform == SIMULATION:
+            self._watch(m)
         wrote = Signal()
         m.d.sync += wrote.eq(Cat(*(bank_of.any() for bank_of in grants)).any())
         m.d.comb += self.busy.eq(Cat(*moving, wrote).any())
         return m
+
+    def _watch(self, m: Module) -> None:
+        """Holds the users to what is asked of them."""
+        m.submodules.recent = recent = RecentWrites(
+            config=self._config,
+            readers=self._readers,
+            writers=self._writers,
+            delay=write_delay(self._writers),
+        )
+        for index, port in enumerate(self.read):
+            m.d.comb += [
+                recent.reads[index].eq(port.request.valid & port.request.ready),
+                recent.read_address[index].eq(port.request.payload),
+            ]
+        for index, port in enumerate(self.write):
+            m.d.comb += [
+                recent.writes[index].eq(port.valid & port.ready),
+                recent.write_address[index].eq(port.payload.address),
+                recent.write_mask[index].eq(port.payload.mask),
+            ]

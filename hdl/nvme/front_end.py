@@ -16,6 +16,7 @@ from hdl.array.references import command_begin
 from hdl.background.report import report_read
 from hdl.config import MAX_DRIVES, TIME_BITS, Config
 from hdl.memory.interface import ReadPort, line_stream, write_port
+from hdl.memory.settle import Settle
 from hdl.nvme.admin import Admin
 from hdl.nvme.coalesce import Coalesce
 from hdl.nvme.codes import CRITICAL_KELVIN, SQE_DWORDS, WARNING_KELVIN
@@ -28,6 +29,7 @@ from hdl.nvme.health import Health
 from hdl.nvme.identify import Identity
 from hdl.nvme.interface import command, completion, delivered, fetched, transfer
 from hdl.nvme.interrupts import Interrupts
+from hdl.nvme.names import IDENTITY_BITS, NONCE_BITS, Names
 from hdl.nvme.pages import PageGenerator, capacity_read
 from hdl.nvme.prp import Prp
 from hdl.nvme.queue_fetch import ADMIN_FETCH
@@ -61,7 +63,7 @@ class NvmeFrontEnd(wiring.Component):
     config
         Sizes.
     identity
-        Serial number and the like.
+        What all cards of a kind say of themselves.
 
     Ports
     -----
@@ -87,7 +89,8 @@ class NvmeFrontEnd(wiring.Component):
         I/O commands with their PRPs at hand, and how they ended. A command ends only after each of
         its transfers has been answered.
     fetch, fetched, deliver, delivered
-        Blocks between host memory and lines. ``fetched`` must be taken whatever ``command`` does.
+        Blocks between host memory and lines. ``fetched`` is told when all of the block can be read
+        in its line (`Settle`), and must be taken whatever ``command`` does.
     manage_request, manage_response
         Changes to the array and volume tables.
     geometry_read, member_read, volume_read, port_read, drive_capacity_read
@@ -104,6 +107,8 @@ class NvmeFrontEnd(wiring.Component):
         slot, before its namespace matters, and when its slot is free again.
     temperature
         Composite temperature in kelvin; 0: no sensor, `Config.temperature_kelvin` is reported.
+    identity, nonce
+        What makes the names of this card and its namespaces (`hdl.nvme.names.Names`).
     line_write, allocate, free
         The line that an admin page is built in.
     line_read, size_read
@@ -153,6 +158,8 @@ class NvmeFrontEnd(wiring.Component):
                 "drive_present": In(config.ports),
                 "drive_failed": In(MAX_DRIVES),
                 "drive_used": In(MAX_DRIVES),
+                "identity": In(IDENTITY_BITS),
+                "nonce": In(NONCE_BITS),
                 "temperature": In(16),
                 "begins": Out(1),
                 "begun": Out(command_begin(config)),
@@ -203,6 +210,7 @@ class NvmeFrontEnd(wiring.Component):
         m.submodules.sender = sender = PageSender(config=config)
         m.submodules.pages = pages = PageGenerator(config=config, identity=self._identity)
         m.submodules.health = health = Health(config=config)
+        m.submodules.names = names = Names(config=config)
 
         examines = config.compare_and_deallocate
         m.submodules.reads = reads = Merge(read_request(config), inputs=3 + examines)
@@ -213,9 +221,10 @@ class NvmeFrontEnd(wiring.Component):
         m.submodules.rejects = rejects = Merge(rejected(config), inputs=2 + examines)
         m.submodules.finished = finished = Merge(completion(config), inputs=1)
         m.submodules.arrived = arrived = Skid(fetched(config))
+        m.submodules.settle = settle = Settle(fetched(config))
         blocks = [registers, interrupts, coalesce, queues, decode, slots, prp, delivery, admin]
         blocks += [sender, pages, health, reads, writes, fills, posts, ends, rejects, finished]
-        blocks += [arrived, admin_entry]
+        blocks += [arrived, admin_entry, settle]
         moves, moved = Signal(), Signal()
         # A link reset is to the host's side what a function level reset is.
         resets = Signal()
@@ -358,7 +367,8 @@ class NvmeFrontEnd(wiring.Component):
             slots.held.eq(prp.found),
         ]
         connect(m, prp.zero, pages.zero)
-        connect(m, fills.output, flipped(self.fetched))
+        connect(m, arrived.output, blocks_read)
+        connect(m, fills.output, settle.input)
         m.d.comb += [
             zeroed.valid.eq(pages.zeroed.valid),
             zeroed.payload.line.eq(pages.zeroed.payload),
@@ -381,7 +391,7 @@ class NvmeFrontEnd(wiring.Component):
 
         # Blocks and ranges that are looked at here.
         if not examines:
-            connect(m, arrived.output, blocks_read)
+            connect(m, settle.output, flipped(self.fetched))
             connect(m, prp.discard, delivery.discarded)
             connect(m, flipped(self.fetch), prp.fetch)
             connect(m, flipped(self.allocate), sender.allocate)
@@ -402,8 +412,8 @@ class NvmeFrontEnd(wiring.Component):
             connect(m, unsents.output, delivery.discarded)
             connect(m, examine.line_read, flipped(self.line_read))
             connect(m, examine.volume_read, flipped(self.size_read))
-            own = examine.waits & (arrived.output.payload.line == examine.line)
-            split(m, arrived.output, [(own, examine.fetched), (~own, blocks_read)])
+            own = examine.waits & (settle.output.payload.line == examine.line)
+            split(m, settle.output, [(own, examine.fetched), (~own, flipped(self.fetched))])
             # The first line that is offered stays with `examine`.
             m.d.comb += [
                 examine.allocate.payload.eq(self.allocate.payload),
@@ -470,10 +480,22 @@ class NvmeFrontEnd(wiring.Component):
                 admin.news.eq(self.array_news),
             ]
 
-        # Formats of volumes.
+        # Names and formats of volumes.
+        request, response = self.manage_request, self.manage_response
+        m.d.comb += [
+            names.identity.eq(self.identity),
+            names.nonce.eq(self.nonce),
+            names.requests.eq(request.valid & request.ready),
+            names.request.eq(request.payload),
+            names.answers.eq(response.valid & response.ready),
+            names.response.eq(response.payload),
+            names.volume.eq(pages.named),
+            names.chunk.eq(pages.chunk),
+            pages.digits.eq(names.digits),
+            *(ours.eq(part) for ours, part in zip(pages.name, names.name, strict=True)),
+        ]
         if config.sector_emulation:
             m.submodules.formats = formats = Formats(config=config)
-            request, response = self.manage_request, self.manage_response
             m.d.comb += [
                 formats.requests.eq(request.valid & request.ready),
                 formats.request.eq(request.payload),
@@ -515,6 +537,9 @@ class NvmeFrontEnd(wiring.Component):
             health.misuse.eq(misuse),
             health.refresh.eq(pages.refresh),
             health.hold.eq(pages.hold),
+            health.showing.eq(pages.showing),
+            health.shown.eq(pages.shown),
+            pages.held.eq(health.held),
             pages.fresh.eq(health.fresh),
             pages.newest.eq(health.newest),
             pages.warning.eq(warning),

@@ -33,6 +33,20 @@ ENTRY_WORDS = 16
 
 USED_WORDS = 7
 
+STORED_WORDS = 8
+"""Words of an entry in the memory."""
+
+
+def kept_entries(config: Config) -> int:
+    """Entries in the memory: those that a page shows, and as many that come meanwhile."""
+    return 2 * config.error_log_entries
+
+
+def memory_words(config: Config) -> int:
+    """Words of the memory."""
+    return SMART_WORDS + STORED_WORDS * kept_entries(config)
+
+
 NO_QUEUE = 0xFFFF
 """Submission queue and command of an error that belongs to no command."""
 
@@ -100,13 +114,13 @@ class LogRead(wiring.Signature):
     """A read of the logs, seen from the reader: ``data`` follows ``address`` by one cycle."""
 
     def __init__(self, config: Config):
-        words = SMART_WORDS + ENTRY_WORDS * config.error_log_entries
+        words = memory_words(config)
         super().__init__({"address": Out(bits_for_count(words)), "data": In(32)})
 
 
 def log_init(config: Config) -> list[int]:
     """Contents at power-up: this power cycle; the first block of a data unit counts as a unit."""
-    words = [0] * (SMART_WORDS + ENTRY_WORDS * config.error_log_entries)
+    words = [0] * memory_words(config)
     for counter in (Counter.UNITS_READ, Counter.UNITS_WRITTEN):
         words[4 * counter.value + 3] = unit(config) - 1
     words[4 * Counter.POWER_CYCLES.value] = 1
@@ -139,14 +153,20 @@ class Health(wiring.Component):
         Time in clock cycles.
     refresh, fresh
         ``refresh`` is held until ``fresh``: times up to now are in their counters.
-    hold
-        Nothing is changed: a page is being read.
+    hold, held
+        While ``hold`` is asserted, from when ``held`` is on, no counter changes: both words of one
+        are being read. That takes what is under way, some 24 cycles.
+    showing, shown
+        A page is being made of entry ``shown`` and those before it: none of them is overwritten.
     read
-        The memory: words of the SMART log where that has them (but see `Counter`), then entries.
+        The memory: words of the SMART log where that has them (but see `Counter`), then entries of
+        `STORED_WORDS`.
     newest
         The entry written last; the one before it has the number below.
 
-    Rate: 11 cycles a command of one block, 13 more for an error. Back-pressure: ``hold``.
+    Rate: 11 cycles a command of one block, 13 more for an error. Commands go on being noted while
+    a page is made. Back-pressure: ``hold``; and, while entries are shown, an error after as many
+    others as the page has entries.
     """
 
     def __init__(self, *, config: Config):
@@ -162,8 +182,11 @@ class Health(wiring.Component):
                 "refresh": In(1),
                 "fresh": Out(1),
                 "hold": In(1),
+                "held": Out(1),
+                "showing": In(1),
+                "shown": In(range(kept_entries(config))),
                 "read": In(LogRead(config)),
-                "newest": Out(range(config.error_log_entries)),
+                "newest": Out(range(kept_entries(config))),
                 "busy": Out(1),
             }
         )
@@ -210,6 +233,13 @@ class Health(wiring.Component):
         word = Signal(range(USED_WORDS))
         newest = Signal.like(self.newest, reset_less=True)
         entry = Signal.like(newest)
+        # Entries since the newest one that is being shown, the next one included.
+        younger = Signal.like(newest)
+        blocked = Signal()
+        m.d.comb += [
+            younger.eq(entry - self.shown),
+            blocked.eq(self.showing & (younger > config.error_log_entries)),
+        ]
         ticks = self.now[TICK_SHIFT:]
         moment = Signal.like(ticks)
 
@@ -264,9 +294,11 @@ class Health(wiring.Component):
         with m.FSM(name="health") as fsm:
             with m.State("WAIT"):
                 m.d.sync += [timing.eq(0), word.eq(0)]
+                m.d.comb += self.held.eq(self.hold)
                 with m.If(self.hold):
                     m.next = "WAIT"
-                with m.Elif(moved):
+                # A command is noted between two times.
+                with m.Elif(moved & ~(timing & self.io.valid)):
                     m.d.sync += [timing.eq(1), timer.eq(chosen)]
                     m.next = "TURN"
                 with m.Elif((self.refresh & ~started) | aged):
@@ -320,6 +352,8 @@ class Health(wiring.Component):
                 with m.Elif(errors):
                     m.d.sync += errors.eq(0)
                     add(Counter.ERRORS, 1, LOW)
+                with m.Elif(record & blocked):
+                    m.next = "PICK"
                 with m.Elif(record):
                     # `counter` is still that of the errors.
                     m.d.comb += read.addr.eq(at(LOW))
@@ -380,7 +414,7 @@ class Health(wiring.Component):
                 queue = Mux(of_admin, Const(0, 16), ended.queue)
                 m.d.comb += [
                     read.addr.eq(at(HIGH)),
-                    write.addr.eq(Cat(word, Const(0, 1), entry) + SMART_WORDS),
+                    write.addr.eq(Cat(word, entry) + SMART_WORDS),
                     write.en.eq(1),
                 ]
                 with m.Switch(word):

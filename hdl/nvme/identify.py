@@ -1,10 +1,11 @@
 """What the controller says of itself: fixed contents of Identify and log pages (NVMe 1.4)."""
 
 import struct
-import uuid
 from dataclasses import dataclass
+from math import ceil
 
 from hdl.config import BLOCK_BYTES, SECTOR_BYTES, Config
+from hdl.drive.ladder import longest_ms
 from hdl.nvme.codes import (
     CQ_ENTRY_EXPONENT,
     CRITICAL_KELVIN,
@@ -24,22 +25,31 @@ SMART_SPARE_THRESHOLD = 10
 ABORT_LIMIT = 4
 """Abort commands outstanding; they run one at a time, the rest waits in the queue."""
 
+SHUTDOWN_STAGES = 2
+"""Commands end; drives are flushed."""
+
 IO_CONTROLLER = 1
-EUI64_DESCRIPTOR, EUI64_BYTES = 1, 8
 NGUID_DESCRIPTOR, NGUID_BYTES = 2, 16
-UUID_NQN = "nqn.2014-08.org.nvmexpress:uuid:"
+NGUID_OUI = 8
+"""Where in an NGUID the OUI is."""
+
 LOCAL_OUI = bytes((0x02, 0x00, 0x00))
 """A locally administered OUI: the project has none of its own."""
+
+SERIAL = b"STRI" + bytes(16)
+"""Serial number, but for the 16 hexadecimal digits of the identity (`hdl.nvme.names`)."""
+
+SUBSYSTEM_NAME = b"nqn.2014-08.org.nvmexpress:uuid:" + bytes(8) + b"-ad49-81c2-89cb-8830" + bytes(8)
+"""NQN of the subsystem (NVMe 1.4 section 7.9): a UUID of version 8 (RFC 9562 section 5.8), whose
+first and last eight digits are those of the identity."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What names a card.
+    """What all cards of a kind say of themselves; the rest is an input (`hdl.nvme.names`).
 
     Parameters
     ----------
-    serial
-        Serial number, up to 20 printable ASCII characters; also makes the NQN, EUI-64 and NGUID.
     model
         Model, up to 40 characters.
     firmware
@@ -48,33 +58,34 @@ class Identity:
         PCI vendor and subsystem vendor, as in the configuration space of the hard block.
     """
 
-    serial: str = "STRIATA0000000001"
     model: str = "Striata"
     firmware: str = "1.0"
     vendor: int = 0x10EE
 
     def __post_init__(self) -> None:
-        for name, most in (("serial", 20), ("model", 40), ("firmware", 8)):
+        for name, most in (("model", 40), ("firmware", 8)):
             value = getattr(self, name)
             if not value.isascii() or not value.isprintable() or not 1 <= len(value) <= most:
                 raise ValueError(f"{name} must be 1..{most} printable ASCII characters")
         if not 0 <= self.vendor < 1 << 16:
             raise ValueError(f"vendor must have 16 bits, not {self.vendor:#x}")
 
-    @property
-    def uuid(self) -> uuid.UUID:
-        """A UUID that follows from the serial number."""
-        return uuid.uuid5(uuid.NAMESPACE_OID, self.serial)
 
-    @property
-    def eui64(self) -> bytes:
-        """EUI-64 of namespace 0; the last two bytes are the namespace, big-endian."""
-        return LOCAL_OUI + self.uuid.bytes[:3] + bytes(2)
+NAMELESS = bytes(NGUID_OUI) + LOCAL_OUI + bytes(NGUID_BYTES - NGUID_OUI - len(LOCAL_OUI))
+"""An NGUID without what tells it from others."""
 
-    @property
-    def nguid(self) -> bytes:
-        """NGUID of namespace 0; the last two bytes are the namespace, big-endian."""
-        return self.uuid.bytes[:8] + LOCAL_OUI + self.uuid.bytes[8:11] + bytes(2)
+
+def shutdown_us(config: Config) -> int:
+    """RTD3 Entry Latency: microseconds that a shutdown may take (NVMe 1.4 sections 7.6.2, 8.4.4).
+
+    A drive that ends nothing may have to be given up before the last commands have ended, and
+    another one before all drives are flushed (`hdl.drive.ladder`). 0, not reported, where drives
+    have no time limit.
+    """
+    if not config.command_timeout_ms:
+        return 0
+    given_up = (config.drive_resets + 1) * longest_ms(config)
+    return min(ceil(SHUTDOWN_STAGES * given_up * 1000), (1 << 32) - 1)
 
 
 def controller_image(config: Config, identity: Identity) -> bytes:
@@ -87,13 +98,14 @@ def controller_image(config: Config, identity: Identity) -> bytes:
         0,
         identity.vendor,
         identity.vendor,
-        identity.serial.ljust(20).encode("ascii"),
+        SERIAL,
         identity.model.ljust(40).encode("ascii"),
         identity.firmware.ljust(8).encode("ascii"),
     )
     page[73:76] = bytes(reversed(LOCAL_OUI))
     page[77] = config.transfer_blocks.bit_length() - 1  # MDTS
     struct.pack_into("<I", page, 80, VERSION)
+    struct.pack_into("<I", page, 88, shutdown_us(config))  # RTD3E
     page[111] = IO_CONTROLLER  # CNTRLTYPE
     struct.pack_into("<H", page, 256, 1 << 3)  # OACS: Namespace Management and Attachment
     struct.pack_into("<I", page, 92, 1 << 8)  # OAES: Namespace Attribute Notices
@@ -113,8 +125,7 @@ def controller_image(config: Config, identity: Identity) -> bytes:
     struct.pack_into("<H", page, 520, optional)
     struct.pack_into("<I", page, 540, config.volumes)  # MNAN
     page[525] = 0x05  # VWC: present; no Flush of FFFFFFFFh
-    nqn = f"{UUID_NQN}{identity.uuid}".encode("ascii")
-    page[768 : 768 + len(nqn)] = nqn
+    page[768 : 768 + len(SUBSYSTEM_NAME)] = SUBSYSTEM_NAME
     return bytes(page)
 
 
@@ -122,11 +133,13 @@ BETTER_PERFORMANCE = 1
 """Relative Performance of an LBA format that is not the best (figure 250)."""
 
 
-def namespace_image(config: Config, identity: Identity) -> bytes:
-    """Identify Namespace (figure 249) without sizes: 4096-byte blocks, and perhaps sectors."""
+def namespace_image(config: Config) -> bytes:
+    """Identify Namespace (figure 249) without sizes and name: 4096-byte blocks, perhaps sectors.
+
+    There is no EUI-64: its 40 bits behind the OUI are too few to be never used twice.
+    """
     page = bytearray(4 * IMAGE_WORDS)
-    page[104:120] = identity.nguid
-    page[120:128] = identity.eui64
+    page[104:120] = NAMELESS
     page[128 + 2] = BLOCK_BYTES.bit_length() - 1  # LBAF0.LBADS
     if config.sector_emulation:
         page[25] = 1  # NLBAF, less one
@@ -135,14 +148,9 @@ def namespace_image(config: Config, identity: Identity) -> bytes:
     return bytes(page)
 
 
-def descriptors_image(identity: Identity) -> bytes:
-    """Namespace Identification Descriptors (figure 253): EUI-64, NGUID."""
-    return (
-        bytes((EUI64_DESCRIPTOR, EUI64_BYTES, 0, 0))
-        + identity.eui64
-        + bytes((NGUID_DESCRIPTOR, NGUID_BYTES, 0, 0))
-        + identity.nguid
-    )
+def descriptors_image() -> bytes:
+    """Namespace Identification Descriptors (figure 253): the NGUID."""
+    return bytes((NGUID_DESCRIPTOR, NGUID_BYTES, 0, 0)) + NAMELESS
 
 
 def smart_image() -> bytes:
@@ -159,8 +167,8 @@ def images(config: Config, identity: Identity) -> list[int]:
     """Words of the ROM: `IMAGE_WORDS` for each page kind that has an image."""
     contents = {
         PageKind.CONTROLLER: controller_image(config, identity),
-        PageKind.NAMESPACE: namespace_image(config, identity),
-        PageKind.DESCRIPTORS: descriptors_image(identity),
+        PageKind.NAMESPACE: namespace_image(config),
+        PageKind.DESCRIPTORS: descriptors_image(),
         PageKind.SMART: smart_image(),
         PageKind.FIRMWARE_SLOT: firmware_image(identity),
     }

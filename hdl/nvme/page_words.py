@@ -15,8 +15,9 @@ from hdl.config import (
     bits_for_count,
 )
 from hdl.nvme.formats import formats
-from hdl.nvme.health import HOT_WORD, WARM_WORD, Counter
+from hdl.nvme.health import ENTRY_WORDS, HOT_WORD, STORED_WORDS, WARM_WORD, Counter
 from hdl.nvme.identify import PAGE_WORDS
+from hdl.nvme.names import CHUNKS
 from hdl.nvme.records import PageKind
 
 ENTRY_SHIFT = 3
@@ -33,8 +34,8 @@ TOTAL_WORD, FREE_WORD = 70, 74
 
 BLOCK_SHIFT = BLOCK_BYTES.bit_length() - 1
 
-NSID_BYTES = 16
-"""Bits of a namespace number inside an EUI-64 or NGUID."""
+SERIAL_WORDS, SUBSYSTEM_WORDS = (2, 3, 4, 5), (200, 201, 207, 208)
+"""Words of the serial number and of the NQN in Identify Controller: digits of the identity."""
 
 OPTIMAL_SIZES, ATOMIC_SIZES = 1 << 4, 1 << 1
 """NSFEAT: NPWG, NPWA, NPDG, NPDA and NOWS are valid; NAWUN, NAWUPF and NACWU are."""
@@ -49,11 +50,6 @@ WARNING_BITS = 5
 
 NUMBERS = PAGE_WORDS + (1 << 8)
 """Entries are numbered below this: a page of them from any start."""
-
-
-def swapped(number):
-    """A 16-bit namespace number as the last two, big-endian, bytes of a word."""
-    return Cat(Const(0, NSID_BYTES), number[8:16], number[:8])
 
 
 class PageWords(wiring.Component):
@@ -82,6 +78,10 @@ class PageWords(wiring.Component):
         Capacity of all arrays and what volumes leave of it, in blocks (`Config.report_capacity`).
     report
         Word of the log of background work (`Config.background`).
+    chunk, digits, name
+        As of `hdl.nvme.names.Names`: ``digits`` of ``chunk``, ``name`` of volume ``number``.
+    array_state
+        State of array ``number``.
     array_state, array_unsynced, array_assumed
         State of array ``number``; whether it is not in sync, or assumed to be. Without
         `Config.background` that is looked up in ``shape``.
@@ -121,6 +121,9 @@ class PageWords(wiring.Component):
                 "drive_failed": In(MAX_DRIVES),
                 "drive_stale": In(MAX_DRIVES),
                 "report": In(32),
+                "chunk": Out(range(CHUNKS)),
+                "digits": In(32),
+                "name": In(32).array(4),
                 "array_state": In(ArrayState),
                 "array_unsynced": In(1),
                 "array_assumed": In(1),
@@ -208,8 +211,7 @@ class PageWords(wiring.Component):
                             **halves(2, blocks),
                             **halves(4, blocks),
                             **halves(12, Cat(Const(0, BLOCK_SHIFT), volume.blocks)),
-                            29: self.image | swapped(nsid),
-                            31: self.image | swapped(nsid),
+                            **self._name_from(NAME_WORDS[0]),
                         },
                     )
                     if config.sector_emulation:
@@ -226,10 +228,7 @@ class PageWords(wiring.Component):
             with m.Case(PageKind.DESCRIPTORS):
                 with m.If(exists):
                     m.d.comb += self.value.eq(self.image)
-                words(
-                    len(index),
-                    {2: self.image | swapped(nsid), 7: self.image | swapped(nsid)},
-                )
+                words(len(index), self._name_from(1))
             with m.Case(PageKind.SMART):
                 first, last = 4 * Counter.UNITS_READ.value, 4 * Counter.ERRORS.value + 3
                 with m.If((index == WARM_WORD) | (index == HOT_WORD)):
@@ -244,7 +243,7 @@ class PageWords(wiring.Component):
                         self.image | Cat(self.warning, Const(0, 8 - WARNING_BITS), self.temperature)
                     )
             with m.Case(PageKind.ERROR):
-                with m.If(exists):
+                with m.If(exists & (index[: bits_for_count(ENTRY_WORDS)] < STORED_WORDS)):
                     m.d.comb += self.value.eq(self.log)
             with m.Case(PageKind.CONTROLLER):
                 with m.If(exists):
@@ -252,6 +251,10 @@ class PageWords(wiring.Component):
                 if config.report_capacity:
                     total, free = (Cat(Const(0, BLOCK_SHIFT), n) for n in (self.total, self.free))
                     words(len(index), {**halves(TOTAL_WORD, total), **halves(FREE_WORD, free)})
+                for places in (SERIAL_WORDS, SUBSYSTEM_WORDS):
+                    for chunk, place in enumerate(places):
+                        with m.If(index == place):
+                            m.d.comb += [self.chunk.eq(chunk), self.value.eq(self.digits)]
             with m.Case(PageKind.FIRMWARE_SLOT):
                 with m.If(exists):
                     m.d.comb += self.value.eq(self.image)
@@ -349,3 +352,10 @@ class PageWords(wiring.Component):
                 with m.If(exists):
                     m.d.comb += self.value.eq(self.report)
         return m
+
+    def _name_from(self, first: int) -> dict:
+        """An NGUID in words from ``first`` on."""
+        high, low, count_high, count_low = self.name
+        return {
+            first: high, first + 1: low, first + 2: self.image | count_high, first + 3: count_low,
+        }  # fmt: skip

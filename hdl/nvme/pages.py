@@ -16,8 +16,17 @@ from hdl.background.report import FINDINGS, REPORT_SHIFT, report_read
 from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, SECTOR_BITS, Config, bits_for_count
 from hdl.memory.interface import line_stream, write_port
 from hdl.nvme.formats import formats
-from hdl.nvme.health import ENTRY_WORDS, HOT_WORD, SMART_WORDS, Counter, LogRead
+from hdl.nvme.health import (
+    ENTRY_WORDS,
+    HOT_WORD,
+    SMART_WORDS,
+    STORED_WORDS,
+    Counter,
+    LogRead,
+    kept_entries,
+)
 from hdl.nvme.identify import IMAGE_WORDS, PAGE_WORDS, Identity, images
+from hdl.nvme.names import CHUNKS
 from hdl.nvme.page_words import ARRAY_SHIFT, ENTRY_SHIFT, NUMBERS, WARNING_BITS, PageWords
 from hdl.nvme.records import IMAGE_BITS, SKIP_BITS, PageKind, assign, page_request, zeros
 from hdl.nvme.tally import Tally
@@ -65,8 +74,9 @@ class PageGenerator(wiring.Component):
         Array states, jobs and findings; not there without `Config.background`.
     refresh, fresh
         ``refresh`` is held until ``fresh``: the counters of the SMART log are up to date.
-    hold
-        The logs must not change.
+    hold, held, showing, shown
+        Both words of a counter are being read; a page is being made of the entries up to the one
+        that was the newest when its request was taken: nothing of what is read may change.
     log_read, newest
         The SMART and error logs (`hdl.nvme.health.Health`).
     warning, temperature
@@ -76,6 +86,9 @@ class PageGenerator(wiring.Component):
     formats, drive_emulated
         Of the volumes (`hdl.nvme.formats`); a bit per drive port: it emulates 512-byte sectors (not
         there without `Config.sector_emulation`).
+    named, chunk, digits, name
+        Which volume, and which part of the identity, `hdl.nvme.names.Names` is asked about; its
+        answers one cycle later.
     probe, allocated
         Between requests: ``allocated`` follows ``probe`` by one cycle, the volume exists.
 
@@ -104,7 +117,10 @@ class PageGenerator(wiring.Component):
                 "fresh": In(1),
                 "hold": Out(1),
                 "log_read": Out(LogRead(config)),
-                "newest": In(range(config.error_log_entries)),
+                "held": In(1),
+                "showing": Out(1),
+                "shown": Out(range(kept_entries(config))),
+                "newest": In(range(kept_entries(config))),
                 "warning": In(WARNING_BITS),
                 "temperature": In(16),
                 "changed": In(config.volumes),
@@ -112,6 +128,10 @@ class PageGenerator(wiring.Component):
                 "probe": In(config.volume_bits),
                 "allocated": Out(1),
                 "drive_stale": In(MAX_DRIVES),
+                "named": Out(config.volume_bits),
+                "chunk": Out(range(CHUNKS)),
+                "digits": In(32),
+                "name": In(32).array(4),
                 "array_states": In(2 * config.arrays),
                 "array_unsynced": In(config.arrays),
                 "array_assumed": In(config.arrays),
@@ -135,7 +155,7 @@ class PageGenerator(wiring.Component):
 
         page = Signal(page_request(config))
         # `index` counts what is looked at, `word` what has been written.
-        index = Signal(range(PAGE_WORDS))
+        index = Signal(range(PAGE_WORDS + 1))
         word = Signal(range(PAGE_WORDS + 1))
         beat = Signal(config.data_width)
         skip = Signal(SKIP_BITS)
@@ -191,11 +211,15 @@ class PageGenerator(wiring.Component):
                 m.d.comb += [next_number.eq(index), next_exists.eq(index < IMAGE_WORDS)]
             with m.Default():
                 m.d.comb += [next_number.eq(page.nsid - 1), next_exists.eq(index < IMAGE_WORDS)]
+        with m.If(index == PAGE_WORDS):
+            m.d.comb += next_exists.eq(0)
         entry_shift = bits_for_count(ENTRY_WORDS)
-        idle = Signal()
-        older = Signal(range(config.error_log_entries))
+        idle, reports = Signal(), Signal()
+        older = Signal.like(self.newest)
+        # Words that counters begin and end with; the two of a counter are read as one.
+        first_counter, last_counter = 4 * Counter.UNITS_READ.value, 4 * Counter.ERRORS.value + 3
         m.d.comb += [
-            older.eq(self.newest - (index >> entry_shift)),
+            older.eq(self.shown - (index >> entry_shift)),
             image.addr.eq(
                 Cat(index[: bits_for_count(IMAGE_WORDS)], page.kind.as_value()[:IMAGE_BITS])
             ),
@@ -206,11 +230,18 @@ class PageGenerator(wiring.Component):
             self.port_read.address.eq(number),
             self.drive_capacity_read.address.eq(number),
             self.zeroed.payload.eq(page.line),
-            self.hold.eq((page.kind == PageKind.ERROR) | (page.kind == PageKind.SMART)),
+            self.showing.eq((page.kind == PageKind.ERROR) & ~idle & ~reports),
+            self.hold.eq(
+                (page.kind == PageKind.SMART)
+                & (index >= first_counter)
+                & (index <= last_counter)
+                & ~index[1]
+            ),
         ]
         # Newest entry first; counters lie in the memory as in the page, but for the last one.
         with m.If(page.kind == PageKind.ERROR):
-            m.d.comb += self.log_read.address.eq(Cat(index[:entry_shift], older) + SMART_WORDS)
+            stored = index[: bits_for_count(STORED_WORDS)]
+            m.d.comb += self.log_read.address.eq(Cat(stored, older) + SMART_WORDS)
         with m.Elif(index == HOT_WORD):
             m.d.comb += self.log_read.address.eq(4 * Counter.HOT_MINUTES.value)
         with m.Else():
@@ -256,6 +287,10 @@ class PageGenerator(wiring.Component):
             words.temperature.eq(self.temperature),
             words.changed.eq(self.changed),
             words.detached.eq(self.detached),
+            words.digits.eq(self.digits),
+            self.chunk.eq(words.chunk),
+            self.named.eq(number),
+            *(word.eq(part) for word, part in zip(words.name, self.name, strict=True)),
         ]
 
         if config.background:
@@ -285,6 +320,7 @@ class PageGenerator(wiring.Component):
                     skip.eq(self.request.payload.skip),
                     of_volumes.eq(0),
                     missing.eq(0),
+                    self.shown.eq(self.newest),
                 ]
                 m.d.comb += [
                     self.hold.eq(0),
@@ -339,7 +375,8 @@ class PageGenerator(wiring.Component):
                     m.next = "LOCATE"
 
             with m.State("LOCATE"):
-                m.next = "PRESENT"
+                with m.If(~self.hold | self.held):
+                    m.next = "PRESENT"
 
             with m.State("PRESENT"):
                 m.next = "DERIVE"
@@ -384,6 +421,7 @@ class PageGenerator(wiring.Component):
                 zeros = page.kind == PageKind.ZEROS
                 m.d.comb += [
                     self.hold.eq(0),
+                    reports.eq(1),
                     self.response.valid.eq(~zeros),
                     self.response.payload.eq(1),
                     self.zeroed.valid.eq(zeros),
@@ -407,6 +445,7 @@ class PageGenerator(wiring.Component):
                 (fsm.ongoing("TAKE") & ~self.request.valid & ~self.zero.valid)
                 | (self.zeroed.valid & ~self.zeroed.ready)
                 | (self.refresh & ~self.fresh)
+                | (fsm.ongoing("LOCATE") & self.hold & ~self.held)
                 | (fsm.ongoing("WRITE") & ~self.line_write.ready)
                 | (self.response.valid & ~self.response.ready)
             )

@@ -67,6 +67,29 @@ MAY_RETRY = {
 }  # fmt: skip
 
 
+NGUID_DESCRIPTOR = 2
+"""Type of a Namespace Identification Descriptor."""
+
+
+def serial_number(identity: int) -> str:
+    """Serial number of the card with that identity."""
+    return f"STRI{identity:016x}"
+
+
+def subsystem_name(identity: int) -> str:
+    """NQN of its subsystem."""
+    digits = f"{identity:016x}"
+    middle = "-ad49-81c2-89cb-8830"
+    return f"nqn.2014-08.org.nvmexpress:uuid:{digits[:8]}{middle}{digits[8:]}"
+
+
+def namespace_name(identity: int, nonce: int, count: int) -> bytes:
+    """NGUID of the volume that was created as number ``count`` since power-up."""
+    reverse = int(f"{nonce:064b}"[::-1], 2)
+    name = (identity ^ reverse).to_bytes(8, "big")
+    return name + bytes((0x02, 0, 0)) + count.to_bytes(5, "big")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sqe:
     """A submission queue entry; ``dwords`` are CDW10 on."""

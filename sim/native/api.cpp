@@ -189,6 +189,13 @@ int64_t striata_lose_power(Handle* handle, int64_t port, int64_t time_ps) {
     });
 }
 
+int64_t striata_set_card(Handle* handle, int64_t identity, int64_t nonce) {
+    return guard(handle, [&](Harness& harness) {
+        harness.set_card(uint64_t(identity), uint64_t(nonce));
+        return 0;
+    });
+}
+
 int64_t striata_set_identity(Handle* handle, int64_t port, int64_t identity) {
     return guard(handle, [&](Harness& harness) {
         harness.set_identity(port, uint64_t(identity));

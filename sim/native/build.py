@@ -192,6 +192,9 @@ def _header(config: Config, model: Path) -> str:
         f"pins.quiet = {pointer('quiet')};",
         f"pins.deadline = {pointer('deadline', 'uint64_t')};",
     ]
+    for port in ("identity", "nonce"):
+        if port in members:  # a stand-in has no name
+            binds.append(f"pins.{port} = {pointer(port, 'uint64_t')};")
     for bus in ("rq", "rc", "cq", "cc"):
         binds += [f"pins.{bus}.{pin} = {pointer(f'{bus}_{port}')};" for pin, port in AXI.items()]
     status = {name: Shape.cast(member.shape) for name, member in PcieStatus().members.items()}

@@ -208,6 +208,11 @@ void Harness::return_drives() {
     next_return_ = *std::min_element(return_, return_ + ports_.size());
 }
 
+void Harness::set_card(uint64_t identity, uint64_t nonce) {
+    if (pins_.identity) *pins_.identity = identity;
+    if (pins_.nonce) *pins_.nonce = nonce;
+}
+
 void Harness::set_identity(int64_t port, uint64_t identity) {
     ports_[index(port)]->set_identity(identity);
     streak_ = 0;

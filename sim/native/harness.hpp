@@ -33,6 +33,7 @@ public:
     void lose_power(int64_t port, Ps time);
     void set_present(int64_t port, bool present);
     void set_identity(int64_t port, uint64_t identity);
+    void set_card(uint64_t identity, uint64_t nonce);
     void set_jumping(bool jumping) { jumping_ = jumping; }
     void set_status(const std::string& name, int64_t value);
     bool reset_done() const { return *pins_.reset_done; }

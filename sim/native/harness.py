@@ -12,6 +12,7 @@ Time stands still outside `run` and `mmio_read32`/`mmio_read64`.
 
 import ctypes
 import mmap
+import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from enum import IntEnum
@@ -111,6 +112,7 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
         ("histogram", number, [pointer, number, numbers, number]),
         ("set_present", number, [pointer, number, number]),
         ("lose_power", number, [pointer, number, number]),
+        ("set_card", number, [pointer, number, number]),
         ("set_identity", number, [pointer, number, number]),
         ("replace_drive", number, [pointer, number]),
         ("medium_error", number, [pointer, number, number, number]),
@@ -158,6 +160,11 @@ def int_array(values: Sequence[int]):
     return (ctypes.c_int64 * max(1, len(values)))(*values)
 
 
+def _signed(value: int) -> int:
+    """64 bits as a C integer."""
+    return value - (1 << 64) if value >> 63 else value
+
+
 class Harness:
     """A controller with its surroundings.
 
@@ -178,6 +185,9 @@ class Harness:
         Jump over time in which nothing moves. Results are identical without, only slower.
     seed
         Of what drives with ``volatile_cache`` forget.
+    identity, nonce
+        What names the card and its namespaces (`hdl.nvme.names`), 64 bits each; by default each
+        harness of a process is another card, always in the same order.
     component
         Makes the Amaranth component to verilate instead of ``Controller(config=config)``; it has
         the same ports.
@@ -188,10 +198,15 @@ class Harness:
         ``memoryview`` of host memory.
     memory_base
         Bus address of ``memory[0]``.
+    identity, nonce
+        Of the card.
     msi_address
         Where MSI-X messages go: a write of ``vector`` to it is the event ("interrupt", vector).
         Of a write elsewhere in the 1 MiB window, bits 32 and up are the offset from it.
     """
+
+    made = 0
+    """Harnesses of this process so far."""
 
     def __init__(
         self,
@@ -203,6 +218,8 @@ class Harness:
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         jumping: bool = True,
         seed: int = 1,
+        identity: int | None = None,
+        nonce: int | None = None,
         component: Callable[[], wiring.Component] | None = None,
     ):
         link = link or LinkParameters()
@@ -246,6 +263,11 @@ class Harness:
         if self._handle is None:
             self._raise_error()
         self._call("set_jumping", jumping)
+        Harness.made += 1
+        chance = random.Random(f"card {Harness.made}")
+        self.identity = chance.getrandbits(64) if identity is None else identity
+        self.nonce = chance.getrandbits(64) if nonce is None else nonce
+        self._call("set_card", _signed(self.identity), _signed(self.nonce))
         self._drives_made = 0
         for port in range(config.ports):
             self._name_drive(port)
@@ -341,8 +363,7 @@ class Harness:
         """Posts a register write of ``length`` bytes: 1, 2, 4 or 8, aligned (8 bytes to 4)."""
         if not 0 <= value < 1 << 64:
             raise ValueError(f"a register's value must be 0..2**64 - 1, not {value}")
-        signed = value - (1 << 64) if value >> 63 else value
-        self._call("mmio_write", offset, signed, length)
+        self._call("mmio_write", offset, _signed(value), length)
 
     def mmio_read(self, offset: int, length: int) -> int:
         """Reads a register of ``length`` bytes: 1, 2, 4 or 8, aligned (8 bytes to 4).

@@ -64,6 +64,8 @@ struct Pins {
     int status_count;
     uint8_t* reset_done;
     uint64_t* now;
+    uint64_t* identity = nullptr;  // of the card, where it asks for one
+    uint64_t* nonce = nullptr;
     uint8_t* quiet;
     uint64_t* deadline;
     DrivePins drives[kMaxPorts];

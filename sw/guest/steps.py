@@ -6,6 +6,7 @@ from hdl.array.interface import Emulation, Level
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, SECTOR_BYTES
 from hdl.nvme.identify import Identity
 from sim import isal
+from sim.golden import nvme
 from sim.golden.layout import Layout
 from sw.driver import raid
 from sw.driver.commands import NvmeError
@@ -54,14 +55,14 @@ def boot(run: Run) -> str:
 
 def identify(run: Run) -> str:
     """nvme-cli says what the card is and which volumes it has."""
-    identity = Identity()
+    identity, serial = Identity(), nvme.serial_number(run.harness.identity)
     fields = ("DevicePath", "PhysicalSize", "SectorSize")
     listed = [[entry[field] for field in fields] for entry in run.cli.json("list", " ")["Devices"]]
     run.expect(listed == [[MIRROR, MIRROR_MIB << 20, BLOCK_BYTES]], f"nvme list says {listed}")
     controller = run.cli.json("id-ctrl")
     for field, expected in (
         ("vid", identity.vendor),
-        ("sn", identity.serial),
+        ("sn", serial),
         ("mn", identity.model),
         ("fr", identity.firmware),
     ):
@@ -70,7 +71,7 @@ def identify(run: Run) -> str:
         run.expect(found == expected, f"id-ctrl: {field} is {found!r}, not {expected!r}")
     namespace = run.cli.json("id-ns", MIRROR)
     run.expect(namespace["nsze"] == MIRROR_MIB * BLOCKS_PER_MIB, "id-ns: wrong size")
-    return f"{identity.model} {identity.serial}, {MIRROR} of {MIRROR_MIB} MiB"
+    return f"{identity.model} {serial}, {MIRROR} of {MIRROR_MIB} MiB"
 
 
 def manage(run: Run) -> str:
