@@ -334,6 +334,7 @@ class HostWriter(wiring.Component):
         wants = Signal()
         holds = Signal(width)
         sends = Signal()
+        ends = Signal()
         m.d.comb += [
             rotated.eq(amount != 0),
             # The last beat of a rotated payload may lie wholly in the previous beat.
@@ -353,7 +354,8 @@ class HostWriter(wiring.Component):
                 )
             ),
             outgoing.first.eq(place == 0),
-            outgoing.last.eq(place == chunk.last_out),
+            ends.eq(place == chunk.last_out),
+            outgoing.last.eq(ends),
             tlp.valid.eq(
                 reader.chunk.valid
                 & (~rotated | primed)
@@ -367,7 +369,7 @@ class HostWriter(wiring.Component):
                 reader.chunk.valid & wants & (sends | (rotated & ~primed))
             ),
             reader.chunk.ready.eq(sends & outgoing.last),
-            tlp.payload.ends.eq(outgoing.last & chunk.last),
+            tlp.payload.ends.eq(ends & chunk.last),
             tlp.payload.line.eq(chunk.line),
         ]
         with m.If(reader.beat.valid & reader.beat.ready):
