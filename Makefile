@@ -12,7 +12,9 @@ BLOCKS ?=
 BENCH ?=
 IDS ?=
 QUICK ?=
-RUNS ?= 1000
+RUNS ?= 2000
+ONLY ?=
+WITHOUT ?=
 
 # Refused here, before anything is set up or run: a recipe would fail late, and its tools each by
 # themselves.
@@ -87,9 +89,10 @@ bench: $(STAMP) ## how fast, as ratios to what bounds it (BENCH='row ..', QUICK=
 characterise: $(STAMP) ## load profiles beside the published figures (QUICK=1, IDS='R1 ..')
 	$(VENV) -m sw.characterise $(if $(QUICK),--quick) $(IDS)
 
-campaign: $(STAMP) ## random loads with random faults of drives, nothing lost (RUNS=n, SEED=n)
+campaign: $(STAMP) ## random loads, random faults, nothing lost (RUNS=n, SEED=n, ONLY=, WITHOUT=)
 	$(VENV) -m sim.campaign --runs $(RUNS) --processes $(PROCESSES) \
-		$(if $(SEED),--seed $(SEED))
+		$(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) \
+		$(if $(WITHOUT),--without $(WITHOUT))
 
 demo: $(STAMP) ## store FILE on a RAID 6, pull two drives, read it back (FILE=path)
 	@test -n "$(FILE)" || { echo "demo: name the file: make demo FILE=path" >&2; exit 2; }

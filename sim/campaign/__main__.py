@@ -1,20 +1,24 @@
 """``python -m sim.campaign [--runs N] [--seed N]``: random loads with random faults of drives.
 
-Every run is an array of a random level, size and rotation on a simulated card of its own. Run
+Every run has arrays of random levels, sizes and rotations on a simulated card of its own. Run
 number k uses seed + k. Ends with the counts, and status 1 after the first run that fails.
 """
 
+import argparse
 import os
 import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
-from sim.campaign.run import Outcome, Run
-from sim.campaign.sizes import SIZES
+from sim.campaign.card import Outcome
+from sim.campaign.features import help_text, names, selected
+from sim.campaign.run import Run
+from sim.campaign.sizes import SIZES, size_of
 from sim.native.build import build_controller
 from sw.cli import INTERRUPTED, Parser, positive, processes, program, seed
 
@@ -31,9 +35,9 @@ class Ended:
     trace: str = ""
 
 
-def attempt(seed: int) -> Ended:
+def attempt(features: frozenset[str], seed: int) -> Ended:
     """A run, whatever becomes of it."""
-    run = Run(seed)
+    run = Run(seed, features=features)
     try:
         return Ended(seed=seed, outcome=run.run())
     except Exception as error:
@@ -53,6 +57,7 @@ class Total:
         self._commands = 0
         self._faults: Counter = Counter()
         self._seen: Counter = Counter()
+        self._slowest = 0.0
         self._began = time.monotonic()
 
     def add(self, ended: Ended, *, verbose: bool) -> None:
@@ -62,6 +67,7 @@ class Total:
         self._faults += outcome.faults
         self._seen += outcome.seen
         self._commands += outcome.commands
+        self._slowest = max(self._slowest, outcome.slowest)
         if verbose:
             print(f"{ended.seed}: {outcome.title}: {dict(outcome.faults)} {dict(outcome.seen)}")
         elif self.runs % LINE_EVERY == 0:
@@ -76,25 +82,35 @@ class Total:
         )
         for name, counts in (("faults", self._faults), ("seen", self._seen)):
             print(f"{name}: " + ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items())))
+        print(f"slowest command: {self._slowest:.0%} of the time in which it must end")
 
 
 @contextmanager
-def attempts(seeds: Iterable[int], count: int) -> Iterator[Iterator[Ended]]:
+def attempts(
+    seeds: range, count: int, features: frozenset[str]
+) -> Iterator[Iterator[Ended]]:
     """Runs with these seeds, in this order, ``count`` at once; those not begun are dropped."""
+    # Once each, before several want them.
+    for size in sorted({size_of(number, others="sizes" in features) for number in seeds}):
+        build_controller(SIZES[size])
     if count == 1:
-        yield map(attempt, seeds)
+        yield map(partial(attempt, features), seeds)
         return
-    build_controller(SIZES)  # Once, before there are several.
     with processes(count) as executor:
         try:
-            yield executor.map(attempt, seeds)
+            yield executor.map(partial(attempt, features), seeds)
         finally:
             executor.shutdown(wait=False, cancel_futures=True)
 
 
 def main() -> int:
     """Runs the campaign; 0 when nothing was lost."""
-    parser = Parser(prog="python -m sim.campaign", description=__doc__)
+    parser = Parser(
+        prog="campaign",
+        description=__doc__,
+        epilog="features:\n" + help_text(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--runs", metavar="N", type=positive, default=100, help="default: 100")
     parser.add_argument("--seed", metavar="N", type=seed, default=1, help="default: 1")
     parser.add_argument(
@@ -104,27 +120,51 @@ def main() -> int:
         default=os.cpu_count() or 1,
         help="runs at once (default: as many as processors)",
     )
+    parser.add_argument(
+        "--only", metavar="NAME,..", type=names, default=frozenset(), help="only these features"
+    )
+    parser.add_argument(
+        "--without", metavar="NAME,..", type=names, default=frozenset(), help="all but these"
+    )
+    parser.add_argument(
+        "--keep-going", action="store_true", help="do not end with the first run that fails"
+    )
     parser.add_argument("--verbose", action="store_true", help="a line for every run")
     arguments = parser.parse_args()
+    features = selected(arguments.only, arguments.without)
     total = Total()
     print(f"SEED={arguments.seed}", flush=True)
     seeds = range(arguments.seed, arguments.seed + arguments.runs)
+    failed = 0
     try:
-        with attempts(seeds, arguments.processes) as ended:
+        with attempts(seeds, arguments.processes, features) as ended:
             for one in ended:
                 if one.error:
-                    outcome = one.outcome
-                    print(one.trace if arguments.verbose else one.error, file=sys.stderr)
-                    print(f"{outcome.title}: {dict(outcome.faults)}", file=sys.stderr)
-                    print(f"repeat with: make campaign RUNS=1 SEED={one.seed}", file=sys.stderr)
-                    return 1
-                total.add(one, verbose=arguments.verbose)
+                    failed += 1
+                    _explain(one, arguments)
+                    if not arguments.keep_going:
+                        return 1
+                else:
+                    total.add(one, verbose=arguments.verbose)
     except KeyboardInterrupt:
         total.print("interrupted")
         print(f"campaign: interrupted after {total.runs} of {arguments.runs} runs", file=sys.stderr)
         return INTERRUPTED
-    total.print("nothing lost, nothing stuck")
-    return 0
+    total.print(f"{failed} more have failed" if failed else "nothing lost, nothing stuck")
+    return 1 if failed else 0
+
+
+def _explain(ended: Ended, arguments: argparse.Namespace) -> None:
+    """Says what went wrong, and how to repeat it."""
+    print(ended.trace if arguments.verbose else ended.error, file=sys.stderr)
+    print(f"{ended.outcome.title}: {dict(ended.outcome.faults)}", file=sys.stderr)
+    options = [
+        f" {option.upper()}={','.join(sorted(chosen))}"
+        for option, chosen in (("only", arguments.only), ("without", arguments.without))
+        if chosen
+    ]
+    again = f"make campaign RUNS=1 SEED={ended.seed}{''.join(options)}"
+    print(f"repeat with: {again}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -54,6 +54,17 @@ class Budget:
             )
         return all(map(self.readable, range(layout.blocks(self._rows))))
 
+    def drives_suffice(self) -> bool:
+        """Whether every row could be read and written if no block were bad."""
+        return Budget.of(self._layout, self._rows, self.drives).tolerated()
+
+    @classmethod
+    def of(cls, layout: Layout, rows: int, drives: Iterable[int]) -> "Budget":
+        """Of an array without these drives."""
+        budget = cls(layout, rows)
+        budget.drives = set(drives)
+        return budget
+
     def admits(self, drives: Iterable[int] = (), bad: Iterable[tuple[int, int]] = ()) -> bool:
         """Takes these faults if all of them together are tolerated."""
         before = self.drives, self.bad

@@ -1,8 +1,15 @@
-"""The controller that a campaign runs: small, so that it is quick, and soon short of everything."""
+"""The controllers that a campaign runs: small, so that they are quick, and short of everything.
 
-from hdl.config import Config
+One is the usual; each of the others is short of something else, or has something left out. Times
+are milliseconds, as simulated drives take microseconds.
+"""
 
-SIZES = Config(
+import random
+from dataclasses import replace
+
+from hdl.config import Config, small
+
+USUAL = Config(
     data_width=256,
     ports=8,
     lines=64,
@@ -14,8 +21,8 @@ SIZES = Config(
     read_tags=32,
     queue_pairs=2,
     queue_depth=64,
-    arrays=2,
-    volumes=4,
+    arrays=4,
+    volumes=8,
     parities=3,
     transfer_blocks=32,
     walk_window=8,
@@ -24,4 +31,35 @@ SIZES = Config(
     slow_read_ms=1,
     intent_chunks=32,
 )
-"""Times in milliseconds, as simulated drives take microseconds."""
+
+SIZES = {
+    "usual": USUAL,
+    "narrow": replace(
+        small(), parities=3, queue_pairs=2, command_timeout_ms=3, abort_timeout_ms=1, lines=16
+    ),
+    "starved": replace(
+        USUAL, lines=32, commands=16, rows=4, operations=32, drive_tags=2, early_rows=2,
+        walk_window=2,
+    ),
+    "wide": replace(USUAL, ports=32, lines=128, operations=512),
+    "deep": replace(
+        USUAL, lines=256, rows=64, commands=128, drive_tags=32, operations=1024, walk_window=64,
+        intent_chunks=64,
+    ),
+    "plain": replace(
+        USUAL, data_width=128, intent_chunks=0, slow_read_ms=0, early_rows=0, gather_reads=False,
+        sector_emulation=False, drive_resets=0,
+    ),
+}  # fmt: skip
+"""By name."""
+
+OTHERS = 0.2
+"""Share of runs on another controller than the usual one."""
+
+
+def size_of(seed: int, *, others: bool) -> str:
+    """The name of the controller of a run."""
+    choose = random.Random(f"{seed}/sizes")
+    if not others or choose.random() >= OTHERS:
+        return "usual"
+    return choose.choice([name for name in SIZES if name != "usual"])

@@ -153,6 +153,11 @@ class Nvme:
     ) -> None:
         self._check(what, await self.queues[queue].transfer(command, address, length))
 
+    @property
+    def admin_outstanding(self) -> int:
+        """Admin commands submitted and not completed."""
+        return self._admin.outstanding if self._admin else 0
+
     def _admin_queue(self) -> QueuePair:
         if self._admin is None:
             raise RuntimeError("the controller is not started: call start() first")

@@ -1,0 +1,337 @@
+"""An array of a campaign with its volumes: how it is made, what is wrong with it, what it holds."""
+
+import random
+
+from cocotb_tests.array_models import rotation_of
+from cocotb_tests.row_check import checked_row
+from hdl.array.interface import ArrayState, Level
+from hdl.background.interface import WalkKind
+from hdl.background.jobs import JobState
+from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, SECTOR_BYTES
+from sim.campaign.bounds import given_up_ns
+from sim.campaign.budget import Budget
+from sim.campaign.card import Card, Stuck
+from sim.campaign.sizes import USUAL
+from sim.campaign.volume import Volume, pieces
+from sim.golden.image import members
+from sim.golden.layout import Layout
+from sim.golden.nvme import UNRECOVERED_READ
+from sim.native.parameters import Ssd
+from sw.driver import background, raid
+
+POLL_NS = 120_000
+JOB_LADDERS = 100
+"""A job ends in so many times what a command may take in a drive, without load."""
+
+WORK_NS = 2_000_000
+"""Most of what a command waits for when no drive has a fault: the others' work."""
+
+SSD_WORK_NS = 20_000_000
+"""The same on drives that take hundreds of microseconds a block."""
+
+
+class Array:
+    """An array, and what is known of it.
+
+    Parameters
+    ----------
+    card
+        The card.
+    layout
+        How it is laid out.
+    ports
+        The port of each member.
+    rows
+        Rows of a span.
+    features
+        What the campaign does.
+    choose
+        Random choices.
+    """
+
+    def __init__(
+        self,
+        card: Card,
+        layout: Layout,
+        ports: list[int],
+        rows: int,
+        features: frozenset[str],
+        choose: random.Random,
+    ):
+        self.card = card
+        self.features = features
+        self.choose = choose
+        self.volumes: list[Volume] = []
+        self.number = -1
+        self.failed: set[int] = set()
+        """Ports of members that the card has failed."""
+        self.spares: set[int] = set()
+        self.take_shape(layout, ports, rows)
+
+    def take_shape(self, layout: Layout, ports: list[int], rows: int) -> None:
+        """From now on it is laid out so; nothing is wrong with it."""
+        self.layout = layout
+        self.ports = list(ports)
+        self.rows = rows
+        self.blocks = layout.blocks(rows)
+        self.redundant = layout.parities > 0 or layout.copies > 1
+        self.consistent = True
+        """Whether every row has its redundancy; until then no fault is tolerated."""
+        self.budget = Budget(layout, rows)
+        self.refused: set[tuple[int, int]] = set()
+        """Blocks, as (port, row), that a drive does not write."""
+        self.troubled: set[int] = set()
+        """Ports whose drives have had a fault since the array last rested."""
+
+    def __str__(self) -> str:
+        layout = self.layout
+        text = f"{layout.level} of {layout.drives}"
+        if layout.spans > 1:
+            text += f", {layout.spans} spans"
+        if layout.parities:
+            text += f", {layout.rotation}"
+        if layout.copies > 1:
+            text += f", {layout.copies} copies"
+        return f"{text}, strips of {layout.strip_blocks}, {self.rows} rows"
+
+    def longest_ns(self) -> float:
+        """Time in which each of its commands must end (docs/architecture.md, Drives that hang).
+
+        A command may meet drives that hang one after the other, and then takes what others take. An
+        array whose drives have no fault does not wait for anybody's.
+        """
+        card = self.card
+        work = SSD_WORK_NS if isinstance(card.drive, Ssd) else WORK_NS
+        work *= USUAL.clock_hz / card.config.clock_hz
+        hung = given_up_ns(card.config)
+        waits = len(self.troubled) * hung + (card.ladder_ns if self.troubled else 0)
+        return waits + work
+
+    def allowed(self) -> tuple[int, ...]:
+        """Statuses that commands may end with."""
+        return (0,) if self.budget.tolerated() else (0, UNRECOVERED_READ)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing is wrong."""
+        return self.consistent and not self.budget.drives and not self.failed
+
+    # Making
+
+    async def create(self, *, initialise: bool = False, zero: bool = False) -> None:
+        """Creates the array over what is on the drives."""
+        layout = self.layout
+        options = {"spans": layout.spans} if layout.spans > 1 else {}
+        if layout.copies > 1:
+            options["copies"] = layout.copies
+        self.number = await raid.create_array(
+            self.card.nvme,
+            Level[layout.level],
+            self.ports,
+            strip_kib=layout.strip_blocks * BLOCK_BYTES // 1024,
+            rotation=rotation_of(layout),
+            initialise=initialise,
+            zero=zero,
+            **options,
+        )
+        self.consistent = not initialise
+
+    def logical(self, block: int) -> tuple[Volume, int, int] | None:
+        """The volume that a block of the array is in, its first logical block there, how many."""
+        for volume in self.volumes:
+            if 0 <= block - volume.start < volume.blocks:
+                sectors = BLOCK_BYTES // volume.sector_bytes
+                return volume, (block - volume.start) * sectors, sectors
+        return None
+
+    def store_consistent(self) -> None:
+        """The drives hold random data with its redundancy."""
+        random_blocks = [self.card.random.randbytes(BLOCK_BYTES) for _ in range(self.blocks)]
+        for port, area in zip(
+            self.ports, members(self.layout, self.rows, random_blocks), strict=True
+        ):
+            for row, data in enumerate(pieces(area, BLOCK_BYTES)):
+                self.card.store(port, row, data)
+
+    def held(self, block: int) -> set[bytes]:
+        """What the drives hold of a block of the array, each copy."""
+        return {
+            self.card.stored(self.ports[place.position], place.row)
+            for place in self.layout.copies_of(block)
+        }
+
+    def snapshot(self) -> list[set[bytes]]:
+        """What each block of the array may be read as."""
+        return [self.held(block) for block in range(self.blocks)]
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """Where its volumes will lie: start and blocks."""
+        if "volumes" not in self.features or self.blocks < 4 or self.choose.random() < 0.5:
+            return [(0, self.blocks)]
+        cut = self.choose.randrange(1, self.blocks)
+        gap = self.choose.randrange(min(3, self.blocks - cut))
+        return [(0, cut), (cut + gap, self.blocks - cut - gap)]
+
+    async def create_volume(
+        self, start: int, blocks: int, sector_bytes: int, contents: list[set[bytes]]
+    ) -> Volume:
+        """Creates a volume over blocks of which the drives hold one of these."""
+        namespace = await raid.create_volume(
+            self.card.nvme, self.number, start, blocks, sector_bytes=sector_bytes
+        )
+        size = await self.card.nvme.namespace(namespace)
+        assert (size.blocks * size.block_bytes, size.block_bytes) == (
+            blocks * BLOCK_BYTES,
+            sector_bytes,
+        ), f"{self}: {size}"
+        volume = Volume(self, namespace, start, blocks, sector_bytes, contents)
+        self.volumes.append(volume)
+        return volume
+
+    async def create_volumes(self, contents: list[set[bytes]]) -> None:
+        """Creates its volumes over all of it, and flushes: what is there is durable."""
+        config = self.card.config
+        for start, blocks in self.ranges():
+            sectors = "sectors" in self.features and config.sector_emulation
+            size = self.choose.choice((BLOCK_BYTES, SECTOR_BYTES)) if sectors else BLOCK_BYTES
+            volume = await self.create_volume(start, blocks, size, contents[start : start + blocks])
+            assert await volume.flush() == 0
+
+    async def initialised(self) -> None:
+        """Returns when the job that began with the array has ended; it has its redundancy then."""
+        job = await self.job_ends()
+        assert (job.kind, job.state) == (WalkKind.RESYNC, JobState.DONE), job
+        self.consistent = True
+
+    # What the card says
+
+    async def state(self) -> raid.Array:
+        """What the card says of it."""
+        for array in await raid.arrays(self.card.nvme):
+            if array.number == self.number:
+                return array
+        raise AssertionError(f"{self}: the card has no array {self.number}")
+
+    async def job(self) -> background.Job:
+        """Its job."""
+        return await background.job(self.card.nvme, self.number)
+
+    async def job_ends(self) -> background.Job:
+        """Its job, once it is not running any more."""
+        until = self.card.harness.now_ns + JOB_LADDERS * self.card.ladder_ns
+        job = await self.job()
+        while job.state == JobState.RUNNING:
+            if self.card.harness.now_ns > until:
+                raise Stuck(f"{self}: a job has no end: {job}")
+            await self.card.sleep(POLL_NS)
+            job = await self.job()
+        return job
+
+    async def rest(self) -> None:
+        """Every fault has happened; what it does is over. Then what the card says must be so."""
+        card = self.card
+        await card.sleep(2 * POLL_NS)
+        for port in self.ports:
+            card.harness.drive_fault(port, 0)
+        for port, row in sorted(self.refused):
+            card.harness.accept_writes(port, DATA_OFFSET_BLOCKS + row)
+        self.refused.clear()
+        await card.rests(self.ports)
+        await self.reconcile()
+        self.troubled.clear()
+        if self.choose.random() < 0.5:
+            self.cure()
+
+    async def reconcile(self) -> None:
+        """Takes over what the card has done by itself; no member may be failed without a fault."""
+        card = self.card
+        if card.config.background:
+            job = await self.job_ends()
+            assert not (self.redundant and self.budget.tolerated() and job.lost), f"{self}: {job}"
+        array = await self.state()
+        gone: set[int] = set()
+        for position, member in enumerate(array.members):
+            if member.port != self.ports[position]:
+                assert member.port in self.spares, f"{self}: {member} has stepped in"
+                self.spares.discard(member.port)
+                self.ports[position] = member.port
+                self.budget.bad = {bad for bad in self.budget.bad if bad[0] != position}
+                card.outcome.seen["spares stepped in"] += 1
+            if member.failed or member.stale:
+                gone.add(position)
+        failed = {self.ports[position] for position in gone}
+        card.outcome.seen["drives failed"] += len(failed - self.failed)
+        self.failed = failed
+        card.unusable |= failed
+        innocent = gone - self.budget.drives
+        assert not innocent, f"{self}: positions {innocent} are failed without a fault"
+        # Drives that were pulled are gone, whatever the card says of them.
+        self.budget.drives = gone | {
+            position for position, port in enumerate(self.ports) if port in card.unusable
+        }
+
+    def cure(self) -> None:
+        """The drives have found other places for what they could not read."""
+        for position, row in sorted(self.budget.bad):
+            self.card.harness.clear_medium_error(self.ports[position], DATA_OFFSET_BLOCKS + row)
+        self.budget.bad = set()
+
+    async def past_help(self) -> bool:
+        """Whether the card says that the array has failed."""
+        array = await self.state()
+        if array.state != ArrayState.FAILED:
+            return False
+        # Of mirrors that are a single stripe: the card counts strips that have no room in it.
+        assert self.layout.copies > 1, f"{self}: {array}"
+        return True
+
+    # Load
+
+    async def load(self, *, share: float = 1.0, allowed: tuple[int, ...] | None = None) -> None:
+        """Random load on all its volumes; ``share``: of a round's."""
+        choose = self.choose
+        await self.card.together(
+            volume.load(
+                random.Random(choose.random()),
+                max(4, int(share * choose.randint(20, 50) / len(self.volumes))),
+                workers=choose.choice((1, 4, 12)),
+                writes=choose.choice((0.2, 0.5, 0.9)),
+                longest=min(choose.choice((4, 16, 32)), self.card.config.transfer_blocks),
+                allowed=self.allowed() if allowed is None else allowed,
+            )
+            for volume in self.volumes
+        )
+
+    # The end
+
+    def check(self) -> None:
+        """Every block where the layout says, every row's parity as ISA-L computes it.
+
+        Blocks of drives that are gone are worked out from the others.
+        """
+        assert all(volume.model.idle for volume in self.volumes)
+        layout = self.layout
+        if layout.parities:
+            for span in range(layout.spans):
+                for row in range(self.rows):
+                    positions = range(span * layout.width, (span + 1) * layout.width)
+                    held = [self._stored(position, row) for position in positions]
+                    for block, data in checked_row(layout, span, row, held):
+                        self._check_block(block, data)
+            return
+        for block in range(self.blocks):
+            places = layout.copies_of(block)
+            copies = {self._stored(place.position, place.row) for place in places} - {None}
+            assert len(copies) <= 1, f"{self}: copies of block {block} differ"
+            for data in copies:
+                assert data is not None
+                self._check_block(block, data)
+
+    def _stored(self, position: int, row: int) -> bytes | None:
+        port = self.ports[position]
+        return None if port in self.card.unusable else self.card.stored(port, row)
+
+    def _check_block(self, block: int, data: bytes) -> None:
+        for volume in self.volumes:
+            if 0 <= block - volume.start < volume.blocks:
+                volume.check(block, data)

@@ -1,0 +1,37 @@
+"""How long a command may take: what docs/architecture.md promises, Drives that hang."""
+
+import math
+
+from hdl.config import Config
+
+ABORTS = 3
+"""A drive is given up when it has commands aborted for the third time."""
+
+
+def _timeout_ns(config: Config, milliseconds: float) -> float:
+    """A timeout as it is kept: to the next tick but one of at most half an abort's."""
+    half_ns = config.abort_timeout_ms * 1e6 / 2
+    cycle_ns = 1e9 / config.clock_hz
+    tick_ns = cycle_ns * 2 ** math.floor(math.log2(half_ns / cycle_ns))
+    return (math.ceil(milliseconds * 1e6 / tick_ns) + 1) * tick_ns
+
+
+def ladder_ns(config: Config) -> float:
+    """T: most that a command can be in a drive port, but for microseconds of work."""
+    slow = _timeout_ns(config, config.slow_read_ms) if config.slow_read_ms else 0
+    return (
+        slow
+        + _timeout_ns(config, config.command_timeout_ms)
+        + _timeout_ns(config, config.abort_timeout_ms)
+    )
+
+
+def given_up_ns(config: Config) -> float:
+    """Most that a drive can keep a command waiting that is tried again, until it is given up.
+
+    Either it ends nothing, and is given up at the reset that is not forgiven; or its commands can
+    be aborted, and it is given up at the third time.
+    """
+    slow = _timeout_ns(config, config.slow_read_ms) if config.slow_read_ms else 0
+    aborted = slow + _timeout_ns(config, config.command_timeout_ms)
+    return max((config.drive_resets + 1) * ladder_ns(config), ABORTS * aborted)

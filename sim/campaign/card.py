@@ -1,0 +1,254 @@
+"""The simulated card of a run: what it does, what the host has outstanding, and for how long."""
+
+import random
+from collections import Counter
+from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, Config
+from sim.campaign.bounds import given_up_ns, ladder_ns
+from sim.native.parameters import DriveParameters
+from sw.driver.card import SimulatedCard
+from sw.driver.commands import NvmeError
+from sw.driver.native import NativeTransport
+from sw.driver.transport import PAGE_BYTES
+
+if TYPE_CHECKING:
+    from sim.campaign.array import Array
+    from sim.campaign.volume import Volume
+
+MEMORY_BYTES = 64 << 20
+GUARD = b"\xa5"
+WATCH_NS = 500_000
+
+
+class Stuck(AssertionError):
+    """A command has not ended in the time in which it must."""
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What has happened in a run: faults by kind, and what has been seen of them."""
+
+    title: str
+    faults: Counter = field(default_factory=Counter)
+    seen: Counter = field(default_factory=Counter)
+    commands: int = 0
+    slowest: float = 0.0
+    """Longest time of a command, as a share of the time in which it had to end."""
+
+
+@dataclass(eq=False)
+class Begun:
+    """A command that is outstanding."""
+
+    volume: "Volume"
+    what: str
+    since_ns: float
+
+
+class Group:
+    """Tasks that run at once.
+
+    Parameters
+    ----------
+    transport
+        What runs them.
+    tasks
+        The tasks; they begin.
+    """
+
+    def __init__(self, transport: NativeTransport, tasks: list[Coroutine]):
+        self._running = len(tasks)
+        self._done = transport.event()
+        if not tasks:
+            self._done.set()
+        for task in tasks:
+            transport.spawn(self._watched(task))
+
+    @property
+    def ended(self) -> bool:
+        """Whether all have ended."""
+        return not self._running
+
+    async def join(self) -> None:
+        """Returns once all have ended."""
+        await self._done.wait()
+
+    async def _watched(self, task: Coroutine) -> None:
+        await task
+        self._running -= 1
+        if not self._running:
+            self._done.set()
+
+
+class Card:
+    """A card with its driver; a context manager.
+
+    Parameters
+    ----------
+    config
+        Sizes of the controller.
+    drive
+        What is at every port.
+    seed
+        Of contents.
+    outcome
+        What is counted.
+    """
+
+    def __init__(self, config: Config, drive: DriveParameters, *, seed: int, outcome: Outcome):
+        self.config = config
+        self.drive = drive
+        self.outcome = outcome
+        self.random = random.Random(f"{seed}/contents")
+        self._card = SimulatedCard(config, [drive] * config.ports, memory_bytes=MEMORY_BYTES)
+        self.harness = self._card.harness
+        self.nvme = self._card.nvme
+        self.transport = self._card.transport
+        self.run = self._card.run
+        self.ladder_ns = ladder_ns(config)
+        """Longest time of a command in a drive port."""
+        self.unusable: set[int] = set()
+        """Ports whose drives are pulled, or were failed."""
+        self.troubled: set[int] = set()
+        """Ports whose drives have ever had a fault that takes the ladder."""
+        self.arrays: list[Array] = []
+        self._outstanding: list[Begun] = []
+        self._buffers: list[int] = []
+        self._done = False
+        self.run(self.nvme.start(queue_pairs=config.queue_pairs))
+
+    def __enter__(self) -> "Card":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._card.close()
+
+    # Time
+
+    async def sleep(self, nanoseconds: float) -> None:
+        """Lets simulated time pass."""
+        await self.transport.sleep(nanoseconds)
+
+    async def together(self, tasks: Iterable[Coroutine]) -> None:
+        """Runs them at once, until all have ended."""
+        await self.spawn(tasks).join()
+
+    def spawn(self, tasks: Iterable[Coroutine]) -> "Group":
+        """Begins them."""
+        return Group(self.transport, list(tasks))
+
+    async def watch(self) -> None:
+        """Fails when a command takes longer than it may, or an admin command seems to have no end.
+
+        A deletion waits for what is inside, which every drive of the card may hold up.
+        """
+        most = (self.config.ports + 1) * given_up_ns(self.config)
+        idle_ns = self.harness.now_ns
+        while not self._done:
+            await self.sleep(WATCH_NS)
+            if not self.nvme.admin_outstanding:
+                idle_ns = self.harness.now_ns
+            elif self.harness.now_ns - idle_ns > most:
+                raise Stuck(f"an admin command has taken {most / 1e6:.0f} ms")
+            for begun in self._outstanding:
+                self._in_time(begun)
+
+    def end_watch(self) -> None:
+        """What comes is not watched any more."""
+        self._done = True
+
+    def _in_time(self, begun: Begun) -> None:
+        took = self.harness.now_ns - begun.since_ns
+        most = begun.volume.array.longest_ns()
+        self.outcome.slowest = max(self.outcome.slowest, took / most)
+        if took > most:
+            ports = {port for array in self.arrays for port in array.troubled}
+            own = len(begun.volume.array.troubled)
+            raise Stuck(
+                f"{begun.what} of {begun.volume} has taken {took / 1e6:.2f} ms, and may take"
+                f" {most / 1e6:.2f} ms, with faults of {own} of its drives, and of"
+                f" {len(ports) - own} of others"
+            )
+
+    async def timed(self, volume: "Volume", what: str, command: Coroutine) -> int:
+        """The status of a command, which must end in time."""
+        begun = Begun(volume, what, self.harness.now_ns)
+        self._outstanding.append(begun)
+        self.outcome.commands += 1
+        status = 0
+        try:
+            await command
+        except NvmeError as error:
+            status = error.status
+        # Not in a `finally`: a run that has failed leaves its commands where they are.
+        self._outstanding.remove(begun)
+        self._in_time(begun)
+        return status
+
+    # Memory
+
+    def take_buffer(self) -> int:
+        """A buffer for the longest transfer at any offset in a page."""
+        if self._buffers:
+            return self._buffers.pop()
+        length = (self.config.command_blocks + 2) * BLOCK_BYTES
+        return self.transport.memory.allocate(length)
+
+    def give_buffer(self, address: int) -> None:
+        """It is free again."""
+        self._buffers.append(address)
+
+    def guard(self, address: int, length: int) -> tuple[int, int]:
+        """Fills the pages around a buffer of a read; for `check_guard`."""
+        page = address - address % PAGE_BYTES
+        end = -(-(address + length) // PAGE_BYTES) * PAGE_BYTES
+        self.transport.memory.write(page, GUARD * (end - page))
+        return page, end
+
+    def check_guard(self, address: int, length: int, pages: tuple[int, int]) -> None:
+        """Nothing beside the buffer has changed."""
+        memory, (page, end) = self.transport.memory, pages
+        around = memory.read(page, address - page)
+        around += memory.read(address + length, end - address - length)
+        assert not around.strip(GUARD), f"bytes around a read at {address:#x} changed"
+
+    # Drives, past the controller
+
+    def store(self, port: int, row: int, data: bytes) -> None:
+        """Stores a block of a member."""
+        self.harness.write_drive(port, DATA_OFFSET_BLOCKS + row, data)
+
+    def stored(self, port: int, row: int) -> bytes:
+        """Reads a block of a member."""
+        return self.harness.read_drive(port, DATA_OFFSET_BLOCKS + row)
+
+    def scribble(self, port: int, rows: int) -> None:
+        """The drive holds something, whatever it is."""
+        for row in range(rows):
+            self.store(port, row, self.random.randbytes(BLOCK_BYTES))
+
+    def pull(self, port: int) -> None:
+        """Removes a drive."""
+        self.harness.remove(port)
+        self.unusable.add(port)
+
+    async def rests(self, ports: Iterable[int]) -> None:
+        """Returns when these drives have ended every command, also those no host waits for."""
+        statistics = self.harness.drive_statistics
+        until = self.harness.now_ns + 2 * given_up_ns(self.config)
+        while any(statistics(port)["outstanding"] for port in ports):
+            if self.harness.now_ns > until:
+                raise Stuck("a drive has had a command for longer than the ladder allows")
+            await self.sleep(WATCH_NS / 4)
+
+    def idle(self) -> None:
+        """Checks that nothing moves any more, and nothing is outstanding."""
+        events = self.harness.run()
+        while events != [("idle",)]:
+            assert all(event[0] == "interrupt" for event in events), events
+            events = self.harness.run()
+        for queue in self.nvme.queues:
+            assert not queue.outstanding, f"queue {queue.identifier}: commands are outstanding"

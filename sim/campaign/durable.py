@@ -1,0 +1,83 @@
+"""What the blocks of a volume may hold after all drives have lost power; plain Python.
+
+A write is durable when it has succeeded with FUA, or when a Flush that began after it had ended has
+succeeded (NVMe 1.4 section 6.8). After a loss of power a block holds the data of any write, whether
+it succeeded or not, that did not end before one began that is durable.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from cocotb_tests.volume_model import Access, VolumeModel
+
+
+@dataclass(kw_only=True)
+class Entry:
+    """A write of a block that may come back; ``done``: it has succeeded."""
+
+    begin: int
+    end: int
+    data: bytes
+    done: bool
+
+
+class DurableModel(VolumeModel):
+    """A volume's blocks with what may come back of them.
+
+    Parameters
+    ----------
+    contents
+        What each block holds at first, durably: one of these.
+    """
+
+    def __init__(self, contents: Sequence[Iterable[bytes]]):
+        super().__init__([b""] * len(contents))
+        for block, choices in enumerate(contents):
+            self.settle(block, choices)
+
+    def settle(self, block: int, choices: Iterable[bytes]) -> None:
+        """From now on the block holds one of these, and durably."""
+        moment = self._tick()
+        different = sorted(set(choices))
+        self._ended[block] = [(moment, data) for data in different]
+        if not hasattr(self, "_saved"):
+            self._saved: list[list[Entry]] = [[] for _ in self._ended]
+            self._unsettled: set[int] = set()
+        self._saved[block] = [
+            Entry(begin=moment, end=moment, data=data, done=True) for data in different
+        ]
+        self._unsettled.discard(block)
+
+    def end_write(self, write: Access, *, done: bool = True, fua: bool = False) -> None:
+        """As of any volume; ``fua``: success says that it is durable."""
+        super().end_write(write, done=done)
+        for place, data in enumerate(write.data):
+            block = write.first + place
+            entry = Entry(begin=write.begin, end=self._moment, data=data, done=done)
+            self._saved[block].append(entry)
+            self._unsettled.add(block)
+            if done and fua:
+                self._drop(block, write.begin)
+
+    def begin_flush(self) -> int:
+        """To be called before the command is sent; for `end_flush`."""
+        return self._tick()
+
+    def end_flush(self, begun: int) -> None:
+        """It has succeeded."""
+        for block in sorted(self._unsettled):
+            durable = [e.begin for e in self._saved[block] if e.done and e.end <= begun]
+            if durable:
+                self._drop(block, max(durable))
+
+    def _drop(self, block: int, begin: int) -> None:
+        """A write that began then is durable: those that had ended before cannot come back."""
+        self._saved[block] = [entry for entry in self._saved[block] if entry.end >= begin]
+        if len(self._saved[block]) == 1:
+            self._unsettled.discard(block)
+
+    def lose_power(self) -> None:
+        """All drives have lost power, and no access is under way."""
+        assert self.idle
+        for block in range(len(self)):
+            self.settle(block, [entry.data for entry in self._saved[block]])

@@ -1,0 +1,172 @@
+"""Faults of drives at random times, each only if the array tolerates it beside all others."""
+
+import random
+
+from hdl.config import DATA_OFFSET_BLOCKS
+from sim.campaign.array import Array
+
+FAULT_TIME_NS = 120_000
+"""Faults happen at any time of the first so many nanoseconds of a round."""
+
+KINDS = {
+    "medium": ("medium", "medium"),
+    "hang": ("hang", "hang at end", "deaf", "lasting"),
+    "late": ("late",),
+    "pull": ("pull",),
+    "refused": ("refused",),
+}
+"""What each feature does."""
+
+HANGS = KINDS["hang"]
+PASSING = ("hang", "deaf")
+"""What an array without redundancy gets over, once a drive: a second attempt must do."""
+
+BURST = 0.3
+
+
+class Faults:
+    """Chooses and plants faults.
+
+    Parameters
+    ----------
+    features
+        What the campaign does.
+    choose
+        Random choices.
+    """
+
+    def __init__(self, features: frozenset[str], choose: random.Random):
+        self._features = features
+        self._choose = choose
+        self._kinds = [k for name, kinds in KINDS.items() if name in features for k in kinds]
+
+    def plant(self, arrays: list[Array], count: int) -> None:
+        """Up to so many faults an array; with bursts, now and then one kind on many at a time."""
+        if not self._kinds:
+            return
+        for array in arrays:
+            for _ in range(count):
+                self.plant_one(array)
+        if arrays and "bursts" in self._features and self._choose.random() < BURST:
+            self._burst(arrays)
+
+    def plant_one(self, array: Array) -> None:
+        """One fault, if the array tolerates what was drawn."""
+        if self._kinds:
+            kind = self._choose.choice(self._kinds)
+            self._plant(array, kind, self._choose.uniform(0, FAULT_TIME_NS))
+
+    def hang_one(self, array: Array) -> None:
+        """From now on some drive hangs, if the array tolerates it."""
+        if kinds := [kind for kind in self._kinds if kind in HANGS]:
+            position = self._choose.randrange(array.layout.drives)
+            self._trouble(array, position, self._choose.choice(kinds), 0)
+
+    def _plant(self, array: Array, kind: str, delay_ns: float) -> None:
+        if kind in ("medium", "refused"):
+            for _ in range(self._choose.randint(2, 6)):
+                position = self._choose.randrange(array.layout.drives)
+                row = self._choose.randrange(array.rows)
+                if kind == "medium":
+                    self._spoil(array, position, row, delay_ns)
+                else:
+                    self._refuse(array, position, row, delay_ns)
+        else:
+            self._trouble(array, self._choose.randrange(array.layout.drives), kind, delay_ns)
+
+    def _burst(self, arrays: list[Array]) -> None:
+        """What several drives share goes: many have the same at the same moment, if tolerated."""
+        kind = self._choose.choice(self._kinds)
+        delay = self._choose.uniform(0, FAULT_TIME_NS)
+        places = [(array, p) for array in arrays for p in range(array.layout.drives)]
+        self._choose.shuffle(places)
+        arrays[0].card.outcome.faults["burst"] += 1
+        for array, position in places[: self._choose.randint(2, max(2, len(places)))]:
+            if kind == "medium":
+                row = self._choose.randrange(min(4, array.rows))
+                self._spoil(array, position, row, delay)
+            elif kind == "refused":
+                self._refuse(array, position, self._choose.randrange(min(4, array.rows)), delay)
+            else:
+                self._trouble(array, position, kind, delay)
+
+    # One fault
+
+    def _spoil(self, array: Array, position: int, row: int, delay_ns: float) -> None:
+        """An unreadable block, until it is written."""
+        budget, card = array.budget, array.card
+        if (position, row) in budget.bad or position in budget.drives or not array.consistent:
+            return
+        if not array.redundant:
+            budget.bad.add((position, row))
+        elif not budget.admits(bad=[(position, row)]):
+            return
+        port = array.ports[position]
+
+        async def spoil() -> None:
+            await card.sleep(delay_ns)
+            card.harness.medium_error(port, DATA_OFFSET_BLOCKS + row)
+
+        card.outcome.faults["medium"] += 1
+        card.transport.spawn(spoil())
+
+    def _refuse(self, array: Array, position: int, row: int, delay_ns: float) -> None:
+        """A block that cannot be written: the array may give up the drive for it."""
+        card, port = array.card, array.ports[position]
+        first = not any(place[0] == port for place in array.refused)
+        if first and position in array.budget.drives:
+            return
+        if not (array.redundant and array.consistent and array.budget.admits(drives=[position])):
+            return
+        array.refused.add((port, row))
+        array.troubled.add(port)
+
+        async def refuse() -> None:
+            await card.sleep(delay_ns)
+            card.harness.refuse_writes(port, DATA_OFFSET_BLOCKS + row)
+
+        card.outcome.faults["refused"] += first
+        card.transport.spawn(refuse())
+
+    def _trouble(self, array: Array, position: int, kind: str, delay_ns: float) -> None:
+        """The drive stops for a while, or goes."""
+        card, port, choose = array.card, array.ports[position], self._choose
+        if position in array.budget.drives:
+            return
+        if not (array.redundant and array.consistent):
+            # A reset does not pass where none is forgiven.
+            passing = PASSING if card.config.drive_resets else PASSING[:1]
+            if port in card.troubled or kind not in passing:
+                return
+        elif not array.budget.admits(drives=[position]):
+            return
+        card.troubled.add(port)
+        array.troubled.add(port)
+        card.outcome.faults[kind] += 1
+        few = choose.randint(1, 3) if array.redundant and array.consistent else 1
+        deaf, back = choose.random() < 0.3, choose.random() < 0.5
+        late_ns = choose.uniform(10_000, 1.2 * card.ladder_ns)
+        again_ns = choose.uniform(0, FAULT_TIME_NS)
+
+        async def trouble() -> None:
+            await card.sleep(delay_ns)
+            harness = card.harness
+            if kind == "hang":
+                harness.drive_fault(port, few)
+            elif kind == "hang at end":
+                harness.drive_fault(port, few, at_end=True, deaf=deaf)
+            elif kind == "deaf":
+                harness.drive_fault(port, deaf=True)
+            elif kind == "late":
+                harness.drive_fault(port, few, delay_ns=late_ns)
+            elif kind == "lasting":
+                harness.drive_fault(port, deaf=deaf, lasting=True)
+            else:
+                card.pull(port)
+                if back:
+                    # It comes back, with what it held: its array must not use it.
+                    await card.sleep(again_ns)
+                    harness.insert(port)
+                    card.outcome.faults["return"] += 1
+
+        card.transport.spawn(trouble())

@@ -1,0 +1,51 @@
+"""What a campaign does beside random load, by name, so that each can be left out or run alone."""
+
+import argparse
+from collections.abc import Iterable
+
+FEATURES = {
+    "medium": "blocks that cannot be read until they are written",
+    "hang": "commands of a drive never end, or only aborts, a reset or nothing at all end them",
+    "late": "commands of a drive end late, up to more than the ladder allows",
+    "pull": "drives are pulled; some come back with old data",
+    "refused": "drives refuse to write some blocks",
+    "bursts": "faults of several drives, and of several arrays, at the same moment",
+    "replace": "failed drives are replaced or taken back, and rebuilt under load",
+    "copies": "live members move to other drives under load",
+    "spares": "hot spares step in by themselves",
+    "jobs": "the host starts, stops and resumes jobs of every kind under load",
+    "mid-job": "faults while a rebuild, a copy or a job of the host is under way",
+    "several": "several arrays at once; no hang of one is felt by another",
+    "volumes": "several volumes an array",
+    "sectors": "volumes of 512-byte sectors",
+    "garbage": "arrays are created over whatever the drives hold, and used while they initialise",
+    "early": "a drive goes before such an array has its redundancy: data is right, or fails",
+    "zero": "arrays are begun with zeros in every block",
+    "delete": "volumes and arrays are deleted and created under load",
+    "power": "all drives lose power at once; what was flushed must be there again",
+    "past": "reads, writes and flushes past what the level tolerates",
+    "sizes": "some runs on other controllers: narrow, starved, wide, deep, plain",
+}
+"""Names and what they mean."""
+
+ALL = frozenset(FEATURES)
+
+
+def help_text() -> str:
+    """The names with their meanings, a line each."""
+    width = max(map(len, FEATURES))
+    return "\n".join(f"  {name:{width}}  {text}" for name, text in FEATURES.items())
+
+
+def names(text: str) -> frozenset[str]:
+    """Names with commas between, as a type of an argument."""
+    chosen = frozenset(filter(None, text.split(",")))
+    if not chosen or not chosen <= ALL:
+        unknown = ", ".join(sorted(chosen - ALL)) or "no name"
+        raise argparse.ArgumentTypeError(f"{unknown}: take some of {','.join(FEATURES)}")
+    return chosen
+
+
+def selected(only: Iterable[str], without: Iterable[str]) -> frozenset[str]:
+    """What is left when ``only`` these (none: all) are taken, ``without`` those."""
+    return (frozenset(only) or ALL) - frozenset(without)

@@ -1,0 +1,85 @@
+"""Jobs of the host: started, stopped and resumed under load."""
+
+import random
+
+from hdl.background.interface import WalkKind
+from hdl.background.jobs import JobState
+from sim.campaign.array import Array
+from sim.campaign.card import Card
+from sim.campaign.faults import FAULT_TIME_NS, Faults
+from sim.golden.nvme import IN_USE, JOB_RUNNING, NOT_REDUNDANT
+from sw.driver import background
+from sw.driver.commands import NvmeError
+
+KINDS = (WalkKind.RESYNC, WalkKind.CHECK, WalkKind.REPAIR, WalkKind.PATROL)
+REFUSALS = (JOB_RUNNING, NOT_REDUNDANT, IN_USE)
+SHARE = 0.4
+
+
+class Jobs:
+    """Starts jobs.
+
+    Parameters
+    ----------
+    card
+        The card.
+    features, choose, faults
+        What the campaign does.
+    """
+
+    def __init__(self, card: Card, features: frozenset[str], choose: random.Random, faults: Faults):
+        self._card = card
+        self._features = features
+        self._choose = choose
+        self._faults = faults
+
+    async def work(self, array: Array) -> None:
+        """Perhaps a job under load, which finds nothing that was not planted."""
+        choose, card = self._choose, self._card
+        if not card.config.background or "jobs" not in self._features or choose.random() >= SHARE:
+            return
+        kind = choose.choice(KINDS)
+        sound = array.redundant and array.budget.tolerated() and not array.budget.drives
+        if not await self._start(array, kind):
+            return
+        card.outcome.seen[f"jobs {kind.name}"] += 1
+        if "mid-job" in self._features and choose.random() < 0.5:
+            self._faults.plant_one(array)
+            card.outcome.seen["faults planted in a job"] += 1
+            sound = False
+        stops = choose.randint(0, 2)
+
+        async def stop_and_resume() -> None:
+            for _ in range(stops):
+                await card.sleep(choose.uniform(0, FAULT_TIME_NS))
+                if await self._refused(background.stop_job(card.nvme, array.number)):
+                    return
+                job = await array.job()
+                if job.state != JobState.STOPPED:
+                    return
+                await card.sleep(choose.uniform(0, FAULT_TIME_NS))
+                if not await self._start(array, kind, resume=True):
+                    return
+                card.outcome.seen["jobs resumed"] += 1
+
+        await card.together([array.load(share=0.5), stop_and_resume()])
+        job = await array.job_ends()
+        if job.kind == kind and sound:
+            assert job.state == JobState.DONE, f"{array}: {job}"
+            assert (job.mismatched, job.lost) == (0, 0), f"{array}: {job}"
+        await array.rest()
+
+    async def _start(self, array: Array, kind: WalkKind, *, resume: bool = False) -> bool:
+        command = background.start_job(self._card.nvme, array.number, kind, resume=resume)
+        return not await self._refused(command)
+
+    async def _refused(self, command) -> bool:
+        """Whether the card refuses, as something else is being done with the array."""
+        try:
+            await command
+        except NvmeError as error:
+            if error.status not in REFUSALS and error.status != 0x1C1:
+                raise
+            self._card.outcome.seen["jobs refused"] += 1
+            return True
+        return False

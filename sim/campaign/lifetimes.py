@@ -1,0 +1,195 @@
+"""Arrays and volumes that come and go, under load.
+
+A command to a volume that is being deleted has happened before, or ends with Invalid Namespace or
+Command Abort Requested. What belonged to a deleted array reaches nothing that is made in its place:
+what the drives hold as the deletion returns is what the new array holds.
+"""
+
+import random
+from contextlib import suppress
+
+from hdl.background.jobs import JobState
+from hdl.config import BLOCK_BYTES
+from sim.campaign.array import Array
+from sim.campaign.faults import FAULT_TIME_NS, Faults
+from sim.campaign.shapes import layout_for
+from sim.golden.nvme import UNRECOVERED_READ
+from sw.driver import background, raid
+from sw.driver.commands import NvmeError
+
+WRITE_FAULT = 0x280
+FAILING = (0, WRITE_FAULT, UNRECOVERED_READ)
+"""Statuses of an array that has lost data."""
+
+ZERO, GARBAGE, EARLY, STOPPED, DELETED, WHOLE = 0.15, 0.45, 0.5, 0.7, 0.3, 0.6
+
+
+class Lifetimes:
+    """Creates and deletes.
+
+    Parameters
+    ----------
+    features, choose, faults
+        What the campaign does.
+    """
+
+    def __init__(self, features: frozenset[str], choose: random.Random, faults: Faults):
+        self._features = features
+        self._choose = choose
+        self._faults = faults
+
+    async def begin(self, array: Array) -> None:
+        """The first array of its drives: consistent, over what is there, or with zeros."""
+        card, draw = array.card, self._choose.random()
+        initialises = card.config.background
+        if initialises and "zero" in self._features and draw < ZERO:
+            for port in array.ports:
+                card.scribble(port, array.rows)
+            await self._begin_with_zeros(array)
+        elif initialises and array.redundant and "garbage" in self._features and draw < GARBAGE:
+            for port in array.ports:
+                card.scribble(port, array.rows)
+            await self._begin_with_garbage(array)
+        else:
+            array.store_consistent()
+            await array.create()
+            await array.create_volumes(array.snapshot())
+
+    async def _begin_with_zeros(self, array: Array) -> None:
+        await array.create(zero=True)
+        job = await array.job_ends()
+        assert (job.state, job.lost) == (JobState.DONE, 0), f"{array}: {job}"
+        zeros: list[set[bytes]] = [{bytes(BLOCK_BYTES)} for _ in range(array.blocks)]
+        await array.create_volumes(zeros)
+        array.card.outcome.seen["arrays begun with zeros"] += 1
+
+    async def _begin_with_garbage(self, array: Array) -> None:
+        """It is used while it initialises, and has its redundancy after that."""
+        contents = array.snapshot()
+        await array.create(initialise=True)
+        if "early" in self._features and self._choose.random() < EARLY:
+            await self._lose_early(array, contents)
+        else:
+            await array.create_volumes(contents)
+            if self._choose.random() < 0.5:
+                await self._interrupt_job(array)
+            await array.load(share=0.5)
+            await array.initialised()
+        array.card.outcome.seen["arrays begun with garbage"] += 1
+
+    async def _interrupt_job(self, array: Array) -> None:
+        """The job stops for a while, in which the array is used as it is."""
+        card = array.card
+        await card.sleep(self._choose.uniform(0, FAULT_TIME_NS / 4))
+        if (await array.job()).state != JobState.RUNNING:
+            return
+        await background.stop_job(card.nvme, array.number)
+        job = await array.job()
+        if job.state != JobState.STOPPED:
+            return
+        await array.load(share=0.5)
+        await background.start_job(card.nvme, array.number, job.kind, resume=True)
+        card.outcome.seen["jobs resumed"] += 1
+
+    async def _lose_early(self, array: Array, contents: list[set[bytes]]) -> None:
+        """A drive goes before the array has its redundancy: what is read is right, or fails."""
+        card = array.card
+        stopped = False
+        if self._choose.random() < STOPPED:
+            # At once: few rows are soon done.
+            with suppress(NvmeError):
+                await background.stop_job(card.nvme, array.number)
+            stopped = (await array.job()).state == JobState.STOPPED
+        card.outcome.seen["initialisations stopped"] += stopped
+        await array.create_volumes(contents)
+        if stopped:
+            await array.load()
+        array.troubled.update(array.ports)
+        load = card.spawn([array.load(share=0.5, allowed=FAILING)])
+        await card.sleep(self._choose.uniform(0, FAULT_TIME_NS))
+        port = self._choose.choice(array.ports)
+        card.harness.remove(port)
+        await load.join()
+        for volume in array.volumes:
+            await volume.read_all(allowed=FAILING)
+        card.outcome.faults["pull of an array that initialises"] += 1
+        await self.delete(array)
+        array.volumes.clear()
+        card.harness.insert(port)
+        array.take_shape(array.layout, array.ports, array.rows)
+        contents = array.snapshot()
+        await array.create(initialise=True)
+        await array.create_volumes(contents)
+        await array.initialised()
+
+    # Deletions
+
+    async def work(self, array: Array) -> None:
+        """Perhaps a volume, or the whole array, goes under load, and another takes its place."""
+        if "delete" not in self._features or self._choose.random() >= DELETED:
+            return
+        if not array.healthy or array.budget.bad:
+            return
+        if self._choose.random() < WHOLE:
+            await self._recreate_array(array)
+        else:
+            await self._recreate_volume(array)
+
+    async def _recreate_volume(self, array: Array) -> None:
+        card = array.card
+        volume = self._choose.choice(array.volumes)
+        load = card.spawn([array.load(share=0.5)])
+        await card.sleep(self._choose.uniform(0, FAULT_TIME_NS))
+        volume.deleted = True
+        await raid.delete_volume(card.nvme, volume.namespace)
+        contents = array.snapshot()[volume.start : volume.start + volume.blocks]
+        await load.join()
+        array.volumes.remove(volume)
+        after = array.snapshot()[volume.start : volume.start + volume.blocks]
+        assert contents == after, f"{volume}: written after it was deleted"
+        again = await array.create_volume(
+            volume.start, volume.blocks, volume.sector_bytes, contents
+        )
+        assert await again.flush() == 0
+        await again.read_all()
+        card.outcome.seen["volumes deleted"] += 1
+
+    async def _recreate_array(self, array: Array) -> None:
+        card = array.card
+        if self._choose.random() < 0.5:
+            self._faults.hang_one(array)
+        load = card.spawn([array.load(share=0.5)])
+        await card.sleep(self._choose.uniform(0, FAULT_TIME_NS))
+        await self.delete(array)
+        for port in array.ports:
+            card.harness.drive_fault(port, 0)
+            card.harness.insert(port)
+            card.unusable.discard(port)
+        array.cure()
+        before = array.layout
+        layout = layout_for(self._choose, card.config, before.drives, before.strip_blocks)
+        array.take_shape(layout, sorted(array.ports), array.rows)
+        contents = array.snapshot()
+        await array.create(initialise=array.redundant and card.config.background)
+        # Until every command to what was deleted has ended there is no volume to which it might go.
+        await load.join()
+        array.volumes.clear()
+        for block, choices in enumerate(contents):
+            assert array.held(block) <= choices, f"{array}: block {block} is an old array's"
+        await array.create_volumes(contents)
+        await array.load(share=0.5)
+        if not array.consistent:
+            await array.initialised()
+        card.outcome.seen["arrays deleted"] += 1
+
+    async def delete(self, array: Array) -> None:
+        """Deletes the array with its volumes."""
+        nvme = array.card.nvme
+        for volume in array.volumes:
+            volume.deleted = True
+            await raid.delete_volume(nvme, volume.namespace)
+        if array.card.config.background:
+            if (await array.job()).state == JobState.RUNNING:
+                await background.stop_job(nvme, array.number)
+            await array.job_ends()
+        await raid.delete_array(nvme, array.number)

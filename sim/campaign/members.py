@@ -1,0 +1,172 @@
+"""Members that are replaced, taken back, moved to other drives; hot spares."""
+
+import random
+
+from hdl.background.interface import WalkKind
+from hdl.background.jobs import JobState
+from sim.campaign.array import Array
+from sim.campaign.card import Card
+from sim.campaign.faults import Faults
+from sw.driver import background
+
+REPLACED, COPIED, SPARED = 0.5, 0.4, 0.3
+
+
+class Members:
+    """What is done with members between rounds.
+
+    Parameters
+    ----------
+    card, arrays
+        All there is.
+    features, choose, faults
+        What the campaign does.
+    """
+
+    def __init__(
+        self,
+        card: Card,
+        arrays: list[Array],
+        features: frozenset[str],
+        choose: random.Random,
+        faults: Faults,
+    ):
+        self._card = card
+        self._arrays = arrays
+        self._features = features
+        self._choose = choose
+        self._faults = faults
+
+    def free(self) -> list[int]:
+        """Ports whose drives are good and belong to nobody."""
+        used = {port for array in self._arrays for port in (*array.ports, *array.spares)}
+        return [p for p in range(self._card.config.ports) if p not in used | self._card.unusable]
+
+    async def work(self, array: Array) -> None:
+        """Perhaps a failed member is replaced, and a live one copied."""
+        config, choose = self._card.config, self._choose
+        gone = sorted(array.failed & set(array.ports))
+        if config.background and array.redundant and gone and "replace" in self._features:
+            if choose.random() < REPLACED and not await array.past_help():
+                position = array.ports.index(choose.choice(gone))
+                if config.intent_chunks and choose.random() < 0.5:
+                    await self._take_back(array, position)
+                else:
+                    await self._replace(array, position)
+        if config.background and "copies" in self._features and choose.random() < COPIED:
+            await self._copy(array)
+
+    # Spares
+
+    async def offer_spares(self) -> None:
+        """Perhaps a free drive becomes a spare, of all arrays or of one."""
+        if "spares" not in self._features or not self._card.config.background:
+            return
+        free = self.free()
+        if not free or self._choose.random() >= SPARED:
+            return
+        port = self._choose.choice(free)
+        array = self._choose.choice(self._arrays)
+        if len(self._arrays) > 1 or self._choose.random() < 0.5:
+            await background.add_spare(self._card.nvme, port, array.number)
+        else:
+            await background.add_spare(self._card.nvme, port)
+        array.spares.add(port)
+        self._card.scribble(port, array.rows)
+
+    async def withdraw_spares(self) -> None:
+        """Those that have not stepped in are not spares any more."""
+        for array in self._arrays:
+            for port in sorted(array.spares):
+                await background.remove_spare(self._card.nvme, port)
+            array.spares.clear()
+
+    # Rebuilds
+
+    async def _replace(self, array: Array, position: int) -> None:
+        """Another drive, or a new one at the same port, takes the place of a failed one."""
+        card, old = self._card, array.ports[position]
+        free = self.free()
+        if not free or self._choose.random() < 0.5:
+            port = old
+            card.harness.insert(port)
+        else:
+            port = self._choose.choice(free)
+        card.scribble(port, array.rows)
+        await background.replace_member(card.nvme, array.number, position, port)
+        array.failed.discard(old)
+        array.ports[position] = port
+        card.unusable.discard(port)
+        await self._rebuilt(array, position, "drives rebuilt")
+        array.budget.bad = {bad for bad in array.budget.bad if bad[0] != position}
+
+    async def _take_back(self, array: Array, position: int) -> None:
+        """A failed drive is there again, and rebuilt where it missed something."""
+        card, port = self._card, array.ports[position]
+        card.harness.insert(port)
+        array.failed.discard(port)
+        await background.re_add(card.nvme, array.number, position)
+        card.unusable.discard(port)
+        await self._rebuilt(array, position, "drives taken back")
+
+    async def _rebuilt(self, array: Array, position: int, what: str) -> None:
+        """The rebuild ends well under load, whatever else fails meanwhile that is tolerated."""
+        budget = array.budget
+        budget.drives.add(position)
+        array.troubled.add(array.ports[position])
+        if "mid-job" in self._features and self._choose.random() < 0.5:
+            self._faults.plant_one(array)
+            self._card.outcome.seen["faults planted in a rebuild"] += 1
+        await array.load(share=0.5)
+        job = await array.job_ends()
+        assert (job.state, job.lost) == (JobState.DONE, 0), f"{array}: {job}"
+        budget.drives.discard(position)
+        self._card.outcome.seen[what] += 1
+        await array.rest()
+
+    # Copies
+
+    async def _copy(self, array: Array) -> None:
+        """A live member moves to a free drive under load; one of the two may go meanwhile."""
+        card, choose, budget = self._card, self._choose, array.budget
+        free = self.free()
+        live = [p for p in range(array.layout.drives) if p not in budget.drives]
+        if not free or not live or not array.consistent:
+            return
+        position, port = choose.choice(live), choose.choice(free)
+        old = array.ports[position]
+        if not array.redundant:
+            # What is lost in the copying must not come back as what the new drive had before.
+            array.cure()
+        card.scribble(port, array.rows)
+        await background.copy_member(card.nvme, array.number, position, port, spare=False)
+        pulled = choose.choice((None, None, old, port)) if "mid-job" in self._features else None
+        if pulled is not None and array.redundant and budget.admits(drives=[position]):
+            array.troubled.add(pulled)
+
+            async def pull() -> None:
+                await card.sleep(choose.uniform(0, 100_000))
+                card.pull(pulled)
+
+            card.transport.spawn(pull())
+            card.outcome.faults["pull of a copy"] += 1
+        else:
+            pulled = None
+        await array.load(share=0.5)
+        await card.sleep(200_000)
+        job = await array.job_ends()
+        failed = job.kind == WalkKind.COPY and job.state == JobState.FAILED
+        assert job.state == JobState.DONE or (failed and pulled == port), f"{array}: {job}"
+        assert not (array.redundant and job.lost), f"{array}: {job}"
+        member = (await array.state()).members[position]
+        moved = job.state == JobState.DONE
+        assert member.port == (port if moved else old), f"{array}: {job} {member}"
+        assert member.failed == (member.port == pulled), f"{array}: {job} {member}"
+        array.ports[position] = member.port
+        if moved:
+            card.outcome.seen["members moved"] += 1
+            if array.redundant:
+                budget.bad = {bad for bad in budget.bad if bad[0] != position}
+        if not member.failed:
+            budget.drives.discard(position)
+        await array.rest()

@@ -1,0 +1,195 @@
+"""A volume of an array under random load, and what it must hold."""
+
+import random
+from collections.abc import Container
+from typing import TYPE_CHECKING
+
+from cocotb_tests.volume_model import DataError
+from hdl.config import BLOCK_BYTES
+from sim.campaign.durable import DurableModel
+from sim.golden.nvme import ABORT_REQUESTED, INVALID_FIELD, INVALID_NAMESPACE
+from sw.driver.transport import PAGE_BYTES
+
+if TYPE_CHECKING:
+    from sim.campaign.array import Array
+
+DELETED = (ABORT_REQUESTED, INVALID_NAMESPACE, INVALID_FIELD)
+"""How commands to a volume may end that is being deleted (NVMe 1.4 section 6.1.5)."""
+
+FLUSHES, FUAS = 0.05, 0.2
+
+
+def pieces(data: bytes, size: int) -> list[bytes]:
+    """``data`` cut."""
+    return [data[start : start + size] for start in range(0, len(data), size)]
+
+
+class Volume:
+    """A volume.
+
+    Parameters
+    ----------
+    array
+        Where it lies.
+    namespace
+        Its number for the host.
+    start, blocks
+        Its range of the array, in blocks of 4096 bytes.
+    sector_bytes
+        A logical block.
+    contents
+        What each of its blocks of 4096 bytes may hold at first.
+    """
+
+    def __init__(
+        self,
+        array: "Array",
+        namespace: int,
+        start: int,
+        blocks: int,
+        sector_bytes: int,
+        contents: list[set[bytes]],
+    ):
+        self.array = array
+        self.namespace = namespace
+        self.start = start
+        self.blocks = blocks
+        self.sector_bytes = sector_bytes
+        self.model = DurableModel(
+            [
+                {pieces(data, sector_bytes)[sector] for data in choices}
+                for choices in contents
+                for sector in range(BLOCK_BYTES // sector_bytes)
+            ]
+        )
+        self.deleted = False
+        """Its deletion has begun: no more commands are sent."""
+
+    def __str__(self) -> str:
+        return f"volume {self.namespace} of {self.array}"
+
+    def adopt(self, other: "Volume") -> None:
+        """It holds what another did that lay in its place."""
+        self.model = other.model
+
+    def settle(self) -> None:
+        """What the drives hold now, and have been asked to flush, is what it holds."""
+        sectors = BLOCK_BYTES // self.sector_bytes
+        for block in range(self.blocks):
+            held = self.array.held(self.start + block)
+            for sector in range(sectors):
+                self.model.settle(
+                    block * sectors + sector,
+                    {pieces(data, self.sector_bytes)[sector] for data in held},
+                )
+
+    def array_block(self, logical: int) -> int:
+        """The block of the array that holds a logical block."""
+        return self.start + logical * self.sector_bytes // BLOCK_BYTES
+
+    def check(self, block: int, data: bytes) -> None:
+        """Checks what the drives hold of a block of the array."""
+        sectors = pieces(data, self.sector_bytes)
+        for number, sector in enumerate(sectors, (block - self.start) * len(sectors)):
+            self.model.check(number, sector, str(self))
+
+    # Commands; each returns its status
+
+    async def write(self, first: int, count: int, address: int, queue: int, *, fua: bool) -> int:
+        """Writes random data."""
+        card, size = self.array.card, self.sector_bytes
+        data = card.random.randbytes(count * size)
+        card.transport.memory.write(address, data)
+        write = self.model.begin_write(first, pieces(data, size))
+        command = card.nvme.write(self.namespace, first, count, address, queue, fua, size)
+        status = await card.timed(self, "a write", command)
+        self.model.end_write(write, done=status == 0, fua=fua)
+        return status
+
+    async def read(self, first: int, count: int, address: int, queue: int = 0) -> int:
+        """Reads, and checks the data and that nothing around it changed."""
+        card, size = self.array.card, self.sector_bytes
+        pages = card.guard(address, count * size)
+        read = self.model.begin_read(first, count)
+        command = card.nvme.read(self.namespace, first, count, address, queue, size)
+        status = await card.timed(self, "a read", command)
+        if status:
+            self.model.end_read(read, None)
+            return status
+        card.check_guard(address, count * size, pages)
+        data = card.transport.memory.read(address, count * size)
+        try:
+            self.model.end_read(read, pieces(data, size))
+        except DataError as error:
+            raise DataError(f"{self}: {error}") from None
+        return 0
+
+    async def flush(self, queue: int = 0) -> int:
+        """Flushes."""
+        card = self.array.card
+        begun = self.model.begin_flush()
+        status = await card.timed(self, "a flush", card.nvme.flush(self.namespace, queue))
+        if status == 0:
+            self.model.end_flush(begun)
+        return status
+
+    # Load
+
+    async def load(
+        self,
+        choose: random.Random,
+        commands: int,
+        *,
+        workers: int,
+        writes: float,
+        longest: int,
+        allowed: Container[int] = (0,),
+    ) -> None:
+        """Random commands on all queues, ``workers`` at once, which end with allowed statuses.
+
+        Half of them are short; some begin inside a page; writes may overlap anything. ``longest``
+        is in blocks of 4096 bytes. Once the volume is being deleted no more are sent.
+        """
+        card = self.array.card
+        most = min(longest, self.blocks) * BLOCK_BYTES // self.sector_bytes
+        left = commands
+
+        async def access(buffer: int) -> int:
+            short = choose.random() < 0.5
+            count = choose.randint(1, min(4, most) if short else most)
+            first = choose.randint(0, len(self.model) - count)
+            address = buffer
+            if choose.random() < 0.5:
+                address += 4 * choose.randrange(PAGE_BYTES // 4)
+            queue = choose.randrange(len(card.nvme.queues))
+            if choose.random() < FLUSHES:
+                return await self.flush(queue)
+            if choose.random() < writes:
+                fua = choose.random() < FUAS
+                return await self.write(first, count, address, queue, fua=fua)
+            return await self.read(first, count, address, queue)
+
+        async def work() -> None:
+            nonlocal left
+            buffer = card.take_buffer()
+            while left > 0 and not self.deleted:
+                left -= 1
+                status = await access(buffer)
+                if self.deleted and status in DELETED:
+                    card.outcome.seen["commands of deleted volumes refused"] += 1
+                    continue
+                assert status in allowed, f"{self}: status {status:#x}"
+            card.give_buffer(buffer)
+
+        await card.together(work() for _ in range(workers))
+
+    async def read_all(self, allowed: Container[int] = (0,)) -> None:
+        """Reads and checks every block."""
+        card = self.array.card
+        buffer = card.take_buffer()
+        at_once = min(8, card.config.transfer_blocks) * BLOCK_BYTES // self.sector_bytes
+        for first in range(0, len(self.model), at_once):
+            count = min(at_once, len(self.model) - first)
+            status = await self.read(first, count, buffer)
+            assert status in allowed, f"{self}: read of block {first}: status {status:#x}"
+        card.give_buffer(buffer)
