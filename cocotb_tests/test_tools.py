@@ -20,7 +20,7 @@ import pytest
 import sim.campaign.__main__ as campaign
 import sw.characterise.__main__ as characterise
 from cocotb_tests.test_characterise import RECORD
-from sim.campaign.run import Outcome
+from sim.campaign.card import Outcome
 from sim.verilog import ROOT
 from sw.cli import INTERRUPTED, processes, program
 
@@ -244,15 +244,16 @@ def test_interrupted_characterisation(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, "argv", ["characterise", *arguments])
     began = time.monotonic()
     assert program("characterise", characterise.main) == INTERRUPTED
-    # Predictions are worked out before; tables and a report of plots are made of what there is.
-    assert time.monotonic() - began < 10 * AT_ONCE_S
+    # Predictions are worked out before, and a report of plots after: how soon the processes end is
+    # what the test before says. Nobody has waited for those that slept.
+    assert time.monotonic() - began < LONG_S / 2
     error = capsys.readouterr().err
     found = re.search(r"interrupted after (\d+) of (\d+) points\n$", error)
     assert found and found[1] == "1", error
     assert (tmp_path / "results.json").read_text().count('"id": "R1"') == 1
 
 
-def slow_attempt(seed: int):
+def slow_attempt(_, seed: int):
     """Stands in for a run of a campaign: the first two are at once there."""
     time.sleep(LONG_S if seed > 2 else SHORT_S)
     return campaign.Ended(seed=seed, outcome=Outcome(title="a run", commands=10))

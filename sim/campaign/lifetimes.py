@@ -6,6 +6,7 @@ what the drives hold as the deletion returns is what the new array holds.
 """
 
 import random
+from contextlib import suppress
 
 from hdl.background.jobs import JobState
 from hdl.config import BLOCK_BYTES
@@ -14,6 +15,7 @@ from sim.campaign.faults import FAULT_TIME_NS, Faults
 from sim.campaign.shapes import layout_for
 from sim.golden.nvme import UNRECOVERED_READ
 from sw.driver import background, raid
+from sw.driver.commands import NvmeError
 
 WRITE_FAULT = 0x280
 FAILING = (0, WRITE_FAULT, UNRECOVERED_READ)
@@ -92,9 +94,13 @@ class Lifetimes:
     async def _lose_early(self, array: Array, contents: list[set[bytes]]) -> None:
         """A drive goes before the array has its redundancy: what is read is right, or fails."""
         card = array.card
-        stopped = self._choose.random() < STOPPED and (await array.job()).state == JobState.RUNNING
-        if stopped:
-            await background.stop_job(card.nvme, array.number)
+        stopped = False
+        if self._choose.random() < STOPPED:
+            # At once: few rows are soon done.
+            with suppress(NvmeError):
+                await background.stop_job(card.nvme, array.number)
+            stopped = (await array.job()).state == JobState.STOPPED
+        card.outcome.seen["initialisations stopped"] += stopped
         await array.create_volumes(contents)
         if stopped:
             await array.load()
