@@ -115,7 +115,7 @@ class Bench:
         TableServer(dut, "strip_read", self._strip)
         self.launch = StreamSource(dut, "launch", active=active, seed=seed)
         dut.failed.value = 0
-        cocotb.start_soon(busy_after(dut, "launch"))
+        cocotb.start_soon(busy_after(dut, "finished"))
         if config.shared_blocks:
             # One of two arrays.
             dut.exists.value = 3

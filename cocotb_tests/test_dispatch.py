@@ -11,7 +11,7 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.array_models import Table, pack_geometry, random_layout, random_recovery
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, busy_after, pack, start, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
 from hdl.array.interface import copy_entry, expected, extent, member_address
 from hdl.background.interface import MEND_TAG, WalkKind, walk
 from hdl.config import DATA_OFFSET_BLOCKS, MAX_DRIVES, Config, board, small
@@ -67,7 +67,6 @@ class Bench:
             self.sinks[name] = StreamSink(
                 dut, name, layout=layout, callback=lambda seen, to=name: self._check(to, seen)
             )
-        cocotb.start_soon(busy_after(dut, "extent"))
         self.layouts: dict[int, Layout] = {}
         self.ports: dict[int, list[int]] = {}
         self.failed = 0
