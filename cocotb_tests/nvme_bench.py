@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import cocotb
 from cocotb.triggers import ClockCycles, Event, RisingEdge
 
-from cocotb_tests.busy import BusyWatch
 from cocotb_tests.nvme_model import ADMIN_LINES, KEPT_LINES, DataPath
 from cocotb_tests.runner import simulate
 from cocotb_tests.store_model import STORE_DELAY
@@ -184,21 +183,6 @@ class Bench(DataPath):
             sink("line_read__request", None, self._line_read),
         ]
         self.allocate.send_all(range(ADMIN_LINES))
-        inputs = (self.register, self.inbox, self.read_done, self.write_done, self.completion,
-                  self.fetch, self.deliver, self.manage_response, self.allocate)  # fmt: skip
-        levels = [
-            getattr(dut, name)
-            for name in ("now", "array_news", "temperature", "line_read__response_valid",
-                         "drive_failed", "drive_used", "drive_stale", "status__bus_master",
-                         "status__msix_enable", "status__msix_mask", "status__function_reset",
-                         "host_idle")
-        ]  # fmt: skip
-        self.busy_watch = BusyWatch(
-            dut,
-            [source.name for source in inputs],
-            [sink.name for sink in (*self.sinks, self.response)],
-            others=lambda: tuple(int(level.value) for level in levels),
-        )
 
     async def reset(self) -> None:
         """Starts the clock; MSI-X and bus mastering are enabled."""
@@ -467,7 +451,6 @@ class Bench(DataPath):
         await ClockCycles(self.dut.clk, 200)
         assert quiet(), "something moved after everything had ended"
         assert not int(self.dut.busy.value), "busy although nothing can move"
-        assert self.busy_watch.worked, "never busy"
         assert self.allocate.waiting == ADMIN_LINES - KEPT_LINES, "an admin line was not given back"
         assert len(self.free_lines) == self.config.lines - ADMIN_LINES
         assert not self._transfers and not self._sending
