@@ -76,7 +76,10 @@ class Config:
     read_tags
         PCIe memory read requests outstanding, a power of two up to 256.
     completion_headers
-        Completion headers that the PCIe hard block buffers; space is reserved before a request.
+        Completion headers that the PCIe hard block buffers; space is reserved before a request. Of
+        an UltraScale+ block of 256 or 512 bits without straddling, AMD advises to have fewer than
+        64 completions outstanding (PG213, "Straddle Option on RC Interface"): 63 keeps to that, and
+        bounds what is outstanding to 4032 bytes where completions may end every 64.
     completion_address_bits
         Bits of a completion's lower address that the PCIe block reports: 12 (UltraScale+) or 7
         (what the link carries).
