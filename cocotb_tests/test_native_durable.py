@@ -11,7 +11,7 @@ from hdl.array.interface import ArrayState, Level
 from hdl.background.interface import WalkKind
 from hdl.background.jobs import JobState
 from hdl.config import DATA_OFFSET_BLOCKS
-from sim.campaign.sizes import SIZES
+from sim.campaign.sizes import USUAL
 from sim.native.parameters import MICROSECOND, Ideal
 from sw.driver import background, raid
 from sw.driver.commands import NvmeError
@@ -40,7 +40,7 @@ def test_nothing_lands_in_the_next_array(level, members):
     Nothing of the old one is written any more, and an array beside it goes on.
     """
     drives = [SLOW] * members + [FAST] * (PORTS - members)
-    with Card(drives, seed=SEED, config=SIZES) as card:
+    with Card(drives, seed=SEED, config=USUAL) as card:
         old = card.run(card.create(level, range(members)))
         other = card.run(card.create(Level.RAID1, range(6, 8)))
         ended: list[int] = []
@@ -83,7 +83,7 @@ def test_nothing_lands_in_the_next_array(level, members):
 
 def test_a_rebuilt_drive_has_stored_what_is_trusted():
     """What the host had flushed before is on the new drive, though it loses its power at once."""
-    with Card([FORGETFUL] * PORTS, seed=SEED, config=SIZES) as card:
+    with Card([FORGETFUL] * PORTS, seed=SEED, config=USUAL) as card:
         volume = card.run(card.create(Level.RAID5, range(5)))
 
         async def scenario(old: int, new: int, *, copies: bool) -> None:

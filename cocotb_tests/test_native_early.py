@@ -10,13 +10,13 @@ from cocotb_tests.native_card import PORTS, Card, Volume
 from hdl.array.interface import Level
 from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.drive.ladder import longest_ms
-from sim.campaign.sizes import SIZES
+from sim.campaign.sizes import USUAL
 from sim.native.parameters import MICROSECOND, Ideal, link_rate
 from sw.driver import raid
 
 SEED = int(os.environ.get("SEED") or "1")
 COMMANDS = 80
-LONGEST_NS = longest_ms(SIZES) * 1_000_000
+LONGEST_NS = longest_ms(USUAL) * 1_000_000
 
 
 def drives(seed: int) -> list[Ideal]:
@@ -54,7 +54,7 @@ SITUATIONS = [
 @pytest.mark.parametrize(("level", "members", "fault"), SITUATIONS)
 def test_drives_of_different_speeds(level, members, fault):
     """Reads of a drive that is gone, of which others hang, are late, or go away as well."""
-    with Card(drives(SEED), seed=SEED, config=SIZES) as card:
+    with Card(drives(SEED), seed=SEED, config=USUAL) as card:
 
         async def strike() -> None:
             """Something happens to one more drive while reads are under way."""

@@ -7,7 +7,7 @@ import pytest
 from cocotb_tests.native_card import PORTS, Card, Volume
 from hdl.array.interface import Level
 from hdl.config import DATA_OFFSET_BLOCKS
-from sim.campaign.sizes import SIZES
+from sim.campaign.sizes import USUAL
 from sim.native.parameters import MICROSECOND, Ideal
 from sw.driver import raid
 
@@ -25,7 +25,7 @@ LONGEST_NS = (13 + 5 + 5) * TICK_NS
 def hang(level: Level, drives: int, port: int, commands: int, **fault) -> tuple[dict, bool, float]:
     """A load while drive ``port`` does not end its commands: the drive's counters, whether it was
     given up, and the longest time between ends of commands."""
-    with Card([FAST] * PORTS, seed=SEED, config=SIZES) as card:
+    with Card([FAST] * PORTS, seed=SEED, config=USUAL) as card:
 
         async def main() -> Volume:
             volume = await card.create(level, range(drives))
@@ -61,8 +61,8 @@ def test_a_reset_cures(level, at_end):
 @pytest.mark.parametrize("level", [Level.RAID5, Level.RAID1], ids=["RAID5", "RAID1"])
 def test_a_drive_is_given_up(level):
     counters, failed, gap = hang(level, 3, 0, -1, deaf=True, lasting=True)
-    assert counters["resets"] == SIZES.drive_resets + 1 and failed
-    assert gap < (SIZES.drive_resets + 2) * LONGEST_NS
+    assert counters["resets"] == USUAL.drive_resets + 1 and failed
+    assert gap < (USUAL.drive_resets + 2) * LONGEST_NS
 
 
 def test_late_is_not_lost():
@@ -79,7 +79,7 @@ def test_slow_reads_are_had_elsewhere(level):
     slow = FAST.changed(latency_ps=latency_ns * 1000)
     drives = [slow if number == port else FAST for number in range(PORTS)]
     spent: list[float] = []
-    with Card(drives, seed=SEED, config=SIZES) as card:
+    with Card(drives, seed=SEED, config=USUAL) as card:
 
         async def main() -> Volume:
             volume = await card.create(level, range(2 if level is Level.RAID1 else 4))
@@ -95,7 +95,7 @@ def test_slow_reads_are_had_elsewhere(level):
         counters = card.harness.drive_statistics(port)
     print(f"longest read {max(spent) / 1e6:.2f} ms of {SLOW_NS / 1e6:.2f}, {counters}")
     assert not counters["aborts"] and not counters["resets"] and not card.gone
-    assert SIZES.slow_read_ms * 1e6 < max(spent) < SLOW_NS + 100_000 < latency_ns
+    assert USUAL.slow_read_ms * 1e6 < max(spent) < SLOW_NS + 100_000 < latency_ns
 
 
 @pytest.mark.parametrize("workers", [1, 8], ids=["alone", "stream"])
@@ -106,7 +106,7 @@ def test_slow_reads_of_an_array_without_a_drive(workers):
     slow = FAST.changed(latency_ps=latency_ns * 1000)
     drives = [slow if number == port else FAST for number in range(PORTS)]
     spent: list[float] = []
-    with Card(drives, seed=SEED, config=SIZES) as card:
+    with Card(drives, seed=SEED, config=USUAL) as card:
 
         async def main() -> Volume:
             volume = await card.create(Level.RAID6, range(6))
@@ -129,14 +129,14 @@ def test_slow_reads_of_an_array_without_a_drive(workers):
         counters = card.harness.drive_statistics(port)
     print(f"longest read {max(spent) / 1e6:.2f} ms of {SLOW_NS / 1e6:.2f}, {counters}")
     assert not counters["aborts"] and not counters["resets"] and card.gone == {pulled}
-    assert SIZES.slow_read_ms * 1e6 < max(spent) < SLOW_NS + 200_000
+    assert USUAL.slow_read_ms * 1e6 < max(spent) < SLOW_NS + 200_000
     assert max(spent) < latency_ns
 
 
 def test_pulled_while_it_hangs():
     """The drive goes away with commands that hang, and while the port is being reset."""
     for delay in (0.5, 1.0, 1.4):
-        with Card([FAST] * PORTS, seed=SEED, config=SIZES) as card:
+        with Card([FAST] * PORTS, seed=SEED, config=USUAL) as card:
 
             async def pull(card: Card = card, delay: float = delay) -> None:
                 await card.card.transport.sleep(delay * LONGEST_NS)

@@ -13,7 +13,7 @@ from hdl.background.jobs import JobState
 from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.controller import Controller
 from hdl.stripe.sequencer import Sequencer
-from sim.campaign.sizes import SIZES
+from sim.campaign.sizes import USUAL
 from sim.golden.nvme import DRIVE_UNAVAILABLE, IN_USE, INVALID_FIELD, OTHER_DRIVE
 from sim.native.harness import Harness
 from sim.native.parameters import MICROSECOND, Ideal
@@ -22,7 +22,7 @@ from sw.driver.commands import NvmeError
 
 SEED = int(os.environ.get("SEED") or "1")
 ROWS = 256
-CHUNKS = SIZES.intent_chunks
+CHUNKS = USUAL.intent_chunks
 FORGETFUL = Ideal(
     capacity=DATA_OFFSET_BLOCKS + ROWS, latency_ps=5 * MICROSECOND, volatile_cache=True
 )
@@ -81,7 +81,7 @@ LEVELS = [
 
 
 def catches_up(level: Level, members: int, options: dict) -> None:
-    with Card([FORGETFUL] * PORTS, seed=SEED, config=SIZES) as card:
+    with Card([FORGETFUL] * PORTS, seed=SEED, config=USUAL) as card:
         volume = card.run(card.create(level, range(members), **options))
 
         async def scenario() -> None:
@@ -123,7 +123,7 @@ def test_a_member_catches_up(level, members, options):
 
 def test_only_the_same_drive_comes_back():
     """A drive that is another one, is away or was never failed; one given up; one replaced."""
-    with Card([FORGETFUL] * PORTS, seed=SEED, config=SIZES) as card:
+    with Card([FORGETFUL] * PORTS, seed=SEED, config=USUAL) as card:
         volume = card.run(card.create(Level.RAID6, range(5)))
 
         async def scenario() -> None:

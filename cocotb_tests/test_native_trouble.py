@@ -7,7 +7,7 @@ import pytest
 from cocotb_tests.native_card import PORTS, Card, Volume
 from hdl.array.interface import Level
 from hdl.config import DATA_OFFSET_BLOCKS
-from sim.campaign.sizes import SIZES
+from sim.campaign.sizes import USUAL
 from sim.golden.nvme import DATA_TRANSFER_ERROR, WRITE_FAULT
 from sim.native.harness import Flow, ReadEnd
 from sim.native.parameters import MICROSECOND, NANOSECOND, Ideal, LinkParameters
@@ -37,7 +37,7 @@ DRIVE_COUNTERS = ("writes", "written_blocks", "fua_writes", "fua_blocks", "flush
 @pytest.mark.parametrize("level", [Level.RAID1, Level.RAID6], ids=["RAID1", "RAID6"])
 def test_load_on_a_troubled_link(level):
     """Held credits, few of them, a ``tready`` that falls at any time, completions in pieces."""
-    with Card([FAST] * PORTS, seed=SEED, config=SIZES, link=TROUBLE) as card:
+    with Card([FAST] * PORTS, seed=SEED, config=USUAL, link=TROUBLE) as card:
 
         async def main() -> Volume:
             volume = await card.create(level, range(2 if level is Level.RAID1 else 6))
@@ -55,7 +55,7 @@ def test_load_on_a_troubled_link(level):
 @pytest.mark.parametrize("late", [False, True], ids=["first", "last"])
 def test_failed_reads_of_data(end, late):
     """A write whose data cannot be fetched says so, and its blocks are whole; all else goes on."""
-    with Card([FAST] * PORTS, seed=SEED, config=SIZES) as card:
+    with Card([FAST] * PORTS, seed=SEED, config=USUAL) as card:
 
         async def main() -> Volume:
             volume = await card.create(Level.RAID5, range(4))
@@ -74,7 +74,7 @@ def test_failed_reads_of_data(end, late):
 
 def test_a_stalled_request_stream_loses_nothing():
     """RQ and CC stand still for a long time amid load; credits run out both ways."""
-    with Card([FAST] * PORTS, seed=SEED, config=SIZES) as card:
+    with Card([FAST] * PORTS, seed=SEED, config=USUAL) as card:
 
         async def stall() -> None:
             for flow in Flow:
@@ -145,14 +145,14 @@ async def tell_durable(card: Card, level: Level, drives: int) -> Volume:
 def test_fua_and_flush_reach_the_drives(level, drives):
     """Every block that a write with FUA changes is written with FUA, parity too, and no other; a
     flush reaches each live member, and no other drive."""
-    with Card([FAST] * PORTS, seed=SEED, config=SIZES) as card:
+    with Card([FAST] * PORTS, seed=SEED, config=USUAL) as card:
         card.finish(card.run(tell_durable(card, level, drives)))
 
 
 @pytest.mark.parametrize("lost", ["fua", "flush"])
 def test_lost_durability_is_found(lost, monkeypatch):
     """The checks fail when FUA or flushes do not get to the card."""
-    with Card([FAST] * PORTS, seed=SEED, config=SIZES) as card:
+    with Card([FAST] * PORTS, seed=SEED, config=USUAL) as card:
         write = card.nvme.write
 
         async def plain(namespace, block, blocks, address, queue, fua, size) -> None:
@@ -170,7 +170,7 @@ def test_lost_durability_is_found(lost, monkeypatch):
 @pytest.mark.parametrize("level", [Level.RAID0, Level.RAID1], ids=["RAID0", "RAID1"])
 def test_what_is_durable_outlives_the_power(level):
     """All drives lose power: what was flushed or written with FUA is there, of the rest a part."""
-    with Card([FORGETFUL] * PORTS, seed=SEED, config=SIZES) as card:
+    with Card([FORGETFUL] * PORTS, seed=SEED, config=USUAL) as card:
         flushed, volatile, forced = range(8), range(8, 20), range(20, 24)
 
         async def main() -> Volume:
@@ -198,7 +198,7 @@ def test_what_is_durable_outlives_the_power(level):
 def test_a_port_reset_may_lose_the_cache():
     """As a power-on attention would say: what was not flushed may be gone, the drive goes on."""
     drive = FAST.changed(volatile_cache=True, reset_loses_cache=True)
-    with Card([drive] * PORTS, seed=SEED, config=SIZES) as card:
+    with Card([drive] * PORTS, seed=SEED, config=USUAL) as card:
 
         async def main() -> int:
             volume = await card.create(Level.JBOD, [2])
@@ -219,7 +219,7 @@ def test_a_port_reset_may_lose_the_cache():
 
 def test_refused_writes_of_a_single_drive():
     """A block that cannot be written ends its command with Write Fault; all others are written."""
-    with Card([FAST] * PORTS, seed=SEED, config=SIZES) as card:
+    with Card([FAST] * PORTS, seed=SEED, config=USUAL) as card:
 
         async def main() -> Volume:
             volume = await card.create(Level.JBOD, [1])

@@ -1,6 +1,7 @@
 """An array of a campaign with its volumes: how it is made, what is wrong with it, what it holds."""
 
 import random
+from typing import Any
 
 from cocotb_tests.array_models import rotation_of
 from cocotb_tests.row_check import checked_row
@@ -121,7 +122,7 @@ class Array:
     async def create(self, *, initialise: bool = False, zero: bool = False) -> None:
         """Creates the array over what is on the drives."""
         layout = self.layout
-        options = {"spans": layout.spans} if layout.spans > 1 else {}
+        options: dict[str, Any] = {"spans": layout.spans} if layout.spans > 1 else {}
         if layout.copies > 1:
             options["copies"] = layout.copies
         self.number = await raid.create_array(

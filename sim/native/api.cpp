@@ -234,12 +234,6 @@ int64_t striata_refuse_writes(Handle* handle, int64_t port, int64_t block, int64
     });
 }
 
-void striata_refuse_writes(Handle* handle, int64_t port, int64_t block, int64_t count,
-                           int64_t refused) {
-    Storage& storage = handle->harness->drive(port).storage();
-    for (int64_t i = 0; i < count; ++i) storage.refuse(block + i, refused);
-}
-
 // flags: 1 data moves, 2 deaf to aborts, 4 not cured by a reset.
 int64_t striata_drive_fault(Handle* handle, int64_t port, int64_t commands, int64_t flags,
                             int64_t delay_ps) {

@@ -52,14 +52,6 @@ public:
     // Reads of the block fail until it is written (`curable`) or for good.
     void set_bad(int64_t block, bool curable) { bad_[block] = curable; }
     void clear_bad(int64_t block) { bad_.erase(block); }
-    // Writes of the block fail, or do not any more.
-    void refuse(int64_t block, bool refused) {
-        if (refused)
-            refused_.insert(block);
-        else
-            refused_.erase(block);
-    }
-    bool refuses(int64_t block) const { return !refused_.empty() && refused_.count(block); }
     // First bad block of block .. block + count - 1 as an index, or count.
     int first_bad(int64_t block, int count) const {
         if (bad_.empty()) return count;
