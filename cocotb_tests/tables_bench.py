@@ -142,6 +142,7 @@ class Bench:
                     "rotation": unpack(RotationBits, rotation_of(layout).value),
                     "rows": wanted.rows,
                     "blocks": wanted.blocks,
+                    **({} if config.background else {"assumed": wanted.assumed}),
                 }
             for position, port in enumerate(wanted.members if wanted else []):
                 address = number << 5 | position

@@ -17,6 +17,7 @@ class ModelArray:
     layout: Layout
     members: list[int]
     rows: int
+    assumed: int
 
     @property
     def blocks(self) -> int:
@@ -112,7 +113,7 @@ class Model:
         number = next((n for n in range(self.config.arrays) if n not in self.arrays), None)
         if number is None:
             return ManageStatus.NO_ENTRY, None
-        self.arrays[number] = ModelArray(layout, members, rows)
+        self.arrays[number] = ModelArray(layout, members, rows, request.get("assumed", 0))
         for port in members:
             self.known[port] = 0 if empty >> port & 1 else self.identity[port]
         self.lost &= ~sum(1 << port for port in members)

@@ -65,6 +65,7 @@ class Changes(Bench):
             "copies": copies,
             "spans": spans,
             "drives": drives,
+            "assumed": generator.getrandbits(1),
         }
 
     def replace_request(self) -> dict:
