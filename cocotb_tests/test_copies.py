@@ -124,7 +124,7 @@ async def the_member_fails(dut):
     host.pull(1)
     host.paused = False
     await host.until(lambda: bool(int(dut.stale.value)), "a stale drive")
-    await ClockCycles(dut.clk, 2)
+    await ClockCycles(dut.clk, 6)
     assert int(dut.stale.value) == 1 << 5 and used(dut) == 0b100101
     while int(dut.stale.value):
         assert await host.boundary(array) >= boundary

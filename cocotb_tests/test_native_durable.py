@@ -67,6 +67,7 @@ def test_nothing_lands_in_the_next_array(level, members):
                 await transport.sleep(card.random.choice((5_000, 20_000, 300_000)))
                 await raid.delete_volume(nvme, old.namespace)
                 await raid.delete_array(nvme, 0)
+                await transport.sleep(20_000)
                 assert len(ended) == most, "an array has gone before its commands"
                 assert (await raid.drives(nvme))[0].array is None
                 new = Level.RAID0 if round_number % 2 == 0 else level

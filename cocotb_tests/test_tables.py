@@ -218,7 +218,7 @@ async def nobody_gets_what_is_referred_to(dut):
         """``check`` holds for as long as somebody is inside, and then the change ends."""
         bench.quiesces.paused = True
         changing = cocotb.start_soon(bench.change(opcode, **fields))
-        for _ in range(300):
+        for _ in range(200):
             await RisingEdge(dut.clk)
         assert not changing.done(), f"{opcode} does not wait"
         await check()
@@ -238,7 +238,7 @@ async def nobody_gets_what_is_referred_to(dut):
     await held(ManageOpcode.CREATE_VOLUME, no_volume, array=0)
     await held(ManageOpcode.DELETE_VOLUME, no_volume, volume=0)
     if config.background:
-        copy = {"array": 0, "position": 1, "port": 2}
+        copy = {"array": 0, "position": 1, "port": 2, "spare": 0}
         for complete, members in ((0, 0b0011), (1, 0b0101)):
             assert await bench.change(ManageOpcode.COPY, **copy) == ManageStatus.DONE
             end = {"array": 0, "complete": complete}
@@ -273,7 +273,7 @@ async def drives_are_flushed_before_they_are_trusted(dut):
         bench.model.refusing = refusing
         bench.flushed.paused = True
         settling = cocotb.start_soon(bench.change(ManageOpcode.SETTLE, array=0))
-        for _ in range(300):
+        for _ in range(200):
             await RisingEdge(dut.clk)
         assert int(dut.stale.value) == 0b0100 and not settling.done(), "trusted without a flush"
         bench.flushed.paused = False
