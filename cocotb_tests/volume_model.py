@@ -8,6 +8,9 @@ begun after: the model keeps those that are possible, and checks that a read ret
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+ANYTHING = b"anything"
+"""Of a block that may hold whatever it likes, as nobody has written it."""
+
 
 class DataError(AssertionError):
     """A block is not what any order of the writes could have left."""
@@ -87,7 +90,7 @@ class VolumeModel:
         """Checks the blocks that a read returned; None: it has failed."""
         self._reads.remove(read)
         for place, block in enumerate(data or ()):
-            if block not in read.allowed[place]:
+            if not {block, ANYTHING} & read.allowed[place]:
                 raise DataError(
                     f"block {read.first + place}, number {place} of {read.blocks} read, is wrong"
                     + self._source(block)
@@ -101,7 +104,7 @@ class VolumeModel:
 
     def check(self, block: int, data: bytes, where: str) -> None:
         """Checks what a drive holds of ``block``."""
-        if data not in self.possible(block):
+        if not {data, ANYTHING} & self.possible(block):
             raise DataError(f"block {block} in {where} is wrong" + self._source(data))
 
     def _source(self, data: bytes) -> str:

@@ -8,6 +8,7 @@ what the drives hold as the deletion returns is what the new array holds.
 import random
 from contextlib import suppress
 
+from cocotb_tests.volume_model import ANYTHING
 from hdl.background.jobs import JobState
 from hdl.config import BLOCK_BYTES
 from sim.campaign.array import Array
@@ -68,7 +69,7 @@ class Lifetimes:
         contents = array.snapshot()
         await array.create(initialise=True)
         if "early" in self._features and self._choose.random() < EARLY:
-            await self._lose_early(array, contents)
+            await self._lose_early(array)
         else:
             await array.create_volumes(contents)
             if self._choose.random() < 0.5:
@@ -91,8 +92,11 @@ class Lifetimes:
         await background.start_job(card.nvme, array.number, job.kind, resume=True)
         card.outcome.seen["jobs resumed"] += 1
 
-    async def _lose_early(self, array: Array, contents: list[set[bytes]]) -> None:
-        """A drive goes before the array has its redundancy: what is read is right, or fails."""
+    async def _lose_early(self, array: Array) -> None:
+        """A drive goes before the array has its redundancy: what was written is right.
+
+        What nobody has written is worked out from parities that mean nothing yet.
+        """
         card = array.card
         stopped = False
         if self._choose.random() < STOPPED:
@@ -101,7 +105,7 @@ class Lifetimes:
                 await background.stop_job(card.nvme, array.number)
             stopped = (await array.job()).state == JobState.STOPPED
         card.outcome.seen["initialisations stopped"] += stopped
-        await array.create_volumes(contents)
+        await array.create_volumes([{ANYTHING}] * array.blocks)
         if stopped:
             await array.load()
         array.troubled.update(array.ports)

@@ -4,7 +4,7 @@ import random
 from collections.abc import Container
 from typing import TYPE_CHECKING
 
-from cocotb_tests.volume_model import DataError
+from cocotb_tests.volume_model import ANYTHING, DataError
 from hdl.config import BLOCK_BYTES
 from sim.campaign.durable import DurableModel
 from sim.golden.nvme import ABORT_REQUESTED, INVALID_FIELD, INVALID_NAMESPACE
@@ -22,6 +22,11 @@ FLUSHES, FUAS = 0.05, 0.2
 def pieces(data: bytes, size: int) -> list[bytes]:
     """``data`` cut."""
     return [data[start : start + size] for start in range(0, len(data), size)]
+
+
+def sector_of(data: bytes, number: int, size: int) -> bytes:
+    """A sector of a block, or `ANYTHING`."""
+    return ANYTHING if data == ANYTHING else data[number * size : (number + 1) * size]
 
 
 class Volume:
@@ -57,7 +62,7 @@ class Volume:
         self.sector_bytes = sector_bytes
         self.model = DurableModel(
             [
-                {pieces(data, sector_bytes)[sector] for data in choices}
+                {sector_of(data, sector, sector_bytes) for data in choices}
                 for choices in contents
                 for sector in range(BLOCK_BYTES // sector_bytes)
             ]
