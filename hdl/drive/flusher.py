@@ -5,7 +5,7 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.array.tracker import FLUSH_ROUNDS
-from hdl.config import MAX_DRIVES, Config
+from hdl.config import MAX_DRIVES, Config, bits_for_count
 from hdl.drive.interface import DriveStatus, Opcode, Owner, finished, operation
 from hdl.memory.round_robin import RoundRobin
 
@@ -56,7 +56,7 @@ class Flusher(wiring.Component):
         config = self._config
         m = Module()
         m.submodules.choose = choose = RoundRobin(count=self._users)
-        user = Signal(range(self._users))
+        user = Signal(bits_for_count(self._users))
         port = Signal(range(config.ports))
         pending, stored, again = Signal(MAX_DRIVES), Signal(MAX_DRIVES), Signal(MAX_DRIVES)
         # Operations that have been sent and have not ended.
