@@ -117,6 +117,7 @@ class Bench:
         self.indices = {
             Owner.ROW: deque(range(config.rows)),
             Owner.COMMAND: deque(range(config.commands)),
+            Owner.FLUSHER: deque(range(config.rows)),
         }
         self.in_use: list[set[int]] = [set() for _ in range(config.ports)]
         self.statuses: dict[DriveStatus, int] = dict.fromkeys(DriveStatus, 0)

@@ -71,9 +71,11 @@ class Ladders(Bench):
         """Short operations of every kind, each command by itself."""
         for _ in range(count):
             opcode = self.random.choice((Opcode.READ, Opcode.WRITE, Opcode.READ, Opcode.FLUSH))
-            owner = self.random.choice(list(Owner))
+            owner = self.random.choice((Owner.ROW, Owner.COMMAND))
             if opcode is Opcode.WRITE:
                 owner = Owner.ROW
+            elif opcode is Opcode.FLUSH:
+                owner = self.random.choice(list(Owner))
             self.submit(
                 port=port,
                 opcode=opcode,

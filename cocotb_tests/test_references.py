@@ -179,7 +179,7 @@ async def waits_for_all_that_was_inside(dut):
             held += bool(asked.due)
         await RisingEdge(dut.clk)
         if int(dut.quiesce__valid.value) and int(dut.quiesce__ready.value):
-            assert asked, "an answer that nobody waits for"
+            assert asked, "an answer that nobody asked for"
             assert not asked.due and not asked.leftovers, f"{asked.fields}: too early"
             asked = None
             answers += 1

@@ -447,10 +447,12 @@ class Supervisor(wiring.Component):
                         with m.Case(ManageOpcode.SETTLE):
                             m.next = "HAND-OVER"
 
-            # The stale drives of an array are trusted, or have failed.
+            # The stale drives of an array are trusted, or have failed; its state says so before
+            # the job has ended.
             with m.State("HAND-OVER"):
-                m.d.comb += self.handed.eq(1)
-                m.next = "REST"
+                m.d.comb += self.handed.eq(self.settled)
+                with m.If(self.settled):
+                    m.next = "REST"
 
             # A copy has ended: the leaver is free.
             with m.State("PART"):
@@ -489,6 +491,7 @@ class Supervisor(wiring.Component):
             waits = (
                 (fsm.ongoing("REST") & ~self.request.valid & ~self.rebuilt & ~wanted)
                 | (fsm.ongoing("SETTLE") & ~self.settled)
+                | (fsm.ongoing("HAND-OVER") & ~self.settled)
                 | (self.order.valid & ~self.order.ready)
                 | (fsm.ongoing("LISTEN") & ~self.table_response.valid)
                 | (self.response.valid & ~self.response.ready)
