@@ -11,6 +11,7 @@ from cocotb_tests.controller_situations import ALL_PORTS, PAUSES, busy_host, set
 from cocotb_tests.drive_model import IDEAL
 from hdl.array.interface import ArrayState, Level
 from hdl.background.interface import WalkKind
+from hdl.background.jobs import JobState
 from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.drive.interface import DriveStatus
 from sim.golden import nvme
@@ -155,12 +156,14 @@ async def drives_restart(dut):
     await bench.drives[2].restart()
     await load
     for _ in range(200):
-        [array] = await raid.arrays(bench.nvme)
-        if array.state == ArrayState.OPTIMAL and not array.members[2].failed:
+        job = await background.job(bench.nvme, 0)
+        if (job.kind, job.state) == (WalkKind.REBUILD, JobState.DONE):
             break
         await ClockCycles(dut.clk, 500)
-    assert array.state == ArrayState.OPTIMAL and not array.members[2].stale
-    assert (await background.job(bench.nvme, 0)).kind == WalkKind.REBUILD
+    [array] = await raid.arrays(bench.nvme)
+    assert (job.kind, job.state) == (WalkKind.REBUILD, JobState.DONE), job
+    assert array.state == ArrayState.OPTIMAL
+    assert not array.members[2].stale and not array.members[2].failed
     assert await flush(bench, volume) == nvme.SUCCESS
     await bench.finish(volume)
     await raid.delete_volume(bench.nvme, volume.namespace)

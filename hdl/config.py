@@ -182,7 +182,7 @@ class Config:
     intent_chunks: int = 0
     command_timeout_ms: int = 8000
     abort_timeout_ms: int = 500
-    array_shares: bool = True
+    array_shares: bool = False
     early_rows: int = 8
     slow_read_ms: int = 0
     drive_resets: int = 1

@@ -196,7 +196,8 @@ class ArrayStates(wiring.Component):
                     m.d.sync += [found.missing.eq(1), found.position.eq(place)]
                 m.d.sync += [
                     doubtful.eq(doubtful + (is_failed | is_stale | is_suspect)),
-                    in_group.eq(in_group | this_one),
+                    # What a stale drive has lost, the others have.
+                    in_group.eq(in_group | Mux(is_stale, 0, this_one)),
                     suspects.eq(suspects | this_one | target),
                 ]
                 with m.If(is_failed & self.returns.bit_select(port, 1) & ~found.returns):

@@ -514,6 +514,7 @@ class Jobs(wiring.Component):
             waits = (
                 (fsm.ongoing("REST") & ~self.order.valid & ~self.running.any())
                 | (fsm.ongoing("BEGIN") & ~self.slice.ready)
+                | (fsm.ongoing("HAND-OVER") & ~self.handed & ~self.order.valid)
                 | (
                     fsm.ongoing("WALK")
                     & ~self.slice_end.valid

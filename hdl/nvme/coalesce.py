@@ -34,6 +34,8 @@ class Coalesce(wiring.Component):
         As in `hdl.nvme.features.Features`.
     clear
         Forgets what is held back.
+    hurry
+        Holds nothing back.
     now, deadline
         Time in clock cycles, and when it matters next; all ones while nothing is held back.
     passed
@@ -52,6 +54,7 @@ class Coalesce(wiring.Component):
                 "delay": In(8),
                 "uncoalesced": In(config.queue_pairs + 1),
                 "clear": In(1),
+                "hurry": In(1),
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS),
                 "passed": Out(config.queue_pairs + 1),
@@ -86,12 +89,13 @@ class Coalesce(wiring.Component):
                 (vector == 0)
                 | self.uncoalesced.bit_select(vector, 1)
                 | (self.delay == 0)
+                | self.hurry
                 | (waited >= self.threshold)
             ),
             write.addr.eq(vector),
             write.data.eq(waited + 1),
             write.en.eq(judging),
-            over.eq(held.any() & ~(self.now - until)[TIME_BITS - 1]),
+            over.eq(held.any() & (self.hurry | ~(self.now - until)[TIME_BITS - 1])),
             self.deadline.eq(Mux(held.any(), until, ~0)),
             self.busy.eq(self.raised | judging | over),
         ]

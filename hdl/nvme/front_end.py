@@ -239,6 +239,8 @@ class NvmeFrontEnd(wiring.Component):
         m.d.comb += [
             queues.enable.eq(registers.enable),
             queues.fetch_enable.eq(self.status.bus_master & ~registers.shutting),
+            queues.shutting.eq(registers.shutting),
+            coalesce.hurry.eq(registers.shutting),
             settled.eq(
                 ~self.posted & ~self.post.valid & ~queues.post.valid & ~interrupts.leaving
             ),

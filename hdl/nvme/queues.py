@@ -66,6 +66,8 @@ class QueueEngine(wiring.Component):
     fetch_enable
         Commands are wanted: the function may send requests (bus master), and is not being shut
         down.
+    shutting
+        The host shuts the function down: no event is told any more while it runs.
     doorbell
         Doorbells. A value that the queue cannot have is ignored, as is a queue that does not exist.
     read_request, done, done_index, done_error
@@ -109,6 +111,7 @@ class QueueEngine(wiring.Component):
                 "settled": In(1),
                 "drained": Out(1),
                 "fetch_enable": In(1),
+                "shutting": In(1),
                 "doorbell": In(stream.Signature(doorbell(config))),
                 "read_request": Out(stream.Signature(read_request(config))),
                 "done": In(1),
@@ -265,7 +268,8 @@ class QueueEngine(wiring.Component):
         )
         can_change = self.change.valid & ~change_waits & ~self.changed.valid
         can_finish = self.finish.valid & ~self.post.valid
-        can_report = self.report.valid & ~self.post.valid & ~report_waits
+        silent = self.shutting & self.running
+        can_report = self.report.valid & ~self.post.valid & ~report_waits & ~silent
         can_open = self.enable & ~self.running
         can_close = (
             self.running & ~self.enable & (total == 0) & ~self.post.valid & self.settled

@@ -243,7 +243,7 @@ class Registers(wiring.Component):
             m.d.sync += [self.flush.eq(1), wanted.eq(1)]
         with m.If(self.flush & self.flushed):
             m.d.sync += [self.flush.eq(0), stored.eq(wanted)]
-        with m.If(at_rest & stored):
+        with m.If(at_rest & stored & ~write_control):
             m.d.sync += shutdown.eq(ShutdownStatus.COMPLETE)
         with m.If(~occurring):
             m.d.sync += [wanted.eq(0), stored.eq(0)]

@@ -52,7 +52,8 @@ class Endpoint(wiring.Component):
         What becomes of MSI-X messages, which come by ``post``.
     register, target
         The host's register accesses, from the shim and to the registers. What is read goes to the
-        shim after the writes that had been reported done, and the posts that had been taken.
+        shim after the writes that had been reported done, and the posts that had been taken, or at
+        once while none of them may leave.
     posted
         Memory writes are here, or are being made.
     read_request, read_done, inbox_write, line_write
@@ -124,6 +125,9 @@ class Endpoint(wiring.Component):
         m.submodules.order = order = WritesAhead()
         ahead = Signal(AHEAD_BITS)
         passes = Signal()
+        # Without bus mastering nothing leaves: what has not begun to cannot be passed.
+        stopped, may_answer, answers = Signal(), Signal(), Signal()
+        m.d.sync += answers.eq(self.register.response.valid & ~self.register.response.ready)
         connect(m, flipped(self.register).request, flipped(self.target).request)
         answer, known = self.register.response, self.target.response
         m.d.sync += ahead.eq(ahead + writer.entered - passes)
@@ -133,8 +137,9 @@ class Endpoint(wiring.Component):
             order.waits.eq(known.valid),
             order.taken.eq(known.valid & known.ready),
             answer.payload.eq(known.payload),
-            answer.valid.eq(known.valid & order.passed),
-            known.ready.eq(answer.ready & order.passed),
+            may_answer.eq(order.passed | stopped | answers),
+            answer.valid.eq(known.valid & may_answer),
+            known.ready.eq(answer.ready & may_answer),
             self.posted.eq(writer.busy | (ahead != 0)),
         ]
 
@@ -162,6 +167,7 @@ class Endpoint(wiring.Component):
                 reader.drop_tag.eq(beat.payload.tag),
             ]
         m.d.comb += [
+            stopped.eq(~self.status.bus_master & ~offered & beat.valid & beat.payload.first),
             goes.eq(~cut & Mux(beat.payload.first, offered | may_go, ~dropping)),
             drops.eq(~goes & (self.discard | cut | withheld | ~beat.payload.first)),
             self.messages.left.eq(message & self.request.valid & self.request.ready),

@@ -14,7 +14,7 @@ RETURNS = 2
 """Sequence numbers that the hard block can give back in a cycle."""
 
 GIVEN_UP = 1 << 12
-"""Cycles without bus mastering, and without a write that leaves, after which no more will."""
+"""Cycles without a write that leaves, since bus mastering was off, after which no more will."""
 
 
 class WritesAhead(wiring.Component):
@@ -61,8 +61,9 @@ class SequenceNumbers(wiring.Component):
 
     Each has a sequence number, which the block gives back when it has reached the point where no
     completion can pass it (PG213, "Maintaining Transaction Order"). Numbers come back in order.
-    One that never comes back is made up for by the next; and without bus mastering the block sends
-    no more, so after `GIVEN_UP` cycles in which none has come it has none.
+    One that never comes back is made up for by the next. Without bus mastering the block may drop
+    what it has. So from then on, until all have come back, it has none once `GIVEN_UP` cycles have
+    passed in which none came.
 
     Ports
     -----
@@ -89,6 +90,7 @@ class SequenceNumbers(wiring.Component):
         m = Module()
         last = Signal(NUMBER_BITS, init=(1 << NUMBER_BITS) - 1)  # that has come back
         waited = Signal(range(GIVEN_UP))
+        doubt = Signal()  # some may have been dropped
         steps = []
         for place in range(RETURNS):
             number = self.returned.word_select(place, NUMBER_BITS + 1)
@@ -108,8 +110,7 @@ class SequenceNumbers(wiring.Component):
             self.ahead.eq(self.ahead + self.sent - self.leave),
             self.number.eq(self.number + self.sent),
             last.eq(last + self.leave),
-            waited.eq(
-                Mux(self.bus_master | (self.ahead == 0) | (self.leave != 0), 0, waited + 1)
-            ),
+            doubt.eq((doubt | ~self.bus_master) & (self.ahead != 0)),
+            waited.eq(Mux(~doubt | (self.leave != 0), 0, waited + 1)),
         ]
         return m

@@ -359,7 +359,9 @@ class Series7Shim(wiring.Component):
                 self.tx_tvalid & self.tx_tready & self.tx_tlast & leaving.output.payload.is_read
             ),
             self.progress.sent_tag.eq(leaving.output.payload.tag),
-            self.progress.clear.eq(~self.tx_tvalid | self.tx_tready),
+            self.progress.clear.eq(
+                ~((inside & owner) | replies.tlp.valid | leaving.busy | leaving.output.valid)
+            ),
             self.posted.eq(sender.tlp.valid | leaving.busy | leaving.output.valid),
             self.busy.eq(
                 receiver.busy

@@ -134,6 +134,7 @@ class RequestInserter(wiring.Component):
             begins.eq(~tail & beat.first),
             valid.eq(tail | self.request.valid),
             self.request.ready.eq(room & ~tail),
+            self.progress.clear.eq(room & ~tail),
             self.busy.eq(self.request.valid | tail | self.rq_tvalid),
         ]
         with m.If(room & valid):

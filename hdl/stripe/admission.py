@@ -285,6 +285,7 @@ class Admission(wiring.Component):
         ]
 
         share, waits_for_share, planned = None, Const(0), "PUBLISH"
+        waited = Signal()
         if config.shared_blocks:
             planned = "SHARE"
             m.submodules.share = share = RowShares(config=config)
@@ -303,7 +304,7 @@ class Admission(wiring.Component):
 
         with m.FSM(name="admit") as fsm:
             with m.State("TAKE"):
-                m.d.sync += retried.eq(retries.r_rdy)
+                m.d.sync += [retried.eq(retries.r_rdy), waited.eq(0)]
                 if share is not None:
                     m.d.comb += share.woken.ready.eq(1)
                 first_of = m.If
@@ -312,6 +313,7 @@ class Admission(wiring.Component):
                     with m.If(waits_for_share):
                         with m.If(share.woken.valid):
                             m.d.sync += [
+                                waited.eq(1),
                                 slot.eq(share.woken.payload.slot),
                                 retried.eq(share.woken.payload.retried),
                             ]
@@ -414,7 +416,10 @@ class Admission(wiring.Component):
                         follow_walk_plan()
                     if config.background:
                         solvable = plan.kind != PlanKind.IMPOSSIBLE
-                        m.d.comb += mends.note.eq(reads & solvable & unreadable.any())
+                        # Once, however often the row is planned while it waits for its share.
+                        m.d.comb += mends.note.eq(
+                            reads & solvable & unreadable.any() & ~waited
+                        )
                     if config.gather_reads or config.slow_read_ms:
                         none_lost = gathered & (in_reach == row.joined[: config.ports])
                         falls_back = reads if config.slow_read_ms else gathered

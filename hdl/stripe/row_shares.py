@@ -36,7 +36,7 @@ class RowShares(wiring.Component):
     busy
         Something moves, once ``woken`` can be taken.
 
-    Latency: 2 cycles, and 5 for each row that has ended meanwhile.
+    Latency: 3 cycles, and 5 for each row that has ended meanwhile.
     """
 
     def __init__(self, *, config: Config):
@@ -68,7 +68,7 @@ class RowShares(wiring.Component):
             config=config,
             total=config.shared_lines,
             least=config.ports,
-            most=config.lines,
+            most=config.rows * config.ports,
         )
         m.submodules.queues = queues = Waiting(config=config, count=config.rows)
         m.submodules.ends = ends = SyncFIFOBuffered(width=config.row_slot_bits, depth=config.rows)
@@ -124,7 +124,10 @@ class RowShares(wiring.Component):
                     m.d.sync += array.eq(queues.calling)
                     m.next = "READ-HEAD"
 
+            # The queue of `array` is read, then the link of its head.
             with m.State("READ-COUNT"):
+                m.next = "READ-LINK"
+            with m.State("READ-LINK"):
                 m.next = "JUDGE"
             with m.State("JUDGE"):
                 m.d.sync += expected.eq(0)
