@@ -359,8 +359,9 @@ class Series7Shim(wiring.Component):
                 self.tx_tvalid & self.tx_tready & self.tx_tlast & leaving.output.payload.is_read
             ),
             self.progress.sent_tag.eq(leaving.output.payload.tag),
+            # The relay is empty, and no answer is on its way into it.
             self.progress.clear.eq(
-                ~((inside & owner) | replies.tlp.valid | leaving.busy | leaving.output.valid)
+                leaving.input.ready & ~leaving.output.valid & ~(inside & owner)
             ),
             self.posted.eq(sender.tlp.valid | leaving.busy | leaving.output.valid),
             self.busy.eq(
