@@ -21,12 +21,7 @@ USUAL = ALL - {"sizes"}
 """Other controllers take minutes to build."""
 
 UNMENDED = {
-    "delete",  # What a deleted array has inside lands in the next, or loops.
-    "early",  # Rows that are not initialised are taken for consistent.
-    "past",  # A flush succeeds although both copies of a strip are gone.
-    "power",  # A drive is trusted that has not been flushed since it was copied or rebuilt.
-    "refused",  # The last good copy is given up for one block.
-    "several",  # An array waits for drives of another.
+    "several",  # An array may wait for drives of another: shares are off.
 }
 """Features under which the controller is known to fail; the campaign has them all."""
 

@@ -135,7 +135,7 @@ class Config:
     array_shares
         Each array has a share of what all of them use, so that one whose drives hang does not make
         the others wait (`hdl.array.shares`); in controllers that are too small for it there are
-        none. Else an array may have everything.
+        none. Else, which is the default, an array may have everything.
     early_rows
         Rows of host reads whose lost block is worked out piece by piece while the others land, a
         power of two up to 16 and ``rows``; 0: each waits for whole blocks, and the logic is left
