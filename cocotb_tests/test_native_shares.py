@@ -151,6 +151,7 @@ FLOODS = {
 }
 
 
+@pytest.mark.slow
 def test_writes_that_hang():
     compare(FLOODS["writes"], MIXED, 300, level=Level.RAID1)
 
