@@ -359,7 +359,7 @@ def test_missing_packages_are_named(monkeypatch):
     ("arguments", "text"),
     [
         (["--steps", "fly"], "invalid choice: 'fly'"),
-        (["--seed", "x"], "invalid int value: 'x'"),
+        (["--seed", "x"], "must be a number in 0..4294967295, not 'x'"),
         (["--out", "/dev/null/x"], "/dev/null"),
     ],
 )
