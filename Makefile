@@ -33,7 +33,8 @@ export SEED
 endif
 export PYTHONDONTWRITEBYTECODE := 1
 
-PYTEST := $(VENV) -m pytest -q
+# Where CI is set pytest's summary prints all of what differs instead of a line a test.
+PYTEST := env -u CI -u BUILD_NUMBER $(VENV) -m pytest -q
 PARALLEL := -n $(PROCESSES) --dist worksteal
 
 .PHONY: help setup lint format types unit formal mutants smoke test test-full synth bench \
