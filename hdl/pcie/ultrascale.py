@@ -10,13 +10,11 @@ from hdl.pcie.completer import Completer
 from hdl.pcie.descriptors import (
     RC_DESCRIPTOR_DWORDS,
     RQ_DESCRIPTOR_DWORDS,
-    ErrorCode,
-    RequesterCompletion,
     RequesterRequest,
     RequestType,
+    describe_completion,
 )
 from hdl.pcie.interface import (
-    CompletionStatus,
     PcieStatus,
     RegisterBus,
     RequestKind,
@@ -27,6 +25,7 @@ from hdl.pcie.interface import (
 from hdl.pcie.ordering import NUMBER_BITS, RETURNS, SequenceNumbers, WritesAhead
 from hdl.pcie.rotate import below
 from hdl.pcie.sideband import user_shape
+from hdl.pcie.straddle import StraddledStripper
 from hdl.simulation import SIMULATION
 
 
@@ -290,24 +289,7 @@ class CompletionStripper(wiring.Component):
 
     def _describe(self, words: Value) -> tuple[Value, dict[str, Value]]:
         """Whether a completion is nobody's, and the fields of `completion_beat`, by its header."""
-        descriptor = RequesterCompletion(words)
-        error = descriptor.error
-        given_up = (error == ErrorCode.TIMEOUT) | (error == ErrorCode.FUNCTION_RESET)
-        stray = Cat(error == ErrorCode.MISMATCH, error == ErrorCode.BAD_TAG).any()
-        return stray, {
-            "tag": descriptor.tag,
-            "status": Mux(given_up, CompletionStatus.CA.value, descriptor.status),
-            "dwords": Mux(given_up, 0, descriptor.dwords),
-            "byte_count": descriptor.byte_count,
-            "lower_address": descriptor.lower_address,
-            "request_completed": descriptor.request_completed,
-            "poisoned": (
-                descriptor.poisoned
-                | (error == ErrorCode.POISONED)
-                | (error == ErrorCode.BAD_LENGTH)
-                | (error == ErrorCode.BAD_ADDRESS)
-            ),
-        }
+        return describe_completion(words)
 
     def _broken(self) -> Value:
         """The block found an error in the data that arrives."""
@@ -368,7 +350,7 @@ class UltrascaleShim(wiring.Component):
         config = self._config
         cut = self.status.link_reset
         inserter = RequestInserter(config=config)
-        stripper = CompletionStripper(config=config)
+        stripper = (StraddledStripper if config.straddles else CompletionStripper)(config=config)
         m.submodules.inserter = ResetInserter(cut)(inserter)
         m.submodules.stripper = ResetInserter(cut)(stripper)
         m.submodules.completer = completer = Completer(config=config)
