@@ -1,7 +1,7 @@
 """Sideband signals (``tuser``) of the UltraScale+ PCIe block's streams, by data width (PG213).
 
 Interfaces of 512 bits can carry two packets a beat and so have most fields twice; those named
-``.._1`` belong to the second one and are not used, since only RC may straddle (`hdl.pcie.straddle`).
+``.._1`` belong to the second one and are not used, as only RC straddles (`hdl.pcie.straddle`).
 """
 
 from amaranth.lib import data

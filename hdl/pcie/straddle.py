@@ -11,7 +11,7 @@ the link brings one every 2.67 cycles: the block's completion buffer fills. With
 
 from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import Out
 
 from hdl.config import STRADDLE_WIDTH, Config, bits_for_count
 from hdl.pcie.axis import axis_ports
