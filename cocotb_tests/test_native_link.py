@@ -195,7 +195,9 @@ SPOILED: dict[str, tuple[Callable[[int], int], Callable[[int], int], str]] = {
         lambda user: user & SOF_1, lambda user: user & ~SOF_1, "without a comp|byte enables",
     ),
     "start doubled": (
-        lambda user: user >> 32 & 3 == 0, lambda user: user | 1 << 32, "within another|byte enables",
+        lambda user: user >> 32 & 3 == 0,
+        lambda user: user | 1 << 32,
+        "within another|byte enables",
     ),
     "only the second start": (
         lambda user: user & SOF_1, lambda user: user & ~(1 << 32), "is_sof_1 without",
