@@ -5,8 +5,9 @@ word 0 of a beat, or at any later multiple of 4 words once the one before it has
 256 bits holds parts of up to two, one of 512 bits of up to four. ``tkeep`` and ``tlast`` say
 nothing; ``tuser`` tells where completions start and end.
 
-Without straddling a completion of 64 bytes takes 3 beats of 256 bits (1.5 times its 19 words), and
-the link brings one every 2.67 cycles: the block's completion buffer fills. With it, it takes 2.5.
+Without straddling a completion of 64 bytes takes 3 beats of 256 bits, and a PCIe 3.0 link of eight
+lanes brings one every 2.67 cycles at 250 MHz: the block's completion buffer fills. With it, one
+takes 2.5.
 """
 
 from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
@@ -39,11 +40,11 @@ class StraddledStripper(wiring.Component):
     with the next beat, if that gives no payload itself.
 
     Throughput: a beat a cycle, as long as that does not have to give more than a beat of payload a
-    cycle: a completion of n words takes ceil((n + 3) / 4) segments, and gives ceil(n / w) beats of
-    w words. Where payloads are multiples of a beat, as completions of 64 bytes and more are but for
-    the ends of a request that is not aligned, no cycle is lost. One word after the other, each
-    completion of its own, is a completion a cycle. Latency 2 cycles, as without straddling. The
-    output is registered; its back-pressure stops the input.
+    cycle. A completion of n words takes ceil((n + 3) / 4) segments, and gives ceil(n / w) beats of
+    w words. Where payloads are multiples of a beat, no cycle is lost; completions of 64 bytes and
+    more are, but for the ends of a request that is not aligned. Completions of a word each leave
+    one a cycle. Latency 2 cycles, as without straddling. The output is registered; its
+    back-pressure stops the input.
 
     Errors: ``discontinue`` poisons the completion that ends in the beat (PG213: no other one starts
     in it); were there others, it would poison them too.

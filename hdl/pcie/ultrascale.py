@@ -303,9 +303,12 @@ class CompletionStripper(wiring.Component):
 class UltrascaleShim(wiring.Component):
     """Connects the controller to the UltraScale+ PCIe block: `Config.data_width` is its width.
 
-    The block is configured for dword alignment, no straddling, client tags, and BAR 0 as described
-    in `hdl.pcie.interface`; drive its ``pcie_cq_np_req`` with 1. Ports are named as its AXI4-Stream
-    interfaces without the ``s_axis_`` and ``m_axis_``.
+    The block is configured for dword alignment, client tags, and BAR 0 as described in
+    `hdl.pcie.interface`; drive its ``pcie_cq_np_req`` with 1. RC straddles if `Config.straddles`,
+    which is the default at 256 and 512 bits (PG213, "Straddle Option on RC Interface"):
+    ``AXISTEN_IF_RC_STRADDLE`` of the IP at 256 bits, ``AXISTEN_IF_EXT_512_RC_4TLP_STRADDLE`` at
+    512. RQ, CQ and CC do not straddle. Ports are named as its AXI4-Stream interfaces without the
+    ``s_axis_`` and ``m_axis_``.
 
     Ports
     -----
@@ -319,12 +322,14 @@ class UltrascaleShim(wiring.Component):
     status
         Configuration space: which attribute bits requests and completions may have.
     request, progress, completion, register
-        The controller's side: `RequestInserter`, `CompletionStripper`, `Completer`.
+        The controller's side: `RequestInserter`, `CompletionStripper` or
+        `hdl.pcie.straddle.StraddledStripper`, `Completer`.
 
     A link reset (``status.link_reset``) ends every packet and every access that has begun.
 
     Throughput and latency at 256 bits: a 256-byte write in 9 beats, back to back, latency 1; a
-    256-byte completion in 9 beats gives 8, latency 2; a register access about 6 cycles.
+    256-byte completion in 8.5 beats (9 without straddling) gives 8, latency 2; a register access
+    about 6 cycles.
     Back-pressure on each interface acts on that one alone.
     """
 

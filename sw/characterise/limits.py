@@ -17,8 +17,8 @@ COMPLETION_HEADER_BYTES = 12
 DLLP_BYTES = 8
 """A DLLP with its framing."""
 REQUEST_DESCRIPTOR_BYTES, COMPLETION_DESCRIPTOR_BYTES = 16, 12
-"""What precedes the payload on the hard block's streams (PG213). A packet has its own beats, but for
-completions that straddle: they begin at any multiple of `SEGMENT_BYTES`."""
+"""What precedes the payload on the hard block's streams (PG213). A packet has its own beats, but
+for completions that straddle: they begin at any multiple of `SEGMENT_BYTES`."""
 SEGMENT_BYTES = 16
 SKIP_SHARE_8B10B = 4 / (1538 + 4)
 """A 4-symbol SKP ordered set at most every 1538 symbols."""
