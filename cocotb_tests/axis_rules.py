@@ -24,6 +24,9 @@ POSTED_KINDS = (1, 12, 13, 14)
 COMPLETION = 0b01010
 """Type field of a completion's header."""
 
+DESCRIPTOR_WORDS = 3
+"""Words of a completion's descriptor."""
+
 ERROR_WORDS = 5
 """Words about its request that an unsuccessful completion carries."""
 
@@ -91,9 +94,7 @@ class StreamRules:
             if self._reset():
                 refused = None
                 if int(self._valid.value) and int(self._ready.value):
-                    words.append(0)
-                    if int(self._last.value):
-                        words.clear()
+                    self._pass()
                 users.clear()
                 continue
             if not int(self._valid.value):
@@ -110,17 +111,112 @@ class StreamRules:
                 continue
             refused = None
             self.beats += 1
-            count = self._keeps.get(keep)
-            assert count, f"{self.name}: tkeep {keep:#x}"
-            assert count == self._words or beat[3], f"{self.name}: a beat with a gap"
-            words += [data >> WORD_BITS * place & 0xFFFF_FFFF for place in range(count)]
-            users.append(user)
-            if beat[3]:
-                self.packets += 1
-                if self._packet is not None:
-                    self._packet(words, users)
-                words.clear()
-                users.clear()
+            self._take(*beat)
+
+    def _pass(self) -> None:
+        """A beat in reset: only whether a packet has begun is of interest."""
+        self.words.append(0)
+        if int(self._last.value):
+            self.words.clear()
+
+    def _take(self, data: int, keep: int, user: int, last: int) -> None:
+        """A beat has been taken."""
+        words = self.words
+        count = self._keeps.get(keep)
+        assert count, f"{self.name}: tkeep {keep:#x}"
+        assert count == self._words or last, f"{self.name}: a beat with a gap"
+        words += [data >> WORD_BITS * place & 0xFFFF_FFFF for place in range(count)]
+        self._users.append(user)
+        if last:
+            self._end()
+
+    def _end(self) -> None:
+        """The packet is complete."""
+        self.packets += 1
+        if self._packet is not None:
+            self._packet(self.words, self._users)
+        self.words.clear()
+        self._users.clear()
+
+
+class StraddleRules(StreamRules):
+    """RC with the straddle option (PG213, "Straddle Option on RC Interface").
+
+    A completion starts at word 0 of a beat, or at the first multiple of 4 words behind the end of
+    another one; ``tuser`` says where, and has a byte enable for each byte of payload and no other;
+    ``tkeep`` is all ones and ``tlast`` 0. A beat in which something is discontinued starts nothing
+    behind it. Blocks that have two completions a beat of 512 bits start at multiples of ``unit``
+    8 words.
+
+    ``shared``: beats in which a completion started behind the end of another one.
+    """
+
+    def __init__(self, dut, name: str = "rc", *, unit: int = 4, **options):
+        super().__init__(dut, name, unbroken=False, **options)
+        self.shared = 0
+        self._unit = unit
+
+    def _places(self, user) -> tuple[list[int], list[int]]:
+        """First words of the completions that start in a beat, and last words of those that end."""
+        if self._words == 8:
+            count = user.start.bit_count()
+            assert user.start != 0b10, f"{self.name}: is_sof_1 without is_sof_0"
+            first = 4 if self.words else 0
+            starts = [first, 4][:count]
+            assert count < 2 or not self.words, f"{self.name}: two starts behind another packet"
+            ends = [end.word for end in user.end if end.valid]
+            assert user.end[0].valid or not user.end[1].valid, f"{self.name}: is_eof_1 alone"
+        else:
+            for flags in (user.start, user.end):
+                assert not flags & flags + 1, f"{self.name}: is_sop or is_eop {flags:#x}"
+            starts = [4 * place for place in user.start_place[: user.start.bit_count()]]
+            ends = user.end_word[: user.end.bit_count()]
+        assert starts == sorted(set(starts)), f"{self.name}: starts at {starts}"
+        assert ends == sorted(set(ends)), f"{self.name}: ends at {ends}"
+        return starts, ends
+
+    def _pass(self) -> None:
+        user = unpack(user_shape("rc", WORD_BITS * self._words), int(self._ports[2].value))
+        starts, ends = self._places(user)
+        if len(starts) + bool(self.words) > len(ends):
+            self.words.append(0)
+        else:
+            self.words.clear()
+
+    def _take(self, data: int, keep: int, user: int, last: int) -> None:
+        assert keep == (1 << self._words) - 1, f"{self.name}: tkeep {keep:#x}"
+        assert not last, f"{self.name}: tlast"
+        fields = unpack(user_shape("rc", WORD_BITS * self._words), user)
+        starts, ends = self._places(fields)
+        enables = 0
+        free = 0  # where a packet may start
+        ended = False
+        for word in range(self._words):
+            if not self.words:
+                if not starts or starts[0] != word:
+                    continue
+                assert word == free, f"{self.name}: a start at {word}, not {free}"
+                self.shared += ended
+                assert not (fields.discontinue and ended), f"{self.name}: a start after discontinue"
+                starts.pop(0)
+            if len(self.words) >= DESCRIPTOR_WORDS:
+                enables |= 0xF << 4 * word
+            self.words.append(data >> WORD_BITS * word & 0xFFFF_FFFF)
+            if ends and ends[0] == word:
+                ends.pop(0)
+                count = DESCRIPTOR_WORDS + (self.words[1] & 0x7FF)
+                assert len(self.words) == count, (
+                    f"{self.name}: {len(self.words)} words where the descriptor says {count}"
+                )
+                self._users.append(user)
+                self._end()
+                free = -(-(word + 1) // self._unit) * self._unit
+                ended = True
+        assert not starts, f"{self.name}: a start at {starts} within a packet"
+        assert not ends, f"{self.name}: an end at {ends} without a packet"
+        assert ended or self.words, f"{self.name}: an empty beat"
+        assert ended or not fields.discontinue, f"{self.name}: discontinue without an end"
+        assert fields.byte_enable == enables, f"{self.name}: byte enables {fields.byte_enable:#x}"
 
 
 def check_request(
@@ -154,17 +250,28 @@ class UltrascaleRules:
     """The four streams of an UltraScale+ block, and that each CC packet answers one of CQ.
 
     ``limits``: called for the maximum payload, the maximum read request (bytes), and whether
-    extended tags are enabled.
+    extended tags are enabled. ``straddled``: RC is.
     """
 
-    def __init__(self, dut, *, limits: Callable[[], tuple[int, int, bool]], reset=None):
+    def __init__(
+        self,
+        dut,
+        *,
+        limits: Callable[[], tuple[int, int, bool]],
+        straddled: bool = False,
+        reset=None,
+    ):
         self._limits = limits
         self._width = len(dut.rq_tdata)
         self._asked: list[tuple[int, ...]] = []
         self.rq = StreamRules(dut, "rq", unbroken=True, packet=self._request, reset=reset)
         self.cc = StreamRules(dut, "cc", unbroken=True, packet=self._completion, reset=reset)
         self.cq = StreamRules(dut, "cq", unbroken=False, packet=self._asks, reset=reset)
-        self.rc = StreamRules(dut, "rc", unbroken=False, reset=reset)
+        self.rc = (
+            StraddleRules(dut, reset=reset)
+            if straddled
+            else StreamRules(dut, "rc", unbroken=False, reset=reset)
+        )
 
     def forget(self) -> None:
         """The link has been reset: nothing is owed any more."""

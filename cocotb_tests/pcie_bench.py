@@ -33,10 +33,16 @@ from hdl.pcie.series7 import Series7Shim
 from hdl.pcie.ultrascale import UltrascaleShim
 
 
-def config_of(width: int, shim: str = "ultrascale") -> Config:
+def config_of(width: int, shim: str = "ultrascale", straddle: bool = True) -> Config:
     """The configuration that is tested at a data width, behind a hard block."""
     config = Config(
-        data_width=width, lines=64, banks=8, commands=64, read_tags=64, transfer_blocks=8
+        data_width=width,
+        lines=64,
+        banks=8,
+        commands=64,
+        read_tags=64,
+        transfer_blocks=8,
+        completion_straddle=straddle,
     )
     if shim == "series7":
         config = replace(
@@ -48,7 +54,9 @@ def config_of(width: int, shim: str = "ultrascale") -> Config:
 SHIMS = {"ultrascale": UltrascaleShim, "series7": Series7Shim}
 HOSTS = {"ultrascale": PcieHost, "series7": Series7Host}
 SHIM = os.environ.get("SHIM", "ultrascale")
-CONFIG = config_of(int(os.environ.get("WIDTH", "256")), SHIM)
+CONFIG = config_of(
+    int(os.environ.get("WIDTH", "256")), SHIM, bool(int(os.environ.get("STRADDLE", "1")))
+)
 TIMEOUT = 4000
 PACKET_BEATS = -(-(64 + 4) // CONFIG.beat_dwords)
 """Beats of a 256-byte write with its descriptor."""
@@ -150,6 +158,8 @@ class Bench:
         dut._log.info("SEED=%d", self.seed)
         self.rng = random.Random(self.seed)
         lanes = LANES[CONFIG.data_width]
+        if SHIM == "ultrascale":
+            host_options["straddle"] = CONFIG.straddles
         self.host = HOSTS[SHIM](dut, seed=self.seed, lanes=lanes, **host_options)
         dut.discard.value = 0
         dut.crowd.value = 0
@@ -298,12 +308,13 @@ def run_endpoint(
     offset=0,
     blocks=12,
     component=None,
+    straddle=True,
     seed=1,
     **parameters,
 ):
     """Runs cocotb tests of ``module`` on an `EndpointTop`."""
     simulate(
-        component or EndpointTop(config=config_of(width, shim), shim=shim),
+        component or EndpointTop(config=config_of(width, shim, straddle), shim=shim),
         name=f"pcie_{shim}_w{width}",
         module=module,
         testcase=testcase,
@@ -311,6 +322,7 @@ def run_endpoint(
             "SEED": str(seed),
             "WIDTH": str(width),
             "SHIM": shim,
+            "STRADDLE": str(int(straddle)),
             "MPS": str(mps),
             "MRRS": str(mrrs),
             "RCB": str(rcb),

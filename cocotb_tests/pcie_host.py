@@ -27,8 +27,10 @@ from cocotbext.pcie.xilinx.us import UltraScalePlusPcieDevice
 from cocotbext.pcie.xilinx.us.tlp import ErrorCode, Tlp_us
 
 from cocotb_tests.axis_rules import UltrascaleRules
-from hdl.config import TIME_BITS
+from cocotb_tests.streams import unpack
+from hdl.config import STRADDLE_WIDTH, TIME_BITS
 from hdl.pcie.interface import BAR_BITS, PcieStatus
+from hdl.pcie.sideband import user_shape
 
 CLOCK_HZ = 250e6
 STATUS_PERIOD = 4
@@ -56,10 +58,12 @@ FAULTS = (
     "duplicated",
     "misdirected",
     "mismatched",
+    "discontinued",
 )
 """What the host can do to a read: bad status at once or in the middle, poisoned data, a last
 completion that never comes, no completion at all, one with a word too little or too much, one that
-comes twice, or with another tag, or with other attributes than the request's."""
+comes twice, or with another tag, or with other attributes than the request's; or the hard block
+reads one wrongly from its own memory."""
 
 UNANSWERED = ("lost", "refused", "short", "misdirected", "mismatched")
 """Faults after which the read is never completed."""
@@ -106,6 +110,7 @@ class Host(RootComplex):
         super().__init__(*args, **kwargs)
         self.reads = ReadBehaviour()
         self.on_lost: Callable[[int], None] = lambda tag: None
+        self.on_discontinued: Callable[[int], None] = lambda tag: None
         self._rng = random.Random(f"{seed}/host")
         self._pending: list[tuple[float, list[Tlp]]] = []
         self._leaving: dict[int, int] = {}  # tag to be forgotten after a completion, by its id
@@ -190,6 +195,9 @@ class Host(RootComplex):
         if fault == "poisoned":
             victim.ep = True
             return completions
+        if fault == "discontinued":
+            self.on_discontinued(tlp.tag)
+            return completions
         if fault == "lost":
             return completions[:-1]
         if fault == "short":
@@ -245,6 +253,65 @@ class Host(RootComplex):
         self._forgetting -= 1
 
 
+def straddle_strictly(source: Any, rng: random.Random) -> None:
+    """Makes a straddled RC interface of the model what PG213 says that it is.
+
+    ``tkeep`` is all ones, what lies beside completions is anything, ``discontinue`` comes in the
+    last beat of its completion only, and then no other starts in that beat.
+    """
+    drive, get, get_nowait, empty = (
+        source._drive,
+        source._get_frame,
+        source._get_frame_nowait,
+        source.empty,
+    )
+    shape = user_shape("rc", source.width)
+    words = source.width // 32
+    newest: Any = None
+    inside = False
+
+    async def get_frame():
+        nonlocal newest
+        newest = await get()
+        return newest
+
+    def get_frame_nowait():
+        nonlocal newest
+        newest = get_nowait()
+        return newest
+
+    def stands_alone() -> bool:
+        """Whether the next completion may not begin behind another one in its beat."""
+        following = source.queue._queue[0]
+        return bool(
+            (newest and newest.discontinue)
+            or (following.discontinue and len(following) < words)
+        )
+
+    async def drive_beat(beat):
+        nonlocal inside
+        user = unpack(shape, beat.tuser)
+        if words == 8:
+            ends = sum(end.valid for end in user.end)
+        else:
+            ends = user.end.bit_count()
+        starts = user.start.bit_count()
+        inside = inside + starts > ends
+        if inside or not newest.discontinue:
+            beat.tuser &= ~(1 << source.discontinue_offset)
+        for word in range(words):
+            if not beat.tkeep >> word & 1:
+                beat.tdata |= rng.getrandbits(32) << 32 * word
+        beat.tkeep = (1 << words) - 1
+        await drive(beat)
+
+    source._drive = drive_beat
+    source._get_frame = get_frame
+    source._get_frame_nowait = get_frame_nowait
+    source.empty = lambda: empty() or stands_alone()
+    source.idle = lambda: empty() and not source.active
+
+
 class HardBlock(UltraScalePlusPcieDevice):
     """The UltraScale+ block: memory writes can lie in it, and completions pass them.
 
@@ -259,6 +326,8 @@ class HardBlock(UltraScalePlusPcieDevice):
         Memory writes stay in the block for now.
     posted_in, posted_out
         Memory writes that the block has taken, and those that have left it or have been dropped.
+    discontinued
+        Tags whose next completion with data the block reads wrongly from its own memory.
     """
 
     def __init__(self, *args, dut, seed: int, **options):
@@ -267,9 +336,12 @@ class HardBlock(UltraScalePlusPcieDevice):
         self.return_cycles = 6
         self.posted_in = 0
         self.posted_out = 0
+        self.discontinued: set[int] = set()
         self._dut = dut
         self._rng = random.Random(f"{seed}/block")
         super().__init__(*args, **options)
+        if self.rc_straddle:
+            straddle_strictly(self.rc_source, random.Random(f"{seed}/rc"))
 
     async def send(self, tlp) -> None:
         """A packet goes to the link."""
@@ -283,6 +355,19 @@ class HardBlock(UltraScalePlusPcieDevice):
                 await RisingEdge(self.user_clk)
         await super().send(tlp)
         self.posted_out += posted
+
+    async def _run_rc_logic(self) -> None:
+        queue, get = self.rc_queue, self.rc_queue.get
+
+        async def get_one():
+            tlp = await get()
+            if tlp.tag in self.discontinued and tlp.get_payload_size():
+                self.discontinued.remove(tlp.tag)
+                tlp.discontinue = True
+            return tlp
+
+        queue.get = get_one
+        await super()._run_rc_logic()
 
     async def _run_rq_seq_num_logic(self) -> None:
         dut = self._dut
@@ -320,6 +405,8 @@ class PcieHost:
         Of the hard block.
     slot_lanes
         Lanes of the slot, if fewer: the link is as wide as the narrower of the two.
+    straddle
+        RC has the straddle option, at the widths that have it.
     drive_now
         Count clock cycles on the device's ``now``.
     device_options
@@ -344,10 +431,14 @@ class PcieHost:
         generation: int = 3,
         lanes: int = 8,
         slot_lanes: int | None = None,
+        straddle: bool = True,
         drive_now: bool = True,
         **device_options,
     ):
         self.dut = dut
+        self._straddled = straddle and hasattr(dut, "rc_tdata") and (
+            len(dut.rc_tdata) >= STRADDLE_WIDTH
+        )
         self.cycle = 0
         self._max_read_request = max_read_request
         self._drive_now = drive_now
@@ -382,6 +473,8 @@ class PcieHost:
             rc_bus=self._bus("rc"),
             cq_bus=self._bus("cq"),
             cc_bus=self._bus("cc"),
+            rc_straddle=self._straddled,
+            rc_4tlp_straddle=self._straddled and len(dut.rc_tdata) > STRADDLE_WIDTH,
             cfg_max_payload=dut.status__max_payload,
             cfg_max_read_req=dut.status__max_read_request,
             **device_options,
@@ -400,11 +493,14 @@ class PcieHost:
         slot.downstream_port.max_link_width = slot_lanes
         slot.connect(self.device)
         self.rc.on_lost = self._forget
+        self.rc.on_discontinued = self.device.discontinued.add
         self.rules = self._watch()
 
     def _watch(self) -> Any:
         """Begins to hold the streams to their rules."""
-        return UltrascaleRules(self.dut, limits=self.limits, reset=self.resetting)
+        return UltrascaleRules(
+            self.dut, limits=self.limits, straddled=self._straddled, reset=self.resetting
+        )
 
     def resetting(self) -> bool:
         """The link is down, or everything is being reset."""

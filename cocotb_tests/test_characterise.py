@@ -114,18 +114,27 @@ def test_limits_in_closed_form():
 
 def test_streams_of_the_hard_block():
     config, link = board(), LinkParameters()
-    # 256 bytes and a descriptor in nine beats of 32; with 128 bytes five.
+    line = line_bytes(link)
+    # 256 bytes and a descriptor in nine beats of 32; with 128 bytes five, or four and a half where
+    # completions straddle; 64 bytes take two and a half.
     assert read_stream_limit(link, config) == pytest.approx(256 / 9 * 250e6)
-    assert write_stream_limit(replace(link, max_payload=128), config) == pytest.approx(
-        128 / 5 * 250e6
-    )
+    short = replace(link, max_payload=128)
+    alone = replace(config, completion_straddle=False)
+    assert write_stream_limit(short, alone) == pytest.approx(128 / 5 * 250e6)
+    assert write_stream_limit(short, config) == pytest.approx(128 / 4.5 * 250e6)
+    shortest = replace(link, completion_bytes=64)
+    assert write_stream_limit(shortest, config) == pytest.approx(64 / 2.5 * 250e6)
+    assert write_stream_limit(shortest, config) > write_limit(shortest)
+    assert write_stream_limit(shortest, alone) < write_limit(shortest)
     # One way is as fast with both counted; half of each is bound by requests among the data.
     assert duplex_limit(link, config, 1.0) == pytest.approx(read_stream_limit(link, config))
-    assert duplex_limit(link, config, 0.0) == pytest.approx(write_stream_limit(link, config))
+    assert duplex_limit(link, alone, 0.0) == pytest.approx(write_stream_limit(link, alone))
+    # Straddled completions leave the link as the bound, with what answers the requests.
+    answers = (256 + 20 + (8 / 4 + 8 / 4) / 2) / 256
+    assert duplex_limit(link, config, 0.0) == pytest.approx(line / answers)
     assert duplex_limit(link, config, 0.5) == pytest.approx(2 * 512 / 19 * 250e6)
     wide = replace(config, data_width=512)
     dllps = 2 * (8 / 4 + 8 / 4)
-    line = line_bytes(link)
     assert duplex_limit(link, wide, 0.5) == pytest.approx(2 * line * 512 / (512 + 72 + dllps))
 
 

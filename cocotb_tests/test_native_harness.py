@@ -36,7 +36,7 @@ from sim.native.parameters import (
     link_rate,
 )
 
-CONFIG = Config(ports=3)
+CONFIG = Config(ports=3, completion_straddle=False)
 SIZES = {"max_payload": 4096, "max_read_request": 4096, "posted_data": 2048}
 LINK = LinkParameters(**SIZES, check_vectors=False)
 DRIVES = [
@@ -280,7 +280,7 @@ def test_design_errors_are_reported():
 
 def test_everything_at_once():
     """24 drives and both directions of the link stay full, and the harness's own cost is small."""
-    config = Config(ports=24)
+    config = Config(ports=24, completion_straddle=False)
     drives = [Ideal(rate=link_rate(12), keep_data=False)] * config.ports
     duration_ns = 400_000
     expected = pytest.approx(link_rate(12) * duration_ns / 1e9, rel=0.05)

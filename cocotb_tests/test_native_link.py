@@ -1,8 +1,11 @@
 """The PCIe link model against closed forms, and its completions byte by byte."""
 
+import random
+from collections.abc import Callable
+
 import pytest
 
-from sim.native.models import bench_read, bench_write
+from sim.native.models import StraddledBeat, bench_read, bench_write, check_straddled
 from sim.native.parameters import NANOSECOND, LinkParameters
 
 FRAMING, HEADER_64BIT, COMPLETION_HEADER, DLLP = 8, 16, 12, 8
@@ -132,3 +135,107 @@ def test_rules_of_requests():
         bench_read(LinkParameters(max_read_request=256), length=512)
     with pytest.raises(RuntimeError, match="crosses 4 KiB"):
         bench_read(LinkParameters(), length=512, offset=3840)
+
+
+def straddled(rng: random.Random, completions: int) -> list[StraddledBeat]:
+    """Beats of 256 bits of random completions, each behind the one before where it may be."""
+    beats: list[StraddledBeat] = []
+    free = 8  # first free word of the last beat
+    starts = ends = 0
+    for number in range(completions):
+        payload = rng.choice((0, 1, 2, 5, 16, rng.randint(1, 40)))
+        count = 3 + payload
+        descriptor = [rng.getrandbits(32), payload | rng.getrandbits(3) << 11, number]
+        content = [*descriptor, *(rng.getrandbits(32) for _ in range(payload))]
+        if free not in (0, 4) or rng.random() < 0.2:
+            free = 8
+        for index, value in enumerate(content):
+            if free == 8:
+                beats.append(StraddledBeat(data=bytes(32), user=0))
+                free = starts = ends = 0
+            beat = beats[-1]
+            word = value.to_bytes(4, "little")
+            beat.data = beat.data[: 4 * free] + word + beat.data[4 * free + 4 :]
+            if index == 0:
+                beat.user |= 1 << 32 + starts
+                starts += 1
+            if index >= 3:
+                beat.user |= 0xF << 4 * free
+            if index == count - 1:
+                beat.user |= (1 | free << 1) << 34 + 4 * ends
+                ends += 1
+            free += 1
+        free = -(-free // 4) * 4
+    return beats
+
+
+def test_straddled_stream():
+    """Any sequence of completions, straddled or not, is one that a block may send."""
+    for seed in range(40):
+        check_straddled(straddled(random.Random(seed), 60))
+
+
+def first(beats: list[StraddledBeat], condition: Callable[[int], int]) -> StraddledBeat:
+    """The first beat from the third on whose ``tuser`` meets ``condition``."""
+    return next(beat for beat in beats[2:] if condition(beat.user))
+
+
+SOF_1, EOF_0, EOF_1, DISCONTINUE = 1 << 33, 1 << 34, 1 << 38, 1 << 42
+SPOILED: dict[str, tuple[Callable[[int], int], Callable[[int], int], str]] = {
+    "end moved": (
+        lambda user: user & EOF_0, lambda user: user ^ EOF_0 << 1, "descriptor says|an end",
+    ),
+    "end lost": (
+        lambda user: user & EOF_0, lambda user: user & ~(0xFF << 34), "without|descriptor|within",
+    ),
+    "start lost": (
+        lambda user: user >> 32 & 3 == 1, lambda user: user & ~(1 << 32), "without a|byte enables",
+    ),
+    "second start lost": (
+        lambda user: user & SOF_1, lambda user: user & ~SOF_1, "without a comp|byte enables",
+    ),
+    "start doubled": (
+        lambda user: user >> 32 & 3 == 0,
+        lambda user: user | 1 << 32,
+        "within another|byte enables",
+    ),
+    "only the second start": (
+        lambda user: user & SOF_1, lambda user: user & ~(1 << 32), "is_sof_1 without",
+    ),
+    "only the second end": (
+        lambda user: user & EOF_1, lambda user: user & ~EOF_0, "is_eof_1 without",
+    ),
+    "byte enable lost": (
+        lambda user: user & 1 << 20, lambda user: user ^ 1 << 20, "byte enables",
+    ),
+    "byte enable of a descriptor": (
+        lambda user: user >> 32 & 3 == 3, lambda user: user | 1, "byte enables",
+    ),
+    "discontinue in the middle": (
+        lambda user: not user & EOF_0, lambda user: user | DISCONTINUE, "without an end",
+    ),
+    "start after discontinue": (
+        lambda user: user & SOF_1, lambda user: user | DISCONTINUE, "with discontinue",
+    ),
+}
+"""Which beat is spoiled, how, and what must be said of it."""
+
+
+@pytest.mark.parametrize("name", SPOILED)
+def test_rules_of_the_straddled_stream(name):
+    """What no block would send is an error."""
+    condition, spoil, message = SPOILED[name]
+    beats = straddled(random.Random(1), 200)
+    beat = first(beats, condition)
+    beat.user = spoil(beat.user)
+    with pytest.raises(RuntimeError, match=message):
+        check_straddled(beats)
+
+
+@pytest.mark.parametrize(("name", "value"), [("keep", 0x0F), ("last", 1)])
+def test_keep_and_last_mean_nothing(name, value):
+    """``tkeep`` is all ones and ``tlast`` 0, whatever the beat."""
+    beats = straddled(random.Random(1), 20)
+    setattr(beats[5], name, value)
+    with pytest.raises(RuntimeError, match=f"RC: t{name} is not"):
+        check_straddled(beats)

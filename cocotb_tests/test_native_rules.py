@@ -297,11 +297,12 @@ def test_failed_reads_of_an_address():
         assert descriptor(harness) == READ_CODES[ReadEnd.ABORTED]
 
 
-def test_poisoned_data_is_corrupt():
-    """Who takes poisoned data for good has the wrong data."""
+@pytest.mark.parametrize("end", [ReadEnd.POISONED, ReadEnd.DISCONTINUED])
+def test_poisoned_data_is_corrupt(end):
+    """Who takes poisoned or discontinued data for good has the wrong data."""
     with bench(link=link()) as harness:
         harness.memory[:BLOCK_BYTES] = bytes(BLOCK_BYTES)
-        harness.fail_reads(ReadEnd.POISONED)
+        harness.fail_reads(end)
         assert do(harness, JOB_WRITE) == 0
         assert harness.read_drive(0, 0) == b"\xff" * BLOCK_BYTES
 

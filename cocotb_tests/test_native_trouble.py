@@ -21,6 +21,7 @@ TROUBLE = LinkParameters(
     hold_every=40,
     hold_ps=2 * MICROSECOND,
     ready_percent=70,
+    straddle_percent=80,
     random_splits=True,
     shuffle=True,
     read_jitter_ps=400 * NANOSECOND,
@@ -48,6 +49,7 @@ def test_load_on_a_troubled_link(level):
         card.finish(card.run(main()))
         counted = card.harness.statistics()
     assert counted["rq_stall_cycles"] > 1000
+    assert counted["rc_shared_beats"] > 10
     assert not counted["stray_reads"] and not counted["stray_writes"]
 
 

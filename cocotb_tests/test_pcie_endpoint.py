@@ -26,9 +26,16 @@ from cocotb_tests.series7_model import Series7Host
 from cocotb_tests.streams import wait_until
 from hdl.pcie.interface import RequestKind
 from hdl.pcie.series7 import Series7Shim
+from hdl.pcie.straddle import StraddledStripper
 from hdl.pcie.tlp_receiver import STRADDLING, TlpReceiver
 from hdl.pcie.ultrascale import CompletionStripper, RequestInserter
 from hdl.pcie.writer import ChunkReader
+
+LINK_BYTES = {256: 8e9 * 8 * 128 / 130 / 8 / 250e6, 512: 8e9 * 16 * 128 / 130 / 8 / 250e6}
+"""Of a PCIe 3.0 link in a cycle, by the width of the hard block that goes with it."""
+
+LINK_OVERHEAD = 20
+"""Bytes around the payload of a completion."""
 
 SHIM_WIDTH = {"ultrascale": 256, "series7": 64}
 
@@ -155,8 +162,8 @@ async def read_faults(dut):
     base, memory = bench.host.allocate(16 * PAGE_BYTES)
     memory[:] = bench.rng.randbytes(16 * PAGE_BYTES)
     for fault in FAULTS:
-        if fault == "mismatched" and SHIM == "series7":
-            continue  # only the UltraScale+ block compares attributes
+        if fault in ("mismatched", "discontinued") and SHIM == "series7":
+            continue  # only the UltraScale+ block compares attributes, and only it discontinues
         victim = base + 3 * PAGE_BYTES + 512
         reads.fault = (
             lambda tlp, fault=fault, victim=victim: fault if tlp.address == victim else None
@@ -215,6 +222,47 @@ async def write_rate(dut):
     if offset == 0:
         assert beats == PACKET_BEATS * packets
     await bench.settle()
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def short_completions(dut):
+    """Completions of 64 bytes: RC keeps up with the link where they straddle."""
+    bench = Bench(dut)
+    await bench.start()
+    host = bench.host
+    host.rc.reads.split = "smallest"
+    blocks = 32
+    base, memory = host.allocate(blocks * PAGE_BYTES)
+    memory[:] = bench.rng.randbytes(blocks * PAGE_BYTES)
+    for line in range(blocks):
+        bench.fetch(line, [(base + line * PAGE_BYTES, 1024, line * 1024)])
+    most = 0
+    first = last = 0
+    while len(bench.read) < blocks:
+        await RisingEdge(dut.clk)
+        assert host.cycle < 20_000, "the blocks do not come"
+        most = max(most, host.device.rx_buf_cplh_fc_count)
+        if int(dut.rc_tvalid.value) and int(dut.rc_tready.value):
+            first, last = first or host.cycle, host.cycle
+    rate = blocks * PAGE_BYTES / (last - first + 1)
+    link = LINK_BYTES[CONFIG.data_width] * 64 / (64 + LINK_OVERHEAD)
+    dut._log.info(
+        "%.1f bytes a cycle of %.1f, at most %d completions in the block", rate, link, most
+    )
+    assert most <= CONFIG.completions_outstanding
+    if CONFIG.straddles:
+        assert rate > 0.97 * link
+        assert most < 32, "the block's buffer fills"
+    await bench.settle()
+    for line in range(blocks):
+        bench.deliver(line, [(base + line * PAGE_BYTES, 1024, line * 1024)])
+    expected = bytes(memory[:])
+    memory[:] = bytes(blocks * PAGE_BYTES)
+    await wait_until(
+        dut, lambda: len(bench.written) == blocks, cycles=20_000, what="the blocks back"
+    )
+    await bench.settle()
+    assert bytes(memory[:]) == expected
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
@@ -548,6 +596,16 @@ def test_widths(width):
     run(["copies", "write_rate"], width=width, offset=1, blocks=4)
 
 
+@pytest.mark.parametrize("width", [256, pytest.param(512, marks=pytest.mark.slow)])
+def test_unstraddled(width):
+    run(["copies", "read_faults"], width=width, straddle=False, blocks=6)
+
+
+@pytest.mark.parametrize(("width", "straddle"), [(256, True), (512, True), (256, False)])
+def test_short_completions(width, straddle):
+    run("short_completions", width=width, straddle=straddle)
+
+
 @pytest.mark.parametrize("width", [64, 128])
 def test_series7(width):
     run(["registers", "copies"], width=width, shim="series7", blocks=6)
@@ -635,20 +693,24 @@ def test_mutant_receiver(monkeypatch):
         run("copies", width=128, shim="series7")
 
 
-class TrustsTheBlock(CompletionStripper):
+def trusting(stripper):
     """Planted bug: poisoned data, and what the hard block found wrong, pass for good."""
 
-    def elaborate(self, platform):
-        m = super().elaborate(platform)
-        m.d.sync += self.completion.payload.poisoned.eq(0)
-        return m
+    class TrustsTheBlock(stripper):
+        def elaborate(self, platform):
+            m = super().elaborate(platform)
+            m.d.sync += self.completion.payload.poisoned.eq(0)
+            return m
+
+    return TrustsTheBlock
 
 
 @pytest.mark.slow
-def test_mutant_stripper(monkeypatch):
-    monkeypatch.setattr("hdl.pcie.ultrascale.CompletionStripper", TrustsTheBlock)
+@pytest.mark.parametrize("stripper", [CompletionStripper, StraddledStripper])
+def test_mutant_stripper(monkeypatch, stripper):
+    monkeypatch.setattr(f"hdl.pcie.ultrascale.{stripper.__name__}", trusting(stripper))
     with pytest.raises(SimulationError, match="poisoned"):
-        run("read_faults")
+        run("read_faults", straddle=stripper is StraddledStripper)
 
 
 class IgnoresBusMaster(EndpointTop):

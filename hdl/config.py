@@ -42,6 +42,12 @@ MENDS = 4
 OPERATIONS_PER_BLOCK = 4
 """Drive operations that a block of a host command counts for, as to what an array may have."""
 
+STRADDLE_WIDTH = 256
+"""Width in bits from which on an UltraScale+ block can straddle completions."""
+
+UNSTRADDLED_COMPLETIONS = 63
+"""Most completions outstanding at such a width without it (PG213)."""
+
 LINE_USERS = 4
 """Blocks that take lines: front end, sequencer, drives, gatherer."""
 
@@ -76,10 +82,12 @@ class Config:
     read_tags
         PCIe memory read requests outstanding, a power of two up to 256.
     completion_headers
-        Completion headers that the PCIe hard block buffers; space is reserved before a request. Of
-        an UltraScale+ block of 256 or 512 bits without straddling, AMD advises to have fewer than
-        64 completions outstanding (PG213, "Straddle Option on RC Interface"): 63 keeps to that, and
-        bounds what is outstanding to 4032 bytes where completions may end every 64.
+        Completion headers that the PCIe hard block buffers; space is reserved before a request.
+        See `completions_outstanding` for how many of them are used.
+    completion_straddle
+        The RC interface of a block of 256 or 512 bits is configured with its straddle option, so
+        that a completion may begin in the beat in which another one ends (`hdl.pcie.straddle`).
+        Narrower ones have no such option, and this means nothing to them.
     completion_address_bits
         Bits of a completion's lower address that the PCIe block reports: 12 (UltraScale+) or 7
         (what the link carries).
@@ -160,6 +168,7 @@ class Config:
     drive_tags: int = 32
     read_tags: int = 64
     completion_headers: int = 256
+    completion_straddle: bool = True
     completion_bytes: int = 32768
     completion_address_bits: int = 12
     queue_pairs: int = 8
@@ -262,6 +271,24 @@ class Config:
                 raise ValueError(f"{name} must be a power of two in {least}..{most}, not {value}")
         if self.banks > self.beats:
             raise ValueError(f"banks must be at most the {self.beats} beats of a line")
+
+    @property
+    def straddles(self) -> bool:
+        """Completions straddle: two may share a beat of 256 bits, four one of 512."""
+        return self.completion_straddle and self.data_width >= STRADDLE_WIDTH
+
+    @property
+    def completions_outstanding(self) -> int:
+        """Most completions that may be on their way at once.
+
+        As many as the hard block has headers for; but from 256 bits on without straddling fewer
+        than 64, since RC then takes short completions slower than the link brings them (PG213,
+        "Straddle Option on RC Interface"). That bounds the data on its way to 4032 bytes where
+        completions may end every 64.
+        """
+        if self.data_width >= STRADDLE_WIDTH and not self.straddles:
+            return min(self.completion_headers, UNSTRADDLED_COMPLETIONS)
+        return self.completion_headers
 
     @property
     def beat_bytes(self) -> int:

@@ -3,7 +3,10 @@
 All four interfaces send a descriptor of 32-bit words first, then payload.
 """
 
+from amaranth.hdl import Cat, Mux, Value
 from amaranth.lib import data, enum
+
+from hdl.pcie.interface import CompletionStatus
 
 
 class RequestType(enum.Enum, shape=4):
@@ -133,3 +136,28 @@ RQ_DESCRIPTOR_DWORDS = 4
 RC_DESCRIPTOR_DWORDS = 3
 CQ_DESCRIPTOR_DWORDS = 4
 CC_DESCRIPTOR_DWORDS = 3
+
+
+def describe_completion(words: Value) -> tuple[Value, dict[str, Value]]:
+    """Whether a completion is nobody's, and the fields of `completion_beat`, by its RC descriptor.
+
+    A request that the block gave up appears as a completer abort.
+    """
+    descriptor = RequesterCompletion(words)
+    error = descriptor.error
+    given_up = (error == ErrorCode.TIMEOUT) | (error == ErrorCode.FUNCTION_RESET)
+    stray = Cat(error == ErrorCode.MISMATCH, error == ErrorCode.BAD_TAG).any()
+    return stray, {
+        "tag": descriptor.tag,
+        "status": Mux(given_up, CompletionStatus.CA.value, descriptor.status),
+        "dwords": Mux(given_up, 0, descriptor.dwords),
+        "byte_count": descriptor.byte_count,
+        "lower_address": descriptor.lower_address,
+        "request_completed": descriptor.request_completed,
+        "poisoned": (
+            descriptor.poisoned
+            | (error == ErrorCode.POISONED)
+            | (error == ErrorCode.BAD_LENGTH)
+            | (error == ErrorCode.BAD_ADDRESS)
+        ),
+    }

@@ -1,7 +1,7 @@
 """Sideband signals (``tuser``) of the UltraScale+ PCIe block's streams, by data width (PG213).
 
 Interfaces of 512 bits can carry two packets a beat and so have most fields twice; those named
-``.._1`` belong to the second one and are not used, since packets do not straddle.
+``.._1`` belong to the second one and are not used, as only RC straddles (`hdl.pcie.straddle`).
 """
 
 from amaranth.lib import data
@@ -23,13 +23,19 @@ class RequesterRequestUser(data.Struct):
     sequence_high: 2
 
 
+class PacketEnd(data.Struct):
+    """Of RC, 64 to 256 bits: a packet ends in the beat, with word ``word``."""
+
+    valid: 1
+    word: 3
+
+
 class RequesterCompletionUser(data.Struct):
     """RC, 64 to 256 bits."""
 
     byte_enable: 32
     start: 2
-    end_0: 4
-    end_1: 4
+    end: data.ArrayLayout(PacketEnd, 2)
     discontinue: 1
     parity: 32
 
@@ -73,11 +79,16 @@ class WideRequesterRequestUser(data.Struct):
 
 
 class WideRequesterCompletionUser(data.Struct):
-    """RC, 512 bits."""
+    """RC, 512 bits: up to four packets start, and four end, each with its place.
+
+    ``start_place``: in units of 4 words. ``end_word``: the last word.
+    """
 
     byte_enable: 64
-    start: 12
-    end: 20
+    start: 4
+    start_place: data.ArrayLayout(2, 4)
+    end: 4
+    end_word: data.ArrayLayout(4, 4)
     discontinue: 1
     parity: 64
 

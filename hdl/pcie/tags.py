@@ -27,9 +27,9 @@ HEADERS_BITS = READ_HEADERS_MOST.bit_length()
 def headers_within(config: Config, boundary: int) -> int:
     """Completions of up to ``boundary`` bytes for which the hard block surely has room."""
     if not config.completion_bytes:
-        return config.completion_headers
+        return config.completions_outstanding
     units = boundary // CREDIT_BYTES + 1
-    return min(config.completion_headers, config.completion_bytes // CREDIT_BYTES // units)
+    return min(config.completions_outstanding, config.completion_bytes // CREDIT_BYTES // units)
 
 
 NEVER = (1 << TIME_BITS) - 1
@@ -54,7 +54,7 @@ class TagTable(wiring.Component):
     Parameters
     ----------
     config
-        `read_tags` tags; `completion_headers` and `completion_bytes` of space.
+        `read_tags` tags; `completions_outstanding` and `completion_bytes` of space.
 
     Ports
     -----

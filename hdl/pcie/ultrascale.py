@@ -10,13 +10,11 @@ from hdl.pcie.completer import Completer
 from hdl.pcie.descriptors import (
     RC_DESCRIPTOR_DWORDS,
     RQ_DESCRIPTOR_DWORDS,
-    ErrorCode,
-    RequesterCompletion,
     RequesterRequest,
     RequestType,
+    describe_completion,
 )
 from hdl.pcie.interface import (
-    CompletionStatus,
     PcieStatus,
     RegisterBus,
     RequestKind,
@@ -27,6 +25,7 @@ from hdl.pcie.interface import (
 from hdl.pcie.ordering import NUMBER_BITS, RETURNS, SequenceNumbers, WritesAhead
 from hdl.pcie.rotate import below
 from hdl.pcie.sideband import user_shape
+from hdl.pcie.straddle import StraddledStripper
 from hdl.simulation import SIMULATION
 
 
@@ -290,24 +289,7 @@ class CompletionStripper(wiring.Component):
 
     def _describe(self, words: Value) -> tuple[Value, dict[str, Value]]:
         """Whether a completion is nobody's, and the fields of `completion_beat`, by its header."""
-        descriptor = RequesterCompletion(words)
-        error = descriptor.error
-        given_up = (error == ErrorCode.TIMEOUT) | (error == ErrorCode.FUNCTION_RESET)
-        stray = Cat(error == ErrorCode.MISMATCH, error == ErrorCode.BAD_TAG).any()
-        return stray, {
-            "tag": descriptor.tag,
-            "status": Mux(given_up, CompletionStatus.CA.value, descriptor.status),
-            "dwords": Mux(given_up, 0, descriptor.dwords),
-            "byte_count": descriptor.byte_count,
-            "lower_address": descriptor.lower_address,
-            "request_completed": descriptor.request_completed,
-            "poisoned": (
-                descriptor.poisoned
-                | (error == ErrorCode.POISONED)
-                | (error == ErrorCode.BAD_LENGTH)
-                | (error == ErrorCode.BAD_ADDRESS)
-            ),
-        }
+        return describe_completion(words)
 
     def _broken(self) -> Value:
         """The block found an error in the data that arrives."""
@@ -321,9 +303,12 @@ class CompletionStripper(wiring.Component):
 class UltrascaleShim(wiring.Component):
     """Connects the controller to the UltraScale+ PCIe block: `Config.data_width` is its width.
 
-    The block is configured for dword alignment, no straddling, client tags, and BAR 0 as described
-    in `hdl.pcie.interface`; drive its ``pcie_cq_np_req`` with 1. Ports are named as its AXI4-Stream
-    interfaces without the ``s_axis_`` and ``m_axis_``.
+    The block is configured for dword alignment, client tags, and BAR 0 as described in
+    `hdl.pcie.interface`; drive its ``pcie_cq_np_req`` with 1. RC straddles if `Config.straddles`,
+    which is the default at 256 and 512 bits (PG213, "Straddle Option on RC Interface"):
+    ``AXISTEN_IF_RC_STRADDLE`` of the IP at 256 bits, ``AXISTEN_IF_EXT_512_RC_4TLP_STRADDLE`` at
+    512. RQ, CQ and CC do not straddle. Ports are named as its AXI4-Stream interfaces without the
+    ``s_axis_`` and ``m_axis_``.
 
     Ports
     -----
@@ -337,12 +322,14 @@ class UltrascaleShim(wiring.Component):
     status
         Configuration space: which attribute bits requests and completions may have.
     request, progress, completion, register
-        The controller's side: `RequestInserter`, `CompletionStripper`, `Completer`.
+        The controller's side: `RequestInserter`, `CompletionStripper` or
+        `hdl.pcie.straddle.StraddledStripper`, `Completer`.
 
     A link reset (``status.link_reset``) ends every packet and every access that has begun.
 
     Throughput and latency at 256 bits: a 256-byte write in 9 beats, back to back, latency 1; a
-    256-byte completion in 9 beats gives 8, latency 2; a register access about 6 cycles.
+    256-byte completion in 8.5 beats (9 without straddling) gives 8, latency 2; a register access
+    about 6 cycles.
     Back-pressure on each interface acts on that one alone.
     """
 
@@ -368,7 +355,7 @@ class UltrascaleShim(wiring.Component):
         config = self._config
         cut = self.status.link_reset
         inserter = RequestInserter(config=config)
-        stripper = CompletionStripper(config=config)
+        stripper = (StraddledStripper if config.straddles else CompletionStripper)(config=config)
         m.submodules.inserter = ResetInserter(cut)(inserter)
         m.submodules.stripper = ResetInserter(cut)(stripper)
         m.submodules.completer = completer = Completer(config=config)

@@ -120,6 +120,7 @@ void PacketSource::present() {
         // byte_en 31:0, is_sof_0 32, is_eof_0 37:34 (flag, then the last dword)
         user.low = enables | uint64_t(first) << 32;
         if (last) user.low |= uint64_t(1 | (bytes / 4 - 1) << 1) << 34;
+        if (last && tlp_->discontinued) user.low |= kRcDiscontinue;
     } else {
         // first_be 3:0, last_be 7:4, byte_en 39:8, sop 40
         user.low = enables << 8 | uint64_t(first) << 40;

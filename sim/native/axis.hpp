@@ -1,4 +1,5 @@
-// The hard block's AXI streams (PG213, 64 to 256 bits, dword aligned, no straddling).
+// The hard block's AXI streams (PG213, 64 to 256 bits, dword aligned); RC that straddles is in
+// straddle.hpp.
 #pragma once
 
 #include "pcie.hpp"
@@ -97,15 +98,29 @@ private:
     bool complete_ = false;
 };
 
+constexpr uint64_t kRcDiscontinue = uint64_t(1) << 42;  // of tuser
+
 // RC or CQ: packets become beats.
-class PacketSource {
+class BeatSource {
+public:
+    virtual ~BeatSource() = default;
+    // Sets the pins for this cycle; true if something changed.
+    virtual bool drive(Ps now) = 0;
+    // Before the clock edge: true if a beat is taken.
+    virtual bool sample() = 0;
+    // After the clock edge: the beat offered was taken.
+    virtual void commit(Ps now) = 0;
+};
+
+// No packet begins in a beat in which another one ends.
+class PacketSource final : public BeatSource {
 public:
     PacketSource(const AxiPins& pins, Link& link, int beat_bytes, bool completion)
         : pins_(pins), link_(link), beat_bytes_(beat_bytes), completion_(completion) {
         *pins_.valid = 0;
     }
 
-    bool drive(Ps now) {
+    bool drive(Ps now) override {
         if (offered_) return false;
         if (!tlp_ && !begin(now)) {
             if (!*pins_.valid) return false;
@@ -115,7 +130,7 @@ public:
         present();
         return true;
     }
-    bool sample() {
+    bool sample() override {
         if (!offered_) return false;
         if (!*pins_.ready) {
             ++link_.counters().rc_stall_cycles;
@@ -124,8 +139,7 @@ public:
         offered_ = false;
         return true;
     }
-    // After the clock edge: the beat offered was taken.
-    void commit(Ps now);
+    void commit(Ps now) override;
 
 private:
     bool begin(Ps now) {

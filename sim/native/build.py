@@ -22,7 +22,7 @@ from sim.verilog import BUILD, ROOT, Netlist, digest, to_verilog, write_atomical
 TOP = "controller"
 PREFIX = "Vcontroller"
 SOURCES = Path(__file__).resolve().parent
-MODELS = ("rules", "pcie", "drive", "ideal", "hdd", "ssd", "direct", "checks")
+MODELS = ("rules", "pcie", "straddle", "drive", "ideal", "hdd", "ssd", "direct", "checks")
 MODEL_API = ("bench", "models_api")
 HARNESS = ("axis", "port", "harness", "api")
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
@@ -238,7 +238,7 @@ def _header(config: Config, model: Path) -> str:
 namespace striata {{
 
 constexpr Shape kShape = {{{config.ports}, {config.beat_bytes}, {config.tag_bits}, {clock_ps},
-                          {TIME_BITS}}};
+                          {TIME_BITS}, {str(config.straddles).lower()}}};
 
 class Dut {{
 public:

@@ -44,6 +44,7 @@ void check_link(const LinkFields& fields) {
     within("hold_every", fields.hold_every, 0, kMuch);
     within("hold_ps", fields.hold_ps, fields.hold_every ? 1 : 0, kSecond);
     within("ready_percent", fields.ready_percent, 1, kPercent);
+    within("straddle_percent", fields.straddle_percent, 0, kPercent);
 }
 
 void check_drive(const DriveFields& fields, int64_t expanders) {

@@ -38,7 +38,10 @@ Harness::Harness(const LinkFields& link, const std::vector<DriveFields>& drives,
     rq_ = std::make_unique<PacketSink>(pins_.rq, link_, shape_.beat_bytes, &pins_.sequence[0]);
     cc_ = std::make_unique<PacketSink>(pins_.cc, link_, shape_.beat_bytes, nullptr);
     *pins_.sequence[1].valid = 0;
-    rc_ = std::make_unique<PacketSource>(pins_.rc, link_, shape_.beat_bytes, true);
+    if (shape_.straddle)
+        rc_ = std::make_unique<StraddledSource>(pins_.rc, link_);
+    else
+        rc_ = std::make_unique<PacketSource>(pins_.rc, link_, shape_.beat_bytes, true);
     cq_ = std::make_unique<PacketSource>(pins_.cq, link_, shape_.beat_bytes, false);
     for (int i = 0; i < pins_.status_count; ++i) *pins_.status[i].pin = 0;
     set_status("max_payload", encode_size(link.max_payload));

@@ -9,6 +9,7 @@
 #include "axis.hpp"
 #include "dut.hpp"
 #include "port.hpp"
+#include "straddle.hpp"
 
 namespace striata {
 
@@ -60,7 +61,7 @@ private:
     std::vector<std::unique_ptr<Port>> ports_;
     std::unique_ptr<PacketSink> rq_;
     std::unique_ptr<PacketSink> cc_;
-    std::unique_ptr<PacketSource> rc_;
+    std::unique_ptr<BeatSource> rc_;
     std::unique_ptr<PacketSource> cq_;
     // Times of the ports side by side, so that a cycle looks at little memory.
     int64_t wake_[kMaxPorts] = {};

@@ -71,6 +71,8 @@ class ReadEnd(IntEnum):
     """No completion comes, and nobody says so."""
     TIMEOUT = 5
     """The hard block ends it 10 ms later."""
+    DISCONTINUED = 6
+    """The data comes, and the hard block finds that its own memory has lost it."""
 
 
 class EventKind(IntEnum):

@@ -1,6 +1,7 @@
 """The models without a controller: a load on one drive, a device that saturates the link."""
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -25,6 +26,7 @@ def _library() -> ctypes.CDLL:
         ("load", [pointer, pointer, pointer]),
         ("bench_write", [pointer, number, number, pointer]),
         ("bench_read", [pointer, *[number] * 4, pointer]),
+        ("check_straddled", [pointer, pointer, pointer, number]),
     ):
         function = getattr(library, f"striata_{name}")
         function.restype = number
@@ -126,6 +128,26 @@ def bench_read(
 ) -> BenchResult:
     """Memory reads of ``length`` bytes at ``offset`` in their page, checked byte by byte."""
     return _bench("striata_bench_read", link, length, offset, outstanding, count)
+
+
+@dataclass(kw_only=True)
+class StraddledBeat:
+    """A beat of 256 bits of RC with the straddle option; ``user`` is tuser without parity."""
+
+    data: bytes
+    user: int
+    keep: int = 0xFF
+    last: int = 0
+
+
+def check_straddled(beats: Sequence[StraddledBeat]) -> None:
+    """Holds beats to the rules that the native RC is held to; RuntimeError says what is wrong."""
+    library = _library()
+    data = b"".join(beat.data for beat in beats)
+    ends = bytes(value for beat in beats for value in (beat.keep, beat.last))
+    users = (ctypes.c_uint64 * len(beats))(*(beat.user for beat in beats))
+    if not library.striata_check_straddled(data, users, ends, len(beats)):
+        raise RuntimeError(library.striata_model_error().decode())
 
 
 def _bench(name: str, link: LinkParameters, *arguments: int) -> BenchResult:

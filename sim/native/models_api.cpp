@@ -1,6 +1,7 @@
 // The C interface of the models without a controller (models.py binds it).
 #include "bench.hpp"
 #include "fields.hpp"
+#include "straddle.hpp"
 
 using namespace striata;
 
@@ -48,6 +49,22 @@ int64_t striata_bench_read(const int64_t* link, int64_t bytes, int64_t offset, i
     return guard([&] {
         to_array(bench_read(from_array<LinkFields>(link), bytes, offset, outstanding, count),
                  result, sizeof(BenchResult) / sizeof(int64_t));
+    });
+}
+
+// Beats of straddled RC as the card sees them: data, low 64 bits of tuser, tkeep and tlast each.
+int64_t striata_check_straddled(const uint8_t* data, const uint64_t* user, const uint8_t* ends,
+                                int64_t count) {
+    return guard([&] {
+        StraddleRules rules;
+        for (int64_t i = 0; i < count; ++i) {
+            RcBeat beat;
+            std::memcpy(beat.data, data + i * RcBeat::kBytes, sizeof beat.data);
+            beat.user = user[i];
+            beat.keep = ends[2 * i];
+            beat.last = ends[2 * i + 1];
+            rules.check(beat);
+        }
     });
 }
 

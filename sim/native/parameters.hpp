@@ -11,7 +11,7 @@
     X(device_posted_headers) X(device_non_posted_headers) X(credit_return_ps)                   \
     X(completion_headers) X(completion_data) X(transmit_tlps) X(memory_base) X(bar_base)        \
     X(msi_base) X(seed) X(hold_every) X(hold_ps) X(ready_percent) X(random_splits)              \
-    X(np_req_ps) X(check_vectors)
+    X(np_req_ps) X(check_vectors) X(straddle_percent)
 
 #define STRIATA_DRIVE_FIELDS(X)                                                                 \
     X(kind) X(capacity) X(rate) X(half_duplex) X(expander) X(command_ps) X(status_ps)           \
@@ -31,7 +31,7 @@
     X(memory_writes) X(memory_reads) X(interrupts) X(mmio_writes) X(mmio_reads)                 \
     X(most_completion_headers) X(most_completion_bytes) X(rq_stall_cycles) X(rc_stall_cycles)   \
     X(reads_outstanding_most) X(stray_writes) X(stray_reads) X(reads_failed)                    \
-    X(reads_timed) X(fetch_ps) X(command_ps) X(send_ps) X(interrupt_ps)
+    X(rc_shared_beats) X(reads_timed) X(fetch_ps) X(command_ps) X(send_ps) X(interrupt_ps)
 
 #define STRIATA_DRIVE_COUNTERS(X)                                                               \
     X(reads) X(writes) X(flushes) X(read_blocks) X(written_blocks) X(errors)                    \

@@ -76,6 +76,9 @@ class LinkParameters:
     np_req_ps
         ``pcie_cq_np_req`` gives a credit for a register read each so long; writes pass those that
         wait (0: it is tied to 1).
+    straddle_percent
+        Of the completions that could begin in the beat in which another one ends, those that do, at
+        random. Only where the card's `Config.straddles`.
     check_vectors
         Interrupt messages are held to the MSI-X table that the host has written. Off: for a device
         that has no table.
@@ -112,6 +115,7 @@ class LinkParameters:
     hold_ps: int = 0
     ready_percent: int = 100
     np_req_ps: int = 0
+    straddle_percent: int = 100
     check_vectors: bool = True
 
     def __post_init__(self) -> None:
@@ -134,6 +138,7 @@ class LinkParameters:
         if bool(self.hold_every) != bool(self.hold_ps):
             raise ValueError("hold_every and hold_ps go together")
         check("ready_percent", self.ready_percent, 1, 100)
+        check("straddle_percent", self.straddle_percent, 0, 100)
 
 
 KIND_IDEAL = 0

@@ -325,7 +325,8 @@ void Link::start_completion(size_t index, Ps start) {
     const int64_t part = completion_end(read);
     const bool hit = !read.late || part == read.left;
     const ReadEnd end = !read.reachable ? ReadEnd::kUnsupported : hit ? read.end : ReadEnd::kGood;
-    const bool data = end == ReadEnd::kGood || end == ReadEnd::kPoisoned;
+    const bool spoiled = end == ReadEnd::kPoisoned || end == ReadEnd::kDiscontinued;
+    const bool data = end == ReadEnd::kGood || spoiled;
     const int64_t bytes = data ? part : 0;
     const bool last = bytes == read.left || !data;
     Tlp* tlp = allocate();
@@ -333,6 +334,7 @@ void Link::start_completion(size_t index, Ps start) {
     tlp->tag = read.tag;
     tlp->payload = int(bytes);
     tlp->bytes = kCompletionDescriptor + int(bytes);
+    tlp->discontinued = end == ReadEnd::kDiscontinued;
     tlp->address = 0;
     uint32_t code = 0;
     uint32_t status = 0;
@@ -352,7 +354,7 @@ void Link::start_completion(size_t index, Ps start) {
     set_word(tlp, 2, read.tag);
     uint8_t* target = tlp->raw + kCompletionDescriptor;
     if (bytes) std::memcpy(target, source, size_t(bytes));
-    if (poisoned)
+    if (spoiled)
         for (int64_t i = 0; i < bytes; ++i) target[i] = uint8_t(~target[i]);
     tlp->time = wire_send(down_, tlp, start) + fields_.propagation_ps;
     ++counters_.down_tlps;
@@ -360,7 +362,7 @@ void Link::start_completion(size_t index, Ps start) {
     down_flight_.push(tlp);
     read.address += uint64_t(bytes);
     read.left -= bytes;
-    if (hit && end == ReadEnd::kPoisoned) read.end = ReadEnd::kGood;
+    if (hit && spoiled) read.end = ReadEnd::kGood;
     // The tag is free for the device once it has seen the last completion, not before.
     if (last) reads_.erase(reads_.begin() + int64_t(index));
 }

@@ -33,6 +33,7 @@ struct Tlp {
     uint8_t last_enable;
     int bytes;    // descriptor and payload
     int payload;  // bytes
+    bool discontinued;  // of a completion: the hard block finds its own memory in error
     uint64_t address;
     Ps time;         // when it was ready to send, then when it arrives
     uint64_t order;  // posted packets submitted before it
@@ -48,6 +49,7 @@ enum class ReadEnd : int64_t {
     kPoisoned,     // the data is marked as corrupt, and is
     kLost,         // nothing comes
     kTimeout,      // the hard block says that nothing came
+    kDiscontinued, // the data came, and the hard block's own memory lost it
     kCount
 };
 struct ReadFault {

@@ -78,6 +78,7 @@ struct Shape {
     int tag_bits;
     int64_t clock_ps;
     int time_bits;
+    bool straddle;  // RC straddles
 };
 
 }  // namespace striata

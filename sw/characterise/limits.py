@@ -17,7 +17,9 @@ COMPLETION_HEADER_BYTES = 12
 DLLP_BYTES = 8
 """A DLLP with its framing."""
 REQUEST_DESCRIPTOR_BYTES, COMPLETION_DESCRIPTOR_BYTES = 16, 12
-"""What precedes the payload on the hard block's streams (PG213); a packet has its own beats."""
+"""What precedes the payload on the hard block's streams (PG213). A packet has its own beats, but
+for completions that straddle: they begin at any multiple of `SEGMENT_BYTES`."""
+SEGMENT_BYTES = 16
 SKIP_SHARE_8B10B = 4 / (1538 + 4)
 """A 4-symbol SKP ordered set at most every 1538 symbols."""
 SKIP_SHARE_128B130B = 1 / (375 + 1)
@@ -48,6 +50,14 @@ def _beats(payload: int, descriptor: int, config: Config) -> int:
     return -(-(payload + descriptor) // config.beat_bytes)
 
 
+def _completion_beats(payload: int, config: Config) -> float:
+    """Beats that a completion takes when others follow at once."""
+    if not config.straddles:
+        return _beats(payload, COMPLETION_DESCRIPTOR_BYTES, config)
+    segments = -(-(payload + COMPLETION_DESCRIPTOR_BYTES) // SEGMENT_BYTES)
+    return segments * SEGMENT_BYTES / config.beat_bytes
+
+
 def read_stream_limit(link: LinkParameters, config: Config) -> float:
     """Payload bytes a second that fit on the stream of requests to the hard block (RQ)."""
     beats = _beats(link.max_payload, REQUEST_DESCRIPTOR_BYTES, config)
@@ -57,7 +67,7 @@ def read_stream_limit(link: LinkParameters, config: Config) -> float:
 def write_stream_limit(link: LinkParameters, config: Config) -> float:
     """Payload bytes a second that fit on the stream of completions from the hard block (RC)."""
     payload = min(link.completion_bytes or link.max_payload, link.max_read_request)
-    return payload / _beats(payload, COMPLETION_DESCRIPTOR_BYTES, config) * config.clock_hz
+    return payload / _completion_beats(payload, config) * config.clock_hz
 
 
 def duplex_limit(link: LinkParameters, config: Config, read_share: float) -> float:
@@ -77,7 +87,7 @@ def duplex_limit(link: LinkParameters, config: Config, read_share: float) -> flo
     down = (1 - read_share) + completions * (FRAMING_BYTES + COMPLETION_HEADER_BYTES)
     down += (writes + requests) * answer
     out_beats = writes * _beats(link.max_payload, REQUEST_DESCRIPTOR_BYTES, config) + requests
-    in_beats = completions * _beats(completion, COMPLETION_DESCRIPTOR_BYTES, config)
+    in_beats = completions * _completion_beats(completion, config)
     line, clock = line_bytes(link), config.clock_hz
     return 1 / max(up / line, down / line, out_beats / clock, in_beats / clock)
 
