@@ -202,7 +202,7 @@ async def short_absences(dut):
     order = await bench(dut)
     host = order.host
     host.device.return_cycles = 0
-    for absence in (1, 40, GIVEN_UP // 4):
+    for absence, count in ((1, 0), (40, 5), (GIVEN_UP // 4, 0)):
         # One write is dropped; others wait in the controller, and leave once each.
         dropped = order.letters + 1
         order.send_letter()
@@ -210,7 +210,7 @@ async def short_absences(dut):
         host.function.bus_master_enable = False
         await ClockCycles(dut.clk, 64)
         sent = host.device.posted_in
-        later = range(order.letters + 1, order.letters + 1 + absence % 7)
+        later = range(order.letters + 1, order.letters + 1 + count)
         for _ in later:
             order.send_letter()
         await ClockCycles(dut.clk, absence)
