@@ -133,5 +133,5 @@ class GoesOn(Findings):
 
 
 def test_planted_bug_is_caught():
-    with pytest.raises(SimulationError, match="of another moment|is mixed"):
+    with pytest.raises(SimulationError, match=r"of another moment|is mixed"):
         simulate(PagesOfFindings(GoesOn), name="findings_mutant", module=__name__)

@@ -59,12 +59,13 @@ class Background(wiring.Component):
     begun, retired, flush, flushing, completed, completion
         Of `hdl.background.intent.Intent` (not there without `Config.intent_chunks`).
     report_read, report_shows
-        The log pages (`hdl.background.report`); one of findings is being made. Entries of ARRAYS: word 0: bit 31 the array exists,
-        1:0 `ArrayState`, 2 not in sync, 3 assumed to be, 6:4 `JobState`, 10:8 `WalkKind`, 23:16
-        array; 1: share in percent; 2, 3: first row that is not done; 4, 5, 6: rows mended,
-        mismatched, lost; 8, 9 and 10, 11: when the job began and ended, in cycles; 7: bit 31 there
-        is a write-intent bitmap, 15:0 chunks that are marked, 21:16 log2 of the rows of a chunk;
-        12, 13: first row that may not be in sync, if the array is not.
+        The log pages (`hdl.background.report`); one of findings is being made.
+        Entries of ARRAYS: word 0: bit 31 the array exists, 1:0 `ArrayState`, 2 not in sync, 3
+        assumed to be, 6:4 `JobState`, 10:8 `WalkKind`, 23:16 array; 1: share in percent; 2, 3:
+        first row that is not done; 4, 5, 6: rows mended, mismatched, lost; 8, 9 and 10, 11: when
+        the job began and ended, in cycles; 7: bit 31 there is a write-intent bitmap, 15:0 chunks
+        that are marked, 21:16 log2 of the rows of a chunk; 12, 13: first row that may not be in
+        sync, if the array is not.
         Others: `hdl.background.findings.Findings`.
     now, deadline
         Time in cycles, and when the walker may go on (all ones: it need not wait for that).

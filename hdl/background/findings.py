@@ -60,7 +60,11 @@ class Findings(wiring.Component):
         found = self.finding.payload
         loses = found.result == WalkResult.LOST
         kept = self.finding.valid & self.finding.ready & (found.result != WalkResult.FAILED)
-        m.d.comb += [self.finding.ready.eq(~self.showing), write.en.eq(kept), write.data.found.eq(found)]
+        m.d.comb += [
+            self.finding.ready.eq(~self.showing),
+            write.en.eq(kept),
+            write.data.found.eq(found),
+        ]
         for log, count in enumerate(counts):
             with m.If(loses == log):
                 m.d.comb += [
