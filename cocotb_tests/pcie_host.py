@@ -555,6 +555,10 @@ class PcieHost:
         self.function.bus_master_enable = False
         self.request_beats = 0
 
+    def hide_bus_master(self, hidden: bool) -> None:
+        """The card sees bus mastering off, or as it is; the block sends what it takes."""
+        self._withheld = hidden
+
     async def restore_bus_master(self) -> None:
         """Allows bus mastering again."""
         self.function.bus_master_enable = True

@@ -15,6 +15,7 @@ from cocotb_tests.transport import MSIX_ENTRY_BYTES, MSIX_TABLE
 from hdl.array.interface import Level
 from hdl.config import BLOCK_BYTES
 from hdl.nvme.function_reset import FunctionReset
+from hdl.pcie.ordering import GIVEN_UP
 from hdl.stripe.gather import Gather
 from sim.golden import nvme
 from sw.driver.commands import Admin, Command, Io, Register, read_write
@@ -316,6 +317,55 @@ async def requests_stall(dut):
 
 
 @cocotb.test(**LIMIT)
+async def goes_on_after_a_stall(dut):
+    """While the block takes no request, vectors are masked, bus mastering goes, queues are deleted:
+    registers can be read, and everything goes on afterwards."""
+    bench = await Bench(dut).start()
+    busy_host(bench)
+    host, transport = bench.host, bench.transport
+    volume = await bench.create(Level.RAID5, range(5))
+
+    async def mask(masked: int) -> None:
+        for vector in range(1, CONFIG.queue_pairs + 1):
+            control = MSIX_TABLE + MSIX_ENTRY_BYTES * vector + 12
+            await transport.write32(control, masked)
+
+    for name in ("mask", "bus mastering", "deletion"):
+        load = cocotb.start_soon(bench.load(volume, 40, workers=20, longest=8))
+        await ClockCycles(dut.clk, bench.random.randint(1000, 3000))
+        deletion = None
+        if name == "deletion":
+            command = Command(Admin.DELETE_SQ, dwords=(1,))
+            deletion = cocotb.start_soon(bench.nvme.admin(command, "delete"))
+            await ClockCycles(dut.clk, bench.random.randint(1, 200))
+        host.stall_requests(True)
+        await ClockCycles(dut.clk, bench.random.randint(1, 400))
+        if name == "mask":
+            await mask(1)
+        elif name == "bus mastering":
+            host.hide_bus_master(True)
+            reading = cocotb.start_soon(transport.read32(Register.CSTS))
+            await ClockCycles(dut.clk, 2 * GIVEN_UP)
+            assert reading.done(), "a register cannot be read while requests stall"
+        await ClockCycles(dut.clk, bench.random.randint(500, 3000))
+        host.hide_bus_master(False)
+        host.stall_requests(False)
+        if name == "mask":
+            await ClockCycles(dut.clk, 3000)
+            await mask(0)
+        if deletion is None:
+            await load
+            continue
+        await deletion
+        await ClockCycles(dut.clk, 3000)
+        await bench.nvme.stop()
+        bench.abandon(volume, [load])
+        await bench.nvme.start(CONFIG.queue_pairs, CONFIG.queue_depth)
+        await bench.load(volume, 8)
+    await bench.finish(volume)
+
+
+@cocotb.test(**LIMIT)
 async def writes_nothing_after_its_end(dut):
     """Disabled, shut down or reset amid reads, with a hard block that completions overtake.
 
@@ -443,6 +493,7 @@ def test_host_faults():
         "resets_the_function",
         "resets_the_link",
         "requests_stall",
+        pytest.param("goes_on_after_a_stall", marks=pytest.mark.slow),
         pytest.param("writes_nothing_after_its_end", marks=pytest.mark.slow),
         "admin_waits_for_no_drive",
         pytest.param("bus_master_comes_and_goes", marks=pytest.mark.slow),

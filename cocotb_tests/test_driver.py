@@ -284,7 +284,13 @@ def test_completion_fields(raw):
 
 
 @pytest.mark.parametrize(
-    "status", [golden.LBA_OUT_OF_RANGE, golden.UNRECOVERED_READ, golden.DRIVE_UNAVAILABLE]
+    "status",
+    [
+        golden.LBA_OUT_OF_RANGE,
+        golden.UNRECOVERED_READ,
+        golden.DRIVE_UNAVAILABLE,
+        golden.JOB_RUNNING,
+    ],
 )
 def test_errors_are_raised(status):
     bench = Bench().start()
@@ -294,6 +300,7 @@ def test_errors_are_raised(status):
         bench.run(bench.nvme.read(1, 9, 1, address))
     error = caught.value
     assert error.status == status
+    assert ("stop the job first" in str(error)) == (status == golden.JOB_RUNNING)
     assert (error.completion.code_type, error.completion.code) == (status >> 8, status & 0xFF)
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.status) == (str(error), status)

@@ -110,10 +110,10 @@ class AdminBench:
             self.held += 1
             await self.run(opcode=nvme.ASYNC_EVENT, identifier=self.held)
 
-    async def read(self, event: EventType, *, retain: bool = False) -> None:
-        """Reads the log page of a type."""
+    async def read(self, event: EventType, *, retain: bool = False, at: int = 0) -> None:
+        """Reads some of the log page of a type, from byte ``at`` on."""
         dword = LOGS[event].value | retain << 15 | 3 << 16
-        await self.run(opcode=nvme.GET_LOG, cdw10=dword)
+        await self.run(opcode=nvme.GET_LOG, cdw10=dword, cdw12=at)
 
     async def read_later(self, event: EventType) -> None:
         """The same after `AROUND` cycles."""
@@ -213,6 +213,39 @@ async def what_is_told_stays_masked(dut):
             assert await reported(bench, event) == 0
 
 
+@cocotb.test(timeout_time=8, timeout_unit="ms")
+async def pages_in_parts(dut):
+    """A page is read by several commands, the last without Retain Asynchronous Event: what came
+    after the first had been begun is told, and what it has is not."""
+    bench = await admin_bench(dut)
+    for event in (EventType.ERROR, EventType.HEALTH, EventType.VENDOR):
+        for place in (None, 0, 1, 2):
+            await bench.happen(event)
+            assert await reported(bench, event) == 1, "an event was not told"
+            if place == 0:
+                await bench.happen(event)
+            await bench.read(event, retain=True)
+            if place == 1:
+                await bench.happen(event)
+            await bench.read(event, retain=True, at=16)
+            if place == 2:
+                await bench.happen(event)
+            assert await reported(bench, event) == 0, "told although the page was retained"
+            await bench.read(event, at=32)
+            wanted = int(place in (1, 2))
+            assert await reported(bench, event) == wanted, f"an event before part {place}"
+            await bench.read(event)
+            assert await reported(bench, event) == 0
+        # Any part without Retain Asynchronous Event clears the event; it need not be the whole.
+        await bench.happen(event)
+        assert await reported(bench, event) == 1
+        await bench.read(event, at=16)
+        await bench.happen(event)
+        assert await reported(bench, event) == 1, "a part that was read did not clear the event"
+        await bench.read(event)
+        assert await reported(bench, event) == 0
+
+
 @cocotb.test(timeout_time=16, timeout_unit="ms")
 async def pages_and_events_agree(dut):
     """On the front end: what a page does not show is told after it, however they meet."""
@@ -277,7 +310,7 @@ def test_events_of_admin():
         AdminTop(),
         name="nvme_events",
         module=__name__,
-        testcase=["no_event_is_forgotten", "what_is_told_stays_masked"],
+        testcase=["no_event_is_forgotten", "what_is_told_stays_masked", "pages_in_parts"],
     )
 
 

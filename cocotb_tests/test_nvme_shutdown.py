@@ -16,6 +16,8 @@ VOLUME_BLOCKS = 5000
 LIMIT = {"timeout_time": 8, "timeout_unit": "ms"}
 OCCURRING, COMPLETE = 1 << 2, 2 << 2
 CC_SHUTDOWN_ABRUPT = 2 << 14
+COALESCING = 8
+LONGEST_TIME, LARGEST_COUNT = 0xFF << 8, 0xFF
 SOON = 1500
 """Cycles in which something happens that waits for nothing."""
 
@@ -181,6 +183,146 @@ async def a_flush_is_for_one_shutdown(dut):
         assert host.flushes == begun + 2, "complete by the flush of another shutdown"
         await host.write32(nvme.CC, 0)
         await host.wait_status(0)
+    await host.settle()
+
+
+@cocotb.test(**LIMIT)
+async def nothing_is_told_after_a_shutdown(dut):
+    """Interrupts that are held back leave before CSTS.SHST is complete. What happens while or after
+    the controller is shut down is not told, although requests for events are held."""
+    host = await bench(dut)
+    for kind in (nvme.CC_SHUTDOWN_NORMAL, CC_SHUTDOWN_ABRUPT):
+        for early in (False, True):
+            await bring_up(host)
+            admin, pair = host.queues[0], host.queues[1]
+            held = [host.place(admin, opcode=nvme.ASYNC_EVENT) for _ in range(2)]
+            await host.good(
+                opcode=nvme.SET_FEATURES, dwords=(COALESCING, LONGEST_TIME | LARGEST_COUNT)
+            )
+            host.interrupts.clear()
+            for _ in range(3):
+                await host.good(1, opcode=nvme.FLUSH, nsid=1)
+            await ClockCycles(dut.clk, SOON)
+            assert pair.number not in host.interrupts, "not held back"
+            host.holds_flush = True
+            await host.write32(nvme.CC, nvme.CC_ENABLE | kind)
+            if early:
+                await host.wait_status(nvme.CSTS_READY | OCCURRING)
+                await happen(host)
+            host.holds_flush = False
+            await host.wait_status(nvme.CSTS_READY | COMPLETE)
+            assert host.interrupts.count(pair.number) == 1, "a completion's interrupt was held back"
+            before = written(host)
+            await happen(host)
+            await ClockCycles(dut.clk, SOON)
+            assert written(host) == before, "something was written after the shutdown"
+            assert not any(identifier in admin.done for identifier in held), "an event was told"
+            await host.wait_status(nvme.CSTS_READY | COMPLETE)
+            await host.write32(nvme.CC, 0)
+            await host.wait_status(0)
+            assert written(host) == before, "something was written after the shutdown"
+    await host.settle()
+
+
+async def happen(host: Bench) -> None:
+    """Events: a doorbell that does not exist, and the news of an array."""
+    host.dut.array_news.value = 1
+    await ClockCycles(host.dut.clk, 1)
+    host.dut.array_news.value = 0
+    await host.write32(nvme.DOORBELLS + 0xFF0, 1)
+    await ClockCycles(host.dut.clk, SOON)
+
+
+@cocotb.test(**LIMIT)
+async def a_reset_meets_the_end_of_a_shutdown(dut):
+    """CC is written in each of the cycles around the one in which CSTS.SHST becomes complete."""
+    host = await bench(dut)
+    ended = 0
+    for round_number in range(64):
+        await host.enable()
+        begun = host.flushes
+        host.holds_flush = True
+        await host.write32(nvme.CC, nvme.CC_ENABLE | nvme.CC_SHUTDOWN_NORMAL)
+        await wait_until(dut, lambda n=begun: host.flushes > n, cycles=SOON, what="the flush")
+        host.holds_flush = False
+        await ClockCycles(dut.clk, host.random.randrange(4))
+        if round_number % 4:
+            await host.write32(nvme.CC, 0)
+            await host.wait_status(0)
+        else:
+            # Written, but not changed: the shutdown goes on, and ends.
+            await host.write32(nvme.CC, nvme.CC_ENABLE | nvme.CC_SHUTDOWN_NORMAL)
+            await host.wait_status(nvme.CSTS_READY | COMPLETE)
+            ended += 1
+            await host.write32(nvme.CC, 0)
+            await host.wait_status(0)
+    assert ended == 16
+    await host.settle()
+
+
+@cocotb.test(**LIMIT)
+async def states_change_while_requests_stall(dut):
+    """The hard block takes nothing for long, amid commands, while the controller is disabled or
+    shut down, or a queue is deleted: none of it is said to be done before what waits has left, and
+    afterwards nothing is written."""
+    host = await bench(dut)
+    stalls = [s for s in host.sinks if s.name in ("read_request", "write_request", "post")]
+    assert len(stalls) == 3
+    waited = 0
+
+    async def stall(change) -> bool:
+        """``change`` is asked for while nothing leaves; whether something waited to leave."""
+        for sink in stalls:
+            sink.paused = True
+        await ClockCycles(dut.clk, host.random.randint(1, 100))
+        await change()
+        await ClockCycles(dut.clk, SOON)
+        names = ("write_request", "post")
+        return any(int(getattr(dut, f"{name}__valid").value) for name in names)
+
+    for round_number in range(18):
+        await bring_up(host)
+        await load(host)
+        await ClockCycles(dut.clk, host.random.randint(1, 600))
+        if round_number % 3 == 0:
+            waits = await stall(lambda: host.write32(nvme.CC, 0))
+            assert not (waits and await host.read32(nvme.CSTS) & nvme.CSTS_READY == 0)
+        elif round_number % 3 == 1:
+            control = nvme.CC_ENABLE | nvme.CC_SHUTDOWN_NORMAL
+            waits = await stall(lambda control=control: host.write32(nvme.CC, control))
+            assert not (waits and await host.read32(nvme.CSTS) & COMPLETE)
+        else:
+            pair = host.queues[1]
+            # The entry has been read already, or has not.
+            deletion = host.place(host.queues[0], opcode=nvme.DELETE_SQ, dwords=(1,))
+            await host.ring(host.queues[0])
+            waits = await stall(lambda: ClockCycles(dut.clk, 1))
+            assert deletion not in host.queues[0].done, "told before what waits"
+            for sink in stalls:
+                sink.paused = False
+            answer = await host.result(host.queues[0], deletion)
+            assert answer.code == nvme.SUCCESS
+            ended = len(pair.done)
+            await ClockCycles(dut.clk, SOON)
+            assert len(pair.done) == ended, "a command ended after its queue had been deleted"
+            await host.bad(nvme.INVALID_QUEUE, opcode=nvme.DELETE_SQ, dwords=(1,))
+            await host.write32(nvme.CC, 0)
+        waited += waits
+        for sink in stalls:
+            sink.paused = False
+        if round_number % 3 == 1:
+            await host.wait_status(nvme.CSTS_READY | COMPLETE)
+            before = written(host)
+            await ClockCycles(dut.clk, SOON)
+            assert written(host) == before, "something was written after the shutdown"
+            await host.write32(nvme.CC, 0)
+        await host.wait_status(0)
+        before = written(host)
+        await ClockCycles(dut.clk, SOON)
+        assert written(host) == before, "written after RDY was 0"
+        for queue in host.queues.values():
+            queue.done.clear()
+    assert waited > 6, "hardly anything waited"
     await host.settle()
 
 

@@ -519,6 +519,74 @@ async def messages_withheld(dut):
     assert 0 < left < 40
 
 
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def messages_behind_tails(dut):
+    """A message is withheld at any moment behind a TLP whose last words take a beat of their own:
+    it leaves only if it was the next to leave by then."""
+    bench = Bench(dut)
+    await bench.start()
+    host, rng = bench.host, bench.rng
+    base, _ = host.allocate(4 * PAGE_BYTES)
+    while base >> 32:  # a 7-series header of three words leaves a tail, one of four does not
+        base, _ = host.allocate(4 * PAGE_BYTES)
+    stream = "rq" if SHIM == "ultrascale" else "tx"
+    valid, ready, last, keep = (
+        getattr(dut, f"{stream}_{part}") for part in ("tvalid", "tready", "tlast", "tkeep")
+    )
+    kept = 1 if SHIM == "ultrascale" else 4  # bits of tkeep for a word
+    ends = {"left": 0, "dropped": 0}
+    packets = words = late = 0
+    next_to_leave = None
+    moved, stopped = False, False  # in this cycle; not in this one, but in the one before
+
+    async def cycle() -> None:
+        """One clock cycle, in which a packet may have left."""
+        nonlocal packets, words, moved, stopped
+        await RisingEdge(dut.clk)
+        for name in ends:
+            ends[name] += int(getattr(dut, f"messages__{name}").value)
+        stopped = moved and bool(int(valid.value)) and not int(ready.value)
+        moved = bool(int(valid.value) and int(ready.value))
+        if not moved:
+            return
+        words += int(keep.value).bit_count() // kept
+        if int(last.value):
+            packets += 1
+            is_message = words < 64
+            assert not is_message or next_to_leave in (None, packets), (
+                "a message left that was withheld"
+            )
+            words = 0
+
+    for _ in range(150):
+        bench.written.clear()
+        behind = rng.randrange(2, 40)
+        withheld = behind + rng.randrange(20)
+        before = sum(ends.values())
+        bench.deliver(1, [(base, 64, 1024), (base + 1024, 64, 1024)])
+        for number in range(5000):
+            if rng.random() < 0.3:
+                host.stall_requests(rng.random() < 0.7)
+            if number == behind:
+                bench.post.send(address=base + 8192, dwords=1, message=1, data=5)
+            await cycle()
+            if sum(ends.values()) > before and bench.written:
+                break
+            if number >= withheld and stopped and sum(ends.values()) == before:
+                dut.messages__withhold.value = 1
+                next_to_leave = packets + 1
+                late += 1
+        else:
+            raise AssertionError("the message has no end")
+        host.stall_requests(False)
+        for _ in range(60):
+            await cycle()
+        dut.messages__withhold.value = 0
+        next_to_leave = None
+    assert ends["dropped"] > 10 and ends["left"] > 10 and late > 30, f"{ends}, {late} late"
+    await bench.settle()
+
+
 @cocotb.test(timeout_time=3, timeout_unit="ms")
 async def link_resets(dut):
     """The link goes down at any moment: what was under way ends, and then all works again."""
@@ -656,6 +724,13 @@ def test_register_latency(shim):
 @pytest.mark.parametrize("shim", ["ultrascale", pytest.param("series7", marks=pytest.mark.slow)])
 def test_messages_withheld(shim):
     run("messages_withheld", width=SHIM_WIDTH[shim], shim=shim)
+
+
+@pytest.mark.parametrize(
+    ("shim", "width"), [("ultrascale", 256), ("series7", 128), ("series7", 64)]
+)
+def test_messages_behind_tails(shim, width):
+    run("messages_behind_tails", width=width, shim=shim)
 
 
 @pytest.mark.parametrize("shim", ["ultrascale", "series7"])

@@ -167,6 +167,123 @@ async def writes_that_are_dropped_hold_nothing(dut):
     await order.settle()
 
 
+@cocotb.test(**LIMIT)
+async def reads_wait_for_nothing_that_may_not_leave(dut):
+    """Without bus mastering posts, blocks and reads wait; what is read of a register does not."""
+    order = await bench(dut)
+    host = order.host
+    lines = iter(range(CONFIG.lines))
+    for turn in range(6):
+        await host.withdraw_bus_master()
+        if turn % 3 == 2:
+            order.fetch(next(lines), [(order.block_base, 256, 0)])
+        for _ in range(order.rng.randint(turn % 2, 3)):
+            order.send_letter()
+        if turn % 2 == 0:
+            order.send_block(next(lines))
+        await ClockCycles(dut.clk, order.rng.randrange(200))
+        for _ in range(2):
+            reading = cocotb.start_soon(host.read_register(0))
+            await ClockCycles(dut.clk, HELD_CYCLES)
+            assert reading.done(), "a read waits for what may not leave"
+        assert int(dut.posted.value), "nothing was held"
+        assert not host.request_beats, "a request left without bus mastering"
+        await host.restore_bus_master()
+        await wait_until(dut, lambda: not int(dut.posted.value), cycles=4000, what="all sent")
+        await order.ask()
+        order.check(order.letters, order.written)
+    await order.settle()
+    order.check(order.letters, order.written)
+
+
+@cocotb.test(**LIMIT)
+async def short_absences(dut):
+    """Bus mastering is off for a moment, in which the hard block may drop what it has."""
+    order = await bench(dut)
+    host = order.host
+    host.device.return_cycles = 0
+    for absence, count in ((1, 0), (40, 5), (GIVEN_UP // 4, 0)):
+        # One write is dropped; others wait in the controller, and leave once each.
+        dropped = order.letters + 1
+        order.send_letter()
+        await wait_until(dut, lambda: int(dut.rq_tvalid.value), cycles=200, what="the write")
+        host.function.bus_master_enable = False
+        await ClockCycles(dut.clk, 64)
+        sent = host.device.posted_in
+        later = range(order.letters + 1, order.letters + 1 + count)
+        for _ in later:
+            order.send_letter()
+        await ClockCycles(dut.clk, absence)
+        reading = cocotb.start_soon(host.read_register(0))
+        host.function.bus_master_enable = True
+        if not later:
+            # Nothing follows that would tell: the write counts as gone some time later.
+            await ClockCycles(dut.clk, GIVEN_UP // 2)
+            assert int(dut.posted.value) and not reading.done()
+            await ClockCycles(dut.clk, GIVEN_UP // 2)
+        await ClockCycles(dut.clk, HELD_CYCLES)
+        assert reading.done(), "a read waits for what was dropped"
+        assert not int(dut.posted.value)
+        assert host.device.posted_in == sent + len(later), "a write was doubled, or lost"
+        for number in (dropped, *later):
+            at = LETTER_BYTES * number
+            found = int.from_bytes(order.letter_memory[at : at + 4], "little")
+            assert found == (number if number in later else 0)
+    # One that is not dropped, but lies in the block for long: a read waits for it.
+    host.device.holds_posted = True
+    order.send_letter()
+    await ClockCycles(dut.clk, 100)
+    dut.status__bus_master.value = 0
+    await ClockCycles(dut.clk, 20)
+    reading = cocotb.start_soon(host.read_register(0))
+    await ClockCycles(dut.clk, 20)
+    dut.status__bus_master.value = 1
+    await ClockCycles(dut.clk, GIVEN_UP // 2)
+    assert int(dut.posted.value) and not reading.done()
+    host.device.holds_posted = False
+    await reading
+    assert any(order.letter_memory[LETTER_BYTES * order.letters :])
+    await order.settle()
+
+
+@cocotb.test(**LIMIT)
+async def what_stands_at_the_edge_is_on_its_way(dut):
+    """The block takes nothing while bus mastering is off: a write that it has been offered cannot
+    be taken back, so ``posted`` is 1 until it has left, however long; reads end before."""
+    order = await bench(dut)
+    host = order.host
+    lines = iter(range(CONFIG.lines))
+    for turn in range(4):
+        if turn % 3:
+            order.send_block(next(lines))
+        else:
+            order.send_letter()
+            order.send_letter()
+        await wait_until(dut, lambda: int(dut.rq_tvalid.value), cycles=200, what="the write")
+        await ClockCycles(dut.clk, turn)
+        host.stall_requests(True)
+        await ClockCycles(dut.clk, order.rng.randrange(4))
+        await host.withdraw_bus_master()
+        for _ in range(2):
+            reading = cocotb.start_soon(host.read_register(0))
+            await ClockCycles(dut.clk, GIVEN_UP + HELD_CYCLES)
+            assert reading.done(), "a read waits for a block that takes nothing"
+        waits = int(dut.rq_tvalid.value)
+        assert int(dut.posted.value) or not waits, "what can still leave is said to have left"
+        await host.restore_bus_master()
+        reading = cocotb.start_soon(order.ask())
+        await ClockCycles(dut.clk, GIVEN_UP + HELD_CYCLES)
+        assert int(dut.posted.value) or not waits, "what can still leave is said to have left"
+        assert not (waits and reading.done()), "what is read passed what stands at the edge"
+        host.stall_requests(False)
+        await reading
+        await wait_until(dut, lambda: not int(dut.posted.value), cycles=4000, what="all sent")
+        await order.ask()
+        order.check(order.letters, order.written)
+    await order.settle()
+    order.check(order.letters, order.written)
+
+
 @pytest.mark.parametrize("width", [64, 256, 512])
 def test_order(width):
     run_endpoint(
@@ -174,6 +291,9 @@ def test_order(width):
             "reads_push_writes",
             "posted_says_what_is_on_its_way",
             "writes_that_are_dropped_hold_nothing",
+            "reads_wait_for_nothing_that_may_not_leave",
+            "short_absences",
+            "what_stands_at_the_edge_is_on_its_way",
         ],
         module=__name__,
         width=width,
@@ -182,7 +302,8 @@ def test_order(width):
 
 @pytest.mark.parametrize("width", [64, 128])
 def test_order_series7(width):
-    run_endpoint("reads_push_writes", module=__name__, width=width, shim="series7")
+    tests = ["reads_push_writes", "reads_wait_for_nothing_that_may_not_leave"]
+    run_endpoint(tests, module=__name__, width=width, shim="series7")
 
 
 class Overtakes(WritesAhead):

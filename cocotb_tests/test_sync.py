@@ -82,6 +82,29 @@ async def arrays_begin_with_a_resync(dut):
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
+async def a_wrong_array_is_deleted(dut):
+    """An array that is being initialised is deleted once its job has been stopped, at once."""
+    host = bench(dut)
+    await host.begin(8)
+    delete = {"opcode": ManageOpcode.DELETE_ARRAY}
+    wrong = ((Level.RAID6, (0, 1, 2, 3)), (Level.RAID1, (4, 5)), (Level.RAID5, (1, 6, 7)))
+    for level, drives in wrong:
+        array = await host.create(level, *drives, assumed=0)
+        if level != Level.RAID1:
+            await host.until(lambda: host.out, "rows")
+        assert await host.change(**delete, array=array) == ManageStatus.JOB_RUNNING
+        await host.good(ManageOpcode.STOP_JOB, array=array)
+        await host.good(**delete, array=array)
+        await host.rest()
+        assert not host.out
+        host.log.clear()
+    # Nothing of them is walked any more, and the drives are free.
+    array = await host.create(Level.RAID6, *range(8), assumed=0)
+    await host.rest()
+    assert rows_of(host, array, WalkKind.RESYNC) == list(range(ROWS))
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
 async def what_is_asked_for_is_what_is_done(dut):
     host = bench(dut)
     await host.begin(8)

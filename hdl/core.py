@@ -413,6 +413,7 @@ class Core(wiring.Component):
         connect(m, background.table_request, tables.manage_request)
         connect(m, tables.manage_response, background.table_response)
         connect(m, front_end.report_read, background.report_read)
+        m.d.comb += background.report_shows.eq(front_end.report_shows)
         commands = Signal(range(config.commands + 1))
         begins = front_end.command.valid & front_end.command.ready
         ends = tracker.completion.valid & tracker.completion.ready

@@ -58,13 +58,14 @@ class Background(wiring.Component):
         Tables.
     begun, retired, flush, flushing, completed, completion
         Of `hdl.background.intent.Intent` (not there without `Config.intent_chunks`).
-    report_read
-        The log pages (`hdl.background.report`). Entries of ARRAYS: word 0: bit 31 the array exists,
-        1:0 `ArrayState`, 2 not in sync, 3 assumed to be, 6:4 `JobState`, 10:8 `WalkKind`, 23:16
-        array; 1: share in percent; 2, 3: first row that is not done; 4, 5, 6: rows mended,
-        mismatched, lost; 8, 9 and 10, 11: when the job began and ended, in cycles; 7: bit 31 there
-        is a write-intent bitmap, 15:0 chunks that are marked, 21:16 log2 of the rows of a chunk;
-        12, 13: first row that may not be in sync, if the array is not.
+    report_read, report_shows
+        The log pages (`hdl.background.report`); one of findings is being made.
+        Entries of ARRAYS: word 0: bit 31 the array exists, 1:0 `ArrayState`, 2 not in sync, 3
+        assumed to be, 6:4 `JobState`, 10:8 `WalkKind`, 23:16 array; 1: share in percent; 2, 3:
+        first row that is not done; 4, 5, 6: rows mended, mismatched, lost; 8, 9 and 10, 11: when
+        the job began and ended, in cycles; 7: bit 31 there is a write-intent bitmap, 15:0 chunks
+        that are marked, 21:16 log2 of the rows of a chunk; 12, 13: first row that may not be in
+        sync, if the array is not.
         Others: `hdl.background.findings.Findings`.
     now, deadline
         Time in cycles, and when the walker may go on (all ones: it need not wait for that).
@@ -104,6 +105,7 @@ class Background(wiring.Component):
                 "member_read": Out(member_read(config)),
                 "copy_read": Out(copy_read(config)),
                 "report_read": In(report_read()),
+                "report_shows": In(1),
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS, init=(1 << TIME_BITS) - 1),
                 "busy": Out(1),
@@ -238,6 +240,7 @@ class Background(wiring.Component):
         m.d.comb += [
             jobs.job_read.address.eq(asked.number),
             jobs.sync_read[1].address.eq(asked.number),
+            findings.showing.eq(self.report_shows),
             findings.lost.eq(asked.section == Section.LOST),
             findings.number.eq(asked.number),
             findings.word.eq(asked.word),

@@ -26,7 +26,10 @@ class Findings(wiring.Component):
     Ports
     -----
     finding
-        Rows; always taken. FAILED is in neither log.
+        Rows. FAILED is in neither log.
+    showing
+        A page of entries is being made: none comes meanwhile (back-pressure on ``finding``), so
+        that the page is of one moment.
     lost, number, word
         Which log, which entry (0 is the newest), which of its words; stable for two cycles.
     data
@@ -40,6 +43,7 @@ class Findings(wiring.Component):
         super().__init__(
             {
                 "finding": In(stream.Signature(finding(config))),
+                "showing": In(1),
                 "lost": In(1),
                 "number": In(8),
                 "word": In(4),
@@ -55,8 +59,12 @@ class Findings(wiring.Component):
         counts = [Signal(32, name=f"count_{name}") for name in ("defects", "lost")]
         found = self.finding.payload
         loses = found.result == WalkResult.LOST
-        kept = self.finding.valid & (found.result != WalkResult.FAILED)
-        m.d.comb += [self.finding.ready.eq(1), write.en.eq(kept), write.data.found.eq(found)]
+        kept = self.finding.valid & self.finding.ready & (found.result != WalkResult.FAILED)
+        m.d.comb += [
+            self.finding.ready.eq(~self.showing),
+            write.en.eq(kept),
+            write.data.found.eq(found),
+        ]
         for log, count in enumerate(counts):
             with m.If(loses == log):
                 m.d.comb += [

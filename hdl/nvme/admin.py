@@ -205,6 +205,7 @@ class Admin(wiring.Component):
             features.select.eq(entry.cdw10[8:11]),
             features.nsid.eq(entry.nsid),
             events.identifier.eq(entry.identifier),
+            events.anew.eq(log_offset == 0),
             features.value.eq(entry.cdw11),
             features.set.eq(entry.opcode == AdminOpcode.SET_FEATURES.value),
             features.io_queues.eq(self.io_queues),

@@ -45,7 +45,9 @@ class Events(wiring.Component):
     Once an event has been reported, others of its type wait until the host has read the type's log
     page without Retain Asynchronous Event; that forgets those that have not been reported yet. What
     comes or is reported after that page was begun need not be in it, so reading it forgets nothing
-    of that (NVMe 1.4, 5.2).
+    of that (NVMe 1.4, 5.2). Any part of the page will do: a host may read it by several commands,
+    of which only the last one is without Retain Asynchronous Event (5.14). The first of them is
+    that which begins with the page's first byte.
 
     Parameters
     ----------
@@ -77,6 +79,8 @@ class Events(wiring.Component):
     begun, cleared
         For each type: its log page is about to be built, with everything that was told here before
         (it may be 1 for longer); a pulse: that page has been read.
+    anew
+        With ``begun``: the page is read from its first byte on.
     clear
         The controller is being reset: everything is forgotten.
     report
@@ -105,6 +109,7 @@ class Events(wiring.Component):
                 "changes": Out(config.volumes),
                 "configuration": In(CONFIGURATION_BITS),
                 "begun": In(TYPES),
+                "anew": In(1),
                 "cleared": In(TYPES),
                 "clear": In(1),
                 "report": Out(stream.Signature(report())),
@@ -149,7 +154,7 @@ class Events(wiring.Component):
             seen.eq(now),
             pending.eq(pending & ~(self.cleared & ~fresh_events)),
             masked.eq(masked & ~(self.cleared & ~told)),
-            fresh_events.eq(fresh_events & ~self.begun),
+            fresh_events.eq(fresh_events & ~Mux(self.anew, self.begun, 0)),
             told.eq(told & ~self.begun),
         ]
 
@@ -167,7 +172,7 @@ class Events(wiring.Component):
                     by_heat.eq(fresh[TEMPERATURE_WARNING]),
                     by_spare.eq(fresh[SPARE_WARNING]),
                 ]
-        with m.If(self.begun[PLACES[EventType.NOTICE]]):
+        with m.If(self.begun[PLACES[EventType.NOTICE]] & self.anew):
             m.d.sync += listed.eq(self.changes)
         with m.If(self.cleared[PLACES[EventType.NOTICE]]):
             m.d.sync += self.changes.eq(self.changes & ~listed)

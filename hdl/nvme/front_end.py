@@ -98,10 +98,10 @@ class NvmeFrontEnd(wiring.Component):
     drive_present, drive_failed, drive_used, drive_emulated
         A bit per drive port; ``drive_used``: it belongs to an array; ``drive_emulated``: its own
         512-byte sectors are emulated (not there without `Config.sector_emulation`).
-    drive_stale, array_states, array_unsynced, array_assumed, array_news, report_read
+    drive_stale, array_states, array_unsynced, array_assumed, array_news, report_read, report_shows
         Not there without `Config.background`. A bit per drive port: it is being rebuilt; a state
         for each array, whether it is not in sync, or assumed to be, and a pulse when a state has
-        changed; what the pages say of background work.
+        changed; what the pages say of background work, and that one of findings is being made.
     begins, begun, ends, ended
         I/O commands that come and go, for `hdl.array.references.References`: pulses when one gets a
         slot, before its namespace matters, and when its slot is free again.
@@ -185,6 +185,7 @@ class NvmeFrontEnd(wiring.Component):
                     "array_assumed": In(config.arrays),
                     "array_news": In(1),
                     "report_read": Out(report_read()),
+                    "report_shows": Out(1),
                 }
                 if config.background
                 else {}
@@ -474,6 +475,7 @@ class NvmeFrontEnd(wiring.Component):
         if config.background:
             connect(m, pages.report_read, flipped(self.report_read))
             m.d.comb += [
+                self.report_shows.eq(pages.report_shows),
                 stale.eq(self.drive_stale),
                 pages.drive_stale.eq(stale),
                 pages.array_states.eq(self.array_states),

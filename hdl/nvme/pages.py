@@ -70,8 +70,9 @@ class PageGenerator(wiring.Component):
     array_states, array_unsynced, array_assumed
         A state for each array, 2 bits; whether it is not in sync, or assumed to be. Without
         `Config.background` the geometry says so.
-    report_read
-        Array states, jobs and findings; not there without `Config.background`.
+    report_read, report_shows
+        Array states, jobs and findings; a page of findings is being made, so none may come. Not
+        there without `Config.background`.
     refresh, fresh
         ``refresh`` is held until ``fresh``: the counters of the SMART log are up to date.
     hold, held, showing, shown
@@ -137,7 +138,11 @@ class PageGenerator(wiring.Component):
                 "array_assumed": In(config.arrays),
                 "busy": Out(1),
             }
-            | ({"report_read": Out(report_read())} if config.background else {})
+            | (
+                {"report_read": Out(report_read()), "report_shows": Out(1)}
+                if config.background
+                else {}
+            )
             | (
                 {"formats": In(formats(config)), "drive_emulated": In(config.ports)}
                 if config.sector_emulation
@@ -300,6 +305,11 @@ class PageGenerator(wiring.Component):
                 report.address.number.eq(number),
                 report.address.word.eq(index[:REPORT_SHIFT]),
                 words.report.eq(report.data),
+                self.report_shows.eq(
+                    ((page.kind == PageKind.DEFECTS) | (page.kind == PageKind.LOST_BLOCKS))
+                    & ~idle
+                    & ~reports
+                ),
             ]
         # Where the words of a page, or of the zeros of some sectors, end.
         end = Const(PAGE_WORDS)

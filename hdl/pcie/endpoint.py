@@ -53,7 +53,8 @@ class Endpoint(wiring.Component):
     register, target
         The host's register accesses, from the shim and to the registers. What is read goes to the
         shim after the writes that had been reported done, and the posts that had been taken, or at
-        once while none of them may leave.
+        once while none of them may leave, or the block is stuck (`RequestProgress`). ``posted``
+        says the truth all the same.
     posted
         Memory writes are here, or are being made.
     read_request, read_done, inbox_write, line_write
@@ -137,7 +138,7 @@ class Endpoint(wiring.Component):
             order.waits.eq(known.valid),
             order.taken.eq(known.valid & known.ready),
             answer.payload.eq(known.payload),
-            may_answer.eq(order.passed | stopped | answers),
+            may_answer.eq(order.passed | stopped | self.progress.stuck | answers),
             answer.valid.eq(known.valid & may_answer),
             known.ready.eq(answer.ready & may_answer),
             self.posted.eq(writer.busy | (ahead != 0)),

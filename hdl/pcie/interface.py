@@ -54,11 +54,14 @@ class RequestProgress(wiring.Signature):
 
     ``sent_valid``: the hard block has taken the read with ``sent_tag``; a pulse. ``clear``: what is
     offered now does not wait behind what the block has not taken; it may depend on the block's
-    ``ready``, not on what is offered.
+    ``ready``, not on what is offered. ``stuck``: without bus mastering the block has taken nothing
+    for long, although it is offered something, while completions go by a stream of their own.
     """
 
     def __init__(self):
-        super().__init__({"sent_valid": Out(1), "sent_tag": Out(8), "clear": Out(1)})
+        super().__init__(
+            {"sent_valid": Out(1), "sent_tag": Out(8), "clear": Out(1), "stuck": Out(1)}
+        )
 
 
 class Messages(wiring.Signature):

@@ -14,7 +14,7 @@ RETURNS = 2
 """Sequence numbers that the hard block can give back in a cycle."""
 
 GIVEN_UP = 1 << 12
-"""Cycles without a write that leaves, since bus mastering was off, after which no more will."""
+"""Cycles for which the hard block is waited for that may not, or may not have to, send a write."""
 
 
 class WritesAhead(wiring.Component):
@@ -62,35 +62,50 @@ class SequenceNumbers(wiring.Component):
     Each has a sequence number, which the block gives back when it has reached the point where no
     completion can pass it (PG213, "Maintaining Transaction Order"). Numbers come back in order.
     One that never comes back is made up for by the next. Without bus mastering the block may drop
-    what it has. So from then on, until all have come back, it has none once `GIVEN_UP` cycles have
-    passed in which none came.
+    what it has taken. So writes that were sent before, or while, bus mastering was off are gone
+    once `GIVEN_UP` cycles have passed in which no number came back and the block took nothing.
+
+    What has been offered to the block and not been taken cannot be withdrawn (PG213, "Requester
+    Memory Write Operation": nothing changes while ``tready`` is 0), so it is not gone, however long
+    it stands there.
 
     Ports
     -----
     sent, number
         A pulse: a memory write begins; its number is ``number``.
+    unfinished
+        The last write sent has beats that the block has not taken.
+    offered, taken
+        The block is offered a beat, of a write or not, and takes it.
     valid, returned
         Numbers that come back, `RETURNS` a cycle at most.
     bus_master
         As in `hdl.pcie.interface.PcieStatus`.
     ahead, leave
-        Writes that have not come back; how many do in this cycle.
+        Writes that have not come back; how many do in this cycle, or are gone.
+    stuck
+        Without bus mastering the block has taken nothing of what it is offered for `GIVEN_UP`
+        cycles: who would wait until it does might wait for ever.
     """
 
     sent: In(1)
     number: Out(NUMBER_BITS)
+    unfinished: In(1)
+    offered: In(1)
+    taken: In(1)
     valid: In(RETURNS)
     returned: In(RETURNS * (NUMBER_BITS + 1))
     bus_master: In(1)
     ahead: Out(AHEAD_BITS)
     leave: Out(AHEAD_BITS)
+    stuck: Out(1)
     busy: Out(1)
 
     def elaborate(self, platform) -> Module:
         m = Module()
         last = Signal(NUMBER_BITS, init=(1 << NUMBER_BITS) - 1)  # that has come back
         waited = Signal(range(GIVEN_UP))
-        doubt = Signal()  # some may have been dropped
+        doubtful = Signal(AHEAD_BITS)  # of those ahead, the oldest: they may have been dropped
         steps = []
         for place in range(RETURNS):
             number = self.returned.word_select(place, NUMBER_BITS + 1)
@@ -98,19 +113,33 @@ class SequenceNumbers(wiring.Component):
             is_write = self.valid[place] & ~number[NUMBER_BITS]
             m.d.comb += step.eq(Mux(is_write, number[:NUMBER_BITS] - last, 0))
             steps.append(Mux(step <= self.ahead, step, 0))
-        given_up = waited == GIVEN_UP - 1
         first, second = steps
+        came, gone, following = (
+            Signal(AHEAD_BITS, name=name) for name in ("came", "gone", "following")
+        )
+        stands = self.offered & ~self.bus_master
+        # With bus mastering a write that the block is about to take tells of those before it.
+        waits = stands | ((doubtful != 0) & ~(self.unfinished & self.bus_master))
+        given_up = waited == GIVEN_UP - 1
         m.d.comb += [
-            self.leave.eq(Mux(first > second, first, second)),
+            came.eq(Mux(first > second, first, second)),
+            gone.eq(doubtful - (self.unfinished & (doubtful == self.ahead))),
+            self.leave.eq(Mux(given_up & (gone > came), gone, came)),
+            following.eq(self.ahead + self.sent - self.leave),
+            self.stuck.eq(given_up & stands),
             self.busy.eq(self.ahead != 0),
         ]
-        with m.If(given_up):
-            m.d.comb += self.leave.eq(self.ahead)
         m.d.sync += [
-            self.ahead.eq(self.ahead + self.sent - self.leave),
+            self.ahead.eq(following),
             self.number.eq(self.number + self.sent),
             last.eq(last + self.leave),
-            doubt.eq((doubt | ~self.bus_master) & (self.ahead != 0)),
-            waited.eq(Mux(~doubt | (self.leave != 0), 0, waited + 1)),
+            doubtful.eq(
+                Mux(
+                    self.bus_master,
+                    Mux(doubtful > self.leave, doubtful - self.leave, 0),
+                    following,
+                )
+            ),
+            waited.eq(Mux(waits & ~self.taken & (came == 0), waited + ~given_up, 0)),
         ]
         return m

@@ -40,8 +40,8 @@ class RequestInserter(wiring.Component):
     completion queue entries, interrupts and the entries they speak of rely on order; ID-based
     ordering for every request, since it keeps the order of one requester. Never no-snoop.
 
-    ``sent``: a pulse, a memory write begins; it takes ``number`` along as its sequence number
-    (`hdl.pcie.ordering.SequenceNumbers`).
+    ``sent``: a pulse, a memory write begins; it takes ``number`` along as its sequence number.
+    ``unfinished``: the block has not taken all of it (`hdl.pcie.ordering.SequenceNumbers`).
     """
 
     def __init__(self, *, config: Config):
@@ -53,6 +53,7 @@ class RequestInserter(wiring.Component):
                 "status": Out(PcieStatus()),
                 "sent": Out(1),
                 "number": In(NUMBER_BITS),
+                "unfinished": Out(1),
                 "busy": Out(1),
                 **axis_ports("rq", config.data_width),
             }
@@ -97,6 +98,10 @@ class RequestInserter(wiring.Component):
         ]
         if hasattr(user, "sequence_high"):
             m.d.comb += user.sequence_high.eq(sequence[4:])
+        with m.If(self.sent):
+            m.d.sync += self.unfinished.eq(1)
+        with m.Elif(self.rq_tvalid & self.rq_tready & self.rq_tlast & ~is_read):
+            m.d.sync += self.unfinished.eq(0)
         with m.If(room):
             m.d.sync += [
                 self.rq_tvalid.eq(valid),
@@ -360,7 +365,8 @@ class UltrascaleShim(wiring.Component):
         m.submodules.stripper = ResetInserter(cut)(stripper)
         m.submodules.completer = completer = Completer(config=config)
         connect(m, flipped(self.request), inserter.request)
-        connect(m, inserter.progress, flipped(self.progress))
+        for name in ("sent_valid", "sent_tag", "clear"):
+            m.d.comb += getattr(self.progress, name).eq(getattr(inserter.progress, name))
         connect(m, stripper.completion, flipped(self.completion))
         connect(m, completer.register, flipped(self.register))
         for prefix, block in (
@@ -389,18 +395,25 @@ class UltrascaleShim(wiring.Component):
         m.submodules.numbers = ResetInserter(cut)(numbers)
         m.submodules.order = ResetInserter(cut)(order)
         places = range(RETURNS)
+        passed, begun = Signal(), Signal()
+        m.d.sync += begun.eq(~cut & self.cc_tvalid & ~(self.cc_tready & self.cc_tlast))
         m.d.comb += [
             numbers.sent.eq(inserter.sent),
             inserter.number.eq(numbers.number),
             numbers.returned.eq(Cat(getattr(self, f"rq_seq_num{place}") for place in places)),
             numbers.valid.eq(Cat(getattr(self, f"rq_seq_num_vld{place}") for place in places)),
             numbers.bus_master.eq(self.status.bus_master),
+            numbers.unfinished.eq(inserter.unfinished),
+            numbers.offered.eq(self.rq_tvalid),
+            numbers.taken.eq(self.rq_tvalid & self.rq_tready),
+            self.progress.stuck.eq(numbers.stuck),
             order.ahead.eq(numbers.ahead),
             order.leave.eq(numbers.leave),
             order.waits.eq(completer.cc_tvalid),
             order.taken.eq(self.cc_tvalid & self.cc_tready & self.cc_tlast),
-            self.cc_tvalid.eq(completer.cc_tvalid & order.passed),
-            completer.cc_tready.eq(self.cc_tready & order.passed),
+            passed.eq(order.passed | numbers.stuck | begun),
+            self.cc_tvalid.eq(completer.cc_tvalid & passed),
+            completer.cc_tready.eq(self.cc_tready & passed),
             self.posted.eq(numbers.ahead != 0),
             self.busy.eq(inserter.busy | stripper.busy | completer.busy | numbers.busy),
         ]

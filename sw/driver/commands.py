@@ -128,6 +128,12 @@ class Completion:
         return self.status == 0
 
 
+JOB_RUNNING = 0x1C5
+
+HINTS = {JOB_RUNNING: "the array has a job: stop the job first"}
+"""What to do about a status, by `Completion.status`."""
+
+
 class NvmeError(Exception):
     """A command that the device refused or failed; ``status`` as in `Completion.status`."""
 
@@ -140,7 +146,8 @@ class NvmeError(Exception):
 
     def __str__(self) -> str:
         code_type, code = self.completion.code_type, self.completion.code
-        return f"{self.what}: status code type {code_type:#x}, code {code:#04x}"
+        hint = f" ({HINTS[self.status]})" if self.status in HINTS else ""
+        return f"{self.what}: status code type {code_type:#x}, code {code:#04x}{hint}"
 
 
 def read_write(

@@ -149,7 +149,10 @@ async def create_array(
 
 
 async def delete_array(nvme: Nvme, array: int) -> None:
-    """Deletes an array that has no volumes."""
+    """Deletes an array that has no volumes and no job (`sw.driver.background.stop_job`).
+
+    A new array has one: its rows are being made consistent.
+    """
     await nvme.admin(Command(DELETE_ARRAY, dwords=(array,)), f"delete array {array}")
 
 
