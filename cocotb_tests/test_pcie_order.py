@@ -167,6 +167,33 @@ async def writes_that_are_dropped_hold_nothing(dut):
     await order.settle()
 
 
+@cocotb.test(**LIMIT)
+async def a_short_absence_of_bus_mastering(dut):
+    """The hard block drops a write; bus mastering is on again long before that is known."""
+    order = await bench(dut)
+    order.send_letter()
+    await order.ask()
+    order.host.device.return_cycles = 0
+    order.send_letter()
+    await wait_until(dut, lambda: int(dut.rq_tvalid.value), cycles=200, what="the write")
+    order.host.function.bus_master_enable = False
+    await ClockCycles(dut.clk, 100)
+    order.host.function.bus_master_enable = True
+    await ClockCycles(dut.clk, 100)
+    assert int(dut.posted.value), "the write was not dropped"
+    began = order.host.cycle
+    await order.host.read_register(0)
+    assert not int(dut.posted.value)
+    assert order.host.cycle - began < GIVEN_UP + HELD_CYCLES
+    for _ in range(40):
+        order.send_letter()
+    await wait_until(
+        dut, lambda: order.post.idle and not int(dut.posted.value), cycles=4000, what="sent"
+    )
+    await order.host.read_register(0)
+    await order.settle()
+
+
 @pytest.mark.parametrize("width", [64, 256, 512])
 def test_order(width):
     run_endpoint(
@@ -174,6 +201,7 @@ def test_order(width):
             "reads_push_writes",
             "posted_says_what_is_on_its_way",
             "writes_that_are_dropped_hold_nothing",
+            "a_short_absence_of_bus_mastering",
         ],
         module=__name__,
         width=width,
