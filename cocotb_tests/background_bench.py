@@ -41,7 +41,11 @@ CHANGE_CYCLES = 4000
 
 
 class Assembly(wiring.Component):
-    """`ArrayTables` and a `Background`, as in the controller."""
+    """`ArrayTables` and a `Background`, as in the controller.
+
+    While ``occupied`` somebody is inside whatever the tables quiesce, and while ``flush_waits`` no
+    drive ends a flush.
+    """
 
     def __init__(self, *, background: type[Background] = Background):
         self._background = background
@@ -71,7 +75,8 @@ class Assembly(wiring.Component):
                 "array_states": Out(2 * config.arrays),
                 "news": Out(1),
                 "host_active": In(1),
-                "lingers": In(1),
+                "occupied": In(1),
+                "flush_waits": In(1),
                 "refusing": In(MAX_DRIVES),
                 "restarted": In(config.ports),
                 "blamed": In(MAX_DRIVES),
@@ -136,9 +141,8 @@ class Assembly(wiring.Component):
             tables.blamed.eq(self.blamed),
             self.suspect.eq(tables.suspect),
             background.host_active.eq(self.host_active),
-            # Nobody is inside, and drives flush at once.
-            tables.quiesce.ready.eq(~self.lingers),
-            tables.flush.ready.eq(~tables.flushed.valid),
+            tables.quiesce.ready.eq(~self.occupied),
+            tables.flush.ready.eq(~tables.flushed.valid & ~self.flush_waits),
             background.now.eq(self.now),
             self.failed.eq(tables.failed),
             self.stale.eq(tables.stale),
@@ -177,8 +181,9 @@ class Bench:
         self.cycles_out = 0
         self.news = 0
         self.present = 0
-        for name in ("present", "host_active", "lingers", "refusing", "now", "restarted", "blamed",
-                     "boundary_read__address", "sync_read__address"):  # fmt: skip
+        for name in ("present", "host_active", "occupied", "flush_waits", "refusing", "now",
+                     "restarted", "blamed", "boundary_read__address",
+                     "sync_read__address"):  # fmt: skip
             getattr(dut, name).value = 0
         for name in ("flush", "flushing", "completed", "completion", "report_read__address"):
             getattr(dut, name).value = 0
@@ -277,7 +282,7 @@ class Bench:
         return await self.good(ManageOpcode.CREATE_ARRAY, assumed=assumed, **shape, **fields)
 
     async def rest(self, *, cycles: int = 20_000) -> None:
-        """Until nothing moves any more."""
+        """Until nothing moves any more: time may jump."""
         quiet = 0
         for _ in range(cycles):
             await RisingEdge(self.dut.clk)

@@ -26,6 +26,7 @@ GUARD = b"\xa5"
 class Volume:
     """A volume over the whole of an array of its own, and its golden contents."""
 
+    array: int
     namespace: int
     layout: Layout
     ports: list[int]
@@ -58,7 +59,7 @@ class Card:
     parities
         Syndromes that the controller computes.
     config
-        Sizes, if not those of `board`; as many ports.
+        Sizes, if not those of `board`.
     link
         Of the card.
     quiet
@@ -81,7 +82,7 @@ class Card:
             print(f"SEED={seed}")
         self.random = random.Random(f"{seed}/card")
         config = config or replace(board(PORTS), parities=parities)
-        padded = [*drives, *[None] * (PORTS - len(drives))]
+        padded = [*drives, *[None] * (config.ports - len(drives))]
         self.card = SimulatedCard(
             config, padded, link=link, memory_bytes=MEMORY_BYTES, jumping=jumping, seed=seed
         )
@@ -145,6 +146,7 @@ class Card:
         sectors = _pieces(b"".join(contents), sector_bytes)
         assert (size.blocks, size.block_bytes) == (len(sectors), sector_bytes), f"{level}: {size}"
         return Volume(
+            array=array,
             namespace=namespace,
             layout=layout,
             ports=ports,

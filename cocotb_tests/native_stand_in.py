@@ -10,7 +10,7 @@ reads return what was written. A seventh register, `BUG`, plants one of `Bug`.
 
 from enum import Enum
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
+from amaranth.hdl import Assert, Cat, Const, Format, Module, Mux, Signal, Value
 from amaranth.lib import memory, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -59,6 +59,8 @@ class Bug(Enum):
     REPLY_WITHDRAWN = 20
     DATA_WITHDRAWN = 21
     DATA_CHANGED = 22
+    ASSERTED = 23
+    """An assertion fails that says which bug this is."""
 
 
 def axi_members() -> dict:
@@ -108,6 +110,7 @@ class StandIn(wiring.Component):
         def bug(kind: Bug) -> Value:
             return planted == kind.value
 
+        m.d.sync += Assert(~bug(Bug.ASSERTED), Format("bug {} is planted\n", planted))
         host = Cat(host_low, host_high)
         left = Signal(7)
         beat = Signal(range(BEATS + 1))

@@ -347,6 +347,34 @@ async def keeps_its_share(dut):
     assert durations[20, 1] > 3 * durations[20, 0]
 
 
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def time_may_jump_while_a_drive_is_handed_over(dut):
+    """Nothing moves while the new drive flushes, or while somebody is inside for the old one."""
+    host = bench(dut)
+    await host.begin(8)
+    array = await host.create(Level.RAID5, 0, 1, 2)
+    host.pull(1)
+    await host.rest()
+    replace = {"array": array, "position": 1, "port": 4}
+    copy = {"array": array, "position": 0, "port": 5}
+    for opcode, request, wait in (
+        (ManageOpcode.REPLACE, replace, dut.flush_waits),
+        (ManageOpcode.COPY, copy, dut.flush_waits),
+        (ManageOpcode.COPY, copy | {"port": 6}, dut.occupied),
+    ):
+        wait.value = 1
+        host.log.clear()
+        await host.good(opcode, **request)
+        await host.until(lambda: len(host.log) == ROWS, "rows")
+        await host.rest(cycles=1000)
+        assert (await host.job(array))["state"] == JobState.RUNNING
+        assert not int(dut.busy.value)
+        wait.value = 0
+        await host.rest()
+        assert (await host.job(array))["state"] == JobState.DONE
+    assert host.state(array) == ArrayState.OPTIMAL
+
+
 def test_background():
     simulate(Assembly(), name="background", module=__name__)
 

@@ -158,6 +158,26 @@ def find(monkeypatch, features: set[str], message: str, runs: int = 12) -> None:
     assert re.search(message, next(failures, "nothing"))
 
 
+def test_each_run_has_its_own_coins(monkeypatch):
+    """What drives forget follows from the seed of the run."""
+    seeds = []
+
+    def card(*_, seed: int, **__):
+        seeds.append(seed)
+        raise AssertionError("no card")
+
+    monkeypatch.setattr("sim.campaign.card.SimulatedCard", card)
+    assert all(failure(seed, {"power"}) == "no card" for seed in (SEED, SEED + 1))
+    assert seeds == [SEED, SEED + 1]
+
+
+def test_trust_in_half_a_rebuild_is_found(monkeypatch):
+    """After a loss of power a host makes an array with the drive that was being rebuilt."""
+    monkeypatch.setattr("sim.campaign.power.WITHOUT_JOB", 0)
+    monkeypatch.setattr("sim.campaign.power.Work.rebuilds", False)
+    find(monkeypatch, {"power", "mid-power"}, "is wrong|parity")
+
+
 def test_tampering_is_found():
     """A bit that changes on a drive."""
     found = r"copies of block \d+ differ|block \d+ in .* is wrong|parity is wrong"

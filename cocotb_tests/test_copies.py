@@ -170,25 +170,25 @@ async def nobody_gets_a_drive_that_is_written(dut):
     """What a copy leaves is anybody's, a spare too, once nobody is inside for its array."""
     host, array = await begin(dut)
     host.log.clear()
-    dut.lingers.value = 1
+    dut.occupied.value = 1
     await host.good(**copy(array, 1, 5, spare=1))
     await host.until(lambda: len(host.log) == ROWS, "rows")
     host.pull(2)
     await ClockCycles(dut.clk, 1000)
     assert not int(dut.stale.value) and used(dut) == 0b100111
     assert (await host.job(array))["state"] == JobState.RUNNING
-    dut.lingers.value = 0
+    dut.occupied.value = 0
     await host.rest()
     assert used(dut) == 0b100011 and host.state(array) == ArrayState.OPTIMAL
     # Stopped by the host.
-    dut.lingers.value = 1
+    dut.occupied.value = 1
     await host.good(**copy(array, 0, 4))
     await host.until(lambda: bool(host.out), "rows")
     host.requests.send(opcode=ManageOpcode.STOP_JOB, array=array)
     host.requests.send(opcode=ManageOpcode.CREATE_ARRAY, level=Level.JBOD.value, drives=1 << 4)
     await ClockCycles(dut.clk, 1000)
     assert used(dut) == 0b110011
-    dut.lingers.value = 0
+    dut.occupied.value = 0
     for _ in range(2):
         assert (await host.responses.receive(cycles=2000)).status == ManageStatus.DONE
     assert used(dut) == 0b110011

@@ -52,7 +52,7 @@ async def refused(card: Card, position: int, array: int = 0) -> int:
 async def flush_and_rest(card: Card, volume: Volume) -> background.Job:
     assert await card.flush(volume) == 0
     await card.card.transport.sleep(SETTLE_NS)
-    return await background.job(card.nvme, 0)
+    return await background.job(card.nvme, volume.array)
 
 
 async def come_back(card: Card, volume: Volume, position: int) -> int:
@@ -60,9 +60,9 @@ async def come_back(card: Card, volume: Volume, position: int) -> int:
     port = volume.ports[position]
     card.harness.insert(port)
     before = card.harness.drive_statistics(port)["written_blocks"]
-    marked = (await background.job(card.nvme, 0)).marked
-    await background.re_add(card.nvme, 0, position)
-    job = await finished(card)
+    marked = (await background.job(card.nvme, volume.array)).marked
+    await background.re_add(card.nvme, volume.array, position)
+    job = await finished(card, volume.array)
     assert (job.state, job.kind, job.row) == (JobState.DONE, WalkKind.REBUILD, volume.rows), job
     assert job.array_state == ArrayState.OPTIMAL and not job.lost
     card.gone.discard(port)
@@ -121,6 +121,69 @@ def test_a_member_catches_up(level, members, options):
     catches_up(level, members, options)
 
 
+async def write_rows(card: Card, volume: Volume, count: int) -> set[int]:
+    """Writes a block in each of so many random rows; the rows."""
+    blocks_of: dict[int, list[int]] = {}
+    for block in range(len(volume.model)):
+        for place in volume.layout.copies_of(block):
+            blocks_of.setdefault(place.row, []).append(block)
+    rows = set(card.random.sample(sorted(blocks_of), count))
+    address = card.buffer(1)
+    for row in rows:
+        block = card.random.choice(blocks_of[row])
+        assert await card.write(volume, block, 1, address, 0, fua=False) == 0
+    return rows
+
+
+def marks_are_those_of_the_array() -> None:
+    """A member of any array but the first comes back, while all others are written too."""
+    with Card([FORGETFUL] * PORTS, seed=SEED, config=USUAL) as card:
+        number, drives = card.random.randrange(1, USUAL.arrays), iter(range(PORTS))
+        members = PORTS - USUAL.arrays + 1
+        volumes = []
+        for array in range(USUAL.arrays):
+            level, count = (Level.RAID5, members) if array == number else (Level.JBOD, 1)
+            ports = [next(drives) for _ in range(count)]
+            volumes.append(card.run(card.create(level, ports)))
+        assert [volume.array for volume in volumes] == list(range(USUAL.arrays))
+        volume = volumes.pop(number)
+        others = volumes
+        print(f"array {number}")
+
+        async def marked(of: Volume) -> int:
+            return (await background.job(card.nvme, of.array)).marked
+
+        async def scenario() -> None:
+            chunk = (await background.job(card.nvme, number)).chunk_rows
+            for _ in range(3):
+                # Each array has other marks than the others.
+                await card.load(volume, 20)
+                for each in (volume, *others):
+                    assert (await flush_and_rest(card, each)).marked == 0
+                gone = card.random.randrange(members)
+                card.pull(volume.ports[gone])
+                wanted = {}
+                for each in (volume, *others):
+                    rows = await write_rows(card, each, card.random.randint(2, 6))
+                    wanted[each.array] = {row // chunk for row in rows}
+                for each in (volume, *others):
+                    assert await marked(each) == len(wanted[each.array]), f"array {each.array}"
+                written = await come_back(card, volume, gone)
+                chunks = wanted[number]
+                assert written == sum(min(chunk, volume.rows - c * chunk) for c in chunks)
+                await card.read_all(volume)
+            card.check(volume)
+            card.pull(card.random.choice(volume.ports))
+            await card.read_all(volume)
+
+        card.run(scenario())
+        card.finish(volume, *others)
+
+
+def test_marks_are_those_of_the_array():
+    marks_are_those_of_the_array()
+
+
 def test_only_the_same_drive_comes_back():
     """A drive that is another one, is away or was never failed; one given up; one replaced."""
     with Card([FORGETFUL] * PORTS, seed=SEED, config=USUAL) as card:
@@ -176,13 +239,44 @@ class MarksOtherRows(Sequencer):
         return m
 
 
+class MarksArray0(Sequencer):
+    """Planted bug: what is written is marked for array 0, whatever the array."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        m.d.comb += self.begun.payload.array.eq(0)
+        return m
+
+
+class MarksRow0(Sequencer):
+    """Planted bug: row 0 is marked, whatever the row."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        m.d.comb += self.begun.payload.row.eq(0)
+        return m
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", [MarksArray0, MarksRow0])
+def test_marks_elsewhere_are_found(bug, monkeypatch):
+    plant(monkeypatch, bug)
+    with pytest.raises(AssertionError):
+        marks_are_those_of_the_array()
+
+
 @pytest.mark.slow
 def test_a_chunk_left_out_is_found(monkeypatch):
-    monkeypatch.setattr("hdl.core.Sequencer", MarksOtherRows)
+    plant(monkeypatch, MarksOtherRows)
+    with pytest.raises(AssertionError):
+        catches_up(Level.RAID5, 5, {})
+
+
+def plant(monkeypatch, bug: type[Sequencer]) -> None:
+    """From now on cards have a bug."""
+    monkeypatch.setattr("hdl.core.Sequencer", bug)
 
     def planted(config, **options):
         return Harness(config, component=lambda: Controller(config=config), **options)
 
     monkeypatch.setattr("sw.driver.card.Harness", planted)
-    with pytest.raises(AssertionError):
-        catches_up(Level.RAID5, 5, {})

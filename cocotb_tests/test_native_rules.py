@@ -99,6 +99,7 @@ def ask(harness: Harness) -> None:
         (Bug.REPLY_WITHDRAWN, ask, "CC: tvalid falls before tready"),
         (Bug.DATA_WITHDRAWN, write_block, "drive port: write data is withdrawn"),
         (Bug.DATA_CHANGED, write_block, "drive port: write data changes"),
+        (Bug.ASSERTED, ask, "assertion in controller: bug 23 is planted"),
     ],
 )
 def test_broken_rules_are_errors(bug, use, message):

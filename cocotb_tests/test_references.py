@@ -5,7 +5,7 @@ import random
 
 import cocotb
 import pytest
-from cocotb.triggers import FallingEdge, RisingEdge
+from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
 
 from cocotb_tests.array_models import Table
 from cocotb_tests.runner import SimulationError, simulate
@@ -35,6 +35,7 @@ class Bench:
         self.array_of: dict[int, int] = {}
         for name in ("begins", "ends", "takes", "gives"):
             getattr(dut, name).value = 0
+        dut.exists.value = (1 << config.arrays) - 1
         if config.background:
             dut.notes.value = 0
 
@@ -190,23 +191,39 @@ async def waits_for_all_that_was_inside(dut):
     assert answers > 50 and held > CYCLES // 50
 
 
+@cocotb.test(timeout_time=4, timeout_unit="us")
+async def a_row_outlives_its_array(dut):
+    """Planted bug of the tables: nobody has asked who is inside."""
+    config = CONFIGS[os.environ["CONFIG"]]
+    await start(dut)
+    bench = Bench(dut, config, random.Random(1))
+    bench.step(0, but=None)
+    dut.takes.value, dut.taken.value = 1, pack(row_begin(config), slot=3, array=1, mends=0)
+    await RisingEdge(dut.clk)
+    dut.takes.value, dut.exists.value = 0, 1
+    await ClockCycles(dut.clk, 4)
+
+
 @pytest.mark.parametrize("config", CONFIGS)
 def test_references(config):
     simulate(
         References(config=CONFIGS[config]),
         name=f"references_{config}",
         module=__name__,
+        testcase="waits_for_all_that_was_inside",
         parameters={"CONFIG": config},
     )
 
 
-class ForgetsMends(References):
-    """Planted bug: rows that are to be mended are not waited for."""
-
-    def elaborate(self, platform):
-        m = super().elaborate(platform)
-        m.d.comb += self.taken.mends.eq(0)
-        return m
+def test_rows_of_no_array_are_found():
+    with pytest.raises(SimulationError, match="a row has an array that is not there"):
+        simulate(
+            References(config=CONFIGS["board"]),
+            name="references_board",
+            module=__name__,
+            testcase="a_row_outlives_its_array",
+            parameters={"CONFIG": "board"},
+        )
 
 
 class WaitsForAll(References):
@@ -225,6 +242,7 @@ def test_planted_bugs_are_found(monkeypatch):
                 bug(config=CONFIGS["board"]),
                 name=f"references_{name}",
                 module=__name__,
+                testcase="waits_for_all_that_was_inside",
                 parameters={"CONFIG": "board"},
             )
 

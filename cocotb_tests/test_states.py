@@ -48,6 +48,21 @@ def golden_state(layout: Layout, bad: set[int]) -> ArrayState:
     return ArrayState.PARTIALLY_DEGRADED
 
 
+def golden_needed(layout: Layout, lost: set[int], suspects: set[int]) -> set[int]:
+    """The suspects without which blocks are lost that some of the other members have."""
+    bad = lost | suspects
+    if layout.parities:
+        spans = [position // layout.width for position in bad]
+        return {p for p in suspects - lost if spans.count(p // layout.width) > layout.parities}
+    blocks = layout.width * layout.strip_blocks * layout.width
+    needed = set()
+    for block in range(0, blocks, layout.strip_blocks):
+        copies = {place.position for place in layout.copies_of(block)}
+        if copies <= bad:
+            needed |= copies & suspects - lost
+    return needed
+
+
 class Bench:
     """Tables, drives, and the states that must follow."""
 
@@ -60,8 +75,9 @@ class Bench:
         self.copying: dict[int, tuple[int, int]] = {}
         self.arrays: dict[int, tuple[Layout, list[int]]] = {}
         self.judged: dict[int, dict] = {}
+        self.decided: dict[int, tuple[int, int]] = {}
         self.news = 0
-        for name in ("changed", "failed", "stale"):
+        for name in ("changed", "failed", "stale", "suspect", "returns"):
             getattr(dut, name).value = 0
         cocotb.start_soon(self._watch())
 
@@ -72,6 +88,7 @@ class Bench:
             if int(self.dut.judged.value):
                 seen = unpack(judgement(self.config), int(self.dut.judgement.value))
                 self.judged[seen.array] = seen
+                self.decided[seen.array] = int(self.dut.yields.value), int(self.dut.keeps.value)
 
     def create(self, array: int, layout: Layout, ports: list[int]) -> None:
         self.arrays[array] = layout, ports
@@ -92,10 +109,11 @@ class Bench:
         self.arrays.pop(array, None)
         self.geometries.entries.pop(array, None)
 
-    async def judge(self, failed: int, stale: int) -> None:
+    async def judge(self, failed: int, stale: int, suspect: int = 0) -> None:
         """Pulses ``changed``, waits, and compares every array."""
         dut = self.dut
         dut.failed.value, dut.stale.value, dut.changed.value = failed, stale, 1
+        dut.suspect.value = suspect
         await RisingEdge(dut.clk)
         dut.changed.value = 0
         await RisingEdge(dut.clk)
@@ -118,6 +136,18 @@ class Bench:
             copy = self.copying.get(array)
             halted = copy and (copy[0] in gone or failed >> copy[1] & 1)
             assert seen.halted == bool(halted), f"{where} copy {copy}"
+            doubted = {
+                position
+                for position, port in enumerate(ports)
+                if (suspect & ~failed) >> port & 1
+            }
+            needed = golden_needed(layout, {*gone, *behind}, doubted)
+            kept = sum(1 << ports[position] for position in needed)
+            yielded = sum(1 << ports[position] for position in doubted)
+            if copy:
+                yielded |= suspect & 1 << copy[1]
+            where = f"{where} suspect {sorted(doubted)} copy {copy}"
+            assert self.decided[array] == (yielded & ~kept, kept), where
 
 
 @cocotb.test(timeout_time=20, timeout_unit="ms")
@@ -146,6 +176,37 @@ async def judges_like_the_reference(dut):
             seen[ArrayState(int(dut.states.value) >> 2 * array & 3)] += 1
     dut._log.info("seen: %s", {state.name: count for state, count in seen.items()})
     assert all(seen.values())
+
+
+@cocotb.test(timeout_time=20, timeout_unit="ms")
+async def keeps_who_is_needed(dut):
+    """Several drives restart at once, some of which were stale already: who is given up?"""
+    generator = random.Random(int(os.environ["SEED"]))
+    config = CONFIGS[os.environ["CONFIG"]]
+    bench = Bench(dut, config)
+    await start(dut)
+    kept = yielded = stale_ones = 0
+    for _ in range(ROUNDS):
+        layout = random_layout(generator, drives=generator.choice((4, 6, 12)))
+        ports = generator.sample(range(MAX_DRIVES), layout.drives)
+        bench.delete(0)
+        bench.create(0, layout, ports)
+        if generator.random() < 0.3:
+            others = [port for port in range(MAX_DRIVES) if port not in ports]
+            bench.copy(0, generator.randrange(layout.drives), generator.choice(others))
+        masks = []
+        for most in (1, 2, 3):
+            count = generator.randint(0, min(most, layout.drives))
+            masks.append(sum(1 << port for port in generator.sample(ports, count)))
+        failed, stale, suspect = masks
+        if generator.random() < 0.3:
+            suspect |= stale
+        await bench.judge(failed, stale & ~failed, suspect)
+        yields, keeps = bench.decided[0]
+        kept += bool(keeps)
+        yielded += bool(yields)
+        stale_ones += bool(keeps and yields & stale)
+    assert kept > ROUNDS // 10 and yielded > ROUNDS // 10 and stale_ones
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import cocotb
 import pytest
-from cocotb.triggers import RisingEdge
+from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import Fields, StreamSink, StreamSource, start, wait_until
@@ -366,14 +366,61 @@ async def takes_events_while_its_outputs_are_blocked(dut):
     assert bench.statuses == {Status.UNRECOVERED_READ}
 
 
+@cocotb.test(timeout_time=4, timeout_unit="us")
+async def a_block_ends_too_often(dut):
+    """Planted bug of the blocks around: three blocks of a command of two have been written."""
+    sources = {
+        name: StreamSource(dut, name, layout=EVENTS[name](small()))
+        for name in ("host_command", "committed")
+    }
+    StreamSink(dut, "command", layout=command(small()))
+    StreamSink(dut, "completion", layout=completion(small()))
+    await start(dut)
+    sources["host_command"].send(slot=0, opcode=HostOpcode.WRITE, blocks=1)
+    await ClockCycles(dut.clk, 30)
+    for _ in range(3):
+        sources["committed"].send(slot=0, status=Status.SUCCESS)
+    await ClockCycles(dut.clk, 30)
+
+
+@cocotb.test(timeout_time=4, timeout_unit="us")
+async def a_slot_begins_twice(dut):
+    """Planted bug of the front end: a slot is given out while its command is inside."""
+    commands = StreamSource(dut, "host_command", layout=command(small()))
+    StreamSink(dut, "command", layout=command(small()))
+    await start(dut)
+    for _ in range(2):
+        commands.send(slot=2, opcode=HostOpcode.WRITE, blocks=1)
+    await ClockCycles(dut.clk, 30)
+
+
 @pytest.mark.parametrize("config", CONFIGS)
 def test_tracker(config):
     simulate(
         Tracker(config=CONFIGS[config]),
         name=f"tracker_{config}",
         module=__name__,
+        testcase=["completes_every_command_once", "takes_events_while_its_outputs_are_blocked"],
         parameters={"CONFIG": config},
     )
+
+
+@pytest.mark.parametrize(
+    ("testcase", "message"),
+    [
+        ("a_block_ends_too_often", "a command has ended twice"),
+        ("a_slot_begins_twice", "a command begins in a slot that is in use"),
+    ],
+)
+def test_what_must_never_be_is_found(testcase, message):
+    with pytest.raises(SimulationError, match=message):
+        simulate(
+            Tracker(config=CONFIGS["small"]),
+            name="tracker_small",
+            module=__name__,
+            testcase=testcase,
+            parameters={"CONFIG": "small"},
+        )
 
 
 class WrongLine(Tracker):

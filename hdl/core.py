@@ -304,6 +304,7 @@ class Core(wiring.Component):
             references.taken.eq(gather.taken),
             references.gives.eq(gather.gives),
             references.given.eq(gather.given),
+            references.exists.eq(tables.exists),
         ]
 
         # Drives that are flushed before the power goes, or before they are trusted.

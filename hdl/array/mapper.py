@@ -1,6 +1,6 @@
 """From a host command to the strips that it touches."""
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from amaranth.hdl import Assert, Cat, Const, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -226,6 +226,9 @@ class Mapper(wiring.Component):
                     m.next = "MULTIPLY"
                 with m.Else():
                     m.next = "DIVIDE"
+                m.d.sync += Assert(
+                    ~loaded.valid | (loaded.width != 0), "a command of an array of width 0"
+                )
 
             with m.State("MULTIPLY"):
                 m.d.sync += [addend.eq(addend << 1), multiplier.eq(multiplier >> 1)]

@@ -58,6 +58,9 @@ class References(wiring.Component):
         Of an array: also all commands of its volumes.
     volume_read
         Table of the volumes, which must hold while ``quiesce`` is offered.
+    exists
+        Bit an array: it is there, as `hdl.array.tables.ArrayTables` has it. For an assertion: a row
+        has its array from its beginning to its end.
     busy
         Something but an end is being waited for.
 
@@ -78,6 +81,7 @@ class References(wiring.Component):
                 "given": In(config.row_slot_bits),
                 "quiesce": In(stream.Signature(reference(config))),
                 "volume_read": Out(volume_read(config)),
+                "exists": In(config.arrays),
                 "busy": Out(1),
             }
             | (
@@ -127,15 +131,20 @@ class References(wiring.Component):
         m.d.sync += leaves.eq(ends)
         for epoch in range(2):
             for index in range(objects):
+                comes = begins & (number == index) & (epochs[index] == epoch)
+                goes = leaves & (read.data.number == index) & (read.data.epoch == epoch)
                 count = counts[epoch * objects + index]
-                comes, goes = Signal(), Signal()
-                m.d.comb += [
-                    comes.eq(begins & (number == index) & (epochs[index] == epoch)),
-                    goes.eq(leaves & (read.data.number == index) & (read.data.epoch == epoch)),
-                ]
-                m.d.sync += count.eq(count + comes - goes)
-                m.d.sync += Assert(~goes | (count != 0), f"{name}: one has ended twice")
+                self._count(m, count, comes, goes, f"{name}: one has ended twice")
         return epochs, counts
+
+    @staticmethod
+    def _count(m: Module, count: Value, comes: Value, goes: Value, otherwise: str) -> None:
+        """Keeps ``count`` of what comes, several at once perhaps, and goes, one a cycle; says
+        ``otherwise`` if something goes that has not come."""
+        goes_now = Signal(name="goes_now")
+        m.d.comb += goes_now.eq(goes)
+        m.d.sync += count.eq(count + comes - goes_now)
+        m.d.sync += Assert(~goes_now | (count != 0), otherwise)
 
     def elaborate(self, platform) -> Module:
         config = self._config
@@ -165,6 +174,13 @@ class References(wiring.Component):
             ends=self.gives,
             ended=self.given,
         )
+
+        for index in range(config.arrays):
+            under = Signal(name=f"rows_of_{index}")
+            m.d.comb += under.eq((rows[index] != 0) | (rows[config.arrays + index] != 0))
+            m.d.sync += Assert(
+                ~under | self.exists[index], "a row has an array that is not there"
+            )
 
         asked = self.quiesce.payload
         array = asked.number[: config.array_bits]
@@ -200,8 +216,7 @@ class References(wiring.Component):
                     for note, number in zip(self.notes, self.noted, strict=True)
                 ]
                 begins = self.takes & self.taken.mends & (self.taken.array == index)
-                m.d.sync += count.eq(count + sum(notes) - begins)
-                m.d.sync += Assert(~begins | (count != 0), "nobody asked for a row to be mended")
+                self._count(m, count, sum(notes), begins, "nobody asked for a row to be mended")
             m.d.comb += mends.eq(counts[array] != 0)
 
         with m.FSM(name="quiesce") as fsm:

@@ -1,6 +1,6 @@
 """Host commands in flight: every block is accounted for, then the command completes, once."""
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, enum, stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
@@ -11,6 +11,7 @@ from hdl.config import BLOCK_NUMBER_BITS, Config
 from hdl.drive.interface import DriveStatus, finished
 from hdl.memory.interface import line_stream
 from hdl.nvme.interface import HostOpcode, Status, command, completion, delivered, recovery
+from hdl.simulation import SIMULATION
 from hdl.stripe.interface import committed
 
 FLUSH_ROUNDS = 16
@@ -99,6 +100,19 @@ class Tracker(wiring.Component):
                 "busy": Out(1),
             }
         )
+
+    def _check(self, m: Module, slot: Value, action: Value, *, completes: Value, due: Value):
+        """Asserts, of the event that is served, that its command is there and has not ended."""
+        live = Signal(self._config.commands)
+        lives = live.bit_select(slot, 1)
+        starts = action == Action.START
+        counts = (action == Action.COUNT) | (action == Action.RETRY)
+        m.d.sync += [
+            Assert(~starts | ~lives, "a command begins in a slot that is in use"),
+            Assert(starts | lives, "a command has ended twice"),
+            Assert(~counts | (due != 0), "a block of a command has ended twice"),
+            lives.eq(starts | ~completes),
+        ]
 
     def elaborate(self, platform) -> Module:
         config = self._config
@@ -316,6 +330,8 @@ class Tracker(wiring.Component):
             with m.State("UPDATE"):
                 m.d.comb += write.en.eq(1)
                 m.next = "TAKE"
+                if platform == SIMULATION:
+                    self._check(m, slot, action, completes=completions.w_en, due=before.remaining)
                 with m.Switch(action):
                     with m.Case(Action.START):
                         m.d.comb += [

@@ -340,6 +340,7 @@ class Admission(wiring.Component):
                         m.next = "READ-GEOMETRY"
             with m.State("LOCATE"):
                 m.d.sync += Assert(geometry.valid, "a row of no array is planned")
+                m.d.sync += Assert(geometry.width != 0, "a row of width 0 is planned")
                 m.d.sync += [
                     todo.kind.eq(row.kind),
                     todo.fua.eq(row.fua),

@@ -350,6 +350,9 @@ class Dispatch(wiring.Component):
 
             with m.State("LOOK"):
                 m.d.sync += Assert(self.geometry_read.data.valid, "an extent of no array")
+                m.d.sync += Assert(
+                    self.geometry_read.data.width != 0, "an extent of an array of width 0"
+                )
                 m.d.sync += [
                     shape.eq(self.geometry_read.data),
                     turn.eq((item.row >> self.geometry_read.data.strip_shift) + item.index),

@@ -119,10 +119,15 @@ class Array:
 
     # Making
 
-    async def create(self, *, initialise: bool = False, zero: bool = False) -> None:
-        """Creates the array over what is on the drives."""
+    async def create(
+        self, *, initialise: bool = False, zero: bool = False, degraded: bool = False
+    ) -> None:
+        """Creates the array over what is on the drives; if ``degraded``, without those that are not
+        there."""
         layout = self.layout
         options: dict[str, Any] = {"spans": layout.spans} if layout.spans > 1 else {}
+        if degraded:
+            options["degraded"] = True
         if layout.copies > 1:
             options["copies"] = layout.copies
         self.number = await raid.create_array(
@@ -288,15 +293,21 @@ class Array:
 
     # Load
 
-    async def load(self, *, share: float = 1.0, allowed: tuple[int, ...] | None = None) -> None:
-        """Random load on all its volumes; ``share``: of a round's."""
+    async def load(
+        self,
+        *,
+        share: float = 1.0,
+        writes: tuple[float, ...] = (0.2, 0.5, 0.9),
+        allowed: tuple[int, ...] | None = None,
+    ) -> None:
+        """Random load on all its volumes; ``share``: of a round's; ``writes``: shares of it."""
         choose = self.choose
         await self.card.together(
             volume.load(
                 random.Random(choose.random()),
                 max(4, int(share * choose.randint(20, 50) / len(self.volumes))),
                 workers=choose.choice((1, 4, 12)),
-                writes=choose.choice((0.2, 0.5, 0.9)),
+                writes=choose.choice(writes),
                 longest=min(choose.choice((4, 16, 32)), self.card.config.transfer_blocks),
                 allowed=self.allowed() if allowed is None else allowed,
             )

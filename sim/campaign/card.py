@@ -93,7 +93,7 @@ class Card:
     drive
         What is at every port.
     seed
-        Of contents.
+        Of contents, and of what drives forget.
     outcome
         What is counted.
     """
@@ -103,7 +103,9 @@ class Card:
         self.drive = drive
         self.outcome = outcome
         self.random = random.Random(f"{seed}/contents")
-        self._card = SimulatedCard(config, [drive] * config.ports, memory_bytes=MEMORY_BYTES)
+        self._card = SimulatedCard(
+            config, [drive] * config.ports, memory_bytes=MEMORY_BYTES, seed=seed
+        )
         self.harness = self._card.harness
         self.nvme = self._card.nvme
         self.transport = self._card.transport

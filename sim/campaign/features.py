@@ -22,7 +22,9 @@ FEATURES = {
     "early": "a drive goes before such an array has its redundancy: data is right, or fails",
     "zero": "arrays are begun with zeros in every block",
     "delete": "volumes and arrays are deleted and created under load",
+    "wipe": "a job zeroes an array that has been used, while its drives fail",
     "power": "all drives lose power at once; what was flushed must be there again",
+    "mid-power": "that happens in the middle of a rebuild, a copy or a resync",
     "past": "reads, writes and flushes past what the level tolerates",
     "sizes": "some runs on other controllers: narrow, starved, wide, deep, plain",
 }

@@ -9,6 +9,7 @@ import random
 from contextlib import suppress
 
 from cocotb_tests.volume_model import ANYTHING
+from hdl.background.interface import WalkKind
 from hdl.background.jobs import JobState
 from hdl.config import BLOCK_BYTES
 from sim.campaign.array import Array
@@ -22,7 +23,7 @@ WRITE_FAULT = 0x280
 FAILING = (0, WRITE_FAULT, UNRECOVERED_READ)
 """Statuses of an array that has lost data."""
 
-ZERO, GARBAGE, EARLY, STOPPED, DELETED, WHOLE = 0.15, 0.45, 0.5, 0.7, 0.3, 0.6
+ZERO, GARBAGE, EARLY, STOPPED, DELETED, WHOLE, WIPED = 0.15, 0.45, 0.5, 0.7, 0.3, 0.6, 0.25
 
 
 class Lifetimes:
@@ -130,14 +131,16 @@ class Lifetimes:
 
     async def work(self, array: Array) -> None:
         """Perhaps a volume, or the whole array, goes under load, and another takes its place."""
-        if "delete" not in self._features or self._choose.random() >= DELETED:
-            return
+        deletes = "delete" in self._features and self._choose.random() < DELETED
+        wipes = "wipe" in self._features and self._choose.random() < WIPED
         if not array.healthy or array.budget.bad:
             return
-        if self._choose.random() < WHOLE:
+        if deletes and self._choose.random() < WHOLE:
             await self._recreate_array(array)
-        else:
+        elif deletes:
             await self._recreate_volume(array)
+        if wipes and array.card.config.background:
+            await self._wipe(array)
 
     async def _recreate_volume(self, array: Array) -> None:
         card = array.card
@@ -185,6 +188,48 @@ class Lifetimes:
         if not array.consistent:
             await array.initialised()
         card.outcome.seen["arrays deleted"] += 1
+
+    async def _wipe(self, array: Array) -> None:
+        """A job zeroes the array, once it has no volumes; perhaps drives fail meanwhile, and
+        perhaps it is stopped and goes on."""
+        card, choose = array.card, self._choose
+        zero = background.start_job(card.nvme, array.number, WalkKind.ZERO)
+        with suppress(NvmeError):
+            await zero
+            raise AssertionError(f"{array}: blocks of volumes are zeroed")
+        load = card.spawn([array.load(share=0.5)])
+        await card.sleep(choose.uniform(0, FAULT_TIME_NS / 4))
+        for volume in array.volumes:
+            volume.deleted = True
+            await raid.delete_volume(card.nvme, volume.namespace)
+        await load.join()
+        array.volumes.clear()
+        await background.start_job(card.nvme, array.number, WalkKind.ZERO)
+        if "mid-job" in self._features and choose.random() < 0.6:
+            self._faults.plant_one(array)
+            card.outcome.seen["faults planted in a wipe"] += 1
+        if choose.random() < 0.5:
+            await card.sleep(choose.uniform(0, FAULT_TIME_NS / 4))
+            with suppress(NvmeError):
+                await background.stop_job(card.nvme, array.number)
+                if (await array.job()).state == JobState.STOPPED:
+                    await background.start_job(
+                        card.nvme, array.number, WalkKind.ZERO, resume=True
+                    )
+                    card.outcome.seen["jobs resumed"] += 1
+        job = await array.job_ends()
+        assert not (array.redundant and job.lost), f"{array}: {job}"
+        if job.kind == WalkKind.ZERO:
+            assert job.state == JobState.DONE, f"{array}: {job}"
+        zeros: list[set[bytes]] = [{bytes(BLOCK_BYTES)} for _ in range(array.blocks)]
+        if array.redundant:
+            await array.create_volumes(zeros)
+        else:
+            await array.create_volumes([{ANYTHING}] * array.blocks)
+        for volume in array.volumes:
+            await volume.read_all(allowed=array.allowed())
+        await array.rest()
+        card.outcome.seen["arrays wiped"] += 1
 
     async def delete(self, array: Array) -> None:
         """Deletes the array with its volumes."""

@@ -3,16 +3,39 @@
 The card stays on. Its arrays have lost all their members, so the host makes them again over the
 same drives, and RESYNC makes their redundancy: what a drive had not flushed may be missing on it
 alone. Every block must hold what the host's flushes promise.
+
+That may be in the middle of a job. Of a copy the card says which drive is the member. A drive that
+is being rebuilt is not used again: the host makes the array without it, and only then replaces it.
+Until the power goes it only reads, as the write hole may take blocks of a degraded array.
 """
 
 import random
+from dataclasses import dataclass
 
-from sim.campaign.array import Array
+from hdl.background.interface import WalkKind
+from hdl.background.jobs import JobState
+from hdl.background.supervisor import DEFAULT_SHARE
+from sim.campaign.array import POLL_NS, Array
 from sim.campaign.card import Card
 from sim.campaign.faults import FAULT_TIME_NS
 from sim.campaign.lifetimes import FAILING, Lifetimes
+from sw.driver import background
 
-SHARE = 0.35
+SHARE, WITHOUT_JOB = 0.35, 0.3
+LEAST_SHARE = 1
+
+
+@dataclass
+class Work:
+    """What is being done with an array as the power goes: a job, of the member at ``position``."""
+
+    kind: WalkKind | None = None
+    position: int = 0
+
+    @property
+    def rebuilds(self) -> bool:
+        """The array is without a member."""
+        return self.kind == WalkKind.REBUILD
 
 
 class Power:
@@ -54,26 +77,109 @@ class Power:
             return
         for array in arrays:
             array.troubled.update(array.ports)
-        load = card.spawn(array.load(share=0.7, allowed=FAILING) for array in arrays)
+        # So that jobs are still under way when the power goes.
+        if card.config.background:
+            await background.set_share(card.nvme, LEAST_SHARE)
+        works = {array: await self._begin(array) for array in arrays}
+        load = card.spawn(
+            array.load(share=0.7, writes=(0,), allowed=FAILING)
+            if work.rebuilds
+            else array.load(share=0.7, allowed=FAILING)
+            for array, work in works.items()
+        )
         await card.sleep(self._choose.uniform(0, FAULT_TIME_NS))
+        running = {array for array, work in works.items() if await self._runs(array, work)}
         card.harness.power_loss()
         await load.join()
+        away = {array.ports[work.position] for array, work in works.items() if work.rebuilds}
+        for array, work in works.items():
+            if array in running and work.kind is not None:
+                card.outcome.faults[f"power loss in {work.kind.name}"] += 1
+            if work.kind is not None:
+                await array.job_ends()
+            if work.kind == WalkKind.COPY:
+                array.ports = [member.port for member in (await array.state()).members]
+        if card.config.background:
+            await background.set_share(card.nvme, DEFAULT_SHARE)
         for port in range(card.config.ports):
-            if port not in card.unusable:
+            if port not in card.unusable | away:
                 card.harness.insert(port)
-        for array in arrays:
-            await self._again(array)
+        for array, work in works.items():
+            await self._again(array, work)
         card.outcome.faults["power loss"] += 1
 
-    async def _again(self, array: Array) -> None:
+    async def _runs(self, array: Array, work: Work) -> bool:
+        return work.kind is not None and (await array.job()).state == JobState.RUNNING
+
+    async def _begin(self, array: Array) -> Work:
+        """Perhaps a job begins."""
+        card, choose = self._card, self._choose
+        if "mid-power" not in self._features or not array.redundant:
+            return Work()
+        if choose.random() < WITHOUT_JOB:
+            return Work()
+        kind = choose.choice((WalkKind.RESYNC, WalkKind.COPY, WalkKind.REBUILD))
+        if kind == WalkKind.RESYNC:
+            await background.start_job(card.nvme, array.number, kind)
+            return Work(kind)
+        position = choose.randrange(array.layout.drives)
+        if kind == WalkKind.COPY:
+            used = {port for one in self._arrays for port in one.ports} | card.unusable
+            fit = [
+                port
+                for port in range(card.config.ports)
+                if port not in used and self._keeps_order(array, position, port)
+            ]
+            if not fit:
+                return Work()
+            port = choose.choice(fit)
+            card.scribble(port, array.rows)
+            await background.copy_member(card.nvme, array.number, position, port, spare=False)
+            return Work(kind, position)
+        for volume in array.volumes:
+            assert await volume.flush() == 0
+            volume.settle()
+        port = array.ports[position]
+        card.harness.remove(port)
+        await card.sleep(POLL_NS)
+        card.harness.insert(port)
+        card.scribble(port, array.rows)
+        await background.replace_member(card.nvme, array.number, position, port)
+        return Work(kind, position)
+
+    def _keeps_order(self, array: Array, position: int, port: int) -> bool:
+        ports = [*array.ports[:position], port, *array.ports[position + 1 :]]
+        return ports == sorted(ports)
+
+    async def _again(self, array: Array, work: Work) -> None:
         """The array and its volumes are made again, and hold what was flushed."""
+        card = self._card
         await self._lifetimes.delete(array)
         volumes, array.volumes = array.volumes, []
         array.take_shape(array.layout, array.ports, array.rows)
         array.failed.clear()
-        await array.create(initialise=array.redundant)
+        await array.create(initialise=array.redundant, degraded=work.rebuilds)
         if array.redundant:
             await array.initialised()
+        if work.rebuilds:
+            for volume in volumes:
+                volume.model.lose_power()
+                again = await array.create_volume(
+                    volume.start, volume.blocks, volume.sector_bytes, [{b""}] * volume.blocks
+                )
+                again.adopt(volume)
+                await again.read_all()
+            port = array.ports[work.position]
+            card.harness.insert(port)
+            card.scribble(port, array.rows)
+            await background.replace_member(card.nvme, array.number, work.position, port)
+            job = await array.job_ends()
+            assert (job.kind, job.state, job.lost) == (WalkKind.REBUILD, JobState.DONE, 0), job
+            for volume in array.volumes:
+                await volume.read_all()
+                assert await volume.flush() == 0
+                volume.settle()
+            return
         for volume in volumes:
             volume.model.lose_power()
             again = await array.create_volume(

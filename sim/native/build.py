@@ -45,7 +45,7 @@ VERILATE = (
     "--prefix", PREFIX,
     "--top-module", TOP,
     "--no-timing",
-    "--no-assert",
+    "--assert",
     "-O3",
     "--x-assign", "1",
     "--x-initial", "fast",
@@ -53,6 +53,7 @@ VERILATE = (
     "-Wno-lint",
     "-Wno-style",
     "-CFLAGS", "-fPIC",
+    "--compiler-include", "assertions.hpp",
 )  # fmt: skip
 
 INPUTS_CHANGED = "vlSelfRef.__VicoFirstIteration = 1U;"
@@ -141,10 +142,12 @@ def _run(command: Sequence[str], directory: Path) -> None:
 
 def _verilate(netlist: Netlist) -> Path:
     """A directory with the verilated model's headers and archives."""
-    target = BUILD / "native" / f"verilated-{digest(netlist.digest, _tools())}"
+    assertions = (SOURCES / "assertions.hpp").read_text()
+    target = BUILD / "native" / f"verilated-{digest(netlist.digest, _tools(), assertions)}"
     with verilator.build_once(target) as draft:
         if draft is not None:
             (draft / "controller.v").write_text(netlist.text)
+            (draft / "assertions.hpp").write_text(assertions)
             _run([str(verilator.executable()), *VERILATE, "--Mdir", str(draft), "controller.v"],
                  draft)
             for source in draft.glob(f"{PREFIX}___024root__*.cpp"):

@@ -61,8 +61,13 @@ void Harness::reset() {
         dut_.eval();
         *pins_.clock = 1;
         dut_.eval();
+        check_assertions();
     }
     *pins_.reset = 0;
+}
+
+void Harness::check_assertions() {
+    if (assertions.failed()) throw ModelError("assertion in " + assertions.take());
 }
 
 void Harness::step() {
@@ -92,6 +97,7 @@ void Harness::step() {
 
     *pins_.clock = 1;
     dut_.eval();
+    check_assertions();
     ++cycle_;
     ++link_.counters().cycles_evaluated;
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "assertions.hpp"
 #include "axis.hpp"
 #include "dut.hpp"
 #include "port.hpp"
@@ -46,6 +47,8 @@ private:
     void return_drives();
     void reset();
     void step();
+    // Of the design, once it has been evaluated.
+    static void check_assertions();
     void jump(int64_t until_cycle);
     int64_t next_cycle() const;
     int64_t cycle_at(Ps time) const {
