@@ -14,6 +14,7 @@ IDS ?=
 QUICK ?=
 RUNS ?= 2000
 ONLY ?=
+COMMIT ?=
 WITHOUT ?=
 
 # Refused here, before anything is set up or run: a recipe would fail late, and its tools each by
@@ -37,7 +38,7 @@ export PYTHONDONTWRITEBYTECODE := 1
 PYTEST := env -u CI -u BUILD_NUMBER $(VENV) -m pytest -q
 PARALLEL := -n $(PROCESSES) --dist worksteal
 
-.PHONY: help setup lint format types unit formal mutants smoke test test-full synth bench \
+.PHONY: help setup lint format types unit formal mutants same smoke test test-full synth bench \
 	characterise campaign demo guest clean distclean
 
 help: ## list the targets
@@ -69,6 +70,9 @@ formal: $(STAMP) ## all registered proofs
 
 mutants: $(STAMP) ## bugs planted in the design, which the proofs must find
 	$(VENV) -m sim.formal --mutants
+
+same: $(STAMP) ## whether the netlists are those of COMMIT (default: the last), else a proof
+	$(VENV) -m tools.same $(COMMIT)
 
 smoke: $(STAMP) ## a short characterisation run
 	$(VENV) -m sw.characterise --quick --out build/smoke P2 R5

@@ -1,0 +1,149 @@
+"""`tools.same`: what leaves the hardware as it was, and what does not."""
+
+import pytest
+from amaranth import Cat, Elaboratable, Module, Mux, Signal
+from amaranth.lib import data, wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+
+from tools.same.compare import Comparison, compare
+from tools.same.logic import logic_of
+
+WORD = 4
+
+
+class Counters(Elaboratable):
+    """Counts what it is told to, beside what it has counted at most."""
+
+    def __init__(self, name: str, *, words: bool, init: int = 0) -> None:
+        self.words, self.init = words, init
+        self.prefix = name
+        self.step = Signal(WORD)
+        self.total = Signal(WORD)
+        self.most = Signal(WORD)
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        total = Signal(WORD, init=self.init, name=f"{self.prefix}_total")
+        most = Signal(WORD, name=f"{self.prefix}_most")
+        if self.words:
+            layout = data.StructLayout({"total": WORD, "most": WORD})
+            both = Signal(layout, init={"total": self.init})
+            m.d.sync += both.total.eq(both.total + self.step)
+            with m.If(both.total > both.most):
+                m.d.sync += both.most.eq(both.total)
+            m.d.comb += [self.total.eq(both.total), self.most.eq(both.most)]
+        else:
+            m.d.sync += [
+                total.eq(self.step + total),
+                most.eq(Mux(most < total, total, most)),
+            ]
+            m.d.comb += [self.total.eq(total), self.most.eq(most)]
+        return m
+
+
+class Top(wiring.Component):
+    """A counter, a memory of what it had, and some logic."""
+
+    step: In(WORD)
+    write: In(1)
+    read: In(1)
+    address: In(WORD)
+    total: Out(WORD)
+    most: Out(WORD)
+    kept: Out(WORD)
+    flag: Out(1)
+
+    def __init__(self, variant: str = "") -> None:
+        self.variant = variant
+        super().__init__()
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        variant = self.variant
+        name = "renamed" if variant == "renamed" else "counters"
+        counters = Counters(name, words=variant == "words", init=variant == "init")
+        if variant == "renamed":
+            m.submodules.outer = outer = Module()
+            outer.submodules.inner = counters
+        else:
+            m.submodules.counters = counters
+        m.d.comb += [
+            counters.step.eq(self.step),
+            self.total.eq(counters.total),
+            self.most.eq(counters.most),
+        ]
+        self._memory(m, counters)
+        self._flag(m)
+        return m
+
+    def _memory(self, m: Module, counters: Counters) -> None:
+        init = [3] if self.variant == "contents" else []
+        m.submodules.memory = memory = Memory(shape=WORD, depth=1 << WORD, init=init)
+        writer, reader = memory.write_port(), memory.read_port()
+        # What is written where nothing is written matters to nobody.
+        value = Mux(self.write, counters.total, 5) if self.variant == "unused" else counters.total
+        m.d.comb += [
+            writer.en.eq(self.write),
+            writer.addr.eq(self.address + (self.variant == "address")),
+            writer.data.eq(value),
+            reader.en.eq(self.read),
+            reader.addr.eq(self.address),
+            self.kept.eq(reader.data),
+        ]
+
+    def _flag(self, m: Module) -> None:
+        a, b, c, d = Cat(*self.step)
+        flag = Signal()
+        match self.variant:
+            case "factored":
+                m.d.sync += flag.eq(a & (b | c) | d)
+            case "nearly":
+                # Another value of one of sixteen inputs only.
+                m.d.sync += flag.eq(a & b | a & c | d & (self.step != 8))
+            case "twice":
+                other = Signal()
+                m.d.sync += [flag.eq(a & b | a & c | d), other.eq(a & b | a & c | d)]
+                m.d.comb += self.flag.eq(flag & other)
+                return
+            case _:
+                m.d.sync += flag.eq(a & b | a & c | d)
+        m.d.comb += self.flag.eq(flag)
+
+
+def found(variant: str) -> Comparison:
+    return compare(logic_of(Top()), logic_of(Top(variant)))
+
+
+@pytest.mark.parametrize("variant", ["", "renamed", "words"])
+def test_names_modules_and_words_do_not_count(variant):
+    assert found(variant).alike
+
+
+@pytest.mark.parametrize("variant", ["factored", "unused"])
+def test_other_gates_are_proved_equal(variant):
+    result = found(variant)
+    assert not result.alike and result.proved
+    assert result.changed.total() > 0 and not +result.different
+
+
+@pytest.mark.parametrize(
+    ("variant", "blocks"),
+    [
+        ("init", {"counters"}),
+        ("contents", {"top"}),
+        ("address", {"top"}),
+        ("nearly", {"top"}),
+    ],
+)
+def test_differences_are_found_where_they_are(variant, blocks):
+    result = found(variant)
+    assert not result.proved
+    named = set(+result.different) | set(+result.only_before)
+    assert named >= blocks, named
+
+
+def test_a_register_twice_is_seen_in_the_size():
+    result = found("twice")
+    assert result.proved
+    assert result.sizes[1][1] == result.sizes[0][1] + 1

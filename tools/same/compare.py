@@ -1,0 +1,153 @@
+"""Two designs against each other: alike, proved equal, or different and where."""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+from tools.same.classes import classes
+from tools.same.logic import Logic, State
+from tools.same.prove import Joined
+
+MOST_STEPS = 3
+"""How often states are tried again without those that were not proved equal: more rarely help."""
+
+@dataclass(kw_only=True)
+class Comparison:
+    """What was found.
+
+    Parameters
+    ----------
+    alike
+        Outputs are the same functions, by structure.
+    proved
+        They are the same, by a SAT solver (also where they are alike).
+    changed
+        Bits of states and outputs that are made in another way, by block.
+    different
+        Of these what could not be proved equal.
+    only_before, only_after
+        States that only one design has, by block.
+    sizes
+        Gates and states of each design.
+    """
+
+    alike: bool = False
+    proved: bool = False
+    changed: Counter[str] = field(default_factory=Counter)
+    different: Counter[str] = field(default_factory=Counter)
+    only_before: Counter[str] = field(default_factory=Counter)
+    only_after: Counter[str] = field(default_factory=Counter)
+    sizes: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
+
+
+def compare(before: Logic, after: Logic) -> Comparison:
+    """Compares ``before`` with ``after``: first by structure, then by name and proof."""
+    result = Comparison(
+        sizes=(
+            (len(before.gates), len(before.states)),
+            (len(after.gates), len(after.states)),
+        )
+    )
+    if before.outputs.keys() != after.outputs.keys() or set(before.inputs.values()) != set(
+        after.inputs.values()
+    ):
+        result.different["ports"] += 1
+        return result
+    values = classes(before, after)
+    result.alike = all(
+        _value(values[0], literal) == _value(values[1], after.outputs[name])
+        for name, literal in before.outputs.items()
+    )
+    if result.alike:
+        result.proved = True
+        return result
+    _prove(before, after, values, result)
+    return result
+
+
+def _value(values: list[int], literal: int) -> int:
+    return values[literal >> 1] ^ -(literal & 1)
+
+
+def pairs(before: Logic, after: Logic) -> list[tuple[int, int]]:
+    """States of both designs that are taken for each other.
+
+    Those of the same name in the same block; of the rest those whose signal has a name that no
+    other block's has, or the same in as many blocks in the same order.
+    """
+    found: list[tuple[int, int]] = []
+    rest: list[dict[int, State]] = [dict(before.states), dict(after.states)]
+    for depth in (None, 4, 3):
+        names: list[dict[tuple, list[int]]] = []
+        for states in rest:
+            by_name: dict[tuple, list[int]] = defaultdict(list)
+            for node, state in states.items():
+                name = state.name if depth is None else state.name[-depth:]
+                by_name[state.kind, name].append(node)
+            names.append(by_name)
+        for name, nodes in names[0].items():
+            others = names[1].get(name, [])
+            if len(nodes) == len(others):
+                found += zip(nodes, others, strict=True)
+                for node, other in zip(nodes, others, strict=True):
+                    del rest[0][node], rest[1][other]
+    return found
+
+
+def _prove(before: Logic, after: Logic, values: list[list[int]], result: Comparison) -> None:
+    taken = pairs(before, after)
+    for states, counted, place in (
+        (before.states, result.only_before, 0),
+        (after.states, result.only_after, 1),
+    ):
+        known = {pair[place] for pair in taken}
+        counted.update(_block(state) for node, state in states.items() if node not in known)
+    for step in range(MOST_STEPS):
+        joined = Joined()
+        # What is in one class is equal; what is paired is taken to be, and asked about.
+        leaves: dict[int, int] = {}
+        of_class: dict[int, int] = {}
+        for node in before.states:
+            leaves[node] = of_class.setdefault(values[0][node], joined.logic.leaf())
+        of_pairs = {other: leaves[node] for node, other in taken}
+        of_before = joined.join(before, leaves)
+        of_after = joined.join(
+            after,
+            {
+                other: of_pairs.get(other) or of_class.setdefault(value, joined.logic.leaf())
+                for other, value in ((other, values[1][other]) for other in after.states)
+            },
+        )
+        asked: dict[str, list[tuple[tuple[int, int], int]]] = defaultdict(list)
+        for node, other in taken:
+            if values[0][node] == values[1][other]:
+                continue
+            a, b = before.states[node], after.states[other]
+            literal = joined.states_differ(a, b, of_before, of_after)
+            if literal != 0:
+                asked[_block(b)].append(((node, other), literal))
+        outputs = [
+            joined.logic.xor(
+                of_before[literal >> 1] ^ (literal & 1),
+                of_after[after.outputs[name] >> 1] ^ (after.outputs[name] & 1),
+            )
+            for name, literal in before.outputs.items()
+        ]
+        if step == 0:
+            result.changed.update({block: len(bits) for block, bits in asked.items()})
+            result.changed["outputs"] += sum(literal != 0 for literal in outputs)
+        literals = [literal for bits in asked.values() for _, literal in bits]
+        possible = joined.refuted(literals)
+        refuted = [pair for bits in asked.values() for pair, one in bits if one in possible]
+        if not refuted:
+            possible = joined.refuted(outputs)
+            result.proved = not possible
+            result.different["outputs"] += sum(literal in possible for literal in outputs)
+            return
+        # What is not proved of these pairs may not be used of the others either.
+        result.different.update(_block(after.states[other]) for _, other in refuted)
+        gone = set(refuted)
+        taken = [pair for pair in taken if pair not in gone]
+
+
+def _block(state: State) -> str:
+    return ".".join(state.name[1:-2]) or "top"
