@@ -164,7 +164,7 @@ FLOODS = {
     "rebuild": Hang(
         load=Load(workers=64, writes=0.5, longest=32), pulled=True, job=WalkKind.REBUILD
     ),
-    "zero": Hang(load=Load(workers=64, writes=0.5, longest=32), job=WalkKind.ZERO),
+    "check": Hang(load=Load(workers=64, writes=0.5, longest=32), job=WalkKind.CHECK),
     "resync": Hang(
         load=Load(workers=64, writes=0.5, longest=32), level=Level.RAID10, job=WalkKind.RESYNC
     ),

@@ -98,6 +98,7 @@ async def counts_operations_of_walks(dut):
     """Walks that write many blocks from one line have no more operations than the share."""
     bench = await filled(dut)
     bench.parity.dirty = True
+    bench.drives.latency = 4000
     tags = [await bench.walk(row, WalkKind.ZERO) for row in some_rows(SPAN)]
     for tag in tags:
         await bench.end_of(tag)

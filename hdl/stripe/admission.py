@@ -378,6 +378,8 @@ class Admission(wiring.Component):
                     todo.bad.eq(Mux(retried, self.unread_read.data.bad, 0)),
                     todo.possible.eq(1),
                 ]
+                if config.array_shares:
+                    m.d.sync += todo.array.eq(row.array)
                 if config.slow_read_ms:
                     m.d.sync += slow.eq(Mux(retried, self.unread_read.data.slow, 0))
                     m.d.sync += patient.eq(0)

@@ -285,6 +285,9 @@ class Sequencer(wiring.Component):
                 sent.early.any.eq(now.early.any & ~writing),
                 sent.early.seat.eq(now.early.seat),
             ]
+            if config.array_shares:
+                m.d.comb += early.array.eq(program.array)
+                m.d.sync += early.several.eq((self.exists & (self.exists - 1)).any())
         else:
             connect(m, queues.step, flipped(self.step))
         m.d.comb += queues.send_step.eq(sends_step & ~records)
