@@ -1,7 +1,7 @@
 """Host commands wait here for their array's share of what is on its way."""
 
 from amaranth.hdl import Module, Mux, Signal
-from amaranth.lib import stream, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
@@ -76,9 +76,8 @@ class CommandShares(wiring.Component):
             least=config.command_cost,
             most=config.commands * config.command_cost,
         )
-        m.submodules.commands = commands = Memory(
-            shape=command(config), depth=config.commands, init=[]
-        )
+        kept = data.StructLayout({"command": command(config), "array": config.array_bits})
+        m.submodules.commands = commands = Memory(shape=kept, depth=config.commands, init=[])
         kept_read, kept_write = commands.read_port(), commands.write_port()
 
         item = Signal(command(config))
@@ -102,7 +101,8 @@ class CommandShares(wiring.Component):
             self.waiting.eq(turnstile.waiting),
             kept_read.addr.eq(item.slot),
             kept_write.addr.eq(item.slot),
-            kept_write.data.eq(item),
+            kept_write.data.command.eq(item),
+            kept_write.data.array.eq(array),
             self.volume_read.address.eq(item.volume),
             self.passed.payload.eq(item),
         ]
@@ -133,19 +133,23 @@ class CommandShares(wiring.Component):
                 with m.If(self.command.valid & self.command.ready):
                     m.d.sync += item.eq(self.command.payload)
 
-            # The first command that waits for an array.
+            # The first command that waits for an array, whatever has become of its volume.
             with m.State("READ-COMMAND"):
                 m.next = "LOAD-COMMAND"
             with m.State("LOAD-COMMAND"):
-                m.d.sync += [item.eq(kept_read.data), passed.eq(0)]
-                m.next = "READ-VOLUME"
+                m.d.sync += [
+                    item.eq(kept_read.data.command),
+                    array.eq(kept_read.data.array),
+                    passed.eq(0),
+                ]
+                m.next = "ASK"
 
             with m.State("READ-VOLUME"):
                 m.next = "FIND-ARRAY"
             with m.State("FIND-ARRAY"):
                 m.d.sync += array.eq(self.volume_read.data.array)
                 m.next = "ASK"
-                # The mapper refuses it. A volume goes only when no command of it is inside.
+                # The mapper refuses it.
                 with m.If(~self.volume_read.data.valid):
                     m.next = "PASS"
                     with m.If(passed):

@@ -108,6 +108,7 @@ class Turnstile(wiring.Component):
         amount = Signal(self.amount.shape())
         forced = Signal()
         expected = Signal()  # the number that asks next has been called
+        called = Signal.like(self.number)
         exists = Signal(config.arrays)
         m.d.sync += exists.eq(self.exists)
         m.d.comb += [
@@ -223,7 +224,7 @@ class Turnstile(wiring.Component):
                     m.next = "REST"
             with m.State("WAKE"):
                 m.d.comb += self.woken.valid.eq(1)
-                m.d.sync += expected.eq(1)
+                m.d.sync += [expected.eq(1), called.eq(number)]
                 with m.If(self.woken.ready):
                     m.next = "REST"
 
@@ -247,5 +248,11 @@ class Turnstile(wiring.Component):
                     | (exists != self.exists)
                 ),
             ]
-            m.d.sync += Assert(~self.ask | ~waking, "somebody asks while another is called")
+            m.d.sync += [
+                Assert(~self.ask | ~waking, "somebody asks while another is called"),
+                Assert(
+                    ~(expected & fsm.ongoing("READ-COUNT")) | (number == called),
+                    "another asks than the one that was called",
+                ),
+            ]
         return m
