@@ -47,8 +47,8 @@ class CommandShares(wiring.Component):
     busy
         Something moves.
 
-    Latency: with several arrays 8 cycles, and 15 from the end of a command to one that waited for
-    it; about 13 cycles a command in all.
+    Latency: with several arrays 8 cycles, and about 20 from the end of a command to one that waited
+    for it; about 13 cycles a command in all.
     """
 
     def __init__(self, *, config: Config):

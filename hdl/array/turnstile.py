@@ -55,7 +55,7 @@ class Turnstile(wiring.Component):
         Something moves, once ``woken`` can be taken.
 
     Latency: 4 cycles, and 5 for each end that is told before or meanwhile; from an end to ``woken``
-    11. ``count`` cycles after reset.
+    about 13. Nothing moves for ``count`` cycles after reset.
     """
 
     def __init__(self, *, config: Config, count: int, total: int, least: int, most: int):
