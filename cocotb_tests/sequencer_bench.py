@@ -116,7 +116,7 @@ class Bench:
         self.launch = StreamSource(dut, "launch", active=active, seed=seed)
         dut.failed.value = 0
         cocotb.start_soon(busy_after(dut, "finished"))
-        if config.shared_blocks:
+        if config.array_shares:
             # One of two arrays.
             dut.exists.value = 3
 

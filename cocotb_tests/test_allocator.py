@@ -15,6 +15,7 @@ from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
 from hdl.config import Config
 from hdl.memory.allocator import LineAllocator
+from hdl.memory.free_list import FreeList
 
 LINES = 32
 USERS = 4
@@ -159,6 +160,34 @@ async def rate(dut):
     await bench.settle()
 
 
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def gives_back_twice(dut):
+    """A user gives a line back twice; the scoreboard has nothing against it."""
+    bench = Bench(dut, seed=1)
+    await start(dut)
+    await wait_until(dut, lambda: bench.owned[0], cycles=50, what="a line")
+    for sink in bench.sinks:
+        sink.paused = True
+    line = bench.owned[0].pop()
+    for source in bench.sources[:2]:
+        source.send(line)
+        await source.drained()
+    for _ in range(20):
+        await RisingEdge(dut.clk)
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def only_takes(dut):
+    """All lines are taken and come back, a few times."""
+    bench = Bench(dut, seed=1)
+    await start(dut)
+    for _ in range(400):
+        await RisingEdge(dut.clk)
+        for user in range(USERS):
+            while len(bench.owned[user]) > 1:
+                bench.give_back(user)
+
+
 class Faulty(wiring.Component):
     """`LineAllocator` with one fault at its ports."""
 
@@ -203,6 +232,28 @@ def test_faults_are_caught(fault):
             module=__name__,
             testcase="random_users",
         )
+
+
+def test_a_line_given_back_twice_is_found():
+    """By the allocator itself, in every simulation."""
+    with pytest.raises(SimulationError, match="comes back, and nobody had it"):
+        simulate(build(), name="allocator", module=__name__, testcase="gives_back_twice")
+
+
+class HandsOutTwice(FreeList):
+    """A planted bug: a number stays at the front after it was taken."""
+
+    def elaborate(self, platform) -> Module:
+        m = super().elaborate(platform)
+        m.d.comb += m.submodules.returned.r_en.eq(self.take.ready & (self.level == 1))
+        return m
+
+
+def test_a_line_given_to_two_is_found(monkeypatch):
+    """By the allocator itself, in every simulation."""
+    monkeypatch.setattr("hdl.memory.allocator.FreeList", HandsOutTwice)
+    with pytest.raises(SimulationError, match="is handed out to a second owner"):
+        simulate(build(), name="allocator_twice", module=__name__, testcase="only_takes")
 
 
 def test_reserve_is_caught():

@@ -20,15 +20,10 @@ SEED = int(os.environ.get("SEED") or "1")
 USUAL = ALL - {"sizes"}
 """Other controllers take minutes to build."""
 
-UNMENDED = {
-    "several",  # An array may wait for drives of another: shares are off.
-}
-"""Features under which the controller is known to fail; the campaign has them all."""
-
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + 4))
 def test_nothing_is_lost(seed):
-    outcome = Run(seed, features=USUAL - UNMENDED).run()
+    outcome = Run(seed, features=USUAL).run()
     print(f"SEED={seed}: {outcome}")
     assert outcome.commands >= 50
     assert sum(outcome.faults.values())
@@ -39,7 +34,7 @@ def test_nothing_is_lost(seed):
 def test_every_controller(size):
     """A run on each."""
     seed = next(seed for seed in range(SEED, SEED + 1000) if size_of(seed, others=True) == size)
-    outcome = Run(seed, features=ALL - UNMENDED).run()
+    outcome = Run(seed, features=ALL).run()
     print(f"SEED={seed}: {outcome}")
     assert size in outcome.title
 

@@ -10,7 +10,7 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
-from hdl.config import PIECES, Config
+from hdl.config import PIECES, Config, board
 from hdl.drive.interface import piece
 from hdl.parity.interface import StepKind, pass_done, step
 from hdl.stripe import early as early_module
@@ -218,13 +218,83 @@ async def pieces_are_worked_out_as_they_land(dut):
     assert not int(dut.busy.value)
 
 
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def seats_are_shared(dut):
+    """Of several arrays none has more than half of the seats; a single one may have all."""
+    layouts = (("piece", piece), ("whole", step), ("pass_done", pass_done))
+    for name, layout in layouts:
+        StreamSource(dut, name, layout=layout(SHARED))
+    for name in ("claim", "record", "settle"):
+        getattr(dut, name).value = 0
+    dut.reads.value = 3
+    dut.several.value = 1
+    await start(dut)
+
+    async def claim(array: int) -> int:
+        """Seats that it gets."""
+        dut.array.value = array
+        for got in range(SHARED.early_rows + 1):
+            await RisingEdge(dut.clk)
+            await RisingEdge(dut.clk)
+            if not int(dut.free.value):
+                return got
+            dut.claim.value = 1
+            await RisingEdge(dut.clk)
+            dut.claim.value = 0
+        raise AssertionError("more seats than there are")
+
+    assert await claim(5) == 4
+    assert await claim(2) == 4
+    assert await claim(5) == 0 and await claim(0) == 0
+    dut.rst.value = 1
+    await RisingEdge(dut.clk)
+    dut.rst.value = 0
+    dut.several.value = 0
+    assert await claim(5) == 8
+
+
+SHARED = board()
+
+
+def share_seats(kind: type[Early] = Early) -> None:
+    simulate(
+        kind(config=SHARED),
+        name=f"early_shared_{kind.__name__}",
+        module=__name__,
+        testcase="seats_are_shared",
+        parameters={"ACTIVE": "1"},
+    )
+
+
+def test_shared_seats():
+    share_seats()
+
+
+class FirstComeFirstSeated(Early):
+    """A planted bug: an array may have all seats."""
+
+    def _has_its_share(self, m, taken):
+        return super()._has_its_share(m, taken) & 0
+
+
+def test_seats_that_are_not_shared_are_found():
+    with pytest.raises(SimulationError, match="failed: seats_are_shared"):
+        share_seats(FirstComeFirstSeated)
+
+
 @pytest.mark.parametrize("active", [1.0, 0.4])
 def test_early(active):
     work_out(active)
 
 
 def work_out(active: float, name: str = "early") -> None:
-    simulate(Early(config=CONFIG), name=name, module=__name__, parameters={"ACTIVE": str(active)})
+    simulate(
+        Early(config=CONFIG),
+        name=name,
+        module=__name__,
+        testcase="pieces_are_worked_out_as_they_land",
+        parameters={"ACTIVE": str(active)},
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Who may have how much (`hdl.array.shares`), and the commands and rows that wait for it."""
+"""Who may have how much (`hdl.array.shares`), and who waits for it: commands, and rows."""
 
 import os
 import random
@@ -12,20 +12,31 @@ from cocotb.triggers import RisingEdge
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
 from hdl.array.command_shares import CommandShares
-from hdl.array.interface import geometry, volume
+from hdl.array.interface import volume
 from hdl.array.shares import Shares
-from hdl.config import Config
+from hdl.array.turnstile import Turnstile
+from hdl.config import Config, board
 from hdl.nvme.interface import HostOpcode, command
-from hdl.stripe.row_shares import RowShares
+from hdl.stripe.mends import Mending
+from sim.campaign.sizes import SIZES
 
 CONFIG = Config(
     ports=4, lines=256, commands=64, rows=64, operations=512, arrays=4, volumes=4, walk_window=2,
     transfer_blocks=8, sector_emulation=False, early_rows=0, array_shares=True,
 )  # fmt: skip
 TOTAL = 46
-"""Of 64 row slots 2 are for walks, and 16 for rows to be mended."""
+"""Of 64 row slots 2 are for walks, 8 for rows to be mended, and 8 for those that are leaving."""
 LEAST = 8
 COMMANDS = 400
+
+
+def check_shares(has: dict[int, int], array: int, total: int, least: int, arrays: int) -> None:
+    """Of what is not kept no array has more than half, and all together no more than there is, but
+    for what one had when it was alone."""
+    rest = total - least * arrays
+    beyond = [max(0, count - least) for count in has.values()]
+    assert not beyond[array] or beyond[array] <= rest // 2, f"array {array} has {has[array]}"
+    assert sum(beyond) <= rest or max(beyond) > rest // 2, f"too much: {has}"
 
 
 class Bench:
@@ -35,7 +46,6 @@ class Bench:
         self.dut = dut
         self.random = random.Random(int(os.environ["SEED"]))
         self.exists = {0, 1, 2}
-        self.copies = {0: 1, 1: 2, 2: 5}
         self.source = StreamSource(dut, "command", layout=command(CONFIG), active=0.8)
         self.sink = StreamSink(
             dut, "passed", layout=command(CONFIG), active=0.6, callback=self._passed
@@ -45,12 +55,15 @@ class Bench:
         self.inside: dict[int, tuple[int, int]] = {}
         self.slots = deque(range(CONFIG.commands))
         self.retries = 0
+        self.retried = 0.3
+        """Share of commands of which a block is read once more."""
+        self.gone: set[int] = set()
+        """Arrays whose volumes have been deleted."""
         self.hung: set[int] = set()
         self.due: deque[int] = deque()
         dut.exists.value = sum(1 << array for array in self.exists)
         dut.ended.value = 0
         dut.volume_read__data.value = 0
-        dut.geometry_read__data.value = 0
         cocotb.start_soon(self._tables())
         cocotb.start_soon(self._end())
 
@@ -60,23 +73,19 @@ class Bench:
             await RisingEdge(dut.clk)
             array = int(dut.volume_read__address.value) % 4
             dut.volume_read__data.value = pack(
-                volume(CONFIG), valid=int(array in self.exists), array=array, start=0, blocks=99
+                volume(CONFIG),
+                valid=int(array in self.exists - self.gone),
+                array=array,
+                start=0,
+                blocks=99,
             )
-            copies = self.copies.get(int(dut.geometry_read__address.value), 1)
-            dut.geometry_read__data.value = pack(geometry(CONFIG), copies=copies)
-
-    def counts_for(self, array: int, opcode: HostOpcode, blocks: int) -> int:
-        """In fours of operations: one of 4 ports a FLUSH, five copies count twice."""
-        if opcode is HostOpcode.FLUSH:
-            return 1
-        return blocks * (2 if opcode is HostOpcode.WRITE and self.copies[array] > 4 else 1)
 
     def send(self, array: int) -> None:
         """A command for an array."""
         opcode = self.random.choice((HostOpcode.READ, HostOpcode.WRITE, HostOpcode.FLUSH))
         blocks = 1 if opcode is HostOpcode.FLUSH else self.random.randint(1, 8)
         slot = self.slots.popleft()
-        self.sent[array].append((slot, self.counts_for(array, opcode, blocks)))
+        self.sent[array].append((slot, blocks))
         self._give(slot, array, opcode, blocks)
 
     def _give(self, slot: int, array: int, opcode: HostOpcode, blocks: int) -> None:
@@ -90,15 +99,9 @@ class Bench:
         expected, counts = self.sent[array].popleft()
         assert slot == expected, "commands of an array out of order"
         self.inside[slot] = array, counts
-        before, self.has[array] = self.has[array], self.has[array] + counts
-        if len(self.exists) == 1:
-            return
-        rest = TOTAL - LEAST * len(self.exists)
-        beyond = [max(0, count - LEAST) for count in self.has.values()]
-        if before and beyond[array]:
-            assert beyond[array] <= rest // 2, f"array {array} has {self.has[array]}"
-            first = max(0, 2 * LEAST - LEAST)  # of one with five copies
-            assert sum(beyond) <= rest + first, f"too much: {self.has}"
+        self.has[array] += counts
+        if len(self.exists) > 1:
+            check_shares(self.has, array, TOTAL, LEAST, len(self.exists))
         if array not in self.hung:
             self.due.append(slot)
 
@@ -110,7 +113,7 @@ class Bench:
             if self.due and self.random.random() < 0.1:
                 slot = self.due.popleft()
                 array, counts = self.inside[slot]
-                if self.random.random() < 0.3:
+                if self.random.random() < self.retried:
                     # First a block of it is read once more; that never waits.
                     before = self.retries
                     self._give(slot, array, HostOpcode.READ, 1)
@@ -176,6 +179,28 @@ async def hangs(dut):
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
+async def volume_goes(dut):
+    """Commands that wait while their volume is deleted pass once, and are counted as others."""
+    bench = Bench(dut)
+    bench.retried = 0
+    await start(dut)
+    bench.hung.add(0)
+    while len(bench.sent[0]) < 8:
+        bench.send(0)
+        for _ in range(20):
+            await RisingEdge(dut.clk)
+    bench.gone.add(0)
+    bench.hung.clear()
+    bench.due.extend(slot for slot, (array, _) in bench.inside.items() if array == 0)
+    for _ in range(20):
+        bench.send(1)
+    await wait_until(dut, bench.rests, cycles=100_000, what="the end")
+    await wait_until(dut, lambda: not int(dut.busy.value), cycles=100, what="rest")
+    assert not bench.retries, "a command passes twice"
+    assert not int(dut.waiting.value)
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
 async def alone(dut):
     """A single array has what it likes, at no latency; then another one comes."""
     bench = Bench(dut)
@@ -209,7 +234,7 @@ LINES = 116
 class Rows:
     """An admission that asks for rows of three arrays, one at a time; array 0 may be hung."""
 
-    def __init__(self, dut):
+    def __init__(self, dut, *, admits: bool = True):
         self.dut = dut
         self.random = random.Random(int(os.environ["SEED"]))
         self.launched: deque[int] = deque()
@@ -221,15 +246,15 @@ class Rows:
         self.hung: set[int] = set()
         self.done = dict.fromkeys(range(3), 0)
         dut.exists.value = 7
-        dut.ask.value = dut.ended.value = dut.woken__ready.value = 0
-        cocotb.start_soon(self._admit())
-        cocotb.start_soon(self._end())
+        dut.ask.value = dut.ended.value = dut.woken__ready.value = dut.forced.value = 0
+        if admits:
+            cocotb.start_soon(self._admit())
+            cocotb.start_soon(self._end())
 
     def launch(self, array: int) -> None:
-        """A row, with what it needs and whether it has been tried before."""
-        row = array, self.random.randint(0, CONFIG.ports), self.random.randrange(2)
+        """A row, with what it needs."""
         slot = self.free.popleft()
-        self.rows[slot] = row
+        self.rows[slot] = array, self.random.randint(0, CONFIG.ports)
         self.launched.append(slot)
 
     async def _admit(self) -> None:
@@ -240,10 +265,9 @@ class Rows:
             slot = None
             woken = False
             if int(dut.woken__valid.value):
-                slot, woken = int(dut.woken__payload.value) % CONFIG.rows, True
-                array, _, retried = self.rows[slot]
+                slot, woken = int(dut.woken__payload.value), True
+                array, _ = self.rows[slot]
                 assert slot == self.waiting[array][0], "rows of an array out of order"
-                assert int(dut.woken__payload.value) // CONFIG.rows == retried
             elif self.launched and not int(dut.calls.value):
                 slot = self.launched.popleft()
             if slot is None:
@@ -254,10 +278,23 @@ class Rows:
             await self._ask(slot, woken)
 
     async def _ask(self, slot: int, woken: bool) -> None:
+        array, lines = self.rows[slot]
+        if not await self.ask(slot, array, lines):
+            assert lines, "a row that needs nothing waits"
+            assert self.has[array] + lines > CONFIG.ports, "a row that is within its reserve waits"
+            if not woken:
+                self.waiting[array].append(slot)
+            return
+        if woken:
+            self.waiting[array].popleft()
+        self.has[array] += lines
+        check_shares(self.has, array, LINES, CONFIG.ports, 3)
+        self.granted[slot] = array, lines
+
+    async def ask(self, slot: int, array: int, lines: int) -> bool:
+        """Whether it is granted."""
         dut = self.dut
-        array, lines, retried = self.rows[slot]
-        dut.slot.value, dut.array.value, dut.retried.value = slot, array, retried
-        dut.lines.value = lines
+        dut.number.value, dut.array.value, dut.amount.value = slot, array, lines
         dut.ask.value = 1
         while True:
             await RisingEdge(dut.clk)
@@ -265,20 +302,16 @@ class Rows:
             if int(dut.granted.value) or int(dut.refused.value):
                 break
         dut.ask.value = 0
-        if int(dut.refused.value):
-            assert lines, "a row that needs nothing waits"
-            assert self.has[array], "an array that has nothing waits"
-            if not woken:
-                self.waiting[array].append(slot)
-            return
-        if woken:
-            self.waiting[array].popleft()
-        before, self.has[array] = self.has[array], self.has[array] + lines
-        beyond = [max(0, count - CONFIG.ports) for count in self.has.values()]
-        rest = LINES - 3 * CONFIG.ports
-        assert not before or beyond[array] <= rest // 2, f"array {array} has {self.has[array]}"
-        assert sum(beyond) <= rest, f"too much: {self.has}"
-        self.granted[slot] = array, lines
+        return bool(int(dut.granted.value))
+
+    async def end(self, slot: int) -> None:
+        """The row has ended, and that has been counted."""
+        dut = self.dut
+        dut.ended.value, dut.ended_number.value = 1, slot
+        await RisingEdge(dut.clk)
+        dut.ended.value = 0
+        for _ in range(10):
+            await RisingEdge(dut.clk)
 
     async def _end(self) -> None:
         dut = self.dut
@@ -293,7 +326,7 @@ class Rows:
                 self.has[array] -= lines
                 self.done[array] += 1
                 dut.ended.value = 1
-                dut.ended_slot.value = slot
+                dut.ended_number.value = slot
                 self.free.append(slot)
 
 
@@ -310,7 +343,7 @@ async def rows_share(dut):
         await RisingEdge(dut.clk)
     await wait_until(
         dut,
-        lambda: not any(array for array, *_ in bench.rows.values()),
+        lambda: not any(array for array, _ in bench.rows.values()),
         cycles=50_000,
         what="the other arrays",
     )
@@ -321,15 +354,157 @@ async def rows_share(dut):
     await wait_until(dut, lambda: not int(dut.busy.value), cycles=100, what="rest")
 
 
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def ends_between(dut):
+    """A row that is called leaves its own queue, whoever ends before it asks."""
+    bench = Rows(dut, admits=False)
+    await start(dut)
+    # Arrays 0 and 1 have all that they may have, and four rows of each wait.
+    slots = iter(range(CONFIG.rows))
+    granted: list[list[int]] = [[], []]
+    waiting: list[deque[int]] = [deque(), deque()]
+    nothing = [next(slots) for _ in range(4)]
+    for slot in nothing:
+        assert await bench.ask(slot, 1, 0)
+    for _ in range(CONFIG.rows // 2 - 4):
+        for array in (0, 1):
+            if len(waiting[array]) < 4:
+                slot = next(slots)
+                fits = await bench.ask(slot, array, CONFIG.ports)
+                (granted if fits else waiting)[array].append(slot)
+    assert len(waiting[0]) == len(waiting[1]) == 4
+    for _ in range(4):
+        # One of array 0 ends, the first that waits is called, and then one of array 1 ends that
+        # had nothing, so that nobody else is called.
+        await bench.end(granted[0].pop())
+        dut.woken__ready.value = 1
+        await wait_until(dut, lambda: int(dut.woken__valid.value), cycles=50, what="a row")
+        called = int(dut.woken__payload.value)
+        assert called == waiting[0].popleft(), "rows of an array out of order"
+        dut.woken__ready.value = 0
+        await bench.end(nothing.pop())
+        assert await bench.ask(called, 0, CONFIG.ports), "it was called, and does not fit"
+        granted[0].append(called)
+    await RisingEdge(dut.clk)
+    assert int(dut.waiting.value) == 2, "whose queue is empty"
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def changes_its_mind(dut):
+    """A row that is called may ask for more than there is, or for nothing; it keeps its place."""
+    bench = Rows(dut, admits=False)
+    await start(dut)
+    slots = iter(range(CONFIG.rows))
+    granted: list[int] = []
+    waiting: deque[int] = deque()
+    while len(waiting) < 3:
+        slot = next(slots)
+        (granted if await bench.ask(slot, 0, 1) else waiting).append(slot)
+
+    async def call() -> int:
+        dut.woken__ready.value = 1
+        await wait_until(dut, lambda: int(dut.woken__valid.value), cycles=50, what="a row")
+        called = int(dut.woken__payload.value)
+        dut.woken__ready.value = 0
+        return called
+
+    await bench.end(granted.pop())
+    assert await call() == waiting[0]
+    assert not await bench.ask(waiting[0], 0, CONFIG.ports), "more than its share"
+    for _ in range(30):
+        await RisingEdge(dut.clk)
+        assert not int(dut.calls.value), "called once more before anybody has ended"
+    # From here on the first one waits for four.
+    for count in range(3):
+        await bench.end(granted.pop())
+        dut.woken__ready.value = 1
+        for _ in range(30):
+            await RisingEdge(dut.clk)
+            assert int(dut.woken__valid.value) == 0 or count == 2, "called, and cannot have it"
+            if int(dut.woken__valid.value):
+                break
+    assert int(dut.woken__payload.value) == waiting[0]
+    dut.woken__ready.value = 0
+    assert await bench.ask(waiting.popleft(), 0, 0), "nothing is always granted"
+    assert await call() == waiting[0]
+    assert await bench.ask(waiting.popleft(), 0, 1)
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def counts_much(dut):
+    """What a single array has is counted, however much that is."""
+    bench = Rows(dut, admits=False)
+    dut.exists.value = 1
+    await start(dut)
+    for slot in range(WIDE.rows - 2):
+        assert await bench.ask(slot, 0, WIDE.ports), "it is alone"
+    dut.exists.value = 3
+    for _ in range(4):
+        await RisingEdge(dut.clk)
+    assert not await bench.ask(WIDE.rows - 2, 0, WIDE.ports), "it has more than its share"
+    assert await bench.ask(WIDE.rows - 1, 1, WIDE.ports), "each has its reserve"
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def mends_some(dut):
+    """A row to be mended waits while there are eight."""
+    layout = dut.walk__payload
+    sources = [StreamSource(dut, f"inputs__{n}") for n in range(2)]
+    taken: list[int] = []
+    StreamSink(dut, "walk", active=0.5, callback=taken.append)
+    dut.ended.value = 0
+    await start(dut)
+    for number in range(20):
+        sources[number % 2].send(number)
+    for ended in range(13):
+        for _ in range(60):
+            await RisingEdge(dut.clk)
+        assert len(taken) == min(20, 8 + ended), len(layout)
+        assert not int(dut.busy.value)
+        dut.ended.value = 1
+        await RisingEdge(dut.clk)
+        dut.ended.value = 0
+    assert sorted(taken) == list(range(20))
+
+
 def run(testcase: str, name: str = "command_shares", kind: type = CommandShares) -> None:
     simulate(kind(config=CONFIG), name=name, module=__name__, testcase=testcase)
 
 
-def test_row_shares():
-    run("rows_share", "row_shares", RowShares)
+WIDE = replace(CONFIG, ports=32, lines=512, operations=1024)
 
 
-@pytest.mark.parametrize("testcase", ["shares_out", "hangs", "alone"])
+def run_rows(
+    testcase: str, name: str = "row_shares", kind: type[Turnstile] = Turnstile,
+    config: Config = CONFIG,
+) -> None:
+    """As `hdl.stripe.admission.Admission` has it."""
+    component = kind(
+        config=config,
+        count=config.rows,
+        total=config.shared_lines,
+        least=config.ports,
+        most=config.rows * config.ports,
+    )
+    simulate(component, name=name, module=__name__, testcase=testcase)
+
+
+@pytest.mark.parametrize("testcase", ["rows_share", "ends_between", "changes_its_mind"])
+def test_row_shares(testcase):
+    run_rows(testcase)
+
+
+def test_counts_are_wide_enough():
+    run_rows("counts_much", "row_shares_wide", config=WIDE)
+
+
+def test_mending():
+    simulate(
+        Mending(config=CONFIG, inputs=2), name="mending", module=__name__, testcase="mends_some"
+    )
+
+
+@pytest.mark.parametrize("testcase", ["shares_out", "hangs", "volume_goes", "alone"])
 def test_command_shares(testcase):
     run(testcase)
 
@@ -358,7 +533,7 @@ def forgets(inner):
 
 FAULTS = {
     "greedy": ("shares_out", Shares, "elaborate", greedy(Shares.elaborate)),
-    "forgets": ("shares_out", CommandShares, "elaborate", forgets(CommandShares.elaborate)),
+    "forgets": ("shares_out", Turnstile, "elaborate", forgets(Turnstile.elaborate)),
 }
 
 
@@ -370,9 +545,65 @@ def test_faults_are_caught(fault, monkeypatch):
         run(testcase, name=f"command_shares_{fault}")
 
 
+class PopsAnother(Turnstile):
+    """A planted bug: the link of a queue's head is that of the queue which was looked at before."""
+
+    def _after_count(self) -> str:
+        return "JUDGE"
+
+
+class CountsLines(Turnstile):
+    """A planted bug: counters are as wide as there are lines."""
+
+    def __init__(self, *, config: Config, count: int, total: int, least: int, most: int):
+        super().__init__(config=config, count=count, total=total, least=least, most=config.lines)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "testcase", "config"),
+    [(PopsAnother, "ends_between", CONFIG), (CountsLines, "counts_much", WIDE)],
+)
+def test_faults_of_queues_are_caught(mutant, testcase, config):
+    with pytest.raises(SimulationError):
+        run_rows(testcase, mutant.__name__, mutant, config)
+
+
 def test_sizes():
-    """What is shared leaves room for walks and for lines of rows; small controllers have none."""
-    assert CONFIG.shared_blocks == TOTAL
-    assert replace(CONFIG, rows=32).shared_blocks == 0
-    with pytest.raises(ValueError, match=r"least must be 1\.\.4, not 5"):
-        Shares(config=CONFIG, total=4, least=5, most=9)
+    """What is granted is there: for commands, rows, walks and flushes, however many arrays."""
+    assert CONFIG.shared_blocks == TOTAL and CONFIG.shared_lines == LINES
+    assert replace(CONFIG, array_shares=False, rows=4).shared_blocks == 0
+    configs = {**SIZES, "board": board(), "wide board": board(24), "widest board": board(32)}
+    shared = {name: config for name, config in configs.items() if config.array_shares}
+    assert {"usual", "board", "wide board"} <= set(shared)
+    for name, config in shared.items():
+        blocks, lines = config.shared_blocks, config.shared_lines
+        flush = -(-config.ports // 4)
+        assert config.arrays * max(config.command_blocks, flush) <= blocks, name
+        assert config.arrays * config.ports <= lines, name
+        walks = config.walk_window + 16
+        assert blocks + walks <= min(config.rows, config.commands), name
+        assert blocks + lines + config.line_reserve <= config.lines, name
+        assert 4 * blocks + lines + config.ports <= config.operations, name
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"rows": 32}, "8 blocks on their way for each of 4 arrays, 32: rows are enough for 14"),
+        ({"commands": 32}, "32: commands are enough for 14"),
+        ({"operations": 128}, "32: operations are enough for 2"),
+        ({"arrays": 8}, "8 arrays, 64: rows are enough for 46"),
+        (
+            {"lines": 64, "ports": 8},
+            "8 lines of rows for each of 4 arrays, 32: 64 lines leave 12",
+        ),
+    ],
+)
+def test_sizes_that_are_too_small(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        replace(CONFIG, **sizes)
+
+
+def test_arguments():
+    with pytest.raises(ValueError, match=r"least must be 1\.\.2, not 3"):
+        Shares(config=CONFIG, total=11, least=3, most=9)

@@ -39,6 +39,12 @@ LINE_WRITERS = 5
 MENDS = 4
 """Rows with an unreadable block that each of those who find one remembers."""
 
+MENDED = 8
+"""Such rows that are being mended at once."""
+
+LEAVING = 8
+"""Walks that have ended and whose row slots are not free yet: one or two, and some to spare."""
+
 OPERATIONS_PER_BLOCK = 4
 """Drive operations that a block of a host command counts for, as to what an array may have."""
 
@@ -142,8 +148,8 @@ class Config:
         A command that is aborted and takes longer to end has its port reset.
     array_shares
         Each array has a share of what all of them use, so that one whose drives hang does not make
-        the others wait (`hdl.array.shares`); in controllers that are too small for it there are
-        none. Else, which is the default, an array may have everything.
+        the others wait (`hdl.array.shares`). It takes a controller that has enough for ``arrays``
+        reserves. Else, which is the default, an array may have everything.
     early_rows
         Rows of host reads whose lost block is worked out piece by piece while the others land, a
         power of two up to 16 and ``rows``; 0: each waits for whole blocks, and the logic is left
@@ -271,6 +277,25 @@ class Config:
                 raise ValueError(f"{name} must be a power of two in {least}..{most}, not {value}")
         if self.banks > self.beats:
             raise ValueError(f"banks must be at most the {self.beats} beats of a line")
+        if self.array_shares:
+            self._check_shares()
+
+    def _check_shares(self) -> None:
+        """Whether there is enough for the reserves of all arrays."""
+        found = self.blocks_found()
+        scarcest = min(found, key=lambda size: found[size])
+        blocks, lines = self.arrays * self.command_cost, self.arrays * self.ports
+        if found[scarcest] < blocks:
+            raise ValueError(
+                f"array_shares needs {self.command_cost} blocks on their way for each of"
+                f" {self.arrays} arrays, {blocks}: {scarcest} are enough for"
+                f" {max(found[scarcest], 0)}"
+            )
+        if self.shared_lines < lines:
+            raise ValueError(
+                f"array_shares needs {self.ports} lines of rows for each of {self.arrays} arrays,"
+                f" {lines}: {self.lines} lines leave {max(self.shared_lines, 0)}"
+            )
 
     @property
     def straddles(self) -> bool:
@@ -394,22 +419,34 @@ class Config:
         return min(2 * self.ports + LINE_USERS, self.lines * 3 // 4)
 
     @property
-    def shared_blocks(self) -> int:
-        """Blocks of host commands on their way at once, while there are several arrays.
+    def command_cost(self) -> int:
+        """What a host command counts for at most as to what an array may have, in blocks.
 
-        As many as find a line, a row slot, a place to be parked and, with `OPERATIONS_PER_BLOCK`
-        each, drive operations, whatever else is on its way: walks have row slots as well, and rows
-        have as many operations as lines. 0: too few for two arrays; then arrays have no shares.
+        A FLUSH counts for its drive operations, in blocks of `OPERATIONS_PER_BLOCK`.
         """
-        walks = self.walk_window + 4 * MENDS if self.background else 0
-        blocks = min(
-            self.rows - walks,
-            self.commands - walks,
-            self.lines // 2,
-            (self.operations - self.lines // 2) // OPERATIONS_PER_BLOCK,
-        )
-        enough = blocks >= 3 * self.command_blocks and self.shared_lines >= 3 * self.ports
-        return blocks if self.array_shares and enough else 0
+        return max(self.command_blocks, -(-self.ports // OPERATIONS_PER_BLOCK))
+
+    def blocks_found(self) -> dict[str, int]:
+        """For how many blocks of host commands each of these is enough, whatever else there is.
+
+        A block needs a row slot, a place to be parked, a line, and `OPERATIONS_PER_BLOCK` drive
+        operations. Walks need row slots and places as well. Rows have no more operations beyond
+        those of their blocks than `shared_lines`, and a drive has one of the controller's flushes.
+        """
+        walks = self.walk_window + MENDED + LEAVING if self.background else 0
+        operations = self.operations - self.shared_lines - self.ports
+        return {
+            "rows": self.rows - walks,
+            "commands": self.commands - walks,
+            "lines": self.lines // 2,
+            "operations": operations // OPERATIONS_PER_BLOCK,
+        }
+
+    @property
+    def shared_blocks(self) -> int:
+        """Blocks of host commands on their way at once, while there are several arrays; 0 without
+        ``array_shares``."""
+        return min(self.blocks_found().values()) if self.array_shares else 0
 
     @property
     def shared_lines(self) -> int:
@@ -420,7 +457,7 @@ class Config:
 
 def board(ports: int = 8) -> Config:
     """The configuration that is simulated and characterised: 256 bits, 4 MiB on chip."""
-    return Config(ports=ports, slow_read_ms=1000, intent_chunks=1024)
+    return Config(ports=ports, slow_read_ms=1000, intent_chunks=1024, array_shares=True)
 
 
 def small() -> Config:

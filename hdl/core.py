@@ -10,7 +10,7 @@ from hdl.array.references import References
 from hdl.array.tables import ArrayTables
 from hdl.array.tracker import Tracker
 from hdl.background.background import Background
-from hdl.background.interface import walk
+from hdl.background.interface import MEND_TAG, walk
 from hdl.config import LINE_USERS, LINE_WRITERS, TIME_BITS, Config
 from hdl.drive.drives import Drives
 from hdl.drive.flusher import FlushAll, Flusher
@@ -42,6 +42,7 @@ from hdl.stripe.delivery_queue import DeliveryQueue
 from hdl.stripe.dispatch import Dispatch
 from hdl.stripe.gather import Gather
 from hdl.stripe.interface import committed
+from hdl.stripe.mends import Mending
 from hdl.stripe.sequencer import Sequencer
 
 
@@ -96,9 +97,9 @@ class Core(wiring.Component):
         m.submodules.front_end = front_end = NvmeFrontEnd(config=config)
         m.submodules.tables = tables = ArrayTables(
             config=config,
-            geometry_readers=5 + 2 * config.background + (config.shared_blocks > 0),
+            geometry_readers=5 + 2 * config.background,
             member_readers=3 + config.background,
-            volume_readers=3 + config.compare_and_deallocate + (config.shared_blocks > 0),
+            volume_readers=3 + config.compare_and_deallocate + config.array_shares,
         )
         m.submodules.references = references = References(config=config)
         m.submodules.tracker = tracker = Tracker(config=config)
@@ -146,7 +147,7 @@ class Core(wiring.Component):
 
         # Commands down: host, tracker, mapper, dispatch, then drives or rows.
         connect(m, front_end.command, tracker.host_command)
-        if config.shared_blocks:
+        if config.array_shares:
             m.submodules.shares = shares = CommandShares(config=config)
             blocks.append(shares)
             connect(m, tracker.command, shares.command)
@@ -167,12 +168,14 @@ class Core(wiring.Component):
         connect(m, sequencer.step, parity.step)
         connect(m, parity.done, sequencer.pass_done)
         if config.background:
-            # The last of them for the row walker, the others for blocks that could not be read.
-            m.submodules.walks = walks = Merge(walk(config), inputs=3)
+            # Of blocks that could not be read, and of the row walker.
+            m.submodules.mending = mending = Mending(config=config, inputs=2)
+            connect(m, dispatch.mend, mending.inputs[0])
+            connect(m, sequencer.mend, mending.inputs[1])
+            m.submodules.walks = walks = Merge(walk(config), inputs=2)
             connect(m, walks.output, gather.walk)
-            connect(m, dispatch.mend, walks.inputs[0])
-            connect(m, sequencer.mend, walks.inputs[1])
-            blocks.append(walks)
+            connect(m, mending.walk, walks.inputs[0])
+            blocks += [mending, walks]
         m.submodules.operations = operations = Merge(operation(config), inputs=3)
         connect(m, sequencer.operation, operations.inputs[0])
         connect(m, dispatch.operation, operations.inputs[1])
@@ -278,8 +281,6 @@ class Core(wiring.Component):
             blocks.append(background)
             geometries += list(background.geometry_read)
             positions.append(background.member_read)
-        if config.shared_blocks:
-            geometries.append(shares.geometry_read)
         for user, port in zip(geometries, tables.geometry_read, strict=True):
             connect(m, user, port)
         for user, port in zip(positions, tables.member_read, strict=True):
@@ -287,7 +288,7 @@ class Core(wiring.Component):
         volumes = [front_end.volume_read, mapper.volume_read, references.volume_read]
         if config.compare_and_deallocate:
             volumes.append(front_end.size_read)
-        if config.shared_blocks:
+        if config.array_shares:
             volumes.append(shares.volume_read)
         for user, port in zip(volumes, tables.volume_read, strict=True):
             connect(m, user, port)
@@ -325,8 +326,12 @@ class Core(wiring.Component):
         ]
         if config.background:
             self._connect_background(m, background, tables, front_end, tracker, dispatch)
-            connect(m, background.walk, walks.inputs[2])
+            connect(m, background.walk, walks.inputs[1])
             connect(m, sequencer.walked, background.walked)
+            walked = sequencer.walked
+            m.d.comb += mending.ended.eq(
+                walked.valid & walked.ready & (walked.payload.tag == MEND_TAG)
+            )
             if config.intent_chunks:
                 self._connect_intent(m, background, tracker, dispatch, gather, sequencer)
             m.d.comb += background.now.eq(self.now)

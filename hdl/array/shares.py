@@ -15,8 +15,9 @@ class Shares(wiring.Component):
     With n arrays of ``total`` n * ``least`` is kept: an array always may have ``least``. The rest
     is anybody's, but one array may have no more than half of it. So while one array gives nothing
     back, each other one can have what it could have without it, up to half of the rest, if it is
-    alone with it. An array that has nothing may have any amount once, and a single array as much as
-    it likes; what it has then is counted, and it gets nothing more until it fits.
+    alone with it. What is granted never adds up to more than ``total``, but for what arrays had
+    before there was another one: a single array may have as much as it likes. What it has then is
+    counted, and it gets nothing more until it fits.
 
     Parameters
     ----------
@@ -25,7 +26,7 @@ class Shares(wiring.Component):
     total
         How much there is while there are several arrays.
     least
-        What each of them can always have.
+        What each of them can always have; for all that there can be no more than ``total``.
     most
         More than that nobody ever has.
 
@@ -36,8 +37,8 @@ class Shares(wiring.Component):
     alone
         There are not several.
     array, amount
-        Whose, and how much. ``array`` must have held for a cycle before ``fits``, ``take`` or
-        ``give``, and must not be looked at in the cycle after a strobe.
+        Whose, and how much, ``least`` at most. ``array`` must have held for a cycle before
+        ``fits``, ``take`` or ``give``, and must not be looked at in the cycle after a strobe.
     fits
         It may have so much more.
     take, give
@@ -47,11 +48,12 @@ class Shares(wiring.Component):
     """
 
     def __init__(self, *, config: Config, total: int, least: int, most: int):
-        if not 0 < least <= total:
-            raise ValueError(f"least must be 1..{total}, not {least}")
+        if not 0 < least <= total // config.arrays:
+            raise ValueError(f"least must be 1..{total // config.arrays}, not {least}")
         self._config = config
         self._total = total
         self._least = least
+        self._most = most
         self._bits = bits_for_count(most + 1)
         super().__init__(
             {
@@ -72,14 +74,9 @@ class Shares(wiring.Component):
         m.submodules.counts = counts = Memory(shape=self._bits, depth=config.arrays, init=[])
         read, write = counts.read_port(), counts.write_port()
         number = Signal(range(config.arrays + 1))
-        kept = Signal(range(config.arrays * least + 1))
         rest = Signal(range(total + 1))
         shared = Signal(self._bits + config.array_bits)
-        m.d.sync += [
-            number.eq(ones(self.exists)),
-            kept.eq(number * least),
-            rest.eq(Mux(kept < total, total - kept, 0)),
-        ]
+        m.d.sync += [number.eq(ones(self.exists)), rest.eq(total - number * least)]
 
         def beyond(count):
             """What of so much is not of the array's reserve."""
@@ -100,13 +97,13 @@ class Shares(wiring.Component):
             self.alone.eq(number <= 1),
             self.fits.eq(
                 self.alone
-                | (count == 0)
                 | (grown == 0)
                 | ((grown <= rest[1:]) & (shared + grown <= rest + present))
             ),
         ]
         m.d.sync += [
             Assert(~self.give | (count >= self.amount), "an array gives back more than it has"),
+            Assert(~self.take | (more <= self._most), "an array has more than it ever can"),
             Assert(~(self.give & self.take), "one thing at a time"),
         ]
         with m.If(~self.ready):

@@ -1,6 +1,6 @@
 """Who owns which line: free lines are offered to their users and come back from them."""
 
-from amaranth.hdl import Cat, Module, Signal
+from amaranth.hdl import Assert, Cat, Format, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -8,6 +8,7 @@ from hdl.config import Config, bits_for_count
 from hdl.memory.free_list import FreeList
 from hdl.memory.interface import line_stream
 from hdl.memory.round_robin import RoundRobin
+from hdl.simulation import SIMULATION
 from hdl.streams import Skid
 
 
@@ -36,7 +37,7 @@ class LineAllocator(wiring.Component):
         Lines, one a cycle over all users; one user alone gets one every second cycle.
     free
         Lines given back, one a cycle over all streams, round robin. Giving back a line that is
-        free is an error of the user.
+        free is an error of the user, which is asserted in simulation.
     available
         Lines that are not in use, offered ones included, as of the cycle before.
     busy
@@ -102,6 +103,13 @@ class LineAllocator(wiring.Component):
             with m.If(collect.chosen[index]):
                 m.d.comb += pool.give.payload.eq(skid.output.payload)
             skids.append(skid)
+
+        if platform == SIMULATION:
+            for port in self.allocate:
+                m.d.sync += Assert(
+                    ~(pool.give.valid & port.valid & (port.payload == pool.give.payload)),
+                    Format("line {:d} comes back before it was taken\n", port.payload),
+                )
 
         in_use = Signal(range(lines + 1))
         taken = Signal(bits_for_count(self._users + 1))

@@ -1,18 +1,21 @@
 """Free numbers 0..count-1: each is handed out, and comes back, once."""
 
-from amaranth.hdl import Module, Mux, Signal
+from amaranth.hdl import Assert, Format, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
+from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import bits_for_count
+from hdl.simulation import SIMULATION
 
 
 class FreeList(wiring.Component):
     """Hands out the numbers 0..``count`` - 1, first from a counter, then those that came back.
 
     Starting from a counter means that the memory needs no initial contents, so a reset returns
-    every number at once.
+    every number at once. In simulation it is asserted that what comes back was handed out, and that
+    nothing is handed out twice.
 
     Parameters
     ----------
@@ -73,4 +76,30 @@ class FreeList(wiring.Component):
         ]
         with m.If(self.take.ready & counting):
             m.d.sync += fresh.eq(fresh + 1)
+        if platform == SIMULATION:
+            self._watch(m, fresh, counting)
         return m
+
+    def _watch(self, m: Module, fresh: Signal, counting: Signal) -> None:
+        """Notes which numbers are out. What is noted outlasts a reset, but nothing is asked of it
+        before the number has been counted off once more."""
+        m.submodules.out = out = Memory(shape=1, depth=self._count, init=[])
+        takes = self.take.valid & self.take.ready
+        for port, strobe, value in ((self.take, takes, 1), (self.give, self.give.valid, 0)):
+            write, read = out.write_port(), out.read_port(domain="comb")
+            m.d.comb += [
+                write.addr.eq(port.payload),
+                write.data.eq(value),
+                write.en.eq(strobe),
+                read.addr.eq(port.payload),
+            ]
+            if value:
+                m.d.sync += Assert(
+                    ~strobe | counting | ~read.data,
+                    Format("{:d} is handed out to a second owner\n", port.payload),
+                )
+            else:
+                m.d.sync += Assert(
+                    ~strobe | (read.data & (port.payload < fresh)),
+                    Format("{:d} comes back, and nobody had it\n", port.payload),
+                )

@@ -1,14 +1,15 @@
 """Admission of launched rows: where the roles lie, which drives are left, what to do, lines."""
 
-from amaranth.hdl import Assert, Cat, Const, Module, Mux, Signal
+from amaranth.hdl import Assert, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.array.interface import TableRead, copy_read, geometry_read, member_read
+from hdl.array.turnstile import Turnstile
 from hdl.background.interface import WalkKind, intention, walk
-from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config
+from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, OPERATIONS_PER_BLOCK, Config
 from hdl.memory.interface import line_stream
 from hdl.stripe.interface import PlanKind, RowKind, row_state
 from hdl.stripe.mends import Mends
@@ -25,7 +26,6 @@ from hdl.stripe.program import (
 from hdl.stripe.program import targets as target_count
 from hdl.stripe.progress import unread
 from hdl.stripe.row_members import RowMembers
-from hdl.stripe.row_shares import RowShares
 from hdl.stripe.walk_plan import WalkPlan
 
 SELDOM_WRITE = (WalkKind.REBUILD, WalkKind.CHECK, WalkKind.PATROL)
@@ -39,10 +39,14 @@ class Admission(wiring.Component):
     each other; the sequencer behind it never waits for a line. ``launch`` and ``again`` queue as
     many row slots as there are, so neither is ever refused for long.
 
-    With ``Config.shared_blocks``: while there are several arrays (``exists``) a row takes its lines
-    when they are within its array's share; else it waits in a queue of its array and is planned
-    anew (`hdl.stripe.row_shares`), and those of other arrays go on. So no row waits for lines that
-    the rows of another array's drives have. ``ended``, ``ended_slot``: a row has ended.
+    With ``Config.array_shares``: while there are several arrays (``exists``) a row takes its lines
+    when they are within its array's share (`hdl.array.turnstile`); else it waits in a queue of its
+    array and is planned anew, and those of other arrays go on. So no row waits for lines that the
+    rows of another array's drives have. What is counted is the lines, or as many as the row sends
+    operations for which nothing else counts: those of a walk or of what is made unreadable, and
+    those of a mirrored block beyond `OPERATIONS_PER_BLOCK`. It counts until ``ended``,
+    ``ended_slot``: a row has ended, or is planned again, so that operations of its last phase are
+    counted although lines may be free by then.
 
     ``launch``: row slots to begin. ``again``: row slots whose reads failed; ``bad`` is then read
     for the roles that could not be read. ``ready``: row slots whose program may be run.
@@ -89,7 +93,7 @@ class Admission(wiring.Component):
             }
         if config.intent_chunks:
             health["begun"] = Out(stream.Signature(intention(config)))
-        if config.shared_blocks:
+        if config.array_shares:
             health |= {"exists": In(config.arrays), "ended": In(1), "ended_slot": In(slot)}
         super().__init__(
             {
@@ -109,6 +113,14 @@ class Admission(wiring.Component):
                 "busy": Out(1),
             }
         )
+
+    def _counted(self, lines: Value, operations: Value) -> Value:
+        """What a row counts for: ``operations`` are those that nothing else counts."""
+        return Mux(operations > lines, operations, lines)
+
+    def _is_news(self, waited: Signal) -> Value:
+        """Whether unreadable blocks are told: not again of a row that has ``waited`` meanwhile."""
+        return ~waited
 
     def elaborate(self, platform) -> Module:
         config = self._config
@@ -286,39 +298,50 @@ class Admission(wiring.Component):
 
         share, waits_for_share, planned = None, Const(0), "PUBLISH"
         waited = Signal()
-        if config.shared_blocks:
-            planned = "SHARE"
-            m.submodules.share = share = RowShares(config=config)
+        if config.array_shares:
+            planned = "WEIGH"
+            m.submodules.share = share = Turnstile(
+                config=config,
+                count=config.rows,
+                total=config.shared_lines,
+                least=config.ports,
+                most=config.rows * config.ports,
+            )
+            m.submodules.refusals = refusals = Memory(shape=1, depth=config.rows, init=[])
+            refused_read, refused_write = refusals.read_port(), refusals.write_port()
             given_back = self.again.valid & self.again.ready
+            uncounted, sends = Signal(), Signal(range(target_count(config) + 1))
+            held = Signal(range(config.ports + 1))
             m.d.comb += [
+                uncounted.eq(walks | todo.salvage if config.background else 0),
                 share.exists.eq(self.exists),
                 # The sequencer does one of them at a time.
                 share.ended.eq(self.ended | given_back),
-                share.ended_slot.eq(Mux(given_back, self.again.payload, self.ended_slot)),
-                share.slot.eq(slot),
+                share.ended_number.eq(Mux(given_back, self.again.payload, self.ended_slot)),
+                share.number.eq(slot),
                 share.array.eq(row.array),
-                share.lines.eq(ones(pending)),
-                share.retried.eq(retried),
+                refused_read.addr.eq(share.woken.payload),
+                refused_write.addr.eq(slot),
+                refused_write.data.eq(retried),
+                refused_write.en.eq(share.refused),
             ]
+            m.d.sync += [held.eq(ones(pending)), sends.eq(ones(program_write.data.write))]
+            beyond = Mux(sends > OPERATIONS_PER_BLOCK, sends - OPERATIONS_PER_BLOCK, 0)
+            others = Mux(uncounted, sends, Mux(mirrored, beyond, 0))
+            m.d.comb += share.amount.eq(self._counted(held, others))
             waits_for_share = share.calls
 
         with m.FSM(name="admit") as fsm:
             with m.State("TAKE"):
                 m.d.sync += [retried.eq(retries.r_rdy), waited.eq(0)]
-                if share is not None:
-                    m.d.comb += share.woken.ready.eq(1)
-                first_of = m.If
-                if share is not None:
-                    first_of = m.Elif
-                    with m.If(waits_for_share):
+                with m.If(waits_for_share):
+                    if share is not None:
+                        m.d.comb += share.woken.ready.eq(1)
+                        m.d.sync += slot.eq(share.woken.payload)
                         with m.If(share.woken.valid):
-                            m.d.sync += [
-                                waited.eq(1),
-                                slot.eq(share.woken.payload.slot),
-                                retried.eq(share.woken.payload.retried),
-                            ]
+                            m.d.sync += [waited.eq(1), retried.eq(refused_read.data)]
                             m.next = "READ-ROW"
-                with first_of(retries.r_rdy):
+                with m.Elif(retries.r_rdy):
                     m.d.comb += retries.r_en.eq(1)
                     m.d.sync += slot.eq(retries.r_data)
                     m.next = "READ-ROW"
@@ -356,6 +379,8 @@ class Admission(wiring.Component):
                     todo.bad.eq(Mux(retried, self.unread_read.data.bad, 0)),
                     todo.possible.eq(1),
                 ]
+                if config.array_shares:
+                    m.d.sync += todo.array.eq(row.array)
                 if config.slow_read_ms:
                     m.d.sync += slow.eq(Mux(retried, self.unread_read.data.slow, 0))
                     m.d.sync += patient.eq(0)
@@ -417,9 +442,8 @@ class Admission(wiring.Component):
                         follow_walk_plan()
                     if config.background:
                         solvable = plan.kind != PlanKind.IMPOSSIBLE
-                        # Once, however often the row is planned while it waits for its share.
                         m.d.comb += mends.note.eq(
-                            reads & solvable & unreadable.any() & ~waited
+                            reads & solvable & unreadable.any() & self._is_news(waited)
                         )
                     if config.gather_reads or config.slow_read_ms:
                         none_lost = gathered & (in_reach == row.joined[: config.ports])
@@ -464,10 +488,12 @@ class Admission(wiring.Component):
                         m.d.sync += todo.write.eq(
                             (row.joined & ~todo.dead & data_mask) | (written << data)
                         )
-                    m.next = "ALLOCATE" if share is None else "SHARE"
+                    m.next = "ALLOCATE" if share is None else planned
                 with m.Else():
                     m.next = planned
             if share is not None:
+                with m.State("WEIGH"):
+                    m.next = "SHARE"
                 with m.State("SHARE"):
                     m.d.comb += share.ask.eq(1)
                     with m.If(share.granted):

@@ -1,6 +1,6 @@
 """Works out lost blocks piece by piece while the blocks that they follow from are landing."""
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
@@ -10,7 +10,7 @@ from hdl.config import PIECES, Config, bits_for_count
 from hdl.drive.interface import early_seat, piece
 from hdl.parity.interface import StepKind, pass_done, step
 from hdl.stripe.piece_count import PieceCount
-from hdl.stripe.program import lowest_bit
+from hdl.stripe.program import lowest_bit, ones
 
 
 class Early(wiring.Component):
@@ -34,6 +34,9 @@ class Early(wiring.Component):
     -----
     free, seat
         There is a seat, and which is the next.
+    array, several
+        With ``array_shares``: whose row wants a seat, and whether there are several arrays. Then
+        half of the seats are all that one of them may have, as drives that hang keep them.
     claim, slot, reads
         A strobe: row slot ``slot`` takes the seat; it reads as many blocks as ``reads`` has bits.
     record, recorded, record_seat
@@ -58,8 +61,10 @@ class Early(wiring.Component):
 
     def __init__(self, *, config: Config):
         self._config = config
+        shares = {"array": In(config.array_bits), "several": In(1)} if config.array_shares else {}
         super().__init__(
             {
+                **shares,
                 "free": Out(1),
                 "seat": Out(early_seat(config)),
                 "claim": In(1),
@@ -79,6 +84,20 @@ class Early(wiring.Component):
                 "busy": Out(1),
             }
         )
+
+    def _has_its_share(self, m: Module, taken: Signal) -> Value:
+        """Whether the array has as many seats as it may."""
+        config = self._config
+        if not config.array_shares:
+            return Const(0)
+        owners = [Signal(config.array_bits, name=f"owner_{n}") for n in range(len(taken))]
+        for n, owner in enumerate(owners):
+            with m.If(self.claim & (self.seat == n)):
+                m.d.sync += owner.eq(self.array)
+        own = Cat(
+            seat & (owner == self.array) for seat, owner in zip(taken, owners, strict=True)
+        )
+        return self.several & (ones(own) >= max(1, len(taken) // 2))
 
     def elaborate(self, platform) -> Module:
         config = self._config
@@ -100,7 +119,7 @@ class Early(wiring.Component):
         )
         outstanding = [Signal(range(PIECES + 1), name=f"outstanding_{n}") for n in range(seats)]
         m.d.comb += [
-            self.free.eq(~taken.all()),
+            self.free.eq(~taken.all() & ~self._has_its_share(m, taken)),
             self.seat.eq(lowest_bit(m, ~taken, "lowest")),
             count.begin.eq(self.claim),
             count.seat.eq(self.seat),

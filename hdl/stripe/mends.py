@@ -1,12 +1,13 @@
 """Rows in which a host's read came upon a block that its drive cannot read."""
 
-from amaranth.hdl import Module
+from amaranth.hdl import Assert, Module, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.background.interface import MEND_TAG, WalkKind, walk
-from hdl.config import BLOCK_NUMBER_BITS, MENDS, Config
+from hdl.config import BLOCK_NUMBER_BITS, MENDED, MENDS, Config
+from hdl.streams import Merge
 
 
 def row_place(config: Config) -> data.StructLayout:
@@ -59,5 +60,56 @@ class Mends(wiring.Component):
             self.walk.valid.eq(queue.r_rdy),
             queue.r_en.eq(self.walk.ready),
             self.busy.eq((queue.level != 0) & ~queue.r_rdy),
+        ]
+        return m
+
+
+class Mending(wiring.Component):
+    """Lets rows to be mended through, `MENDED` of which are on their way at most: so whatever their
+    drives do, there are row slots for others.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+    inputs
+        Number of `Mends`.
+
+    Ports
+    -----
+    inputs, walk
+        Rows to be mended; ``walk`` is not busy while it waits for another to end.
+    ended
+        A pulse: one of them has been walked.
+    """
+
+    def __init__(self, *, config: Config, inputs: int):
+        self._config = config
+        self._count = inputs
+        super().__init__(
+            {
+                "inputs": In(stream.Signature(walk(config))).array(inputs),
+                "walk": Out(stream.Signature(walk(config))),
+                "ended": In(1),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.merge = merge = Merge(walk(self._config), inputs=self._count)
+        inside = Signal(range(MENDED + 1))
+        has_room = inside != MENDED
+        for ours, theirs in zip(self.inputs, merge.inputs, strict=True):
+            connect(m, flipped(ours), theirs)
+        m.d.comb += [
+            self.walk.payload.eq(merge.output.payload),
+            self.walk.valid.eq(merge.output.valid & has_room),
+            merge.output.ready.eq(self.walk.ready & has_room),
+            self.busy.eq(merge.busy | self.ended),
+        ]
+        m.d.sync += [
+            inside.eq(inside + (self.walk.valid & self.walk.ready) - self.ended),
+            Assert(~self.ended | (inside != 0), "a row that nobody asked for has been mended"),
         ]
         return m

@@ -44,6 +44,7 @@ def program(config: Config) -> data.StructLayout:
     targets, which have a number whether their drive is live or not. ``gathered``: as there; each
     joined role that is in ``aux`` is then for the host, and no other joined one can be had.
     ``elsewhere`` (with ``Config.slow_read_ms``): any one block of ``read`` can be done without.
+    ``array`` (with ``Config.array_shares``): whose it is.
 
     With ``background``: ``synced``: a bit per target that has a drive, which holds all that it
     should of this row. ``salvage``: the row is past repair, so what joined is written, and the
@@ -96,6 +97,7 @@ def program(config: Config) -> data.StructLayout:
         | ({"fills": 1} if config.sector_emulation else {})
         | ({"gathered": 1} if config.gather_reads else {})
         | ({"elsewhere": 1} if config.slow_read_ms else {})
+        | ({"array": config.array_bits} if config.array_shares else {})
     )
 
 

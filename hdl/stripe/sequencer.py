@@ -65,7 +65,7 @@ class Sequencer(wiring.Component):
     ``begun``. While a member is copied (``copy_read``) what it gets is written to another drive as
     well, which is reported on ``fail`` if it does not store it, and nothing else comes of that.
 
-    ``exists``, with ``Config.shared_blocks``, is a bit an array, as for `Admission`.
+    ``exists``, with ``Config.array_shares``, is a bit an array, as for `Admission`.
 
     ``operation`` has owner ROW, index = row slot, place = target number (without mirroring the
     role: data 0.., then P, Q, ..); ``finished`` brings both back. ``finished`` and ``pass_done``
@@ -100,7 +100,7 @@ class Sequencer(wiring.Component):
             }
         if config.intent_chunks:
             background["begun"] = Out(stream.Signature(intention(config)))
-        if config.shared_blocks:
+        if config.array_shares:
             background["exists"] = In(config.arrays)
         super().__init__(
             {
@@ -151,7 +151,7 @@ class Sequencer(wiring.Component):
             m.d.comb += admission.stale.eq(self.stale)
         if config.intent_chunks:
             connect(m, admission.begun, flipped(self.begun))
-        if config.shared_blocks:
+        if config.array_shares:
             ended = self.retired.valid & self.retired.ready
             if config.sector_emulation:
                 ended |= self.filled.valid & self.filled.ready
@@ -285,6 +285,9 @@ class Sequencer(wiring.Component):
                 sent.early.any.eq(now.early.any & ~writing),
                 sent.early.seat.eq(now.early.seat),
             ]
+            if config.array_shares:
+                m.d.comb += early.array.eq(program.array)
+                m.d.sync += early.several.eq((self.exists & (self.exists - 1)).any())
         else:
             connect(m, queues.step, flipped(self.step))
         m.d.comb += queues.send_step.eq(sends_step & ~records)

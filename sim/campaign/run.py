@@ -76,7 +76,9 @@ class Run:
         config, choose = SIZES[self.size], self._choose
         ports = list(range(config.ports))
         choose.shuffle(ports)
-        count = choose.randint(1, MOST_ARRAYS) if "several" in self._features else 1
+        # Without shares an array waits for the drives of others.
+        several = "several" in self._features and config.array_shares
+        count = choose.randint(1, MOST_ARRAYS) if several else 1
         layouts = []
         for number in range(min(count, config.arrays)):
             most = len(ports) - (number == 0 and count > 1) * 2

@@ -1,7 +1,8 @@
 """The controllers that a campaign runs: small, so that they are quick, and short of everything.
 
-One is the usual; each of the others is short of something else, or has something left out. Times
-are milliseconds, as simulated drives take microseconds.
+One is the usual; each of the others is short of something else, or has something left out. Those
+that are too small for shares of several arrays run one. Times are milliseconds, as simulated drives
+take microseconds.
 """
 
 import random
@@ -12,10 +13,10 @@ from hdl.config import Config, small
 USUAL = Config(
     data_width=256,
     ports=8,
-    lines=64,
+    lines=128,
     banks=4,
     commands=64,
-    rows=16,
+    rows=64,
     operations=256,
     drive_tags=8,
     read_tags=32,
@@ -24,12 +25,13 @@ USUAL = Config(
     arrays=4,
     volumes=8,
     parities=3,
-    transfer_blocks=32,
+    transfer_blocks=8,
     walk_window=8,
     command_timeout_ms=3,
     abort_timeout_ms=1,
     slow_read_ms=1,
     intent_chunks=32,
+    array_shares=True,
 )
 
 SIZES = {
@@ -39,12 +41,12 @@ SIZES = {
     ),
     "starved": replace(
         USUAL, lines=32, commands=16, rows=4, operations=32, drive_tags=2, early_rows=2,
-        walk_window=2,
+        walk_window=2, transfer_blocks=32, array_shares=False,
     ),
-    "wide": replace(USUAL, ports=32, lines=128, operations=512),
+    "wide": replace(USUAL, ports=32, lines=512, operations=512),
     "deep": replace(
-        USUAL, lines=256, rows=64, commands=128, drive_tags=32, operations=1024, walk_window=64,
-        intent_chunks=64,
+        USUAL, lines=512, rows=256, commands=256, drive_tags=32, operations=1024, walk_window=64,
+        intent_chunks=64, transfer_blocks=32,
     ),
     "plain": replace(
         USUAL, data_width=128, intent_chunks=0, slow_read_ms=0, early_rows=0, gather_reads=False,
