@@ -165,6 +165,19 @@ async def drives_restart(dut):
     assert array.state == ArrayState.OPTIMAL
     assert not array.members[2].stale and not array.members[2].failed
     assert await flush(bench, volume) == nvme.SUCCESS
+    # Two at once: none can be done without, and rows that were being written may be torn.
+    await bench.load(volume, 10)
+    both = [cocotb.start_soon(bench.drives[port].restart()) for port in (1, 2)]
+    for one in both:
+        await one
+    for _ in range(200):
+        job = await background.job(bench.nvme, 0)
+        if (job.kind, job.state) == (WalkKind.RESYNC, JobState.DONE):
+            break
+        await ClockCycles(dut.clk, 500)
+    assert (job.kind, job.state) == (WalkKind.RESYNC, JobState.DONE), job
+    assert job.in_sync and job.array_state == ArrayState.OPTIMAL
+    assert [await flush(bench, volume) for _ in range(2)] == [nvme.WRITE_FAULT, nvme.SUCCESS]
     await bench.finish(volume)
     await raid.delete_volume(bench.nvme, volume.namespace)
     await raid.delete_array(bench.nvme, volume.array)

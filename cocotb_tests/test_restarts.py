@@ -105,6 +105,101 @@ async def the_last_copy_is_kept(dut):
     assert not host.log
 
 
+def chunks_of(rows: set[int], chunk: int) -> set[int]:
+    """All rows of the chunks that rows lie in."""
+    return {row for row in range(ROWS) if row // chunk in {one // chunk for one in rows}}
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def rows_that_may_be_torn_are_made_right(dut):
+    """Drives of a group begin anew together: what was marked is not in sync until RESYNC has passed
+    it, whatever is flushed meanwhile, and however often they do it."""
+    host = await begin(dut)
+    for level, ports in ((Level.RAID5, (0, 1, 2)), (Level.RAID10, (3, 4, 5, 6))):
+        array = await host.create(level, *ports)
+        await host.flush(array)
+        assert (await host.job(array))["in_sync"]
+        written = {*range(3, 9), *range(17, 20)}
+        await host.write(array, *written)
+        chunk = (await host.job(array))["chunk"]
+        host.log.clear()
+        host.paused = True
+        news = host.news
+        await restart(dut, *ports[:2])
+        await host.until(lambda: bool(host.out), "rows")
+        job = await host.job(array)
+        assert (job["state"], job["kind"]) == (JobState.RUNNING, WalkKind.RESYNC)
+        assert not job["in_sync"] and job["synced"] <= 3 and host.news == news + 1
+        assert host.state(array) == ArrayState.OPTIMAL
+        # A flush is refused, the next one is not; what was marked stays so.
+        dut.blamed.value = 0xFF
+        await ClockCycles(dut.clk, 2)
+        dut.blamed.value = 0
+        await ClockCycles(dut.clk, 2)
+        assert not int(dut.suspect.value)
+        for _ in range(2):
+            await host.flush_now(array)
+            await ClockCycles(dut.clk, 200)
+        # Once more: it begins anew.
+        wanted = chunks_of(written, chunk)
+        host.paused = False
+        await host.until(lambda: len(host.log) > 5, "rows")
+        await restart(dut, *ports[:2])
+        await host.rest()
+        walked = rows_of(host, WalkKind.RESYNC)
+        assert {*walked} == wanted and len(walked) > len(wanted)
+        job = await host.job(array)
+        assert (job["state"], job["kind"]) == (JobState.DONE, WalkKind.RESYNC)
+        assert job["in_sync"]
+        await host.flush(array)
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def torn_rows_and_other_jobs(dut):
+    """A resync that has not ended begins with row 0; a copy goes on; others give way."""
+    host = await begin(dut)
+    # Never in sync so far: all rows, whether they are marked or not.
+    array = await host.create(Level.RAID5, 0, 1, 2, assumed=0)
+    await host.until(lambda: len(host.log) > ROWS // 2, "rows")
+    await restart(dut, 0, 1)
+    await host.until(lambda: not int(dut.busy.value) or not host.out, "rows that have ended")
+    host.log.clear()
+    await host.rest()
+    assert {*rows_of(host, WalkKind.RESYNC)} == {*range(ROWS)}
+    assert (await host.job(array))["in_sync"]
+    dut.blamed.value = 0xFF
+    await ClockCycles(dut.clk, 2)
+    dut.blamed.value = 0
+    await host.flush(array)
+    # While a member is copied.
+    await host.write(array, 9)
+    host.log.clear()
+    await host.good(ManageOpcode.COPY, array=array, position=2, port=6)
+    await host.until(lambda: len(host.log) > 2, "rows")
+    await restart(dut, 0, 1)
+    await host.rest()
+    job = await host.job(array)
+    assert (job["state"], job["kind"]) == (JobState.DONE, WalkKind.RESYNC) and job["in_sync"]
+    assert {*rows_of(host, WalkKind.COPY)} == {*range(ROWS)}
+    assert 9 in rows_of(host, WalkKind.RESYNC)
+    assert int(dut.used.value) == 0b1000011
+    # While it is checked.
+    await host.write(array, 10)
+    host.log.clear()
+    await host.good(ManageOpcode.START_JOB, array=array, kind=WalkKind.CHECK.value)
+    await host.until(lambda: len(host.log) > 2, "rows")
+    await restart(dut, 0, 6)
+    await host.rest()
+    assert 10 in rows_of(host, WalkKind.RESYNC) and (await host.job(array))["in_sync"]
+    # Where there is nothing to be in sync.
+    plain = await host.create(Level.RAID0, 3, 4)
+    host.log.clear()
+    await restart(dut, 3, 4)
+    await host.rest()
+    job = await host.job(plain)
+    assert job["in_sync"] and job["state"] == JobState.NONE and not host.log
+
+
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def a_drive_that_cannot_return_is_replaced(dut):
     """It does not say who it is: a spare takes its place. A drive of no array is nobody's care."""

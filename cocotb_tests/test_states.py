@@ -77,7 +77,7 @@ class Bench:
         self.judged: dict[int, dict] = {}
         self.decided: dict[int, tuple[int, int]] = {}
         self.news = 0
-        for name in ("changed", "failed", "stale", "suspect", "returns"):
+        for name in ("changed", "failed", "stale", "suspect", "kept", "returns"):
             getattr(dut, name).value = 0
         cocotb.start_soon(self._watch())
 
@@ -148,6 +148,9 @@ class Bench:
                 yielded |= suspect & 1 << copy[1]
             where = f"{where} suspect {sorted(doubted)} copy {copy}"
             assert self.decided[array] == (yielded & ~kept, kept), where
+            known = int(self.dut.kept.value)
+            torn = kept & ~known and (layout.parities or layout.copies > 1)
+            assert seen.torn == bool(torn), where
 
 
 @cocotb.test(timeout_time=20, timeout_unit="ms")
@@ -201,6 +204,7 @@ async def keeps_who_is_needed(dut):
         failed, stale, suspect = masks
         if generator.random() < 0.3:
             suspect |= stale
+        dut.kept.value = suspect & generator.getrandbits(MAX_DRIVES)
         await bench.judge(failed, stale & ~failed, suspect)
         yields, keeps = bench.decided[0]
         kept += bool(keeps)

@@ -432,6 +432,7 @@ class Core(wiring.Component):
             background.stale.eq(tables.stale),
             background.changed.eq(tables.changed),
             background.suspect.eq(tables.suspect),
+            background.kept.eq(tables.kept),
             background.undecided.eq(tables.undecided),
             background.returns.eq(tables.returns),
             tables.yields.eq(background.yields),

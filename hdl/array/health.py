@@ -74,7 +74,7 @@ def follow_health(m: Module, ports: Any, *, config: Config, edited: Signal) -> H
     gone = absent | reported | fails | restarted
     if config.background:
         # Where it can be done without, and where not, is judged soon; until then nobody trusts it.
-        kept = Signal(MAX_DRIVES)
+        kept = ports.kept
         gone = absent | reported | fails | (ports.yields & ports.suspect)
         over = ~used | absent | reported | ports.failed | joins | leaves
         m.d.sync += [

@@ -21,6 +21,8 @@ def judgement(config: Config) -> data.StructLayout:
     ``missing``: a member is failed, the first of them at ``position``. ``rebuilding``: one is
     stale. ``halted``: a member is being copied, but one of the two drives is failed.
     ``returns``: the failed member at ``place`` has only restarted; its drive is at ``port``.
+    ``torn``: suspect drives are kept that were not yet, of an array with redundancy: rows that were
+    written since they were flushed may be inconsistent.
     """
     return data.StructLayout(
         {
@@ -34,6 +36,7 @@ def judgement(config: Config) -> data.StructLayout:
             "returns": 1,
             "place": 5,
             "port": config.port_bits,
+            "torn": 1,
         }
     )
 
@@ -55,7 +58,7 @@ class ArrayStates(wiring.Component):
     -----
     changed
         A pulse: judge again.
-    failed, stale, suspect, returns
+    failed, stale, suspect, kept, returns
         Bit a port, as in `hdl.array.tables.ArrayTables`.
     yields, keeps
         Bit a port, a pulse with ``judged``: suspect members without which no group of the array has
@@ -85,6 +88,7 @@ class ArrayStates(wiring.Component):
                 "failed": In(MAX_DRIVES),
                 "stale": In(MAX_DRIVES),
                 "suspect": In(MAX_DRIVES),
+                "kept": In(MAX_DRIVES),
                 "returns": In(MAX_DRIVES),
                 "yields": Out(MAX_DRIVES),
                 "keeps": Out(MAX_DRIVES),
@@ -240,6 +244,7 @@ class ArrayStates(wiring.Component):
             with m.State("JUDGE"):
                 before = Mux(self.valid.bit_select(array, 1), state_bits, ArrayState.OPTIMAL.value)
                 m.d.comb += [
+                    self.judgement.torn.eq((needed & ~self.kept).any() & (tolerance != 0)),
                     self.judged.eq(1),
                     self.yields.eq(Mux(found.valid, suspects & ~needed, 0)),
                     self.keeps.eq(Mux(found.valid, needed, 0)),

@@ -42,12 +42,12 @@ class Background(wiring.Component):
         As in `hdl.background.supervisor.Supervisor`.
     present, used, failed, stale, changed
         Bit a port, and a pulse when tables or drives have changed (`ArrayTables`).
-    suspect, undecided, returns, yields, keeps, given_up
+    suspect, kept, undecided, returns, yields, keeps, given_up
         Of `ArrayTables`: drives that have restarted.
     reserved
         Bit a port: hot spares.
     array_states, news
-        As in `hdl.array.states.ArrayStates`.
+        As in `hdl.array.states.ArrayStates`. It is news, too, that rows may be torn.
     walk, walked
         Rows to work on, and how they ended.
     boundary_read, sync_read, unsynced, assumed
@@ -85,6 +85,7 @@ class Background(wiring.Component):
                 "failed": In(MAX_DRIVES),
                 "stale": In(MAX_DRIVES),
                 "suspect": In(MAX_DRIVES),
+                "kept": In(MAX_DRIVES),
                 "undecided": In(1),
                 "returns": In(MAX_DRIVES),
                 "yields": Out(MAX_DRIVES),
@@ -165,6 +166,7 @@ class Background(wiring.Component):
             states.failed.eq(self.failed),
             states.stale.eq(self.stale),
             states.suspect.eq(self.suspect),
+            states.kept.eq(self.kept),
             states.returns.eq(self.returns),
             self.yields.eq(states.yields),
             self.keeps.eq(states.keeps),
@@ -189,7 +191,7 @@ class Background(wiring.Component):
             supervisor.usable.eq(self.present & ~self.failed & ~self.used),
             self.reserved.eq(supervisor.spares),
             self.array_states.eq(states.states),
-            self.news.eq(states.news),
+            self.news.eq(states.news | supervisor.doubted),
             jobs.handed.eq(supervisor.handed),
             jobs.rebuilding.eq(rebuilding),
             jobs.halted.eq(halted),
@@ -307,12 +309,15 @@ class Background(wiring.Component):
             intent.wipe.eq(done & creates),
             intent.fill.eq(done & ((made.opcode == ManageOpcode.REPLACE) | half_copied)),
             intent.named.eq(Mux(creates, response.payload.index, made.array)),
-            # Nothing is dropped while a drive may have lost what it was thought to have.
+            # Nothing is dropped while a drive may have lost what it was thought to have, and none
+            # of what a RESYNC will follow.
             intent.optimal.eq(
                 Mux(
                     self.undecided,
                     0,
-                    states.valid & ~(states.states[::2] | states.states[1::2]),
+                    states.valid
+                    & ~(states.states[::2] | states.states[1::2])
+                    & ~(supervisor.doubts | jobs.torn),
                 )
             ),
             intent.settled.eq(states.settled),

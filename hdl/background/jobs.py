@@ -43,6 +43,9 @@ class JobOrder(enum.Enum, shape=3):
     """Nothing of the array's stale drives is rebuilt yet."""
     BEGIN = 4
     """The array is new: no job, and no row is in sync, or every one."""
+    DOUBT = 5
+    """Rows of the array that are marked may not be in sync any more. A RESYNC or ZERO that runs
+    begins anew."""
 
 
 class Sync(enum.Enum, shape=2):
@@ -115,8 +118,9 @@ class Jobs(wiring.Component):
     rebuilding, halted, optimal, hopeless, settled
         Bit an array: it has stale drives; its copy cannot go on; it is OPTIMAL, FAILED; whether
         that is up to date.
-    unsynced, assumed
-        Bit an array: `Sync` is NONE, is ASSUMED.
+    unsynced, assumed, torn
+        Bit an array: `Sync` is NONE, is ASSUMED; it is NONE, but rows that are not marked are in
+        sync.
     rebuilt, rebuilt_array, handed
         Held: the stale drives of an array have all their blocks; withdrawn while there is an
         ``order``. ``handed`` pulses when they are no longer stale; ``outcome`` then says whether
@@ -141,6 +145,9 @@ class Jobs(wiring.Component):
     now
         Time in cycles.
 
+    An array that was in sync and is so no more (DOUBT) is ``torn``: a RESYNC follows the marks, as
+    a REBUILD does. Its marks must not be dropped.
+
     Jobs of several arrays take turns of `SLICE_ROWS` rows. A RESYNC that has ended is followed by a
     REBUILD if there are stale drives. One of an array that has FAILED fails, as it would make
     parities unreadable that may yet be of use. A CHECK of every row that finds nothing, with all
@@ -163,6 +170,7 @@ class Jobs(wiring.Component):
                 "hopeless": In(config.arrays),
                 "unsynced": Out(config.arrays),
                 "assumed": Out(config.arrays),
+                "torn": Out(config.arrays),
                 "settled": In(1),
                 "rebuilt": Out(1),
                 "rebuilt_array": Out(config.array_bits),
@@ -227,6 +235,7 @@ class Jobs(wiring.Component):
         syncs_rows = Signal()
         unsynced = self.unsynced.bit_select(array, 1)
         assumed = self.assumed.bit_select(array, 1)
+        torn = self.torn.bit_select(array, 1)
         asked = Signal(BLOCK_NUMBER_BITS)
         resync = current.kind == WalkKind.RESYNC
         past_tolerance = self.hopeless.bit_select(array, 1)
@@ -355,8 +364,18 @@ class Jobs(wiring.Component):
                             current.eq(0),
                             unsynced.eq(order.sync == Sync.NONE),
                             assumed.eq(order.sync == Sync.ASSUMED),
+                            torn.eq(0),
                         ]
                         m.next = "FORGET"
+                    with m.Case(JobOrder.DOUBT):
+                        m.d.comb += [sync_write.data.eq(0), sync_write.en.eq(1)]
+                        # Of an array that was never in sync all rows may be wrong.
+                        m.d.sync += [torn.eq(torn | ~unsynced), unsynced.eq(1)]
+                        with m.If(
+                            (read.data.kind == WalkKind.RESYNC) | (read.data.kind == WalkKind.ZERO)
+                        ):
+                            m.d.sync += [current.row.eq(0), current.whole.eq(1)]
+                        m.next = "DOUBT"
                     with m.Case(JobOrder.REWIND):
                         m.d.comb += [
                             boundary_write.data.eq(0),
@@ -381,6 +400,10 @@ class Jobs(wiring.Component):
                 mark(JobState.NONE)
                 m.next = "STORE"
 
+            with m.State("DOUBT"):
+                m.d.comb += self.order.ready.eq(1)
+                m.next = "STORE"
+
             with m.State("STORE"):
                 m.d.comb += write.en.eq(1)
                 m.next = "REST"
@@ -400,10 +423,11 @@ class Jobs(wiring.Component):
                     self.ask.payload.array.eq(array),
                     self.ask.payload.row.eq(current.row),
                 ]
+                follows = rebuild | (resync & torn)
                 with m.State("FIND"):
-                    m.d.comb += self.ask.valid.eq(rebuild)
+                    m.d.comb += self.ask.valid.eq(follows)
                     m.d.sync += self.slice.payload.end.eq(0)
-                    with m.If(~rebuild):
+                    with m.If(~follows):
                         m.next = "BEGIN"
                     with m.Elif(self.ask.ready):
                         m.next = "FOLLOW"
@@ -466,8 +490,8 @@ class Jobs(wiring.Component):
                     with m.If(self.slice_end.payload.complete):
                         m.d.comb += boundary_write.en.eq(rebuild | copies)
                         with m.If(syncs_rows):
-                            m.d.sync += unsynced.eq(0)
-                            with m.If(current.whole):
+                            m.d.sync += [unsynced.eq(0), torn.eq(0)]
+                            with m.If(current.whole & ~(resync & torn)):
                                 m.d.sync += assumed.eq(0)
 
             # What has become of the drives?

@@ -35,6 +35,10 @@ class Supervisor(wiring.Component):
     REBUILD, ZERO or COPY gives way, but not a RESYNC of one that is not in sync yet. But before
     that, a member whose drive has only restarted is taken back, and brought up to date.
 
+    Where drives have restarted that an array with redundancy cannot do without, its marked rows are
+    not in sync any more, and a RESYNC makes them right: at once, or when a copy of a member has
+    ended. Other jobs give way.
+
     A new array without redundancy has nothing to be in sync. Any other is taken to be so only if
     the host says it is; else it begins with a RESYNC, or with ZERO, or waits for one (``idle``).
 
@@ -62,6 +66,9 @@ class Supervisor(wiring.Component):
         Bit an array: it has stale drives.
     given_up
         Bit a port, a pulse: a drive that has restarted could not be taken back.
+    doubts, doubted
+        Bit an array: rows that are marked may be torn, and `Jobs` does not know yet; a pulse: now
+        it does.
     usable
         Bit a port: there is a drive that is not failed and belongs to no array.
     spares
@@ -95,6 +102,8 @@ class Supervisor(wiring.Component):
                 "copies": In(config.arrays),
                 "resyncs": In(config.arrays),
                 "unsynced": In(config.arrays),
+                "doubts": Out(config.arrays),
+                "doubted": Out(1),
                 "complete": In(1),
                 "rebuilt": In(1),
                 "rebuilt_array": In(config.array_bits),
@@ -155,6 +164,13 @@ class Supervisor(wiring.Component):
             dedicated_write.addr.eq(place),
         ]
 
+        # Arrays of which marked rows may be torn, and those that need a RESYNC for that.
+        due = Signal(config.arrays)
+        startable = Signal(config.arrays)
+        m.d.comb += startable.eq(due & ~self.copies)
+        doubtful = lowest_set(m, self.doubts, "doubtful")
+        startable_array = lowest_set(m, startable, "startable_array")
+
         # A failed member that a spare may replace.
         wanted = Signal()
         want = Signal(judgement(config))
@@ -214,7 +230,9 @@ class Supervisor(wiring.Component):
 
             with m.State("REST"):
                 m.d.comb += [
-                    self.request.ready.eq(~self.rebuilt & ~wanted),
+                    self.request.ready.eq(
+                        ~self.rebuilt & ~wanted & ~self.doubts.any() & ~startable.any()
+                    ),
                     dedicated_read.addr.eq(want.array),
                 ]
                 m.d.sync += [
@@ -237,10 +255,23 @@ class Supervisor(wiring.Component):
                         by_host.eq(0),
                     ]
                     m.next = "ASK"
+                with m.Elif(self.doubts.any()):
+                    m.d.sync += [request.array.eq(doubtful), by_host.eq(0)]
+                    command(JobOrder.DOUBT)
+                with m.Elif(startable.any()):
+                    m.d.sync += [request.array.eq(startable_array), by_host.eq(0)]
+                    m.next = "RESYNC"
                 with m.Elif(wanted):
                     m.next = "CHOOSE"
                 with m.Elif(self.request.valid):
                     m.next = "SETTLE"
+
+            # Rows may be torn. What makes them right already has begun anew.
+            with m.State("RESYNC"):
+                m.d.sync += due.bit_select(array, 1).eq(0)
+                run(WalkKind.RESYNC)
+                with m.If(~exists | zeroes | self.resyncs.bit_select(array, 1)):
+                    m.next = "REST"
 
             # A drive that has restarted, or a hot spare.
             with m.State("CHOOSE"):
@@ -420,6 +451,10 @@ class Supervisor(wiring.Component):
                                 command(JobOrder.BEGIN)
                         with m.Case(ManageOpcode.DELETE_ARRAY):
                             with m.If(done):
+                                m.d.sync += [
+                                    self.doubts.bit_select(array, 1).eq(0),
+                                    due.bit_select(array, 1).eq(0),
+                                ]
                                 command(JobOrder.FORGET)
                         with m.Case(*takes_member):
                             with m.If(done):
@@ -474,7 +509,14 @@ class Supervisor(wiring.Component):
                 m.d.comb += self.order.valid.eq(1)
                 with m.If(self.order.ready):
                     m.next = "RESPOND"
-                    with m.If(order.order == JobOrder.REWIND):
+                    with m.If(order.order == JobOrder.DOUBT):
+                        m.d.comb += self.doubted.eq(1)
+                        m.d.sync += [
+                            self.doubts.bit_select(array, 1).eq(0),
+                            due.bit_select(array, 1).eq(1),
+                        ]
+                        m.next = "REST"
+                    with m.Elif(order.order == JobOrder.REWIND):
                         m.next = "ASK"
                     with m.Elif(
                         (order.order == JobOrder.BEGIN) & (request.zero | ~(plain | jobless))
@@ -489,7 +531,14 @@ class Supervisor(wiring.Component):
                     m.next = "REST"
 
             waits = (
-                (fsm.ongoing("REST") & ~self.request.valid & ~self.rebuilt & ~wanted)
+                (
+                    fsm.ongoing("REST")
+                    & ~self.request.valid
+                    & ~self.rebuilt
+                    & ~wanted
+                    & ~self.doubts.any()
+                    & ~startable.any()
+                )
                 | (fsm.ongoing("SETTLE") & ~self.settled)
                 | (fsm.ongoing("HAND-OVER") & ~self.settled)
                 | (self.order.valid & ~self.order.ready)
@@ -497,4 +546,7 @@ class Supervisor(wiring.Component):
                 | (self.response.valid & ~self.response.ready)
             )
             m.d.comb += self.busy.eq(~waits)
+        # After the states: what is new is not forgotten.
+        with m.If(self.judged & found.valid & found.torn):
+            m.d.sync += self.doubts.bit_select(found.array, 1).eq(1)
         return m

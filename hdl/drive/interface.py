@@ -62,10 +62,6 @@ def owner_bits(config: Config) -> int:
     return max(config.row_slot_bits, config.slot_bits)
 
 
-PIECE_LATENESS = 8
-"""Cycles after the end of an operation within which all its pieces have been told of."""
-
-
 def early_seat(config: Config) -> Shape:
     """Number of a seat of `hdl.stripe.early.Early`."""
     return unsigned(bits_for_count(config.early_rows))
@@ -84,7 +80,7 @@ def early_field(config: Config) -> dict:
 def piece(config: Config) -> data.StructLayout:
     """Piece ``number`` of one of the blocks that the row in seat ``seat`` reads is in its line.
 
-    Told of until `PIECE_LATENESS` cycles after the end of its operation, and not later.
+    Told of until 8 cycles after the end of its operation, and not later.
     """
     return data.StructLayout({"seat": early_seat(config), "number": bits_for_count(PIECES)})
 
