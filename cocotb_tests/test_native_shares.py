@@ -179,7 +179,7 @@ def test_writes_that_hang():
 
 
 LOADS = {
-    "mixed": (MIXED, 1500),
+    "mixed": (MIXED, 1200),
     "large": (Load(workers=24, writes=0.5, longest=32), 600),
     "small": (Load(workers=16, writes=1.0, longest=1), 1500),
 }

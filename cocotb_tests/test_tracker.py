@@ -394,6 +394,37 @@ async def a_slot_begins_twice(dut):
     await ClockCycles(dut.clk, 30)
 
 
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def lets_host_commands_through(dut):
+    """A command of the host is not behind all that is read once more."""
+    config = CONFIGS[os.environ["CONFIG"]]
+    bench = Bench(dut, config, random.Random(1))
+    bench.trouble = 0.0
+    await start(dut)
+    count, most = min(config.commands, 16) - 1, config.transfer_blocks
+    read = {"opcode": HostOpcode.READ, "fua": 0, "volume": 1, "blocks": most - 1}
+    for slot in range(count):
+        bench.send("host_command", slot=slot, block=slot * most, **read)
+    await wait_until(dut, lambda: bench.commands.received == count, cycles=1000, what="commands")
+    bench.unsent.clear()
+    bench.commands.paused = True
+    for slot in range(count):
+        for offset in range(most):
+            failed = {"index": slot, "place": offset, "recover": FIRST}
+            bench.send("read_failed", **failed, status=DriveStatus.GONE)
+    events = count * most
+    await wait_until(dut, lambda: bench.drained, cycles=EVENT_CYCLES * events + 20, what="events")
+    before = bench.commands.received
+    bench.send("host_command", slot=count, block=0, **read)
+    bench.commands.paused = False
+    await wait_until(dut, lambda: count in bench.slots, cycles=100, what="the command")
+    assert bench.commands.received - before <= 4, "others went first"
+    while bench.slots:
+        bench.pass_on(8)
+        await RisingEdge(dut.clk)
+    await bench.settled()
+
+
 @pytest.mark.parametrize("config", CONFIGS)
 def test_tracker(config):
     simulate(

@@ -63,7 +63,8 @@ class Tracker(wiring.Component):
     host_command
         From the NVMe front end, in a slot that is not in use.
     command
-        To the mapper; retries go first.
+        To the mapper; retries and host commands take turns, so that an array of which many reads
+        fail at once does not keep others out.
     completion
         One for each host command; its slot may be used again from then on.
     rejected
@@ -232,7 +233,7 @@ class Tracker(wiring.Component):
 
         command_free = ~self.command.valid
         inputs = [
-            (self.host_command, decode_start, command_free & ~retries.r_rdy),
+            (self.host_command, decode_start, command_free),
             (self.rejected, decode_rejected, 1),
             (self.expected, decode_expected, 1),
             (self.flushed, decode_flushed, 1),

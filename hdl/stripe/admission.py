@@ -334,14 +334,16 @@ class Admission(wiring.Component):
         with m.FSM(name="admit") as fsm:
             with m.State("TAKE"):
                 m.d.sync += [retried.eq(retries.r_rdy), waited.eq(0)]
-                with m.If(waits_for_share):
-                    if share is not None:
+                first_of = m.If
+                if share is not None:
+                    first_of = m.Elif
+                    with m.If(share.calls):
                         m.d.comb += share.woken.ready.eq(1)
                         m.d.sync += slot.eq(share.woken.payload)
                         with m.If(share.woken.valid):
                             m.d.sync += [waited.eq(1), retried.eq(refused_read.data)]
                             m.next = "READ-ROW"
-                with m.Elif(retries.r_rdy):
+                with first_of(retries.r_rdy):
                     m.d.comb += retries.r_en.eq(1)
                     m.d.sync += slot.eq(retries.r_data)
                     m.next = "READ-ROW"
