@@ -67,7 +67,7 @@ class WalkResult(enum.Enum, shape=3):
     LOST = 3
     """Blocks are lost: no drive has them and the level cannot work them out."""
     FAILED = 4
-    """A drive refused to be written; it was reported as failed."""
+    """A drive refused to be written. It was reported as failed, unless it is still needed."""
 
 
 def walked(config: Config) -> data.StructLayout:

@@ -1,12 +1,12 @@
 """How a row that was walked in the background ended."""
 
-from amaranth.hdl import Module
+from amaranth.hdl import Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.background.interface import WalkResult, walked
 from hdl.config import Config
-from hdl.stripe.program import program
+from hdl.stripe.program import copy_target, program
 from hdl.stripe.progress import progress
 
 
@@ -22,6 +22,7 @@ class Verdict(wiring.Component):
     """
 
     def __init__(self, *, config: Config):
+        self._config = config
         super().__init__(
             {
                 "program": In(program(config)),
@@ -40,8 +41,11 @@ class Verdict(wiring.Component):
         def say(result: WalkResult, roles) -> None:
             m.d.comb += [self.walked.result.eq(result), self.walked.roles.eq(roles)]
 
-        with m.If(done.lost.any()):
-            say(WalkResult.FAILED, done.lost[: len(todo.dead)])
+        # What is copied to does not count, nor what failed meanwhile and is not written.
+        lost = Signal.like(done.lost)
+        m.d.comb += lost.eq(done.lost & todo.write & ~(1 << copy_target(self._config)))
+        with m.If(lost.any() | done.kept):
+            say(WalkResult.FAILED, (lost | done.old)[: len(todo.dead)])
         with m.Elif(~todo.possible | self.abandoned):
             say(WalkResult.LOST, todo.dead | todo.bad)
         with m.Elif(done.found):
