@@ -11,7 +11,7 @@ from cocotb_tests.row_runs import must_catch, run_rows
 from cocotb_tests.sequencer_bench import ARRAYS, ROW_STEP, Row, some_rows
 from cocotb_tests.streams import wait_until
 from cocotb_tests.walk_bench import WalkBench
-from hdl.background.interface import WalkKind
+from hdl.background.interface import WalkKind, WalkResult
 from hdl.drive.interface import Opcode
 from hdl.nvme.interface import Status
 from hdl.stripe.dismissal import Dismissal
@@ -248,6 +248,24 @@ async def refuse_one(bench: WalkBench, row: int, strip: int, place: tuple[int, i
     assert not {place for place in bench.drives.unreadable if place in bench.places_of([row])}
 
 
+async def walk_refused(bench: WalkBench, row: int, strip: int, place: tuple[int, int]) -> None:
+    """A block that can be neither read nor written costs a walk of its row no drive."""
+    bench.drives.refusing = {place}
+    bench.drives.unreadable.add(place)
+    bench.drives.spoils_refused = bench.random.random() < 0.5
+    failed = set(bench.failed)
+    walk = await bench.walk(row, WalkKind.PATROL, strip=strip)
+    result, roles = await bench.end_of(walk)
+    role = bench.role_places(row, strip).index(place)
+    mended = bench.drives.spoils_refused
+    assert result == (WalkResult.MENDED if mended else WalkResult.FAILED)
+    assert roles == {role} and bench.failed == failed and place in bench.drives.unreadable
+    bench.drives.refusing.clear()
+    result, roles = await bench.end_of(await bench.walk(row, WalkKind.PATROL, strip=strip))
+    assert result == WalkResult.MENDED and roles == {role}
+    bench.check_drives()
+
+
 @cocotb.test(timeout_time=8, timeout_unit="ms")
 async def keeps_what_a_rebuild_needs(dut):
     """A row that has been rebuilt does without the block, but those that have not need the drive.
@@ -271,6 +289,7 @@ async def keeps_what_a_rebuild_needs(dut):
         places = bench.role_places(row, strip)
         place = bench.random.choice([one for one in places if one[0] in bench.essential()])
         await refuse_one(bench, row, strip, place)
+        await walk_refused(bench, row, strip, place)
 
 
 @cocotb.test(timeout_time=8, timeout_unit="ms")
@@ -285,7 +304,9 @@ async def keeps_a_neighbour(dut):
             places = bench.role_places(row, strip)
             if not bench.failed.intersection(place[0] for place in places):
                 tried += 1
-                await refuse_one(bench, row, strip, bench.random.choice(places))
+                place = bench.random.choice(places)
+                await refuse_one(bench, row, strip, place)
+                await walk_refused(bench, row, strip, place)
     assert tried
 
 

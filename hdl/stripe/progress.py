@@ -57,7 +57,7 @@ def progress(config: Config) -> data.StructLayout:
     or copies do not agree, ``wrong`` being the roles at fault if they are known; ``suspect``: the
     data role, or copy, that the pass under way looks into; ``half``: of a block that is written to
     two drives one has ended; ``old``: targets that hold what they held before the row was written,
-    for certain; ``kept``: a drive stays that did not store a block which the row does without.
+    for certain; ``blank``: those that stay without a block which the row does without.
     """
     background = {}
     if config.background:
@@ -68,7 +68,7 @@ def progress(config: Config) -> data.StructLayout:
             "suspect": role_bits(config),
             "half": 1,
             "old": targets(config),
-            "kept": 1,
+            "blank": targets(config),
         }
     return data.StructLayout(
         {

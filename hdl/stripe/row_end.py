@@ -150,7 +150,7 @@ def end_states(
                 m.d.comb += spoilt.eq(maybe_new & ~one)
                 mixed = torn & (now.phase != Phase.SPOIL) & (protected | program.mirrored)
                 with m.If(writes & kept.any()):
-                    m.d.sync += now.kept.eq(1)
+                    m.d.sync += now.blank.eq(kept)
                     row.make_unreadable(m, targets=kept, phase=Phase.BLANK)
                 with m.Elif(walks):
                     m.next = "JUDGE-WALK"

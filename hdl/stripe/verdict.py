@@ -35,7 +35,7 @@ class Verdict(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         todo, done = self.program, self.progress
-        mended = todo.bad & ~todo.stale & ~todo.dead
+        mended = (todo.bad & ~todo.stale & ~todo.dead) | done.blank[: len(todo.dead)]
         m.d.comb += self.walked.tag.eq(todo.walk.tag)
 
         def say(result: WalkResult, roles) -> None:
@@ -44,8 +44,8 @@ class Verdict(wiring.Component):
         # What is copied to does not count, nor what failed meanwhile and is not written.
         lost = Signal.like(done.lost)
         m.d.comb += lost.eq(done.lost & todo.write & ~(1 << copy_target(self._config)))
-        with m.If(lost.any() | done.kept):
-            say(WalkResult.FAILED, (lost | done.old)[: len(todo.dead)])
+        with m.If(lost.any()):
+            say(WalkResult.FAILED, lost[: len(todo.dead)])
         with m.Elif(~todo.possible | self.abandoned):
             say(WalkResult.LOST, todo.dead | todo.bad)
         with m.Elif(done.found):
