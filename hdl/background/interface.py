@@ -61,9 +61,8 @@ class WalkResult(enum.Enum, shape=3):
     GOOD = 0
     """As it should be."""
     MENDED = 1
-    """Blocks that could not be read were written anew; the row is as it should be. Or a drive that is
-    still needed refused to be written: then it has been made unreadable there, and nothing is lost.
-    """
+    """Blocks that could not be read were written anew; the row is as it should be. Or a drive that
+    is still needed refused to be written: the block is unreadable there, and nothing is lost."""
     MISMATCH = 2
     """CHECK found parities or copies that disagree. REPAIR or RESYNC: and mended them."""
     LOST = 3
