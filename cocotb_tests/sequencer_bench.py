@@ -40,6 +40,9 @@ ROW_STEP = 8
 PATIENCE = 20_000
 """Cycles within which something must happen."""
 
+JUDGED_IN = 400
+"""Cycles at most until the states of arrays follow a drive that has failed."""
+
 ARRAYS = {
     "raid0": ArrayModel(width=4, ports=(0, 1, 2, 3)),
     "raid1": ArrayModel(width=3, copies=3, ports=(6, 1, 4)),
@@ -105,6 +108,8 @@ class Bench:
         self.places: dict[int, tuple[int, int]] = {}
         self.torn: dict[tuple[int, int], set[bytes]] = {}
         self.failed: set[int] = set()
+        self.stale: set[int] = set()
+        self.unsettled = False
         self.write_faults = 0
         self.read_faults = 0
         self.committed = 0
@@ -115,6 +120,9 @@ class Bench:
         TableServer(dut, "strip_read", self._strip)
         self.launch = StreamSource(dut, "launch", active=active, seed=seed)
         dut.failed.value = 0
+        if config.background:
+            dut.settled.value = 0
+            cocotb.start_soon(self._judge_states())
         cocotb.start_soon(busy_after(dut, "finished"))
         if config.array_shares:
             # One of two arrays.
@@ -180,6 +188,63 @@ class Bench:
         self.failed.add(port)
         self.drives.gone.add(port)
         self.dut.failed.value = sum(1 << one for one in self.failed)
+        if self.config.background:
+            # As `changed` does it, in the cycle in which the drive is failed.
+            self.dut.settled.value = 0
+
+    def revive(self) -> None:
+        """All drives are as new."""
+        self.failed.clear()
+        self.drives.gone.clear()
+        self.dut.failed.value = 0
+
+    async def _judge_states(self) -> None:
+        """What `hdl.array.states.ArrayStates` says, some time after each change."""
+        dut = self.dut
+        judging = random.Random(f"{self.random.random()}/states")
+        seen, left = None, 0
+        while True:
+            await RisingEdge(dut.clk)
+            now = frozenset(self.failed), frozenset(self.stale)
+            if now != seen or self.unsettled:
+                seen, left = now, judging.randint(1, JUDGED_IN)
+                dut.settled.value = 0
+                continue
+            left -= 1
+            if left == 0:
+                dut.essential.value = sum(1 << port for port in self.essential())
+                dut.settled.value = 1
+
+    def groups(self) -> list[list[int]]:
+        """Ports of members that can replace each other."""
+        array = self.array
+        if not array.mirrored:
+            return [
+                [array.port(span * array.width + place) for place in range(array.width)]
+                for span in range(array.spans)
+            ]
+        found, first = [], 0
+        while not found or first:
+            places = [(first + copy) % array.width for copy in range(array.copies)]
+            found.append([array.port(place) for place in places])
+            first = (first + array.copies) % array.width
+        return found
+
+    def essential(self) -> set[int]:
+        """Ports of good members without which some group has lost data."""
+        bad = self.failed | self.stale
+        return {
+            port
+            for group in self.groups()
+            if len(bad.intersection(group)) >= self.tolerated
+            for port in group
+            if port not in bad
+        }
+
+    def lost_groups(self) -> list[list[int]]:
+        """Groups that have lost more than the level tolerates."""
+        groups = self.groups()
+        return [group for group in groups if len(self.failed & {*group}) > self.tolerated]
 
     def _committed(self, event) -> None:
         row, index = self.by_command.pop(event.slot)
@@ -331,24 +396,36 @@ class Bench:
                 self._check_parity_row(row)
                 continue
             for index in contents:
-                copies = self.strip_places(row, index)
-                live = [place for place in copies if place[0] not in self.failed]
-                for place in live:
-                    found = self.drives.blocks.get(place, bytes(BLOCK))
-                    wanted = self.allowed(row, index)
-                    assert found in wanted, f"row {row} strip {index} at {place}: {found!r}"
+                wanted = self.allowed(row, index)
+                found = self._readable_copies(row, index)
+                assert found <= wanted, f"row {row} strip {index}: {found!r}, not of {wanted!r}"
+                assert len(found) <= 1, f"row {row} strip {index}: copies differ"
+
+    def _readable_copies(self, row: int, index: int) -> set[bytes]:
+        """What can be read of a strip."""
+        return {
+            self.drives.blocks.get(place, bytes(BLOCK))
+            for place in self.strip_places(row, index)
+            if place[0] not in self.failed | self.stale_at(row)
+            and place not in self.drives.unreadable
+        }
+
+    def stale_at(self, row: int) -> set[int]:
+        """Ports that are not read there."""
+        return set()
 
     def _check_parity_row(self, row: int) -> None:
         _, shift = self.place(row)
         known, lost, parities = {}, [], {}
+        away = self.failed | self.stale_at(row)
         for index in range(self.array.data):
             (place,) = self.strip_places(row, index)
-            if place[0] in self.failed or place in self.drives.unreadable:
+            if place[0] in away or place in self.drives.unreadable:
                 lost.append(index)
             else:
                 known[index] = self.drives.blocks.get(place, bytes(BLOCK))
         for parity, place in enumerate(self.parity_places(row)):
-            if place[0] not in self.failed and place not in self.drives.unreadable:
+            if place[0] not in away and place not in self.drives.unreadable:
                 parities[parity] = self.drives.blocks.get(place, bytes(BLOCK))
         solved = self.array.solve(known, parities, lost, shift=shift)
         if solved is None:

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 import cocotb
-from cocotb.triggers import RisingEdge
+from cocotb.triggers import Event, RisingEdge
 
 from cocotb_tests.streams import StreamSink, StreamSource, pack, unpack
 from hdl.array.interface import Rotation, geometry, member_address
@@ -287,8 +287,9 @@ class DrivesModel:
     block in ``distrusted`` is an error. Reads of ports in ``slow`` that may be had elsewhere end as
     SLOW, others are counted in ``waited``. The first write to each block in ``stubborn`` gives
     MEDIUM_ERROR, the first to each in ``aborted_once`` ABORTED, and every one to those in
-    ``refusing`` MEDIUM_ERROR; these cannot be made unreadable unless ``spoils_refused``. A write
-    that is aborted may have been stored. With ``intent_chunks`` no row slot may write that is not
+    ``refusing`` MEDIUM_ERROR and to those in ``aborting`` ABORTED; these cannot be made unreadable
+    unless ``spoils_refused``. A write that is aborted may have been stored. An operation at a block
+    in ``held`` waits for the event there. With ``intent_chunks`` no row slot may write that is not
     in ``begun``, which maps those announced to what was said of them, unless ``needs_no_mark`` is
     true of it and the port. ``wants_fua`` says of an operation whether it is to be FUA.
     """
@@ -311,6 +312,8 @@ class DrivesModel:
         self.stubborn: set[tuple[int, int]] = set()
         self.aborted_once: set[tuple[int, int]] = set()
         self.refusing: set[tuple[int, int]] = set()
+        self.aborting: set[tuple[int, int]] = set()
+        self.held: dict[tuple[int, int], Event] = {}
         self.spoils_refused = False
         self.may_fail = lambda port: False
         self.begun: dict[int, tuple[int, int]] = {}
@@ -357,6 +360,8 @@ class DrivesModel:
             assert one.index in self.begun, f"slot {one.index} writes unannounced"
         for _ in range(self._random.randrange(1, self.latency)):
             await RisingEdge(self._clock)
+        if key in self.held:
+            await self.held[key].wait()
         status = DriveStatus.GOOD
         if one.port in self.gone:
             status = DriveStatus.GONE
@@ -366,7 +371,7 @@ class DrivesModel:
             status = DriveStatus.UNREACHED
             if one.opcode == Opcode.WRITE and self._random.random() < 0.5:
                 self.blocks[key] = self.lines.read(one.line)
-        elif self._random.random() < self.aborts or (writes and key in self.aborted_once):
+        elif self._random.random() < self.aborts or (writes and self._is_aborted(one.opcode, key)):
             status = DriveStatus.ABORTED
             self.aborted_once.discard(key)
             if one.opcode == Opcode.WRITE and self._random.random() < 0.5:
@@ -418,6 +423,10 @@ class DrivesModel:
             status=status,
         )
 
+
+    def _is_aborted(self, opcode: Opcode, key: tuple[int, int]) -> bool:
+        spoils = opcode == Opcode.WRITE_UNCORRECTABLE and self.spoils_refused
+        return key in self.aborted_once or (key in self.aborting and not spoils)
 
     async def _land(self, one, block: bytes, *, count: int) -> None:
         """The first ``count`` pieces of an early read, each told of once it is in its line."""

@@ -195,6 +195,39 @@ async def nobody_gets_a_drive_that_is_written(dut):
     await host.rest()
 
 
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def the_last_writes_count(dut):
+    """Rows that began before the end of a copy are refused, or not, by the new member."""
+    host, _ = await begin(dut)
+    array = await host.create(Level.JBOD, 3)
+    new = 5
+    for delay in (*range(0, 60, 2), 200, 400, None):
+        host.log.clear()
+        dut.lingers.value = 1
+        await host.good(**copy(array, 0, new))
+        await host.until(lambda: len(rows_of(host, WalkKind.COPY)) == ROWS, "rows")
+        await host.until(lambda: not host.out, "the last rows")
+        if delay is not None:
+            await ClockCycles(dut.clk, delay)
+            await host.fail(new)
+        await ClockCycles(dut.clk, 600)
+        assert used(dut) == 0b101111, "a drive has left with writes on their way"
+        dut.lingers.value = 0
+        await host.rest()
+        assert host.state(array) == ArrayState.OPTIMAL, delay
+        assert not int(dut.failed.value) & used(dut), delay
+        job = await host.job(array)
+        if delay is None:
+            assert job["state"] == JobState.DONE and used(dut) == 0b100111
+            break
+        assert job["state"] == JobState.FAILED and used(dut) == 0b001111, delay
+        # It is as new.
+        host.pull(new)
+        await ClockCycles(dut.clk, 4)
+        host.plug(new)
+        await host.rest()
+
+
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def copies_are_refused(dut):
     host, array = await begin(dut)

@@ -4,12 +4,17 @@ from functools import partial
 
 import cocotb
 import pytest
+from cocotb.triggers import Event
+from cocotb.utils import get_sim_time
 
 from cocotb_tests.row_runs import must_catch, run_rows
 from cocotb_tests.sequencer_bench import ARRAYS, ROW_STEP, Row, some_rows
+from cocotb_tests.streams import wait_until
 from cocotb_tests.walk_bench import WalkBench
+from hdl.background.interface import WalkKind, WalkResult
 from hdl.drive.interface import Opcode
 from hdl.nvme.interface import Status
+from hdl.stripe.dismissal import Dismissal
 from hdl.stripe.interface import RowKind
 from hdl.stripe.judgement import Judgement
 from hdl.stripe.sequencer import Sequencer
@@ -19,6 +24,9 @@ ROWS = some_rows(SPAN)
 
 ROUNDS = 24
 """Rows that are written with blocks that refuse."""
+
+WAIT_CYCLES = 4096
+"""A row waits so long at most until it is known what its array has left."""
 
 
 async def begin(dut) -> WalkBench:
@@ -106,10 +114,7 @@ async def gives_up_what_a_row_does_without(dut):
         assert set(entry.statuses) == wanted, entry.statuses
         bench.drives.refusing.clear()
         bench.check_drives()
-        # All drives are as new.
-        bench.failed.clear()
-        bench.drives.gone.clear()
-        dut.failed.value = 0
+        bench.revive()
         await write(bench, row, joined)
 
 
@@ -174,6 +179,275 @@ async def never_gives_a_mixture(dut):
         await check_recovery(bench)
 
 
+def strip_of(bench: WalkBench, row: int, group: list[int]) -> int | None:
+    """A strip of the row with all its copies on ``group``; with parity any."""
+    if not bench.array.mirrored:
+        return 0
+    for strip in range(bench.strips(row)):
+        if {place[0] for place in bench.role_places(row, strip)} == set(group):
+            return strip
+    return None
+
+
+def rows_on(bench: WalkBench, group: list[int], rows=ROWS) -> dict[int, int]:
+    """Rows that have blocks on all of ``group``, and a strip of each."""
+    found = {}
+    for row in rows:
+        places = bench.role_places(row, strip_of(bench, row, group) or 0)
+        if {place[0] for place in places} == set(group):
+            found[row] = strip_of(bench, row, group)
+    return found
+
+
+def joined_with(bench: WalkBench, row: int, strip: int) -> list[int]:
+    """Strips to write: of mirrors this one."""
+    return [strip] if bench.array.mirrored else joined_of(bench, row)
+
+
+def check_had(bench: WalkBench, entry: Row) -> None:
+    """What was written with success can be had, unless more has failed than the level tolerates."""
+    if bench.lost_groups() or Status.WRITE_FAULT in entry.statuses:
+        return
+    row = entry.row
+    away = bench.failed | bench.stale_at(row)
+
+    def lost(place) -> bool:
+        return place[0] in away or place in bench.drives.unreadable
+
+    if bench.array.mirrored:
+        for strip in entry.joined:
+            assert not all(map(lost, bench.role_places(row, strip))), f"row {row} is lost"
+    else:
+        missing = [place for place in bench.role_places(row) if lost(place)]
+        assert len(missing) <= bench.array.parities, f"row {row} is lost: {missing}"
+
+
+async def settled(bench: WalkBench) -> None:
+    """The states of arrays are known."""
+    await bench.pause(2)
+    await wait_until(bench.dut, lambda: int(bench.dut.settled.value), cycles=1000, what="states")
+
+
+async def refuse_one(bench: WalkBench, row: int, strip: int, place: tuple[int, int]) -> None:
+    """The row does without the block; the drive stays, and what can be read is right."""
+    bench.drives.refusing = {place}
+    bench.drives.spoils_refused = bench.random.random() < 0.5
+    failed = set(bench.failed)
+    joined = joined_with(bench, row, strip)
+    if not bench.array.mirrored and place in bench.role_places(row)[: bench.array.data]:
+        joined = sorted({*joined, bench.role_places(row).index(place)})
+    entry = await write(bench, row, joined)
+    assert bench.failed == failed, f"{place[0]} is given up for one block"
+    wanted = Status.SUCCESS if bench.drives.spoils_refused else Status.WRITE_FAULT
+    assert set(entry.statuses) == {wanted}, entry.statuses
+    assert (place in bench.drives.unreadable) == bench.drives.spoils_refused
+    check_had(bench, entry)
+    bench.check_drives()
+    bench.drives.refusing.clear()
+    await write(bench, row, [strip] if bench.array.mirrored else [*range(bench.strips(row))])
+    assert not {place for place in bench.drives.unreadable if place in bench.places_of([row])}
+
+
+async def walk_refused(bench: WalkBench, row: int, strip: int, place: tuple[int, int]) -> None:
+    """A block that can be neither read nor written costs a walk of its row no drive."""
+    bench.drives.refusing = {place}
+    bench.drives.unreadable.add(place)
+    bench.drives.spoils_refused = bench.random.random() < 0.5
+    failed = set(bench.failed)
+    walk = await bench.walk(row, WalkKind.PATROL, strip=strip)
+    result, roles = await bench.end_of(walk)
+    role = bench.role_places(row, strip).index(place)
+    mended = bench.drives.spoils_refused
+    assert result == (WalkResult.MENDED if mended else WalkResult.FAILED)
+    assert roles == {role} and bench.failed == failed and place in bench.drives.unreadable
+    bench.drives.refusing.clear()
+    result, roles = await bench.end_of(await bench.walk(row, WalkKind.PATROL, strip=strip))
+    assert result == WalkResult.MENDED and roles == {role}
+    bench.check_drives()
+
+
+@cocotb.test(timeout_time=8, timeout_unit="ms")
+async def keeps_what_a_rebuild_needs(dut):
+    """A row that has been rebuilt does without the block, but those that have not need the drive.
+    """
+    bench = await begin(dut)
+    group = bench.random.choice(bench.groups())
+    for port in bench.random.sample(group, bench.tolerated):
+        bench.make_stale(port)
+    bench.distrust(ROWS)
+    done = ROWS[: SPAN // 2]
+    for row in done:
+        for strip in bench.walked_strips(row):
+            await bench.check_walk(row, WalkKind.REBUILD, strip=strip)
+    bench.drives.distrusted -= bench.places_of(done)
+    bench.boundary = ROWS[SPAN // 2]
+    await settled(bench)
+    assert bench.essential()
+    rows = rows_on(bench, group, done)
+    for _ in range(ROUNDS // 2):
+        row, strip = bench.random.choice([*rows.items()])
+        places = bench.role_places(row, strip)
+        place = bench.random.choice([one for one in places if one[0] in bench.essential()])
+        await refuse_one(bench, row, strip, place)
+        await walk_refused(bench, row, strip, place)
+
+
+@cocotb.test(timeout_time=8, timeout_unit="ms")
+async def keeps_a_neighbour(dut):
+    """A drive has gone; what is beside it holds the last copies of other strips."""
+    bench = await begin(dut)
+    bench.fail(bench.random.choice(bench.array.ports))
+    await settled(bench)
+    tried = 0
+    for row in (*ROWS, *ROWS):
+        for strip in range(bench.strips(row)):
+            places = bench.role_places(row, strip)
+            if not bench.failed.intersection(place[0] for place in places):
+                tried += 1
+                place = bench.random.choice(places)
+                await refuse_one(bench, row, strip, place)
+                await walk_refused(bench, row, strip, place)
+    assert tried
+
+
+@cocotb.test(timeout_time=8, timeout_unit="ms")
+async def keeps_the_array_when_many_refuse(dut):
+    """Several rows at once, each refused by another drive of the same group."""
+    bench = await begin(dut)
+    for _ in range(ROUNDS // 2):
+        group = bench.random.choice(bench.groups())
+        rows = [*rows_on(bench, group).items()]
+        count = min(bench.tolerated + 1, len(rows))
+        chosen = bench.random.sample(rows, count)
+        bench.drives.spoils_refused = bench.random.random() < 0.5
+        ports = bench.random.sample(group, count)
+        for (row, strip), port in zip(chosen, ports, strict=True):
+            places = bench.role_places(row, strip)
+            bench.drives.refusing |= {place for place in places if place[0] == port}
+        every = {row: [*range(bench.strips(row))] for row, _ in chosen}
+        for row, strip in chosen:
+            every[row] = [strip] if bench.array.mirrored else every[row]
+        entries = [await bench.begin(row, joined=joined) for row, joined in every.items()]
+        await bench.settle()
+        assert not bench.lost_groups(), f"{bench.failed} are given up for one block each"
+        for entry in entries:
+            check_had(bench, entry)
+        bench.check_drives()
+        bench.drives.refusing.clear()
+        bench.revive()
+        await settled(bench)
+        for row, joined in every.items():
+            await write(bench, row, joined)
+    bench.check_drives()
+
+
+@cocotb.test(timeout_time=8, timeout_unit="ms")
+async def judges_by_what_is_left(dut):
+    """Drives go that have stored the row, before the last one refuses it."""
+    bench = await begin(dut)
+    for _ in range(ROUNDS // 4):
+        group = bench.random.choice(bench.groups())
+        row, strip = bench.random.choice([*rows_on(bench, group).items()])
+        joined = [strip] if bench.array.mirrored else [*range(bench.strips(row))]
+        places = bench.role_places(row, strip)
+        refused, *others = bench.random.sample(places, bench.tolerated + 1)
+        bench.drives.refusing = {refused}
+        bench.drives.spoils_refused = bench.random.random() < 0.5
+        held = bench.drives.held[refused] = Event()
+        entry = await bench.begin(row, joined=joined)
+        await bench.pause(2000)
+        assert bench.drives.outstanding == 1, "not all but one have been written"
+        for place in others:
+            bench.fail(place[0])
+        del bench.drives.held[refused]
+        held.set()
+        await bench.settle()
+        assert bench.failed == {place[0] for place in others}, "the last good drive is given up"
+        assert set(entry.statuses) == {Status.WRITE_FAULT}, entry.statuses
+        bench.check_drives()
+        bench.drives.refusing.clear()
+        bench.revive()
+        await settled(bench)
+        await write(bench, row, joined)
+
+
+@cocotb.test(timeout_time=8, timeout_unit="ms")
+async def copies_agree_after_a_fault(dut):
+    """Some copies refuse a block and some abort it, which may have been stored."""
+    bench = await begin(dut)
+    for _ in range(ROUNDS):
+        row = bench.random.choice(ROWS)
+        strip = bench.random.randrange(bench.strips(row))
+        places = bench.role_places(row, strip)
+        bench.drives.aborting = set(bench.random.sample(places, bench.random.randint(1, 2)))
+        bench.drives.refusing = set(places) - bench.drives.aborting
+        bench.drives.spoils_refused = bench.random.random() < 0.7
+        entry = await write(bench, row, [strip])
+        assert entry.statuses == [Status.WRITE_FAULT]
+        assert not bench.lost_groups()
+        left = [place for place in places if place[0] not in bench.failed]
+        assert set(left) - bench.drives.unreadable, "no copy can be read"
+        bench.check_drives()
+        bench.drives.aborting.clear()
+        bench.drives.refusing.clear()
+        bench.revive()
+        await settled(bench)
+        await write(bench, row, [strip])
+
+
+@cocotb.test(timeout_time=8, timeout_unit="ms")
+async def waits_no_longer_than_it_may(dut):
+    """The states of arrays never rest: the drive stays, and the row ends all the same."""
+    bench = await begin(dut)
+    bench.unsettled = True
+    await bench.pause(2)
+    places = bench.role_places(0)
+    joined = [0] if bench.array.mirrored else [*range(bench.strips(0))]
+    bench.drives.refusing = {bench.random.choice(places)}
+    bench.drives.spoils_refused = True
+    began = get_sim_time("step")
+    entry = await write(bench, 0, joined)
+    period = get_sim_time("step")
+    await bench.pause(1)
+    period = get_sim_time("step") - period
+    cycles = (began - get_sim_time("step")) // -period
+    assert not bench.failed and set(entry.statuses) == {Status.SUCCESS}
+    assert WAIT_CYCLES < cycles < WAIT_CYCLES + 2000, f"{cycles} cycles"
+    assert bench.drives.refusing <= bench.drives.unreadable
+    bench.check_drives()
+
+
+class ForgetsTheArray(Dismissal):
+    """A planted bug: what a row does without is given up, whatever other rows need."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        with m.If(self.settled & self.synced & self.spared & ~self.spoils):
+            m.d.comb += [self.kept.eq(0), self.dismissed.eq(1)]
+        return m
+
+
+class WaitsForNobody(Dismissal):
+    """A planted bug: what the states said last counts."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        with m.If(~self.settled & self.synced & self.spared):
+            known = self.essential.bit_select(self.port, 1)
+            m.d.comb += [self.waits.eq(0), self.kept.eq(known), self.dismissed.eq(~known)]
+        return m
+
+
+class WaitsForEver(Dismissal):
+    """A planted bug: nothing is judged until the states rest."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        with m.If(~self.settled & self.synced & self.spared):
+            m.d.comb += [self.waits.eq(1), self.kept.eq(0)]
+        return m
+
+
 class GivesUpEveryDrive(Judgement):
     """A planted bug: a drive that refuses a block is given up, whatever is left."""
 
@@ -219,9 +493,18 @@ class LeavesMixtures(Sequencer):
 
 LAST = "keeps_the_last_that_hold_something"
 STALE = "a_stale_copy_is_no_copy"
+REBUILD = "keeps_what_a_rebuild_needs"
+MANY = "keeps_the_array_when_many_refuse"
+LEFT = "judges_by_what_is_left"
+AGREE = "copies_agree_after_a_fault"
+NEIGHBOUR = "keeps_a_neighbour"
 WORK = (
     LAST,
+    REBUILD,
+    MANY,
+    LEFT,
     "gives_up_what_a_row_does_without",
+    "waits_no_longer_than_it_may",
     "a_second_try_is_each_blocks_own",
     "never_gives_a_mixture",
 )
@@ -241,7 +524,9 @@ refuse = partial(run_rows, module=__name__)
     ],
 )
 def test_refused_writes(array):
-    work = (*WORK, STALE) if ARRAYS[array].mirrored else WORK
+    work = (*WORK, STALE, AGREE) if ARRAYS[array].mirrored else WORK
+    if array == "raid1e":
+        work = (*work, NEIGHBOUR)
     refuse(Sequencer, array=array, testcase=work)
 
 
@@ -260,9 +545,30 @@ def test_planted_bug_is_caught(mutant, array, testcase):
 
 
 @pytest.mark.parametrize(
+    ("mutant", "array", "testcase"),
+    [
+        (ForgetsTheArray, "raid5", REBUILD),
+        (ForgetsTheArray, "raid1e", NEIGHBOUR),
+        (WaitsForNobody, "raid1", MANY),
+        (WaitsForEver, "raid5", "waits_no_longer_than_it_may"),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_planted_bug_in_judging_is_caught(mutant, array, testcase):
+    must_catch(
+        mutant, module=__name__, array=array, testcase=testcase, place="row_end.Dismissal"
+    )
+
+
+@pytest.mark.parametrize(
     ("mutant", "testcase"),
-    [(LeavesMixtures, LAST), (SharesSecondTries, "a_second_try_is_each_blocks_own")],
+    [
+        (LeavesMixtures, LAST),
+        (LeavesMixtures, AGREE),
+        (SharesSecondTries, "a_second_try_is_each_blocks_own"),
+    ],
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_planted_bug_in_rows_is_caught(mutant, testcase):
-    must_catch(mutant, module=__name__, array="raid5", testcase=testcase)
+    array = "raid1" if testcase == AGREE else "raid5"
+    must_catch(mutant, module=__name__, array=array, testcase=testcase)

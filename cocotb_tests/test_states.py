@@ -63,6 +63,20 @@ def golden_needed(layout: Layout, lost: set[int], suspects: set[int]) -> set[int
     return needed
 
 
+def golden_groups(layout: Layout) -> set[frozenset[int]]:
+    """Members that can replace each other: of a span, or those with copies of one strip."""
+    if layout.parities:
+        return {
+            frozenset(range(span * layout.width, (span + 1) * layout.width))
+            for span in range(layout.spans)
+        }
+    blocks = layout.width * layout.strip_blocks * layout.width
+    return {
+        frozenset(place.position for place in layout.copies_of(block))
+        for block in range(0, blocks, layout.strip_blocks)
+    }
+
+
 class Bench:
     """Tables, drives, and the states that must follow."""
 
@@ -120,6 +134,7 @@ class Bench:
         await wait_until(dut, lambda: int(dut.settled.value), cycles=CYCLES, what="states")
         assert int(dut.busy.value) == 0
         states, valid = int(dut.states.value), int(dut.valid.value)
+        essential: set[int] = set()
         for array in range(self.config.arrays):
             assert valid >> array & 1 == (array in self.arrays)
             if array not in self.arrays:
@@ -151,6 +166,15 @@ class Bench:
             known = int(self.dut.kept.value)
             torn = kept & ~known and (layout.parities or layout.copies > 1)
             assert seen.torn == bool(torn), where
+            bad = {*gone, *behind}
+            tolerated = layout.parities or layout.copies - 1
+            for group in golden_groups(layout):
+                if len(bad & group) >= tolerated:
+                    essential |= {ports[position] for position in group - bad}
+                    if copy and copy[0] in group & {*gone} and not failed >> copy[1] & 1:
+                        essential.add(copy[1])
+        said = int(dut.essential.value)
+        assert said == sum(1 << port for port in essential), f"{said:#x} {sorted(essential)}"
 
 
 @cocotb.test(timeout_time=20, timeout_unit="ms")

@@ -130,6 +130,8 @@ class Stripe(wiring.Component):
             self.deadline.eq(gather.deadline),
             sequencer.failed.eq(self.failed),
             sequencer.stale.eq(self.stale),
+            # No more fail than the level tolerates.
+            sequencer.settled.eq(1),
             self.launched.eq(gather.launch.valid & gather.launch.ready),
             self.busy.eq(gather.busy | sequencer.busy),
         ]

@@ -20,7 +20,6 @@ class WalkBench(Bench):
 
     def __init__(self, dut, config, array, *, seed: int, active: float):
         super().__init__(dut, config, array, seed=seed, active=active)
-        self.stale: set[int] = set()
         self.boundary = 0
         self.results: dict[int, tuple[WalkResult, frozenset[int]]] = {}
         self.walking: dict[int, Row] = {}
@@ -92,6 +91,9 @@ class WalkBench(Bench):
         for key in self.drives.blocks:
             if key[0] == port:
                 self.drives.blocks[key] = self.random.randbytes(BLOCK)
+
+    def stale_at(self, row: int) -> set[int]:
+        return self.stale if row >= self.boundary else set()
 
     def distrust(self, rows: Iterable[int]) -> None:
         """Nobody may read what stale drives have of ``rows``."""

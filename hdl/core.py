@@ -336,7 +336,11 @@ class Core(wiring.Component):
                 self._connect_intent(m, background, tracker, dispatch, gather, sequencer)
             m.d.comb += background.now.eq(self.now)
             connect(m, sequencer.sync_read, background.sync_read)
-            m.d.comb += sequencer.unsynced.eq(background.unsynced)
+            m.d.comb += [
+                sequencer.unsynced.eq(background.unsynced),
+                sequencer.essential.eq(background.essential),
+                sequencer.settled.eq(background.settled),
+            ]
             for user, port in zip((sequencer, dispatch), background.boundary_read, strict=True):
                 connect(m, user.boundary_read, port)
                 m.d.comb += user.stale.eq(tables.stale)

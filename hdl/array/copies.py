@@ -74,6 +74,11 @@ def copy_states(
 
     ``number`` and ``position`` are those of the drive that is copied to and of the member, which
     is read two cycles later. ``ports`` are the tables'.
+
+    When all has been copied the two drives change places first: the member is copied to. So rows
+    that began before write both, and so do those that begin after, whatever they take for the
+    member. When those of before have ended, the new member has what they wrote, or has failed, and
+    then the old one is the member again. Only then is there no copy any more.
     """
     request, number, position = change.request, change.number, change.position
     failed = health.failed
@@ -125,6 +130,7 @@ def copy_states(
 
     # Which of the two drives goes, as they are now.
     old = Signal.like(member)
+    new = Signal.like(member)
     joined, renews = Signal(), Signal()
     with m.State("JUDGE_COPY"):
         m.d.sync += [
@@ -142,21 +148,44 @@ def copy_states(
         m.next = "ERASE_COPY"
 
     # Member and copy change at once, so nobody sees neither or both.
-    with m.State("ERASE_COPY"):
-        leaver = Mux(joined, old, port)
-        outcome = Mux(renews, CopyEnd.STALE.value, CopyEnd.JOINED.value)
-        ended = Signal(CopyEnd)
-        m.d.comb += ended.eq(Mux(joined, outcome, CopyEnd.RELEASED.value))
-        m.d.comb += [
-            change.members.write.en.eq(joined),
-            copies.write.eq(1),
-            change.edited.eq(1),
-        ]
-        # Who began before may still read or write the drive that leaves.
+    leaver = Mux(joined, old, port)
+    outcome = Mux(renews, CopyEnd.STALE.value, CopyEnd.JOINED.value)
+    ended = Signal(CopyEnd)
+    m.d.comb += ended.eq(Mux(joined, outcome, CopyEnd.RELEASED.value))
+
+    def part() -> None:
+        """The copy has ended; who began before may still read or write the drive that leaves."""
+        m.d.comb += [copies.entry.valid.eq(0), copies.write.eq(1), change.edited.eq(1)]
         m.d.sync += [
-            change.response.index.eq(
-                Cat(old, ended, copies.current.spare)
-            ),
+            change.response.index.eq(Cat(old, ended, copies.current.spare)),
             number.eq(leaver),
         ]
         m.next = "QUIESCE"
+
+    with m.State("ERASE_COPY"):
+        m.d.comb += change.members.write.en.eq(joined)
+        part()
+        with m.If(joined & ~renews & ~failed.bit_select(old, 1)):
+            m.d.comb += [
+                copies.entry.valid.eq(1),
+                copies.entry.port.eq(old),
+                copies.entry.spare.eq(copies.current.spare),
+            ]
+            m.d.sync += number.eq(port)
+            m.next = "DRAIN_COPY"
+
+    with m.State("DRAIN_COPY"):
+        m.d.comb += ports.quiesce.valid.eq(1)
+        with m.If(ports.quiesce.ready):
+            m.next = "CONFIRM_COPY"
+
+    with m.State("CONFIRM_COPY"):
+        returns = failed.bit_select(port, 1) & ~failed.bit_select(old, 1)
+        m.d.sync += [joined.eq(~returns), number.eq(Mux(returns, old, port))]
+        m.d.sync += new.eq(port)
+        m.next = "PART_COPY"
+
+    with m.State("PART_COPY"):
+        m.d.comb += change.members.write.en.eq(1)
+        part()
+        m.d.sync += number.eq(Mux(joined, old, new))

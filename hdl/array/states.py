@@ -64,6 +64,10 @@ class ArrayStates(wiring.Component):
         Bit a port, a pulse with ``judged``: suspect members without which no group of the array has
         lost data, were all suspect drives failed, and a suspect drive that a member is copied to;
         other suspect members.
+    essential
+        Bit a port, while ``settled``: good members of groups that have nothing to spare but them,
+        suspect members counting as bad; and a drive that such a member, which has failed, is copied
+        to.
     judged, judgement
         A pulse with each array that has been judged, also if nothing is new.
     states, valid
@@ -92,6 +96,7 @@ class ArrayStates(wiring.Component):
                 "returns": In(MAX_DRIVES),
                 "yields": Out(MAX_DRIVES),
                 "keeps": Out(MAX_DRIVES),
+                "essential": Out(MAX_DRIVES),
                 "judged": Out(1),
                 "judgement": Out(judgement(config)),
                 "rows": Out(BLOCK_NUMBER_BITS),
@@ -156,13 +161,21 @@ class ArrayStates(wiring.Component):
             target.eq((copy.valid << copy.port) & self.suspect),
         ]
 
+        # Members of the group that are not to be lost, should it have nothing to spare.
+        held, holds = Signal(MAX_DRIVES), Signal(MAX_DRIVES)
+        follows = is_copied & ~copy_failed
+        with m.If(~is_failed & ~is_stale):
+            m.d.comb += holds.eq(1 << port)
+        with m.Elif(is_failed & follows):
+            m.d.comb += holds.eq(1 << copy.port)
+
         with m.If(self.changed):
             m.d.sync += again.eq(1)
 
         with m.FSM(name="judge") as fsm:
             with m.State("REST"):
                 with m.If(again):
-                    m.d.sync += [again.eq(self.changed), array.eq(0)]
+                    m.d.sync += [again.eq(self.changed), array.eq(0), self.essential.eq(0)]
                     m.next = "READ"
 
             with m.State("READ"):
@@ -180,6 +193,7 @@ class ArrayStates(wiring.Component):
                     bad.eq(0),
                     suspects.eq(0),
                     in_group.eq(0),
+                    held.eq(0),
                     needed.eq(0),
                     doubtful.eq(0),
                 ]
@@ -203,6 +217,7 @@ class ArrayStates(wiring.Component):
                     # What a stale drive has lost, the others have.
                     in_group.eq(in_group | Mux(is_stale, 0, this_one)),
                     suspects.eq(suspects | this_one | target),
+                    held.eq(held | holds),
                 ]
                 with m.If(is_failed & self.returns.bit_select(port, 1) & ~found.returns):
                     m.d.sync += [
@@ -227,7 +242,9 @@ class ArrayStates(wiring.Component):
                     m.d.comb += worse.eq(ArrayState.PARTIALLY_DEGRADED)
                 with m.If(worse.as_value() > found.state.as_value()):
                     m.d.sync += found.state.eq(worse)
-                m.d.sync += [seen.eq(0), bad.eq(0), doubtful.eq(0), in_group.eq(0)]
+                m.d.sync += [seen.eq(0), bad.eq(0), doubtful.eq(0), in_group.eq(0), held.eq(0)]
+                with m.If(doubtful >= tolerance):
+                    m.d.sync += self.essential.eq(self.essential | held)
                 with m.If(doubtful > tolerance):
                     m.d.sync += needed.eq(needed | in_group)
                 m.next = "ASK"

@@ -46,7 +46,7 @@ class Background(wiring.Component):
         Of `ArrayTables`: drives that have restarted.
     reserved
         Bit a port: hot spares.
-    array_states, news
+    array_states, news, essential, settled
         As in `hdl.array.states.ArrayStates`. It is news, too, that rows may be torn.
     walk, walked
         Rows to work on, and how they ended.
@@ -95,6 +95,8 @@ class Background(wiring.Component):
                 "reserved": Out(MAX_DRIVES),
                 "array_states": Out(2 * config.arrays),
                 "news": Out(1),
+                "essential": Out(MAX_DRIVES),
+                "settled": Out(1),
                 "walk": Out(stream.Signature(walk(config))),
                 "walked": In(stream.Signature(walked(config))),
                 "boundary_read": In(boundary_read).array(2),
@@ -192,6 +194,8 @@ class Background(wiring.Component):
             self.reserved.eq(supervisor.spares),
             self.array_states.eq(states.states),
             self.news.eq(states.news | supervisor.doubted),
+            self.essential.eq(states.essential),
+            self.settled.eq(states.settled),
             jobs.handed.eq(supervisor.handed),
             jobs.rebuilding.eq(rebuilding),
             jobs.halted.eq(halted),

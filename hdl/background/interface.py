@@ -61,13 +61,15 @@ class WalkResult(enum.Enum, shape=3):
     GOOD = 0
     """As it should be."""
     MENDED = 1
-    """Blocks that could not be read were written anew; the row is as it should be."""
+    """Blocks that could not be read were written anew; the row is as it should be. Or a drive that
+    is still needed refused to be written: the block is unreadable there, and nothing is lost."""
     MISMATCH = 2
     """CHECK found parities or copies that disagree. REPAIR or RESYNC: and mended them."""
     LOST = 3
     """Blocks are lost: no drive has them and the level cannot work them out."""
     FAILED = 4
-    """A drive refused to be written; it was reported as failed."""
+    """A drive refused to be written. It was reported as failed, unless it is still needed, and then
+    it did not even make the block unreadable."""
 
 
 def walked(config: Config) -> data.StructLayout:

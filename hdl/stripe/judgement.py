@@ -24,7 +24,7 @@ class Judgement(wiring.Component):
     A read that is SLOW counts as one that failed, noted in ``slow``.
 
     ``copying`` (these two with ``background``): the operation is a copy's: whatever its end, the
-    row has lost nothing, and a drive that does not store it is given up. ``paired``: another
+    row has lost nothing, though it is noted in ``lost``. ``paired``: another
     operation writes the same line; ``written`` then comes with the second to end.
 
     Parameters
@@ -83,10 +83,7 @@ class Judgement(wiring.Component):
                     m.d.comb += after.slow.eq(before.slow | Mux(slow, 1 << self.index, 0))
             m.d.comb += self.report.eq(gone)
         with m.Else():
-            m.d.comb += [
-                self.report.eq(gone | (~good & copying)),
-                self.written.eq(1),
-            ]
+            m.d.comb += [self.report.eq(gone), self.written.eq(1)]
             if self._copies:
                 m.d.comb += [
                     self.written.eq(~self.paired | before.half),
@@ -94,7 +91,7 @@ class Judgement(wiring.Component):
                 ]
             with m.If(good & ~copying & self.synced):
                 m.d.comb += after.good.eq(before.good | (1 << self.index))
-            with m.Elif(~good & ~copying):
+            with m.Elif(~good):
                 m.d.comb += [
                     after.lost.eq(before.lost | (1 << self.number)),
                     after.left.eq(before.left | Mux(gone, 1 << self.number, 0)),

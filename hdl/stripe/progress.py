@@ -21,6 +21,8 @@ class Phase(enum.Enum, shape=3):
     COMPARE = 5
     SPOIL = 6
     """What a write that failed has stored is being made unreadable."""
+    BLANK = 7
+    """What drives that stay did not store is being made unreadable there; the row does without."""
 
 
 class Next(enum.Enum, shape=2):
@@ -41,7 +43,8 @@ def progress(config: Config) -> data.StructLayout:
     """How far a row is.
 
     ``remaining``: operations outstanding. ``bad``: roles that could not be read. ``lost``: targets
-    that could not be written; ``left``: those of them whose drive has gone away. ``good``: data
+    that could not be written, and, once one could not, all whose drive has failed meanwhile;
+    ``left``: those of them whose drive has gone away. ``good``: data
     strips of which a copy that is in sync is written. ``retry``: targets to ask again;
     ``aborted``: at least one of them because a drive aborted it, which counts as one of `ATTEMPTS`.
     ``refused``: targets that their drive could not store once.
@@ -53,7 +56,8 @@ def progress(config: Config) -> data.StructLayout:
     With ``background``: ``nonzero``: of the last parity pass, by parity role; ``found``: parities
     or copies do not agree, ``wrong`` being the roles at fault if they are known; ``suspect``: the
     data role, or copy, that the pass under way looks into; ``half``: of a block that is written to
-    two drives one has ended.
+    two drives one has ended; ``old``: targets that hold what they held before the row was written,
+    for certain; ``blank``: those that stay without a block which the row does without.
     """
     background = {}
     if config.background:
@@ -63,6 +67,8 @@ def progress(config: Config) -> data.StructLayout:
             "wrong": config.ports,
             "suspect": role_bits(config),
             "half": 1,
+            "old": targets(config),
+            "blank": targets(config),
         }
     return data.StructLayout(
         {

@@ -80,7 +80,7 @@ class RowAtHand:
     def begin_operations(
         self, m: Module, *, targets: Value, phase: Phase, again: int = 0
     ) -> None:
-        """Read, write or, in `Phase.SPOIL`, make unreadable ``targets``."""
+        """Read or write ``targets``, or as `make_unreadable`."""
         m.d.sync += [
             self.resending.eq(again),
             self.now.phase.eq(phase),
@@ -88,6 +88,12 @@ class RowAtHand:
             self.writing.eq(phase != Phase.READ),
         ]
         m.next = "SELECT-TARGET"
+
+    def make_unreadable(self, m: Module, *, targets: Value, phase: Phase) -> None:
+        """Make unreadable ``targets``; their drives may refuse that, too."""
+        now = self.now
+        m.d.sync += [now.lost.eq(0), now.refused.eq(0), now.attempts.eq(0)]
+        self.begin_operations(m, targets=targets, phase=phase)
 
     def try_again(self, m: Module, *, phase: Phase) -> None:
         """Send once more what did not come to an end."""

@@ -4,9 +4,13 @@ from typing import Any
 
 from amaranth.hdl import Const, Module, Mux, Signal
 
+from hdl.stripe.dismissal import Dismissal
 from hdl.stripe.program import copy_target
 from hdl.stripe.progress import Next, Phase
 from hdl.stripe.row_at_hand import RowAtHand
+
+SETTLE_CYCLES = 4096
+"""Cycles that the sequencer waits for the states of arrays at most, for one block."""
 
 
 def end_states(
@@ -22,17 +26,29 @@ def end_states(
     delivers: Signal,
     verdict: Any,
 ) -> None:
-    """The states CLOSE, of a row that ends with statuses, and FIND-RECOVERED, of one that ends with
-    blocks for the host, and those that follow, up to the row slot's being given back.
+    """The states SELECT-PLACE, of a row of which a drive did not store a block, CLOSE, of any row
+    that ends with statuses, and FIND-RECOVERED, of one that ends with blocks for the host, and
+    those that follow, up to the row slot's being given back.
 
-    A drive that did not store a block is given up if the row does without it, before anything is
-    said of the row: what it has is old. The last that hold something of the row are never given up
-    for one block, nor is a drive of a row that has lost more than the level tolerates. Then the
-    commands fail. With parity the row may now be old in part. What it has that is new is made
-    unreadable (`Phase.SPOIL`, with ``background``), so that nothing is ever worked out from a
-    mixture: the blocks that can be read are the old ones, and agree. A drive that does not even do
-    that is given up. Without ``background`` no block can be made unreadable, and the drives are
-    given up at once.
+    What a row, and its array, do without is judged when it ends: drives that have failed since it
+    began count as failed, whatever they have stored of it. A drive that did not store a block is
+    given up if row and array do without it (`Dismissal`), before anything is said of the row: what
+    it has is old. The row waits for the states of arrays first, so of two rows that are refused at
+    once the second is judged by what the first has left. It waits `SETTLE_CYCLES` at most for a
+    drive, and all rows with it; after that the drive stays.
+
+    - If the row does without the block and the array not without the drive, the block is made
+      unreadable there (`Phase.BLANK`), and the row succeeds. A drive that does not even do that
+      stays, too, and the commands fail.
+    - If the row does not do without it, the commands fail. The row may now be old in part. What may
+      be new is made unreadable (`Phase.SPOIL`), so that nothing is ever worked out from a mixture,
+      and copies do not differ: the blocks that can be read are the old ones. If no copy is old for
+      certain, one stays as it is. A drive that does not even do that is given up, unless it is
+      essential and what it has can do no harm to other blocks.
+    - The drive that a member is copied to is given up for a block, and nothing else comes of that.
+
+    Without ``background`` no block can be made unreadable, and drives are given up at once if there
+    is parity, or a good copy.
 
     ``ports`` are the sequencer's. ``target``: that of the row's ``number``, a cycle after it.
     ``unprotected``: what is not stored is lost. ``synced``: targets that hold all that they should.
@@ -45,11 +61,34 @@ def end_states(
     pending, lowest, abandoned, filled = row.pending, row.lowest, row.abandoned, row.filled
     missing = Signal(config.ports)
     tolerance = Signal(3)
-    # Targets that their drive, which is there, did not store; whether one of them is kept.
-    refusals = now.lost & ~now.left
-    torn = Signal()
     number = row.number
     protected = program.parities != 0
+    to_copy = (1 << copy_target(config)) if config.background else 0
+    # Targets that their drive, which is there, did not store, the copied member's apart; whether
+    # one of them is not stored and stays, and those that stay and are to be made unreadable.
+    refusals = now.lost & ~now.left
+    refused = refusals & ~to_copy
+    torn = Signal()
+    kept = Signal.like(now.lost)
+    waited = Signal(range(SETTLE_CYCLES + 1))
+    m.submodules.dismissal = dismissal = Dismissal(config=config)
+
+    # What has become of the drives since the row began.
+    own = Signal.like(now.lost)
+    m.d.comb += own.eq(1 << number)
+    with m.State("SELECT-PLACE"):
+        m.d.sync += [number.eq(lowest), pending.eq(pending & (pending - 1))]
+        m.next = "FIND-PLACE"
+        with m.If(~pending.any()):
+            m.next = "CLOSE"
+    with m.State("FIND-PLACE"):
+        m.next = "NOTE-PLACE"
+    with m.State("NOTE-PLACE"):
+        with m.If(ports.failed.bit_select(target.port, 1)):
+            m.d.sync += [now.lost.eq(now.lost | own), now.left.eq(now.left | own)]
+        with m.Elif((own & program.write & synced & ~now.lost).any()):
+            m.d.sync += now.good.eq(now.good | (1 << target.strip))
+        m.next = "SELECT-PLACE"
 
     with m.State("CLOSE"):
         lost = now.lost[: config.ports]
@@ -67,7 +106,7 @@ def end_states(
                 # What joined is on its drives, or nowhere; the rest is lost already.
                 m.d.sync += [
                     missing.eq(lost | program.dead | program.stale),
-                    fault.eq((lost & data_roles).any() | refusals.any()),
+                    fault.eq((lost & program.joined).any() | refused.any()),
                 ]
             with m.If(walks & ~refusals.any()):
                 m.next = "JUDGE-WALK"
@@ -82,43 +121,91 @@ def end_states(
 
     # Which drives are given up.
     with m.State("FIND-REFUSALS"):
-        m.d.sync += [pending.eq(refusals), torn.eq(0)]
+        m.d.sync += [pending.eq(refusals), torn.eq(0), kept.eq(0)]
+        with m.If(program.mirrored & (program.joined & ~now.good).any()):
+            m.d.sync += fault.eq(1)
         if config.background:
-            with m.If(now.phase == Phase.SPOIL):
-                m.d.sync += fault.eq(1)
+            with m.Switch(now.phase):
+                with m.Case(Phase.BLANK):
+                    m.d.sync += fault.eq(refused.any())
+                with m.Case(Phase.SPOIL):
+                    m.d.sync += fault.eq(1)
+                with m.Default():
+                    m.d.sync += now.old.eq(now.lost & now.refused)
         m.next = "SELECT-REFUSAL"
     with m.State("SELECT-REFUSAL"):
-        m.d.sync += [number.eq(lowest), pending.eq(pending & (pending - 1))]
+        m.d.sync += [number.eq(lowest), pending.eq(pending & (pending - 1)), waited.eq(0)]
         m.next = "FIND-REFUSAL"
         with m.If(~pending.any()):
             m.d.sync += pending.eq(program.joined)
             m.next = "SELECT-STRIP"
             if config.background:
-                with m.If(walks):
+                writes = now.phase == Phase.WRITE
+                maybe_new = program.write & ~now.left & ~now.old
+                # Of copies one stays that can be read.
+                has_old = (refused & now.old & synced).any()
+                in_sync = maybe_new & synced
+                one = Mux(program.mirrored & ~has_old, in_sync & -in_sync, 0)
+                spoilt = Signal.like(now.lost)
+                m.d.comb += spoilt.eq(maybe_new & ~one)
+                mixed = torn & (now.phase != Phase.SPOIL) & (protected | program.mirrored)
+                with m.If(writes & kept.any()):
+                    m.d.sync += now.blank.eq(kept)
+                    row.make_unreadable(m, targets=kept, phase=Phase.BLANK)
+                with m.Elif(walks):
                     m.next = "JUDGE-WALK"
-                # Not what has been refused: that is old.
-                spoilt = program.write & ~now.left & ~(now.lost & now.refused)
-                with m.Elif(torn & protected & spoilt.any()):
-                    m.d.sync += [now.lost.eq(0), now.refused.eq(0), now.attempts.eq(0)]
-                    row.begin_operations(m, targets=spoilt, phase=Phase.SPOIL)
+                with m.Elif(mixed & spoilt.any()):
+                    row.make_unreadable(m, targets=spoilt, phase=Phase.SPOIL)
     with m.State("FIND-REFUSAL"):
         m.next = "REPORT"
     with m.State("REPORT"):
-        dispensable = Signal()
-        m.d.comb += dispensable.eq(Mux(protected, ~fault, now.good.bit_select(target.strip, 1)))
+        spared = Signal()
+        m.d.comb += [
+            spared.eq(
+                Mux(protected, ~fault, now.good.bit_select(target.strip, 1) & ~fault)
+            ),
+            dismissal.port.eq(target.port),
+            dismissal.spared.eq(spared),
+            dismissal.synced.eq(1),
+            dismissal.settled.eq(1),
+        ]
+        copying = Const(0)
         if config.background:
-            stored = program.write & ~now.lost & synced & ~(1 << copy_target(config))
+            copying = (own & to_copy).any()
+            stored = program.write & ~now.lost & synced & ~to_copy
             with m.If(walks & ~protected):
-                m.d.comb += dispensable.eq(program.read.any() | stored.any())
-            with m.If((now.phase == Phase.SPOIL) | ~synced.bit_select(number, 1)):
-                m.d.comb += dispensable.eq(1)
+                m.d.comb += spared.eq((program.read & ~now.left).any() | stored.any())
+            with m.If(copying):
+                m.d.comb += spared.eq(1)
+            # Parities that can be read, of what has been made unreadable for the most part.
+            parities = program.write & ~now.left & (now.old | now.lost) & ~to_copy & ~data_roles
+            spoils = now.phase == Phase.SPOIL
+            m.d.comb += [
+                dismissal.synced.eq(copying | (own & synced).any()),
+                dismissal.essential.eq(ports.essential),
+                dismissal.settled.eq(ports.settled),
+                dismissal.impatient.eq(waited == SETTLE_CYCLES),
+                dismissal.spoils.eq(spoils & ~copying),
+                dismissal.mixes.eq(protected & parities.any()),
+            ]
+            with m.If(now.phase == Phase.BLANK):
+                m.d.comb += spared.eq(0)
         else:
             with m.If(protected):
-                m.d.comb += dispensable.eq(1)
-        m.d.comb += [ports.fail.valid.eq(dispensable), ports.fail.payload.eq(target.port)]
-        with m.If(~dispensable):
+                m.d.comb += spared.eq(1)
+        m.next = "SELECT-REFUSAL"
+        with m.If(dismissal.waits):
+            m.d.sync += waited.eq(waited + 1)
+            m.next = "REPORT"
+        with m.Elif(dismissal.dismissed):
+            m.next = "GIVE-UP"
+        with m.Elif(~dismissal.kept):
             m.d.sync += torn.eq(1)
-        with m.If(~dispensable | ports.fail.ready):
+        with m.Elif(~copying):
+            m.d.sync += kept.eq(kept | own)
+    with m.State("GIVE-UP"):
+        m.d.comb += [ports.fail.valid.eq(1), ports.fail.payload.eq(target.port)]
+        with m.If(ports.fail.ready):
             m.next = "SELECT-REFUSAL"
 
     with m.State("SELECT-STRIP"):

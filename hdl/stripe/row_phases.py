@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from amaranth.hdl import Module
+from amaranth.hdl import Module, Mux
 
 from hdl.background.interface import WalkKind
 from hdl.stripe.admission import Admission
+from hdl.stripe.program import copy_target
 from hdl.stripe.progress import Next, Phase
 from hdl.stripe.row_at_hand import RowAtHand
 
@@ -23,6 +24,7 @@ def phase_states(
     recover, fills, gathered = row.recover, row.fills, row.gathered
     walks, single, checks, held = row.walks, row.single, row.checks, row.held
     steps, abandoned = row.steps, row.abandoned
+    every_role = (1 << (program.data + program.parities)) - 1
 
     with m.State("LOAD-PROGRAM"):
         m.next = "BEGIN"
@@ -114,15 +116,24 @@ def phase_states(
                         m.next = "SUSPECT"
             with m.Case(Phase.WRITE):
                 m.next = "CLOSE"
+                with m.If(now.lost.any()):
+                    # Every role, but of mirrors what was written.
+                    written = program.write | program.read
+                    places = Mux(program.parities != 0, every_role, written)
+                    if config.background:
+                        places = places & ~(1 << copy_target(config))
+                    m.d.sync += [row.pending.eq(places), now.good.eq(0)]
+                    m.next = "SELECT-PLACE"
                 with m.If(now.retry.any()):
                     row.try_again(m, phase=Phase.WRITE)
             if config.background:
                 with m.Case(Phase.COMPARE):
                     m.next = "SUSPECT"
-                with m.Case(Phase.SPOIL):
-                    m.next = "FIND-REFUSALS"
-                    with m.If(now.retry.any()):
-                        row.try_again(m, phase=Phase.SPOIL)
+                for phase in (Phase.SPOIL, Phase.BLANK):
+                    with m.Case(phase):
+                        m.next = "FIND-REFUSALS"
+                        with m.If(now.retry.any()):
+                            row.try_again(m, phase=phase)
             with m.Default():
                 m.d.sync += abandoned.eq(1)
                 row.give_back(m, program.aux, then=Next.CLOSE)

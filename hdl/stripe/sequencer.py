@@ -46,10 +46,10 @@ class Sequencer(wiring.Component):
     again; or as any RECOVER row, its line given back.
 
     A role that cannot be read is planned around and, if its drive is alive and it belongs to the
-    row's new contents, written anew. A write that fails loses its role. If the row does without it,
-    the drive is reported on ``fail`` (before any ``committed`` of the row), and the row succeeds.
-    If it does not, the row's blocks (of mirrors: the block) end with WRITE_FAULT, and the drive
-    stays: what is live and in sync decides, not the level (`hdl.stripe.row_end`). A copy that is
+    row's new contents, written anew. A write that fails loses its role. If row and array do without
+    it, the drive is reported on ``fail`` (before any ``committed`` of the row), and the row
+    succeeds. If the row does not, its blocks end with WRITE_FAULT, and the drive stays: what is
+    live and in sync when the row ends decides, not the level (`hdl.stripe.row_end`). A copy that is
     not in sync does not make a write succeed. ABORTED operations are sent `ATTEMPTS` times first,
     UNREACHED ones and writes that end with MEDIUM_ERROR once more; operations that are sent again
     go alone. GONE is always reported.
@@ -64,6 +64,9 @@ class Sequencer(wiring.Component):
     ``mend`` are as for `hdl.stripe.admission.Admission`, and with ``intent_chunks`` so is
     ``begun``. While a member is copied (``copy_read``) what it gets is written to another drive as
     well, which is reported on ``fail`` if it does not store it, and nothing else comes of that.
+    ``essential`` and ``settled`` are those of `hdl.array.states.ArrayStates`: drives that are not
+    given up for a block, and whether that is known, for which the sequencer waits
+    `hdl.stripe.row_end.SETTLE_CYCLES` at most.
 
     ``exists``, with ``Config.array_shares``, is a bit an array, as for `Admission`.
 
@@ -89,6 +92,8 @@ class Sequencer(wiring.Component):
         if config.background:
             background = {
                 "stale": In(MAX_DRIVES),
+                "essential": In(MAX_DRIVES),
+                "settled": In(1),
                 "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "unsynced": In(config.arrays),
                 "sync_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
@@ -250,9 +255,8 @@ class Sequencer(wiring.Component):
 
         has_line = Const(1)
         if config.background:
-            has_line = (
-                program.possible & (is_strip | ~program.salvage) & (now.phase != Phase.SPOIL)
-            )
+            unreadable = (now.phase == Phase.SPOIL) | (now.phase == Phase.BLANK)
+            has_line = program.possible & (is_strip | ~program.salvage) & ~unreadable
             with m.If(writing & ~has_line):
                 m.d.comb += sent.opcode.eq(Opcode.WRITE_UNCORRECTABLE)
 

@@ -1,12 +1,12 @@
 """How a row that was walked in the background ended."""
 
-from amaranth.hdl import Module
+from amaranth.hdl import Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.background.interface import WalkResult, walked
 from hdl.config import Config
-from hdl.stripe.program import program
+from hdl.stripe.program import copy_target, program
 from hdl.stripe.progress import progress
 
 
@@ -22,6 +22,7 @@ class Verdict(wiring.Component):
     """
 
     def __init__(self, *, config: Config):
+        self._config = config
         super().__init__(
             {
                 "program": In(program(config)),
@@ -34,14 +35,17 @@ class Verdict(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         todo, done = self.program, self.progress
-        mended = todo.bad & ~todo.stale & ~todo.dead
+        mended = (todo.bad & ~todo.stale & ~todo.dead) | done.blank[: len(todo.dead)]
         m.d.comb += self.walked.tag.eq(todo.walk.tag)
 
         def say(result: WalkResult, roles) -> None:
             m.d.comb += [self.walked.result.eq(result), self.walked.roles.eq(roles)]
 
-        with m.If(done.lost.any()):
-            say(WalkResult.FAILED, done.lost[: len(todo.dead)])
+        # What is copied to does not count, nor what failed meanwhile and is not written.
+        lost = Signal.like(done.lost)
+        m.d.comb += lost.eq(done.lost & todo.write & ~(1 << copy_target(self._config)))
+        with m.If(lost.any()):
+            say(WalkResult.FAILED, lost[: len(todo.dead)])
         with m.Elif(~todo.possible | self.abandoned):
             say(WalkResult.LOST, todo.dead | todo.bad)
         with m.Elif(done.found):

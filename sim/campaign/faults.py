@@ -116,6 +116,9 @@ class Faults:
         first = not any(place[0] == port for place in array.refused)
         if first and position in array.budget.drives:
             return
+        if not array.budget.whole():
+            # The drive may be kept for the sake of blocks that there are not, and the write fail.
+            return
         if not (array.redundant and array.consistent and array.budget.admits(drives=[position])):
             return
         array.refused.add((port, row))

@@ -9,8 +9,16 @@ from sim.campaign.lifetimes import WRITE_FAULT
 from sim.campaign.volume import Volume
 from sim.golden.layout import Place
 from sim.golden.nvme import UNRECOVERED_READ
+from sw.driver import background
 
 READS, WRITES = 40, 20
+
+TOGETHER = 0.5
+REFUSED = (1, 4)
+"""Drives that refuse a block at once, least and most."""
+
+AGAIN = 6
+"""Times that a block is read after a write that was refused."""
 
 
 class Past:
@@ -32,7 +40,10 @@ class Past:
         self._choose.shuffle(left)
         array.troubled.update(array.ports)
         if "refused" in array.features:
-            await self._refuse_where_needed(array, left)
+            if self._choose.random() < TOGETHER:
+                await self._refuse_together(array, left)
+            else:
+                await self._refuse_where_needed(array, left)
         while budget.drives_suffice() and len(left) > 1:
             position = left.pop()
             budget.drives.add(position)
@@ -86,6 +97,95 @@ class Past:
         elif members[position].failed:
             left.remove(position)
             budget.drives.add(position)
+
+    async def _refuse_together(self, array: Array, left: list[int]) -> None:
+        """Some drives go, perhaps one of them is being rebuilt, and several others refuse a block.
+
+        Whoever is given up for that, all but the rows of these blocks can still be had.
+        """
+        card, budget, layout = array.card, array.budget, array.layout
+        choose = self._choose
+        pulled = []
+        for position in list(left):
+            may = len(left) > 1 and array.redundant and choose.random() < 0.6
+            if may and budget.admits(drives=[position]):
+                left.remove(position)
+                pulled.append(position)
+                card.pull(array.ports[position])
+                card.outcome.faults["pull before refusals"] += 1
+        await card.sleep(50_000)
+        rebuilt = None
+        if pulled and card.config.background and not await array.past_help():
+            rebuilt = choose.choice(pulled)
+            port = array.ports[rebuilt]
+            card.harness.insert(port)
+            card.scribble(port, array.rows)
+            await background.replace_member(card.nvme, array.number, rebuilt, port)
+            card.unusable.discard(port)
+            await card.sleep(choose.uniform(0, 100_000))
+        blocks: set[int] = set()
+        for position in choose.sample(left, min(len(left), choose.randint(*REFUSED))):
+            row = choose.randrange(array.rows)
+            card.harness.refuse_writes(array.ports[position], DATA_OFFSET_BLOCKS + row)
+            found, places = self._sharing(array, Place(position, row))
+            blocks |= found
+            budget.bad |= places
+        targets = [where for block in sorted(blocks) if (where := array.logical(block))]
+        await card.together(self._write_there(*target) for target in targets for _ in range(2))
+        for volume, first, count in targets:
+            await self._same(volume, first, count)
+        if rebuilt is not None:
+            await array.job_ends()
+        members = (await array.state()).members
+        bad = {position for position, one in enumerate(members) if one.failed or one.stale}
+        assert Budget.of(layout, array.rows, bad).tolerated(), (
+            f"{array}: positions {bad} are lost, of which {budget.drives} had gone"
+        )
+        budget.drives = bad
+        left[:] = [p for p in range(layout.drives) if p not in bad]
+        choose.shuffle(left)
+        card.outcome.faults["refused together"] += 1
+        card.outcome.seen["rebuilds while blocks were refused"] += rebuilt is not None
+
+    @staticmethod
+    def _sharing(array: Array, place: Place) -> tuple[set[int], set[tuple[int, int]]]:
+        """The blocks of an array that may suffer when one is refused, and where they lie."""
+        layout = array.layout
+        found = set()
+        for block in range(array.blocks):
+            places = layout.copies_of(block)
+            if layout.parities:
+                (own,) = places
+                same_span = own.position // layout.width == place.position // layout.width
+                if same_span and own.row == place.row:
+                    found.add(block)
+            elif any((own.position, own.row) == (place.position, place.row) for own in places):
+                found.add(block)
+        taken = {(own.position, own.row) for block in found for own in layout.copies_of(block)}
+        return found, taken | {(place.position, place.row)}
+
+    @staticmethod
+    async def _write_there(volume: Volume, first: int, count: int) -> None:
+        card = volume.array.card
+        buffer = card.take_buffer()
+        status = await volume.write(first, count, buffer, 0, fua=False)
+        card.give_buffer(buffer)
+        assert status in (0, WRITE_FAULT, UNRECOVERED_READ), f"{volume}: status {status:#x}"
+        card.outcome.seen["writes refused"] += status != 0
+
+    @staticmethod
+    async def _same(volume: Volume, first: int, count: int) -> None:
+        """However often it is read, and from whichever copy, it is the same, or fails."""
+        card = volume.array.card
+        buffer = card.take_buffer()
+        seen = set()
+        for _ in range(AGAIN):
+            status = await volume.read(first, count, buffer)
+            assert status in (0, UNRECOVERED_READ), f"{volume}: {first}: status {status:#x}"
+            if status == 0:
+                seen.add(card.transport.memory.read(buffer, count * volume.sector_bytes))
+        card.give_buffer(buffer)
+        assert len(seen) <= 1, f"{volume}: {first} differs from read to read"
 
     def _some(self, volume: Volume, count: int) -> list[int]:
         return self._choose.sample(range(len(volume.model)), min(count, len(volume.model)))
