@@ -99,11 +99,11 @@ class NvmeFrontEnd(wiring.Component):
         Changes to the array and volume tables.
     geometry_read, member_read, volume_read, port_read, drive_capacity_read
         Tables, for the pages that list them.
+    volume_exists
+        Bit a volume: it is there; a command may find it only if it was when it was submitted.
     drive_present, drive_failed, drive_used, drive_emulated
         A bit per drive port; ``drive_used``: it belongs to an array; ``drive_emulated``: its own
         512-byte sectors are emulated (not there without `Config.sector_emulation`).
-    volume_exists
-        Bit a volume: it is there; a command may find it only if it was when it was submitted.
     drive_stale, array_states, array_unsynced, array_assumed, array_news, report_read
         Not there without `Config.background`. A bit per drive port: it is being rebuilt; a state
         for each array, whether it is not in sync, or assumed to be, and a pulse when a state has
