@@ -122,7 +122,8 @@ class Bench(DataPath):
 
     While ``hold_lists`` is set, PRP lists do not come; while ``hold_entries`` is, submission queue
     entries of I/O queues do not. While ``holds_posted`` is set, writes to the host do not leave;
-    while ``holds_flush`` is, the drives are not flushed. The host overwrites the slots of a
+    while ``holds_flush`` is, the drives are not flushed, and unless ``caches_store`` not all of
+    them store what they have as the write cache goes off. The host overwrites the slots of a
     submission queue that SQHD gives back to it at once.
     """
 
@@ -146,6 +147,8 @@ class Bench(DataPath):
         self.holds_posted = False
         self.holds_flush = False
         self.flushes = 0
+        self.cache_flushes = 0
+        self.caches_store = True
         self.posted_until = 0
         self.unsettled: set[int] = set()
         self._transfers: dict[tuple, list] = {}
@@ -197,6 +200,7 @@ class Bench(DataPath):
         dut.drive_present.value = 0
         dut.drive_failed.value = 0
         dut.drive_used.value = 0
+        dut.volume_exists.value = 0
         dut.drive_stale.value = 0
         dut.array_states.value = 0
         dut.array_unsynced.value = 0
@@ -209,6 +213,9 @@ class Bench(DataPath):
         dut.flushed.value = 0
         cocotb.start_soon(self._post_late())
         cocotb.start_soon(self._flush())
+        dut.cache_flushed.value = 0
+        dut.cache_stored.value = 0
+        cocotb.start_soon(self._flush_cache())
         dut.identity.value = self.identity
         dut.nonce.value = self.random.getrandbits(64)
         await start(dut)
@@ -246,6 +253,25 @@ class Bench(DataPath):
             dut.flushed.value = 1
             await ClockCycles(dut.clk, self.random.randint(1, 3))
             dut.flushed.value = 0
+
+    async def _flush_cache(self) -> None:
+        """Answers each flush as the write cache goes off."""
+        dut = self.dut
+        while True:
+            await RisingEdge(dut.clk)
+            if not int(dut.flush_cache.value) or int(dut.rst.value):
+                continue
+            self.cache_flushes += 1
+            await ClockCycles(dut.clk, self.random.randint(1, self.latency))
+            while self.holds_flush:
+                await RisingEdge(dut.clk)
+            assert int(dut.flush_cache.value), "a flush was taken back"
+            dut.cache_stored.value = int(self.caches_store)
+            dut.cache_flushed.value = 1
+            await RisingEdge(dut.clk)
+            while int(dut.flush_cache.value):
+                await RisingEdge(dut.clk)
+            dut.cache_flushed.value = 0
 
     # Registers.
 

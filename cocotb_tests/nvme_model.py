@@ -157,8 +157,12 @@ class DataPath:
             for name, look in tables
         ]
         shown: list[int | None] = [None] * len(handles)
+        exist = -1
         while True:
             await RisingEdge(dut.clk)
+            now = sum(1 << number for number in self.volumes)
+            if now != exist:
+                dut.volume_exists.value = exist = now
             for number, (address, data, look) in enumerate(handles):
                 value = look(int(address.value))
                 if value != shown[number]:

@@ -13,7 +13,10 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.runner import simulate
 from cocotb_tests.streams import start
+from hdl.config import Config
 from hdl.memory.disjoint import DISJOINT
+from hdl.nvme.prp_lists import ListMemory
+from sim.verilog import to_rtlil
 
 WIDTH = 12
 DEPTH = 8
@@ -84,3 +87,14 @@ def test_collisions(disjoint):
         module=__name__,
         parameters={"DISJOINT": str(disjoint)},
     )
+
+
+@pytest.mark.parametrize(("transfer_blocks", "disjoint"), [(4, False), (8, True)])
+def test_lists_of_several_slots_in_a_beat(transfer_blocks, disjoint):
+    """A beat that is read for one slot is written for another: block RAM may give anything of it.
+
+    The simulator undefines only what is written, so it cannot tell.
+    """
+    config = Config(data_width=512, commands=16, transfer_blocks=transfer_blocks)
+    text = to_rtlil(ListMemory(config=config))
+    assert ("no_rw_check" in text) == disjoint

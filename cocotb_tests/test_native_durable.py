@@ -12,11 +12,13 @@ from hdl.background.interface import WalkKind
 from hdl.background.jobs import JobState
 from hdl.config import DATA_OFFSET_BLOCKS
 from sim.campaign.sizes import USUAL
+from sim.golden.nvme import INVALID_FIELD, SET_FEATURES
 from sim.native.parameters import MICROSECOND, Ideal
 from sw.driver import background, raid
-from sw.driver.commands import NvmeError
+from sw.driver.commands import Command, NvmeError
 
 SEED = int(os.environ.get("SEED") or "1")
+VOLATILE_WRITE_CACHE = 6
 SLOW = Ideal(capacity=DATA_OFFSET_BLOCKS + ROWS, latency_ps=400 * MICROSECOND)
 FAST = Ideal(capacity=DATA_OFFSET_BLOCKS + ROWS, latency_ps=5 * MICROSECOND)
 
@@ -72,9 +74,10 @@ def test_nothing_lands_in_the_next_array(level, members):
                 assert len(ended) == most, "an array has gone before its commands"
                 assert (await raid.drives(nvme))[0].array is None
                 new = Level.RAID0 if round_number % 2 == 0 else level
-                assert await raid.create_array(
+                number = await raid.create_array(
                     nvme, new, range(members), strip_kib=16, assume_consistent=True
-                ) == 0
+                )
+                assert number == 0
                 assert await raid.create_volume(nvme, 0) == old.namespace
                 before = contents(card, range(members))
                 await card.load(other, 30)
@@ -85,6 +88,77 @@ def test_nothing_lands_in_the_next_array(level, members):
 
         card.run(scenario())
         card.finish(other)
+
+
+@pytest.mark.parametrize("waiting", [20, 60])
+def test_nothing_lands_in_the_next_volume(waiting):
+    """Commands of an array that hangs have all slots; others wait in the inbox and in the queues
+    for them. Their volume is deleted and created again, with other sectors: none of them finds it.
+    """
+    with Card([FAST] * PORTS, seed=SEED, config=USUAL) as card:
+        hung = card.run(card.create(Level.RAID0, range(2)))
+        old = card.run(card.create(Level.RAID1, range(4, 6)))
+        statuses: list[int] = []
+        ended = 0
+
+        async def read(number: int) -> None:
+            nonlocal ended
+            assert await card.read(hung, number % 8, 1, card.buffer(1), number % 2) == 0
+            ended += 1
+
+        async def write(number: int) -> None:
+            address = card.buffer(1)
+            card.card.transport.memory.write(address, card.random.randbytes(4096))
+            try:
+                await card.nvme.write(old.namespace, number % 16, 1, address, number % 2)
+                statuses.append(0)
+            except NvmeError as error:
+                statuses.append(error.status)
+
+        async def scenario() -> None:
+            transport = card.card.transport
+            for port in hung.ports:
+                card.harness.drive_fault(port, deaf=True)
+            for number in range(USUAL.commands):
+                transport.spawn(read(number))
+            await transport.sleep(50_000)
+            for number in range(waiting):
+                transport.spawn(write(number))
+            await transport.sleep(50_000)
+            await raid.delete_volume(card.nvme, old.namespace)
+            number = await raid.create_volume(card.nvme, 1, sector_bytes=512)
+            assert number == old.namespace
+            assert not ended and not statuses, "nothing hangs"
+            before = contents(card, range(4, 6))
+            address = card.buffer(1)
+            await card.nvme.read(old.namespace, 0, 8, address, 0, 512)
+            while len(statuses) < waiting or ended < USUAL.commands:
+                await transport.sleep(100_000)
+            assert set(statuses) == {INVALID_FIELD}, statuses
+            assert contents(card, range(4, 6)) == before, "old writes have landed"
+
+        card.run(scenario())
+        card.finish(hung)
+
+
+def test_what_is_cached_is_stored():
+    """The host switches the volatile write cache off, and all drives lose power: all is there."""
+    with Card([FORGETFUL] * PORTS, seed=SEED, config=USUAL) as card:
+
+        async def scenario() -> Volume:
+            volume = await card.create(Level.RAID0, range(3))
+            await card.load(volume, 60, writes=1.0)
+            await card.nvme.admin(Command(SET_FEATURES, dwords=(VOLATILE_WRITE_CACHE, 0)))
+            return volume
+
+        volume = card.run(scenario())
+        card.harness.power_loss()
+        for block in range(len(volume.model)):
+            (content,) = volume.model.possible(block)
+            for place in volume.layout.copies_of(block):
+                assert card.stored(volume.ports[place.position], place.row) == content, (
+                    f"block {block} was lost"
+                )
 
 
 def test_a_rebuilt_drive_has_stored_what_is_trusted():

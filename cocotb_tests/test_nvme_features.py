@@ -8,7 +8,9 @@ from cocotb.triggers import ClockCycles
 
 from cocotb_tests.nvme_bench import Bench, bench_config, run_front_end
 from cocotb_tests.runner import SimulationError
+from cocotb_tests.streams import wait_until
 from hdl.nvme import features
+from hdl.nvme.slots import SlotTable
 from sim.golden import nvme
 
 CONFIG = bench_config()
@@ -94,6 +96,92 @@ async def values_are_kept_until_reset(dut):
     for feature, value in DEFAULTS.items():
         assert await get(host, feature) == value
     assert await get(host, 9, 2) == 2
+    await host.settle()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def what_is_cached_is_stored(dut):
+    """The volatile write cache goes off: every write without FUA that began before has ended, then
+    the drives are flushed, then the command completes. Later writes have FUA and wait for none."""
+    host = await bench(dut)
+    pair = await host.create_pair(1, 32)
+    admin = host.queues[0]
+
+    def write() -> int:
+        block = host.random.randrange(4000)
+        return host.place(pair, **nvme.read_write(nvme.WRITE, 1, block, 1), prp1=host.page())
+
+    for busy in (False, True):
+        for stores in (True, False):
+            host.caches_store = stores
+            host.hold = busy
+            writes = [write() for _ in range(5)]
+            await host.ring(pair)
+            await ClockCycles(dut.clk, 1500)
+            assert all(not request.fua for request in host.commands[-5:])
+            begun = host.cache_flushes
+            host.holds_flush = True
+            off = host.place(admin, opcode=nvme.SET_FEATURES, dwords=(6, 0))
+            await host.ring(admin)
+            await ClockCycles(dut.clk, 1000)
+            later = [write() for _ in range(5)]
+            await host.ring(pair)
+            await ClockCycles(dut.clk, 1500)
+            assert all(request.fua for request in host.commands[-5:])
+            if busy:
+                assert host.cache_flushes == begun, "flushed before the writes had ended"
+                host.hold = False
+            await wait_until(
+                dut, lambda n=begun: host.cache_flushes > n, cycles=4000, what="the flush"
+            )
+            await ClockCycles(dut.clk, 1000)
+            assert off not in admin.done, "completed before the drives had been flushed"
+            host.holds_flush = False
+            code = nvme.SUCCESS if stores else nvme.INTERNAL_ERROR
+            assert (await host.result(admin, off)).code == code
+            assert await get(host, 6) == 0
+            for identifier in (*writes, *later):
+                assert (await host.result(pair, identifier)).code == nvme.SUCCESS
+            # Again, with nothing to wait for.
+            host.caches_store = True
+            await put(host, 6, 0)
+            assert host.cache_flushes == begun + 2
+            await put(host, 6, 1)
+            assert host.cache_flushes == begun + 2, "the cache was not switched off"
+    await host.settle()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def nobody_waits_for_a_flush_that_is_given_up(dut):
+    """The controller is disabled, or shut down, while the write cache goes off."""
+    host = await bench(dut)
+    for round_number in range(8):
+        host.holds_flush = True
+        begun = host.cache_flushes
+        off = host.place(host.queues[0], opcode=nvme.SET_FEATURES, dwords=(6, 0))
+        await host.ring(host.queues[0])
+        await ClockCycles(dut.clk, host.random.choice((100, 1000)))
+        if round_number % 2:
+            await host.write32(nvme.CC, nvme.CC_ENABLE | nvme.CC_SHUTDOWN_NORMAL)
+            await ClockCycles(dut.clk, 1000)
+            answer = host.queues[0].done.get(off)
+            assert answer is None or answer.code == nvme.COMMAND_INTERRUPTED
+            host.holds_flush = False
+            await host.wait_status(nvme.CSTS_READY | 2 << 2)
+        await host.write32(nvme.CC, 0)
+        await host.wait_status(0)
+        waits = bool(int(dut.flush_cache.value))
+        await host.enable()
+        off = host.place(host.queues[0], opcode=nvme.SET_FEATURES, dwords=(6, 0))
+        await host.ring(host.queues[0])
+        await ClockCycles(dut.clk, 1000)
+        assert not waits or host.cache_flushes == begun + 1, "two flushes at once"
+        host.holds_flush = False
+        assert (await host.result(host.queues[0], off)).code == nvme.SUCCESS
+        assert not waits or host.cache_flushes == begun + 2, "by the flush of another command"
+        await host.write32(nvme.CC, 0)
+        await host.wait_status(0)
+        await host.enable()
     await host.settle()
 
 
@@ -229,3 +317,33 @@ def test_features_that_survive_a_reset_are_caught(monkeypatch):
     monkeypatch.setattr(features, "RULES", wrong)
     with pytest.raises(SimulationError, match="values_are_kept_until_reset"):
         run_front_end(__name__, name="nvme_mutant_features", testcase="values_are_kept_until_reset")
+
+
+class ForgetsCaches(features.Features):
+    """A planted bug: the write cache goes off at once, and what is in the caches stays there."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.stores.eq(0)
+        return m
+
+
+class ForgetsCommands(SlotTable):
+    """A planted bug: nobody waits for the writes inside."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.caching.eq(0)
+        return m
+
+
+@pytest.mark.parametrize(
+    ("name", "mutant"),
+    [("admin.Features", ForgetsCaches), ("front_end.SlotTable", ForgetsCommands)],
+)
+def test_caches_that_are_not_stored_are_caught(monkeypatch, name, mutant):
+    monkeypatch.setattr(f"hdl.nvme.{name}", mutant)
+    with pytest.raises(SimulationError, match="what_is_cached_is_stored"):
+        run_front_end(
+            __name__, name=f"nvme_{mutant.__name__}", testcase="what_is_cached_is_stored"
+        )

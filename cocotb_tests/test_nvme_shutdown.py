@@ -107,6 +107,88 @@ async def a_message_is_a_write(dut):
 
 
 @cocotb.test(**LIMIT)
+async def nothing_begins_while_disabled(dut):
+    """All slots are taken by commands that hang and others have been fetched as the controller is
+    disabled. They are dropped: none of them goes on to wait for another drive."""
+    host = await bench(dut)
+    for sectors in range(3):
+        await host.enable()
+        for number in (1, 2):
+            await host.create_pair(number, 64)
+        host.hold = True
+        begun = len(host.commands)
+        await load(host, 2 * host.config.commands + 2 * sectors)
+        await wait_until(
+            dut,
+            lambda n=begun: len(host.commands) == n + host.config.commands,
+            cycles=5000,
+            what="as many commands as there are slots",
+        )
+        await ClockCycles(dut.clk, SOON)
+        await host.write32(nvme.CC, 0)
+        await ClockCycles(dut.clk, SOON)
+        assert await host.read32(nvme.CSTS) == nvme.CSTS_READY
+        count = len(host.commands)
+        host.hold = False
+        await host.wait_status(0)
+        assert len(host.commands) == count, "a command began after the controller was disabled"
+    await host.settle()
+
+
+async def abort_amid_news(host: Bench, delay: int) -> int:
+    """Requests for events are held and one is being aborted as an event comes; the Abort."""
+    admin = host.queues[0]
+    requests = []
+    for _ in range(2):
+        requests.append(host.place(admin, opcode=nvme.ASYNC_EVENT))
+        await host.ring(admin)
+        await ClockCycles(host.dut.clk, 200)
+    abort = host.place(admin, opcode=nvme.ABORT, dwords=(requests[0] << 16,))
+    await host.ring(admin)
+    await ClockCycles(host.dut.clk, delay)
+    host.dut.array_news.value = 1
+    await ClockCycles(host.dut.clk, 1)
+    host.dut.array_news.value = 0
+    return abort
+
+
+@cocotb.test(**LIMIT)
+async def an_event_and_an_abort_amid_a_shutdown(dut):
+    """A request for events is being aborted as an event comes and the host shuts down, or disables
+    the controller, with room in the admin completion queue for the Abort only or for more."""
+    host = await bench(dut)
+    shut = 0
+    for round_number in range(70):
+        await host.enable(cq_entries=(2, 8)[round_number // 2 % 2])
+        await abort_amid_news(host, host.random.randrange(70))
+        if round_number % 2:
+            await ClockCycles(dut.clk, host.random.randrange(12))
+            await host.write32(nvme.CC, nvme.CC_ENABLE | nvme.CC_SHUTDOWN_NORMAL)
+            await host.wait_status(nvme.CSTS_READY | COMPLETE)
+            shut += 1
+        await host.write32(nvme.CC, 0)
+        await host.wait_status(0)
+        host.queues[0].done.clear()
+    assert shut == 35
+    await host.settle()
+
+
+@cocotb.test(**LIMIT)
+async def an_abort_ends_without_room_for_events(dut):
+    """An Abort has the only place in the admin completion queue as an event comes: it ends."""
+    host = await bench(dut)
+    for _ in range(40):
+        await host.enable(cq_entries=2)
+        abort = await abort_amid_news(host, host.random.randrange(70))
+        assert (await host.result(host.queues[0], abort, cycles=SOON)).code == nvme.SUCCESS
+        await ClockCycles(dut.clk, SOON // 4)
+        await host.write32(nvme.CC, 0)
+        await host.wait_status(0)
+        host.queues[0].done.clear()
+    await host.settle()
+
+
+@cocotb.test(**LIMIT)
 async def shutdown_flushes(dut):
     """CSTS.SHST is complete once the drives have been flushed, after every command has ended."""
     host = await bench(dut)

@@ -113,10 +113,12 @@ class Core(wiring.Component):
         m.submodules.allocator = allocator = LineAllocator(
             config=config, users=LINE_USERS, returns=4, reserves=config.line_reserves
         )
-        m.submodules.flusher = flusher = Flusher(config=config, users=1 + config.background)
+        m.submodules.flusher = flusher = Flusher(config=config, users=2 + config.background)
         m.submodules.flush_all = flush_all = FlushAll()
+        m.submodules.flush_cache = flush_cache = FlushAll()
         blocks = [endpoint, front_end, tables, tracker, mapper, dispatch, gather, sequencer]
-        blocks += [parity, drives, store, allocator, references, flusher, flush_all]
+        blocks += [parity, drives, store, allocator, references, flusher]
+        blocks += [flush_all, flush_cache]
 
         # Host side: PCIe transactions and registers.
         connect(m, flipped(self.request), endpoint.request)
@@ -136,6 +138,9 @@ class Core(wiring.Component):
             front_end.posted.eq(endpoint.posted | self.posted),
             flush_all.flush.eq(front_end.flush),
             front_end.flushed.eq(flush_all.flushed),
+            flush_cache.flush.eq(front_end.flush_cache),
+            front_end.cache_flushed.eq(flush_cache.flushed),
+            front_end.cache_stored.eq(flush_cache.stored),
             self.reset_done.eq(front_end.reset_done),
         ]
         connect(m, front_end.read_request, endpoint.read_request)
@@ -301,6 +306,7 @@ class Core(wiring.Component):
             references.begun.eq(front_end.begun),
             references.ends.eq(front_end.ends),
             references.ended.eq(front_end.ended),
+            front_end.volume_exists.eq(tables.volume_exists),
             references.takes.eq(gather.takes),
             references.taken.eq(gather.taken),
             references.gives.eq(gather.gives),
@@ -309,9 +315,10 @@ class Core(wiring.Component):
         ]
 
         # Drives that are flushed before the power goes, or before they are trusted.
-        connect(m, flush_all.ask, flusher.ask[0])
-        connect(m, flusher.told[0], flush_all.told)
-        m.d.comb += [flush_all.used.eq(tables.used), flush_all.failed.eq(tables.failed)]
+        for number, user in enumerate((flush_all, flush_cache)):
+            connect(m, user.ask, flusher.ask[number])
+            connect(m, flusher.told[number], user.told)
+            m.d.comb += [user.used.eq(tables.used), user.failed.eq(tables.failed)]
         if not config.background:
             connect(m, front_end.manage_request, tables.manage_request)
             connect(m, tables.manage_response, front_end.manage_response)
@@ -346,8 +353,8 @@ class Core(wiring.Component):
                 m.d.comb += user.stale.eq(tables.stale)
             for user, port in zip((sequencer, dispatch, background), tables.copy_read, strict=True):
                 connect(m, user.copy_read, port)
-            connect(m, tables.flush, flusher.ask[1])
-            connect(m, flusher.told[1], tables.flushed)
+            connect(m, tables.flush, flusher.ask[2])
+            connect(m, flusher.told[2], tables.flushed)
             m.d.comb += references.notes.eq(Cat(dispatch.noted, sequencer.noted))
             for number, sender in zip(references.noted, (dispatch, sequencer), strict=True):
                 m.d.comb += number.eq(sender.noted_array)

@@ -74,6 +74,8 @@ class ArrayTables(wiring.Component):
     changed
         A pulse after each change of ``failed`` or ``stale``, and with each change made to the
         tables.
+    exists, volume_exists
+        Bit an array, bit a volume: it is there.
     quiesce
         What must have nothing inside any more before the change goes on
         (`hdl.array.references.References`): a volume that is gone, before that is answered, or one
@@ -143,6 +145,7 @@ class ArrayTables(wiring.Component):
                 "changed": Out(1),
                 "quiesce": Out(stream.Signature(reference(config))),
                 "exists": Out(config.arrays),
+                "volume_exists": Out(config.volumes),
                 "busy": Out(1),
             }
             | (
@@ -206,6 +209,10 @@ class ArrayTables(wiring.Component):
 
         with m.If(arrays.write.en):
             m.d.sync += self.exists.bit_select(arrays.write.addr, 1).eq(arrays.write.data.valid)
+        with m.If(volumes.write.en):
+            m.d.sync += self.volume_exists.bit_select(volumes.write.addr, 1).eq(
+                volumes.write.data.valid
+            )
 
         edited = Signal()
         health = follow_health(m, self, config=config, edited=edited)

@@ -135,18 +135,21 @@ class Flusher(wiring.Component):
 
 
 class FlushAll(wiring.Component):
-    """Flushes all drives of arrays before the host takes the power away (NVMe 1.4, 7.6.2).
+    """Flushes all drives of arrays before the host takes the power away (NVMe 1.4, 7.6.2), or as
+    it switches the volatile write cache off (5.21.1.6).
 
-    ``flush`` is a level: the controller is being shut down and every command has ended; it stays
-    until ``flushed``, which says that each drive at a port of ``used`` that is not ``failed`` has
+    ``flush`` is a level: every command whose writes are meant has ended; it stays until
+    ``flushed``, which says that each drive at a port of ``used`` that is not ``failed`` has
     ended a FLUSH that began after ``flush`` rose, or cannot do it; ``flushed`` stays until
-    ``flush`` falls. ``ask`` and ``told`` are those of a user of `Flusher`.
+    ``flush`` falls. ``stored`` with it: all have that are not ``failed`` by now. ``ask`` and
+    ``told`` are those of a user of `Flusher`.
 
     A request that ``flush`` gave up is still answered, and the answer is dropped.
     """
 
     flush: In(1)
     flushed: Out(1)
+    stored: Out(1)
     used: In(MAX_DRIVES)
     failed: In(MAX_DRIVES)
     ask: Out(stream.Signature(MAX_DRIVES))
@@ -156,7 +159,8 @@ class FlushAll(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         # What is offered must not change any more.
-        wanted = Signal(MAX_DRIVES)
+        wanted, missed = Signal(MAX_DRIVES), Signal(MAX_DRIVES)
+        m.d.comb += self.stored.eq((missed & ~self.failed) == 0)
         m.d.comb += self.ask.payload.eq(wanted)
         with m.FSM(name="flush_all") as fsm:
             with m.State("REST"):
@@ -171,6 +175,7 @@ class FlushAll(wiring.Component):
 
             with m.State("LISTEN"):
                 m.d.comb += self.told.ready.eq(1)
+                m.d.sync += missed.eq(wanted & ~self.told.payload)
                 with m.If(self.told.valid):
                     m.next = "STAY"
 

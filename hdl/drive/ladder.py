@@ -43,6 +43,16 @@ def longest_ms(config: Config) -> float:
     return count * (1 << tick_shift(config)) * MILLISECONDS / config.clock_hz
 
 
+def given_up_ms(config: Config) -> float:
+    """Most milliseconds until a drive that ends nothing is given up, in either way: its commands
+    can be aborted, or they cannot. 0 where drives have no time limit."""
+    if not config.command_timeout_ms:
+        return 0
+    tick_ms = (1 << tick_shift(config)) * MILLISECONDS / config.clock_hz
+    aborted = (ABORTS + 1) * ticks(config, config.command_timeout_ms) * tick_ms
+    return max((config.drive_resets + 1) * longest_ms(config), aborted)
+
+
 class Ladder(wiring.Component):
     """Gives every drive command a deadline, and sees to it that it ends.
 

@@ -63,8 +63,8 @@ class Admin(wiring.Component):
         How they ended. An Asynchronous Event Request ends without a completion queue entry.
     note
         Those that failed, for the error log, before they end.
-    report
-        Ended Asynchronous Event Requests (`hdl.nvme.events.Events`).
+    report, report_waits
+        Ended Asynchronous Event Requests (`hdl.nvme.events.Events`), and that one waits for room.
     abort, aborted, found
         I/O commands that are to be aborted, a pulse when that has been tried, and whether it will
         end so (`SlotTable`). Not used without `Config.abort_commands`.
@@ -88,6 +88,11 @@ class Admin(wiring.Component):
         As in `hdl.nvme.features.Features`.
     write_through
         The host has switched the volatile write cache off.
+    caching, flush, flushed, stored
+        Writes that began before are inside. A level, then: the drives are to be flushed; it stays
+        until answered, and whether all of them have stored what they had.
+    stop
+        The host disables the controller, or shuts it down: nobody waits for drives any more.
 
     Latency: about 10 cycles for a command without data, that of `PageGenerator` for one with.
 
@@ -103,6 +108,7 @@ class Admin(wiring.Component):
                 "finish": Out(stream.Signature(finish(config))),
                 "note": Out(stream.Signature(note(config))),
                 "report": Out(stream.Signature(report())),
+                "report_waits": In(1),
                 "misuse": In(1),
                 "misuse_value": In(1),
                 "warning": In(WARNING_BITS),
@@ -134,6 +140,11 @@ class Admin(wiring.Component):
                 "io_queues": In(1),
                 "clear": In(1),
                 "write_through": Out(1),
+                "caching": In(1),
+                "flush": Out(1),
+                "flushed": In(1),
+                "stored": In(1),
+                "stop": In(1),
                 "busy": Out(1),
             }
         )
@@ -161,6 +172,7 @@ class Admin(wiring.Component):
             events.misuse.eq(self.misuse),
             events.misuse_value.eq(self.misuse_value),
             events.warning.eq(self.warning),
+            events.stalled.eq(self.report_waits),
             events.news.eq(self.news),
             events.configuration.eq(features.events),
             events.clear.eq(self.clear),
@@ -305,6 +317,9 @@ class Admin(wiring.Component):
                         m.next = "SEND"
                 with m.Default():
                     end(otherwise)
+
+        with m.If(self.flush & self.flushed):
+            m.d.sync += self.flush.eq(0)
 
         with m.FSM(name="admin") as fsm:
             with m.State("TAKE"):
@@ -457,6 +472,29 @@ class Admin(wiring.Component):
             with m.State("FEATURE"):
                 m.d.sync += [status.eq(features.status), result.eq(features.result)]
                 m.next = "JUDGE"
+                with m.If(features.stores):
+                    m.next = "DRAIN"
+
+            # The cache is off, so all that has been written must be stored as from now on each
+            # write is before it completes. A flush that nobody waits for goes on.
+            with m.State("DRAIN"):
+                with m.If(self.stop):
+                    m.next = "GIVE-UP"
+                with m.Elif(~self.caching & ~self.flush):
+                    m.d.sync += self.flush.eq(1)
+                    m.next = "STORE"
+
+            with m.State("STORE"):
+                with m.If(self.flushed):
+                    m.next = "JUDGE"
+                    with m.If(~self.stored):
+                        m.d.sync += status.eq(status_field(StatusCode.INTERNAL_ERROR))
+                with m.Elif(self.stop):
+                    m.next = "GIVE-UP"
+
+            with m.State("GIVE-UP"):
+                m.d.sync += status.eq(status_field(StatusCode.COMMAND_INTERRUPTED))
+                m.next = "JUDGE"
 
             with m.State("MANAGE"):
                 m.d.sync += [status.eq(manage.status), result.eq(manage.result)]
@@ -491,10 +529,14 @@ class Admin(wiring.Component):
                 | (self.send.valid & ~self.send.ready)
                 | (fsm.ongoing("SENT") & ~self.sent.valid)
                 | (fsm.ongoing("MANAGE") & ~manage.done)
+                | (fsm.ongoing("DRAIN") & ~self.stop & (self.caching | self.flush))
+                | (fsm.ongoing("STORE") & ~self.stop & ~self.flushed)
                 | (fsm.ongoing("ATTACH") & ~namespaces.done)
                 | (self.note.valid & ~self.note.ready)
                 | (self.finish.valid & ~self.finish.ready)
             )
             parts = (features, manage, events, namespaces)
-            m.d.comb += self.busy.eq(~waits | Cat(part.busy for part in parts).any())
+            m.d.comb += self.busy.eq(
+                ~waits | (self.flush & self.flushed) | Cat(part.busy for part in parts).any()
+            )
         return m

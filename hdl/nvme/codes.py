@@ -165,6 +165,7 @@ class StatusCode(enum.Enum, shape=11):
     INVALID_NAMESPACE = 0x00B
     COMMAND_SEQUENCE = 0x00C
     INVALID_PRP_OFFSET = 0x013
+    COMMAND_INTERRUPTED = 0x021
     LBA_OUT_OF_RANGE = 0x080
     INVALID_CQ = 0x100
     INVALID_QUEUE = 0x101
@@ -197,6 +198,7 @@ RETRYABLE = frozenset(
         StatusCode.DATA_TRANSFER_ERROR,
         StatusCode.INTERNAL_ERROR,
         StatusCode.ABORT_REQUESTED,
+        StatusCode.COMMAND_INTERRUPTED,
         StatusCode.WRITE_FAULT,
         StatusCode.UNRECOVERED_READ,
     }

@@ -15,6 +15,7 @@ from hdl.nvme.codes import (
     status_field,
 )
 from hdl.nvme.interface import HostOpcode
+from hdl.nvme.lifetimes import AGE_BITS
 from hdl.nvme.records import (
     BLOCK_COUNT_BITS,
     RANGE_COUNT_BITS,
@@ -30,6 +31,9 @@ from hdl.nvme.records import (
     sqe,
 )
 from hdl.pcie.interface import sqe_slots
+
+NSID_PLACE = 32
+"""Where in an entry NSID begins: in the first beat, at any width."""
 
 FUA_BIT = 30
 """FUA in CDW12 of Read and Write."""
@@ -61,7 +65,10 @@ class Decode(wiring.Component):
     ranges
         Dataset Management commands; no other command passes `Decode` this way.
     dropped
-        Entries that could not be read: they end without a completion queue entry.
+        Entries that could not be read, and while ``stop`` all: they end without a completion queue
+        entry.
+    stop
+        The controller is being disabled: no command begins, as it might wait for a drive.
     detached
         A bit per volume: it is not attached, and so inactive.
     sectors
@@ -69,6 +76,10 @@ class Decode(wiring.Component):
         `Config.sector_emulation`).
     write_through
         The volatile write cache is off: every write has FUA.
+    volume, submitted, there, belongs
+        To and from `hdl.nvme.lifetimes.Lifetimes`. In the cycle in which a command gets its slot,
+        its volume must have been there since it was submitted; else it ends with Invalid Field, as
+        of an inactive namespace, or with Command Interrupted if its age is not known.
 
     A command in sectors becomes one of the blocks that these lie in, in the entry itself.
 
@@ -95,8 +106,13 @@ class Decode(wiring.Component):
                 "rejected": Out(stream.Signature(rejected(config))),
                 "ranges": Out(stream.Signature(ranges(config))),
                 "dropped": Out(stream.Signature(finish(config))),
+                "stop": In(1),
                 "detached": In(config.volumes),
                 "write_through": In(1),
+                "volume": Out(config.volume_bits),
+                "submitted": Out(AGE_BITS),
+                "there": In(1),
+                "belongs": In(1),
                 "busy": Out(1),
             }
             | ({"sectors": In(config.volumes)} if config.sector_emulation else {})
@@ -111,6 +127,8 @@ class Decode(wiring.Component):
         step = Signal(range(self._beats + 1))
         slot = Signal(config.slot_bits)
         status = Signal(STATUS_BITS)
+        # As it is stored: whoever switches the cache off waits for those before (`SlotTable`).
+        through = Signal()
 
         block = Cat(fields.cdw10, fields.cdw11)
         length = fields.cdw12[:BLOCK_COUNT_BITS]
@@ -147,6 +165,10 @@ class Decode(wiring.Component):
 
         volume = Signal(config.volume_bits)
         m.d.comb += volume.eq(fields.nsid - 1)
+        # Known as the first beat comes, so that what is asked of it is there with the last one.
+        mixed = Signal()
+        looked_up = Signal(config.volume_bits)
+        m.d.comb += self.volume.eq(looked_up)
 
         # In sectors: what the entry said before it was turned into blocks.
         scaled = Signal()
@@ -161,6 +183,8 @@ class Decode(wiring.Component):
             ((fields.fuse != 0) | (fields.psdt != 0), StatusCode.INVALID_FIELD),
             ((fields.nsid == 0) | (fields.nsid > config.volumes), StatusCode.INVALID_NAMESPACE),
             (self.detached.bit_select(volume, 1), StatusCode.INVALID_FIELD),
+            (self.there & ~self.belongs & mixed, StatusCode.COMMAND_INTERRUPTED),
+            (~self.belongs, StatusCode.INVALID_FIELD),
             (
                 moves_data & ~hostless & too_long,
                 StatusCode.INVALID_FIELD,
@@ -174,7 +198,7 @@ class Decode(wiring.Component):
                 command,
                 slot=slot,
                 opcode=opcode,
-                fua=fields.cdw12[FUA_BIT] | (self.write_through & (opcode == HostOpcode.WRITE)),
+                fua=fields.cdw12[FUA_BIT] | (through & (opcode == HostOpcode.WRITE)),
                 recover=0,
                 volume=volume,
                 block=last_part,
@@ -210,6 +234,7 @@ class Decode(wiring.Component):
                 opcode=opcode,
                 blocks=length,
                 hostless=hostless,
+                cached=~self.write_through,
             ),
             self.store_parts.eq(parts),
             self.beat.eq(Cat(step[: self._beat_bits], self.entry.payload.place)),
@@ -239,12 +264,18 @@ class Decode(wiring.Component):
                 m.d.sync += [
                     queue.eq(self.entry.payload.queue),
                     error.eq(self.entry.payload.error),
+                    self.submitted.eq(self.entry.payload.age),
+                    mixed.eq(self.entry.payload.mixed),
                 ]
                 with m.If(self.entry.valid):
                     m.d.sync += step.eq(1)
                     m.next = "COPY"
 
             with m.State("COPY"):
+                with m.If(step == 1):
+                    nsid = self.beat_data[NSID_PLACE : NSID_PLACE + config.volume_bits]
+                    m.d.comb += self.volume.eq(nsid - 1)
+                    m.d.sync += looked_up.eq(self.volume)
                 m.d.sync += [
                     fields.eq(Cat(fields.as_value(), self.beat_data)[-SQE_BITS:]),
                     step.eq(step + 1),
@@ -257,14 +288,20 @@ class Decode(wiring.Component):
                         m.next = "DROP"
 
             with m.State("CHECK"):
-                m.d.sync += [slot.eq(self.allocate.payload), status.eq(0)]
+                m.d.sync += [
+                    slot.eq(self.allocate.payload),
+                    through.eq(self.write_through),
+                    status.eq(0),
+                ]
                 for condition, code in reversed(checks):
                     with m.If(condition):
                         m.d.sync += status.eq(status_field(code))
                 in_sectors = Const(0, 1)
                 if config.sector_emulation:
                     in_sectors = moves_data & ~scaled & self.sectors.bit_select(volume, 1)
-                with m.If(in_sectors):
+                with m.If(self.stop):
+                    m.next = "DROP"
+                with m.Elif(in_sectors):
                     if config.sector_emulation:
                         m.next = "SCALE"
                 with m.Elif(self.allocate.valid):
@@ -303,7 +340,7 @@ class Decode(wiring.Component):
 
             waits = (
                 (fsm.ongoing("TAKE") & ~self.entry.valid)
-                | (fsm.ongoing("CHECK") & ~in_sectors & ~self.allocate.valid)
+                | (fsm.ongoing("CHECK") & ~self.stop & ~in_sectors & ~self.allocate.valid)
                 | (self.admit.valid & ~self.admit.ready)
                 | (self.ranges.valid & ~self.ranges.ready)
                 | (self.rejected.valid & ~self.rejected.ready)

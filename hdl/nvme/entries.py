@@ -6,6 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config, bits_for_count
 from hdl.nvme.features import BURST_BITS
+from hdl.nvme.lifetimes import AGE_BITS
 from hdl.nvme.records import FETCH_ENTRIES, FETCHES, entry, position_bits, queue_bits
 from hdl.pcie.interface import sqe_slots
 
@@ -20,9 +21,10 @@ class EntryRing(wiring.Component):
 
     Ports
     -----
-    begin, queue, count, head
+    begin, queue, count, head, age, mixed
         A pulse: a read of ``count`` entries of ``queue`` into ``place`` on, as transfer ``index``.
-        Only with ``room`` at least ``count``. ``head`` is that of the queue after it.
+        Only with ``room`` at least ``count``. ``head`` is that of the queue after it. ``age`` and
+        ``mixed`` go with its entries.
     place, index, room, any_room
         Where the next read goes, its transfer index, how many entries it may have, and whether
         that is any.
@@ -51,6 +53,8 @@ class EntryRing(wiring.Component):
                 "queue": In(queue_bits(config)),
                 "count": In(range(FETCH_ENTRIES + 1)),
                 "head": In(position_bits(config)),
+                "age": In(AGE_BITS),
+                "mixed": In(1),
                 "place": Out(self._place_bits),
                 "index": Out(self._index_bits),
                 "room": Out(range(FETCH_ENTRIES + 1)),
@@ -74,6 +78,8 @@ class EntryRing(wiring.Component):
                 "queue": self.queue.shape(),
                 "count": range(FETCH_ENTRIES + 1),
                 "head": self.head.shape(),
+                "age": AGE_BITS,
+                "mixed": 1,
             }
         )
         m.submodules.reads = reads = memory.Memory(shape=shape, depth=FETCHES, init=[])
@@ -112,10 +118,14 @@ class EntryRing(wiring.Component):
             store.data.queue.eq(self.queue),
             store.data.count.eq(self.count),
             store.data.head.eq(self.head),
+            store.data.age.eq(self.age),
+            store.data.mixed.eq(self.mixed),
             store.en.eq(self.begin),
             load.addr.eq(oldest),
             taken.eq(self.entry.valid & self.entry.ready),
             self.entry.payload.queue.eq(load.data.queue),
+            self.entry.payload.age.eq(load.data.age),
+            self.entry.payload.mixed.eq(load.data.mixed),
             self.arrived_queue.eq(load.data.queue),
             self.arrived_head.eq(load.data.head),
             self.entry.payload.place.eq(read_place),

@@ -62,7 +62,8 @@ class Events(wiring.Component):
         No more can be held.
     abort, aborted, found
         A pulse: end the request that has ``identifier``, as aborted. ``aborted`` pulses with
-        ``found`` once it has been looked for.
+        ``found`` once it has been looked for. While ``stalled`` it is not looked for: the Abort may
+        have the place that the report waits for.
     misuse, misuse_value
         A pulse: a doorbell was misused, by its value or (0) by writing it at all.
     warning
@@ -83,8 +84,8 @@ class Events(wiring.Component):
         With ``begun``: the page is read from its first byte on.
     clear
         The controller is being reset: everything is forgotten.
-    report
-        Ended requests.
+    report, stalled
+        Ended requests, and that one waits for room in the admin completion queue.
 
     Latency: 3 cycles from an event to ``report``; ``abort`` takes 2 cycles for each request that
     can be held. Back-pressure on ``report`` holds ``abort``; events are never refused.
@@ -113,6 +114,7 @@ class Events(wiring.Component):
                 "cleared": In(TYPES),
                 "clear": In(1),
                 "report": Out(stream.Signature(report())),
+                "stalled": In(1),
                 "busy": Out(1),
             }
         )
@@ -231,7 +233,7 @@ class Events(wiring.Component):
                 m.next = "REPORT"
 
             with m.State("REPORT"):
-                m.d.comb += self.report.valid.eq(1)
+                m.d.comb += [self.report.valid.eq(1), self.aborted.eq(self.abort & self.stalled)]
                 with m.If(self.report.ready):
                     m.next = "WAIT"
 
@@ -263,7 +265,7 @@ class Events(wiring.Component):
                 & ~self.abort
                 & (now == seen)
                 & ~self.cleared.any()
-            ) | (self.report.valid & ~self.report.ready)
+            ) | (self.report.valid & ~self.report.ready & ~self.aborted)
             m.d.comb += self.busy.eq(
                 ~waits | self.hold | self.misuse | self.changed | self.news
             )

@@ -86,8 +86,9 @@ class Features(wiring.Component):
         I/O queues exist: their number cannot be changed any more.
     clear
         Back to initial values.
-    write_through
-        The host has switched the volatile write cache off.
+    write_through, stores
+        The host has switched the volatile write cache off; a pulse with ``status``: by this
+        command, so that what is in the caches must be stored.
     over, under
         Temperature thresholds in kelvin.
     events
@@ -120,6 +121,7 @@ class Features(wiring.Component):
                 "io_queues": In(1),
                 "clear": In(1),
                 "write_through": Out(1),
+                "stores": Out(1),
                 "over": Out(16, init=WARNING_KELVIN),
                 "under": Out(16),
                 "events": Out(CONFIGURATION_BITS),
@@ -215,6 +217,7 @@ class Features(wiring.Component):
                             m.d.sync += self.over.eq(self.value)
                     with m.Case(Feature.VOLATILE_WRITE_CACHE.value):
                         m.d.sync += self.write_through.eq(~self.value[0])
+                        m.d.comb += self.stores.eq(~self.value[0])
                     with m.Case(Feature.INTERRUPT_COALESCING.value):
                         m.d.sync += Cat(self.threshold, self.delay).eq(self.value)
                     with m.Case(Feature.ASYNC_EVENT.value):

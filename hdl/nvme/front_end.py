@@ -29,6 +29,7 @@ from hdl.nvme.health import Health
 from hdl.nvme.identify import Identity
 from hdl.nvme.interface import command, completion, delivered, fetched, transfer
 from hdl.nvme.interrupts import Interrupts
+from hdl.nvme.lifetimes import Lifetimes
 from hdl.nvme.names import IDENTITY_BITS, NONCE_BITS, Names
 from hdl.nvme.pages import PageGenerator, capacity_read
 from hdl.nvme.prp import Prp
@@ -76,6 +77,9 @@ class NvmeFrontEnd(wiring.Component):
         A level: a shutdown is under way, every command has ended or been dropped; it stays until
         answered. Level or pulse: since it rose, every drive of every array has been flushed, or has
         failed to be.
+    flush_cache, cache_flushed, cache_stored
+        The same as the host switches the volatile write cache off, and all that began before has
+        ended; and whether every drive that is not failed has been flushed well.
     discard, host_idle, reset_done
         Host accesses that have not left are to be dropped; there is none and no tag in use; a
         function level reset is done (`FunctionReset`).
@@ -95,6 +99,8 @@ class NvmeFrontEnd(wiring.Component):
         Changes to the array and volume tables.
     geometry_read, member_read, volume_read, port_read, drive_capacity_read
         Tables, for the pages that list them.
+    volume_exists
+        Bit a volume: it is there; a command may find it only if it was when it was submitted.
     drive_present, drive_failed, drive_used, drive_emulated
         A bit per drive port; ``drive_used``: it belongs to an array; ``drive_emulated``: its own
         512-byte sectors are emulated (not there without `Config.sector_emulation`).
@@ -132,6 +138,9 @@ class NvmeFrontEnd(wiring.Component):
                 "posted": In(1),
                 "flush": Out(1),
                 "flushed": In(1),
+                "flush_cache": Out(1),
+                "cache_flushed": In(1),
+                "cache_stored": In(1),
                 "discard": Out(1),
                 "host_idle": In(1),
                 "reset_done": Out(1),
@@ -158,6 +167,7 @@ class NvmeFrontEnd(wiring.Component):
                 "drive_present": In(config.ports),
                 "drive_failed": In(MAX_DRIVES),
                 "drive_used": In(MAX_DRIVES),
+                "volume_exists": In(config.volumes),
                 "identity": In(IDENTITY_BITS),
                 "nonce": In(NONCE_BITS),
                 "temperature": In(16),
@@ -212,6 +222,7 @@ class NvmeFrontEnd(wiring.Component):
         m.submodules.pages = pages = PageGenerator(config=config, identity=self._identity)
         m.submodules.health = health = Health(config=config)
         m.submodules.names = names = Names(config=config)
+        m.submodules.lifetimes = lifetimes = Lifetimes(config=config)
 
         examines = config.compare_and_deallocate
         m.submodules.reads = reads = Merge(read_request(config), inputs=3 + examines)
@@ -225,7 +236,7 @@ class NvmeFrontEnd(wiring.Component):
         m.submodules.settle = settle = Settle(fetched(config))
         blocks = [registers, interrupts, coalesce, queues, decode, slots, prp, delivery, admin]
         blocks += [sender, pages, health, reads, writes, fills, posts, ends, rejects, finished]
-        blocks += [arrived, admin_entry, settle]
+        blocks += [arrived, admin_entry, settle, lifetimes]
         moves, moved = Signal(), Signal()
         # A link reset is to the host's side what a function level reset is.
         resets = Signal()
@@ -261,7 +272,9 @@ class NvmeFrontEnd(wiring.Component):
             self.reset_done.eq(function_reset.done & self.status.function_reset),
             interrupts.reset.eq(resets),
             registers.drained.eq(queues.drained),
-            registers.fatal.eq(decode.dropped.valid | admin_entry.dropped.valid),
+            registers.fatal.eq(
+                registers.enable & (decode.dropped.valid | admin_entry.dropped.valid)
+            ),
             interrupts.enable.eq(self.status.msix_enable),
             interrupts.mask.eq(self.status.msix_mask),
             interrupts.clear.eq(~queues.running | ~registers.enable),
@@ -332,8 +345,15 @@ class NvmeFrontEnd(wiring.Component):
             decode.beat_data.eq(entries.read_data),
             decode.write_through.eq(admin.write_through),
             decode.detached.eq(admin.detached),
+            lifetimes.exists.eq(self.volume_exists),
+            lifetimes.volume.eq(decode.volume),
+            lifetimes.submitted.eq(decode.submitted),
+            decode.there.eq(lifetimes.there),
+            decode.belongs.eq(lifetimes.belongs),
+            queues.age.eq(lifetimes.age),
             slots.store.eq(decode.store),
             slots.stop.eq(~registers.enable),
+            decode.stop.eq(~registers.enable),
             slots.store_slot.eq(decode.store_slot),
             slots.store_command.eq(decode.store_command),
             slots.store_parts.eq(decode.store_parts),
@@ -465,6 +485,12 @@ class NvmeFrontEnd(wiring.Component):
             connect(m, getattr(pages, name), flipped(getattr(self, name)))
         m.d.comb += [
             admin.entry_sizes_good.eq(registers.entry_sizes_good),
+            admin.report_waits.eq(queues.report_waits),
+            admin.caching.eq(slots.caching),
+            admin.stop.eq(~registers.enable | registers.shutting),
+            self.flush_cache.eq(admin.flush),
+            admin.flushed.eq(self.cache_flushed),
+            admin.stored.eq(self.cache_stored),
             admin.io_queues.eq(queues.io_queues),
             admin.clear.eq(~queues.running),
             queues.burst.eq(admin.burst),

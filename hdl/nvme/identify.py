@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from hdl.config import BLOCK_BYTES, SECTOR_BYTES, Config
-from hdl.drive.ladder import longest_ms
+from hdl.drive.ladder import given_up_ms
 from hdl.nvme.codes import (
     CQ_ENTRY_EXPONENT,
     CRITICAL_KELVIN,
@@ -82,10 +82,7 @@ def shutdown_us(config: Config) -> int:
     another one before all drives are flushed (`hdl.drive.ladder`). 0, not reported, where drives
     have no time limit.
     """
-    if not config.command_timeout_ms:
-        return 0
-    given_up = (config.drive_resets + 1) * longest_ms(config)
-    return min(ceil(SHUTDOWN_STAGES * given_up * 1000), (1 << 32) - 1)
+    return min(ceil(SHUTDOWN_STAGES * given_up_ms(config) * 1000), (1 << 32) - 1)
 
 
 def controller_image(config: Config, identity: Identity) -> bytes:

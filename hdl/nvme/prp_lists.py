@@ -56,8 +56,13 @@ class ListMemory(wiring.Component):
     def elaborate(self, platform) -> Module:
         config = self._config
         m = Module()
+        # A beat of several lists may be read for one while another one is written.
+        whole_beats = ENTRY_BITS * config.transfer_blocks >= config.data_width
         m.submodules.lists = lists = memory.Memory(
-            shape=config.data_width, depth=list_beats(config), init=[], attrs=DISJOINT
+            shape=config.data_width,
+            depth=list_beats(config),
+            init=[],
+            attrs=DISJOINT if whole_beats else None,
         )
         write, read = lists.write_port(granularity=32), lists.read_port()
         lane_bits = (config.data_width // ENTRY_BITS - 1).bit_length()

@@ -105,7 +105,7 @@ def open_states(m: Module, at_hand: QueueAtHand, *, ports: Any) -> None:
             *assign(cq_base_write.data, page=ports.admin.cq_page, last=ports.admin.cq_last),
             sq_base_write.data.completion.eq(0),
             *assign(cq_base_write.data, vector=0, interrupt=1),
-            *assign(sq_write.data, head=0, tail=0, inside=0),
+            *assign(sq_write.data, head=0, tail=0, inside=0, marked=0),
             *assign(cq_write.data, head=0, tail=0, phase=1, used=0, queues=1),
             Cat(p.en for p in (sq_base_write, cq_base_write, sq_write, cq_write)).eq(~0),
         ]
@@ -147,7 +147,7 @@ def change_states(m: Module, at_hand: QueueAtHand, *, ports: Any, judge: QueueCh
                 m.d.sync += cq_valid.bit_select(cq_queue, 1).eq(1)
             with m.Case(Effect.ADD_SQ):
                 m.d.comb += [
-                    *assign(sq_write.data, head=0, tail=0, inside=0),
+                    *assign(sq_write.data, head=0, tail=0, inside=0, marked=0),
                     cq_write.data.queues.eq(cq.queues + 1),
                     sq_write.en.eq(1),
                     cq_write.en.eq(1),
@@ -162,7 +162,7 @@ def change_states(m: Module, at_hand: QueueAtHand, *, ports: Any, judge: QueueCh
                     work.bit_select(queue, 1).eq(0),
                     stalled.bit_select(queue, 1).eq(0),
                 ]
-                m.d.comb += [sq_write.data.tail.eq(sq.head), sq_write.en.eq(1)]
+                m.d.comb += [*assign(sq_write.data, tail=sq.head, marked=0), sq_write.en.eq(1)]
                 with m.If(judge.effect == Effect.REMOVE_SQ):
                     m.d.sync += sq_valid.bit_select(queue, 1).eq(0)
                     m.d.comb += [

@@ -79,6 +79,17 @@ def doorbell_states(
         m.d.comb += doorbells.misuses.eq(ports.running & ~deleting & ~possible)
         with m.If(ports.running & ~deleting & possible):
             m.d.comb += [sq_write.data.tail.eq(value), sq_write.en.eq(1)]
+            # What it rings for is as old as the doorbell. Two ages can be told apart; if there are
+            # more, what is in the middle counts as older than it is.
+            empty, younger = sq.head == sq.tail, sq.age != ports.age
+            with m.If(empty | younger):
+                m.d.comb += sq_write.data.age.eq(ports.age)
+            with m.If(empty):
+                m.d.comb += sq_write.data.marked.eq(0)
+            with m.Elif(younger):
+                m.d.comb += assign(sq_write.data, marked=1, mark=sq.tail, mixed=sq.marked)
+                with m.If(~sq.marked):
+                    m.d.comb += sq_write.data.older.eq(sq.age)
             m.d.sync += work.bit_select(queue, 1).eq(1)
         m.next = "CHOOSE"
 

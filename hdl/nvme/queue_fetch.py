@@ -19,7 +19,7 @@ ADMIN_FETCH = FETCHES
 
 
 class FetchPlan(wiring.Component):
-    """Sizes a read so that it wraps neither in the queue nor in the inbox.
+    """Sizes a read so that it wraps neither in the queue nor in the inbox, and is of one age.
 
     Parameters
     ----------
@@ -63,13 +63,15 @@ class FetchPlan(wiring.Component):
         m = Module()
         # Stage 1: the four limits.
         s1_available = Signal(self._position + 1)
+        end = Signal(self._position)
+        m.d.comb += end.eq(Mux(self.sq.marked, self.sq.mark, self.sq.tail))
         s1_cq_room = Signal(self._position + 1)
         s1_most = Signal.like(self.count)
         m.d.sync += [
             s1_available.eq(
                 Mux(
-                    self.sq.tail >= self.sq.head,
-                    self.sq.tail - self.sq.head,
+                    end >= self.sq.head,
+                    end - self.sq.head,
                     self.sq_last + 1 - self.sq.head,
                 )
             ),
@@ -121,6 +123,7 @@ def fetch_states(
         with m.Else():
             m.d.comb += [
                 *assign(sq_write.data, head=plan.head, inside=sq.inside + plan.count),
+                sq_write.data.marked.eq(sq.marked & (plan.head != sq.mark)),
                 cq_write.data.used.eq(cq.used + plan.count),
                 sq_write.en.eq(1),
                 cq_write.en.eq(1),
@@ -147,4 +150,10 @@ def fetch_states(
                 ),
             ]
         m.next = "CHOOSE"
-    m.d.comb += [ring.queue.eq(queue), ring.count.eq(plan.count), ring.head.eq(plan.head)]
+    m.d.comb += [
+        ring.queue.eq(queue),
+        ring.count.eq(plan.count),
+        ring.head.eq(plan.head),
+        ring.age.eq(Mux(sq.marked, sq.older, sq.age)),
+        ring.mixed.eq(sq.marked & sq.mixed),
+    ]

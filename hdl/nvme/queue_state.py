@@ -3,6 +3,7 @@
 from amaranth.lib import data
 
 from hdl.config import Config
+from hdl.nvme.lifetimes import AGE_BITS
 from hdl.nvme.records import PAGE_NUMBER_BITS, position_bits, queue_bits
 
 
@@ -30,9 +31,25 @@ def cq_base(config: Config) -> data.StructLayout:
 
 
 def sq_state(config: Config) -> data.StructLayout:
-    """``head``: next entry to fetch; ``tail``: the doorbell; ``inside``: fetched, not ended."""
+    """``head``: next entry to fetch; ``tail``: the doorbell; ``inside``: fetched, not ended.
+
+    ``age``: of the entries up to ``tail`` (`hdl.nvme.lifetimes`); if ``marked``, those before
+    ``mark``, which lies between head and tail, have ``older``, and if ``mixed`` some of them may be
+    younger than that.
+    """
     position = position_bits(config)
-    return data.StructLayout({"head": position, "tail": position, "inside": position + 1})
+    return data.StructLayout(
+        {
+            "head": position,
+            "tail": position,
+            "inside": position + 1,
+            "age": AGE_BITS,
+            "older": AGE_BITS,
+            "mark": position,
+            "marked": 1,
+            "mixed": 1,
+        }
+    )
 
 
 def cq_state(config: Config) -> data.StructLayout:

@@ -13,6 +13,7 @@ from hdl.nvme.codes import (
 from hdl.nvme.entries import EntryRing
 from hdl.nvme.events import report
 from hdl.nvme.features import BURST_BITS
+from hdl.nvme.lifetimes import AGE_BITS
 from hdl.nvme.queue_at_hand import QueueAtHand
 from hdl.nvme.queue_change import QueueChange, change_states, open_states
 from hdl.nvme.queue_doorbells import doorbell_checks, doorbell_states
@@ -77,11 +78,16 @@ class QueueEngine(wiring.Component):
         Entries of I/O queues to decode.
     burst
         Arbitration Burst: log2 of the most entries fetched at once.
+    age
+        Of commands that are submitted now (`hdl.nvme.lifetimes.Lifetimes`).
     finish
         Ended commands.
     report
         Ended Asynchronous Event Requests: their fetch has been finished without an entry, so that
-        none is reserved; they wait for room in the admin completion queue, and hold nothing.
+        none is reserved; they wait for room in the admin completion queue, and hold nothing. Once
+        the host shuts down or disables the controller they are dropped.
+    report_waits
+        One waits for room.
     misuse, misuse_value
         A pulse: a doorbell's value is not one that the queue can have, or has already, or would
         make it hold more than it can (``misuse_value``); or there is no such queue.
@@ -119,8 +125,10 @@ class QueueEngine(wiring.Component):
                 "done_error": In(1),
                 "entry": Out(stream.Signature(entry(config))),
                 "burst": In(BURST_BITS),
+                "age": In(AGE_BITS),
                 "finish": In(stream.Signature(finish(config))),
                 "report": In(stream.Signature(report())),
+                "report_waits": Out(1),
                 "misuse": Out(1),
                 "misuse_value": Out(1),
                 "change": In(stream.Signature(change(config))),
@@ -245,7 +253,7 @@ class QueueEngine(wiring.Component):
         sq, cq, sq_base, cq_base = sq_read.data, cq_read.data, sq_base_read.data, cq_base_read.data
 
         reporting = event == Event.REPORT
-        report_waits = Signal()
+        report_waits = self.report_waits
         finish_in = Signal(finish(config))
         m.d.comb += finish_in.eq(self.finish.payload)
         with m.If(reporting):
@@ -258,7 +266,9 @@ class QueueEngine(wiring.Component):
                 result=reported.result,
                 post=1,
             )
-        posts = finish_in.post & self.enable & self.running
+        # No event is told any more: those that come are taken, and nobody waits for them.
+        silent = ~self.enable | (self.shutting & self.running)
+        posts = finish_in.post & self.enable & self.running & ~(reporting & silent)
         can_fetch = (
             self.running
             & self.enable
@@ -268,8 +278,7 @@ class QueueEngine(wiring.Component):
         )
         can_change = self.change.valid & ~change_waits & ~self.changed.valid
         can_finish = self.finish.valid & ~self.post.valid
-        silent = self.shutting & self.running
-        can_report = self.report.valid & ~self.post.valid & ~report_waits & ~silent
+        can_report = self.report.valid & ~self.post.valid & (~report_waits | silent)
         can_open = self.enable & ~self.running
         can_close = (
             self.running & ~self.enable & (total == 0) & ~self.post.valid & self.settled

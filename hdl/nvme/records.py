@@ -6,6 +6,7 @@ from amaranth.lib import data, enum
 from hdl.config import SECTOR_BITS, Config, bits_for_count
 from hdl.nvme.codes import SQE_BITS, STATUS_BITS
 from hdl.nvme.interface import HostOpcode, Status, command, transfer
+from hdl.nvme.lifetimes import AGE_BITS
 from hdl.pcie.interface import sqe_slots
 
 BLOCK_COUNT_BITS = 16
@@ -45,12 +46,17 @@ def doorbell(config: Config) -> data.StructLayout:
 
 
 def entry(config: Config) -> data.StructLayout:
-    """A submission queue entry is at ``place`` of the inbox, or (``error``) never will be."""
+    """A submission queue entry is at ``place`` of the inbox, or (``error``) never will be.
+
+    ``age``: when it was submitted (`hdl.nvme.lifetimes`), or (``mixed``) not before that.
+    """
     return data.StructLayout(
         {
             "queue": queue_bits(config),
             "place": bits_for_count(sqe_slots(config)),
             "error": 1,
+            "age": AGE_BITS,
+            "mixed": 1,
         }
     )
 
@@ -162,8 +168,9 @@ def ranges(config: Config) -> data.StructLayout:
 
 
 def carried(config: Config) -> data.StructLayout:
-    """What is kept of an I/O command until it ends; ``sectors``: ``block`` and ``blocks`` count
-    512-byte ones (not there without `Config.sector_emulation`)."""
+    """What is kept of an I/O command until it ends; ``cached``: what it writes may be in a volatile
+    cache by then; ``sectors``: ``block`` and ``blocks`` count 512-byte ones (not there without
+    `Config.sector_emulation`)."""
     return data.StructLayout(
         {
             "queue": queue_bits(config),
@@ -173,6 +180,7 @@ def carried(config: Config) -> data.StructLayout:
             "opcode": HostOpcode,
             "blocks": BLOCK_COUNT_BITS,
             "hostless": 1,
+            "cached": 1,
         }
         | ({"sectors": 1} if config.sector_emulation else {})
     )

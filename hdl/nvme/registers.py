@@ -1,10 +1,13 @@
 """Controller registers, doorbells and the way to the MSI-X table (NVMe 1.4 section 3.1)."""
 
+from math import ceil
+
 from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config, bits_for_count
+from hdl.drive.ladder import given_up_ms
 from hdl.nvme.codes import (
     CQ_ENTRY_EXPONENT,
     PAGE_SHIFT,
@@ -16,8 +19,9 @@ from hdl.nvme.codes import (
 from hdl.nvme.records import ADMIN_INDEX_BITS, PAGE_NUMBER_BITS, doorbell
 from hdl.pcie.interface import RegisterBus
 
-READY_TIMEOUT = 60
-"""CAP.TO in units of 500 ms: commands in flight at a reset end within the drives' time limits."""
+READY_UNIT_MS = 500
+READY_TIMEOUT_BITS = 8
+"""CAP.TO."""
 
 REGION_BITS = 12
 """A region of BAR 0 is 4 KiB."""
@@ -34,10 +38,19 @@ class ShutdownStatus:
     COMPLETE = 2
 
 
+def ready_timeout(config: Config) -> int:
+    """CAP.TO (section 3.1.1): commands that are in the drives at a reset end, or their drive is
+    given up. Where drives have no time limit, and where it is longer, the longest there is."""
+    longest = (1 << READY_TIMEOUT_BITS) - 1
+    if not config.command_timeout_ms:
+        return longest
+    return min(ceil(given_up_ms(config) / READY_UNIT_MS) + 1, longest)
+
+
 def capabilities(config: Config) -> int:
     """CAP: contiguous queues only, round robin, doorbell stride 4, NVM command set, 4 KiB pages."""
     contiguous, command_set = 1 << 16, 1 << 37
-    return (config.queue_depth - 1) | contiguous | (READY_TIMEOUT << 24) | command_set
+    return (config.queue_depth - 1) | contiguous | (ready_timeout(config) << 24) | command_set
 
 
 def configuration() -> data.StructLayout:

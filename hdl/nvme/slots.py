@@ -97,8 +97,8 @@ class SlotTable(wiring.Component):
         Requested. Not used without `Config.abort_commands`.
     cancel, cancelled, held
         The same of one slot, to `Prp`.
-    active
-        A slot is in use.
+    active, caching
+        A slot is in use, by a command whose writes may stay in volatile caches.
     freed, freed_slot
         A pulse: a slot is free again.
 
@@ -129,6 +129,7 @@ class SlotTable(wiring.Component):
                 "cancelled": In(1),
                 "held": In(1),
                 "active": Out(1),
+                "caching": Out(1),
                 "freed": Out(1),
                 "freed_slot": Out(config.slot_bits),
                 "busy": Out(1),
@@ -181,7 +182,10 @@ class SlotTable(wiring.Component):
         used = Signal(range(config.commands + 1))
         freed = Signal()
         m.d.sync += used.eq(used + self.store - freed)
-        m.d.comb += self.active.eq(used != 0)
+        cached = Signal(range(config.commands + 1))
+        comes = self.store & self.store_command.cached
+        m.d.sync += cached.eq(cached + comes - (freed & load.data.cached))
+        m.d.comb += [self.active.eq(used != 0), self.caching.eq(cached != 0)]
 
         status = Signal(STATUS_BITS)
         counts = Signal()
@@ -190,6 +194,16 @@ class SlotTable(wiring.Component):
             for inner, code in DATA_PATH_CODES.items():
                 with m.Case(inner):
                     m.d.comb += mapped.eq(status_field(code))
+
+        # A slot that is free carries a command that has ended, and may be another's before that has
+        # been looked at. One that is not free stays so while an Abort looks at it.
+        inside, inside_there = Signal(config.commands), Signal()
+        if aborts:
+            with m.If(freed):
+                m.d.sync += inside.bit_select(slot, 1).eq(0)
+            with m.If(self.store):
+                m.d.sync += inside.bit_select(self.store_slot, 1).eq(1)
+            m.d.sync += inside_there.eq(inside.bit_select(slot, 1))
 
         aborted_status = status_field(StatusCode.ABORT_REQUESTED, more=False)
         wanted = Signal(target(config))
@@ -257,7 +271,8 @@ class SlotTable(wiring.Component):
                 with m.State("MATCH"):
                     m.next = "NEXT"
                     with m.If(
-                        (load.data.queue == wanted.queue)
+                        inside_there
+                        & (load.data.queue == wanted.queue)
                         & (load.data.identifier == wanted.identifier)
                     ):
                         m.next = "CANCEL"

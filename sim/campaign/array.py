@@ -30,6 +30,9 @@ WORK_NS = 2_000_000
 SSD_WORK_NS = 20_000_000
 """The same on drives that take hundreds of microseconds a block."""
 
+CROWD = 24
+"""Commands outstanding beyond the slots, where they are to be crowded."""
+
 
 class Array:
     """An array, and what is known of it.
@@ -299,16 +302,22 @@ class Array:
         share: float = 1.0,
         writes: tuple[float, ...] = (0.2, 0.5, 0.9),
         allowed: tuple[int, ...] | None = None,
+        crowded: bool = False,
     ) -> None:
-        """Random load on all its volumes; ``share``: of a round's; ``writes``: shares of it."""
+        """Random load on all its volumes; ``share``: of a round's; ``writes``: shares of it.
+        ``crowded``: more commands at once than the card has slots for, so that some wait in the
+        inbox and in the queues."""
         choose = self.choose
+        each = (self.card.config.commands + CROWD) // max(1, len(self.volumes))
         await self.card.together(
             volume.load(
                 random.Random(choose.random()),
-                max(4, int(share * choose.randint(20, 50) / len(self.volumes))),
-                workers=choose.choice((1, 4, 12)),
+                max(2 * each * crowded, 4, int(share * choose.randint(20, 50) / len(self.volumes))),
+                workers=each if crowded else choose.choice((1, 4, 12)),
                 writes=choose.choice(writes),
-                longest=min(choose.choice((4, 16, 32)), self.card.config.transfer_blocks),
+                longest=min(
+                    4 if crowded else choose.choice((4, 16, 32)), self.card.config.transfer_blocks
+                ),
                 allowed=self.allowed() if allowed is None else allowed,
             )
             for volume in self.volumes

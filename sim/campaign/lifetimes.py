@@ -1,8 +1,9 @@
 """Arrays and volumes that come and go, under load.
 
-A command to a volume that is being deleted has happened before, or ends with Invalid Namespace or
-Command Abort Requested. What belonged to a deleted array reaches nothing that is made in its place:
-what the drives hold as the deletion returns is what the new array holds.
+A command to a volume that is being deleted has happened before, or ends with Invalid Field, as of
+an inactive namespace, or Command Abort Requested; though another volume may be there by then. What
+belonged to a deleted array reaches nothing that is made in its place: what the drives hold as the
+deletion returns is what the new array holds.
 """
 
 import random
@@ -11,10 +12,11 @@ from contextlib import suppress
 from cocotb_tests.volume_model import ANYTHING
 from hdl.background.interface import WalkKind
 from hdl.background.jobs import JobState
-from hdl.config import BLOCK_BYTES
+from hdl.config import BLOCK_BYTES, SECTOR_BYTES
 from sim.campaign.array import Array
 from sim.campaign.faults import FAULT_TIME_NS, Faults
 from sim.campaign.shapes import layout_for
+from sim.campaign.volume import Volume
 from sim.golden.nvme import UNRECOVERED_READ
 from sw.driver import background, raid
 from sw.driver.commands import NvmeError
@@ -24,6 +26,7 @@ FAILING = (0, WRITE_FAULT, UNRECOVERED_READ)
 """Statuses of an array that has lost data."""
 
 ZERO, GARBAGE, EARLY, STOPPED, DELETED, WHOLE, WIPED = 0.15, 0.45, 0.5, 0.7, 0.3, 0.6, 0.25
+CROWDED = 0.6
 
 
 class Lifetimes:
@@ -145,27 +148,58 @@ class Lifetimes:
     async def _recreate_volume(self, array: Array) -> None:
         card = array.card
         volume = self._choose.choice(array.volumes)
-        load = card.spawn([array.load(share=0.5)])
+        crowded = self._choose.random() < CROWDED
+        loads = [array.load(share=0.5, crowded=crowded)]
+        hung = self._hang_another(array) if crowded else None
+        if hung is not None:
+            loads.append(hung.load(share=0.5, crowded=True))
+        load = card.spawn(loads)
         await card.sleep(self._choose.uniform(0, FAULT_TIME_NS))
         volume.deleted = True
         await raid.delete_volume(card.nvme, volume.namespace)
         contents = array.snapshot()[volume.start : volume.start + volume.blocks]
-        await load.join()
         array.volumes.remove(volume)
-        after = array.snapshot()[volume.start : volume.start + volume.blocks]
-        assert contents == after, f"{volume}: written after it was deleted"
+        # At once: commands to the one that was deleted may wait in the queues, and find none.
         again = await array.create_volume(
-            volume.start, volume.blocks, volume.sector_bytes, contents
+            volume.start, volume.blocks, self._sector_bytes(array, volume), contents
         )
         assert await again.flush() == 0
+        card.outcome.seen["crowds at a deletion"] += crowded and not load.ended
+        await load.join()
+        after = array.snapshot()[volume.start : volume.start + volume.blocks]
+        for block, (now, before) in enumerate(zip(after, contents, strict=True)):
+            assert now <= before, f"{volume}: block {block} was written after it was deleted"
+        if hung is not None:
+            await hung.rest()
+            array.troubled.clear()
         await again.read_all()
         card.outcome.seen["volumes deleted"] += 1
+
+    def _hang_another(self, array: Array) -> Array | None:
+        """Another array, if there is one with nothing wrong, of which a drive hangs from now on.
+
+        Its commands may have all slots, and those of ``array`` wait for them.
+        """
+        others = [a for a in array.card.arrays if a is not array and a.healthy and not a.budget.bad]
+        if not others:
+            return None
+        other = self._choose.choice(others)
+        self._faults.hang_one(other)
+        array.troubled.update(other.troubled)
+        return other
+
+    def _sector_bytes(self, array: Array, volume: Volume) -> int:
+        """Logical blocks of the volume that takes another one's place."""
+        if "sectors" in self._features and array.card.config.sector_emulation:
+            return self._choose.choice((BLOCK_BYTES, SECTOR_BYTES))
+        return volume.sector_bytes
 
     async def _recreate_array(self, array: Array) -> None:
         card = array.card
         if self._choose.random() < 0.5:
             self._faults.hang_one(array)
-        load = card.spawn([array.load(share=0.5)])
+        crowded = self._choose.random() < CROWDED
+        load = card.spawn([array.load(share=0.5, crowded=crowded)])
         await card.sleep(self._choose.uniform(0, FAULT_TIME_NS))
         await self.delete(array)
         for port in array.ports:
@@ -178,12 +212,12 @@ class Lifetimes:
         array.take_shape(layout, sorted(array.ports), array.rows)
         contents = array.snapshot()
         await array.create(initialise=array.redundant and card.config.background)
-        # Until every command to what was deleted has ended there is no volume to which it might go.
-        await load.join()
         array.volumes.clear()
+        await array.create_volumes(contents)
+        card.outcome.seen["crowds at a deletion"] += crowded and not load.ended
+        await load.join()
         for block, choices in enumerate(contents):
             assert array.held(block) <= choices, f"{array}: block {block} is an old array's"
-        await array.create_volumes(contents)
         await array.load(share=0.5)
         if not array.consistent:
             await array.initialised()

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from cocotb_tests.volume_model import ANYTHING, DataError
 from hdl.config import BLOCK_BYTES
 from sim.campaign.durable import DurableModel
-from sim.golden.nvme import ABORT_REQUESTED, INVALID_FIELD, INVALID_NAMESPACE
+from sim.golden.nvme import ABORT_REQUESTED, COMMAND_INTERRUPTED, INVALID_FIELD, INVALID_NAMESPACE
 from sw.driver.transport import PAGE_BYTES
 
 if TYPE_CHECKING:
     from sim.campaign.array import Array
 
-DELETED = (ABORT_REQUESTED, INVALID_NAMESPACE, INVALID_FIELD)
+DELETED = (ABORT_REQUESTED, COMMAND_INTERRUPTED, INVALID_NAMESPACE, INVALID_FIELD)
 """How commands to a volume may end that is being deleted (NVMe 1.4 section 6.1.5)."""
 
 FLUSHES, FUAS = 0.05, 0.2

@@ -1,0 +1,234 @@
+"""Volumes that are deleted and created again while commands wait: none finds another volume."""
+
+import os
+
+import cocotb
+import pytest
+from cocotb.triggers import ClockCycles, RisingEdge
+
+from cocotb_tests.nvme_bench import Bench, bench_config, run_front_end
+from cocotb_tests.runner import SimulationError
+from cocotb_tests.streams import unpack
+from hdl.array.interface import ManageOpcode, ManageStatus
+from hdl.array.references import command_begin
+from hdl.nvme.lifetimes import Lifetimes
+from sim.golden import nvme
+
+SPAN = 16
+"""Blocks of a volume that its commands use; those of the next volume use the next ones."""
+
+VOLUME_BLOCKS = 4096
+VICTIM, BESIDE = 0, 2
+IN_SECTORS = 1 << 8
+"""LBA format 1 in CDW10 of Create Volume."""
+
+
+class Host(Bench):
+    """The tables as they are: a change of a volume waits for the commands inside.
+
+    The nth volume created is used in the nth `SPAN` blocks only. So a command that lands in a
+    volume that it was not meant for is seen.
+    """
+
+    def __init__(self, dut, config, seed: int):
+        super().__init__(dut, config, seed)
+        self.inside: dict[int, int] = {}
+        self.life: dict[int, int] = {}
+        self.sectors: dict[int, bool] = {}
+        self.created = 0
+        self.to_create = 0
+
+    async def watch(self) -> None:
+        """Follows who has a slot."""
+        dut, layout = self.dut, command_begin(self.config)
+        while True:
+            await RisingEdge(dut.clk)
+            if int(dut.begins.value):
+                begun = unpack(layout, int(dut.begun.value))
+                self.inside[begun.slot] = begun.volume
+            if int(dut.ends.value):
+                del self.inside[int(dut.ended.value)]
+
+    def _manage(self, request) -> None:
+        cocotb.start_soon(self._change(request))
+
+    async def _change(self, request) -> None:
+        creates = request.opcode == ManageOpcode.CREATE_VOLUME
+        volume = self.to_create if creates else request.volume
+        if not creates:
+            del self.volumes[volume], self.life[volume], self.sectors[volume]
+            await ClockCycles(self.dut.clk, 2)
+        before = [slot for slot, number in self.inside.items() if number == volume]
+        while any(slot in self.inside for slot in before):
+            await RisingEdge(self.dut.clk)
+            before = [slot for slot in before if slot in self.inside]
+        if creates:
+            self.life[volume] = self.created
+            self.created += 1
+            self.volumes[volume] = {"valid": 1, "array": 0, "start": 0, "blocks": VOLUME_BLOCKS}
+        self.manage_response.send(status=ManageStatus.DONE, index=volume)
+
+    def _command(self, request) -> None:
+        life = self.life.get(request.volume)
+        if life is not None:
+            assert request.block // SPAN == life % (VOLUME_BLOCKS // SPAN), (
+                f"block {request.block} of volume {request.volume}, which is number {life}"
+            )
+        super()._command(request)
+
+    async def create(self, volume: int, *, sectors: bool = False) -> None:
+        self.to_create = volume
+        await self.good(opcode=nvme.CREATE_VOLUME, dwords=(IN_SECTORS * sectors,))
+        self.sectors[volume] = sectors
+
+    async def delete(self, volume: int) -> None:
+        await self.good(opcode=nvme.DELETE_VOLUME, dwords=(volume,))
+
+    def access(self, queue: int, volume: int) -> int:
+        """Places a write or a read in the blocks of the volume that is there now."""
+        block = self.life[volume] % (VOLUME_BLOCKS // SPAN) * SPAN + self.random.randrange(SPAN - 1)
+        count = 1
+        if self.sectors[volume]:
+            block, count = 8 * block + self.random.randrange(4), 4
+        opcode = self.random.choice((nvme.WRITE, nvme.WRITE, nvme.READ))
+        fields = nvme.read_write(opcode, volume + 1, block, count)
+        return self.place(self.queues[queue], **fields, prp1=self.shared)
+
+
+async def bench(dut) -> Host:
+    config = bench_config(int(os.environ["DATA_WIDTH"]))
+    host = Host(dut, config, int(os.environ["SEED"]))
+    await host.reset()
+    cocotb.start_soon(host.watch())
+    host.shared = host.page()
+    await host.enable()
+    for number in (1, 2):
+        await host.create_pair(number, 64)
+    return host
+
+
+@cocotb.test(timeout_time=8, timeout_unit="ms")
+async def old_commands_find_no_new_volume(dut):
+    """All slots are taken by commands that hang, others wait in the inbox and in their queue.
+    Their volume is deleted and created again. None of them finds the new one; those do that were
+    submitted since, behind them."""
+    host = await bench(dut)
+    await host.create(BESIDE)
+    formats = (False, True) if host.config.sector_emulation else (False,)
+    for waiting in (10, 50):
+        for old_sectors in formats:
+            for new_sectors in formats:
+                await host.create(VICTIM, sectors=old_sectors)
+                host.hold = True
+                hung = [host.access(1, BESIDE) for _ in range(host.config.commands)]
+                await host.ring(host.queues[1])
+                await ClockCycles(dut.clk, 2000)
+                assert len(host.inside) == host.config.commands
+                old = [host.access(2, VICTIM) for _ in range(waiting)]
+                beside = host.access(2, BESIDE)
+                await host.ring(host.queues[2])
+                await ClockCycles(dut.clk, 1000)
+                await host.delete(VICTIM)
+                await host.create(VICTIM, sectors=new_sectors)
+                new = [host.access(2, VICTIM) for _ in range(5)]
+                await host.ring(host.queues[2])
+                await ClockCycles(dut.clk, 1000)
+                host.hold = False
+                for queue, placed, code in (
+                    (1, hung, nvme.SUCCESS),
+                    (2, old, nvme.INVALID_FIELD),
+                    (2, [beside, *new], nvme.SUCCESS),
+                ):
+                    for identifier in placed:
+                        answer = await host.result(host.queues[queue], identifier)
+                        assert answer.code == code, answer
+                await host.delete(VICTIM)
+    await host.settle()
+
+
+@cocotb.test(timeout_time=16, timeout_unit="ms")
+async def volumes_come_and_go(dut):
+    """Volumes are deleted and created at any moment, commands held up at others. What is submitted
+    to a volume succeeds unless that is deleted before it ends; a volume beside is never refused."""
+    host = await bench(dut)
+    volumes = [n for n in range(host.config.volumes) if n != BESIDE]
+    for volume in range(host.config.volumes):
+        await host.create(volume)
+    ended = {nvme.SUCCESS: 0, nvme.INVALID_FIELD: 0, nvme.COMMAND_INTERRUPTED: 0}
+    waiting: list[tuple[int, int, int, int]] = []
+    gone: set[int] = set()
+
+    def look() -> None:
+        for entry in list(waiting):
+            queue, identifier, volume, life = entry
+            answer = host.queues[queue].done.pop(identifier, None)
+            if answer is not None:
+                waiting.remove(entry)
+                assert answer.code in ended, f"volume {volume}, number {life}: {answer}"
+                ended[answer.code] += 1
+                if answer.code == nvme.INVALID_FIELD:
+                    assert life in gone, f"refused by a volume that is there: {answer}"
+                assert answer.code == nvme.SUCCESS or volume != BESIDE, answer
+
+    async def submit() -> None:
+        for queue in (1, 2):
+            room = 62 - len(host.queues[queue].waiting)
+            for _ in range(host.random.randint(0, max(0, min(room, 24)))):
+                volume = host.random.choice([n for n in host.life if n in host.sectors])
+                waiting.append((queue, host.access(queue, volume), volume, host.life[volume]))
+            await host.ring(host.queues[queue])
+
+    for _ in range(60):
+        host.hold = host.random.random() < 0.7
+        await submit()
+        await ClockCycles(dut.clk, host.random.choice((1, 40, 400)))
+        for _ in range(host.random.randint(0, 3)):
+            volume = host.random.choice(volumes)
+            if volume in host.life:
+                gone.add(host.life[volume])
+                task = cocotb.start_soon(host.delete(volume))
+                await ClockCycles(dut.clk, 600)
+                if volume in host.inside.values():
+                    host.hold = False
+                await task
+            else:
+                sectors = host.config.sector_emulation and host.random.random() < 0.5
+                await host.create(volume, sectors=sectors)
+            if host.random.random() < 0.5:
+                await submit()
+        look()
+        if host.random.random() < 0.3:
+            host.hold = False
+            await ClockCycles(dut.clk, 3000)
+    host.hold = False
+    for queue, identifier, *_ in list(waiting):
+        pair = host.queues[queue]
+        if identifier in pair.waiting:
+            await pair.waiting[identifier].wait()
+    await ClockCycles(dut.clk, 10)
+    look()
+    assert not waiting
+    assert min(ended.values()) > 5, f"one-sided: {ended}"
+    await host.settle()
+
+
+@pytest.mark.parametrize("data_width", [64, 256])
+def test_nvme_lifetimes(data_width):
+    run_front_end(__name__, data_width=data_width)
+
+
+class TakesAnyone(Lifetimes):
+    """A planted bug: a command finds the volume that there is."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.belongs.eq(self.there)
+        return m
+
+
+def test_planted_bug_is_caught(monkeypatch):
+    monkeypatch.setattr("hdl.nvme.front_end.Lifetimes", TakesAnyone)
+    with pytest.raises(SimulationError, match="old_commands_find_no_new_volume"):
+        run_front_end(
+            __name__, name="nvme_mutant_lifetimes", testcase="old_commands_find_no_new_volume"
+        )
