@@ -64,9 +64,10 @@ class Bug(Enum):
 
 
 def axi_members() -> dict:
-    """RQ and CC leave, RC and CQ come; sequence numbers, which are not looked at."""
+    """RQ and CC leave, RC and CQ come; sequence numbers and credits, which are not looked at."""
     members = {f"rq_seq_num{place}": In(6) for place in range(2)}
     members |= {f"rq_seq_num_vld{place}": In(1) for place in range(2)}
+    members["tfc_nph_av"] = In(4)
     for bus, user in USER_BITS.items():
         forth, back = (Out, In) if bus in ("rq", "cc") else (In, Out)
         members |= {

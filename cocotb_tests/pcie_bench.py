@@ -10,7 +10,7 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 from cocotb.triggers import RisingEdge
 
-from cocotb_tests.pcie_host import PAGE_BYTES, PcieHost
+from cocotb_tests.pcie_host import CREDITS, PAGE_BYTES, PcieHost
 from cocotb_tests.runner import simulate
 from cocotb_tests.series7_model import Series7Host
 from cocotb_tests.streams import StreamSink, StreamSource, wait_until
@@ -81,7 +81,8 @@ class EndpointTop(wiring.Component):
         self._edge = {
             name: member
             for name, member in self._shim.signature.members.items()
-            if name == "id" or name[:3] in ("rq_", "rc_", "cq_", "cc_", "rx_", "tx_")
+            if name in ("id", *CREDITS)
+            or name[:3] in ("rq_", "rc_", "cq_", "cc_", "rx_", "tx_")
         }
         super().__init__(
             {

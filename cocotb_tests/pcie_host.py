@@ -47,6 +47,9 @@ HIGH_MEMORY, HIGH_MEMORY_BYTES = 1 << 40, 1 << 30
 
 PAGE_BYTES = 4096
 
+CREDITS = {"tfc_nph_av": 15, "fc_nph": 0x80}
+"""Ports that tell the credits for reads, and the most that they tell."""
+
 FAULTS = (
     "unsupported",
     "abort",
@@ -324,6 +327,10 @@ class HardBlock(UltraScalePlusPcieDevice):
         Shortest and longest time that a memory write takes on its way through the block.
     holds_posted
         Memory writes stay in the block for now.
+    lacks_credits
+        The block says that the host gives no credit for reads.
+    reads_in
+        Memory reads that the block has taken.
     posted_in, posted_out
         Memory writes that the block has taken, and those that have left it or have been dropped.
     discontinued
@@ -333,6 +340,8 @@ class HardBlock(UltraScalePlusPcieDevice):
     def __init__(self, *args, dut, seed: int, **options):
         self.posted_latency_ns: tuple[int, int] = (0, 0)
         self.holds_posted = False
+        self.lacks_credits = False
+        self.reads_in = 0
         self.return_cycles = 6
         self.posted_in = 0
         self.posted_out = 0
@@ -340,12 +349,14 @@ class HardBlock(UltraScalePlusPcieDevice):
         self._dut = dut
         self._rng = random.Random(f"{seed}/block")
         super().__init__(*args, **options)
+        cocotb.start_soon(self._tell_credits())
         if self.rc_straddle:
             straddle_strictly(self.rc_source, random.Random(f"{seed}/rc"))
 
     async def send(self, tlp) -> None:
         """A packet goes to the link."""
         posted = tlp.fmt_type in (TlpType.MEM_WRITE, TlpType.MEM_WRITE_64)
+        self.reads_in += tlp.fmt_type in (TlpType.MEM_READ, TlpType.MEM_READ_64)
         if posted:
             self.posted_in += 1
             low, high = self.posted_latency_ns
@@ -355,6 +366,15 @@ class HardBlock(UltraScalePlusPcieDevice):
                 await RisingEdge(self.user_clk)
         await super().send(tlp)
         self.posted_out += posted
+
+    async def _tell_credits(self) -> None:
+        # UltraScale+ tells up to 15 credits, the 7 series up to 127, and 128 if there is no end.
+        ports = [(getattr(self._dut, name, None), most) for name, most in CREDITS.items()]
+        while True:
+            for port, most in ports:
+                if port is not None:
+                    port.value = 0 if self.lacks_credits else most
+            await RisingEdge(self.user_clk)
 
     async def _run_rc_logic(self) -> None:
         queue, get = self.rc_queue, self.rc_queue.get

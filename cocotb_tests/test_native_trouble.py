@@ -94,6 +94,54 @@ def test_a_stalled_request_stream_loses_nothing():
         card.finish(card.run(main()))
 
 
+NARROW = LinkParameters(
+    in_order=True,
+    late_credits=True,
+    non_posted_headers=2,
+    posted_headers=8,
+    device_posted_headers=2,
+    device_non_posted_headers=1,
+    seed=SEED,
+)
+VERSION, CSTS = 0x08, 0x1C
+BURST = 8
+
+
+def test_register_reads_close_no_cycle():
+    """The host gives a read's credit back once its completion has left, the hard block holds what
+    is behind a read without credit, and completions wait behind register writes: a register read
+    must not wait for a write that waits for all of them."""
+    with Card([FAST] * PORTS, seed=SEED, config=USUAL, link=NARROW) as card:
+        harness, transport = card.harness, card.card.transport
+        polls, working = 0, True
+
+        async def poll() -> None:
+            nonlocal polls
+            while working:
+                polls += 1
+                harness.begin_mmio_read(CSTS, 4)
+                for _ in range(BURST):
+                    harness.mmio_write32(VERSION, 0)  # it cannot be written
+                due = harness.now_ns + card.random.randrange(6_000, 12_000)
+                while harness.now_ns < due:  # an answer ends a sleep
+                    await transport.sleep(due - harness.now_ns)
+
+        async def main() -> Volume:
+            nonlocal working
+            volume = await card.create(Level.RAID0, range(4))
+            transport.spawn(poll())
+            await card.load(volume, 2 * COMMANDS, workers=24, writes=0.9, longest=8)
+            working = False
+            await transport.sleep(50_000)  # the last answers
+            await card.read_all(volume)
+            return volume
+
+        card.finish(card.run(main()))
+        counted = card.harness.statistics()
+    assert polls > 50
+    assert counted["mmio_reads"] > polls
+
+
 def counters(card: Card) -> list[dict[str, int]]:
     """What each drive has been told so far."""
     found = [card.harness.drive_statistics(port) for port in range(PORTS)]

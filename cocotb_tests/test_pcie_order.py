@@ -8,6 +8,7 @@ import pytest
 from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.pcie_bench import CONFIG, PAGE_BYTES, SHIM, Bench, run_endpoint
+from cocotb_tests.pcie_host import DRAIN_CYCLES
 from cocotb_tests.runner import SimulationError
 from cocotb_tests.streams import wait_until
 from hdl.pcie.ordering import GIVEN_UP, SequenceNumbers, WritesAhead
@@ -284,6 +285,40 @@ async def what_stands_at_the_edge_is_on_its_way(dut):
     order.check(order.letters, order.written)
 
 
+@cocotb.test(**LIMIT)
+async def reads_without_credits_keep_nobody_waiting(dut):
+    """Without credits no read leaves; writes do, and what the host reads of a register comes."""
+    order = await bench(dut)
+    device = order.host.device
+    lines = iter(range(CONFIG.lines))
+    fetched = 0
+    for turn in range(4):
+        for _ in range(turn):
+            order.fetch(next(lines), [(order.block_base, 1024, 0)])
+            fetched += 1
+        await ClockCycles(dut.clk, order.rng.randrange(60))
+        device.lacks_credits = True
+        await ClockCycles(dut.clk, DRAIN_CYCLES)  # reads that had one
+        sent = device.reads_in
+        for _ in range(3):
+            order.fetch(next(lines), [(order.block_base, 1024, 0)])
+            fetched += 1
+        for _ in range(2):
+            for _ in range(5):
+                order.send_letter()
+            order.send_block(next(lines))
+            await ClockCycles(dut.clk, order.rng.randrange(100))
+            reading = cocotb.start_soon(order.ask())
+            await ClockCycles(dut.clk, 2 * HELD_CYCLES)
+            assert reading.done(), "a register read waits behind reads without credits"
+            assert not int(dut.posted.value), "writes wait behind reads without credits"
+        assert device.reads_in == sent, "a read was offered without a credit"
+        device.lacks_credits = False
+        await order.settle()
+        assert len(order.read) == fetched and not any(order.read.values())
+    order.check(order.letters, order.written)
+
+
 @pytest.mark.parametrize("width", [64, 256, 512])
 def test_order(width):
     run_endpoint(
@@ -294,6 +329,7 @@ def test_order(width):
             "reads_wait_for_nothing_that_may_not_leave",
             "short_absences",
             "what_stands_at_the_edge_is_on_its_way",
+            "reads_without_credits_keep_nobody_waiting",
         ],
         module=__name__,
         width=width,
@@ -302,7 +338,11 @@ def test_order(width):
 
 @pytest.mark.parametrize("width", [64, 128])
 def test_order_series7(width):
-    tests = ["reads_push_writes", "reads_wait_for_nothing_that_may_not_leave"]
+    tests = [
+        "reads_push_writes",
+        "reads_wait_for_nothing_that_may_not_leave",
+        "reads_without_credits_keep_nobody_waiting",
+    ]
     run_endpoint(tests, module=__name__, width=width, shim="series7")
 
 

@@ -243,6 +243,72 @@ async def completion_timeouts(dut):
             assert not int(dut.outstanding.value)
 
 
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def tags_stay_with_the_block(dut):
+    """A hard block that waits for completions itself may do so to the end of the range; a tag that
+    it has not told of is not free before, and without a timeout never."""
+    bench = Bench(dut)
+    await bench.start()
+    dut.tracks.value = 1
+    bench.hold = True
+    for _ in range(CLEARING):
+        await RisingEdge(dut.clk)
+    a_us = bench.config.clock_hz // 1_000_000
+
+    async def lose() -> int:
+        """A read that is not answered in time; the cycle in which it left."""
+        bench.forget()
+        bench.request.send_all(bench.transfer(Kind.BLOCK, 5, [(0x40000, 4, 5 * 1024)]))
+        sent = len(bench.tlps)
+        await wait_until(dut, lambda: len(bench.tlps) > sent, cycles=100, what="the request")
+        return bench.cycle
+
+    async def pass_time(done, *, us: int, steps: int) -> None:
+        for _ in range(steps):
+            if done():
+                break
+            await bench.jump(us * a_us // steps)
+
+    def is_free() -> bool:
+        return not int(dut.outstanding.value)
+
+    async def tell() -> None:
+        """The last completion comes after all."""
+        bench.completion.send_all(bench.model.next_beats())
+        for _ in range(16):
+            await RisingEdge(dut.clk)
+
+    for code, (_, high) in RANGES_US.items():
+        dut.status__completion_timeout.value = code
+        left = await lose()
+        await pass_time(lambda: bench.answers, us=2 * high, steps=40)
+        assert bench.answers and not is_free()
+        assert not int(dut.unanswered.value), "a tag in quarantine holds up a reset"
+        await pass_time(is_free, us=10 * high, steps=200)
+        took = (bench.cycle - left) / a_us
+        dut._log.info("code %s: free again after %.0f us", f"{code:04b}", took)
+        assert is_free(), f"code {code:#x}: a tag is lost"
+        assert took >= high, f"code {code:#x}: free after {took:.0f} us, while the block waits"
+        assert bench.model.next_beats()
+        await lose()
+        await pass_time(lambda: bench.answers, us=2 * high, steps=40)
+        await tell()
+        await bench.jump(high * a_us // 2)
+        assert is_free(), f"code {code:#x}: the block has told of the tag"
+    dut.status__completion_timeout.value = 0
+    dut.status__timeout_disable.value = 1
+    await lose()
+    dut.hurry.value = 1
+    await pass_time(lambda: bench.answers, us=50_000, steps=40)
+    for hurry in (1, 0):
+        dut.hurry.value = hurry
+        await bench.jump(500_000 * a_us)
+        assert bench.answers and not is_free(), "the block waits for ever"
+    await tell()
+    await bench.jump(50_000 * a_us)
+    assert is_free()
+
+
 def run(
     testcase,
     *,
@@ -320,6 +386,10 @@ def test_completion_timeouts():
     run("completion_timeouts", timeout=None)
 
 
+def test_tags_stay_with_the_block():
+    run("tags_stay_with_the_block", timeout=None)
+
+
 class OneTimeout(HostReader):
     """Planted bug: Device Control 2 is not looked at."""
 
@@ -334,6 +404,33 @@ def test_mutant_timeout():
     config = reader_config(256, tags=16, headers=128, space=32768)
     with pytest.raises(SimulationError, match="code"):
         run("completion_timeouts", component=OneTimeout(config=config))
+
+
+class OwnTimer(HostReader):
+    """Planted bug: the hard block's table of tags does not count."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += m.submodules.tags.tracks.eq(0)
+        return m
+
+
+class NeverTold(HostReader):
+    """Planted bug: what the hard block tells of a tag is not heard."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += m.submodules.tags.completed.eq(0)
+        return m
+
+
+@pytest.mark.parametrize(
+    ("mutant", "message"), [(OwnTimer, "while the block waits"), (NeverTold, "has told")]
+)
+def test_mutant_block_table(mutant, message):
+    config = reader_config(256, tags=16, headers=128, space=32768)
+    with pytest.raises(SimulationError, match=message):
+        run("tags_stay_with_the_block", component=mutant(config=config))
 
 
 class NoWrites(Landing):

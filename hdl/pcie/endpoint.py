@@ -7,6 +7,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from hdl.config import TIME_BITS, Config
 from hdl.memory.interface import ReadPort, line_stream, write_port
 from hdl.pcie.interface import (
+    CREDITS_MOST,
     Messages,
     PcieStatus,
     RegisterBus,
@@ -30,9 +31,10 @@ class Endpoint(wiring.Component):
     """`HostReader` and `HostWriter` behind one stream of requests and one of completions.
 
     Reads and writes alternate, packet by packet, when both wait, so a read waits for at most one
-    TLP. Writes leave in the order in which `write_done` and ``post`` promise. Without bus
-    mastering no request begins to leave: all wait, and none times out. An MSI-X message that is
-    withheld when it would leave is dropped instead.
+    TLP. A read for which the block has no credit waits aside, and writes pass it
+    (`hdl.pcie.ordering.ReadCredits`). Writes leave in the order in which `write_done` and ``post``
+    promise. Without bus mastering no request begins to leave: all wait, and none times out. An
+    MSI-X message that is withheld when it would leave is dropped instead.
 
     A link reset ends the packet that is leaving, and every read as soon as it can be said: no
     completion comes any more. ``discard`` must follow it in the next cycle, until ``idle``.
@@ -65,7 +67,7 @@ class Endpoint(wiring.Component):
         What has not begun to leave never will: writes are taken and dropped, reads end with an
         error. Reads that have left are given up after the default completion timeout at most.
     idle
-        Nothing moved in the last cycle, and no tag was in use or in quarantine.
+        Nothing moved in the last cycle, and no tag was in use. One may be in quarantine.
     now, deadline
         Time in cycles, and when a timer is due next (all ones: never).
 
@@ -116,7 +118,7 @@ class Endpoint(wiring.Component):
         connect(m, writer.done, flipped(self.write_done))
         connect(m, writer.line_read, flipped(self.line_read))
         connect(m, flipped(self.post), writer.post)
-        connect(m, reader.tlp, merge.first_input)
+        self._admit_reads(m, reader, merge)
         connect(m, writer.tlp, merge.second_input)
         for block in (reader, writer):
             for name in self.status.signature.members:
@@ -179,13 +181,14 @@ class Endpoint(wiring.Component):
             reader.hold.eq(~self.status.bus_master & ~self.discard & ~lost),
             reader.sent_valid.eq(self.progress.sent_valid),
             reader.sent_tag.eq(self.progress.sent_tag),
+            reader.tracks.eq(self.progress.tracks),
             reader.hurry.eq(self.discard),
             reader.lost.eq(lost | cut),
             reader.now.eq(self.now),
             self.deadline.eq(reader.deadline),
             passes.eq(beat.valid & beat.ready & beat.payload.last & ~is_read),
             moves.eq(reader.busy | writer.busy | merge.busy | reader.drop_valid),
-            rests.eq(~moves & ~reader.outstanding),
+            rests.eq(~moves & ~reader.unanswered),
             self.busy.eq(moves | (self.idle != rests)),
         ]
         m.d.sync += self.idle.eq(rests)
@@ -195,3 +198,23 @@ class Endpoint(wiring.Component):
         with m.Elif(beat.valid & beat.ready):
             m.d.sync += dropping.eq(drops)
         return m
+
+    def _admit_reads(self, m: Module, reader, merge) -> None:
+        """Reads that have a credit, or will not be sent, go to where all requests take turns."""
+        waiting, output = reader.tlp, merge.output
+        inside = Signal(range(CREDITS_MOST + 1))  # reads in ``merge``
+        admits, stands = Signal(), Signal()
+        comes, leaves = Signal(), Signal()
+        m.d.comb += [
+            merge.first_input.payload.eq(waiting.payload),
+            # What has been offered stays: nobody else takes its credit.
+            merge.first_input.valid.eq(waiting.valid & (admits | stands)),
+            waiting.ready.eq(merge.first_input.ready & (admits | stands)),
+            comes.eq(waiting.valid & waiting.ready),
+            leaves.eq(output.valid & output.ready & (output.payload.kind == RequestKind.READ)),
+        ]
+        m.d.sync += [
+            inside.eq(inside + comes - leaves),
+            stands.eq(merge.first_input.valid & ~merge.first_input.ready),
+            admits.eq((self.progress.credits > inside + comes) | self.discard | reader.lost),
+        ]

@@ -5,6 +5,9 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.config import BLOCK_BYTES, Config
 
+CREDITS_MOST = 15
+"""Credits of reads that are told: more than are on their way to the hard block at once."""
+
 BAR_BITS = 14
 """BAR 0 is 16 KiB: NVMe registers, doorbells, MSI-X table and pending bits."""
 
@@ -56,11 +59,22 @@ class RequestProgress(wiring.Signature):
     offered now does not wait behind what the block has not taken; it may depend on the block's
     ``ready``, not on what is offered. ``stuck``: without bus mastering the block has taken nothing
     for long, although it is offered something, while completions go by a stream of their own.
+    ``credits``: so many more reads, `CREDITS_MOST` at most, have a flow control credit; those that
+    the shim has been given have been taken off. ``tracks``, a constant: the block keeps a table of
+    the reads that it waits for, by tag, and says when one leaves it (``request_completed`` of
+    `completion_beat`), after its own completion timeout at the latest.
     """
 
     def __init__(self):
         super().__init__(
-            {"sent_valid": Out(1), "sent_tag": Out(8), "clear": Out(1), "stuck": Out(1)}
+            {
+                "sent_valid": Out(1),
+                "sent_tag": Out(8),
+                "clear": Out(1),
+                "stuck": Out(1),
+                "credits": Out(range(CREDITS_MOST + 1)),
+                "tracks": Out(1),
+            }
         )
 
 

@@ -54,8 +54,8 @@ class Landing(wiring.Component):
         See `hdl.pcie.interface`, `hdl.memory.interface`.
     origin_valid, origin_tag, origin
         Describes a tag, before its request is sent. Always accepted.
-    lookup, live, close
-        To the tag table.
+    lookup, live, close, completed
+        To the tag table. ``completed``: what has been dealt with was marked as the last completion.
     abandon_valid, abandon_tag, abandon_quarantine, abandon_taken
         Gives up a tag, between completions; may be withdrawn.
     cut
@@ -84,6 +84,7 @@ class Landing(wiring.Component):
                 "lookup": Out(tag_bits),
                 "live": In(1),
                 "close": Out(1),
+                "completed": Out(1),
                 "abandon_valid": In(1),
                 "abandon_tag": In(tag_bits),
                 "abandon_quarantine": In(1),
@@ -210,6 +211,13 @@ class Landing(wiring.Component):
             # What is dropped waits as well: the check is too long to decide that in time.
             s1_moves.eq(s1_valid & s2_takes),
             self.close.eq(s1_moves & closes),
+            self.completed.eq(
+                s1_moves
+                & ~s1_abandon
+                & s1_beat.last
+                & s1_beat.request_completed
+                & (s1_beat.tag[tag_bits:] == 0)
+            ),
         ]
         with m.If(s1_moves):
             m.d.sync += [

@@ -1,8 +1,13 @@
-"""Completions do not pass posted requests (PCIe base specification 2.4.1)."""
+"""Who may pass whom on the way out (PCIe base specification 2.4.1).
 
-from amaranth.hdl import Module, Mux, Signal
+Completions do not pass posted requests; reads keep nobody waiting.
+"""
+
+from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
+
+from hdl.pcie.interface import CREDITS_MOST
 
 AHEAD_BITS = 10
 """Width of a number of memory writes on their way: more than a stage, or the hard block, holds."""
@@ -53,6 +58,60 @@ class WritesAhead(wiring.Component):
             m.d.sync += [known.eq(1), left.eq(Mux(self.leave < most, most - self.leave, 0))]
         with m.If(self.taken):
             m.d.sync += known.eq(0)
+        return m
+
+
+class ReadCredits(wiring.Component):
+    """Counts reads on their way to the link against the flow control credits that there are.
+
+    A hard block holds a read for which it has no credit, and with it all that comes behind it on
+    the same stream (PG213, "Avoiding Head-of-Line Blocking for Posted Requests"). A host may give a
+    credit only once it has sent the completions of a read before. Those do not pass its register
+    writes, which wait for the answer of a register, which waits for writes (`WritesAhead`): if one
+    of these were behind a read without credit, all would wait for each other for ever (PCIe base
+    specification 2.4.1: posted requests pass reads). So no read is offered that lacks a credit.
+    What is offered then needs at most credits for writes, and those wait for nothing of this kind.
+
+    Parameters
+    ----------
+    delay
+        Cycles after which ``available`` tells of a read that the block has taken. Longer is safe.
+
+    Ports
+    -----
+    available
+        Credits for headers of non-posted requests, as the block says.
+    given, sent
+        Pulses: the shim is given a read; the block has taken one.
+    credits
+        See `hdl.pcie.interface.RequestProgress`.
+    """
+
+    def __init__(self, *, delay: int, bits: int):
+        self._delay = delay
+        super().__init__(
+            {
+                "available": In(bits),
+                "given": In(1),
+                "sent": In(1),
+                "credits": Out(range(CREDITS_MOST + 1)),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        most = Signal.like(self.credits)
+        untold = Signal.like(self.credits)  # given, and ``available`` does not tell of it
+        taken = Signal(self._delay)
+        told = taken[-1]
+        m.d.comb += [
+            most.eq(Mux(self.available > CREDITS_MOST, CREDITS_MOST, self.available)),
+            self.credits.eq(Mux(most > untold, most - untold, 0)),
+        ]
+        m.d.sync += [
+            taken.eq(Cat(self.sent, taken)),
+            untold.eq(untold + self.given - told),
+        ]
         return m
 
 

@@ -89,15 +89,17 @@ class HostReader(wiring.Component):
         All must end: no completion timeout is longer than the default one, nor disabled.
     lost
         No completion of a read from before will ever come: all end at once, with ``error``.
-    outstanding
-        A tag is in use or in quarantine.
+    tracks
+        See `hdl.pcie.interface.RequestProgress`.
+    outstanding, unanswered
+        A tag is in use or in quarantine; one is in use.
     line_write, inbox_write
         Where the data goes.
     status, now, deadline
         Configuration space, time in cycles, and the next time something expires (or all ones).
 
     A read that is not answered is given up within the range of Device Control 2, and its tag stays
-    out of use for as long again (`hdl.pcie.tags`).
+    out of use for as long again, or until the hard block knows nothing of it (`hdl.pcie.tags`).
 
     Rate: a TLP every 4 cycles plus one a request; completion payload one beat a cycle (see
     `hdl.pcie.landing`). Not ready for some thousand cycles after reset, while tables are cleared.
@@ -123,7 +125,9 @@ class HostReader(wiring.Component):
                 "hold": In(1),
                 "hurry": In(1),
                 "lost": In(1),
+                "tracks": In(1),
                 "outstanding": Out(1),
+                "unanswered": Out(1),
                 "status": Out(PcieStatus()),
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS),
@@ -182,7 +186,12 @@ class HostReader(wiring.Component):
             tags.hold.eq(self.hold),
             tags.rcb.eq(self.status.rcb),
             tags.extended.eq(self.status.extended_tag),
+            tags.tracks.eq(self.tracks),
+            # In a hurry sweeps come sooner, and the block's timer may not run at all.
+            tags.stays.eq(self.status.timeout_disable | self.hurry),
+            tags.completed.eq(landing.completed & self.tracks),
             self.outstanding.eq(tags.held != 0),
+            self.unanswered.eq(tags.unanswered),
             self.deadline.eq(tags.deadline),
             tags.lookup.eq(landing.lookup),
             tags.close.eq(landing.close),

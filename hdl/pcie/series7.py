@@ -14,10 +14,12 @@ from hdl.pcie.interface import (
     CompletionStatus,
     PcieStatus,
     RegisterBus,
+    RequestKind,
     RequestProgress,
     completion_beat,
     request_beat,
 )
+from hdl.pcie.ordering import ReadCredits
 from hdl.pcie.raw_tlp import (
     CompletionWord1,
     CompletionWord2,
@@ -43,6 +45,10 @@ COLLECTED_WORDS = 6
 """Longest header, and the longest payload that registers take."""
 
 REPLY_WORDS = 5
+
+CREDIT_DELAY = 32
+"""Cycles for which a read that the block has taken is held against ``fc_nph``, which may not tell
+of it yet. How soon it does is not known; longer costs nothing while there are credits to spare."""
 
 TYPES = {
     Type.LOCKED_READ: (RequestType.LOCKED_READ, RequestType.RESERVED),
@@ -228,6 +234,9 @@ class Series7Shim(wiring.Component):
     rx_*, tx_*
         ``m_axis_rx_*`` and ``s_axis_tx_*``. Drive ``rx_np_ok`` with 1; the block is to trim TLP
         digests.
+    fc_nph
+        The block's; drive ``fc_sel`` with 100b (transmit credits available). Reads are offered only
+        while it has credits for them.
     id
         ``cfg_bus_number``, ``cfg_device_number``, ``cfg_function_number``.
     request, progress, completion, register, status
@@ -265,6 +274,7 @@ class Series7Shim(wiring.Component):
                 "tx_tuser": Out(4),
                 "tx_tvalid": Out(1),
                 "tx_tready": In(1),
+                "fc_nph": In(8),
                 "posted": Out(1),
                 "busy": Out(1),
             }
@@ -290,6 +300,9 @@ class Series7Shim(wiring.Component):
         m.submodules.replies = ends(replies)
         m.submodules.sender = ends(sender)
         m.submodules.leaving = ends(leaving)
+        m.submodules.read_credits = read_credits = ends(
+            ReadCredits(delay=CREDIT_DELAY, bits=len(self.fc_nph))
+        )
         connect(m, flipped(self.request), sender.request)
         connect(m, stripper.completion, flipped(self.completion))
         connect(m, completer.register, flipped(self.register))
@@ -364,6 +377,14 @@ class Series7Shim(wiring.Component):
                 leaving.input.ready & ~leaving.output.valid & ~(inside & owner)
             ),
             self.posted.eq(sender.tlp.valid | leaving.busy | leaving.output.valid),
+            read_credits.available.eq(self.fc_nph),
+            read_credits.given.eq(
+                self.request.valid
+                & self.request.ready
+                & (self.request.payload.kind == RequestKind.READ)
+            ),
+            read_credits.sent.eq(self.progress.sent_valid),
+            self.progress.credits.eq(read_credits.credits),
             self.busy.eq(
                 receiver.busy
                 | stripper.busy

@@ -22,6 +22,11 @@ READ_HEADERS_MOST = 4096 // BOUNDARIES[0]
 
 HEADERS_BITS = READ_HEADERS_MOST.bit_length()
 
+BLOCK_SWEEPS = 5
+"""Sweeps of which one counts for tags in quarantine, where the hard block has a timer of its own.
+Twice so many are five times the shortest time until a request is given up here, and not before the
+end of any range of the Completion Timeout Value (PCIe base specification 7.8.16, of which the
+default is the widest: given up from 10 ms on here, up to 50 ms by the block)."""
 
 
 def headers_within(config: Config, boundary: int) -> int:
@@ -51,6 +56,11 @@ class TagTable(wiring.Component):
     age. Tags come back in the order in which they were freed, those below 32 apart from the others,
     which go first.
 
+    Where the hard block keeps a table of its own (``tracks``), it takes completions for a tag, or
+    tells of it, until its own timer has run out, and must not be given the tag again before. So
+    there a quarantine ends with the sweep after ``completed``, or after two to three times
+    `BLOCK_SWEEPS` periods.
+
     Parameters
     ----------
     config
@@ -68,6 +78,14 @@ class TagTable(wiring.Component):
         No time passes for any tag: what sweeps have counted is forgotten.
     patient
         Nothing that waits for an answer ages.
+    tracks, stays
+        The hard block keeps a table of tags; its own timer does not run out within the time above,
+        so only ``completed`` ends a quarantine.
+    completed
+        The hard block has told that it waits no more for tag ``lookup``, and what it told has been
+        dealt with. A pulse.
+    unanswered
+        A tag is in use, and not in quarantine.
     lost
         No answer will come any more: a sweep at once, all that wait expire, and none stays in
         quarantine.
@@ -100,6 +118,10 @@ class TagTable(wiring.Component):
                 "sent_tag": In(8),
                 "hold": In(1),
                 "patient": In(1),
+                "tracks": In(1),
+                "stays": In(1),
+                "completed": In(1),
+                "unanswered": Out(1),
                 "lost": In(1),
                 "rcb": In(1),
                 "extended": In(1),
@@ -135,6 +157,9 @@ class TagTable(wiring.Component):
         sent = Signal(tags)
         aged = Signal(tags)  # a sweep has found it
         older = Signal(tags)  # two have
+        completed = Signal(tags)  # the hard block has told of its end
+        banned = Signal(range(tags + 1))  # tags in quarantine
+        turn = Signal(range(BLOCK_SWEEPS))  # sweeps, of which only some are for quarantined tags
         fresh = Signal(range(tags + 1))  # tags never handed out: all from `fresh` on
         room = Signal(range(self._headers + 1), init=self._headers)
 
@@ -200,6 +225,7 @@ class TagTable(wiring.Component):
                 + Mux(s1_freeing, refund.data, 0)
             ),
             self.held.eq(self.held + allocated - s1_freeing),
+            banned.eq(banned + (self.retire_valid & self.retire_quarantine) - release),
         ]
 
         # State bits of every tag.
@@ -217,12 +243,14 @@ class TagTable(wiring.Component):
             sweep_mask.eq(swept << index),
             release_mask.eq(release << index),
             sent_mask.eq(self.sent_valid << self.sent_tag[: len(self.lookup)]),
+            self.unanswered.eq(self.held != banned),
             self.live.eq(waiting.bit_select(self.lookup, 1)),
         ]
         m.d.sync += [
             waiting.eq((waiting & ~close_mask) | allocate_mask),
             quarantined.eq((quarantined & ~release_mask) | retire_mask),
             sent.eq((sent | sent_mask) & ~allocate_mask),
+            completed.eq((completed | (self.completed << self.lookup)) & ~allocate_mask),
             aged.eq((aged | sweep_mask) & ~(allocate_mask | retire_mask)),
             older.eq((older | (sweep_mask & aged)) & ~(allocate_mask | retire_mask)),
         ]
@@ -232,8 +260,11 @@ class TagTable(wiring.Component):
         # Sweep.
         is_waiting = waiting.bit_select(index, 1)
         is_quarantined = quarantined.bit_select(index, 1)
-        is_over = older.bit_select(index, 1) | self.lost
-        ages = is_quarantined | (is_waiting & sent.bit_select(index, 1) & ~self.patient)
+        is_old = older.bit_select(index, 1)
+        is_over = is_old | self.lost
+        sees = ~self.tracks | ((turn == 0) & ~self.stays)  # the sweep is for quarantined tags
+        leaves = (is_old & sees) | completed.bit_select(index, 1) | self.lost
+        ages = (is_quarantined & sees) | (is_waiting & sent.bit_select(index, 1) & ~self.patient)
         last_sweep = Signal(TIME_BITS)
         next_sweep = Signal(TIME_BITS)
         known = Signal()  # `next_sweep` belongs to `last_sweep`
@@ -271,7 +302,7 @@ class TagTable(wiring.Component):
                 m.d.comb += self.busy.eq(1)
                 with m.If(is_waiting & is_over & (self.lost | ~self.patient)):
                     m.d.comb += [self.expire_valid.eq(~taken), step.eq(taken)]
-                with m.Elif(is_quarantined & is_over):
+                with m.Elif(is_quarantined & leaves):
                     m.d.comb += [
                         release.eq(~self.retire_valid),
                         step.eq(release),
@@ -284,6 +315,9 @@ class TagTable(wiring.Component):
                 with m.If(step):
                     m.d.sync += index.eq(index + 1)
                     with m.If(index == tags - 1):
-                        m.d.sync += last_sweep.eq(self.now)
+                        m.d.sync += [
+                            last_sweep.eq(self.now),
+                            turn.eq(Mux(turn == BLOCK_SWEEPS - 1, 0, turn + 1)),
+                        ]
                         m.next = "WAIT"
         return m

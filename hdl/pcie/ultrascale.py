@@ -22,11 +22,21 @@ from hdl.pcie.interface import (
     completion_beat,
     request_beat,
 )
-from hdl.pcie.ordering import NUMBER_BITS, RETURNS, SequenceNumbers, WritesAhead
+from hdl.pcie.ordering import (
+    NUMBER_BITS,
+    RETURNS,
+    ReadCredits,
+    SequenceNumbers,
+    WritesAhead,
+)
 from hdl.pcie.rotate import below
 from hdl.pcie.sideband import user_shape
 from hdl.pcie.straddle import StraddledStripper
 from hdl.simulation import SIMULATION
+
+CREDIT_DELAY = 4
+"""Cycles from a read to ``pcie_tfc_nph_av``: it tells of those of the two cycles before (PG213,
+"Avoiding Head-of-Line Blocking for Posted Requests"), and one is added for either end."""
 
 
 class RequestInserter(wiring.Component):
@@ -321,6 +331,8 @@ class UltrascaleShim(wiring.Component):
         The block's interfaces.
     rq_seq_num0, rq_seq_num_vld0, rq_seq_num1, rq_seq_num_vld1
         Its ``pcie_rq_seq_num0`` and so on.
+    tfc_nph_av
+        Its ``pcie_tfc_nph_av``: reads are offered only while it has credits for them.
     posted
         It has memory writes that a completion could pass. Completions wait for those that were
         there first.
@@ -352,6 +364,7 @@ class UltrascaleShim(wiring.Component):
                 **all_axis_ports(config.data_width),
                 **{f"rq_seq_num{place}": In(NUMBER_BITS + 1) for place in range(RETURNS)},
                 **{f"rq_seq_num_vld{place}": In(1) for place in range(RETURNS)},
+                "tfc_nph_av": In(4),
             }
         )
 
@@ -365,6 +378,20 @@ class UltrascaleShim(wiring.Component):
         m.submodules.stripper = ResetInserter(cut)(stripper)
         m.submodules.completer = completer = Completer(config=config)
         connect(m, flipped(self.request), inserter.request)
+        m.submodules.read_credits = read_credits = ResetInserter(cut)(
+            ReadCredits(delay=CREDIT_DELAY, bits=len(self.tfc_nph_av))
+        )
+        m.d.comb += [
+            read_credits.available.eq(self.tfc_nph_av),
+            read_credits.given.eq(
+                self.request.valid
+                & self.request.ready
+                & (self.request.payload.kind == RequestKind.READ)
+            ),
+            read_credits.sent.eq(inserter.progress.sent_valid),
+            self.progress.credits.eq(read_credits.credits),
+            self.progress.tracks.eq(1),
+        ]
         for name in ("sent_valid", "sent_tag", "clear"):
             m.d.comb += getattr(self.progress, name).eq(getattr(inserter.progress, name))
         connect(m, stripper.completion, flipped(self.completion))

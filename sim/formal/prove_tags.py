@@ -93,12 +93,20 @@ class TagSpecification(wiring.Component):
             if self._timeout is not None:
                 expires = table.expire_valid & (table.expire_tag == tag)
                 sent = Signal(name=f"sent_{tag}")
+                told = Signal(name=f"told_{tag}")  # the hard block waits for it no more
+                stayed = Signal(name=f"stayed_{tag}")  # only that ends the quarantine
                 least = PERIODS_LEAST * self._timeout
                 m.d.comb += [
-                    Assert(~taken | ~banned[tag] | (age >= least)),
+                    Assert(~taken | ~banned[tag] | told | (age >= least)),
+                    Assert(~taken | ~banned[tag] | told | ~stayed),
                     Assert(~expires | (age >= least)),
                     Assert(~expires | (sent & ~self.patient)),
                 ]
+                with m.If(taken):
+                    m.d.sync += told.eq(0)
+                with m.Elif(self.completed & (self.lookup == tag)):
+                    m.d.sync += told.eq(1)
+                m.d.sync += stayed.eq(self.tracks & self.stays & (stayed | retires))
                 with m.If(taken):
                     m.d.sync += sent.eq(0)
                 with m.Elif(self.sent_valid & (self.sent_tag[:1] == tag)):
@@ -197,6 +205,11 @@ def retired_at_close(m, outer, inner):
     ]
 
 
+def block_forgotten(m, outer, inner):
+    """The table of the hard block does not count."""
+    m.d.comb += inner.tracks.eq(0)
+
+
 def headers_forgotten(m, outer, inner):
     """Room for completions is not reserved."""
     m.d.comb += inner.headers.eq(1)
@@ -258,6 +271,7 @@ PROOFS = [
         depth=34,
         mutants=[
             lambda: _mutant(no_quarantine, timeout=SHORT_TIMEOUT, headers=1),
+            lambda: _mutant(block_forgotten, timeout=SHORT_TIMEOUT, headers=1),
             lambda: _mutant(hasty_clock, timeout=SHORT_TIMEOUT, headers=1),
             lambda: _mutant(unsent_ages, timeout=SHORT_TIMEOUT, headers=1),
             lambda: _mutant(impatient, timeout=SHORT_TIMEOUT, headers=1),

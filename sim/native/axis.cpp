@@ -99,7 +99,9 @@ void PacketSink::commit(Ps now) {
     if (sent != tlp->bytes)
         broken("a packet has " + std::to_string(sent) + " bytes where its descriptor says " +
                std::to_string(tlp->bytes));
-    returns_ = !completer_;
+    tlp->number = number_;
+    if (tlp->kind == TlpKind::kRead && link_.read_credits() < 1)
+        broken("a read is offered without a credit");
     link_.submit(tlp, now);
 }
 

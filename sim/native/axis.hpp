@@ -22,19 +22,23 @@ public:
         if (sequence_) *sequence_->valid = 0;
     }
 
-    // Sets `ready` for this cycle, and the number of the request that was complete before it, which
-    // the link keeps in order with completions; true if something changed or may change again.
+    // Sets `ready` for this cycle, and the number of a request that no completion can pass any
+    // more; true if something changed or may change again.
     bool drive(Ps now) {
         const bool offered = *pins_.valid;
-        const bool room = tlp_ || link_.request_room();
+        const bool room = tlp_ || (completer_ ? link_.reply_room() : link_.request_room());
         const bool ready = room && link_.ready(completer_ ? Flow::kCc : Flow::kRq, offered, now);
         bool changed = *pins_.ready != uint8_t(ready);
         *pins_.ready = ready;
         if (sequence_) {
-            changed |= *sequence_->valid != uint8_t(returns_);
-            *sequence_->valid = returns_;
-            *sequence_->number = number_;
-            returns_ = false;
+            Ring<uint8_t>& returned = link_.returned();
+            const bool returns = !returned.empty();
+            changed |= *sequence_->valid != uint8_t(returns);
+            *sequence_->valid = returns;
+            if (returns) {
+                *sequence_->number = returned.front();
+                returned.pop();
+            }
         }
         return changed || (offered && !link_.always_ready());
     }
@@ -94,7 +98,6 @@ private:
     int filled_ = 0;
     int last_dwords_ = 0;
     uint8_t number_ = 0;
-    bool returns_ = false;
     bool complete_ = false;
 };
 

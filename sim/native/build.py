@@ -213,6 +213,7 @@ def _header(config: Config, model: Path) -> str:
             f"pins.sequence[{place}].number = {pointer(f'rq_seq_num{place}')};",
             f"pins.sequence[{place}].valid = {pointer(f'rq_seq_num_vld{place}')};",
         ]
+    binds.append(f"pins.read_credits = {pointer('tfc_nph_av')};")
     for port in range(config.ports):
         for stream in STREAMS:
             binds += [

@@ -75,6 +75,7 @@ void Harness::step() {
     *pins_.now = uint64_t(cycle_) & time_mask;
     const Ps begin = now();
     bool active = rq_->drive(begin);
+    active |= drive_credits();
     active |= cc_->drive(begin);
     active |= rc_->drive(begin);
     active |= cq_->drive(begin);
@@ -102,7 +103,9 @@ void Harness::step() {
     ++link_.counters().cycles_evaluated;
 
     const Ps time = now();
+    const int64_t credits = link_.read_credits();
     if (rq) rq_->commit(time);
+    unsaid_[cycle_ & 1] = credits - link_.read_credits();
     if (cc) cc_->commit(time);
     if (rc) rc_->commit(time);
     if (cq) cq_->commit(time);
@@ -115,6 +118,17 @@ void Harness::step() {
         due_[i] = drives_[i]->next_event();
     }
     streak_ = active ? 0 : streak_ + 1;
+}
+
+// PG213, "Avoiding Head-of-Line Blocking for Posted Requests": what was sent in the last two cycles
+// has not been taken off yet.
+bool Harness::drive_credits() {
+    constexpr int64_t kMost = 15;
+    const int64_t credits = link_.read_credits() + unsaid_[0] + unsaid_[1];
+    const auto said = uint8_t(std::min(credits, kMost));
+    const bool changed = *pins_.read_credits != said || unsaid_[0] || unsaid_[1];
+    *pins_.read_credits = said;
+    return changed;
 }
 
 // The first cycle in which something happens if nothing moves before.

@@ -47,6 +47,7 @@ private:
     void return_drives();
     void reset();
     void step();
+    bool drive_credits();
     // Of the design, once it has been evaluated.
     static void check_assertions();
     void jump(int64_t until_cycle);
@@ -72,6 +73,7 @@ private:
     int64_t return_[kMaxPorts];  // cycle in which a drive is there again
     int64_t next_return_ = INT64_MAX;
     std::string failure_;
+    int64_t unsaid_[2] = {};  // reads taken in the last two cycles
     int64_t cycle_ = 0;
     int streak_ = 0;  // cycles in a row in which nothing moved
     bool jumping_ = true;

@@ -11,7 +11,7 @@
     X(device_posted_headers) X(device_non_posted_headers) X(credit_return_ps)                   \
     X(completion_headers) X(completion_data) X(transmit_tlps) X(memory_base) X(bar_base)        \
     X(msi_base) X(seed) X(hold_every) X(hold_ps) X(ready_percent) X(random_splits)              \
-    X(np_req_ps) X(check_vectors) X(straddle_percent)
+    X(np_req_ps) X(check_vectors) X(straddle_percent) X(in_order) X(late_credits)
 
 #define STRIATA_DRIVE_FIELDS(X)                                                                 \
     X(kind) X(capacity) X(rate) X(half_duplex) X(expander) X(command_ps) X(status_ps)           \

@@ -79,6 +79,12 @@ class LinkParameters:
     straddle_percent
         Of the completions that could begin in the beat in which another one ends, those that do, at
         random. Only where the card's `Config.straddles`.
+    in_order
+        The hard block holds what RQ has given it behind a read that waits for a credit (PG213,
+        "Avoiding Head-of-Line Blocking for Posted Requests"). Else writes pass it.
+    late_credits
+        The host returns the credit of a read once its last completion has left, as a root complex
+        does whose queue of completions is full, not when the read arrives.
     check_vectors
         Interrupt messages are held to the MSI-X table that the host has written. Off: for a device
         that has no table.
@@ -116,6 +122,8 @@ class LinkParameters:
     ready_percent: int = 100
     np_req_ps: int = 0
     straddle_percent: int = 100
+    in_order: bool = False
+    late_credits: bool = False
     check_vectors: bool = True
 
     def __post_init__(self) -> None:

@@ -159,10 +159,14 @@ void Link::submit(Tlp* tlp, Ps now) {
         outstanding_[tlp->tag] = true;
         tlp->order = posted_submitted_;
         up_non_posted_.push(tlp);
+    } else if (tlp->kind == TlpKind::kCompletion && fields_.in_order) {
+        up_replies_.push(tlp);
     } else {
         ++posted_submitted_;
         up_posted_.push(tlp);
     }
+    // What keeps its order with completions from here on may say so at once.
+    if (tlp->kind != TlpKind::kCompletion && !fields_.in_order) returned_.push(tlp->number);
     next_event_ = std::min(next_event_, std::max(now, up_.free_at()));
 }
 
@@ -176,9 +180,22 @@ Ps Link::wire_send(Serialiser& wire, const Tlp* tlp, Ps ready) {
 // Sends at most one packet upstream; true if it did.
 bool Link::start_up(Ps now) {
     if (up_.free_at() > now) return false;
+    if (!up_replies_.empty()) {
+        Tlp* reply = up_replies_.front();
+        up_replies_.pop();
+        send_up(reply, reply->time);
+        return true;
+    }
+    const bool reads_first = !up_non_posted_.empty() &&
+                             up_non_posted_.front()->order <= posted_sent_;
+    const bool read_goes = reads_first && non_posted_headers_ > 0 &&
+                           !holds_.waits(Flow::kReads, now, random_);
+    if (fields_.in_order && reads_first && !read_goes) {
+        up_blocked_ = true;
+        return false;
+    }
     Tlp* tlp = nullptr;
-    if (!up_non_posted_.empty() && up_non_posted_.front()->order <= posted_sent_ &&
-        non_posted_headers_ > 0 && !holds_.waits(Flow::kReads, now, random_)) {
+    if (read_goes) {
         tlp = up_non_posted_.front();
         up_non_posted_.pop();
         --non_posted_headers_;
@@ -204,12 +221,17 @@ bool Link::start_up(Ps now) {
     up_blocked_ = false;
     if (tlp->kind == TlpKind::kRead) ready = std::max(ready, holds_.until(Flow::kReads));
     if (tlp->kind == TlpKind::kWrite) ready = std::max(ready, holds_.until(Flow::kPosted));
+    if (fields_.in_order) returned_.push(tlp->number);
+    send_up(tlp, ready);
+    return true;
+}
+
+void Link::send_up(Tlp* tlp, Ps ready) {
     --up_count_;
     tlp->time = wire_send(up_, tlp, ready) + fields_.propagation_ps;
     ++counters_.up_tlps;
     counters_.up_payload_bytes += tlp->payload;
     up_flight_.push(tlp);
-    return true;
 }
 
 void Link::land_write(const Tlp* tlp) {
@@ -274,7 +296,8 @@ void Link::arrive_at_host(Tlp* tlp) {
         counters_.reads_outstanding_most =
             std::max(counters_.reads_outstanding_most, int64_t(reads_.size()));
         if (reads_.size() > kReadsBound) throw ModelError("host: too many reads");
-        up_credits_.push({credit_time, 0, 0, 1});
+        if (!fields_.late_credits || end == ReadEnd::kLost)
+            up_credits_.push({credit_time, 0, 0, 1});
     }
     release(tlp);
 }
@@ -364,7 +387,10 @@ void Link::start_completion(size_t index, Ps start) {
     read.left -= bytes;
     if (hit && spoiled) read.end = ReadEnd::kGood;
     // The tag is free for the device once it has seen the last completion, not before.
-    if (last) reads_.erase(reads_.begin() + int64_t(index));
+    if (!last) return;
+    if (fields_.late_credits)
+        up_credits_.push({start + fields_.credit_return_ps, 0, 0, 1});
+    reads_.erase(reads_.begin() + int64_t(index));
 }
 
 void Link::send_down(Tlp* tlp, Ps ready) {
@@ -552,7 +578,8 @@ void Link::update_next(Ps now) {
     if (!up_flight_.empty()) next = std::min(next, up_flight_.front()->time);
     if (!down_flight_.empty()) next = std::min(next, down_flight_.front()->time);
     // A packet that waits for credits is tried again when they return: no event of its own.
-    if ((!up_posted_.empty() || !up_non_posted_.empty()) && up_.free_at() > now)
+    if ((!up_posted_.empty() || !up_non_posted_.empty() || !up_replies_.empty()) &&
+        up_.free_at() > now)
         next = std::min(next, up_.free_at());
     if ((!down_posted_.empty() || !down_non_posted_.empty()) && down_.free_at() > now)
         next = std::min(next, down_.free_at());

@@ -38,6 +38,7 @@ struct Tlp {
     Ps time;         // when it was ready to send, then when it arrives
     uint64_t order;  // posted packets submitted before it
     Offer offer;     // of a request of the device: when it was offered
+    uint8_t number;  // its sequence number
     alignas(32) uint8_t raw[kRequestDescriptor + kMaxPayload + 64];
 };
 
@@ -75,6 +76,12 @@ public:
 
     // The hard block's user side.
     bool request_room() const { return up_count_ < fields_.transmit_tlps; }
+    // So for CC: what waits on RQ does not fill its way if the two are apart.
+    bool reply_room() const { return fields_.in_order || request_room(); }
+    // Reads that could be sent at once, by the credits that are left.
+    int64_t read_credits() const { return non_posted_headers_ - int64_t(up_non_posted_.size()); }
+    // Sequence numbers of requests that no completion can pass any more, in order.
+    Ring<uint8_t>& returned() { return returned_; }
     // Whether RQ or CC is ready in a cycle in which it offers something (`offered`) or not.
     bool ready(Flow flow, bool offered, Ps now) {
         if (holds_.held(flow, now)) return false;
@@ -148,6 +155,7 @@ private:
     };
 
     bool start_up(Ps now);
+    void send_up(Tlp* tlp, Ps ready);
     bool start_down(Ps now);
     void start_completion(size_t index, Ps start);
     void arrive_at_host(Tlp* tlp);
@@ -181,6 +189,8 @@ private:
 
     Ring<Tlp*> up_posted_;      // memory writes and completions: may pass reads, never each other
     Ring<Tlp*> up_non_posted_;
+    Ring<Tlp*> up_replies_;     // completions, if they are apart from what waits on RQ
+    Ring<uint8_t> returned_;
     Ring<Tlp*> up_flight_;
     Ring<Credit> up_credits_;
     int64_t up_count_ = 0;

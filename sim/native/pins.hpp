@@ -57,6 +57,7 @@ struct Pins {
     uint8_t* reset;
     AxiPins rq;
     SequencePins sequence[2];
+    uint8_t* read_credits;  // pcie_tfc_nph_av
     AxiPins rc;
     AxiPins cq;
     AxiPins cc;
