@@ -161,6 +161,8 @@ class Bench:
         lanes = LANES[CONFIG.data_width]
         if SHIM == "ultrascale":
             host_options["straddle"] = CONFIG.straddles
+        # The shortest time until a read is given up is to this range as 10 ms to 50 us .. 50 ms.
+        host_options["split_timeout"] = TIMEOUT // 200, 5 * TIMEOUT
         self.host = HOSTS[SHIM](dut, seed=self.seed, lanes=lanes, **host_options)
         dut.discard.value = 0
         dut.crowd.value = 0

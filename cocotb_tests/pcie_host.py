@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import cocotb
-from cocotb.triggers import Event, RisingEdge, Timer
+from cocotb.triggers import ClockCycles, Event, RisingEdge, Timer
 from cocotb.utils import get_sim_time
 from cocotbext.axi import AxiStreamBus
 from cocotbext.pcie.core import RootComplex
@@ -77,6 +77,11 @@ HARMLESS = "repeated"
 FORGETTING_NS = 2000
 """From the last completion of a read that will not be answered until the hard block's model may
 take its tag for another: longer than a completion's way, shorter than any timeout."""
+
+SPLIT_TIMEOUT = (round(50e-6 * CLOCK_HZ), round(50e-3 * CLOCK_HZ))
+"""The default range of the completion timeout (PCIe base specification 7.8.16)."""
+
+POLL_CYCLES = 16
 
 NO_TAG = 255
 """A tag that no request has."""
@@ -415,6 +420,9 @@ class HardBlock(UltraScalePlusPcieDevice):
 class PcieHost:
     """Root complex, hard block and device under test, connected.
 
+    ``TRACKS``: the hard block has a table of the reads that it waits for (PG213, "Tag Management
+    for Non-Posted Transactions").
+
     Parameters
     ----------
     max_payload, max_read_request
@@ -429,6 +437,9 @@ class PcieHost:
         RC has the straddle option, at the widths that have it.
     drive_now
         Count clock cycles on the device's ``now``.
+    split_timeout
+        Shortest and longest time, in cycles of ``now``, from the last sign of a read until the hard
+        block's own timer ends it.
     device_options
         More arguments of `UltraScalePlusPcieDevice`, for example its MSI-X table.
 
@@ -439,6 +450,8 @@ class PcieHost:
     rules
         What the streams are held to, always (`cocotb_tests.axis_rules`).
     """
+
+    TRACKS = True
 
     def __init__(
         self,
@@ -453,6 +466,7 @@ class PcieHost:
         slot_lanes: int | None = None,
         straddle: bool = True,
         drive_now: bool = True,
+        split_timeout: tuple[int, int] = SPLIT_TIMEOUT,
         **device_options,
     ):
         self.dut = dut
@@ -462,6 +476,7 @@ class PcieHost:
         self.cycle = 0
         self._max_read_request = max_read_request
         self._drive_now = drive_now
+        self._split_timeout = split_timeout
         self._bar: Any = None
         self.pci: Any = None
         self._withheld = False  # bus mastering is off for the device already
@@ -543,8 +558,23 @@ class PcieHost:
         return int(self.dut.rq_tvalid.value) & int(self.dut.rq_tready.value)
 
     def _forget(self, tag: int) -> None:
-        # The block would time out by itself; the model never does.
-        self.device.active_request[tag] = None
+        """No answer comes any more. A block that keeps a table of tags has the tag until its own
+        timer runs out, and says so."""
+        request = self.device.active_request[tag]
+        if self.TRACKS and request is not None:
+            cocotb.start_soon(self._time_out(tag, request))
+        else:
+            self.device.active_request[tag] = None
+
+    async def _time_out(self, tag: int, request) -> None:
+        dut, mask = self.dut, (1 << TIME_BITS) - 1
+        patience = self._rng.randrange(*self._split_timeout)
+        began = int(dut.now.value)
+        while (int(dut.now.value) - began) & mask < patience:
+            await ClockCycles(dut.clk, POLL_CYCLES)
+        # It has not been reset meanwhile, nor told of the tag.
+        if self.device.active_request[tag] is request:
+            self._terminate(tag, request, ErrorCode.TIMEOUT)
 
     async def start(self) -> None:
         """Leaves reset, enumerates, and allows bus mastering."""
@@ -601,7 +631,7 @@ class PcieHost:
         if terminate:
             for tag, request in enumerate(device.active_request):
                 if request is not None:
-                    await self._terminate(tag, request)
+                    self._terminate(tag, request, ErrorCode.FLR)
         while not int(dut.reset_done.value):
             await RisingEdge(dut.clk)
         took = self.cycle - began
@@ -663,10 +693,11 @@ class PcieHost:
             sink.sample_obj = end
             sink.sample_sync.set()
 
-    async def _terminate(self, tag: int, request) -> None:
+    def _terminate(self, tag: int, request, error: ErrorCode) -> None:
+        """The block ends a read by itself."""
         self.device.active_request[tag] = None
         end = Tlp_us(Tlp.create_completion_for_tlp(request, PcieId(0, 0, 0), False, CplStatus.SC))
-        end.error_code = ErrorCode.FLR
+        end.error_code = error
         end.request_completed = True
         self.device.rx_buf_cplh_fc_count += 1
         self.device.rc_queue.put_nowait(end)

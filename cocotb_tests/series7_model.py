@@ -260,6 +260,8 @@ class _RequestSource(_Source):
 class Series7Host(PcieHost):
     """`cocotb_tests.pcie_host.PcieHost` around a device with a `hdl.pcie.series7.Series7Shim`."""
 
+    TRACKS = False
+
     def __init__(self, dut, *, seed: int = 1, pause: float = 0.1, **options):
         self.streams = Streams(dut, seed, pause)
         dut.id.value = 0

@@ -6,7 +6,7 @@ import pytest
 
 from cocotb_tests.native_card import PORTS, Card, Volume
 from hdl.array.interface import Level
-from hdl.config import DATA_OFFSET_BLOCKS
+from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
 from sim.campaign.sizes import USUAL
 from sim.golden.nvme import DATA_TRANSFER_ERROR, WRITE_FAULT
 from sim.native.harness import Flow, ReadEnd
@@ -140,6 +140,29 @@ def test_register_reads_close_no_cycle():
         counted = card.harness.statistics()
     assert polls > 50
     assert counted["mmio_reads"] > polls
+
+
+def test_a_tag_is_not_used_while_the_hard_block_waits_for_it():
+    """The card gives a lost read up after 10 to 15 ms, the hard block after 45: if the tag came
+    again before, the model would end the run."""
+    with Card([FAST] * PORTS, seed=SEED, config=USUAL) as card:
+        harness, transport = card.harness, card.card.transport
+
+        async def main() -> Volume:
+            volume = await card.create(Level.RAID0, range(4))
+            address = card.buffer(1)
+            began = harness.now_ns
+            harness.fail_reads(ReadEnd.LOST, address=address, length=BLOCK_BYTES)
+            status = await card.write(volume, 3, 1, address, 0, fua=False)
+            assert status == DATA_TRANSFER_ERROR
+            while harness.now_ns < began + 60_000_000:
+                # More reads than there are tags.
+                await card.load(volume, COMMANDS // 3, writes=0.9)
+                await transport.sleep(4_000_000)
+            await card.read_all(volume)
+            return volume
+
+        card.finish(card.run(main()))
 
 
 def counters(card: Card) -> list[dict[str, int]]:

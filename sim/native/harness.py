@@ -68,7 +68,7 @@ class ReadEnd(IntEnum):
     POISONED = 3
     """The data is marked as corrupt, and is."""
     LOST = 4
-    """No completion comes, and nobody says so."""
+    """No completion comes, and the hard block's own timer says so 45 ms later."""
     TIMEOUT = 5
     """The hard block ends it 10 ms later."""
     DISCONTINUED = 6

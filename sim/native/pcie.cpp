@@ -12,7 +12,7 @@ constexpr uint32_t kPoisonedCode = 1;  // PG213: RC error codes
 constexpr uint32_t kBadStatusCode = 2;
 constexpr uint32_t kTimeoutCode = 9;
 constexpr Ps kCompletionTimeout = 10 * kSecond / 1000;  // default of PCIe 2.8
-constexpr Ps kShortestTimeout = 50 * kSecond / 1'000'000;
+constexpr Ps kLateTimeout = 45 * kSecond / 1000;        // the range ends at 50 ms
 constexpr uint32_t kRequester = 0x0100;  // bus 1, device 0, function 0: whose register accesses
 constexpr uint64_t kFourGigabytes = uint64_t(1) << 32;
 constexpr uint64_t kPage = 4096;
@@ -75,12 +75,12 @@ void Link::map_memory(uint64_t address, int64_t bytes, uint8_t* data) {
     windows_.push_back({address, uint64_t(bytes), data});
 }
 
-void Link::check_request(const Tlp* tlp, Ps now) {
+void Link::check_request(const Tlp* tlp) {
     uint32_t words[kRequestDescriptor / 4];
     std::memcpy(words, tlp->raw, sizeof words);
     rules_.check(tlp->offer, words, tlp->first_enable, tlp->last_enable);
     if (tlp->kind == TlpKind::kRead) {
-        if (outstanding_[tlp->tag] || now < usable_[tlp->tag])
+        if (outstanding_[tlp->tag])
             throw ModelError("RQ: tag " + std::to_string(tlp->tag) +
                              " is reused while outstanding");
     } else if (tlp->address - uint64_t(fields_.msi_base) < uint64_t(kMsiWindow)) {
@@ -146,7 +146,7 @@ void Link::submit(Tlp* tlp, Ps now) {
     if (tlp->kind == TlpKind::kCompletion)
         check_completion(tlp);
     else
-        check_request(tlp, now);
+        check_request(tlp);
     tlp->time = now;
     if (tlp->kind == TlpKind::kRead) phases_.mark(Moment::kFetch, now);
     if (tlp->kind == TlpKind::kWrite && tlp->payload > kCompletionEntry)
@@ -285,19 +285,15 @@ void Link::arrive_at_host(Tlp* tlp) {
         bool late = false;
         const ReadEnd end = faults_.empty() ? ReadEnd::kGood
                                             : end_of(tlp->address, bytes, &late);
-        if (end == ReadEnd::kLost) {
-            outstanding_[tlp->tag] = false;
-            usable_[tlp->tag] = tlp->time + kShortestTimeout;
-        } else {
-            const Ps wait = end == ReadEnd::kTimeout ? kCompletionTimeout : fields_.memory_read_ps;
-            reads_.push_back({tlp->address, bytes, tlp->time + wait + jitter, tlp->tag, known, end,
-                              late});
-        }
+        const Ps wait = end == ReadEnd::kTimeout ? kCompletionTimeout
+                        : end == ReadEnd::kLost  ? kLateTimeout
+                                                 : fields_.memory_read_ps;
+        reads_.push_back({tlp->address, bytes, tlp->time + wait + jitter, tlp->tag, known, end,
+                          late});
         counters_.reads_outstanding_most =
             std::max(counters_.reads_outstanding_most, int64_t(reads_.size()));
         if (reads_.size() > kReadsBound) throw ModelError("host: too many reads");
-        if (!fields_.late_credits || end == ReadEnd::kLost)
-            up_credits_.push({credit_time, 0, 0, 1});
+        if (!fields_.late_credits) up_credits_.push({credit_time, 0, 0, 1});
     }
     release(tlp);
 }
@@ -362,7 +358,7 @@ void Link::start_completion(size_t index, Ps start) {
     uint32_t code = 0;
     uint32_t status = 0;
     uint32_t poisoned = 0;
-    if (end == ReadEnd::kTimeout) {
+    if (end == ReadEnd::kTimeout || end == ReadEnd::kLost) {
         code = kTimeoutCode;
     } else if (!data) {
         code = kBadStatusCode;

@@ -48,8 +48,8 @@ enum class ReadEnd : int64_t {
     kUnsupported,  // UR
     kAborted,      // CA
     kPoisoned,     // the data is marked as corrupt, and is
-    kLost,         // nothing comes
-    kTimeout,      // the hard block says that nothing came
+    kLost,         // nothing comes; the hard block says so late in its range
+    kTimeout,      // nothing comes; it says so as soon as it may
     kDiscontinued, // the data came, and the hard block's own memory lost it
     kCount
 };
@@ -164,7 +164,7 @@ private:
     void answer_mmio(const Tlp* tlp);
     uint8_t* host(uint64_t address, int64_t bytes) const;
     Ps wire_send(Serialiser& wire, const Tlp* tlp, Ps ready);
-    void check_request(const Tlp* tlp, Ps now);
+    void check_request(const Tlp* tlp);
     void check_completion(const Tlp* tlp);
     Tlp* mmio_request(TlpKind kind, uint64_t offset, int bytes, Ps now);
     bool send_request(Flow flow, Ps now);
@@ -216,7 +216,6 @@ private:
 
     std::vector<Read> reads_;
     bool outstanding_[kTags] = {};
-    Ps usable_[kTags] = {};  // not to be used again before, for the answer was lost
     std::vector<ReadFault> faults_;
     bool ordered_;
     Ring<Tlp*> completions_;
