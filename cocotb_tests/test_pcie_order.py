@@ -11,7 +11,8 @@ from cocotb_tests.pcie_bench import CONFIG, PAGE_BYTES, SHIM, Bench, run_endpoin
 from cocotb_tests.pcie_host import DRAIN_CYCLES
 from cocotb_tests.runner import SimulationError
 from cocotb_tests.streams import wait_until
-from hdl.pcie.ordering import GIVEN_UP, SequenceNumbers, WritesAhead
+from hdl.pcie.interface import CREDITS_MOST
+from hdl.pcie.ordering import GIVEN_UP, ReadCredits, SequenceNumbers, WritesAhead
 
 LIMIT = {"timeout_time": 4, "timeout_unit": "ms"}
 LETTER_BYTES = 16
@@ -365,17 +366,35 @@ class LeavesAtOnce(SequenceNumbers):
         return m
 
 
+class AlwaysCredits(ReadCredits):
+    """A planted bug: every read has a credit."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.credits.eq(CREDITS_MOST)
+        return m
+
+
+UNWRITTEN, UNCREDITED = "is not in memory", "a read was offered without a credit"
+
+
 @pytest.mark.parametrize(
-    ("place", "mutant", "testcase"),
+    ("place", "mutant", "testcase", "message"),
     [
-        ("hdl.pcie.ultrascale.WritesAhead", Overtakes, "reads_push_writes"),
-        ("hdl.pcie.endpoint.WritesAhead", Overtakes, "reads_push_writes"),
-        ("hdl.pcie.ultrascale.SequenceNumbers", LeavesAtOnce, "reads_push_writes"),
+        ("ultrascale.WritesAhead", Overtakes, "reads_push_writes", UNWRITTEN),
+        ("endpoint.WritesAhead", Overtakes, "reads_push_writes", UNWRITTEN),
+        ("ultrascale.SequenceNumbers", LeavesAtOnce, "reads_push_writes", UNWRITTEN),
+        (
+            "ultrascale.ReadCredits",
+            AlwaysCredits,
+            "reads_without_credits_keep_nobody_waiting",
+            UNCREDITED,
+        ),
     ],
 )
-def test_planted_bugs_are_caught(monkeypatch, place, mutant, testcase):
-    monkeypatch.setattr(place, mutant)
-    with pytest.raises(SimulationError, match="is not in memory"):
+def test_planted_bugs_are_caught(monkeypatch, place, mutant, testcase, message):
+    monkeypatch.setattr(f"hdl.pcie.{place}", mutant)
+    with pytest.raises(SimulationError, match=message):
         run_endpoint(testcase, module=__name__)
 
 

@@ -20,9 +20,9 @@ class Controller(wiring.Component):
     """`Core` and the shim of a hard block.
 
     What the hard block is connected to has its own names: of UltraScale+ the AXI4-Streams
-    ``rq_*``, ``rc_*``, ``cq_*``, ``cc_*`` (PG213; ``rq_seq_num*`` are its ``pcie_rq_seq_num*``), of
-    the 7 series ``rx_*``, ``tx_*`` and ``id``
-    (PG054). The rest is as in `Core`.
+    ``rq_*``, ``rc_*``, ``cq_*``, ``cc_*`` (PG213; ``rq_seq_num*`` are its ``pcie_rq_seq_num*``,
+    ``tfc_nph_av`` its ``pcie_tfc_nph_av``), of the 7 series ``rx_*``, ``tx_*``, ``fc_nph`` and
+    ``id`` (PG054). The rest is as in `Core`.
 
     Parameters
     ----------
