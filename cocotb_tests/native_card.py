@@ -239,8 +239,9 @@ class Card:
         """Random reads, writes and flushes over all queues, ``workers`` at once; their statuses.
 
         Half of them are short; some begin inside a page; writes may overlap anything. ``longest``
-        is in blocks of 4096 bytes.
+        is in blocks of 4096 bytes, of which a command has as many as the card takes at most.
         """
+        longest = min(longest, self.card.config.transfer_blocks)
         most = longest * BLOCK_BYTES // volume.sector_bytes
         left = commands
         statuses: list[int] = []
