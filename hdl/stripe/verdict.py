@@ -42,6 +42,8 @@ class Verdict(wiring.Component):
 
         with m.If(done.lost.any()):
             say(WalkResult.FAILED, done.lost[: len(todo.dead)])
+        with m.Elif(todo.withheld):
+            say(WalkResult.FAILED, todo.dead | todo.bad)
         with m.Elif(~todo.possible | self.abandoned):
             say(WalkResult.LOST, todo.dead | todo.bad)
         with m.Elif(done.found):
