@@ -179,6 +179,7 @@ class Background(wiring.Component):
             supervisor.valid.eq(states.valid),
             supervisor.settled.eq(states.settled),
             supervisor.rebuilding.eq(rebuilding),
+            supervisor.changed.eq(self.changed),
             supervisor.running.eq(jobs.running),
             supervisor.rebuilds.eq(jobs.rebuilds),
             supervisor.zeroes.eq(jobs.zeroes),
