@@ -154,11 +154,9 @@ def test_what_is_cached_is_stored():
         volume = card.run(scenario())
         card.harness.power_loss()
         for block in range(len(volume.model)):
-            (content,) = volume.model.possible(block)
             for place in volume.layout.copies_of(block):
-                assert card.stored(volume.ports[place.position], place.row) == content, (
-                    f"block {block} was lost"
-                )
+                held = card.stored(volume.ports[place.position], place.row)
+                assert held in volume.model.possible(block), f"block {block} was lost"
 
 
 def test_a_rebuilt_drive_has_stored_what_is_trusted():
