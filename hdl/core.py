@@ -323,7 +323,7 @@ class Core(wiring.Component):
             drives.fail.ready.eq(~sequencer.fail.valid),
         ]
         if config.background:
-            self._connect_background(m, background, tables, front_end, tracker, dispatch)
+            self._connect_background(m, background, tables, front_end, tracker, dispatch, drives)
             connect(m, background.walk, walks.inputs[2])
             connect(m, sequencer.walked, background.walked)
             if config.intent_chunks:
@@ -404,7 +404,7 @@ class Core(wiring.Component):
         ]
 
     def _connect_background(
-        self, m: Module, background, tables, front_end, tracker, dispatch
+        self, m: Module, background, tables, front_end, tracker, dispatch, drives
     ) -> None:
         """Background work between the host's commands and the tables."""
         config = self._config
@@ -425,7 +425,13 @@ class Core(wiring.Component):
             background.stale.eq(tables.stale),
             background.changed.eq(tables.changed),
             background.suspect.eq(tables.suspect),
+            background.doubted.eq(tables.doubted),
             background.undecided.eq(tables.undecided),
+            background.blames.eq(dispatch.blames),
+            background.blamed_array.eq(dispatch.blamed_array),
+            drives.doubted.eq(tables.doubted),
+            dispatch.undecided.eq(tables.undecided),
+            dispatch.indebted.eq(background.indebted),
             background.returns.eq(tables.returns),
             tables.yields.eq(background.yields),
             tables.keeps.eq(background.keeps),

@@ -78,7 +78,8 @@ class ArrayTables(wiring.Component):
         What must have nothing inside any more before the change goes on
         (`hdl.array.references.References`): a volume that is gone, before that is answered, or one
         that is new, before it is there; an array before it goes; an array that a drive has left,
-        before the drive is anybody else's.
+        before the drive is anybody else's; an array whose member's own drive is to be stale instead
+        of failed, before it is.
     flush, flushed
         Only with `Config.background`. Bit a port: drives to be flushed before they are trusted, and
         those that were (`hdl.drive.flusher.Flusher`).
@@ -86,10 +87,11 @@ class ArrayTables(wiring.Component):
         Only with `Config.background`. Bit a port: its drive is being rebuilt, and not failed.
         Ports that no new array may have. Members that are being copied, for the sequencer,
         dispatch and the states; entry and member change in the same cycle.
-    suspect, undecided, returns
+    suspect, doubted, undecided, returns
         Only with `Config.background`. Bit a port: its drive has restarted, and must not be believed
-        when it says that it has flushed; there are drives of which it is not known yet whether they
-        are kept; bit a port: the drive has failed by that alone, and can be taken back.
+        when it says that it has flushed; bit a port: it must not be asked for anything, as it is
+        not known yet whether it is kept; there are such drives; bit a port: the drive has failed by
+        that alone, and can be taken back.
     yields, keeps, blamed, given_up
         Only with `Config.background`. Bit a port, pulses: its array can do without the suspect
         drive, or cannot; a FLUSH has been refused because of it; it is not taken back.
@@ -150,6 +152,7 @@ class ArrayTables(wiring.Component):
                     "flushed": In(stream.Signature(MAX_DRIVES)),
                     "stale": Out(MAX_DRIVES),
                     "suspect": Out(MAX_DRIVES),
+                    "doubted": Out(MAX_DRIVES),
                     "undecided": Out(1),
                     "returns": Out(MAX_DRIVES),
                     "yields": In(MAX_DRIVES),
@@ -175,7 +178,7 @@ class ArrayTables(wiring.Component):
         m.submodules.admission = admission = Admission(config=config)
         m.submodules.capacity = capacity = Capacity()
 
-        named = Signal()
+        named, calm = Signal(), Signal()
         if config.intent_chunks:
             m.submodules.identities = identities = Identities(config=config)
             for outer, inner in zip(self.identity, identities.identity, strict=True):
@@ -264,7 +267,7 @@ class ArrayTables(wiring.Component):
                 identities.port.eq(number[: config.port_bits]),
                 identities.note.eq(health.joins.any()),
                 # A member that was never there has no identity to come back with.
-                identities.absent.eq(health.absent.bit_select(number, 1)),
+                identities.absent.eq((health.absent | health.fails).bit_select(number, 1)),
             ]
 
         change = Change(
@@ -315,6 +318,7 @@ class ArrayTables(wiring.Component):
                     vacancy.eq(0),
                     smallest.eq(-1),
                     named.eq(0),
+                    calm.eq(0),
                 ]
                 with m.If(self.manage_request.valid):
                     with m.Switch(self.manage_request.payload.opcode):
@@ -380,6 +384,8 @@ class ArrayTables(wiring.Component):
                     capacities=self.capacity,
                     stranger=stranger,
                     named=named,
+                    calm=calm,
+                    quiesce=self.quiesce,
                 )
                 copy_states(m, change, health, copies=copies, ports=self)
             store_states(m, change, end=end)

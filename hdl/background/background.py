@@ -42,8 +42,11 @@ class Background(wiring.Component):
         As in `hdl.background.supervisor.Supervisor`.
     present, used, failed, stale, changed
         Bit a port, and a pulse when tables or drives have changed (`ArrayTables`).
-    suspect, undecided, returns, yields, keeps, given_up
+    suspect, doubted, undecided, returns, yields, keeps, given_up
         Of `ArrayTables`: drives that have restarted.
+    indebted, blames, blamed_array
+        Bit an array: a drive that has restarted was kept, and the host has not been told yet; a
+        pulse: a FLUSH of an array is refused, which tells it.
     reserved
         Bit a port: hot spares.
     array_states, news
@@ -84,7 +87,11 @@ class Background(wiring.Component):
                 "failed": In(MAX_DRIVES),
                 "stale": In(MAX_DRIVES),
                 "suspect": In(MAX_DRIVES),
+                "doubted": In(MAX_DRIVES),
                 "undecided": In(1),
+                "indebted": Out(config.arrays),
+                "blames": In(1),
+                "blamed_array": In(config.array_bits),
                 "returns": In(MAX_DRIVES),
                 "yields": Out(MAX_DRIVES),
                 "keeps": Out(MAX_DRIVES),
@@ -156,6 +163,18 @@ class Background(wiring.Component):
                 rebuilding.bit_select(judged.array, 1).eq(judged.rebuilding),
                 halted.bit_select(judged.array, 1).eq(judged.halted),
             ]
+        # What the array may have lost, it has lost: whatever becomes of the drive, that is told.
+        with m.If(self.blames):
+            m.d.sync += self.indebted.bit_select(self.blamed_array, 1).eq(0)
+        with m.If(states.judged & (states.keeps & self.doubted).any()):
+            m.d.sync += self.indebted.bit_select(states.judgement.array, 1).eq(1)
+        response, request = self.table_response, self.table_request
+        creates = Signal()
+        with m.If(request.valid & request.ready):
+            m.d.sync += creates.eq(request.payload.opcode == ManageOpcode.CREATE_ARRAY)
+        with m.If(response.valid & response.ready & creates):
+            with m.If(response.payload.status == ManageStatus.DONE):
+                m.d.sync += self.indebted.bit_select(response.payload.index[: config.array_bits], 1).eq(0)
         rescan = Signal()
         m.d.sync += rescan.eq(supervisor.rescan | jobs.ended)
         m.d.comb += [
