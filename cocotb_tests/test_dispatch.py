@@ -405,7 +405,7 @@ async def sends_every_extent_where_it_belongs(dut):
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
 async def a_flush_waits_for_what_becomes_of_drives(dut):
-    """It is judged once that is known, and refused once by an array that may have lost something."""
+    """It is judged once that is known, and refused by an array that may have lost something."""
     config = CONFIGS[os.environ["CONFIG"]]
     if not config.background:
         return

@@ -72,9 +72,9 @@ def test_nothing_lands_in_the_next_array(level, members):
                 assert len(ended) == most, "an array has gone before its commands"
                 assert (await raid.drives(nvme))[0].array is None
                 new = Level.RAID0 if round_number % 2 == 0 else level
-                assert 0 == await raid.create_array(
+                assert await raid.create_array(
                     nvme, new, range(members), strip_kib=16, assume_consistent=True
-                )
+                ) == 0
                 assert await raid.create_volume(nvme, 0) == old.namespace
                 before = contents(card, range(members))
                 await card.load(other, 30)

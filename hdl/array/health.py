@@ -45,11 +45,11 @@ def follow_health(m: Module, ports: Any, *, config: Config, edited: Signal) -> H
 
     ``ports`` are the tables'. ``edited``: they change.
 
-    A drive that has restarted is suspect: what it had not stored may be lost. It is ``doubted``,
-    and asked for nothing, until it is known what becomes of it. Where its array can do without it,
-    it has failed, and returns, so that it is brought up to date. Else it is kept as it is, and
-    stays suspect until a FLUSH of its array was refused, once; until then it is not failed for
-    that, even if the array could do without it by now: others may have been rebuilt from it.
+    A drive that has restarted is suspect: what it had not stored may be lost. It is asked for
+    nothing until it is known what becomes of it. Where its array can do without it, it has failed,
+    and returns, so that it is brought up to date. Else it is kept as it is, and stays suspect until
+    a FLUSH of its array was refused, once; until then it does not fail for that, even if the array
+    could do without it by now, unless it restarts again.
 
     What is reported of a drive that has failed already says nothing new: operations that were on
     their way to it end one by one. A drive that joins is at its array's only after they all have
@@ -80,13 +80,15 @@ def follow_health(m: Module, ports: Any, *, config: Config, edited: Signal) -> H
     gone = absent | reported | fails | restarted
     if config.background:
         # Where it can be done without, and where not, is judged soon; until then nobody trusts it.
-        kept = Signal(MAX_DRIVES)
-        yields, told = Signal(MAX_DRIVES), Signal(MAX_DRIVES)
+        kept = ports.kept
+        doubted, yields, told = (
+            Signal(MAX_DRIVES, name=name) for name in ("doubted", "yields", "told")
+        )
         m.d.comb += [
-            ports.doubted.eq(ports.suspect & ~kept),
-            yields.eq(ports.yields & ports.doubted),
+            doubted.eq(ports.suspect & ~kept),
+            yields.eq(ports.yields & doubted),
             told.eq(ports.blamed & kept),
-            ports.undecided.eq(ports.doubted.any() | (restarted & used).any()),
+            ports.undecided.eq(doubted.any() | (restarted & used).any()),
         ]
         gone = absent | reported | fails | yields
         over = ~used | absent | reported | ports.failed | joins | leaves
@@ -94,7 +96,7 @@ def follow_health(m: Module, ports: Any, *, config: Config, edited: Signal) -> H
             ports.suspect.eq(
                 ((ports.suspect & ~(yields | told)) | (restarted & used)) & ~(over | fails)
             ),
-            kept.eq(((kept & ~told) | ports.keeps) & ports.suspect),
+            kept.eq(((kept & ~(restarted | told)) | ports.keeps) & ports.suspect),
             ports.returns.eq(
                 (ports.returns | (ports.suspect & (yields | fails)))
                 & ~(absent | (reported & ~ports.failed) | joins | leaves | ports.given_up)

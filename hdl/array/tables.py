@@ -87,11 +87,11 @@ class ArrayTables(wiring.Component):
         Only with `Config.background`. Bit a port: its drive is being rebuilt, and not failed.
         Ports that no new array may have. Members that are being copied, for the sequencer,
         dispatch and the states; entry and member change in the same cycle.
-    suspect, doubted, undecided, returns
+    suspect, kept, undecided, returns
         Only with `Config.background`. Bit a port: its drive has restarted, and must not be believed
-        when it says that it has flushed; bit a port: it must not be asked for anything, as it is
-        not known yet whether it is kept; there are such drives; bit a port: the drive has failed by
-        that alone, and can be taken back.
+        when it says that it has flushed; its array cannot do without it (it must not be asked for
+        anything until that is known); there are drives of which that is not known yet; bit a port:
+        the drive has failed by that alone, and can be taken back.
     yields, keeps, blamed, given_up
         Only with `Config.background`. Bit a port, pulses: its array can do without the suspect
         drive, or cannot; a FLUSH has been refused because of it; it is not taken back.
@@ -152,7 +152,7 @@ class ArrayTables(wiring.Component):
                     "flushed": In(stream.Signature(MAX_DRIVES)),
                     "stale": Out(MAX_DRIVES),
                     "suspect": Out(MAX_DRIVES),
-                    "doubted": Out(MAX_DRIVES),
+                    "kept": Out(MAX_DRIVES),
                     "undecided": Out(1),
                     "returns": Out(MAX_DRIVES),
                     "yields": In(MAX_DRIVES),

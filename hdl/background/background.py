@@ -42,7 +42,7 @@ class Background(wiring.Component):
         As in `hdl.background.supervisor.Supervisor`.
     present, used, failed, stale, changed
         Bit a port, and a pulse when tables or drives have changed (`ArrayTables`).
-    suspect, doubted, undecided, returns, yields, keeps, given_up
+    suspect, kept, undecided, returns, yields, keeps, given_up
         Of `ArrayTables`: drives that have restarted.
     indebted, blames, blamed_array
         Bit an array: a drive that has restarted was kept, and the host has not been told yet; a
@@ -87,7 +87,7 @@ class Background(wiring.Component):
                 "failed": In(MAX_DRIVES),
                 "stale": In(MAX_DRIVES),
                 "suspect": In(MAX_DRIVES),
-                "doubted": In(MAX_DRIVES),
+                "kept": In(MAX_DRIVES),
                 "undecided": In(1),
                 "indebted": Out(config.arrays),
                 "blames": In(1),
@@ -166,15 +166,16 @@ class Background(wiring.Component):
         # What the array may have lost, it has lost: whatever becomes of the drive, that is told.
         with m.If(self.blames):
             m.d.sync += self.indebted.bit_select(self.blamed_array, 1).eq(0)
-        with m.If(states.judged & (states.keeps & self.doubted).any()):
+        with m.If(states.judged & (states.keeps & self.suspect & ~self.kept).any()):
             m.d.sync += self.indebted.bit_select(states.judgement.array, 1).eq(1)
         response, request = self.table_response, self.table_request
         creates = Signal()
         with m.If(request.valid & request.ready):
             m.d.sync += creates.eq(request.payload.opcode == ManageOpcode.CREATE_ARRAY)
+        made = response.payload.index[: config.array_bits]
         with m.If(response.valid & response.ready & creates):
             with m.If(response.payload.status == ManageStatus.DONE):
-                m.d.sync += self.indebted.bit_select(response.payload.index[: config.array_bits], 1).eq(0)
+                m.d.sync += self.indebted.bit_select(made, 1).eq(0)
         rescan = Signal()
         m.d.sync += rescan.eq(supervisor.rescan | jobs.ended)
         m.d.comb += [
