@@ -80,7 +80,11 @@ class Assembly(wiring.Component):
                 "refusing": In(MAX_DRIVES),
                 "restarted": In(config.ports),
                 "blamed": In(MAX_DRIVES),
+                "blames": In(1),
+                "blamed_array": In(config.array_bits),
+                "indebted": Out(config.arrays),
                 "suspect": Out(MAX_DRIVES),
+                "doubted": Out(MAX_DRIVES),
                 "report_read": In(report_read()),
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS),
@@ -134,6 +138,10 @@ class Assembly(wiring.Component):
             background.suspect.eq(tables.suspect),
             background.kept.eq(tables.kept),
             background.undecided.eq(tables.undecided),
+            background.blames.eq(self.blames),
+            background.blamed_array.eq(self.blamed_array),
+            self.indebted.eq(background.indebted),
+            self.doubted.eq(tables.suspect & ~tables.kept),
             background.returns.eq(tables.returns),
             tables.yields.eq(background.yields),
             tables.keeps.eq(background.keeps),
@@ -186,7 +194,7 @@ class Bench:
         self.news = 0
         self.present = 0
         for name in ("present", "host_active", "occupied", "flush_waits", "refusing", "now",
-                     "restarted", "blamed", "boundary_read__address",
+                     "restarted", "blamed", "blames", "blamed_array", "boundary_read__address",
                      "sync_read__address"):  # fmt: skip
             getattr(dut, name).value = 0
         for name in ("flush", "flushing", "completed", "completion", "report_read__address"):

@@ -148,8 +148,8 @@ class Model:
     def replace(self, request: dict) -> tuple[ManageStatus, int | None]:
         status, number = self.join(request, failed=1)
         if status == ManageStatus.DONE:
-            if self.arrays[number].members[request["position"]] != request["port"]:
-                self.quiesce(number)
+            # What refers to the drive: after it has left, or before it is had again.
+            self.quiesce(number)
             self.arrays[number].members[request["position"]] = request["port"]
             self.known[request["port"]] = self.identity[request["port"]]
             self.lost &= ~(1 << request["port"])

@@ -151,9 +151,11 @@ async def drives_restart(dut):
     """A member is brought up to date by itself; where nothing can be had, one flush fails."""
     bench = await Bench(dut).start()
     volume = await bench.create(**setting("RAID5"))
-    load = cocotb.start_soon(bench.load(volume, 30))
+    await bench.load(volume, 20)
+    load = cocotb.start_soon(bench.load(volume, 90, workers=64))
     await ClockCycles(dut.clk, 3000)
     await bench.drives[2].restart()
+    assert bench.drives[2].counts.forgotten
     await load
     for _ in range(200):
         job = await background.job(bench.nvme, 0)
@@ -183,7 +185,9 @@ async def drives_restart(dut):
     await raid.delete_array(bench.nvme, volume.array)
     volume = await bench.create(**setting("RAID0"))
     await bench.load(volume, 10)
+    assert await flush(bench, volume) == nvme.SUCCESS
     await bench.drives[3].restart()
+    assert not bench.drives[3].counts.forgotten
     await ClockCycles(dut.clk, 3000)
     statuses = [await flush(bench, volume) for _ in range(3)]
     assert statuses == [nvme.WRITE_FAULT, nvme.SUCCESS, nvme.SUCCESS]
