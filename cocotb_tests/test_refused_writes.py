@@ -342,6 +342,32 @@ async def keeps_the_array_when_many_refuse(dut):
 
 
 @cocotb.test(timeout_time=8, timeout_unit="ms")
+async def keeps_one_of_two_neighbours(dut):
+    """Two strips at once, each refused by one drive; together these hold a third strip."""
+    bench = await begin(dut)
+    for _ in range(ROUNDS // 2):
+        chosen = {}
+        for row in bench.random.sample(ROWS, 2):
+            strip = bench.random.randrange(bench.strips(row))
+            places = bench.role_places(row, strip)
+            free = [place for place in places if place[0] not in {p[0] for p in chosen.values()}]
+            chosen[row, strip] = bench.random.choice(free)
+        bench.drives.refusing = {*chosen.values()}
+        bench.drives.spoils_refused = bench.random.random() < 0.5
+        entries = [await bench.begin(row, joined=[strip]) for row, strip in chosen]
+        await bench.settle()
+        assert not bench.lost_groups(), f"{bench.failed} are given up for one block each"
+        for entry in entries:
+            check_had(bench, entry)
+        bench.check_drives()
+        bench.drives.refusing.clear()
+        bench.revive()
+        await settled(bench)
+        for row, strip in chosen:
+            await write(bench, row, [strip])
+
+
+@cocotb.test(timeout_time=8, timeout_unit="ms")
 async def judges_by_what_is_left(dut):
     """Drives go that have stored the row, before the last one refuses it."""
     bench = await begin(dut)
@@ -498,6 +524,7 @@ MANY = "keeps_the_array_when_many_refuse"
 LEFT = "judges_by_what_is_left"
 AGREE = "copies_agree_after_a_fault"
 NEIGHBOUR = "keeps_a_neighbour"
+NEIGHBOURS = "keeps_one_of_two_neighbours"
 WORK = (
     LAST,
     REBUILD,
@@ -526,7 +553,7 @@ refuse = partial(run_rows, module=__name__)
 def test_refused_writes(array):
     work = (*WORK, STALE, AGREE) if ARRAYS[array].mirrored else WORK
     if array == "raid1e":
-        work = (*work, NEIGHBOUR)
+        work = (*work, NEIGHBOUR, NEIGHBOURS)
     refuse(Sequencer, array=array, testcase=work)
 
 
@@ -549,7 +576,7 @@ def test_planted_bug_is_caught(mutant, array, testcase):
     [
         (ForgetsTheArray, "raid5", REBUILD),
         (ForgetsTheArray, "raid1e", NEIGHBOUR),
-        (WaitsForNobody, "raid1", MANY),
+        (WaitsForNobody, "raid1e", NEIGHBOURS),
         (WaitsForEver, "raid5", "waits_no_longer_than_it_may"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
