@@ -105,6 +105,7 @@ class DriveModel:
     ``error``; with ``cut`` a bad read may break off inside the block. ``hang`` commands that begin
     (-1: all) never end; ``deaf``: aborts do not end them; ``lasting``: a reset does not cure that.
     ``freeze``: beats of write data after which the drive takes no more until its port is reset.
+    ``forgets``: as it restarts it may lose what it has not flushed.
 
     Parameters
     ----------
@@ -147,6 +148,7 @@ class DriveModel:
         self.lasting = False
         self.freeze: int | None = None
         self.present = True
+        self.forgets = True
         self._config = config
         self._random = random.Random(f"{seed}/drive/{index}")
         self._clock = dut.clk
@@ -234,7 +236,7 @@ class DriveModel:
         """The drive begins anew and says so: every command inside ends as aborted, and so does what
         is offered to it then. What it has not flushed is gone, or not."""
         for block, before in self._unflushed.items():
-            if self._random.random() < 0.5:
+            if self.forgets and self._random.random() < 0.5:
                 self.counts.forgotten += 1
                 self.storage.pop(block, None)
                 if before is not None:
