@@ -146,7 +146,10 @@ class Faults:
             passing = PASSING if card.config.drive_resets else PASSING[:1]
             if port in card.troubled or kind not in passing:
                 return
-        elif (kind == "restart" and not self._spared(array, position)) or not array.budget.admits(drives=[position]):
+        elif not (
+            (kind != "restart" or self._spared(array, position))
+            and array.budget.admits(drives=[position])
+        ):
             return
         card.troubled.add(port)
         array.troubled.add(port)
