@@ -86,6 +86,8 @@ class Array:
         """Blocks, as (port, row), that a drive does not write."""
         self.troubled: set[int] = set()
         """Ports whose drives have had a fault since the array last rested."""
+        self.restarted: set[int] = set()
+        """Those that have only begun anew."""
 
     def __str__(self) -> str:
         layout = self.layout
@@ -246,10 +248,26 @@ class Array:
             card.harness.accept_writes(port, DATA_OFFSET_BLOCKS + row)
         self.refused.clear()
         await card.rests(self.ports)
+        await self._had_again()
         await self.reconcile()
         self.troubled.clear()
         if self.choose.random() < 0.5:
             self.cure()
+
+    async def _had_again(self) -> None:
+        """Returns when drives that have begun anew have been brought up to date, by themselves."""
+        card, ports = self.card, self.restarted
+        self.restarted = set()
+        if not card.config.background:
+            return
+        until = card.harness.now_ns + JOB_LADDERS * card.ladder_ns
+        while ports and not await self.past_help():
+            members = (await self.state()).members
+            ports &= {m.port for m in members if m.failed or m.stale}
+            if card.harness.now_ns > until:
+                raise Stuck(f"{self}: {ports} have begun anew, and are not had again")
+            await card.sleep(POLL_NS)
+            card.outcome.seen["waits for drives that began anew"] += bool(ports)
 
     async def reconcile(self) -> None:
         """Takes over what the card has done by itself; no member may be failed without a fault."""

@@ -4,6 +4,7 @@ import random
 
 from hdl.config import DATA_OFFSET_BLOCKS
 from sim.campaign.array import Array
+from sim.campaign.budget import Budget
 
 FAULT_TIME_NS = 120_000
 """Faults happen at any time of the first so many nanoseconds of a round."""
@@ -12,6 +13,7 @@ KINDS = {
     "medium": ("medium", "medium"),
     "hang": ("hang", "hang at end", "deaf", "lasting"),
     "late": ("late",),
+    "restart": ("restart",),
     "pull": ("pull",),
     "refused": ("refused",),
 }
@@ -131,6 +133,12 @@ class Faults:
         card.outcome.faults["refused"] += first
         card.transport.spawn(refuse())
 
+    def _spared(self, array: Array, position: int) -> bool:
+        """Whether the card can do without the drive. Of mirrors that are a single stripe it counts
+        strips that have no room in it, so they are looked at with a stripe more."""
+        rows = array.rows + array.layout.strip_blocks
+        return Budget.of(array.layout, rows, array.budget.drives | {position}).tolerated()
+
     def _trouble(self, array: Array, position: int, kind: str, delay_ns: float) -> None:
         """The drive stops for a while, or goes."""
         card, port, choose = array.card, array.ports[position], self._choose
@@ -141,7 +149,10 @@ class Faults:
             passing = PASSING if card.config.drive_resets else PASSING[:1]
             if port in card.troubled or kind not in passing:
                 return
-        elif not array.budget.admits(drives=[position]):
+        elif not (
+            (kind != "restart" or self._spared(array, position))
+            and array.budget.admits(drives=[position])
+        ):
             return
         card.troubled.add(port)
         array.troubled.add(port)
@@ -164,6 +175,9 @@ class Faults:
                 harness.drive_fault(port, few, delay_ns=late_ns)
             elif kind == "lasting":
                 harness.drive_fault(port, deaf=deaf, lasting=True)
+            elif kind == "restart":
+                harness.restart_drive(port)
+                array.restarted.add(port)
             else:
                 card.pull(port)
                 if back:
