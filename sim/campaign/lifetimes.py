@@ -208,7 +208,9 @@ class Lifetimes:
             card.unusable.discard(port)
         array.cure()
         before = array.layout
-        layout = layout_for(self._choose, card.config, before.drives, before.strip_blocks)
+        layout = layout_for(
+            self._choose, card.config, before.drives, before.strip_blocks, array.rows
+        )
         array.take_shape(layout, sorted(array.ports), array.rows)
         # What a drive that has hung still has of the old array's commands may hold up the new one.
         array.troubled.update(array.ports)
