@@ -142,6 +142,9 @@ class Model:
             end = CopyEnd.JOINED if request["complete"] else CopyEnd.STALE
             members[position] = port
             self.stale |= (end == CopyEnd.STALE) << port
+            if end == CopyEnd.JOINED and not self.failed >> old & 1:
+                # Rows of before write both drives; then nobody may refer to the one that leaves.
+                self.quiesce(number)
         self.ends.add(end)
         return ManageStatus.DONE, old | end.value << 5 | spare << 7
 

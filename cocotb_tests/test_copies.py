@@ -203,7 +203,7 @@ async def the_last_writes_count(dut):
     new = 5
     for delay in (*range(0, 60, 2), 200, 400, None):
         host.log.clear()
-        dut.lingers.value = 1
+        dut.occupied.value = 1
         await host.good(**copy(array, 0, new))
         await host.until(lambda: len(rows_of(host, WalkKind.COPY)) == ROWS, "rows")
         await host.until(lambda: not host.out, "the last rows")
@@ -212,7 +212,7 @@ async def the_last_writes_count(dut):
             await host.fail(new)
         await ClockCycles(dut.clk, 600)
         assert used(dut) == 0b101111, "a drive has left with writes on their way"
-        dut.lingers.value = 0
+        dut.occupied.value = 0
         await host.rest()
         assert host.state(array) == ArrayState.OPTIMAL, delay
         assert not int(dut.failed.value) & used(dut), delay

@@ -242,7 +242,7 @@ async def late_reports_say_nothing_new(dut):
     host = await begin(dut)
     array = await host.create(Level.RAID5, 0, 1, 2)
     await host.write(array, 3)
-    dut.lingers.value = 1
+    dut.occupied.value = 1
     for number in range(4):
         host.log.clear()
         await restart(dut, 1)
@@ -253,11 +253,11 @@ async def late_reports_say_nothing_new(dut):
         await ClockCycles(dut.clk, 300)
         assert int(dut.failed.value) & 2, "the drive is had again while rows may refer to it"
         assert not int(dut.stale.value) and not host.log
-        dut.lingers.value = 0
+        dut.occupied.value = 0
         await host.rest()
         assert 3 in rows_of(host, WalkKind.REBUILD), number
         assert host.state(array) == ArrayState.OPTIMAL
-        dut.lingers.value = 1
+        dut.occupied.value = 1
     # If another drive is there by then, nobody takes that for the old one.
     await restart(dut, 1)
     await ClockCycles(dut.clk, 300)
@@ -265,7 +265,7 @@ async def late_reports_say_nothing_new(dut):
     await ClockCycles(dut.clk, 3)
     dut.identity__1.value = 99
     host.plug(1)
-    dut.lingers.value = 0
+    dut.occupied.value = 0
     await host.rest()
     assert int(dut.failed.value) & 2 and host.state(array) == ArrayState.DEGRADED
 
@@ -363,14 +363,14 @@ async def nobody_is_doubted_for_long(dut):
     """A drive that leaves its array, and is in none, is decided on too: others wait for that."""
     host = await begin(dut)
     array = await host.create(Level.JBOD, 0)
-    dut.lingers.value = 1
+    dut.occupied.value = 1
     await host.good(ManageOpcode.COPY, array=array, position=0, port=3)
     await host.until(lambda: not host.out and len(host.log) == ROWS, "all rows")
     await ClockCycles(dut.clk, 300)
     assert int(dut.used.value) == 0b1001
     await restart(dut, 0)
     await host.until(lambda: not int(dut.doubted.value), "a judgement", cycles=300)
-    dut.lingers.value = 0
+    dut.occupied.value = 0
     await host.rest()
     assert int(dut.used.value) == 0b1000 and host.state(array) == ArrayState.OPTIMAL
 
