@@ -233,9 +233,9 @@ def test_a_member_that_forgets_costs_nothing(level, members):
         async def scenario() -> None:
             # Each once: a port that is reset twice is given up.
             for port in card.random.sample(volume.ports, members):
-                address = card.buffer(16)
-                for first in range(0, 48, 16):
-                    assert await card.write(volume, first, 16, address, 0, fua=False) == 0
+                address = card.buffer(8)
+                for first in range(0, 48, 8):
+                    assert await card.write(volume, first, 8, address, 0, fua=False) == 0
                 card.harness.drive_fault(port, deaf=True)
                 await card.together(again(first, 16) for first in range(0, 48, 16))
                 await card.load(volume, 30)
