@@ -146,6 +146,16 @@ async def flush(bench: Bench, volume: Volume) -> int:
     return nvme.SUCCESS
 
 
+async def done(bench: Bench, kind: WalkKind) -> background.Job:
+    """Waits until the job of array 0 is of this kind, and done."""
+    for _ in range(200):
+        job = await background.job(bench.nvme, 0)
+        if (job.kind, job.state) == (kind, JobState.DONE):
+            return job
+        await ClockCycles(bench.dut.clk, 500)
+    raise AssertionError(f"{kind} is not done: {job}")
+
+
 @cocotb.test(**LIMIT)
 async def drives_restart(dut):
     """A member is brought up to date by itself; where nothing can be had, one flush fails."""
@@ -157,13 +167,8 @@ async def drives_restart(dut):
     await bench.drives[2].restart()
     assert bench.drives[2].counts.forgotten
     await load
-    for _ in range(200):
-        job = await background.job(bench.nvme, 0)
-        if (job.kind, job.state) == (WalkKind.REBUILD, JobState.DONE):
-            break
-        await ClockCycles(dut.clk, 500)
+    await done(bench, WalkKind.REBUILD)
     [array] = await raid.arrays(bench.nvme)
-    assert (job.kind, job.state) == (WalkKind.REBUILD, JobState.DONE), job
     assert array.state == ArrayState.OPTIMAL
     assert not array.members[2].stale and not array.members[2].failed
     assert await flush(bench, volume) == nvme.SUCCESS
@@ -177,12 +182,7 @@ async def drives_restart(dut):
     both = [cocotb.start_soon(bench.drives[port].restart()) for port in (1, 2)]
     for one in both:
         await one
-    for _ in range(200):
-        job = await background.job(bench.nvme, 0)
-        if (job.kind, job.state) == (WalkKind.RESYNC, JobState.DONE):
-            break
-        await ClockCycles(dut.clk, 500)
-    assert (job.kind, job.state) == (WalkKind.RESYNC, JobState.DONE), job
+    job = await done(bench, WalkKind.RESYNC)
     assert job.in_sync and job.array_state == ArrayState.OPTIMAL
     assert [await flush(bench, volume) for _ in range(2)] == [nvme.WRITE_FAULT, nvme.SUCCESS]
     await bench.finish(volume)

@@ -311,6 +311,17 @@ async def keeps_a_neighbour(dut):
     assert tried
 
 
+async def nothing_is_lost(bench: WalkBench, entries: list[Row]) -> None:
+    """After rows were refused: all that they hold can be had; then drives store again."""
+    assert not bench.lost_groups(), f"{bench.failed} are given up for one block each"
+    for entry in entries:
+        check_had(bench, entry)
+    bench.check_drives()
+    bench.drives.refusing.clear()
+    bench.revive()
+    await settled(bench)
+
+
 @cocotb.test(timeout_time=8, timeout_unit="ms")
 async def keeps_the_array_when_many_refuse(dut):
     """Several rows at once, each refused by another drive of the same group."""
@@ -330,13 +341,7 @@ async def keeps_the_array_when_many_refuse(dut):
             every[row] = [strip] if bench.array.mirrored else every[row]
         entries = [await bench.begin(row, joined=joined) for row, joined in every.items()]
         await bench.settle()
-        assert not bench.lost_groups(), f"{bench.failed} are given up for one block each"
-        for entry in entries:
-            check_had(bench, entry)
-        bench.check_drives()
-        bench.drives.refusing.clear()
-        bench.revive()
-        await settled(bench)
+        await nothing_is_lost(bench, entries)
         for row, joined in every.items():
             await write(bench, row, joined)
     bench.check_drives()
@@ -357,13 +362,7 @@ async def keeps_one_of_two_neighbours(dut):
         bench.drives.spoils_refused = bench.random.random() < 0.5
         entries = [await bench.begin(row, joined=[strip]) for row, strip in chosen]
         await bench.settle()
-        assert not bench.lost_groups(), f"{bench.failed} are given up for one block each"
-        for entry in entries:
-            check_had(bench, entry)
-        bench.check_drives()
-        bench.drives.refusing.clear()
-        bench.revive()
-        await settled(bench)
+        await nothing_is_lost(bench, entries)
         for row, strip in chosen:
             await write(bench, row, [strip])
 

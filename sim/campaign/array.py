@@ -5,7 +5,7 @@ from typing import Any
 
 from cocotb_tests.array_models import rotation_of
 from cocotb_tests.row_check import checked_row
-from hdl.array.interface import ArrayState, Level
+from hdl.array.interface import Level
 from hdl.background.interface import WalkKind
 from hdl.background.jobs import JobState
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, SECTOR_BYTES
@@ -261,7 +261,7 @@ class Array:
         if not card.config.background:
             return
         until = card.harness.now_ns + JOB_LADDERS * card.ladder_ns
-        while ports and not await self.past_help():
+        while ports:
             members = (await self.state()).members
             ports &= {m.port for m in members if m.failed or m.stale}
             if card.harness.now_ns > until:
@@ -302,15 +302,6 @@ class Array:
         for position, row in sorted(self.budget.bad):
             self.card.harness.clear_medium_error(self.ports[position], DATA_OFFSET_BLOCKS + row)
         self.budget.bad = set()
-
-    async def past_help(self) -> bool:
-        """Whether the card says that the array has failed."""
-        array = await self.state()
-        if array.state != ArrayState.FAILED:
-            return False
-        # Of mirrors that are a single stripe: the card counts strips that have no room in it.
-        assert self.layout.copies > 1, f"{self}: {array}"
-        return True
 
     # Load
 

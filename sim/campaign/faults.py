@@ -4,7 +4,6 @@ import random
 
 from hdl.config import DATA_OFFSET_BLOCKS
 from sim.campaign.array import Array
-from sim.campaign.budget import Budget
 
 FAULT_TIME_NS = 120_000
 """Faults happen at any time of the first so many nanoseconds of a round."""
@@ -118,9 +117,6 @@ class Faults:
         first = not any(place[0] == port for place in array.refused)
         if first and position in array.budget.drives:
             return
-        if not array.budget.whole():
-            # The drive may be kept for the sake of blocks that there are not, and the write fail.
-            return
         if not (array.redundant and array.consistent and array.budget.admits(drives=[position])):
             return
         array.refused.add((port, row))
@@ -133,12 +129,6 @@ class Faults:
         card.outcome.faults["refused"] += first
         card.transport.spawn(refuse())
 
-    def _spared(self, array: Array, position: int) -> bool:
-        """Whether the card can do without the drive. Of mirrors that are a single stripe it counts
-        strips that have no room in it, so they are looked at with a stripe more."""
-        rows = array.rows + array.layout.strip_blocks
-        return Budget.of(array.layout, rows, array.budget.drives | {position}).tolerated()
-
     def _trouble(self, array: Array, position: int, kind: str, delay_ns: float) -> None:
         """The drive stops for a while, or goes."""
         card, port, choose = array.card, array.ports[position], self._choose
@@ -149,10 +139,7 @@ class Faults:
             passing = PASSING if card.config.drive_resets else PASSING[:1]
             if port in card.troubled or kind not in passing:
                 return
-        elif not (
-            (kind != "restart" or self._spared(array, position))
-            and array.budget.admits(drives=[position])
-        ):
+        elif not array.budget.admits(drives=[position]):
             return
         card.troubled.add(port)
         array.troubled.add(port)
