@@ -47,9 +47,9 @@ class Assembly(wiring.Component):
     drive ends a flush.
     """
 
-    def __init__(self, *, background: type[Background] = Background):
+    def __init__(self, *, background: type[Background] = Background, config: Config = CONFIG):
         self._background = background
-        config = CONFIG
+        self._config = config
         super().__init__(
             {
                 "manage_request": In(stream.Signature(manage_request(config))),
@@ -80,7 +80,11 @@ class Assembly(wiring.Component):
                 "refusing": In(MAX_DRIVES),
                 "restarted": In(config.ports),
                 "blamed": In(MAX_DRIVES),
+                "blames": In(1),
+                "blamed_array": In(config.array_bits),
+                "indebted": Out(config.arrays),
                 "suspect": Out(MAX_DRIVES),
+                "doubted": Out(MAX_DRIVES),
                 "report_read": In(report_read()),
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS),
@@ -89,7 +93,7 @@ class Assembly(wiring.Component):
         )
 
     def elaborate(self, platform) -> Module:
-        config = CONFIG
+        config = self._config
         m = Module()
         m.submodules.tables = tables = ArrayTables(
             config=config, geometry_readers=2, member_readers=1, volume_readers=1
@@ -134,6 +138,10 @@ class Assembly(wiring.Component):
             background.suspect.eq(tables.suspect),
             background.kept.eq(tables.kept),
             background.undecided.eq(tables.undecided),
+            background.blames.eq(self.blames),
+            background.blamed_array.eq(self.blamed_array),
+            self.indebted.eq(background.indebted),
+            self.doubted.eq(tables.suspect & ~tables.kept),
             background.returns.eq(tables.returns),
             tables.yields.eq(background.yields),
             tables.keeps.eq(background.keeps),
@@ -160,19 +168,22 @@ class Assembly(wiring.Component):
 class Bench:
     """The host's changes, drives, and an engine that ends rows in any order.
 
-    ``judge(key)`` gives the result and roles of a walk; by default every row is good.
+    ``judge(key)`` gives the result and roles of a walk; by default every row is good. With
+    ``marks`` every row that is walked is announced as one that is written.
     """
 
-    def __init__(self, dut, generator: random.Random):
+    def __init__(self, dut, generator: random.Random, config: Config = CONFIG):
         self.dut = dut
+        self.config = config
+        self.marks = False
         self.random = generator
-        self.requests = StreamSource(dut, "manage_request", layout=manage_request(CONFIG))
-        self.responses = StreamSink(dut, "manage_response", layout=manage_response(CONFIG))
+        self.requests = StreamSource(dut, "manage_request", layout=manage_request(config))
+        self.responses = StreamSink(dut, "manage_response", layout=manage_response(config))
         self.fails = StreamSource(dut, "fail")
-        self.begun = StreamSource(dut, "begun", layout=intention(CONFIG))
+        self.begun = StreamSource(dut, "begun", layout=intention(config))
         self.retired = StreamSource(dut, "retired")
-        self.walks = StreamSink(dut, "walk", layout=walk(CONFIG), callback=self._ask, active=0.7)
-        self.ends = StreamSource(dut, "walked", layout=walked(CONFIG))
+        self.walks = StreamSink(dut, "walk", layout=walk(config), callback=self._ask, active=0.7)
+        self.ends = StreamSource(dut, "walked", layout=walked(config))
         self.out: dict[int, dict] = {}
         self.log: list[dict] = []
         self.late = 0.5
@@ -183,13 +194,13 @@ class Bench:
         self.news = 0
         self.present = 0
         for name in ("present", "host_active", "occupied", "flush_waits", "refusing", "now",
-                     "restarted", "blamed", "boundary_read__address",
+                     "restarted", "blamed", "blames", "blamed_array", "boundary_read__address",
                      "sync_read__address"):  # fmt: skip
             getattr(dut, name).value = 0
         for name in ("flush", "flushing", "completed", "completion", "report_read__address"):
             getattr(dut, name).value = 0
         dut.boundary_read__address.value = 0
-        for port in range(CONFIG.ports):
+        for port in range(config.ports):
             getattr(dut, f"capacity__{port}").value = CAPACITY
             getattr(dut, f"identity__{port}").value = port + 1
         cocotb.start_soon(self._run())
@@ -198,6 +209,8 @@ class Bench:
         assert seen.tag not in self.out
         self.out[seen.tag] = seen
         self.log.append(seen)
+        if self.marks:
+            self.begun.send(slot=seen.tag, array=seen.array, row=seen.row)
 
     async def _run(self) -> None:
         dut = self.dut
@@ -211,14 +224,19 @@ class Bench:
                 continue
             if self.random.random() < self.late:
                 continue
+            # No row ends before it is marked.
+            if self.marks and not (self.begun.idle and self.retired.idle):
+                continue
             tag = self.random.choice(list(self.out))
+            if self.marks:
+                self.retired.send(tag)
             result, roles = self.judge(self.out.pop(tag))
             self.ends.send(tag=tag, result=result, roles=roles)
 
-    async def begin(self, drives: int = CONFIG.ports) -> None:
-        """Leaves reset with ``drives`` drives plugged."""
+    async def begin(self, drives: int | None = None) -> None:
+        """Leaves reset with ``drives`` drives plugged, or one a port."""
         await start(self.dut)
-        self.plug(*range(drives))
+        self.plug(*range(self.config.ports if drives is None else drives))
         await self.rest()
 
     def plug(self, *ports: int) -> None:
@@ -239,9 +257,9 @@ class Bench:
     async def write(self, array: int, *rows: int) -> None:
         """The engine writes rows, one after the other."""
         for row in rows:
-            self.begun.send(slot=row % CONFIG.rows, array=array, row=row)
+            self.begun.send(slot=row % self.config.rows, array=array, row=row)
             await self.begun.drained()
-            self.retired.send(row % CONFIG.rows)
+            self.retired.send(row % self.config.rows)
             await self.retired.drained()
         await self.rest()
 
@@ -253,8 +271,8 @@ class Bench:
     async def flush_now(self, array: int, between: Coroutine | None = None) -> None:
         """The same, whatever else is going on; ``between`` happens before it ends."""
         dut = self.dut
-        dut.flushing.value = pack(flushing(CONFIG), slot=1, array=array)
-        dut.completion.value = pack(completion(CONFIG), slot=1)
+        dut.flushing.value = pack(flushing(self.config), slot=1, array=array)
+        dut.completion.value = pack(completion(self.config), slot=1)
         for name in ("flush", "completed"):
             getattr(dut, name).value = 1
             await RisingEdge(dut.clk)

@@ -74,11 +74,13 @@ class Command:
     moved: int = 0
     failed: bool = False
     stuck: bool = False
+    aborted: bool = False
 
 
 @dataclass(kw_only=True)
 class Counts:
-    """What a drive has done; ``cut`` and ``halves``: reads and writes that broke off in a block."""
+    """What a drive has done; ``cut`` and ``halves``: reads and writes that broke off in a block;
+    ``forgotten``: blocks that were not flushed, and are as before."""
 
     commands: int = 0
     blocks_read: int = 0
@@ -90,6 +92,7 @@ class Counts:
     stuck: int = 0
     aborts: int = 0
     resets: int = 0
+    forgotten: int = 0
     history: list = field(default_factory=list)
 
 
@@ -102,6 +105,7 @@ class DriveModel:
     ``error``; with ``cut`` a bad read may break off inside the block. ``hang`` commands that begin
     (-1: all) never end; ``deaf``: aborts do not end them; ``lasting``: a reset does not cure that.
     ``freeze``: beats of write data after which the drive takes no more until its port is reset.
+    ``forgets``: as it restarts it may lose what it has not flushed.
 
     Parameters
     ----------
@@ -144,6 +148,7 @@ class DriveModel:
         self.lasting = False
         self.freeze: int | None = None
         self.present = True
+        self.forgets = True
         self._config = config
         self._random = random.Random(f"{seed}/drive/{index}")
         self._clock = dut.clk
@@ -173,6 +178,8 @@ class DriveModel:
             port("identity").value = FIRST_IDENTITY + index
 
         self._commands: dict[int, Command] = {}
+        self._unflushed: dict[int, bytes | None] = {}
+        """What blocks held that were written since, and may be lost."""
         self._granted: deque[Command] = deque()
         self._incoming: list[int] = []
         self._ends: deque[tuple[int, Command, DriveStatus]] = deque()
@@ -226,11 +233,24 @@ class DriveModel:
                 self._complete(command, status, delay=0)
 
     async def restart(self) -> None:
-        """The drive begins anew and says so: every command inside ends as aborted."""
-        self._end_all(DriveStatus.ABORTED)
+        """The drive begins anew and says so: every command inside ends as aborted, and so does what
+        is offered to it then. What it has not flushed is gone, or not."""
+        for block, before in self._unflushed.items():
+            if self.forgets and self._random.random() < 0.5:
+                self.counts.forgotten += 1
+                self.storage.pop(block, None)
+                if before is not None:
+                    self.storage[block] = before
+        self._unflushed.clear()
+        self._abort_all()
         self._restarted.value = 1
         await RisingEdge(self._clock)
         self._restarted.value = 0
+
+    def _abort_all(self) -> None:
+        for command in self._commands.values():
+            command.aborted = True
+        self._end_all(DriveStatus.ABORTED)
 
     def insert(self) -> None:
         """A drive, empty of commands, is there again."""
@@ -284,6 +304,13 @@ class DriveModel:
             command.stuck = True
             command.ready = NEVER
 
+    def _abort_newest(self) -> None:
+        """The command taken last was offered as the drive began anew."""
+        if self._commands:
+            command = list(self._commands.values())[-1]
+            command.aborted = True
+            self._complete(command, DriveStatus.ABORTED)
+
     def _take_abort(self, tag: int) -> None:
         self.counts.aborts += 1
         command = self._commands.get(tag)
@@ -324,14 +351,19 @@ class DriveModel:
         self._incoming.clear()
         block = command.block + command.moved
         command.moved += 1
-        if not self.present:
+        if not self.present or command.aborted:
             if command.moved == command.granted:
-                self._complete(command, DriveStatus.GONE)
+                status = DriveStatus.ABORTED if self.present else DriveStatus.GONE
+                self._complete(command, status)
             return
         if block in self.bad_writes:
             command.failed = True
             command.blocks = command.granted + (command is self._granting)
         else:
+            if command.fua:
+                self._unflushed.pop(block, None)
+            else:
+                self._unflushed.setdefault(block, self.storage.get(block))
             self.storage[block] = content
             self.stored_fua[block] = command.fua
             if block in self.spoiled:
@@ -406,6 +438,7 @@ class DriveModel:
         command_ready = write_ready = grant_valid = read_valid = end_valid = False
         refused_command: int | None = None
         refused_beat: int | None = None
+        late = False  # What is offered was so as the drive began anew.
         shut = False
         while True:
             # Drive this cycle.
@@ -422,7 +455,7 @@ class DriveModel:
                 ready = [
                     command
                     for command in self._ready_commands(Opcode.WRITE)
-                    if command.granted < command.blocks and self.present
+                    if command.granted < command.blocks and self.present and not command.aborted
                 ]
                 if ready:
                     self._granting = self._random.choice(ready)
@@ -433,6 +466,7 @@ class DriveModel:
                 self._grant[2].value = self._granting.tag
             for command in self._ready_commands(Opcode.FLUSH) if self._commands else ():
                 self.counts.flushes += 1
+                self._unflushed.clear()
                 self._complete(command, DriveStatus.GOOD)
             for command in self._ready_commands(Opcode.WRITE_UNCORRECTABLE):
                 self.spoiled.add(command.block)
@@ -469,6 +503,7 @@ class DriveModel:
                 shut = True
                 grant_valid = read_valid = end_valid = False
                 refused_command = refused_beat = None
+                late = False
                 continue
             shut = False
             if int(self._abort[0].value):
@@ -482,10 +517,15 @@ class DriveModel:
                 assert bits == refused_command, f"drive {self.index}: command changed"
             refused_command = None
             if offered:
+                restarts = bool(int(self._restarted.value))
                 if command_ready:
                     self._take_command(bits)
+                    if late and not restarts:
+                        self._abort_newest()
+                    late = False
                 else:
                     refused_command = bits
+                    late |= restarts
             if self._granted or refused_beat is not None:
                 offered = int(self._write[0].value)
                 assert offered or refused_beat is None, f"drive {self.index}: data withdrawn"
@@ -520,3 +560,5 @@ class DriveModel:
             if end_valid and int(self._end[1].value):
                 self._end[0].value = 0
                 end_valid = False
+            if int(self._restarted.value):
+                self._abort_all()

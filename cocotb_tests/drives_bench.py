@@ -129,6 +129,8 @@ class Bench:
         self.again: list[dict] = []
         self.blamed: list[tuple[Opcode, int]] = []
         dut.failed.value = 0
+        if config.background:
+            dut.doubted.value = 0
         dut.now.value = 0
         dut.fail__ready.value = 1
         dut.load_read__address.value = 0

@@ -142,14 +142,17 @@ class Model:
             end = CopyEnd.JOINED if request["complete"] else CopyEnd.STALE
             members[position] = port
             self.stale |= (end == CopyEnd.STALE) << port
+            if end == CopyEnd.JOINED and not self.failed >> old & 1:
+                # Rows of before write both drives; then nobody may refer to the one that leaves.
+                self.quiesce(number)
         self.ends.add(end)
         return ManageStatus.DONE, old | end.value << 5 | spare << 7
 
     def replace(self, request: dict) -> tuple[ManageStatus, int | None]:
         status, number = self.join(request, failed=1)
         if status == ManageStatus.DONE:
-            if self.arrays[number].members[request["position"]] != request["port"]:
-                self.quiesce(number)
+            # What refers to the drive: after it has left, or before it is had again.
+            self.quiesce(number)
             self.arrays[number].members[request["position"]] = request["port"]
             self.known[request["port"]] = self.identity[request["port"]]
             self.lost &= ~(1 << request["port"])

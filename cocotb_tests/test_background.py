@@ -9,7 +9,7 @@ import pytest
 from amaranth.hdl import Module
 from cocotb.triggers import ClockCycles
 
-from cocotb_tests.background_bench import CONFIG, ROWS, Assembly, Bench
+from cocotb_tests.background_bench import CAPACITY, CONFIG, ROWS, Assembly, Bench
 from cocotb_tests.runner import SimulationError, simulate
 from hdl.array.interface import ArrayState, Level, ManageOpcode, ManageStatus
 from hdl.background.interface import WalkKind, WalkResult
@@ -373,6 +373,128 @@ async def time_may_jump_while_a_drive_is_handed_over(dut):
         await host.rest()
         assert (await host.job(array))["state"] == JobState.DONE
     assert host.state(array) == ArrayState.OPTIMAL
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def rebuilds_stop_past_tolerance(dut):
+    """Nothing is walked any more, the boundary stays, and only SALVAGE by name goes on."""
+    host = bench(dut)
+    await host.begin(8)
+    array = await host.create(Level.RAID5, 0, 1, 2, 3)
+    start = {"opcode": ManageOpcode.START_JOB, "array": array}
+    rebuild = {**start, "kind": WalkKind.REBUILD.value}
+    salvage = {**start, "kind": WalkKind.SALVAGE.value}
+    assert await host.change(**salvage) == ManageStatus.INVALID_FIELD
+    await host.write(array, *range(ROWS))
+    host.pull(2)
+    await host.rest()
+    host.plug(2)
+    await host.good(ManageOpcode.RE_ADD, array=array, position=2)
+    await host.until(lambda: len(host.log) - len(host.out) >= 6, "rows")
+    assert await host.change(**salvage) == ManageStatus.JOB_RUNNING
+    host.paused = True
+    # From now on the engine can do no row, and says so.
+    host.judge = lambda row: (WalkResult.FAILED, 0)
+    host.pull(0)
+    await ClockCycles(dut.clk, 200)
+    reached, boundary = len(host.log), await host.boundary(array)
+    assert 0 < boundary < ROWS
+    host.paused = False
+    await host.rest()
+    job = await host.job(array)
+    assert (job["state"], job["kind"], job["row"]) == (JobState.FAILED, WalkKind.REBUILD, boundary)
+    assert host.state(array) == ArrayState.FAILED and int(dut.stale.value) == 1 << 2
+    assert len(host.log) == reached, "walked on"
+    # What comes back changes nothing by itself.
+    host.plug(0)
+    await host.rest()
+    assert await host.boundary(array) == boundary and len(host.log) == reached
+    assert await host.change(**rebuild) == ManageStatus.NOT_REDUNDANT
+    assert await host.change(**salvage, resume=1) == ManageStatus.DONE
+    host.judge = lambda row: (WalkResult.LOST, 5)
+    await host.rest()
+    job = await host.job(array)
+    assert (job["state"], job["kind"], job["row"]) == (JobState.DONE, WalkKind.SALVAGE, ROWS)
+    assert rows_of(host, array, WalkKind.SALVAGE)[0] == boundary
+    assert job["found"][2] >= ROWS - boundary - 4
+    # What is left is a member that is missing, and can be replaced.
+    assert host.state(array) == ArrayState.DEGRADED and not int(dut.stale.value)
+    host.judge = lambda row: (WalkResult.GOOD, 0)
+    await host.good(ManageOpcode.REPLACE, array=array, position=0, port=4)
+    await host.rest()
+    assert host.state(array) == ArrayState.OPTIMAL
+
+    # One that has all its rows is trusted, whoever has gone as the last of them ended.
+    def pause_at_the_last(row):
+        host.paused = len(host.log) == ROWS and len(host.out) == 1
+        return WalkResult.GOOD, 0
+
+    host.pull(4)
+    await host.rest()
+    host.log.clear()
+    host.late = 0.95
+    host.judge = pause_at_the_last
+    await host.good(ManageOpcode.REPLACE, array=array, position=0, port=5)
+    await host.until(lambda: host.paused, "the last row")
+    host.pull(1)
+    await ClockCycles(dut.clk, 200)
+    host.paused = False
+    await host.rest()
+    assert not int(dut.stale.value) and (await host.job(array))["state"] == JobState.DONE
+    assert host.state(array) == ArrayState.DEGRADED
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def a_spare_that_one_cannot_use_serves_another(dut):
+    host = bench(dut)
+    for port in range(3):
+        getattr(dut, f"capacity__{port}").value = CAPACITY + 8
+    await host.begin(8)
+    large = await host.create(Level.RAID5, 0, 1, 2)
+    small = await host.create(Level.RAID1, 3, 4)
+    await host.good(ManageOpcode.ADD_SPARE, port=7)
+    host.pull(1)
+    await host.rest()
+    assert host.state(large) == ArrayState.DEGRADED
+    host.pull(3)
+    await host.rest()
+    assert host.state(small) == ArrayState.OPTIMAL and int(dut.used.value) >> 7 & 1
+    # And the one that found none finds the next that fits.
+    dut.capacity__6.value = CAPACITY + 8
+    await host.good(ManageOpcode.ADD_SPARE, port=6)
+    await host.rest()
+    assert host.state(large) == ArrayState.OPTIMAL and int(dut.used.value) >> 6 & 1
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def dedicated_spares_go_with_their_array(dut):
+    host = bench(dut)
+    await host.begin(8)
+    spare = {"opcode": ManageOpcode.ADD_SPARE}
+    array = await host.create(Level.RAID5, 0, 1, 2)
+    other = await host.create(Level.RAID1, 3, 4)
+    await host.good(**spare, port=5, array=other, dedicated=1)
+    await host.good(**spare, port=6, array=array, dedicated=1)
+    await host.good(**spare, port=7)
+    await host.good(ManageOpcode.DELETE_ARRAY, array=array)
+    # The others stay what they were.
+    await host.good(ManageOpcode.REMOVE_SPARE, port=7)
+    assert await host.create(Level.RAID5, 0, 1, 2) == array
+    host.pull(1)
+    await host.rest()
+    assert host.state(array) == ArrayState.DEGRADED and not rows_of(host, array, WalkKind.REBUILD)
+    await host.create(Level.JBOD, 6)
+    host.pull(3)
+    await host.rest()
+    assert host.state(other) == ArrayState.OPTIMAL and int(dut.used.value) >> 5 & 1
+    # One that has served its array, and is a spare of all arrays later, stays one.
+    host.plug(1, 3)
+    await host.good(ManageOpcode.REPLACE, array=array, position=1, port=1)
+    await host.good(ManageOpcode.COPY, array=other, position=0, port=3, spare=1)
+    await host.rest()
+    assert not int(dut.used.value) >> 5 & 1
+    await host.good(ManageOpcode.DELETE_ARRAY, array=other)
+    await host.good(ManageOpcode.REMOVE_SPARE, port=5)
 
 
 def test_background():

@@ -203,7 +203,7 @@ async def the_last_writes_count(dut):
     new = 5
     for delay in (*range(0, 60, 2), 200, 400, None):
         host.log.clear()
-        dut.lingers.value = 1
+        dut.occupied.value = 1
         await host.good(**copy(array, 0, new))
         await host.until(lambda: len(rows_of(host, WalkKind.COPY)) == ROWS, "rows")
         await host.until(lambda: not host.out, "the last rows")
@@ -212,7 +212,7 @@ async def the_last_writes_count(dut):
             await host.fail(new)
         await ClockCycles(dut.clk, 600)
         assert used(dut) == 0b101111, "a drive has left with writes on their way"
-        dut.lingers.value = 0
+        dut.occupied.value = 0
         await host.rest()
         assert host.state(array) == ArrayState.OPTIMAL, delay
         assert not int(dut.failed.value) & used(dut), delay
@@ -262,7 +262,8 @@ async def copies_are_refused(dut):
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def members_without_redundancy(dut):
-    """A JBOD is moved; lost half-way, what was copied is kept and the rest is told as lost."""
+    """A JBOD is moved; lost half-way, what was copied is kept, and the rest is given up and told as
+    lost when the host says so."""
     host, _ = await begin(dut)
     array = await host.create(Level.JBOD, 3)
     await host.good(**copy(array, 0, 5))
@@ -270,7 +271,7 @@ async def members_without_redundancy(dut):
     assert used(dut) == 0b100111 and rows_of(host, WalkKind.COPY) == list(range(ROWS))
     host.log.clear()
     host.judge = lambda row: (
-        (WalkResult.LOST, 1) if row.kind == WalkKind.REBUILD else (WalkResult.GOOD, 0)
+        (WalkResult.LOST, 1) if row.kind == WalkKind.SALVAGE else (WalkResult.GOOD, 0)
     )
     host.paused = True
     await host.good(**copy(array, 0, 3))
@@ -279,8 +280,15 @@ async def members_without_redundancy(dut):
     host.paused = False
     await host.rest()
     job = await host.job(array)
-    assert (job["state"], job["kind"]) == (JobState.DONE, WalkKind.REBUILD)
-    assert job["found"][2] == len(rows_of(host, WalkKind.REBUILD)) > 0
+    assert (job["state"], job["kind"]) == (JobState.FAILED, WalkKind.REBUILD)
+    assert host.state(array) == ArrayState.FAILED and used(dut) == 0b001111
+    assert not rows_of(host, WalkKind.REBUILD) and int(dut.stale.value) == 1 << 3
+    salvage = {"opcode": ManageOpcode.START_JOB, "kind": WalkKind.SALVAGE.value}
+    await host.good(**salvage, array=array)
+    await host.rest()
+    job = await host.job(array)
+    assert (job["state"], job["kind"]) == (JobState.DONE, WalkKind.SALVAGE)
+    assert job["found"][2] == len(rows_of(host, WalkKind.SALVAGE)) > 0
     assert used(dut) == 0b001111 and host.state(array) == ArrayState.OPTIMAL
 
 

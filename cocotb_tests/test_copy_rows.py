@@ -257,17 +257,29 @@ async def copies_what_cannot_be_read(dut):
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def what_no_drive_has_is_unreadable(dut):
-    """Without redundancy, and the member failed, what was not copied is lost and says so."""
+    """Without redundancy, and the member failed, what was not copied is lost and says so, once the
+    host gives it up."""
     bench = await begin(dut)
     await bench.walk_all(WalkKind.COPY, rows=ROWS[:3])
     bench.fail(bench.old)
+
+    async def stops(kind: WalkKind, member: int) -> None:
+        for row in ROWS:
+            for strip in range(bench.strips(row)):
+                ((port, _),) = bench.role_places(row, strip)
+                result, _ = await bench.end_of(await bench.walk(row, kind, strip=strip))
+                left = row >= bench.boundary and port == member
+                assert result == (WalkResult.FAILED if left else WalkResult.GOOD), f"row {row}"
+        assert not bench.drives.unreadable
+
+    await stops(WalkKind.COPY, bench.old)
     bench.hand_over(stale=True)
-    await bench.random_rows(rows=0)
+    await stops(WalkKind.REBUILD, bench.target)
     for row in ROWS:
         for strip in range(bench.strips(row)):
             ((port, block),) = bench.role_places(row, strip)
             result, roles = await bench.end_of(
-                await bench.walk(row, WalkKind.REBUILD, strip=strip)
+                await bench.walk(row, WalkKind.SALVAGE, strip=strip)
             )
             lost = row >= bench.boundary and port == bench.target
             assert result == (WalkResult.LOST if lost else WalkResult.GOOD), f"row {row}"

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import cocotb
 import pytest
-from cocotb.triggers import RisingEdge
+from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.array_models import Table, pack_geometry, random_layout, random_recovery
 from cocotb_tests.runner import SimulationError, simulate
@@ -73,8 +73,10 @@ class Bench:
         self.announced = 0
         self.mended = 0
         self.suspect = 0
-        self.blamed: list[int] = []
-        self.to_blame: list[int] = []
+        self.indebted = 0
+        self.blamed: list[tuple[int, int]] = []
+        """Arrays of which a flush was refused, with their suspect drives."""
+        self.to_blame: list[tuple[int, int]] = []
         self.stale = 0
         self.boundaries: dict[int, int] = {}
         self.mends: list[dict] = []
@@ -85,6 +87,7 @@ class Bench:
             dut.redundant.value = 0
         if config.background:
             dut.stale.value = dut.suspect.value = 0
+            dut.undecided.value = dut.indebted.value = 0
             cocotb.start_soon(self._hear())
             table = Table(dut, "boundary_read")
             self.boundaries = table.entries
@@ -96,8 +99,10 @@ class Bench:
         """Suspect drives of which a flush was refused."""
         while True:
             await RisingEdge(self.dut.clk)
-            if int(self.dut.blamed.value):
-                self.blamed.append(int(self.dut.blamed.value))
+            if int(self.dut.blames.value):
+                self.blamed.append((int(self.dut.blamed_array.value), int(self.dut.blamed.value)))
+            else:
+                assert not int(self.dut.blamed.value)
 
     def _mended(self, seen) -> None:
         """Walks may be dropped, but those that come are in order, and each has a reason."""
@@ -158,6 +163,10 @@ class Bench:
             1 << port for port in range(MAX_DRIVES) if self.generator.random() < chance / 4
         )
         self.dut.suspect.value = self.suspect
+        self.indebted = sum(
+            1 << array for array in range(self.config.arrays) if self.generator.random() < chance
+        )
+        self.dut.indebted.value = self.indebted
         for array in range(self.config.arrays):
             self.boundaries[array] = self.generator.randrange(ROWS)
 
@@ -200,9 +209,9 @@ class Bench:
         ports = self.ports[array]
         alive = [port for port in ports if self.live(port) and not self.suspect >> port & 1]
         self.extents.send(**fields, opcode=HostOpcode.FLUSH, array=array, last=1)
-        if self.has_lost_data(array):
-            suspect = self.suspect & sum(1 << port for port in ports)
-            self.to_blame += [suspect] if suspect else []
+        if self.has_lost_data(array) or self.indebted >> array & 1:
+            if self.config.background:
+                self.to_blame.append((array, self.suspect & sum(1 << port for port in ports)))
             self.expected["rejected"].append({**fields, "status": Status.WRITE_FAULT})
             return
         target = self.copying.get(array)
@@ -392,6 +401,37 @@ async def sends_every_extent_where_it_belongs(dut):
             bench.request()
         await bench.settled()
     assert bool(bench.mended) == bench.config.background
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def a_flush_waits_for_what_becomes_of_drives(dut):
+    """It is judged once that is known, and refused by an array that may have lost something."""
+    config = CONFIGS[os.environ["CONFIG"]]
+    if not config.background:
+        return
+    bench = Bench(dut, config, random.Random(int(os.environ["SEED"])))
+    await start(dut)
+    bench.rebuild([Layout("RAID5", 4, 1)])
+    for suspects, debt in ((1, 0), (2, 0), (1, 1), (0, 1), (0, 0)):
+        dut.undecided.value = 1
+        dut.suspect.value = dut.indebted.value = 0
+        bench.extents.send(slot=1, opcode=HostOpcode.FLUSH, array=0, last=1)
+        await ClockCycles(dut.clk, 100)
+        assert not any(sink.received for sink in bench.sinks.values()), "it has not waited"
+        bench.suspect = sum(1 << port for port in bench.ports[0][:suspects])
+        bench.indebted = debt
+        dut.suspect.value, dut.indebted.value = bench.suspect, debt
+        dut.undecided.value = 0
+        # What is expected of it now; it has been sent.
+        send, bench.extents.send = bench.extents.send, lambda **_: None
+        bench.flush({"slot": 1}, 0)
+        bench.extents.send = send
+        await bench.settled()
+        assert len(bench.blamed) == (suspects == 2 or debt)
+        for sink in bench.sinks.values():
+            sink.received = 0
+        bench.blamed.clear()
+        bench.to_blame.clear()
 
 
 async def timed_reads(dut, layout: Layout, blocks: list[int]) -> tuple[Bench, float]:

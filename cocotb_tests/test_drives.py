@@ -250,7 +250,7 @@ class Faulty(wiring.Component):
         m.submodules.inner = inner = self._inner
         fault = self._fault
         for name, member in self.signature.members.items():
-            if name in ("failed", "busy", "now", "deadline"):
+            if name in ("failed", "doubted", "busy", "now", "deadline"):
                 continue
             ours, theirs = getattr(self, name), getattr(inner, name)
             if member.is_port or not member.dimensions:
@@ -264,6 +264,8 @@ class Faulty(wiring.Component):
             self.deadline.eq(inner.deadline),
             self.busy.eq(inner.busy),
         ]
+        if "doubted" in self.signature.members:
+            m.d.comb += inner.doubted.eq(self.doubted)
         count = Signal(6)
         with m.If(inner.finished.valid & inner.finished.ready):
             m.d.sync += count.eq(count + 1)

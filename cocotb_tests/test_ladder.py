@@ -202,6 +202,44 @@ async def resets(dut):
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
+async def doubts(dut):
+    """A drive that has restarted is sent nothing, from that cycle on, until it is known what
+    becomes of it: what is queued then ends with GONE, or is sent. Other ports do not notice."""
+    bench = Ladders(dut)
+    await start(dut)
+    drive = bench.drives[1]
+    # The scoreboard looks at the drive as an operation ends.
+    drive.forgets = False
+    bench.may_fail.add(1)
+    for number in range(24):
+        for port in range(PORTS):
+            bench.some(port, 6)
+        await bench.passes(bench.random.randrange(60))
+        await drive.restart()
+        dut.doubted.value = 1 << 1
+        begun, others = drive.counts.commands, bench.drives[0].counts.commands
+        bench.some(1, 4)
+        bench.some(0, 4)
+        await wait_until(
+            dut,
+            lambda: {pending.port for pending in bench.pending.values()} == {1},
+            cycles=4000,
+            what="the others",
+        )
+        await bench.passes(200)
+        # One may have been offered before; the drive aborts it.
+        assert drive.counts.commands - begun <= 1, "a drive in doubt is asked for something"
+        assert bench.drives[0].counts.commands > others
+        if number % 2:
+            dut.failed.value = 1 << 1
+        dut.doubted.value = 0
+        await bench.drain()
+        assert bool(bench.ended(DriveStatus.GONE)) == bool(number % 2)
+        dut.failed.value = 0
+    await bench.settle()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
 async def patience(dut):
     """A drive that ends all it is told to abort, but nothing else, is given up as well."""
     bench = Ladders(dut)
@@ -340,7 +378,9 @@ def run(testcase: str, name: str = "ladder", seed: int = 1, tags: int = CONFIG.d
     )
 
 
-@pytest.mark.parametrize("testcase", ["aborts", "resets", "patience", "forgives", "storms"])
+@pytest.mark.parametrize(
+    "testcase", ["aborts", "resets", "doubts", "patience", "forgives", "storms"]
+)
 def test_ladder(testcase):
     run(testcase)
 

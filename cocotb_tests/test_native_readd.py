@@ -14,7 +14,13 @@ from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.controller import Controller
 from hdl.stripe.sequencer import Sequencer
 from sim.campaign.sizes import USUAL
-from sim.golden.nvme import DRIVE_UNAVAILABLE, IN_USE, INVALID_FIELD, OTHER_DRIVE
+from sim.golden.nvme import (
+    DRIVE_UNAVAILABLE,
+    IN_USE,
+    INVALID_FIELD,
+    NOT_REDUNDANT,
+    OTHER_DRIVE,
+)
 from sim.native.harness import Harness
 from sim.native.parameters import MICROSECOND, Ideal
 from sw.driver import background, raid
@@ -223,6 +229,67 @@ def test_only_the_same_drive_comes_back():
             harness.drive_fault(3, 0)
             await write_some(card, volume, 10)
             await come_back(card, volume, 3)
+            await card.read_all(volume)
+
+        card.run(scenario())
+        card.finish(volume)
+
+
+def test_a_rebuild_of_a_failed_array_destroys_nothing():
+    """Another member is pulled while the first catches up. What the first has stays readable; and
+    with the other one, which has missed nothing, the array is made again."""
+    with Card([FORGETFUL] * PORTS, seed=SEED, config=USUAL) as card:
+        volume = card.run(card.create(Level.RAID5, range(4)))
+        back, gone = 1, 3
+
+        async def scenario() -> None:
+            harness, nvme = card.harness, card.nvme
+            await card.load(volume, 30)
+            assert (await flush_and_rest(card, volume)).marked == 0
+            card.pull(back)
+            await write_some(card, volume, 60)
+            assert await card.flush(volume) == 0
+            harness.insert(back)
+            kept = [card.stored(back, row) for row in range(volume.rows)]
+            await background.re_add(nvme, 0, back)
+            card.pull(gone)
+            job = await finished(card)
+            assert (job.state, job.kind, job.lost) == (JobState.FAILED, WalkKind.REBUILD, 0), job
+            assert job.array_state == ArrayState.FAILED and job.row < volume.rows
+            with pytest.raises(NvmeError) as error:
+                await background.start_job(nvme, 0, WalkKind.REBUILD)
+            assert error.value.status & 0x7FF == NOT_REDUNDANT
+            await raid.delete_volume(nvme, volume.namespace)
+            await raid.delete_array(nvme, 0)
+            # Every block of the drive by itself.
+            alone = await raid.create_array(nvme, Level.JBOD, [back])
+            namespace = await raid.create_volume(nvme, alone)
+            address = card.buffer(1)
+            for row in range(volume.rows):
+                await nvme.read(namespace, row, 1, address)
+                data = card.card.transport.memory.read(address, 4096)
+                assert row < job.row or data == kept[row], f"row {row}"
+            await raid.delete_volume(nvme, namespace)
+            await raid.delete_array(nvme, alone)
+            # The array with what has missed nothing, without the one that has.
+            harness.remove(back)
+            harness.insert(gone)
+            strip_kib = volume.layout.strip_blocks * 4
+            await raid.create_array(
+                nvme,
+                Level.RAID5,
+                volume.ports,
+                strip_kib=strip_kib,
+                assume_consistent=True,
+                degraded=True,
+            )
+            volume.namespace = await raid.create_volume(nvme, 0)
+            await card.read_all(volume)
+            harness.insert(back)
+            await background.replace_member(nvme, 0, back, back)
+            job = await finished(card)
+            assert (job.state, job.array_state) == (JobState.DONE, ArrayState.OPTIMAL), job
+            card.gone.clear()
             await card.read_all(volume)
 
         card.run(scenario())

@@ -31,6 +31,7 @@ from cocotb_tests.test_native_harness import (
     start,
 )
 from hdl.config import BLOCK_BYTES
+from hdl.drive.interface import DriveStatus
 from sim.native.harness import Flow, Harness, HarnessError, ReadEnd, field_array
 from sim.native.models import Load, bench_read, bench_write, run_load
 from sim.native.parameters import MICROSECOND, NANOSECOND, Hdd, Ideal, LinkParameters, Ssd
@@ -447,6 +448,7 @@ def test_refused_writes():
 
 
 VOLATILE = Ideal(volatile_cache=True)
+ABORTED = DriveStatus.ABORTED.value
 
 
 def forgotten(seed: int, lose, drive=VOLATILE) -> list[list[bool]]:
@@ -496,6 +498,29 @@ def test_power_cycle():
         harness.power_loss(off_ns=5_000)
         harness.run(until_ns=harness.now_ns + 10_000)
         assert [do(harness, JOB_FLUSH, port=port) for port in range(3)] == [0, GONE, 0]
+
+
+def test_a_drive_begins_anew():
+    """What it has ends as aborted; it goes on with what comes later, and has forgotten."""
+    for block, job in ((0, JOB_READ), (200, JOB_WRITE)):
+        with bench([Ideal(volatile_cache=True, latency_ps=50 * MICROSECOND)] * 3) as harness:
+            harness.memory[: 24 * BLOCK_BYTES] = b"\x44" * (24 * BLOCK_BYTES)
+            assert do(harness, JOB_WRITE, blocks=24) == 0
+            start(harness, job, block=block)
+            assert harness.run(until_ns=harness.now_ns + 10_000) == [("time",)]
+            harness.restart_drive(0)
+            assert harness.run() == [("interrupt", ABORTED << 8)]
+            kept = [any(harness.read_drive(0, block)) for block in range(24)]
+            assert 0 < sum(kept) < 24
+            assert do(harness, JOB_WRITE, block=30) == do(harness, JOB_READ, block=30) == 0
+            assert do(harness, JOB_FLUSH) == 0
+            harness.restart_drive(0)
+            harness.run(until_ns=harness.now_ns + 1000)
+            assert any(harness.read_drive(0, 30))
+            # Nobody is at a port that is empty.
+            harness.remove(1)
+            harness.restart_drive(1)
+            assert do(harness, JOB_FLUSH, port=1) == GONE
 
 
 def test_coins_that_are_not_seeded_are_found():

@@ -4,6 +4,7 @@ import os
 
 import cocotb
 import pytest
+from cocotb.triggers import ClockCycles
 
 from cocotb_tests.nvme_bench import Bench, bench_config, run_front_end
 from cocotb_tests.nvme_model import contents
@@ -191,6 +192,36 @@ async def ranges_are_checked(dut):
             await deallocate(host, wanted, offset=offset, code=nvme.LBA_OUT_OF_RANGE)
     await deallocate(host, [(0, VOLUME_BLOCKS), (VOLUME_BLOCKS, 0)])
     assert not host.commands and not host.written, "a hint reached the data path"
+    await host.settle()
+
+
+@cocotb.test(timeout_time=8, timeout_unit="ms")
+async def ranges_have_their_turn(dut):
+    """However many blocks wait to be compared, and however long that goes on."""
+    host = await bench(dut)
+    ended = 0
+    going = True
+
+    async def keep_comparing(which: int) -> None:
+        nonlocal ended
+        while going:
+            assert (await compare(host, 700 * which, 4)).code == nvme.SUCCESS
+            ended += 1
+
+    tasks = [cocotb.start_soon(keep_comparing(which)) for which in range(4)]
+    for _ in range(3):
+        while ended < len(tasks):
+            await ClockCycles(dut.clk, 20)
+        ended = 0
+        managing = cocotb.start_soon(deallocate(host, [(0, 1)]))
+        while not managing.done():
+            await ClockCycles(dut.clk, 20)
+            assert ended <= 2 * len(tasks), "Dataset Management waits for every Compare"
+        await managing
+        ended = 0
+    going = False
+    for task in tasks:
+        await task
     await host.settle()
 
 

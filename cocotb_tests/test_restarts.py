@@ -235,6 +235,146 @@ async def a_drive_that_cannot_return_is_replaced(dut):
     assert host.state(array) == ArrayState.OPTIMAL
 
 
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def late_reports_say_nothing_new(dut):
+    """What was on its way to the drive is reported after it has failed. It is taken back all the
+    same, once nothing is inside any more that has known it as it was."""
+    host = await begin(dut)
+    array = await host.create(Level.RAID5, 0, 1, 2)
+    await host.write(array, 3)
+    dut.occupied.value = 1
+    for number in range(4):
+        host.log.clear()
+        await restart(dut, 1)
+        await host.until(lambda: int(dut.failed.value) & 2, "a failed drive", cycles=200)
+        for _ in range(3 * number):
+            await ClockCycles(dut.clk, host.random.randrange(30))
+            await host.fail(1)
+        await ClockCycles(dut.clk, 300)
+        assert int(dut.failed.value) & 2, "the drive is had again while rows may refer to it"
+        assert not int(dut.stale.value) and not host.log
+        dut.occupied.value = 0
+        await host.rest()
+        assert 3 in rows_of(host, WalkKind.REBUILD), number
+        assert host.state(array) == ArrayState.OPTIMAL
+        dut.occupied.value = 1
+    # If another drive is there by then, nobody takes that for the old one.
+    await restart(dut, 1)
+    await ClockCycles(dut.clk, 300)
+    host.pull(1)
+    await ClockCycles(dut.clk, 3)
+    dut.identity__1.value = 99
+    host.plug(1)
+    dut.occupied.value = 0
+    await host.rest()
+    assert int(dut.failed.value) & 2 and host.state(array) == ArrayState.DEGRADED
+
+
+@cocotb.test(timeout_time=20, timeout_unit="ms")
+async def is_never_trusted_at_once(dut):
+    """A report, or an absence, in any cycle around the one in which the drive is had again: it has
+    failed, or is rebuilt, but is never just good."""
+    host = await begin(dut)
+    array = await host.create(Level.RAID5, 0, 1, 2)
+    await host.write(array, 3)
+    failed = rebuilt = 0
+    for away in (False, True):
+        for delay in range(20, 160):
+            host.log.clear()
+            host.paused = True
+            await restart(dut, 1)
+            await ClockCycles(dut.clk, delay)
+            if away:
+                host.pull(1)
+                await ClockCycles(dut.clk, 1)
+                host.plug(1)
+            else:
+                await host.fail(1)
+            await host.until(lambda: bool(host.out) or not int(dut.busy.value), "rows")
+            await ClockCycles(dut.clk, 4)
+            assert (int(dut.failed.value) | int(dut.stale.value)) & 2, f"good after {delay} cycles"
+            host.paused = False
+            await host.rest()
+            if int(dut.failed.value) & 2:
+                assert host.state(array) == ArrayState.DEGRADED
+                failed += 1
+                request = {"array": array, "position": 1}
+                status = await host.change(ManageOpcode.RE_ADD, **request)
+                if status == ManageStatus.OTHER_DRIVE:
+                    # Nobody was there as it joined.
+                    await host.good(ManageOpcode.REPLACE, **request, port=1)
+                await host.rest()
+            else:
+                rebuilt += 1
+            assert 3 in rows_of(host, WalkKind.REBUILD), f"not rebuilt after {delay} cycles"
+            assert host.state(array) == ArrayState.OPTIMAL
+    assert failed and rebuilt
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def what_is_lost_is_told(dut):
+    """A drive restarts while the array needs it, as another one is rebuilt: the loss stays to be
+    told, though the array is optimal by then, and though the drive goes."""
+    host = await begin(dut)
+    for gone in (False, True):
+        array = await host.create(Level.RAID5, 0, 1, 2)
+        await host.write(array, 3)
+        host.paused = True
+        await restart(dut, 1)
+        await host.until(lambda: bool(host.out), "rows")
+        assert not int(dut.indebted.value)
+        await restart(dut, 2)
+        await host.until(lambda: not int(dut.doubted.value), "a judgement", cycles=200)
+        assert int(dut.suspect.value) == 4
+        # If it does so again, it is looked at again.
+        await restart(dut, 2)
+        assert int(dut.suspect.value) == int(dut.doubted.value) == 4
+        await host.until(lambda: not int(dut.doubted.value), "a judgement", cycles=200)
+        assert int(dut.suspect.value) == 4
+        host.paused = False
+        await host.rest()
+        assert host.state(array) == ArrayState.OPTIMAL
+        assert int(dut.suspect.value) == 4, "the drive is brought up to date from what it lost"
+        assert int(dut.indebted.value) == 1 << array
+        if gone:
+            host.pull(2)
+            await host.rest()
+            assert not int(dut.suspect.value) and int(dut.indebted.value) == 1 << array
+        dut.blamed.value, dut.blamed_array.value, dut.blames.value = 4, array, 1
+        await RisingEdge(dut.clk)
+        dut.blamed.value = dut.blames.value = 0
+        await ClockCycles(dut.clk, 2)
+        assert not int(dut.suspect.value) and not int(dut.indebted.value)
+        await host.rest()
+        assert not int(dut.suspect.value) and not int(dut.indebted.value)
+        # The next array in its place owes nothing for it.
+        if not gone:
+            await restart(dut, 0)
+            await restart(dut, 1)
+            await host.rest()
+        host.plug(2)
+        await host.good(ManageOpcode.DELETE_ARRAY, array=array)
+    assert await host.create(Level.RAID1, 0, 1) == 0
+    assert not int(dut.indebted.value) and not int(dut.suspect.value)
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def nobody_is_doubted_for_long(dut):
+    """A drive that leaves its array, and is in none, is decided on too: others wait for that."""
+    host = await begin(dut)
+    array = await host.create(Level.JBOD, 0)
+    dut.occupied.value = 1
+    await host.good(ManageOpcode.COPY, array=array, position=0, port=3)
+    await host.until(lambda: not host.out and len(host.log) == ROWS, "all rows")
+    await ClockCycles(dut.clk, 300)
+    assert int(dut.used.value) == 0b1001
+    await restart(dut, 0)
+    await host.until(lambda: not int(dut.doubted.value), "a judgement", cycles=300)
+    dut.occupied.value = 0
+    await host.rest()
+    assert int(dut.used.value) == 0b1000 and host.state(array) == ArrayState.OPTIMAL
+
+
 def test_restarts():
     simulate(Assembly(), name="restarts", module=__name__)
 

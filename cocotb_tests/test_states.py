@@ -169,7 +169,8 @@ class Bench:
             bad = {*gone, *behind}
             tolerated = layout.parities or layout.copies - 1
             for group in golden_groups(layout):
-                if len(bad & group) >= tolerated:
+                # Suspect drives may be of no use, and what they have may be needed.
+                if len((bad | doubted) & group) >= tolerated:
                     essential |= {ports[position] for position in group - bad}
                     if copy and copy[0] in group & {*gone} and not failed >> copy[1] & 1:
                         essential.add(copy[1])

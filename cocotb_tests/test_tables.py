@@ -6,12 +6,18 @@ import random
 
 import cocotb
 import pytest
-from cocotb.triggers import RisingEdge
+from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.array_models import rotation_of_name
 from cocotb_tests.runner import SimulationError
 from cocotb_tests.streams import start
-from cocotb_tests.tables_bench import CONFIGS, Bench, run_tables, this_config
+from cocotb_tests.tables_bench import (
+    CHANGE_CYCLES,
+    CONFIGS,
+    Bench,
+    run_tables,
+    this_config,
+)
 from hdl.array.interface import Level, ManageOpcode, ManageStatus, geometry, volume
 from hdl.array.tables import ArrayTables
 from hdl.config import DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
@@ -203,6 +209,46 @@ async def remembers_lost_drives(dut):
     await bench.compare()
 
 
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def nobody_trusts_a_drive_that_appears_late(dut):
+    """A drive that comes while an array is created without it was not looked at: it has failed, and
+    is nobody that could be had again. This one is far too small."""
+    config = this_config()
+    if not config.background:
+        return
+    bench = Bench(dut, config, random.Random(1))
+    await start(dut)
+    for port in range(4):
+        bench.plug(port, 100_000)
+    shape = {"level": Level.RAID5.value, "strip_shift": 2, "drives": 0b11111}
+    late, most = 0, 1
+    for delay in range(1, 2000, 7):
+        if delay > most:
+            break
+        bench.requests.send(opcode=ManageOpcode.CREATE_ARRAY, degraded=1, assumed=1, **shape)
+        changing = cocotb.start_soon(bench.responses.receive(cycles=CHANGE_CYCLES))
+        await ClockCycles(dut.clk, delay)
+        bench.name(4, 77)
+        bench.plug(4, DATA_OFFSET_BLOCKS)
+        most = delay if changing.done() else delay + 7
+        answer = await changing
+        assert answer.status in (ManageStatus.DONE, ManageStatus.NO_SPACE), answer
+        if answer.status == ManageStatus.DONE:
+            assert int(dut.failed.value) >> 4 & 1, f"a stranger is trusted after {delay} cycles"
+            assert int(dut.used.value) == 0b11111
+            late += 1
+            if config.intent_chunks:
+                bench.requests.send(opcode=ManageOpcode.RE_ADD, array=0, position=4)
+                answer = await bench.responses.receive(cycles=CHANGE_CYCLES)
+                assert answer.status == ManageStatus.OTHER_DRIVE
+            bench.model.quiesce(0, goes=1)
+            bench.requests.send(opcode=ManageOpcode.DELETE_ARRAY, array=0)
+            answer = await bench.responses.receive(cycles=CHANGE_CYCLES)
+            assert answer.status == ManageStatus.DONE
+        bench.plug(4, None)
+    assert late > 10
+
+
 @cocotb.test(timeout_time=1, timeout_unit="ms")
 async def nobody_gets_what_is_referred_to(dut):
     """Volumes, arrays and drives that are left are free when nobody is inside for them."""
@@ -248,6 +294,16 @@ async def nobody_gets_what_is_referred_to(dut):
         replace = {"array": 0, "position": 1, "port": 3}
         await held(ManageOpcode.REPLACE, lambda: used(0b1101), **replace)
         assert int(dut.used.value) == 0b1001
+
+        # The same drive is had again: it has failed until nobody knows it as it was.
+        async def failed() -> None:
+            assert int(dut.failed.value) & 0b1000 and not int(dut.stale.value) & 0b1000
+
+        bench.plug(3, None)
+        await RisingEdge(dut.clk)
+        bench.plug(3, 100_000)
+        await RisingEdge(dut.clk)
+        await held(ManageOpcode.REPLACE, failed, **replace)
     members = int(dut.used.value)
     await held(ManageOpcode.DELETE_ARRAY, lambda: used(members), array=0)
     assert int(dut.used.value) == 0

@@ -13,6 +13,7 @@ from cocotb_tests.walk_bench import WalkBench
 from hdl.background.interface import WalkKind, WalkResult
 from hdl.drive.interface import Opcode
 from hdl.stripe.sequencer import Sequencer
+from hdl.stripe.walk_plan import WalkPlan
 
 SPAN = 6
 """Rows that have contents, unless a test says otherwise."""
@@ -209,6 +210,47 @@ async def reports_drives_that_refuse_to_be_rebuilt(dut):
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
+async def leaves_rows_of_which_too_much_is_missing(dut):
+    """What is gone may come back, and what a stale drive has may be right: nothing is written, not
+    by a host either, but by SALVAGE."""
+    bench = WalkBench.from_environment(dut)
+    await bench.fill(rows=20, span=SPAN)
+    row = ROW_STEP * bench.random.randrange(SPAN)
+    strip = some_strip(bench, row)
+    places = bench.role_places(row, strip)
+    stale, *others = bench.random.sample(places, len(places))
+    tolerated = bench.array.parities or bench.array.copies - 1
+    gone = [place[0] for place in others[:tolerated]]
+    for port in (stale[0], *gone):
+        bench.fail(port)
+    bench.make_stale(stale[0])
+    bench.distrust([row])
+    for kind in (WalkKind.RESYNC, WalkKind.REBUILD):
+        assert await bench.check_walk(row, kind, strip=strip) == WalkResult.FAILED
+    if bench.array.parities:
+        live = {place[0] for place in others[tolerated:]}
+        joined = [
+            index
+            for index in range(bench.array.data)
+            if {place[0] for place in bench.strip_places(row, index)} <= live
+        ][:1]
+        before = dict(bench.drives.blocks)
+        if joined and len(live) > 1:
+            faults = bench.write_faults
+            await bench.begin(row, joined=joined)
+            await bench.settle()
+            assert bench.write_faults == faults + 1
+        assert bench.drives.blocks == before and not bench.drives.unreadable
+        # A block more that cannot be read changes nothing.
+        bench.drives.unreadable |= {others[-1]} if others[tolerated:] else set()
+        assert await bench.check_walk(row, WalkKind.REBUILD, strip=strip) == WalkResult.FAILED
+    assert await bench.check_walk(row, WalkKind.SALVAGE, strip=strip) == WalkResult.LOST
+    assert stale in bench.drives.unreadable
+    await bench.settle()
+    assert bench.failed == {*gone}
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
 async def reports_cycles_per_walk(dut):
     bench = WalkBench.from_environment(dut)
     await start(dut)
@@ -238,6 +280,7 @@ REBUILD = (
     "finds_blocks_that_are_wrong",
     "rebuilds_under_load",
     "reports_drives_that_refuse_to_be_rebuilt",
+    "leaves_rows_of_which_too_much_is_missing",
 )
 
 
@@ -285,6 +328,15 @@ class SaysGood(Sequencer):
         return m
 
 
+class GivesUpRows(WalkPlan):
+    """A planted bug: what cannot be worked out is given up, whoever may come back."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.withheld.eq(0)
+        return m
+
+
 class MendsInSilence(Sequencer):
     """A planted bug: a row that is walked is not marked before it is written."""
 
@@ -326,6 +378,12 @@ def test_more_walks(array):
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_planted_bug_is_caught(mutant):
     must_catch(mutant, module=__name__, array="raid6", testcase=MUTANTS[mutant])
+
+
+def test_rows_given_up_are_found():
+    testcase = "leaves_rows_of_which_too_much_is_missing"
+    place = "admission.WalkPlan"
+    must_catch(GivesUpRows, module=__name__, array="raid6", testcase=testcase, place=place)
 
 
 @pytest.mark.slow

@@ -332,7 +332,7 @@ class Core(wiring.Component):
             drives.fail.ready.eq(~sequencer.fail.valid),
         ]
         if config.background:
-            self._connect_background(m, background, tables, front_end, tracker, dispatch)
+            self._connect_background(m, background, tables, front_end, tracker, dispatch, drives)
             connect(m, background.walk, walks.inputs[1])
             connect(m, sequencer.walked, background.walked)
             walked = sequencer.walked
@@ -421,7 +421,7 @@ class Core(wiring.Component):
         ]
 
     def _connect_background(
-        self, m: Module, background, tables, front_end, tracker, dispatch
+        self, m: Module, background, tables, front_end, tracker, dispatch, drives
     ) -> None:
         """Background work between the host's commands and the tables."""
         config = self._config
@@ -445,6 +445,11 @@ class Core(wiring.Component):
             background.suspect.eq(tables.suspect),
             background.kept.eq(tables.kept),
             background.undecided.eq(tables.undecided),
+            background.blames.eq(dispatch.blames),
+            background.blamed_array.eq(dispatch.blamed_array),
+            drives.doubted.eq(tables.suspect & ~tables.kept),
+            dispatch.undecided.eq(tables.undecided),
+            dispatch.indebted.eq(background.indebted),
             background.returns.eq(tables.returns),
             tables.yields.eq(background.yields),
             tables.keeps.eq(background.keeps),

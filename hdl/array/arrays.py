@@ -33,7 +33,8 @@ def create_states(
     ``capacities`` are those of the drives, in blocks, and ``smallest`` the least of those named;
     ``admission`` is about the request and ``position``, ``capacity`` about what it allows and
     ``smallest``. ``missing`` (with `Config.background`): of members that are to be failed from the
-    beginning, as no drive is there; it is about what the level allows.
+    beginning, as no drive is there; it is about what the level allows. They are failed too if a
+    drive appears before they join: nobody has looked at it.
     """
     config, request, shape = change.config, change.request, change.shape
     entry, vacant, number, position = change.entry, change.vacant, change.number, change.position
@@ -156,6 +157,9 @@ def create_states(
                 health.joins.eq(1 << change.port),
             ]
             m.d.sync += position.eq(position + 1)
+            if missing is not None:
+                unseen = gone.bit_select(position[:5], 1)
+                m.d.comb += health.fails.eq(Mux(unseen, 1 << change.port, 0))
         with m.If(change.last_port):
             m.next = "WRITE_ARRAY"
 

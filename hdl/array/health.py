@@ -45,9 +45,15 @@ def follow_health(m: Module, ports: Any, *, config: Config, edited: Signal) -> H
 
     ``ports`` are the tables'. ``edited``: they change.
 
-    A drive that has restarted is suspect: what it had not stored may be lost. Where its array can
-    do without it, it has failed, and returns, so that it is brought up to date. Else it is kept as
-    it is, and stays suspect until a FLUSH of its array was refused for it, once.
+    A drive that has restarted is suspect: what it had not stored may be lost. It is asked for
+    nothing until it is known what becomes of it. Where its array can do without it, it has failed,
+    and returns, so that it is brought up to date. Else it is kept as it is, and stays suspect until
+    a FLUSH of its array was refused, once; until then it does not fail for that, even if the array
+    could do without it by now, unless it restarts again.
+
+    What is reported of a drive that has failed already says nothing new: operations that were on
+    their way to it end one by one. A drive that joins is at its array's only after they all have
+    (`hdl.array.members`), and one that is gone in that very cycle has failed.
     """
     used = ports.used
     lost = Signal(MAX_DRIVES)
@@ -75,21 +81,28 @@ def follow_health(m: Module, ports: Any, *, config: Config, edited: Signal) -> H
     if config.background:
         # Where it can be done without, and where not, is judged soon; until then nobody trusts it.
         kept = ports.kept
-        gone = absent | reported | fails | (ports.yields & ports.suspect)
+        doubted, yields, told = (
+            Signal(MAX_DRIVES, name=name) for name in ("doubted", "yields", "told")
+        )
+        m.d.comb += [
+            doubted.eq(ports.suspect & ~kept),
+            yields.eq(ports.yields & doubted),
+            told.eq(ports.blamed & kept),
+            ports.undecided.eq(doubted.any() | (restarted & used).any()),
+        ]
+        gone = absent | reported | fails | yields
         over = ~used | absent | reported | ports.failed | joins | leaves
         m.d.sync += [
             ports.suspect.eq(
-                (ports.suspect | (restarted & used))
-                & ~(over | fails | ports.yields | (ports.blamed & kept))
+                ((ports.suspect & ~(yields | told)) | (restarted & used)) & ~(over | fails)
             ),
-            kept.eq(((kept & ~restarted) | ports.keeps) & ports.suspect),
+            kept.eq(((kept & ~(restarted | told)) | ports.keeps) & ports.suspect),
             ports.returns.eq(
-                (ports.returns | (ports.suspect & (ports.yields | fails)))
-                & ~(absent | reported | joins | leaves | ports.given_up)
+                (ports.returns | (ports.suspect & (yields | fails)))
+                & ~(absent | (reported & ~ports.failed) | joins | leaves | ports.given_up)
             ),
             suspect_before.eq(ports.suspect),
         ]
-        m.d.comb += ports.undecided.eq((ports.suspect & ~kept).any() | (restarted & used).any())
         m.d.comb += reserved.eq(ports.reserved)
         m.d.sync += ports.stale.eq(
             ((ports.stale & ~joins) | renewed) & ~(leaves | settles | gone)
@@ -99,7 +112,7 @@ def follow_health(m: Module, ports: Any, *, config: Config, edited: Signal) -> H
     m.d.sync += [
         failed_before.eq(ports.failed),
         used.eq((used | joins) & ~leaves),
-        lost.eq((lost | (used & gone)) & ~joins),
+        lost.eq((lost & ~joins) | ((used | joins) & gone)),
     ]
     return Health(
         used=used,

@@ -18,6 +18,8 @@ def member_states(
     capacities: Any,
     stranger: Value,
     named: Signal,
+    calm: Signal,
+    quiesce: Any,
 ) -> None:
     """The states READ_MEMBER, in which REPLACE, RE_ADD and COPY go on, to SWAP_MEMBER.
 
@@ -25,8 +27,13 @@ def member_states(
     drive must be free, or the old one that failed, and as large. RE_ADD reads the member's port
     first, and then is ``named``.
 
+    A drive that was the member is stale only once nothing is inside that was planned before it had
+    failed: a row, or a read, could else go on with it as if it had never been away, and its late
+    reports would be about a drive that is good. So the array is quiesced first, with the drive
+    still failed; then all is checked once more, as the drive may have gone, and it is ``calm``.
+
     ``capacities`` are those of the drives, in blocks. ``stranger``: the drive of RE_ADD is not the
-    one that was the member.
+    one that was the member. ``quiesce`` is the tables'.
     """
     config, request, shape, position = change.config, change.request, change.shape, change.position
     uses, members, blocks = change.uses, change.members, change.blocks
@@ -45,6 +52,8 @@ def member_states(
         m.next = "JOIN_MEMBER"
         with m.If(copying):
             m.next = "BEGIN_COPY"
+        with m.Elif(same_drive & ~calm):
+            m.next = "CALM_MEMBER"
         with m.If((request.position >= MAX_DRIVES) | (position >= shape.width * shape.spans)):
             change.answer(m, ManageStatus.INVALID_FIELD)
         if config.intent_chunks:
@@ -63,6 +72,12 @@ def member_states(
             change.answer(m, ManageStatus.IN_USE)
         with m.Elif(blocks < shape.rows + DATA_OFFSET_BLOCKS):
             change.answer(m, ManageStatus.NO_SPACE)
+
+    with m.State("CALM_MEMBER"):
+        m.d.comb += quiesce.valid.eq(1)
+        with m.If(quiesce.ready):
+            m.d.sync += calm.eq(1)
+            m.next = "READ_MEMBER"
 
     # The drive is stale before anyone can find it as the member.
     with m.State("JOIN_MEMBER"):

@@ -62,8 +62,9 @@ class ArrayStates(wiring.Component):
         Bit a port, as in `hdl.array.tables.ArrayTables`.
     yields, keeps
         Bit a port, a pulse with ``judged``: suspect members without which no group of the array has
-        lost data, were all suspect drives failed, and a suspect drive that a member is copied to;
-        other suspect members.
+        lost data, were all suspect drives failed, a suspect drive that a member is copied to, and
+        with the last array those that are in none of them (a drive that leaves one); other suspect
+        members.
     essential
         Bit a port, while ``settled``: good members of groups that have nothing to spare but them,
         suspect members counting as bad; and a drive that such a member, which has failed, is copied
@@ -153,6 +154,8 @@ class ArrayStates(wiring.Component):
             Signal(MAX_DRIVES, name=name) for name in ("suspects", "in_group", "needed")
         )
         doubtful = Signal(WIDTH_BITS)
+        # Those that have been suspect since array 0 and are in none of the arrays seen so far.
+        homeless = Signal(MAX_DRIVES)
         is_suspect = self.suspect.bit_select(port, 1) & ~is_failed
         this_one = Signal(MAX_DRIVES)
         target = Signal(MAX_DRIVES)
@@ -175,7 +178,12 @@ class ArrayStates(wiring.Component):
         with m.FSM(name="judge") as fsm:
             with m.State("REST"):
                 with m.If(again):
-                    m.d.sync += [again.eq(self.changed), array.eq(0), self.essential.eq(0)]
+                    m.d.sync += [
+                        again.eq(self.changed),
+                        array.eq(0),
+                        self.essential.eq(0),
+                        homeless.eq(self.suspect),
+                    ]
                     m.next = "READ"
 
             with m.State("READ"):
@@ -218,6 +226,7 @@ class ArrayStates(wiring.Component):
                     in_group.eq(in_group | Mux(is_stale, 0, this_one)),
                     suspects.eq(suspects | this_one | target),
                     held.eq(held | holds),
+                    homeless.eq(homeless & ~(this_one | target)),
                 ]
                 with m.If(is_failed & self.returns.bit_select(port, 1) & ~found.returns):
                     m.d.sync += [
@@ -263,7 +272,10 @@ class ArrayStates(wiring.Component):
                 m.d.comb += [
                     self.judgement.torn.eq((needed & ~self.kept).any() & (tolerance != 0)),
                     self.judged.eq(1),
-                    self.yields.eq(Mux(found.valid, suspects & ~needed, 0)),
+                    self.yields.eq(
+                        Mux(found.valid, suspects & ~needed, 0)
+                        | Mux(array == config.arrays - 1, homeless, 0)
+                    ),
                     self.keeps.eq(Mux(found.valid, needed, 0)),
                     self.news.eq(found.valid & (found.state.as_value() != before)),
                 ]

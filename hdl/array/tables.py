@@ -80,7 +80,8 @@ class ArrayTables(wiring.Component):
         What must have nothing inside any more before the change goes on
         (`hdl.array.references.References`): a volume that is gone, before that is answered, or one
         that is new, before it is there; an array before it goes; an array that a drive has left,
-        before the drive is anybody else's.
+        before the drive is anybody else's; an array whose member's own drive is to be stale instead
+        of failed, before it is.
     flush, flushed
         Only with `Config.background`. Bit a port: drives to be flushed before they are trusted, and
         those that were (`hdl.drive.flusher.Flusher`).
@@ -90,9 +91,9 @@ class ArrayTables(wiring.Component):
         dispatch and the states; entry and member change in the same cycle.
     suspect, kept, undecided, returns
         Only with `Config.background`. Bit a port: its drive has restarted, and must not be believed
-        when it says that it has flushed; its array cannot do without it; there are drives of which
-        that is not known yet; bit a port: the drive has failed by that alone, and can be taken
-        back.
+        when it says that it has flushed; its array cannot do without it (it must not be asked for
+        anything until that is known); there are drives of which that is not known yet; bit a port:
+        the drive has failed by that alone, and can be taken back.
     yields, keeps, blamed, given_up
         Only with `Config.background`. Bit a port, pulses: its array can do without the suspect
         drive, or cannot; a FLUSH has been refused because of it; it is not taken back.
@@ -180,7 +181,7 @@ class ArrayTables(wiring.Component):
         m.submodules.admission = admission = Admission(config=config)
         m.submodules.capacity = capacity = Capacity()
 
-        named = Signal()
+        named, calm = Signal(), Signal()
         if config.intent_chunks:
             m.submodules.identities = identities = Identities(config=config)
             for outer, inner in zip(self.identity, identities.identity, strict=True):
@@ -273,7 +274,7 @@ class ArrayTables(wiring.Component):
                 identities.port.eq(number[: config.port_bits]),
                 identities.note.eq(health.joins.any()),
                 # A member that was never there has no identity to come back with.
-                identities.absent.eq(health.absent.bit_select(number, 1)),
+                identities.absent.eq((health.absent | health.fails).bit_select(number, 1)),
             ]
 
         change = Change(
@@ -324,6 +325,7 @@ class ArrayTables(wiring.Component):
                     vacancy.eq(0),
                     smallest.eq(-1),
                     named.eq(0),
+                    calm.eq(0),
                 ]
                 with m.If(self.manage_request.valid):
                     with m.Switch(self.manage_request.payload.opcode):
@@ -389,6 +391,8 @@ class ArrayTables(wiring.Component):
                     capacities=self.capacity,
                     stranger=stranger,
                     named=named,
+                    calm=calm,
+                    quiesce=self.quiesce,
                 )
                 copy_states(m, change, health, copies=copies, ports=self)
             store_states(m, change, end=end)

@@ -44,6 +44,9 @@ class Background(wiring.Component):
         Bit a port, and a pulse when tables or drives have changed (`ArrayTables`).
     suspect, kept, undecided, returns, yields, keeps, given_up
         Of `ArrayTables`: drives that have restarted.
+    indebted, blames, blamed_array
+        Bit an array: a drive that has restarted was kept, and the host has not been told yet; a
+        pulse: a FLUSH of an array is refused, which tells it.
     reserved
         Bit a port: hot spares.
     array_states, news, essential, settled
@@ -87,6 +90,9 @@ class Background(wiring.Component):
                 "suspect": In(MAX_DRIVES),
                 "kept": In(MAX_DRIVES),
                 "undecided": In(1),
+                "indebted": Out(config.arrays),
+                "blames": In(1),
+                "blamed_array": In(config.array_bits),
                 "returns": In(MAX_DRIVES),
                 "yields": Out(MAX_DRIVES),
                 "keeps": Out(MAX_DRIVES),
@@ -161,6 +167,19 @@ class Background(wiring.Component):
                 rebuilding.bit_select(judged.array, 1).eq(judged.rebuilding),
                 halted.bit_select(judged.array, 1).eq(judged.halted),
             ]
+        # What the array may have lost, it has lost: whatever becomes of the drive, that is told.
+        with m.If(self.blames):
+            m.d.sync += self.indebted.bit_select(self.blamed_array, 1).eq(0)
+        with m.If(states.judged & (states.keeps & self.suspect & ~self.kept).any()):
+            m.d.sync += self.indebted.bit_select(states.judgement.array, 1).eq(1)
+        response, request = self.table_response, self.table_request
+        creates = Signal()
+        with m.If(request.valid & request.ready):
+            m.d.sync += creates.eq(request.payload.opcode == ManageOpcode.CREATE_ARRAY)
+        made = response.payload.index[: config.array_bits]
+        with m.If(response.valid & response.ready & creates):
+            with m.If(response.payload.status == ManageStatus.DONE):
+                m.d.sync += self.indebted.bit_select(made, 1).eq(0)
         rescan = Signal()
         m.d.sync += rescan.eq(supervisor.rescan | jobs.ended)
         m.d.comb += [
@@ -179,6 +198,7 @@ class Background(wiring.Component):
             supervisor.valid.eq(states.valid),
             supervisor.settled.eq(states.settled),
             supervisor.rebuilding.eq(rebuilding),
+            supervisor.changed.eq(self.changed),
             supervisor.running.eq(jobs.running),
             supervisor.rebuilds.eq(jobs.rebuilds),
             supervisor.zeroes.eq(jobs.zeroes),

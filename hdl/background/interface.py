@@ -28,6 +28,10 @@ class WalkKind(enum.Enum, shape=3):
     """Store the block of the member that is being copied on the drive that will replace it: read it
     there, or work it out if it cannot be read. The member itself is left as it is, since to refuse
     a write would give up a drive that is still needed."""
+    SALVAGE = 7
+    """As REBUILD, of an array that has lost more drives than its level tolerates: what cannot be
+    worked out is given up. RESYNC, REBUILD, and COPY of a member that has failed leave such a row
+    as it is, since a drive that is missing may come back."""
 
 
 MEND_TAG = 255
@@ -69,7 +73,8 @@ class WalkResult(enum.Enum, shape=3):
     """Blocks are lost: no drive has them and the level cannot work them out."""
     FAILED = 4
     """A drive refused to be written. It was reported as failed, unless it is still needed, and then
-    it did not even make the block unreadable."""
+    it did not even make the block unreadable. Or more drives of the row are missing than the level
+    tolerates, and nothing was written: the row is as it was."""
 
 
 def walked(config: Config) -> data.StructLayout:

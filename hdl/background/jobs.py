@@ -29,7 +29,8 @@ class JobState(enum.Enum, shape=3):
     STOPPED = 3
     """The host stopped it; it can go on where it was."""
     FAILED = 4
-    """The drives that it rebuilt or copied to were lost, or too many writes failed."""
+    """The drives that it rebuilt or copied to were lost, or too many writes failed, or the array
+    has FAILED."""
 
 
 class JobOrder(enum.Enum, shape=3):
@@ -62,10 +63,10 @@ class Sync(enum.Enum, shape=2):
 def job_order(config: Config) -> data.StructLayout:
     """START: ``kind`` from row ``first`` or, with ``resume``, from where the last job was.
 
-    A REBUILD always goes on at the boundary. Of an array that is not in sync RESYNC and ZERO begin
-    at its sync boundary at the latest, and instead of a REBUILD there is a RESYNC from there on
-    first, unless the array has FAILED. A job that is running is replaced, but a COPY only once the
-    copy has ended. BEGIN: ``sync`` is that of the array.
+    REBUILD and SALVAGE always go on at the boundary. Of an array that is not in sync RESYNC and
+    ZERO begin at its sync boundary at the latest, and instead of a REBUILD there is a RESYNC from
+    there on first, unless the array has FAILED. A job that is running is replaced, but a COPY only
+    once the copy has ended. BEGIN: ``sync`` is that of the array.
     """
     return data.StructLayout(
         {
@@ -114,7 +115,7 @@ class Jobs(wiring.Component):
     order
         Changes; taken when made, after the rows on their way have ended.
     running, rebuilds, zeroes, copies, resyncs
-        Bit an array: it has a job; that is REBUILD, ZERO, COPY, RESYNC.
+        Bit an array: it has a job; that is REBUILD or SALVAGE, ZERO, COPY, RESYNC.
     rebuilding, halted, optimal, hopeless, settled
         Bit an array: it has stale drives; its copy cannot go on; it is OPTIMAL, FAILED; whether
         that is up to date.
@@ -140,7 +141,7 @@ class Jobs(wiring.Component):
     job_read
         Jobs, for the host.
     ask, answer
-        Of `hdl.background.intent.Intent`: the rows that a REBUILD walks next (not there without
+        Of `hdl.background.intent.Intent`: the rows to be rebuilt next (not there without
         `Config.intent_chunks`: then it walks all).
     now
         Time in cycles.
@@ -149,8 +150,9 @@ class Jobs(wiring.Component):
     a REBUILD does. Its marks must not be dropped.
 
     Jobs of several arrays take turns of `SLICE_ROWS` rows. A RESYNC that has ended is followed by a
-    REBUILD if there are stale drives. One of an array that has FAILED fails, as it would make
-    parities unreadable that may yet be of use. A CHECK of every row that finds nothing, with all
+    REBUILD if there are stale drives. Either fails once the array has FAILED, before its last row
+    has ended: what they would make unreadable may yet be of use. The boundaries stay. SALVAGE goes
+    on, and is never begun but by order. A CHECK of every row that finds nothing, with all
     drives there, proves an array that was ASSUMED, and so does a RESYNC or ZERO of every row.
     """
 
@@ -239,8 +241,8 @@ class Jobs(wiring.Component):
         asked = Signal(BLOCK_NUMBER_BITS)
         resync = current.kind == WalkKind.RESYNC
         past_tolerance = self.hopeless.bit_select(array, 1)
-        hopeless = resync & past_tolerance
-        # Of an array that has failed a REBUILD says at least which blocks are lost.
+        hopeless = (resync | (current.kind == WalkKind.REBUILD)) & past_tolerance
+        # Of an array that has failed nothing can be made consistent any more.
         resyncs_first = unsynced & ~past_tolerance
         has_stale = self.rebuilding.bit_select(array, 1)
         copies = current.kind == WalkKind.COPY
@@ -260,7 +262,9 @@ class Jobs(wiring.Component):
             sync_read.addr.eq(array),
             sync_write.addr.eq(array),
             sync_write.data.eq(self.boundary),
-            rebuild.eq(current.kind == WalkKind.REBUILD),
+            rebuild.eq(
+                (current.kind == WalkKind.REBUILD) | (current.kind == WalkKind.SALVAGE)
+            ),
             read.addr.eq(array),
             write.addr.eq(array),
             write.data.eq(current),
@@ -341,9 +345,9 @@ class Jobs(wiring.Component):
                             current.row.eq(asked),
                             current.whole.eq(asked == 0),
                         ]
-                        with m.If(order.kind == WalkKind.REBUILD):
-                            m.d.sync += current.row.eq(boundary_read.data)
                         of_rebuild = order.kind == WalkKind.REBUILD
+                        with m.If(of_rebuild | (order.kind == WalkKind.SALVAGE)):
+                            m.d.sync += current.row.eq(boundary_read.data)
                         makes = (order.kind == WalkKind.RESYNC) | (order.kind == WalkKind.ZERO)
                         late = asked >= sync_read.data
                         first_resync = of_rebuild & resyncs_first
@@ -508,7 +512,9 @@ class Jobs(wiring.Component):
                     ):
                         m.next = "HAND-OVER"
                     with m.Elif(
-                        (rebuild & ~has_stale) | hopeless | (current.failures == MOST_FAILURES)
+                        (rebuild & ~has_stale)
+                        | (hopeless & ~complete)
+                        | (current.failures == MOST_FAILURES)
                     ):
                         end(JobState.FAILED)
                     with m.Elif(~complete):

@@ -33,7 +33,11 @@ class Supervisor(wiring.Component):
     again (RE_ADD). A failed member is replaced by itself when there is a hot spare that is as
     large: dedicated ones first, then those of all arrays, by port; a job of the array other than
     REBUILD, ZERO or COPY gives way, but not a RESYNC of one that is not in sync yet. But before
-    that, a member whose drive has only restarted is taken back, and brought up to date.
+    that, a member whose drive has only restarted is taken back, and brought up to date. An array
+    that no spare fits is passed over until something changes, so that others have theirs. With an
+    array those spares go that are for it alone: they are drives as any other.
+
+    Nothing is rebuilt by itself of an array that has FAILED; the host may order SALVAGE.
 
     Where drives have restarted that an array with redundancy cannot do without, its marked rows are
     not in sync any more, and a RESYNC makes them right: at once, or when a copy of a member has
@@ -73,6 +77,8 @@ class Supervisor(wiring.Component):
         Bit a port: there is a drive that is not failed and belongs to no array.
     spares
         Bit a port: hot spares, which no new array may have.
+    changed
+        A pulse: drives or tables are others than before.
     rescan
         A pulse: judge the arrays again, a spare may have come of use.
     share
@@ -80,11 +86,11 @@ class Supervisor(wiring.Component):
 
     Errors: JOB_RUNNING while a job works on an array that is to be deleted, to get a member or
     another job, or (ZERO) a volume, or a member to be copied while one is rebuilt; NOT_REDUNDANT to
-    replace a member of a failed array; INVALID_FIELD for an unknown kind, COPY, REBUILD without a
-    stale drive, a share of 0 or beyond 100, a new array that is assumed to be in sync or has no job
-    but is to have one; NO_ENTRY for an array, job or spare that is not there;
-    DRIVE_UNAVAILABLE for a spare that is absent or in use; IN_USE for ZERO of an array with
-    volumes. Others are the tables'.
+    replace a member of a failed array, or for a REBUILD of it; INVALID_FIELD for COPY, REBUILD or
+    SALVAGE without a stale drive, SALVAGE of an array that has not failed, a share of 0 or beyond
+    100, a new array that is assumed to be in sync or has no job but is to have one; NO_ENTRY for an
+    array, job or spare that is not there; DRIVE_UNAVAILABLE for a spare that is absent or in use;
+    IN_USE for ZERO of an array with volumes. Others are the tables'.
     """
 
     def __init__(self, *, config: Config):
@@ -115,6 +121,7 @@ class Supervisor(wiring.Component):
                 "valid": In(config.arrays),
                 "settled": In(1),
                 "rebuilding": In(config.arrays),
+                "changed": In(1),
                 "given_up": Out(MAX_DRIVES),
                 "usable": In(MAX_DRIVES),
                 "spares": Out(MAX_DRIVES),
@@ -160,6 +167,7 @@ class Supervisor(wiring.Component):
             self.table_request.payload.eq(request),
             self.outcome.eq(response.index[5:7]),
             order.array.eq(array),
+            dedicated_read.addr.eq(array),
             dedicated_write.data.eq(dedicated_read.data & ~port_bit),
             dedicated_write.addr.eq(place),
         ]
@@ -175,6 +183,9 @@ class Supervisor(wiring.Component):
         wanted = Signal()
         want = Signal(judgement(config))
         tried = Signal(MAX_DRIVES)
+        # Arrays that no spare was of use to; whether nothing has changed since one is looked at.
+        passed = Signal(config.arrays)
+        as_judged = Signal()
         found = self.judgement
         helps = (found.state == ArrayState.DEGRADED) | (
             found.state == ArrayState.PARTIALLY_DEGRADED
@@ -182,9 +193,12 @@ class Supervisor(wiring.Component):
         keeps = self.rebuilds | self.zeroes | self.copies | (self.resyncs & self.unsynced)
         kept = keeps.bit_select(found.array, 1)
         want_kept = keeps.bit_select(want.array, 1)
-        with m.If(self.judged & found.valid & found.missing & helps & ~kept & ~wanted):
+        offered = found.returns | (self.spares.any() & ~passed.bit_select(found.array, 1))
+        seeks = found.valid & found.missing & helps & offered & ~kept
+        with m.If(self.judged & seeks & ~wanted):
             m.d.sync += [
-                wanted.eq(self.spares.any() | found.returns),
+                wanted.eq(1),
+                as_judged.eq(1),
                 want.eq(found),
                 tried.eq(0),
             ]
@@ -287,7 +301,10 @@ class Supervisor(wiring.Component):
                 ]
                 m.next = "TRY"
                 with m.If(want_kept | ~(candidates.any() | want.returns)):
+                    # Others may have been judged meanwhile.
+                    m.d.comb += self.rescan.eq(1)
                     m.d.sync += wanted.eq(0)
+                    m.d.sync += passed.bit_select(want.array, 1).eq(as_judged & ~want_kept)
                     m.next = "REST"
                 with m.Elif(want.returns):
                     m.d.sync += [
@@ -348,11 +365,16 @@ class Supervisor(wiring.Component):
                             answer(ManageStatus.NO_ENTRY)
                         with m.Elif(busy_array):
                             answer(ManageStatus.JOB_RUNNING)
+                        of_rebuild = request.kind == WalkKind.REBUILD.value
+                        salvages = request.kind == WalkKind.SALVAGE.value
                         with m.Elif(
-                            (request.kind >= WalkKind.COPY.value)
-                            | ((request.kind == WalkKind.REBUILD.value) & ~has_stale)
+                            (request.kind == WalkKind.COPY.value)
+                            | ((of_rebuild | salvages) & ~has_stale)
+                            | (salvages & (state != ArrayState.FAILED))
                         ):
                             answer(ManageStatus.INVALID_FIELD)
+                        with m.Elif(of_rebuild & (state == ArrayState.FAILED)):
+                            answer(ManageStatus.NOT_REDUNDANT)
                     with m.Case(ManageOpcode.STOP_JOB):
                         command(JobOrder.STOP)
                         with m.If(copies):
@@ -455,11 +477,18 @@ class Supervisor(wiring.Component):
                                     self.doubts.bit_select(array, 1).eq(0),
                                     due.bit_select(array, 1).eq(0),
                                 ]
-                                command(JobOrder.FORGET)
+                                m.next = "READ-DEDICATED"
                         with m.Case(*takes_member):
                             with m.If(done):
                                 m.d.sync += wanted.eq(0)
                                 run(WalkKind.REBUILD)
+                                with m.If(by_spare):
+                                    # From now on it is a member, whatever it is after that.
+                                    m.d.comb += [
+                                        dedicated_write.addr.eq(array),
+                                        dedicated_write.en.eq(1),
+                                    ]
+                                    m.d.sync += everywhere.eq(everywhere & ~port_bit)
                             with m.Elif(by_spare):
                                 m.d.sync += self.spares.eq(self.spares | chosen)
                                 m.next = "REST"
@@ -481,6 +510,24 @@ class Supervisor(wiring.Component):
                             m.next = "PART"
                         with m.Case(ManageOpcode.SETTLE):
                             m.next = "HAND-OVER"
+
+            # The spares of an array that is gone.
+            with m.State("READ-DEDICATED"):
+                m.next = "FREE-DEDICATED"
+
+            with m.State("FREE-DEDICATED"):
+                m.d.comb += [
+                    dedicated_write.addr.eq(array),
+                    dedicated_write.data.eq(0),
+                    dedicated_write.en.eq(1),
+                ]
+                m.d.sync += self.spares.eq(self.spares & ~dedicated_read.data)
+                command(JobOrder.FORGET)
+
+            # A new array is judged before its rows are walked: others ask what was found of it.
+            with m.State("AWAIT"):
+                with m.If(self.settled):
+                    m.next = "ORDER"
 
             # The stale drives of an array are trusted, or have failed; its state says so before
             # the job has ended.
@@ -522,6 +569,7 @@ class Supervisor(wiring.Component):
                         (order.order == JobOrder.BEGIN) & (request.zero | ~(plain | jobless))
                     ):
                         run(Mux(request.zero, WalkKind.ZERO.value, WalkKind.RESYNC.value))
+                        m.next = "AWAIT"
                     with m.Elif(~by_host):
                         m.next = "REST"
 
@@ -541,11 +589,14 @@ class Supervisor(wiring.Component):
                 )
                 | (fsm.ongoing("SETTLE") & ~self.settled)
                 | (fsm.ongoing("HAND-OVER") & ~self.settled)
+                | (fsm.ongoing("AWAIT") & ~self.settled)
                 | (self.order.valid & ~self.order.ready)
                 | (fsm.ongoing("LISTEN") & ~self.table_response.valid)
                 | (self.response.valid & ~self.response.ready)
             )
             m.d.comb += self.busy.eq(~waits)
+        with m.If(self.changed | (self.rescan & ~fsm.ongoing("CHOOSE"))):
+            m.d.sync += [passed.eq(0), as_judged.eq(0)]
         # After the states: what is new is not forgotten.
         with m.If(self.judged & found.valid & found.torn):
             m.d.sync += self.doubts.bit_select(found.array, 1).eq(1)

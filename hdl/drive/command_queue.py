@@ -63,7 +63,7 @@ class CommandQueue(wiring.Component):
     failed
         A bit per port.
     held
-        A bit per port: nothing is sent.
+        A bit per port: nothing is sent, from this cycle on; what is offered stays so.
     began, begun, elsewhere
         A pulse: this command is offered to its port; as of its operations.
     orphans, freed
@@ -231,6 +231,7 @@ class CommandQueue(wiring.Component):
             )
         )
         port_failed = Signal()
+        port_held = Signal()
         waits = Signal()
         s_tag = Signal(config.tag_bits)
         s_tag_mask = Signal(config.drive_tags)
@@ -238,6 +239,7 @@ class CommandQueue(wiring.Component):
         s_failed = Signal()
         m.d.comb += [
             port_failed.eq((self.failed[:ports] & mask).any()),
+            port_held.eq((self.held & mask).any()),
             waits.eq(
                 (queue.runs == 1)
                 & queue.more
@@ -370,7 +372,11 @@ class CommandQueue(wiring.Component):
                     m.d.sync += [s_slow.eq(slow), s_sends.eq(sends)]
                     with m.If(slow & ~sends & ~(port_failed | (offered & mask).any())):
                         m.d.comb += cleared.eq(mask)
-                with m.If(queue.runs.any() & (port_failed | slow | sends)):
+                # A port that is held from now on is looked at again.
+                with m.If(port_held):
+                    m.d.comb += cleared.eq(0)
+                    m.next = "PICK"
+                with m.Elif(queue.runs.any() & (port_failed | slow | sends)):
                     m.next = "LAUNCH"
                 with m.Elif((offered & mask).any()):
                     m.next = "PICK"
@@ -404,6 +410,8 @@ class CommandQueue(wiring.Component):
                 if config.slow_read_ms:
                     with m.Elif(~s_sends):
                         m.next = "PICK"
+                with m.Elif(port_held):
+                    m.next = "PICK"
                 with m.Elif(~start_valid):
                     m.d.comb += [
                         write_queue.en.eq(1),

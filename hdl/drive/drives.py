@@ -54,6 +54,9 @@ class Drives(wiring.Component):
     failed
         A bit per port: what is not yet sent ends at once with GONE. Commands that have been sent
         end when the drive says so.
+    doubted
+        A bit per port: nothing is sent until it is known what becomes of the drive, which has
+        restarted. Not there without ``Config.background``.
     fail
         Ports whose drive does not end its commands; they have been reset for the last time.
     now, deadline
@@ -86,6 +89,7 @@ class Drives(wiring.Component):
                 "busy": Out(1),
             }
             | ({"piece": Out(stream.Signature(piece(config)))} if config.early_rows else {})
+            | ({"doubted": In(MAX_DRIVES)} if config.background else {})
         )
 
     def elaborate(self, platform) -> Module:
@@ -104,6 +108,11 @@ class Drives(wiring.Component):
         connect(m, flipped(self.load_read), queue.load_read)
         m.d.comb += queue.failed.eq(self.failed)
 
+        # A drive that has restarted may give old data. Nobody knows of it in that cycle yet.
+        held = Cat(drive.restarted for drive in self.drives)
+        if config.background:
+            held |= self.doubted[: config.ports]
+
         parts = [queue, blocks]
         drives = [flipped(drive) for drive in self.drives]
         if config.command_timeout_ms:
@@ -119,7 +128,7 @@ class Drives(wiring.Component):
                 ladder.begun.eq(queue.begun),
                 ladder.ended.eq(blocks.end.valid & queue.end.ready),
                 ladder.over.eq(blocks.end.payload.command),
-                queue.held.eq(ladder.held),
+                queue.held.eq(ladder.held | held),
                 ladder.elsewhere.eq(queue.elsewhere),
                 ladder.orphans.eq(orphans),
                 queue.orphans.eq(orphans),

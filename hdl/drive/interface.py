@@ -203,8 +203,9 @@ class DrivePort(wiring.Signature):
 
     ``restarted``: a pulse; the drive has begun anew by itself (it says so: SCSI UNIT ATTENTION 29h,
     the signature of ATA's power-on, NVMe CSTS after a subsystem reset), so what it had not stored
-    may be lost. It comes before anything ends that was sent to the drive since, and what the drive
-    had until then ends with ABORTED or GONE. A ``reset`` that leaves the drive its power and its
+    may be lost. What the drive had until then ends with ABORTED, never with GONE. So does the
+    command that is offered in that cycle, without having been done; whatever is done after the
+    drive has begun anew was offered later. A ``reset`` that leaves the drive its power and its
     cache is none, nor is one of which the drive says nothing.
     Neither comes without ``Config.command_timeout_ms``.
     """

@@ -301,8 +301,8 @@ class Decode(wiring.Component):
                     in_sectors = moves_data & ~scaled & self.sectors.bit_select(volume, 1)
                 with m.If(self.stop):
                     m.next = "DROP"
-                with m.Elif(in_sectors):
-                    if config.sector_emulation:
+                if config.sector_emulation:
+                    with m.Elif(in_sectors):
                         m.next = "SCALE"
                 with m.Elif(self.allocate.valid):
                     m.d.comb += [self.allocate.ready.eq(1), self.store.eq(1)]

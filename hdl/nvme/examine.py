@@ -31,7 +31,7 @@ class Examine(wiring.Component):
     as for a write, and both are read beat by beat; sectors that the command does not mean may
     differ. Dataset Management (section 6.7): the ranges are
     fetched and each must lie in its volume. Nothing is deallocated, whatever the attributes say:
-    all of them are hints.
+    all of them are hints. While both wait they take turns, a block and a command's ranges.
 
     Parameters
     ----------
@@ -109,6 +109,9 @@ class Examine(wiring.Component):
             self.ranges.ready.eq(lists.w_rdy),
         ]
 
+        # What is taken next; the last was a block.
+        takes_list, was_block = Signal(), Signal()
+        m.d.comb += takes_list.eq(lists.r_rdy & (~jobs.r_rdy | was_block))
         comparing = Signal()
         verdict = Signal(Status)
         code = Signal(STATUS_BITS)
@@ -185,19 +188,19 @@ class Examine(wiring.Component):
                     m.next = "TAKE"
 
             with m.State("TAKE"):
-                m.d.comb += [jobs.r_en.eq(1), lists.r_en.eq(~jobs.r_rdy)]
+                m.d.comb += [jobs.r_en.eq(~takes_list), lists.r_en.eq(takes_list)]
                 m.d.sync += [
-                    comparing.eq(jobs.r_rdy),
+                    comparing.eq(~takes_list),
                     verdict.eq(Status.SUCCESS),
                     code.eq(0),
                     Cat(place, answered).eq(0),
                 ]
-                with m.If(jobs.r_rdy):
-                    m.d.sync += job.eq(jobs.r_data)
-                    m.next = "FETCH"
-                with m.Elif(lists.r_rdy):
-                    m.d.sync += asked.eq(lists.r_data)
+                with m.If(takes_list):
+                    m.d.sync += [asked.eq(lists.r_data), was_block.eq(0)]
                     m.next = "MEASURE"
+                with m.Elif(jobs.r_rdy):
+                    m.d.sync += [job.eq(jobs.r_data), was_block.eq(1)]
+                    m.next = "FETCH"
 
             with m.State("FETCH"):
                 m.d.comb += [

@@ -28,7 +28,7 @@ from hdl.stripe.progress import unread
 from hdl.stripe.row_members import RowMembers
 from hdl.stripe.walk_plan import WalkPlan
 
-SELDOM_WRITE = (WalkKind.REBUILD, WalkKind.CHECK, WalkKind.PATROL)
+SELDOM_WRITE = (WalkKind.REBUILD, WalkKind.SALVAGE, WalkKind.CHECK, WalkKind.PATROL)
 """Walks that write only what cannot be read, or is marked as to be written already."""
 
 
@@ -243,7 +243,8 @@ class Admission(wiring.Component):
 
         def follow_walk_plan() -> None:
             names = ("possible", "read", "erased", "use_parity", "generate", "write")
-            for name in (*names, "checks", "single", "source") if config.background else ():
+            of_walks = (*names, "checks", "withheld", "single", "source")
+            for name in of_walks if config.background else ():
                 m.d.sync += getattr(todo, name).eq(getattr(walk_plan, name))
 
         # A block to be filled is read where it lies, from the first copy that can be.
@@ -462,7 +463,7 @@ class Admission(wiring.Component):
                         kept_by_parity = row.joined & (todo.dead | todo.stale)
                         m.d.comb += salvage.eq(
                             (plan.kind == PlanKind.IMPOSSIBLE)
-                            & ~(walks | recover | kept_by_parity.any())
+                            & ~(walks | recover | kept_by_parity.any() | walk_plan.too_many)
                             & todo.bad.any()
                         )
                         with m.If(salvage):

@@ -53,8 +53,9 @@ class Dispatch(wiring.Component):
     - FLUSH: `expected` says how many drives will answer, then each live member, and the drive that
       a member is copied to, gets one operation. An array that has lost data is rejected with
       WRITE_FAULT: in a span more drives are failed or not yet rebuilt than there are parities, or
-      so are all drives that hold the copies of one strip. The tables are looked at anew each time
-      that a FLUSH is sent, and the tracker sends it again when a drive went away meanwhile.
+      so are all drives that hold the copies of one strip; or it is ``indebted``. The tables are
+      looked at anew each time that a FLUSH is sent, once it is known of all drives what becomes of
+      them, and the tracker sends it again when a drive went away meanwhile.
     - An extent whose ``status`` is not SUCCESS is `rejected` with it.
 
     Parameters
@@ -87,10 +88,16 @@ class Dispatch(wiring.Component):
     impaired, ended, ended_slot
         With ``gather_reads``: bit an array that has lost drives, but no data; a pulse when the
         command of a slot has completed.
-    suspect, blamed
+    suspect, undecided
         With ``background``: bit a port whose drive may have lost what it had not stored, so that a
-        FLUSH takes it for failed; those of the members of an array of which a FLUSH is refused, a
-        pulse.
+        FLUSH takes it for failed; of some drives it is not known yet what becomes of them, which
+        takes microseconds.
+    indebted
+        With ``background``: bit an array that may have lost something that the host has not been
+        told of yet.
+    blames, blamed, blamed_array
+        With ``background``: a pulse as a FLUSH is refused, with its array and those of the array's
+        members that are suspect.
     stale, boundary_read
         With ``background``: bit a port whose drive is being rebuilt, and the first row of an array
         that is not yet. In an extent that goes so far the drive counts as failed for a read.
@@ -115,7 +122,11 @@ class Dispatch(wiring.Component):
             background = {
                 "stale": In(MAX_DRIVES),
                 "suspect": In(MAX_DRIVES),
+                "undecided": In(1),
+                "indebted": In(config.arrays),
+                "blames": Out(1),
                 "blamed": Out(MAX_DRIVES),
+                "blamed_array": Out(config.array_bits),
                 "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "copy_read": Out(copy_read(config)),
                 "mend": Out(stream.Signature(walk(config))),
@@ -261,6 +272,12 @@ class Dispatch(wiring.Component):
                 m.d.comb += copied.eq(1 << entry.port)
             m.d.comb += self.copy_read.address.eq(item.array)
 
+        undecided, indebted = Const(0), Const(0)
+        if config.background:
+            undecided = self.undecided
+            indebted = self.indebted.bit_select(item.array, 1)
+            m.d.comb += self.blamed_array.eq(item.array)
+
         exhausted = Signal()
         m.d.comb += exhausted.eq(item.recover.tried != 0)
         if config.slow_read_ms:
@@ -373,7 +390,8 @@ class Dispatch(wiring.Component):
 
             # What a group is follows the geometry by a cycle.
             with m.State("MEASURE"):
-                m.next = "ASK"
+                with m.If(~undecided):
+                    m.next = "ASK"
 
             with m.State("PREFER"):
                 m.d.sync += [
@@ -480,9 +498,9 @@ class Dispatch(wiring.Component):
             with m.State("JUDGE"):
                 m.d.sync += [row.eq(0), port.eq(0)]
                 m.next = "EXPECT"
-                with m.If(lost | (live == 0)):
+                with m.If(lost | (live == 0) | indebted):
                     if config.background:
-                        m.d.comb += self.blamed.eq(suspects)
+                        m.d.comb += [self.blames.eq(1), self.blamed.eq(suspects)]
                     m.d.sync += item.status.eq(Status.WRITE_FAULT)
                     m.next = "REJECT"
 

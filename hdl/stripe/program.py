@@ -53,8 +53,9 @@ def program(config: Config) -> data.StructLayout:
     and ``mirrored`` is 0. ``again``: it has been planned before. ``checks``: parities (those in
     ``generate``) or copies (those in ``read``) are compared. ``single``: everything is written from
     the line of role ``source``, else each role from its own. If not ``possible``, ``write`` says
-    what is to be made unreadable. ``copied``: if `copy_target` is in ``write``, the target (without
-    mirroring the role) whose block goes there as well.
+    what is to be made unreadable; with ``withheld`` the walk leaves the row as it is. ``copied``:
+    if `copy_target` is in ``write``, the target (without mirroring the role) whose block goes there
+    as well.
     """
     background = {}
     if config.background:
@@ -64,6 +65,7 @@ def program(config: Config) -> data.StructLayout:
             "salvage": 1,
             "again": 1,
             "checks": 1,
+            "withheld": 1,
             "single": 1,
             "source": role_bits(config),
             "copied": target_bits(config),

@@ -1,6 +1,8 @@
 """Row sequencer: runs each launched row's program on the drives and through the parity engine."""
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from typing import Any
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
@@ -133,6 +135,10 @@ class Sequencer(wiring.Component):
             | ({"piece": In(stream.Signature(piece(config)))} if config.early_rows else {})
         )
 
+    def _in_sync(self, program: Any) -> Value:
+        """Targets of ``program`` that hold all that they should of the row."""
+        return program.synced
+
     def elaborate(self, platform) -> Module:
         config = self._config
         m = Module()
@@ -213,7 +219,7 @@ class Sequencer(wiring.Component):
         synced = Const(-1, targets(config))
         if config.background:
             walks, single, checks = program.walk.any, program.single, program.checks
-            synced = program.synced
+            synced = self._in_sync(program)
             copies = program.write[copy_target(config)]
             copied = Mux(copies, 1 << program.copied, 0)
         is_strip = ~walks & (program.mirrored | (index < program.data))

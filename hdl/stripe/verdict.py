@@ -46,6 +46,8 @@ class Verdict(wiring.Component):
         m.d.comb += lost.eq(done.lost & todo.write & ~(1 << copy_target(self._config)))
         with m.If(lost.any()):
             say(WalkResult.FAILED, lost[: len(todo.dead)])
+        with m.Elif(todo.withheld):
+            say(WalkResult.FAILED, todo.dead | todo.bad)
         with m.Elif(~todo.possible | self.abandoned):
             say(WalkResult.LOST, todo.dead | todo.bad)
         with m.Elif(done.found):

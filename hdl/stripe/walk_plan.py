@@ -7,7 +7,7 @@ from amaranth.lib.wiring import In, Out
 from hdl.background.interface import WalkKind
 from hdl.config import Config
 from hdl.stripe.interface import PlanKind, plan
-from hdl.stripe.program import lowest_bit, role_bits
+from hdl.stripe.program import lowest_bit, ones, role_bits
 
 
 class WalkPlan(wiring.Component):
@@ -42,6 +42,11 @@ class WalkPlan(wiring.Component):
         As in `hdl.stripe.program.program`. A REBUILD or COPY that is not possible makes unreadable
         what is on stale drives, so that what they hold is never taken for the row's; and a RESYNC
         the live parities, which may never have been the row's.
+    too_many
+        More drives of the row are gone or stale than the level tolerates.
+    withheld
+        A walk is not possible because of that, and does nothing: what is gone may come back, and
+        what stale drives have may be right. Only SALVAGE goes on.
     checks
         Parities, or copies, are compared before anything is written.
     single, source
@@ -65,6 +70,8 @@ class WalkPlan(wiring.Component):
                 "copied": In(ports),
                 "plan": In(plan(config)),
                 "possible": Out(1),
+                "too_many": Out(1),
+                "withheld": Out(1),
                 "read": Out(ports),
                 "erased": Out(ports),
                 "use_parity": Out(4),
@@ -80,7 +87,8 @@ class WalkPlan(wiring.Component):
         m = Module()
         ports = self._config.ports
         resyncs = self.kind == WalkKind.RESYNC
-        rebuilds = self.kind == WalkKind.REBUILD
+        salvages = self.kind == WalkKind.SALVAGE
+        rebuilds = (self.kind == WalkKind.REBUILD) | salvages
         zeroes = self.kind == WalkKind.ZERO
         copies = self.kind == WalkKind.COPY
         looks = ~(resyncs | rebuilds | zeroes | copies) & ~self.again
@@ -140,9 +148,23 @@ class WalkPlan(wiring.Component):
                 ]
             with m.If(looks):
                 m.d.comb += self.read.eq(good)
-        m.d.comb += self.write.eq(anew & ~spared)
+        # More are missing than there are parities, or other copies.
+        missing = self.every & (self.dead | self.stale)
+        m.d.comb += [
+            self.too_many.eq(
+                Mux(self.mirrored, missing == self.every, ones(missing) > self.parities)
+            ),
+            self.withheld.eq(
+                ~self.possible
+                & self.too_many
+                & (resyncs | (rebuilds & ~salvages) | (copies & self.stale.any()))
+            ),
+            self.write.eq(anew & ~spared),
+        ]
         with m.If(~self.possible):
             m.d.comb += self.write.eq(Mux(rebuilds | copies, live & self.stale, 0))
             with m.If(resyncs & ~self.mirrored):
                 m.d.comb += self.write.eq(live & ~data_roles)
+            with m.If(self.withheld):
+                m.d.comb += self.write.eq(0)
         return m

@@ -5,7 +5,7 @@ from typing import Any
 
 from cocotb_tests.array_models import rotation_of
 from cocotb_tests.row_check import checked_row
-from hdl.array.interface import ArrayState, Level
+from hdl.array.interface import Level
 from hdl.background.interface import WalkKind
 from hdl.background.jobs import JobState
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, SECTOR_BYTES
@@ -86,6 +86,8 @@ class Array:
         """Blocks, as (port, row), that a drive does not write."""
         self.troubled: set[int] = set()
         """Ports whose drives have had a fault since the array last rested."""
+        self.restarted: set[int] = set()
+        """Those that have only begun anew."""
 
     def __str__(self) -> str:
         layout = self.layout
@@ -246,10 +248,26 @@ class Array:
             card.harness.accept_writes(port, DATA_OFFSET_BLOCKS + row)
         self.refused.clear()
         await card.rests(self.ports)
+        await self._had_again()
         await self.reconcile()
         self.troubled.clear()
         if self.choose.random() < 0.5:
             self.cure()
+
+    async def _had_again(self) -> None:
+        """Returns when drives that have begun anew have been brought up to date, by themselves."""
+        card, ports = self.card, self.restarted
+        self.restarted = set()
+        if not card.config.background:
+            return
+        until = card.harness.now_ns + JOB_LADDERS * card.ladder_ns
+        while ports:
+            members = (await self.state()).members
+            ports &= {m.port for m in members if m.failed or m.stale}
+            if card.harness.now_ns > until:
+                raise Stuck(f"{self}: {ports} have begun anew, and are not had again")
+            await card.sleep(POLL_NS)
+            card.outcome.seen["waits for drives that began anew"] += bool(ports)
 
     async def reconcile(self) -> None:
         """Takes over what the card has done by itself; no member may be failed without a fault."""
@@ -284,15 +302,6 @@ class Array:
         for position, row in sorted(self.budget.bad):
             self.card.harness.clear_medium_error(self.ports[position], DATA_OFFSET_BLOCKS + row)
         self.budget.bad = set()
-
-    async def past_help(self) -> bool:
-        """Whether the card says that the array has failed."""
-        array = await self.state()
-        if array.state != ArrayState.FAILED:
-            return False
-        # Of mirrors that are a single stripe: the card counts strips that have no room in it.
-        assert self.layout.copies > 1, f"{self}: {array}"
-        return True
 
     # Load
 

@@ -54,20 +54,6 @@ class Budget:
             )
         return all(map(self.readable, range(layout.blocks(self._rows))))
 
-    def groups(self, rows: int) -> set[frozenset[int]]:
-        """Members that hold copies of one block, of so many rows."""
-        blocks = range(self._layout.blocks(rows))
-        return {frozenset(p.position for p in self._layout.copies_of(block)) for block in blocks}
-
-    def whole(self) -> bool:
-        """Whether there is a block of every such group that the level has with enough rows.
-
-        The card counts groups that have no block, too.
-        """
-        layout = self._layout
-        enough = layout.width * layout.strip_blocks
-        return layout.copies == 1 or self.groups(self._rows) == self.groups(enough)
-
     def drives_suffice(self) -> bool:
         """Whether every row could be read and written if no block were bad."""
         return Budget.of(self._layout, self._rows, self.drives).tolerated()

@@ -12,6 +12,7 @@ KINDS = {
     "medium": ("medium", "medium"),
     "hang": ("hang", "hang at end", "deaf", "lasting"),
     "late": ("late",),
+    "restart": ("restart",),
     "pull": ("pull",),
     "refused": ("refused",),
 }
@@ -116,9 +117,6 @@ class Faults:
         first = not any(place[0] == port for place in array.refused)
         if first and position in array.budget.drives:
             return
-        if not array.budget.whole():
-            # The drive may be kept for the sake of blocks that there are not, and the write fail.
-            return
         if not (array.redundant and array.consistent and array.budget.admits(drives=[position])):
             return
         array.refused.add((port, row))
@@ -164,6 +162,9 @@ class Faults:
                 harness.drive_fault(port, few, delay_ns=late_ns)
             elif kind == "lasting":
                 harness.drive_fault(port, deaf=deaf, lasting=True)
+            elif kind == "restart":
+                harness.restart_drive(port)
+                array.restarted.add(port)
             else:
                 card.pull(port)
                 if back:

@@ -26,7 +26,7 @@ FAILING = (0, WRITE_FAULT, UNRECOVERED_READ)
 """Statuses of an array that has lost data."""
 
 ZERO, GARBAGE, EARLY, STOPPED, DELETED, WHOLE, WIPED = 0.15, 0.45, 0.5, 0.7, 0.3, 0.6, 0.25
-CROWDED = 0.6
+CROWDED = 0.8
 
 
 class Lifetimes:
@@ -208,8 +208,12 @@ class Lifetimes:
             card.unusable.discard(port)
         array.cure()
         before = array.layout
-        layout = layout_for(self._choose, card.config, before.drives, before.strip_blocks)
+        layout = layout_for(
+            self._choose, card.config, before.drives, before.strip_blocks, array.rows
+        )
         array.take_shape(layout, sorted(array.ports), array.rows)
+        # What a drive that has hung still has of the old array's commands may hold up the new one.
+        array.troubled.update(array.ports)
         contents = array.snapshot()
         await array.create(initialise=array.redundant and card.config.background)
         array.volumes.clear()
@@ -218,6 +222,8 @@ class Lifetimes:
         await load.join()
         for block, choices in enumerate(contents):
             assert array.held(block) <= choices, f"{array}: block {block} is an old array's"
+        await card.rests(array.ports)
+        array.troubled.clear()
         await array.load(share=0.5)
         if not array.consistent:
             await array.initialised()

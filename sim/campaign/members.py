@@ -47,7 +47,7 @@ class Members:
         config, choose = self._card.config, self._choose
         gone = sorted(array.failed & set(array.ports))
         if config.background and array.redundant and gone and "replace" in self._features:
-            if choose.random() < REPLACED and not await array.past_help():
+            if choose.random() < REPLACED:
                 position = array.ports.index(choose.choice(gone))
                 if config.intent_chunks and choose.random() < 0.5:
                     await self._take_back(array, position)

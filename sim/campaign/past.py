@@ -115,7 +115,7 @@ class Past:
                 card.outcome.faults["pull before refusals"] += 1
         await card.sleep(50_000)
         rebuilt = None
-        if pulled and card.config.background and not await array.past_help():
+        if pulled and card.config.background:
             rebuilt = choose.choice(pulled)
             port = array.ports[rebuilt]
             card.harness.insert(port)

@@ -18,7 +18,7 @@ from sim.campaign.lifetimes import Lifetimes
 from sim.campaign.members import Members
 from sim.campaign.past import Past
 from sim.campaign.power import Power
-from sim.campaign.shapes import layout_of_most
+from sim.campaign.shapes import layout_of_most, turn_rows
 from sim.campaign.sizes import SIZES, size_of
 from sim.native.parameters import MICROSECOND, DriveParameters, Ideal, Ssd, link_rate
 
@@ -59,7 +59,7 @@ class Run:
         self.size = size_of(seed, others="sizes" in features)
         config = SIZES[self.size]
         self._layouts = self._draw_layouts()
-        longest = max(layout.strip_blocks for layout, _ in self._layouts)
+        longest = max(turn_rows(layout) for layout, _ in self._layouts)
         most = MOST_ROWS if choose.random() < 0.1 else max(ROWS, longest)
         rows = longest * choose.randint(1, most // longest)
         capacity = DATA_OFFSET_BLOCKS + rows

@@ -1,5 +1,6 @@
 """Random layouts that a controller has."""
 
+import math
 import random
 
 from cocotb_tests.array_models import random_layout
@@ -11,10 +12,15 @@ WEIGHTS = {"JBOD": 1, "RAID0": 2, "RAID1": 3, "RAID10": 3, "RAID5": 5, "RAID6": 
 """How often a level is drawn, of those that there are drives for."""
 
 
+def turn_rows(layout: Layout) -> int:
+    """Rows after which copies begin at the same drive again: then all drives that can hold copies
+    of one strip do, which is what the controller judges by."""
+    return layout.strip_blocks * layout.copies // math.gcd(layout.width, layout.copies)
+
 
 def fits(layout: Layout, config: Config) -> bool:
     """Whether the controller takes it, and its strips are short enough for a few rows."""
-    return layout.strip_blocks <= LONGEST_STRIP and layout.parities <= config.parities
+    return turn_rows(layout) <= LONGEST_STRIP and layout.parities <= config.parities
 
 
 def layout_of_most(choose: random.Random, config: Config, drives: int) -> Layout:
@@ -32,14 +38,16 @@ def layout_of_most(choose: random.Random, config: Config, drives: int) -> Layout
             return layout
 
 
-def layout_for(choose: random.Random, config: Config, drives: int, strip_blocks: int) -> Layout:
-    """Any layout of exactly so many members, and strips of this size."""
+def layout_for(
+    choose: random.Random, config: Config, drives: int, strip_blocks: int, rows: int
+) -> Layout:
+    """Any layout of exactly so many members, strips of this size, and so many rows."""
     while True:
         layout = random_layout(choose, drives=max(drives, 2))
         # Only background work gives redundancy to what is on the drives.
         plain = layout.parities == 0 and layout.copies == 1
         if layout.drives == drives and fits(layout, config) and (config.background or plain):
-            return Layout(
+            shape = Layout(
                 layout.level,
                 drives,
                 strip_blocks,
@@ -47,3 +55,5 @@ def layout_for(choose: random.Random, config: Config, drives: int, strip_blocks:
                 layout.spans,
                 layout.rotation,
             )
+            if turn_rows(shape) <= rows:
+                return shape

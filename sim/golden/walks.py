@@ -52,7 +52,9 @@ def outcome(walk: Walk) -> Outcome:
     while True:
         steps = _steps(walk, bad, again=again)
         if steps is None:
-            spoils = walk.kind in ("REBUILD", "COPY")
+            if _withheld(walk):
+                return Outcome(result="FAILED", roles=walk.dead | bad)
+            spoils = walk.kind in ("REBUILD", "SALVAGE", "COPY")
             spoilt = walk.stale - walk.dead if spoils else frozenset()
             if walk.kind == "RESYNC" and walk.copies == 1:
                 # Parities that may never have been the row's.
@@ -77,6 +79,14 @@ def outcome(walk: Walk) -> Outcome:
     return Outcome(
         result="MENDED" if mended else "GOOD", roles=frozenset(mended), written=frozenset(written)
     )
+
+
+def _withheld(walk: Walk) -> bool:
+    """More drives are missing than may be, and might come back: the row is left as it is."""
+    most = walk.copies - 1 if walk.copies > 1 else walk.parities
+    taken_over = walk.kind == "COPY" and walk.stale
+    stops = walk.kind in ("RESYNC", "REBUILD") or taken_over
+    return bool(stops) and len(walk.dead | walk.stale) > most
 
 
 def _comparable(walk: Walk, bad: frozenset[int]) -> bool:
@@ -109,7 +119,8 @@ def _steps(walk: Walk, bad: frozenset[int], *, again: bool) -> tuple[set[int], s
         reads = written or walk.kind == "COPY"
         return (set(good) if looks else {first} if reads else set()), written
     if not walk.parities:
-        if walk.kind == "RESYNC" or (walk.kind == "REBUILD" and not walk.stale):
+        rebuilds = walk.kind in ("REBUILD", "SALVAGE")
+        if walk.kind == "RESYNC" or (rebuilds and not walk.stale):
             return set(), set()
         return None if good != walk.roles else (set(good) if looks else set(), set())
     chosen = plan(

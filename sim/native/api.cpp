@@ -180,6 +180,13 @@ int64_t striata_set_present(Handle* handle, int64_t port, int64_t present) {
     });
 }
 
+int64_t striata_restart_drive(Handle* handle, int64_t port) {
+    return guard(handle, [&](Harness& harness) {
+        harness.restart(port);
+        return 0;
+    });
+}
+
 // time_ps 0: it stays away.
 int64_t striata_lose_power(Handle* handle, int64_t port, int64_t time_ps) {
     return guard(handle, [&](Harness& harness) {

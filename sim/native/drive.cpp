@@ -45,7 +45,7 @@ void Drive::submit(const DriveCommand& command, Ps now) {
 
 void Drive::begin(int tag, Ps now) {
     Slot& s = slot(tag);
-    if (!present_) {
+    if (!present_ || s.doomed) {
         s.doomed = true;
         end_doomed(tag, now);
         return;
@@ -297,13 +297,24 @@ void Drive::reset(Ps now) {
 void Drive::end_doomed(int tag, Ps now) {
     const Slot& s = slot(tag);
     if (s.in_flight || (s.command.operation == Operation::kRead && s.taken != s.emitted)) return;
-    complete(tag, DriveStatus::kGone, now);
+    complete(tag, s.anew ? DriveStatus::kAborted : DriveStatus::kGone, now);
 }
+
+void Drive::restart(bool frame_started, bool grant_offered, Ps now) {
+    if (!present_) return;
+    if (!fault_.lasting) fault_ = Fault();
+    end_all(true, frame_started, grant_offered, now);
+}
+
+void Drive::abort_unbegun(int tag) { slot(tag).doomed = slot(tag).anew = true; }
 
 void Drive::set_present(bool present, bool frame_started, bool grant_offered, Ps now) {
     if (present == present_) return;
     present_ = present;
-    if (present) return;
+    if (!present) end_all(false, frame_started, grant_offered, now);
+}
+
+void Drive::end_all(bool anew, bool frame_started, bool grant_offered, Ps now) {
     cache_.lose(storage_);
     forget();
     events_ = {};
@@ -322,6 +333,7 @@ void Drive::set_present(bool present, bool frame_started, bool grant_offered, Ps
         if (!s.active || ended[tag]) continue;
         const bool on_pins = frames_kept && frame().tag == tag;
         s.doomed = true;
+        s.anew = anew;
         s.emitted = s.taken + (on_pins ? 1 : 0);
         grants_out_ += size_t(s.in_flight) + (tag == grant_tag ? 1 : 0);
         // A grant on the pins will be taken, and its data with it.

@@ -95,6 +95,10 @@ public:
 
     // `frame_started`, `grant_offered`: the front of that queue is on the pins and must stay.
     void set_present(bool present, bool frame_started, bool grant_offered, Ps now);
+    // It begins anew by itself: what it has ends as aborted, and what it had not flushed may be gone.
+    void restart(bool frame_started, bool grant_offered, Ps now);
+    // A command just submitted was offered as the drive began anew.
+    void abort_unbegun(int tag);
     bool present() const { return present_; }
     // Another drive of the same make takes its place, with nothing on it and nothing wrong.
     void replace();
@@ -112,7 +116,8 @@ public:
 protected:
     struct Slot {
         bool active = false;
-        bool doomed = false;  // the drive went away
+        bool doomed = false;  // the drive went away, or
+        bool anew = false;    // began anew
         bool faulty = false;  // `fault_` has hit it
         bool stuck = false;   // it will not end by itself
         DriveCommand command{};
@@ -179,6 +184,7 @@ private:
     void complete(int tag, DriveStatus status, Ps now);
     void end_failed(int tag, Ps now);
     void end_doomed(int tag, Ps now);
+    void end_all(bool anew, bool frame_started, bool grant_offered, Ps now);
     Ps reserve(Ps start, Ps* shared_free, int64_t* busy);
 
     bool present_ = true;

@@ -215,6 +215,14 @@ void Harness::set_present(int64_t port, bool present) {
     streak_ = 0;
 }
 
+void Harness::restart(int64_t port) {
+    const size_t i = index(port);
+    ports_[i]->restart(cycle_);
+    due_[i] = drives_[i]->next_event();
+    wake_[i] = 0;
+    streak_ = 0;
+}
+
 void Harness::lose_power(int64_t port, Ps time) {
     const size_t i = index(port);
     if (!drives_[i]->present() && return_[i] == kNoCycle) return;  // there is none

@@ -34,6 +34,7 @@ public:
     // Pulls the drive; it is there again after `time`, if not 0.
     void lose_power(int64_t port, Ps time);
     void set_present(int64_t port, bool present);
+    void restart(int64_t port);
     void set_identity(int64_t port, uint64_t identity);
     void set_card(uint64_t identity, uint64_t nonce);
     void set_jumping(bool jumping) { jumping_ = jumping; }

@@ -113,6 +113,7 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
         ("statistics", number, [pointer, number, numbers, number]),
         ("histogram", number, [pointer, number, numbers, number]),
         ("set_present", number, [pointer, number, number]),
+        ("restart_drive", number, [pointer, number]),
         ("lose_power", number, [pointer, number, number]),
         ("set_card", number, [pointer, number, number]),
         ("set_identity", number, [pointer, number, number]),
@@ -467,6 +468,12 @@ class Harness:
     def power_cycle(self, port: int, *, off_ns: float = 1000) -> None:
         """A drive loses power, and is there again after ``off_ns``."""
         self.power_loss([port], off_ns=off_ns)
+
+    def restart_drive(self, port: int) -> None:
+        """A drive begins anew by itself, and says so (``restarted`` of
+        `hdl.drive.interface.DrivePort`): its commands end with ABORTED; with ``volatile_cache`` it
+        forgets some of what it was not asked to flush."""
+        self._call("restart_drive", port)
 
     def medium_error(self, port: int, block: int, *, cure_by_write: bool = True) -> None:
         """Makes reads of a block fail, until it is written or (not cured) for good."""

@@ -169,7 +169,10 @@ void Port::commit(int64_t cycle) {
         }
     }
     if (moved & kAbort) drive_.abort(aborted_, now);
-    if (moved & kCommand) drive_.submit(command_, now);
+    if (moved & kCommand) {
+        drive_.submit(command_, now);
+        if (*pins_.restarted) drive_.abort_unbegun(command_.tag);
+    }
     if (moved & kReadBeat) {
         read_valid_ = 0;
         if (++read_beat_ == beats_) {
@@ -212,6 +215,15 @@ void Port::begin_again(Ps now) {
     *pins_.write_data.ready = 0;
     *pins_.grant.valid = 0;
     *pins_.completion.valid = 0;
+}
+
+void Port::restart(int64_t cycle) {
+    if (!drive_.present() || in_reset_) return;
+    const bool frame_started = frame_loaded_ && (read_beat_ || read_valid_);
+    drive_.restart(frame_started, grant_valid_, cycle * shape_.clock_ps);
+    if (!frame_started) frame_loaded_ = false;
+    restarts_ = 1;
+    wake_ = 0;
 }
 
 void Port::set_present(bool present, int64_t cycle) {

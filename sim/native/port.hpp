@@ -40,6 +40,7 @@ public:
     bool took_data() const;
 
     void set_present(bool present, int64_t cycle);
+    void restart(int64_t cycle);
     void set_identity(uint64_t identity) {
         if (pins_.identity) *pins_.identity = identity;
     }
