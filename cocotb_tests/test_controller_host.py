@@ -406,7 +406,7 @@ async def writes_nothing_after_its_end(dut):
     await bench.finish(volume)
 
 
-def host_memory(bench: Bench) -> bytes:
+def host_memory(bench: Bench) -> list[bytes]:
     """All that the driver has."""
     return bench.transport.memory.everything()
 

@@ -99,6 +99,10 @@ class PoolMemory:
         """Copies bytes in."""
         self._of(address).write(address, data)
 
+    def everything(self) -> list[bytes]:
+        """Copies all of it out, region by region."""
+        return [region.everything() for region in self._regions]
+
     def _of(self, address: int) -> _Region:
         return next(region for region in self._regions if region.holds(address))
 
