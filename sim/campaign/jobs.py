@@ -58,7 +58,8 @@ class Jobs:
                 if job.state != JobState.STOPPED:
                     return
                 await card.sleep(choose.uniform(0, FAULT_TIME_NS))
-                if not await self._start(array, kind, resume=True):
+                # Perhaps one of the card's own: what is stopped stays so until it is resumed.
+                if not await self._start(array, job.kind, resume=True):
                     return
                 card.outcome.seen["jobs resumed"] += 1
 
