@@ -30,8 +30,11 @@ class Assembly(wiring.Component):
             {
                 "flush": In(1),
                 "flushed": Out(1),
+                "stored": Out(1),
                 "used": In(MAX_DRIVES),
                 "failed": In(MAX_DRIVES),
+                "lost": In(1),
+                "settled": In(1),
                 "ask": In(stream.Signature(MAX_DRIVES)),
                 "told": Out(stream.Signature(MAX_DRIVES)),
                 "operation": Out(stream.Signature(operation(CONFIG))),
@@ -53,6 +56,9 @@ class Assembly(wiring.Component):
         m.d.comb += [
             flush_all.flush.eq(self.flush),
             self.flushed.eq(flush_all.flushed),
+            self.stored.eq(flush_all.stored),
+            flush_all.lost.eq(self.lost),
+            flush_all.settled.eq(self.settled),
             flush_all.used.eq(self.used),
             flush_all.failed.eq(self.failed),
             self.busy.eq(flusher.busy | flush_all.busy),
@@ -75,8 +81,9 @@ class Drives:
         self.fate: dict[int, DriveStatus] = {}
         self.held = False
         self._clock = dut.clk
-        for name in ("flush", "used", "failed"):
+        for name in ("flush", "used", "failed", "lost"):
             getattr(dut, name).value = 0
+        dut.settled.value = 1
         cocotb.start_soon(self._run())
 
     def _begin(self, seen) -> None:
@@ -160,9 +167,12 @@ async def all_drives_are_flushed_before_power_goes(dut):
     drives = Drives(dut, generator)
     asks = StreamSource(dut, "ask")
     told = StreamSink(dut, "told")
+    answers: Counter[tuple[bool, bool]] = Counter()
     await start(dut)
-    for number in range(20):
+    for number in range(60):
         drives.reset()
+        if generator.random() < 0.5:
+            drives.fate, drives.aborts = dict.fromkeys(drives.fate, DriveStatus.GOOD), Counter()
         used, failed = (generator.getrandbits(CONFIG.ports) for _ in range(2))
         dut.used.value, dut.failed.value = used, failed
         drives.held = True
@@ -171,13 +181,23 @@ async def all_drives_are_flushed_before_power_goes(dut):
             await RisingEdge(dut.clk)
             assert not int(dut.flushed.value), "answered before a drive has"
         # A drive that goes in the meantime changes nothing for the others.
-        dut.failed.value = generator.getrandbits(CONFIG.ports)
+        gone, lost = generator.getrandbits(CONFIG.ports), generator.random() < 0.3
+        dut.failed.value = gone
+        dut.settled.value = 0
         drives.held = False
-        await wait_until(dut, lambda: int(dut.flushed.value), cycles=50_000, what="an answer")
-        drives.stored(used & ~failed)
+        await drives.rest(dut)
+        assert not int(dut.flushed.value), "answered before it is known what is lost"
+        dut.lost.value = lost
+        dut.settled.value = 1
+        await wait_until(dut, lambda: int(dut.flushed.value), cycles=10, what="an answer")
+        asked = used & ~failed
+        missed = asked & ~drives.stored(asked) & ~gone
+        answers[not missed, lost] += 1
         for _ in range(10):
-            await RisingEdge(dut.clk)
             assert int(dut.flushed.value)
+            assert bool(int(dut.stored.value)) == (not missed and not lost)
+            await RisingEdge(dut.clk)
+        dut.lost.value = 0
         dut.flush.value = 0
         for _ in range(2):
             await RisingEdge(dut.clk)
@@ -192,6 +212,37 @@ async def all_drives_are_flushed_before_power_goes(dut):
             dut.flush.value = 0
             await told.receive(cycles=50_000)
             await drives.rest(dut)
+    assert len(answers) == 4, answers
+
+
+@cocotb.test(timeout_time=10, timeout_unit="ms")
+async def what_is_asked_stays(dut):
+    """While another is served, drives fail and are exchanged: those of the request are flushed."""
+    generator = random.Random(int(os.environ["SEED"]))
+    drives = Drives(dut, generator)
+    asks = StreamSource(dut, "ask")
+    told = StreamSink(dut, "told")
+    await start(dut)
+    for _ in range(20):
+        drives.reset()
+        drives.fate, drives.aborts = dict.fromkeys(drives.fate, DriveStatus.GOOD), Counter()
+        drives.held = True
+        asks.send(1)
+        await wait_until(dut, lambda: drives.out, cycles=200, what="another's flush")
+        used, failed = (generator.getrandbits(CONFIG.ports) & ~1 for _ in range(2))
+        dut.used.value, dut.failed.value = used, failed
+        for _ in range(2):
+            await RisingEdge(dut.clk)
+        dut.flush.value = 1
+        for _ in range(generator.randint(2, 20)):
+            await RisingEdge(dut.clk)
+        dut.used.value, dut.failed.value = (generator.getrandbits(CONFIG.ports) for _ in range(2))
+        drives.held = False
+        await told.receive(cycles=50_000)
+        await wait_until(dut, lambda: int(dut.flushed.value), cycles=50_000, what="an answer")
+        assert sum(1 << port for port in drives.begun) == used & ~failed | 1
+        dut.flush.value = 0
+        await drives.rest(dut)
 
 
 def test_flusher():

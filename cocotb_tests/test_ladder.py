@@ -17,7 +17,7 @@ from hdl.config import Config
 from hdl.drive.drives import Drives
 from hdl.drive.fence import Fence
 from hdl.drive.interface import DriveStatus, Opcode, Owner
-from hdl.drive.ladder import Ladder, longest_ms
+from hdl.drive.ladder import Ladder, given_up_ms, longest_ms
 from hdl.drive.write_path import WritePath
 
 PORTS = 4
@@ -247,16 +247,42 @@ async def patience(dut):
     drive = bench.drives[2]
     bench.stop(2, -1, lasting=True)
     for attempt, status in enumerate(
-        (DriveStatus.ABORTED, DriveStatus.ABORTED, DriveStatus.ABORTED, DriveStatus.GONE)
+        (DriveStatus.ABORTED, DriveStatus.ABORTED, DriveStatus.GONE)
     ):
         bench.some(2, 4)
         bench.some(0, 4)
         await bench.drain()
         assert bench.ended(status) == 4, (attempt, bench.statuses)
-        assert drive.counts.resets == max(0, attempt - 1)
-    assert bench.given_up == [2] and drive.counts.aborts == 8
+        assert drive.counts.resets == attempt
+    assert bench.given_up == [2] and drive.counts.aborts == 4
     bench.mend(2)
     await bench.settle()
+
+
+@cocotb.test(timeout_time=8, timeout_unit="ms")
+async def gives_up_in_time(dut):
+    """A drive that hangs is given up in time, also if a window ends meanwhile; aborts or not."""
+    bench = Ladders(dut)
+    await start(dut)
+    most = given_up_ms(bench.config) * 1000
+    longest = 0.0
+    for window in range(1, 13):
+        deaf = bool(window % 2)
+        await bench.reaches(window * WINDOW - bench.random.randrange(int(most)))
+        began = bench.time
+        bench.stop(3, -1, deaf=deaf, lasting=True)
+        while not bench.given_up:
+            bench.some(3, 4)
+            bench.some(0, 2)
+            await bench.drain()
+        longest = max(longest, bench.time - began)
+        assert bench.time - began <= most + SLACK, f"window {window}, deaf {deaf}"
+        bench.mend(3)
+        bench.given_up.clear()
+        await bench.settle()
+        # Longer ago than any command takes: that is forgiven as the window ends.
+        await bench.reaches((window + 1) * WINDOW - 3 * int(most))
+    assert longest >= 0.8 * most, f"{longest} of {most}"
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
@@ -379,7 +405,7 @@ def run(testcase: str, name: str = "ladder", seed: int = 1, tags: int = CONFIG.d
 
 
 @pytest.mark.parametrize(
-    "testcase", ["aborts", "resets", "doubts", "patience", "forgives", "storms"]
+    "testcase", ["aborts", "resets", "doubts", "patience", "gives_up_in_time", "forgives", "storms"]
 )
 def test_ladder(testcase):
     run(testcase)

@@ -159,6 +159,42 @@ def test_what_is_cached_is_stored():
                 assert held in volume.model.possible(block), f"block {block} was lost"
 
 
+def _pull(card: Card, ports: int) -> None:
+    for port in range(ports):
+        card.harness.remove(port)
+
+
+@pytest.mark.parametrize(
+    ("level", "trouble", "status"),
+    [
+        (Level.RAID0, lambda card: card.harness.drive_fault(0, deaf=True, lasting=True), 0x006),
+        (Level.RAID0, lambda card: _pull(card, 1), 0x006),
+        (Level.RAID5, lambda card: _pull(card, 2), 0x006),
+        (Level.RAID5, lambda card: _pull(card, 1), 0),
+    ],
+    ids=["hangs", "pulled", "two pulled", "one to spare"],
+)
+def test_what_is_not_stored_is_told(level, trouble, status):
+    """The write cache goes off, when an array has lost drives with what was in their caches."""
+    with Card([FORGETFUL] * PORTS, seed=SEED, config=USUAL, quiet=True) as card:
+
+        async def scenario() -> None:
+            volume = await card.create(level, range(4))
+            await card.load(volume, 40, writes=1.0)
+            trouble(card)
+            command = Command(SET_FEATURES, dwords=(VOLATILE_WRITE_CACHE, 0))
+            told = 0
+            try:
+                await card.nvme.admin(command)
+            except NvmeError as error:
+                told = error.status
+            assert told == status
+            [array] = await raid.arrays(card.nvme)
+            assert (array.state == ArrayState.FAILED) == bool(status)
+
+        card.run(scenario())
+
+
 def test_a_rebuilt_drive_has_stored_what_is_trusted():
     """What the host had flushed before is on the new drive, though it loses its power at once."""
     with Card([FORGETFUL] * PORTS, seed=SEED, config=USUAL) as card:

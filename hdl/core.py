@@ -319,6 +319,16 @@ class Core(wiring.Component):
             connect(m, user.ask, flusher.ask[number])
             connect(m, flusher.told[number], user.told)
             m.d.comb += [user.used.eq(tables.used), user.failed.eq(tables.failed)]
+            if config.background:
+                has_failed = background.array_states[::2] & background.array_states[1::2]
+                m.d.comb += [
+                    user.lost.eq((has_failed | background.indebted).any()),
+                    user.settled.eq(background.settled),
+                ]
+            else:
+                # Without the arrays' states any failed drive may be one too many.
+                lost = (tables.used & tables.failed).any()
+                m.d.comb += [user.lost.eq(lost), user.settled.eq(1)]
         if not config.background:
             connect(m, front_end.manage_request, tables.manage_request)
             connect(m, tables.manage_response, front_end.manage_response)

@@ -141,8 +141,9 @@ class FlushAll(wiring.Component):
     ``flush`` is a level: every command whose writes are meant has ended; it stays until
     ``flushed``, which says that each drive at a port of ``used`` that is not ``failed`` has
     ended a FLUSH that began after ``flush`` rose, or cannot do it; ``flushed`` stays until
-    ``flush`` falls. ``stored`` with it: all have that are not ``failed`` by now. ``ask`` and
-    ``told`` are those of a user of `Flusher`.
+    ``flush`` falls. ``stored`` with it: all have that are not ``failed`` by now, and no array has
+    ``lost`` what it could not spare, the failed ones among its drives, as is known once that is
+    ``settled``. ``ask`` and ``told`` are those of a user of `Flusher`.
 
     A request that ``flush`` gave up is still answered, and the answer is dropped.
     """
@@ -152,6 +153,8 @@ class FlushAll(wiring.Component):
     stored: Out(1)
     used: In(MAX_DRIVES)
     failed: In(MAX_DRIVES)
+    lost: In(1)
+    settled: In(1)
     ask: Out(stream.Signature(MAX_DRIVES))
     told: In(stream.Signature(MAX_DRIVES))
     busy: Out(1)
@@ -160,7 +163,7 @@ class FlushAll(wiring.Component):
         m = Module()
         # What is offered must not change any more.
         wanted, missed = Signal(MAX_DRIVES), Signal(MAX_DRIVES)
-        m.d.comb += self.stored.eq((missed & ~self.failed) == 0)
+        m.d.comb += self.stored.eq(((missed & ~self.failed) == 0) & ~self.lost)
         m.d.comb += self.ask.payload.eq(wanted)
         with m.FSM(name="flush_all") as fsm:
             with m.State("REST"):
@@ -180,7 +183,7 @@ class FlushAll(wiring.Component):
                     m.next = "STAY"
 
             with m.State("STAY"):
-                m.d.comb += self.flushed.eq(self.flush)
+                m.d.comb += self.flushed.eq(self.flush & self.settled)
                 with m.If(~self.flush):
                     m.next = "REST"
 

@@ -15,11 +15,6 @@ SETTLE_CYCLES = 4
 """From a port's reset to the first command that is ended: what the block control had begun for the
 port is over by then."""
 
-ABORTS = 2
-"""Ticks of a window in which a port's commands are aborted. From then on its next one that takes
-too long has the port reset at once: a drive that ends every abort but nothing else is no use, and
-has to be given up before anybody runs out of attempts."""
-
 MILLISECONDS = 1000
 
 
@@ -48,8 +43,12 @@ def given_up_ms(config: Config) -> float:
     can be aborted, or they cannot. 0 where drives have no time limit."""
     if not config.command_timeout_ms:
         return 0
+    count = ticks(config, config.command_timeout_ms)
+    if config.slow_read_ms:
+        count += ticks(config, config.slow_read_ms)
     tick_ms = (1 << tick_shift(config)) * MILLISECONDS / config.clock_hz
-    aborted = (ABORTS + 1) * ticks(config, config.command_timeout_ms) * tick_ms
+    # Its commands are aborted once, end with each reset that is forgiven, and with the last one.
+    aborted = (config.drive_resets + 2) * count * tick_ms
     return max((config.drive_resets + 1) * longest_ms(config), aborted)
 
 
@@ -61,17 +60,22 @@ class Ladder(wiring.Component):
     of the port end as ABORTED (whoever sent them sends them again), and nothing is sent meanwhile.
     The reset lasts until the last beat of their write data has been dropped, which would else be
     the first of the next block that the port is granted.
-    After `ABORTS` aborts within ``drive_reset_window_s`` the reset comes without another.
+    Commands of a port are aborted once. The next time within ``drive_reset_window_s`` the port is
+    reset at once: a drive that ends every abort but nothing else is no use, and has to be given up
+    before anybody runs out of attempts.
     A port that has been reset ``drive_resets`` times within the last ``drive_reset_window_s`` is
     not forgiven another time: its drive is reported on ``fail``, its commands end with GONE, and
     the port stays in reset until ``failed`` is taken back.
+    Windows follow each other without a gap. At the end of one, all is forgiven but to ports that
+    have had an abort or a reset within `longest_ms`: a drive that hangs is given up in time
+    whenever that begins.
 
     A read of blocks that can be had ``elsewhere`` and that has not ended after ``slow_read_ms`` is
     detached from its port (`hdl.drive.detach`): it has ended as SLOW, and what is left of it in the
     drive is a command like any other from then on.
 
     So a command is in a port for `longest_ms` at most, and a drive that ends nothing any more is
-    given up after ``drive_resets`` + 1 times that. A tick is at most half of the shortest time;
+    given up within `given_up_ms`. A tick is at most half of the shortest time;
     times are kept to a tick, and never too short.
 
     One walk over all tags of all ports each tick, 2 cycles a tag, only while one is in use; 8
@@ -197,7 +201,8 @@ class Ladder(wiring.Component):
                 forgotten.eq(found.used & found.detached & ~orphan),
             ]
 
-        # Resets, forgiven when the window changes.
+        # Aborts and resets, forgiven when the window changes, unless there was one lately: in this
+        # span of time or the one before, each as long as a command can stay in a port.
         window_shift = min(
             TIME_BITS - 1, (config.drive_reset_window_s * config.clock_hz - 1).bit_length()
         )
@@ -205,15 +210,18 @@ class Ladder(wiring.Component):
         spent = [Signal(ports, name=f"spent_{number}") for number in range(config.drive_resets)]
         used_up = Signal()
         m.d.comb += used_up.eq((spent[-1] & mask).any() if spent else 1)
-        warned = [Signal(ports, name=f"warned_{number}") for number in range(ABORTS)]
+        warned = Signal(ports)
         warning = Signal(ports)  # in this walk
         hopeless = Signal()
-        m.d.comb += hopeless.eq((warned[-1] & ~warning & mask).any())
-
-        def add(counts, allowed=1) -> None:
-            """One more for the port, in as many flags as it may have."""
-            for flags, before in zip(counts, [mask, *counts], strict=False):
-                m.d.sync += flags.eq(flags | Mux(allowed, before & mask, 0))
+        m.d.comb += hopeless.eq((warned & ~warning & mask).any())
+        longest = ceil(longest_ms(config) * config.clock_hz / MILLISECONDS)
+        span_shift = longest.bit_length()
+        span = Signal(TIME_BITS - span_shift)
+        now_span = self.now[span_shift:]
+        in_span, before = Signal(ports), Signal(ports)
+        lately = Signal(ports)
+        still, follows = span == now_span, span + 1 == now_span
+        m.d.comb += lately.eq(Mux(still | follows, in_span, 0) | Mux(still, before, 0))
 
         resets = Signal(ports)
         off = Signal(ports)
@@ -256,7 +264,10 @@ class Ladder(wiring.Component):
                         window.eq(self.now[window_shift:]),
                     ]
                     with m.If(window != self.now[window_shift:]):
-                        m.d.sync += [flags.eq(0) for flags in (*spent, *warned)]
+                        m.d.sync += [flags.eq(flags & lately) for flags in (*spent, warned)]
+                    m.d.sync += span.eq(now_span)
+                    with m.If(~still):
+                        m.d.sync += [before.eq(lately), in_span.eq(0)]
                     m.next = "READ"
             with m.State("READ"):
                 m.next = "JUDGE"
@@ -282,8 +293,12 @@ class Ladder(wiring.Component):
                         write.data.due.eq(seen + abort_ticks),
                         *([write.data.detached.eq(found.detached)] if config.slow_read_ms else []),
                     ]
-                    m.d.sync += [self.abort.eq(mask), warning.eq(warning | mask)]
-                    add(warned, ~(warning & mask).any())
+                    m.d.sync += [
+                        self.abort.eq(mask),
+                        warning.eq(warning | mask),
+                        warned.eq(warned | mask),
+                        in_span.eq(in_span | mask),
+                    ]
                     go_on()
                 with m.Else():
                     m.d.sync += [
@@ -292,8 +307,10 @@ class Ladder(wiring.Component):
                         again.eq(0),
                         settle.eq(0),
                         place.tag.eq(0),
+                        in_span.eq(in_span | mask),
                     ]
-                    add(spent)
+                    for flags, fewer in zip(spent, [mask, *spent], strict=False):
+                        m.d.sync += flags.eq(flags | (fewer & mask))
                     m.next = "SETTLE"
 
             stuck = fsm.ongoing("END")

@@ -4,9 +4,6 @@ import math
 
 from hdl.config import Config
 
-ABORTS = 3
-"""A drive is given up when it has commands aborted for the third time."""
-
 
 def _timeout_ns(config: Config, milliseconds: float) -> float:
     """A timeout as it is kept: to the next tick but one of at most half an abort's."""
@@ -30,8 +27,8 @@ def given_up_ns(config: Config) -> float:
     """Most that a drive can keep a command waiting that is tried again, until it is given up.
 
     Either it ends nothing, and is given up at the reset that is not forgiven; or its commands can
-    be aborted, and it is given up at the third time.
+    be aborted: once, then its port is reset as often as is forgiven, then it is given up.
     """
     slow = _timeout_ns(config, config.slow_read_ms) if config.slow_read_ms else 0
     aborted = slow + _timeout_ns(config, config.command_timeout_ms)
-    return max((config.drive_resets + 1) * ladder_ns(config), ABORTS * aborted)
+    return max((config.drive_resets + 1) * ladder_ns(config), (config.drive_resets + 2) * aborted)
