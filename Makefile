@@ -96,8 +96,8 @@ characterise: $(STAMP) ## load profiles beside the published figures (QUICK=1, I
 
 campaign: $(STAMP) ## random loads, random faults, nothing lost (RUNS=n, SEED=n, ONLY=, WITHOUT=)
 	$(VENV) -m sim.campaign --runs $(RUNS) --processes $(PROCESSES) \
-		$(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) \
-		$(if $(WITHOUT),--without $(WITHOUT))
+		$(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only "$(ONLY)") \
+		$(if $(WITHOUT),--without "$(WITHOUT)")
 
 demo: $(STAMP) ## store FILE on a RAID 6, pull two drives, read it back (FILE=path)
 	@test -n "$(FILE)" || { echo "demo: name the file: make demo FILE=path" >&2; exit 2; }

@@ -238,8 +238,10 @@ def test_features():
     ("arguments", "message"),
     [
         (["--runs", "0"], "must be a number from 1 on, not '0'"),
-        (["--only", "power,fire"], "fire: take some of medium,"),
+        (["--only", "power,fire"], "fire: take some of these, with commas between: medium,"),
+        (["--only", "power pull"], "power pull: take some of"),
         (["--without", ""], "no name: take some of"),
+        (["--only", "power", "--without", "power"], "no feature is left"),
         (["--seed", "abc"], "not 'abc'"),
     ],
 )

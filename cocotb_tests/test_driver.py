@@ -2,6 +2,7 @@
 
 import pickle
 import random
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from sim.golden.card import HostError
 from sw.driver import raid
 from sw.driver.commands import (
     BLOCK_BYTES,
+    NAMES,
     Command,
     Completion,
     Io,
@@ -301,6 +303,7 @@ def test_errors_are_raised(status):
     error = caught.value
     assert error.status == status
     assert ("stop the job first" in str(error)) == (status == golden.JOB_RUNNING)
+    assert f"{NAMES[status]} ({status:03X}h)" in str(error)
     assert (error.completion.code_type, error.completion.code) == (status >> 8, status & 0xFF)
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.status) == (str(error), status)
@@ -360,10 +363,27 @@ def test_bad_arrays(arguments, message):
 
 def test_bad_volumes():
     bench = Bench().start()
-    with pytest.raises(ValueError, match="blocks must be a 40-bit number"):
+    with pytest.raises(ValueError, match=r"blocks must be 0\.\.1099511627775"):
         bench.run(raid.create_volume(bench.nvme, 0, 0, 1 << 40))
-    with pytest.raises(ValueError, match="start must be a 40-bit number"):
+    with pytest.raises(ValueError, match=r"start must be 0\.\.1099511627775"):
         bench.run(raid.create_volume(bench.nvme, 0, -1))
+    for array in (-1, 256):
+        with pytest.raises(ValueError, match=r"array must be 0\.\.255"):
+            bench.run(raid.create_volume(bench.nvme, array))
+        with pytest.raises(ValueError, match=r"array must be 0\.\.255"):
+            bench.run(raid.delete_array(bench.nvme, array))
+    for namespace in (0, 1 << 32):
+        with pytest.raises(ValueError, match=r"namespace must be 1\.\.4294967295"):
+            bench.run(raid.delete_volume(bench.nvme, namespace))
+
+
+def test_entries_that_cannot_be_packed():
+    """They cost no command identifier."""
+    bench = Bench().start()
+    for _ in range(DEPTH):
+        with pytest.raises(struct.error):
+            bench.run(bench.nvme.queues[0].submit(Command(Io.FLUSH, 1 << 32)))
+    bench.run(bench.nvme.flush(1))
 
 
 # The event loop

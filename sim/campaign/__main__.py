@@ -131,7 +131,10 @@ def main() -> int:
     )
     parser.add_argument("--verbose", action="store_true", help="a line for every run")
     arguments = parser.parse_args()
-    features = selected(arguments.only, arguments.without)
+    try:
+        features = selected(arguments.only, arguments.without)
+    except ValueError as error:
+        parser.error(str(error))
     total = Total()
     print(f"SEED={arguments.seed}", flush=True)
     seeds = range(arguments.seed, arguments.seed + arguments.runs)

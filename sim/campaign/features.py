@@ -45,10 +45,18 @@ def names(text: str) -> frozenset[str]:
     chosen = frozenset(filter(None, text.split(",")))
     if not chosen or not chosen <= ALL:
         unknown = ", ".join(sorted(chosen - ALL)) or "no name"
-        raise argparse.ArgumentTypeError(f"{unknown}: take some of {','.join(FEATURES)}")
+        raise argparse.ArgumentTypeError(
+            f"{unknown}: take some of these, with commas between: {','.join(FEATURES)}"
+        )
     return chosen
 
 
 def selected(only: Iterable[str], without: Iterable[str]) -> frozenset[str]:
-    """What is left when ``only`` these (none: all) are taken, ``without`` those."""
-    return (frozenset(only) or ALL) - frozenset(without)
+    """What is left when ``only`` these (none: all) are taken, ``without`` those.
+
+    Raises `ValueError` if that is nothing.
+    """
+    features = (frozenset(only) or ALL) - frozenset(without)
+    if not features:
+        raise ValueError("no feature is left: without a feature there is no fault to survive")
+    return features

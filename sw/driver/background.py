@@ -8,7 +8,7 @@ from hdl.background.interface import WalkKind, WalkResult
 from hdl.background.jobs import JobState
 from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BLOCKS
 from sw.driver import raid
-from sw.driver.commands import BLOCK_BYTES, Command
+from sw.driver.commands import BLOCK_BYTES, Command, NvmeError, number
 from sw.driver.nvme import Nvme
 
 START_JOB = 0xD0
@@ -68,18 +68,12 @@ class Finding:
     blocks: tuple[tuple[int, int], ...]
 
 
-def _number(name: str, value: int, bits: int) -> int:
-    if not 0 <= value < 1 << bits:
-        raise ValueError(f"{name} must be a {bits}-bit number, not {value}")
-    return value
-
-
 async def start_job(
     nvme: Nvme, array: int, kind: WalkKind, *, first: int = 0, resume: bool = False
 ) -> None:
     """Starts ``kind`` on all rows of an array from ``first`` on, or from where it was."""
-    _number("array", array, 8)
-    _number("first", first, BLOCK_NUMBER_BITS)
+    number("array", array, 8)
+    number("first", first, BLOCK_NUMBER_BITS)
     fields = array | kind.value << 8 | RESUME * resume
     dwords = (fields, first & 0xFFFF_FFFF, first >> 32)
     await nvme.admin(Command(START_JOB, dwords=dwords), f"start job on array {array}")
@@ -87,7 +81,7 @@ async def start_job(
 
 async def stop_job(nvme: Nvme, array: int) -> None:
     """Stops the job of an array; it can be resumed."""
-    command = Command(STOP_JOB, dwords=(_number("array", array, 8),))
+    command = Command(STOP_JOB, dwords=(number("array", array, 8),))
     await nvme.admin(command, f"stop job on array {array}")
 
 
@@ -103,8 +97,8 @@ async def replace_member(nvme: Nvme, array: int, position: int, port: int) -> No
 
     It may be the same drive. ``position`` is the index in `sw.driver.raid.Array.members`.
     """
-    fields = _number("array", array, 8) | _number("position", position, 8) << 8
-    command = Command(REPLACE_MEMBER, dwords=(fields, _number("port", port, 8)))
+    fields = number("array", array, 8) | number("position", position, 8) << 8
+    command = Command(REPLACE_MEMBER, dwords=(fields, number("port", port, 8)))
     await nvme.admin(command, f"replace member {position} of array {array}")
 
 
@@ -113,7 +107,7 @@ async def re_add(nvme: Nvme, array: int, position: int) -> None:
 
     That is at most ``marked * chunk_rows`` rows of `Job`.
     """
-    fields = _number("array", array, 8) | _number("position", position, 8) << 8
+    fields = number("array", array, 8) | number("position", position, 8) << 8
     command = Command(RE_ADD, dwords=(fields,))
     await nvme.admin(command, f"re-add member {position} of array {array}")
 
@@ -126,8 +120,8 @@ async def copy_member(
     The array keeps its redundancy meanwhile. ``spare``: the drive that was the member is a hot
     spare of all arrays then.
     """
-    fields = _number("array", array, 8) | _number("position", position, 8) << 8
-    drive = _number("port", port, 8) | BECOMES_SPARE * spare
+    fields = number("array", array, 8) | number("position", position, 8) << 8
+    drive = number("port", port, 8) | BECOMES_SPARE * spare
     command = Command(COPY_BACK, dwords=(fields, drive))
     await nvme.admin(command, f"copy member {position} of array {array}")
 
@@ -139,7 +133,12 @@ async def erase_drive(nvme: Nvme, port: int, *, poll_ns: float = 1e6) -> None:
     spare, or is too small; `RuntimeError` if a block could not be written.
     """
     array = await raid.create_array(nvme, Level.JBOD, [port], strip_kib=4, zero=True)
-    erased = await job(nvme, array)
+    try:
+        erased = await job(nvme, array)
+    except NvmeError:
+        # A card without background work has not begun.
+        await raid.delete_array(nvme, array)
+        raise
     while erased.state == JobState.RUNNING:
         await nvme.transport.sleep(poll_ns)
         erased = await job(nvme, array)
@@ -150,14 +149,14 @@ async def erase_drive(nvme: Nvme, port: int, *, poll_ns: float = 1e6) -> None:
 
 async def add_spare(nvme: Nvme, port: int, array: int | None = None) -> None:
     """The drive at ``port`` is a hot spare, for every array or for one."""
-    fields = 0 if array is None else _number("array", array, 8) | DEDICATED
-    command = Command(ADD_SPARE, dwords=(fields, _number("port", port, 8)))
+    fields = 0 if array is None else number("array", array, 8) | DEDICATED
+    command = Command(ADD_SPARE, dwords=(fields, number("port", port, 8)))
     await nvme.admin(command, f"add spare {port}")
 
 
 async def remove_spare(nvme: Nvme, port: int) -> None:
     """The drive at ``port`` is no hot spare any more."""
-    command = Command(REMOVE_SPARE, dwords=(0, _number("port", port, 8)))
+    command = Command(REMOVE_SPARE, dwords=(0, number("port", port, 8)))
     await nvme.admin(command, f"remove spare {port}")
 
 
@@ -176,12 +175,12 @@ async def jobs(nvme: Nvme) -> list[Job]:
     if not numbers:
         return found
     entries = await _log(nvme, ARRAY_STATES, min(max(numbers) + 1, MOST_ARRAYS))
-    for number, words in enumerate(entries):
+    for array, words in enumerate(entries):
         head = words[0]
         if head >> 31:
             found.append(
                 Job(
-                    number,
+                    array,
                     ArrayState(head & 3),
                     JobState(head >> 4 & 7),
                     WalkKind(head >> 8 & 7),

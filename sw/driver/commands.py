@@ -130,7 +130,54 @@ class Completion:
 
 JOB_RUNNING = 0x1C5
 
-HINTS = {JOB_RUNNING: "the array has a job: stop the job first"}
+NAMES = {
+    0x001: "Invalid Command Opcode",
+    0x002: "Invalid Field",
+    0x004: "Data Transfer Error",
+    0x006: "Internal Error",
+    0x007: "Command Abort Requested",
+    0x00B: "Invalid Namespace",
+    0x00C: "Command Sequence Error",
+    0x013: "Invalid PRP Offset",
+    0x021: "Command Interrupted",
+    0x080: "LBA Out of Range",
+    0x100: "Completion Queue Invalid",
+    0x101: "Invalid Queue Identifier",
+    0x102: "Invalid Queue Size",
+    0x105: "Asynchronous Event Request Limit Exceeded",
+    0x108: "Invalid Interrupt Vector",
+    0x109: "Invalid Log Page",
+    0x10C: "Invalid Queue Deletion",
+    0x10D: "Feature Not Saveable",
+    0x10E: "Feature Not Changeable",
+    0x10F: "Feature Not Namespace Specific",
+    0x118: "Namespace Already Attached",
+    0x11A: "Namespace Not Attached",
+    0x11C: "Controller List Invalid",
+    0x1C0: "Drive Unavailable",
+    0x1C1: "No Entry",
+    0x1C2: "In Use",
+    0x1C3: "No Space",
+    0x1C4: "Not Redundant",
+    JOB_RUNNING: "Job Running",
+    0x1C6: "Other Drive",
+    0x280: "Write Fault",
+    0x281: "Unrecovered Read Error",
+    0x285: "Compare Failure",
+}
+"""Names of statuses, by `Completion.status`, as docs/host-interface.md lists them."""
+
+HINTS = {
+    0x001: "the card has no such command; some need `background`",
+    0x109: "the card has no such log; some need `background`",
+    0x1C0: "plug the drive, or name one that is listed and belongs to no array",
+    0x1C1: "list what there is; delete one if the table is full",
+    0x1C2: "delete the volumes first; only a failed member is replaced, only a good one copied",
+    0x1C3: "take less, or a larger drive",
+    0x1C4: "the array has nothing left to work it out from",
+    JOB_RUNNING: "the array has a job: stop the job first",
+    0x1C6: "replace the member instead: all of it is rebuilt",
+}
 """What to do about a status, by `Completion.status`."""
 
 
@@ -145,9 +192,16 @@ class NvmeError(Exception):
         self.status = completion.status
 
     def __str__(self) -> str:
-        code_type, code = self.completion.code_type, self.completion.code
-        hint = f" ({HINTS[self.status]})" if self.status in HINTS else ""
-        return f"{self.what}: status code type {code_type:#x}, code {code:#04x}{hint}"
+        name = NAMES.get(self.status, "unknown status")
+        hint = f": {HINTS[self.status]}" if self.status in HINTS else ""
+        return f"{self.what}: {name} ({self.status:03X}h){hint}"
+
+
+def number(name: str, value: int, bits: int) -> int:
+    """The value of a field of ``bits`` bits; raises `ValueError` if it does not fit."""
+    if not 0 <= value < 1 << bits:
+        raise ValueError(f"{name} must be 0..{(1 << bits) - 1}, not {value}")
+    return value
 
 
 def read_write(

@@ -118,10 +118,16 @@ class QueuePair:
         return self._free.popleft()
 
     async def _send(self, command: Command, identifier: int) -> Completion:
+        try:
+            packed = command.pack(identifier)
+        except BaseException:
+            self._free.appendleft(identifier)
+            self._room.set()
+            raise
         event = self._transport.event()
         self._waiting[identifier] = event
         entry = self.sq_address + self._sq_tail * SQE_BYTES
-        self._transport.memory.write(entry, command.pack(identifier))
+        self._transport.memory.write(entry, packed)
         self._sq_tail = (self._sq_tail + 1) % self.depth
         await self._transport.write32(self._doorbell(0), self._sq_tail)
         await event.wait()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hdl.array.interface import ArrayState, Emulation, Level, Rotation
 from hdl.config import BLOCK_BYTES, BLOCK_NUMBER_BITS, SECTOR_BYTES
-from sw.driver.commands import Command
+from sw.driver.commands import Command, number
 from sw.driver.nvme import Nvme
 
 CREATE_ARRAY = 0xC0
@@ -153,7 +153,8 @@ async def delete_array(nvme: Nvme, array: int) -> None:
 
     A new array has one: its rows are being made consistent.
     """
-    await nvme.admin(Command(DELETE_ARRAY, dwords=(array,)), f"delete array {array}")
+    command = Command(DELETE_ARRAY, dwords=(number("array", array, 8),))
+    await nvme.admin(command, f"delete array {array}")
 
 
 async def create_volume(
@@ -174,11 +175,10 @@ async def create_volume(
     if sector_bytes not in (BLOCK_BYTES, SECTOR_BYTES):
         sizes = f"{BLOCK_BYTES} or {SECTOR_BYTES}"
         raise ValueError(f"sector_bytes must be {sizes}, not {sector_bytes}")
-    for name, value in (("start", start), ("blocks", blocks)):
-        if not 0 <= value < 1 << BLOCK_NUMBER_BITS:
-            raise ValueError(f"{name} must be a {BLOCK_NUMBER_BITS}-bit number, not {value}")
+    number("start", start, BLOCK_NUMBER_BITS)
+    number("blocks", blocks, BLOCK_NUMBER_BITS)
     mask = 0xFFFF_FFFF
-    first = array | (sector_bytes == SECTOR_BYTES) << 8 | emulation.value << 12
+    first = number("array", array, 8) | (sector_bytes == SECTOR_BYTES) << 8 | emulation.value << 12
     dwords = (first, start & mask, start >> 32, blocks & mask, blocks >> 32)
     done = await nvme.admin(Command(CREATE_VOLUME, dwords=dwords), "create volume")
     return done.result + 1
@@ -186,6 +186,8 @@ async def create_volume(
 
 async def delete_volume(nvme: Nvme, namespace: int) -> None:
     """Deletes a volume."""
+    if not 1 <= namespace < 1 << 32:
+        raise ValueError(f"namespace must be 1..{(1 << 32) - 1}, not {namespace}")
     command = Command(DELETE_VOLUME, dwords=(namespace - 1,))
     await nvme.admin(command, f"delete volume {namespace}")
 
