@@ -12,11 +12,15 @@ from sim.native.parameters import DriveParameters
 from sw.driver.card import SimulatedCard
 from sw.driver.commands import NvmeError
 from sw.driver.native import NativeTransport
+from sw.driver.queue import QueueStoppedError
 from sw.driver.transport import PAGE_BYTES
 
 if TYPE_CHECKING:
     from sim.campaign.array import Array
     from sim.campaign.volume import Volume
+
+STOPPED = -1
+"""The queue has gone before the command has ended: the controller was reset."""
 
 MEMORY_BYTES = 64 << 20
 GUARD = b"\xa5"
@@ -117,6 +121,8 @@ class Card:
         self.troubled: set[int] = set()
         """Ports whose drives have ever had a fault that takes the ladder."""
         self.arrays: list[Array] = []
+        self.stops = False
+        """The controller is about to be reset: no more commands are sent."""
         self._outstanding: list[Begun] = []
         self._buffers: list[int] = []
         self._done = False
@@ -176,7 +182,7 @@ class Card:
             )
 
     async def timed(self, volume: "Volume", what: str, command: Coroutine) -> int:
-        """The status of a command, which must end in time."""
+        """The status of a command, which must end in time; or `STOPPED`."""
         begun = Begun(volume, what, self.harness.now_ns)
         self._outstanding.append(begun)
         self.outcome.commands += 1
@@ -185,6 +191,8 @@ class Card:
             await command
         except NvmeError as error:
             status = error.status
+        except QueueStoppedError:
+            status = STOPPED
         # Not in a `finally`: a run that has failed leaves its commands where they are.
         self._outstanding.remove(begun)
         self._in_time(begun)

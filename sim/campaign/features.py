@@ -24,6 +24,7 @@ FEATURES = {
     "zero": "arrays are begun with zeros in every block",
     "delete": "volumes and arrays are deleted and created under load",
     "wipe": "a job zeroes an array that has been used, while its drives fail",
+    "resets": "the controller is disabled, shut down or reset under load, and started again",
     "power": "all drives lose power at once; what was flushed must be there again",
     "mid-power": "that happens in the middle of a rebuild, a copy or a resync",
     "past": "reads, writes and flushes past what the level tolerates",

@@ -18,6 +18,7 @@ from sim.campaign.lifetimes import Lifetimes
 from sim.campaign.members import Members
 from sim.campaign.past import Past
 from sim.campaign.power import Power
+from sim.campaign.resets import Resets
 from sim.campaign.shapes import layout_of_most, turn_rows
 from sim.campaign.sizes import SIZES, size_of
 from sim.native.parameters import MICROSECOND, DriveParameters, Ideal, Ssd, link_rate
@@ -136,6 +137,7 @@ class Run:
         members = Members(card, arrays, features, self._generator("members"), faults)
         jobs = Jobs(card, features, self._generator("jobs"), faults)
         power = Power(card, arrays, lifetimes, features, self._generator("power"))
+        resets = Resets(card, arrays, features, self._generator("resets"), faults)
         card.transport.spawn(card.watch())
         for array in arrays:
             await lifetimes.begin(array)
@@ -156,6 +158,7 @@ class Run:
                 await jobs.work(array)
             for array in arrays:
                 await lifetimes.work(array)
+            await resets.work()
             await power.work()
         for array in arrays:
             for volume in array.volumes:

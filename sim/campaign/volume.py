@@ -153,7 +153,8 @@ class Volume:
         """Random commands on all queues, ``workers`` at once, which end with allowed statuses.
 
         Half of them are short; some begin inside a page; writes may overlap anything. ``longest``
-        is in blocks of 4096 bytes. Once the volume is being deleted no more are sent.
+        is in blocks of 4096 bytes. Once the volume is being deleted, or the controller is about to
+        be reset, no more are sent.
         """
         card = self.array.card
         most = min(longest, self.blocks) * BLOCK_BYTES // self.sector_bytes
@@ -177,7 +178,7 @@ class Volume:
         async def work() -> None:
             nonlocal left
             buffer = card.take_buffer()
-            while left > 0 and not self.deleted:
+            while left > 0 and not self.deleted and not card.stops:
                 left -= 1
                 status = await access(buffer)
                 if self.deleted and status in DELETED:

@@ -1,0 +1,110 @@
+"""The host disables, shuts down or resets the controller under load, and starts it again.
+
+Every command that was inside has then ended or never will: no byte of the host's memory changes any
+more, and a write that the host does not know the end of has happened or has not. Arrays, volumes
+and what was acknowledged stay. Drives may have faults meanwhile.
+"""
+
+import random
+import zlib
+
+from sim.campaign.array import Array
+from sim.campaign.bounds import given_up_ns
+from sim.campaign.card import STOPPED, Card, Stuck
+from sim.campaign.faults import FAULT_TIME_NS, Faults
+from sw.driver.commands import Register
+from sw.driver.nvme import CC_ENABLE, CSTS_READY
+
+SHARE = 0.4
+WITH_FAULTS = 0.4
+POLL_NS = 2_000
+
+SHUTDOWNS = (1 << 14, 2 << 14)
+"""CC.SHN: normal, abrupt (NVMe 1.4, 3.1.5)."""
+
+SHST, SHUT_DOWN = 3 << 2, 2 << 2
+LANDING_NS = 5_000
+"""After a function level reset writes that have left the card may still be on the link."""
+
+QUIET_NS = (5_000, 200_000)
+
+
+class Resets:
+    """Resets the controller.
+
+    Parameters
+    ----------
+    card, arrays
+        All there is.
+    features, choose, faults
+        What the campaign does.
+    """
+
+    def __init__(
+        self,
+        card: Card,
+        arrays: list[Array],
+        features: frozenset[str],
+        choose: random.Random,
+        faults: Faults,
+    ):
+        self._card = card
+        self._arrays = arrays
+        self._features = features
+        self._choose = choose
+        self._faults = faults
+
+    async def work(self) -> None:
+        """Perhaps a reset under load."""
+        card, choose = self._card, self._choose
+        if "resets" not in self._features or choose.random() >= SHARE:
+            return
+        for array in self._arrays:
+            if choose.random() < WITH_FAULTS:
+                self._faults.plant_one(array)
+        load = card.spawn(
+            array.load(allowed=(*array.allowed(), STOPPED)) for array in self._arrays
+        )
+        await card.sleep(choose.uniform(0, FAULT_TIME_NS))
+        way = choose.choice((self._disable, self._shut_down, self._reset_function))
+        card.stops = True
+        await way()
+        # Its queues go, and whoever waits on one is told.
+        await card.nvme.stop()
+        await load.join()
+        before = zlib.crc32(card.harness.memory)
+        await card.sleep(choose.choice(QUIET_NS))
+        assert zlib.crc32(card.harness.memory) == before, "the host's memory changed after a reset"
+        await card.nvme.start(queue_pairs=card.config.queue_pairs)
+        card.stops = False
+        card.outcome.seen[way.__name__.strip("_")] += 1
+        for array in self._arrays:
+            await array.load(share=0.3)
+            await array.rest()
+
+    async def _disable(self) -> None:
+        await self._card.transport.write32(Register.CC, 0)
+        await self._status(CSTS_READY, 0)
+
+    async def _shut_down(self) -> None:
+        shutdown = self._choose.choice(SHUTDOWNS)
+        await self._card.transport.write32(Register.CC, CC_ENABLE | shutdown)
+        if self._choose.random() < 0.8:
+            await self._status(SHST, SHUT_DOWN)
+        await self._disable()
+
+    async def _reset_function(self) -> None:
+        harness = self._card.harness
+        harness.reset_function()
+        harness.set_status("bus_master", 1)
+        await self._card.sleep(LANDING_NS)
+        await self._status(CSTS_READY, 0)
+
+    async def _status(self, mask: int, wanted: int) -> None:
+        """Returns once CSTS says so, in the time that drives which hang may take."""
+        card = self._card
+        until = card.harness.now_ns + (card.config.ports + 1) * given_up_ns(card.config)
+        while (status := await card.transport.read32(Register.CSTS)) & mask != wanted:
+            if card.harness.now_ns > until:
+                raise Stuck(f"CSTS is {status:#x}, and should have {wanted:#x} of {mask:#x}")
+            await card.sleep(POLL_NS)
