@@ -12,7 +12,7 @@ from hdl.background.interface import WalkKind
 from hdl.background.jobs import JobState
 from hdl.config import DATA_OFFSET_BLOCKS
 from sim.campaign.sizes import USUAL
-from sim.golden.nvme import INVALID_FIELD, SET_FEATURES
+from sim.golden.nvme import INTERNAL_ERROR, INVALID_FIELD, SET_FEATURES, WRITE_FAULT
 from sim.native.parameters import MICROSECOND, Ideal
 from sw.driver import background, raid
 from sw.driver.commands import Command, NvmeError
@@ -191,6 +191,32 @@ def test_what_is_not_stored_is_told(level, trouble, status):
             assert told == status
             [array] = await raid.arrays(card.nvme)
             assert (array.state == ArrayState.FAILED) == bool(status)
+
+        card.run(scenario())
+
+
+def test_what_was_forgotten_is_not_stored():
+    """A drive that its array needs begins anew. It says that it stores what it is asked to, but the
+    host is told otherwise, by whatever asks for it, until a FLUSH has failed for that."""
+    with Card([FORGETFUL] * PORTS, seed=SEED, config=USUAL) as card:
+
+        async def switch_off() -> int:
+            """Of the volatile write cache; the status."""
+            try:
+                await card.nvme.admin(Command(SET_FEATURES, dwords=(VOLATILE_WRITE_CACHE, 0)))
+            except NvmeError as error:
+                return error.status
+            return 0
+
+        async def scenario() -> None:
+            volume = await card.create(Level.RAID0, range(3))
+            await card.load(volume, 60, writes=1.0)
+            card.harness.restart_drive(volume.ports[1])
+            await card.card.transport.sleep(POLL_NS)
+            assert await switch_off() == INTERNAL_ERROR
+            assert await card.flush(volume) == WRITE_FAULT
+            assert await switch_off() == 0
+            assert await card.flush(volume) == 0
 
         card.run(scenario())
 

@@ -370,6 +370,16 @@ async def events_are_reported_once(dut):
     changed = await log(host, nvme_logs.CHANGED_NAMESPACES_LOG, PAGE)
     assert nvme_logs.namespace_list(changed) == []
     await no_event(host, placed)
+    # One that changes between two parts of the page, which lists it already, is listed again.
+    page = nvme_logs.CHANGED_NAMESPACES_LOG
+    host.manage_answer = (ManageStatus.DONE, 2)
+    for volume in (2, 3):
+        await host.good(opcode=nvme.DELETE_VOLUME, dwords=(volume,))
+    assert nvme_logs.namespace_list(await log(host, page, PAGE, retain=True)) == [3, 4]
+    await host.good(opcode=nvme.DELETE_VOLUME, dwords=(2,))
+    await log(host, page, PAGE // 2, at=PAGE // 2)
+    assert nvme_logs.namespace_list(await log(host, page, PAGE)) == [3]
+    assert (await event(host, placed))[0] == nvme_logs.NOTICE_EVENT
     host.queues[0].waiting.clear()
     await host.settle()
 

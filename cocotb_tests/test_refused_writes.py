@@ -143,6 +143,30 @@ async def a_stale_copy_is_no_copy(dut):
 
 
 @cocotb.test(timeout_time=8, timeout_unit="ms")
+async def a_stale_copy_is_not_the_old_one(dut):
+    """Those that are rebuilt refuse a block, and the only copy in sync aborts it, which may have
+    been stored. What the others hold is not the old block, so that one stays as it is."""
+    bench = await begin(dut)
+    copies = bench.role_places(0)
+    synced = bench.random.choice(copies)
+    for place in copies:
+        if place != synced:
+            bench.make_stale(place[0])
+    bench.distrust(ROWS)
+    bench.drives.aborting = {synced}
+    bench.drives.refusing = {*copies} - {synced}
+    bench.drives.spoils_refused = True
+    entry = await write(bench, 0, [0])
+    assert entry.statuses == [Status.WRITE_FAULT]
+    assert synced[0] not in bench.failed, "the last copy in sync is given up"
+    assert synced not in bench.drives.unreadable, "no copy can be read"
+    bench.drives.aborting.clear()
+    bench.drives.refusing.clear()
+    bench.trust()
+    bench.revive()
+
+
+@cocotb.test(timeout_time=8, timeout_unit="ms")
 async def a_second_try_is_each_blocks_own(dut):
     """Every write is aborted once, or not reached, or refused once: all are stored in the end."""
     bench = await begin(dut)
@@ -515,6 +539,7 @@ class LeavesMixtures(Sequencer):
 
 LAST = "keeps_the_last_that_hold_something"
 STALE = "a_stale_copy_is_no_copy"
+NOT_OLD = "a_stale_copy_is_not_the_old_one"
 REBUILD = "keeps_what_a_rebuild_needs"
 MANY = "keeps_the_array_when_many_refuse"
 LEFT = "judges_by_what_is_left"
@@ -547,7 +572,7 @@ refuse = partial(run_rows, module=__name__)
     ],
 )
 def test_refused_writes(array):
-    work = (*WORK, STALE, AGREE) if ARRAYS[array].mirrored else WORK
+    work = (*WORK, STALE, NOT_OLD, AGREE) if ARRAYS[array].mirrored else WORK
     if array == "raid1e":
         work = (*work, NEIGHBOUR, NEIGHBOURS)
     refuse(Sequencer, array=array, testcase=work)
@@ -588,10 +613,11 @@ def test_planted_bug_in_judging_is_caught(mutant, array, testcase):
         (LeavesMixtures, LAST),
         (LeavesMixtures, AGREE),
         (CountsStaleCopies, STALE),
+        (CountsStaleCopies, NOT_OLD),
         (SharesSecondTries, "a_second_try_is_each_blocks_own"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_planted_bug_in_rows_is_caught(mutant, testcase):
-    array = "raid1" if testcase in (AGREE, STALE) else "raid5"
+    array = "raid1" if testcase in (AGREE, STALE, NOT_OLD) else "raid5"
     must_catch(mutant, module=__name__, array=array, testcase=testcase)

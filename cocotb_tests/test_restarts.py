@@ -191,6 +191,11 @@ async def torn_rows_and_other_jobs(dut):
     await restart(dut, 0, 6)
     await host.rest()
     assert 10 in rows_of(host, WalkKind.RESYNC) and (await host.job(array))["in_sync"]
+    # Nothing is torn any more, so a resync that the host asks for is of all rows.
+    host.log.clear()
+    await host.good(ManageOpcode.START_JOB, array=array, kind=WalkKind.RESYNC.value)
+    await host.rest()
+    assert {*rows_of(host, WalkKind.RESYNC)} == {*range(ROWS)}
     # Where there is nothing to be in sync.
     plain = await host.create(Level.RAID0, 3, 4)
     host.log.clear()

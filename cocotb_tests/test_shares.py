@@ -15,7 +15,7 @@ from hdl.array.command_shares import CommandShares
 from hdl.array.interface import volume
 from hdl.array.shares import Shares
 from hdl.array.turnstile import Turnstile
-from hdl.config import Config, board
+from hdl.config import OPERATIONS_PER_BLOCK, Config, board
 from hdl.nvme.interface import HostOpcode, command
 from hdl.stripe.mends import Mending
 from sim.campaign.sizes import SIZES
@@ -24,6 +24,8 @@ CONFIG = Config(
     ports=4, lines=256, commands=64, rows=64, operations=512, arrays=4, volumes=4, walk_window=2,
     transfer_blocks=8, sector_emulation=False, early_rows=0, array_shares=True,
 )  # fmt: skip
+WIDE = replace(CONFIG, ports=32, lines=512, operations=1024)
+CONFIGS = {"narrow": CONFIG, "wide": WIDE}
 TOTAL = 46
 """Of 64 row slots 2 are for walks, 8 for rows to be mended, and 8 for those that are leaving."""
 LEAST = 8
@@ -45,10 +47,12 @@ class Bench:
     def __init__(self, dut):
         self.dut = dut
         self.random = random.Random(int(os.environ["SEED"]))
+        config = CONFIGS[os.environ["CONFIG"]]
+        self.flush_cost = config.ports // OPERATIONS_PER_BLOCK
         self.exists = {0, 1, 2}
-        self.source = StreamSource(dut, "command", layout=command(CONFIG), active=0.8)
+        self.source = StreamSource(dut, "command", layout=command(config), active=0.8)
         self.sink = StreamSink(
-            dut, "passed", layout=command(CONFIG), active=0.6, callback=self._passed
+            dut, "passed", layout=command(config), active=0.6, callback=self._passed
         )
         self.sent: dict[int, deque] = {array: deque() for array in range(3)}
         self.has: dict[int, int] = dict.fromkeys(range(3), 0)
@@ -85,7 +89,8 @@ class Bench:
         opcode = self.random.choice((HostOpcode.READ, HostOpcode.WRITE, HostOpcode.FLUSH))
         blocks = 1 if opcode is HostOpcode.FLUSH else self.random.randint(1, 8)
         slot = self.slots.popleft()
-        self.sent[array].append((slot, blocks))
+        counts = self.flush_cost if opcode is HostOpcode.FLUSH else blocks
+        self.sent[array].append((slot, counts))
         self._give(slot, array, opcode, blocks)
 
     def _give(self, slot: int, array: int, opcode: HostOpcode, blocks: int) -> None:
@@ -467,11 +472,16 @@ async def mends_some(dut):
     assert sorted(taken) == list(range(20))
 
 
-def run(testcase: str, name: str = "command_shares", kind: type = CommandShares) -> None:
-    simulate(kind(config=CONFIG), name=name, module=__name__, testcase=testcase)
-
-
-WIDE = replace(CONFIG, ports=32, lines=512, operations=1024)
+def run(
+    testcase: str, name: str = "command_shares", kind: type = CommandShares, sizes: str = "narrow"
+) -> None:
+    simulate(
+        kind(config=CONFIGS[sizes]),
+        name=name,
+        module=__name__,
+        testcase=testcase,
+        parameters={"CONFIG": sizes},
+    )
 
 
 def run_rows(
@@ -507,6 +517,11 @@ def test_mending():
 @pytest.mark.parametrize("testcase", ["shares_out", "hangs", "volume_goes", "alone"])
 def test_command_shares(testcase):
     run(testcase)
+
+
+@pytest.mark.parametrize("testcase", ["shares_out", "hangs"])
+def test_flushes_count_for_their_drives(testcase):
+    run(testcase, name="command_shares_wide", sizes="wide")
 
 
 def greedy(inner):
