@@ -5,7 +5,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import cocotb
-from cocotb.triggers import ClockCycles, RisingEdge
+from cocotb.triggers import ClockCycles, Event, RisingEdge
 
 from cocotb_tests.nvme_model import ADMIN_LINES, KEPT_LINES, DataPath
 from cocotb_tests.runner import simulate
@@ -82,8 +82,9 @@ def run_front_end(
 
 @dataclass
 class Outstanding:
-    """A command that has been submitted, and its entry once that has been posted."""
+    """A command that has been submitted; ``entry`` is there once it has ``ended``."""
 
+    ended: Event = field(default_factory=Event)
     entry: Cqe | None = None
 
 
@@ -645,7 +646,9 @@ class Bench(DataPath):
         assert target.tail != target.head, f"completion queue {target.number} overrun"
         assert entry.identifier in queue.waiting, f"not outstanding: {entry}"
         self._give_back(queue, entry.sq_head)
-        queue.waiting.pop(entry.identifier).entry = entry
+        outstanding = queue.waiting.pop(entry.identifier)
+        outstanding.entry = entry
+        outstanding.ended.set()
         queue.done[entry.identifier] = entry
         if queue.number == 0 and entry.identifier in self._aborts:
             victim = self._aborts.pop(entry.identifier)

@@ -9,6 +9,7 @@ from cocotb.triggers import ClockCycles
 from cocotb_tests.nvme_bench import Bench, bench_config, run_front_end
 from cocotb_tests.runner import SimulationError
 from cocotb_tests.streams import wait_until
+from hdl.nvme.admin import Admin
 from hdl.nvme.interface import Status
 from hdl.nvme.slots import SlotTable
 from sim.golden import nvme
@@ -288,7 +289,7 @@ def test_nvme_abort():
 
 
 class AlwaysFound(SlotTable):
-    """A planted bug: Abort says that whatever it looked for has been aborted."""
+    """A planted bug: whatever an Abort looks for is found, so nobody ends the Abort."""
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
@@ -296,7 +297,20 @@ class AlwaysFound(SlotTable):
         return m
 
 
-def test_planted_bug_is_caught(monkeypatch):
-    monkeypatch.setattr("hdl.nvme.front_end.SlotTable", AlwaysFound)
-    with pytest.raises(SimulationError, match="what_abort_says_is_true"):
-        run_front_end(__name__, name="nvme_mutant_abort", testcase="what_abort_says_is_true")
+class SaysSoAnyway(Admin):
+    """A planted bug: Abort says that a request has been aborted whose entry has no room."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += m.submodules.events.posted.eq(1)
+        return m
+
+
+@pytest.mark.parametrize(
+    ("block", "testcase"),
+    [(AlwaysFound, "what_abort_says_is_true"), (SaysSoAnyway, "requests_without_room_stay")],
+)
+def test_planted_bug_is_caught(monkeypatch, block, testcase):
+    monkeypatch.setattr(f"hdl.nvme.front_end.{block.__bases__[0].__name__}", block)
+    with pytest.raises(SimulationError, match=testcase):
+        run_front_end(__name__, name=f"nvme_mutant_abort_{block.__name__}", testcase=testcase)
