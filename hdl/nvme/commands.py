@@ -234,7 +234,7 @@ class Decode(wiring.Component):
                 opcode=opcode,
                 blocks=length,
                 hostless=hostless,
-                cached=~self.write_through,
+                cached=~self.write_through & (opcode == HostOpcode.WRITE),
             ),
             self.store_parts.eq(parts),
             self.beat.eq(Cat(step[: self._beat_bits], self.entry.payload.place)),

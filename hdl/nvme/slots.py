@@ -99,7 +99,7 @@ class SlotTable(wiring.Component):
     cancel, cancelled, held
         The same of one slot, to `Prp`.
     active, caching
-        A slot is in use, by a command whose writes may stay in volatile caches.
+        A slot is in use; one is by a command whose writes may stay in volatile caches.
     freed, freed_slot
         A pulse: a slot is free again.
 
