@@ -81,6 +81,14 @@ def run_front_end(
 
 
 @dataclass
+class Outstanding:
+    """A command that has been submitted; ``entry`` is there once it has ``ended``."""
+
+    ended: Event = field(default_factory=Event)
+    entry: Cqe | None = None
+
+
+@dataclass
 class Queue:
     """A queue pair as the host keeps it.
 
@@ -95,7 +103,7 @@ class Queue:
     sq_tail: int = 0
     sq_head: int = 0
     unread: set[int] = field(default_factory=set)
-    waiting: dict[int, Event] = field(default_factory=dict)
+    waiting: dict[int, Outstanding] = field(default_factory=dict)
     done: dict[int, Cqe] = field(default_factory=dict)
 
 
@@ -124,7 +132,9 @@ class Bench(DataPath):
     entries of I/O queues do not. While ``holds_posted`` is set, writes to the host do not leave;
     while ``holds_flush`` is, the drives are not flushed, and unless ``caches_store`` not all of
     them store what they have as the write cache goes off. The host overwrites the slots of a
-    submission queue that SQHD gives back to it at once.
+    submission queue that SQHD gives back to it at once. As an Abort says that it has aborted a
+    command, that command's entry must have been posted, with Command Abort Requested (NVMe 1.4,
+    5.1.1).
     """
 
     def __init__(self, dut, config: Config, seed: int, active: float = 0.7):
@@ -151,6 +161,7 @@ class Bench(DataPath):
         self.caches_store = True
         self.posted_until = 0
         self.unsettled: set[int] = set()
+        self._aborts: dict[int, Outstanding | None] = {}
         self._transfers: dict[tuple, list] = {}
         self._beats: deque[tuple[int, int]] = deque()
         self.cycle = 0
@@ -376,7 +387,11 @@ class Bench(DataPath):
         self.memory[at : at + nvme.SQE_BYTES] = entry
         queue.unread.add(queue.sq_tail)
         queue.sq_tail = (queue.sq_tail + 1) % queue.entries
-        queue.waiting[identifier] = Event()
+        queue.waiting[identifier] = Outstanding()
+        if queue.number == 0 and fields.get("opcode") == nvme.ABORT:
+            victim, number = divmod(next(iter(fields.get("dwords", ())), 0), 1 << 16)
+            named = self.queues.get(number)
+            self._aborts[identifier] = named.waiting.get(victim) if named else None
         return identifier
 
     async def ring(self, queue: Queue) -> None:
@@ -631,8 +646,16 @@ class Bench(DataPath):
         assert target.tail != target.head, f"completion queue {target.number} overrun"
         assert entry.identifier in queue.waiting, f"not outstanding: {entry}"
         self._give_back(queue, entry.sq_head)
-        queue.waiting.pop(entry.identifier).set()
+        outstanding = queue.waiting.pop(entry.identifier)
+        outstanding.entry = entry
+        outstanding.ended.set()
         queue.done[entry.identifier] = entry
+        if queue.number == 0 and entry.identifier in self._aborts:
+            victim = self._aborts.pop(entry.identifier)
+            if entry.code == nvme.SUCCESS and not entry.result & 1:
+                assert victim is not None, "an Abort has found a command that was not outstanding"
+                assert victim.entry is not None, "an Abort ends before the command it has aborted"
+                assert victim.entry.code == nvme.ABORT_REQUESTED, f"aborted: {victim.entry}"
         if target.automatic:
             target.head = target.tail
             self.register.send(

@@ -64,7 +64,7 @@ class AdminBench:
         self.reports: list[tuple[int, int]] = []
         config = bench_config()
         for name in ("misuse", "misuse_value", "warning", "news", "allocated", "read_done",
-                     "read_error", "aborted", "found", "clear"):  # fmt: skip
+                     "read_error", "aborted", "found", "report_posted", "clear"):  # fmt: skip
             getattr(dut, name).value = 0
         dut.entry_sizes_good.value = dut.io_queues.value = 0
         self.entry = StreamSource(dut, "entry", layout=sqe())

@@ -152,6 +152,28 @@ async def what_is_cached_is_stored(dut):
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
+async def a_cache_that_goes_off_waits_for_writes_only(dut):
+    """What writes nothing is inside a drive that hangs as the volatile write cache goes off."""
+    host = await bench(dut)
+    pair = await host.create_pair(1, 32)
+    host.hold = True
+    placed = [host.place(pair, opcode=nvme.FLUSH, nsid=1)]
+    for opcode in (nvme.READ, nvme.VERIFY):
+        fields = nvme.read_write(opcode, 1, host.random.randrange(4000), 1)
+        placed.append(host.place(pair, **fields, prp1=host.page()))
+    await host.ring(pair)
+    await wait_until(dut, lambda: len(host.commands) == 3, cycles=2000, what="the commands")
+    off = host.place(host.queues[0], opcode=nvme.SET_FEATURES, dwords=(6, 0))
+    await host.ring(host.queues[0])
+    assert (await host.result(host.queues[0], off, cycles=4000)).code == nvme.SUCCESS
+    assert host.cache_flushes == 1 and not pair.done
+    host.hold = False
+    for identifier in placed:
+        assert (await host.result(pair, identifier)).code == nvme.SUCCESS
+    await host.settle()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
 async def nobody_waits_for_a_flush_that_is_given_up(dut):
     """The controller is disabled, or shut down, while the write cache goes off."""
     host = await bench(dut)

@@ -117,10 +117,15 @@ async def fill(host: Bench, opcode: int, blocks: int) -> list[tuple]:
     return placed
 
 
-async def admin_works(host: Bench, placed: list[tuple]) -> int:
-    """Every kind of admin command that waits for no drive; the cycles of the slowest."""
+async def admin_works(host: Bench, placed: list[tuple]) -> tuple[int, list[int]]:
+    """Every kind of admin command that waits for no drive, behind Aborts that may wait for what
+    they have aborted. The cycles of the slowest, and the Aborts."""
     admin = host.queues[0]
     slowest = 0
+    aborts = []
+    for number, identifier in (placed[0], placed[-1], host.random.choice(placed)):
+        aborts.append(host.place(admin, opcode=nvme.ABORT, dwords=(identifier << 16 | number,)))
+        await host.ring(admin)
 
     async def ends(code: int = nvme.SUCCESS, **fields):
         nonlocal slowest
@@ -138,15 +143,19 @@ async def admin_works(host: Bench, placed: list[tuple]) -> int:
         await ends(opcode=nvme.GET_LOG, dwords=(page | 127 << 16,), prp1=host.page())
     await ends(opcode=nvme.IDENTIFY, dwords=(1,), prp1=host.page())
     await ends(nvme.INVALID_OPCODE, opcode=0x7F)
-    for number, identifier in (placed[0], placed[-1], host.random.choice(placed)):
-        answer = await ends(opcode=nvme.ABORT, dwords=(identifier << 16 | number,))
-        assert answer.result in (ABORTED, NOT_ABORTED)
     request = host.place(admin, opcode=nvme.ASYNC_EVENT)
     await host.ring(admin)
     answer = await ends(opcode=nvme.ABORT, dwords=(request << 16,))
     assert answer.result == ABORTED
     assert (await host.result(admin, request)).code == nvme.ABORT_REQUESTED
-    return slowest
+    return slowest, aborts
+
+
+async def aborts_end(host: Bench, aborts: list[int]) -> None:
+    """What has been aborted has ended."""
+    for identifier in aborts:
+        answer = await host.result(host.queues[0], identifier, cycles=ADMIN_CYCLES)
+        assert answer.code == nvme.SUCCESS and answer.result in (ABORTED, NOT_ABORTED)
 
 
 @cocotb.test(timeout_time=8, timeout_unit="ms")
@@ -160,12 +169,13 @@ async def admin_waits_for_no_io(dut):
     ):
         host.hold_lists = opcode == nvme.WRITE
         placed = await fill(host, opcode, blocks)
-        took = await admin_works(host, placed)
+        took, aborts = await admin_works(host, placed)
         print(f"{opcode:#x}: the slowest admin command took {took} cycles")
         host.hold = host.hold_lists = False
         for number, identifier in placed:
             answer = await host.result(host.queues[number], identifier, cycles=100_000)
             assert answer.code in (nvme.SUCCESS, nvme.ABORT_REQUESTED), answer
+        await aborts_end(host, aborts)
     await host.settle()
 
 
@@ -181,11 +191,12 @@ async def admin_waits_for_no_data_path(dut):
         placed = await filling
         host.hold = False  # commands that have begun end; parts and commands behind them cannot go
         await ClockCycles(dut.clk, 2000)
-        await admin_works(host, placed)
+        _, aborts = await admin_works(host, placed)
         host.command_sink.paused = False
         for number, identifier in placed:
             answer = await host.result(host.queues[number], identifier, cycles=400_000)
             assert answer.code in (nvme.SUCCESS, nvme.ABORT_REQUESTED), answer
+        await aborts_end(host, aborts)
     await host.settle()
 
 

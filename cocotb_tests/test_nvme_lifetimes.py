@@ -204,7 +204,7 @@ async def volumes_come_and_go(dut):
     for queue, identifier, *_ in list(waiting):
         pair = host.queues[queue]
         if identifier in pair.waiting:
-            await pair.waiting[identifier].wait()
+            await pair.waiting[identifier].ended.wait()
     await ClockCycles(dut.clk, 10)
     look()
     assert not waiting

@@ -58,16 +58,19 @@ class Admin(wiring.Component):
     Ports
     -----
     entry
-        Admin submission queue entries; each is taken when its command has ended.
+        Admin submission queue entries; each is taken when its command has ended, or when an Abort
+        waits for the command that it has aborted.
     finish
         How they ended. An Asynchronous Event Request ends without a completion queue entry.
     note
         Those that failed, for the error log, before they end.
-    report, report_waits
-        Ended Asynchronous Event Requests (`hdl.nvme.events.Events`), and that one waits for room.
+    report, report_posted, report_waits
+        Ended Asynchronous Event Requests (`hdl.nvme.events.Events`), that the one that is being
+        taken gets an entry, and that one waits for room.
     abort, aborted, found
         I/O commands that are to be aborted, a pulse when that has been tried, and whether it will
-        end so (`SlotTable`). Not used without `Config.abort_commands`.
+        end so: then `SlotTable` ends the Abort behind it, and the next command is taken here
+        meanwhile. Not used without `Config.abort_commands`.
     change, changed
         Create and delete of I/O queues (`QueueEngine`).
     send, sent
@@ -108,6 +111,7 @@ class Admin(wiring.Component):
                 "finish": Out(stream.Signature(finish(config))),
                 "note": Out(stream.Signature(note(config))),
                 "report": Out(stream.Signature(report())),
+                "report_posted": In(1),
                 "report_waits": In(1),
                 "misuse": In(1),
                 "misuse_value": In(1),
@@ -172,6 +176,7 @@ class Admin(wiring.Component):
             events.misuse.eq(self.misuse),
             events.misuse_value.eq(self.misuse_value),
             events.warning.eq(self.warning),
+            events.posted.eq(self.report_posted),
             events.stalled.eq(self.report_waits),
             events.news.eq(self.news),
             events.configuration.eq(features.events),
@@ -233,7 +238,10 @@ class Admin(wiring.Component):
                 post=posts,
             ),
             *assign(
-                self.abort.payload, queue=queue_number, identifier=entry.cdw10[16:]
+                self.abort.payload,
+                queue=queue_number,
+                identifier=entry.cdw10[16:],
+                by=entry.identifier,
             ),
             *assign(
                 self.note.payload,
@@ -423,9 +431,11 @@ class Admin(wiring.Component):
                         m.next = "ABORTED"
 
                 with m.State("ABORTED"):
-                    m.d.sync += result.eq(Mux(self.found, 0, NOT_ABORTED))
                     with m.If(self.aborted):
                         m.next = "FINISH"
+                        with m.If(self.found):
+                            m.d.comb += self.entry.ready.eq(1)
+                            m.next = "TAKE"
 
             # Requests that are held are the only admin commands that wait.
             with m.State("ABORT"):
@@ -517,8 +527,9 @@ class Admin(wiring.Component):
                     m.next = "FINISH"
 
             with m.State("FINISH"):
-                m.d.comb += [self.finish.valid.eq(1), self.entry.ready.eq(self.finish.ready)]
+                m.d.comb += self.finish.valid.eq(1)
                 with m.If(self.finish.ready):
+                    m.d.comb += self.entry.ready.eq(1)
                     m.next = "TAKE"
 
             waits = (

@@ -234,7 +234,7 @@ class Decode(wiring.Component):
                 opcode=opcode,
                 blocks=length,
                 hostless=hostless,
-                cached=~self.write_through,
+                cached=~self.write_through & (opcode == HostOpcode.WRITE),
             ),
             self.store_parts.eq(parts),
             self.beat.eq(Cat(step[: self._beat_bits], self.entry.payload.place)),
@@ -405,6 +405,8 @@ class AdminEntry(wiring.Component):
         The entry; stable until taken.
     dropped
         One that could not be read: it ends without a completion queue entry.
+    taken
+        A pulse: neither is offered any more.
 
     Latency one cycle from ``done``.
     """
@@ -421,6 +423,7 @@ class AdminEntry(wiring.Component):
                 "done_error": In(1),
                 "entry": Out(stream.Signature(sqe())),
                 "dropped": Out(stream.Signature(finish(config))),
+                "taken": Out(1),
                 "busy": Out(1),
             }
         )
@@ -453,10 +456,9 @@ class AdminEntry(wiring.Component):
                 status=status_field(StatusCode.DATA_TRANSFER_ERROR),
                 post=0,
             ),
-            self.busy.eq(
-                self.done
-                | (self.entry.valid & self.entry.ready)
-                | (self.dropped.valid & self.dropped.ready)
+            self.taken.eq(
+                (self.entry.valid & self.entry.ready) | (self.dropped.valid & self.dropped.ready)
             ),
+            self.busy.eq(self.done | self.taken),
         ]
         return m

@@ -6,7 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config, bits_for_count
 from hdl.nvme.arbitrate import lowest_set
-from hdl.nvme.codes import STATUS_BITS, EventType, LogPage, StatusCode, status_field
+from hdl.nvme.codes import EventType, LogPage
 from hdl.nvme.page_words import WARNING_BITS
 
 PLACES = {event: place for place, event in enumerate(EventType)}
@@ -35,8 +35,8 @@ LOGS = {
 
 
 def report() -> data.StructLayout:
-    """The end of an Asynchronous Event Request; ``result`` is DW0."""
-    return data.StructLayout({"identifier": 16, "status": STATUS_BITS, "result": 32})
+    """The end of an Asynchronous Event Request, by an event or an Abort; ``result`` is DW0."""
+    return data.StructLayout({"identifier": 16, "aborted": 1, "result": 32})
 
 
 class Events(wiring.Component):
@@ -61,9 +61,10 @@ class Events(wiring.Component):
     full
         No more can be held.
     abort, aborted, found
-        A pulse: end the request that has ``identifier``, as aborted. ``aborted`` pulses with
-        ``found`` once it has been looked for. While ``stalled`` it is not looked for: the Abort may
-        have the place that the report waits for.
+        A level until ``aborted``: end the request that has ``identifier``, as aborted. ``aborted``
+        pulses with ``found`` once its entry has been posted (NVMe 1.4, 5.1.1), or without once it
+        has been looked for, or its entry had no room: then it is still held. While ``stalled`` it
+        is not looked for: the Abort may have the place that the report waits for.
     misuse, misuse_value
         A pulse: a doorbell was misused, by its value or (0) by writing it at all.
     warning
@@ -84,11 +85,12 @@ class Events(wiring.Component):
         With ``begun``: the page is read from its first byte on.
     clear
         The controller is being reset: everything is forgotten.
-    report, stalled
-        Ended requests, and that one waits for room in the admin completion queue.
+    report, posted, stalled
+        Ended requests; that the one that is being taken gets an entry; and that one waits for room
+        in the admin completion queue, which no aborted one does.
 
     Latency: 3 cycles from an event to ``report``; ``abort`` takes 2 cycles for each request that
-    can be held. Back-pressure on ``report`` holds ``abort``; events are never refused.
+    can be held, and then what ``report`` takes. Events are never refused.
     """
 
     def __init__(self, *, config: Config):
@@ -114,6 +116,7 @@ class Events(wiring.Component):
                 "cleared": In(TYPES),
                 "clear": In(1),
                 "report": Out(stream.Signature(report())),
+                "posted": In(1),
                 "stalled": In(1),
                 "busy": Out(1),
             }
@@ -208,7 +211,7 @@ class Events(wiring.Component):
         out = self.report.payload
         with m.FSM(name="events") as fsm:
             with m.State("WAIT"):
-                m.d.sync += [out.status.eq(0), place.eq(oldest)]
+                m.d.sync += [out.aborted.eq(0), place.eq(oldest)]
                 with m.If(self.abort):
                     m.d.sync += place.eq(0)
                     m.next = "LOOK"
@@ -244,19 +247,29 @@ class Events(wiring.Component):
 
             with m.State("COMPARE"):
                 hit = held.bit_select(place, 1) & (read.data == self.identifier)
-                m.d.sync += place.eq(place + 1)
                 m.next = "LOOK"
                 with m.If(hit):
-                    m.d.comb += [self.aborted.eq(1), self.found.eq(1)]
                     m.d.sync += [
                         out.result.eq(0),
-                        out.status.eq(status_field(StatusCode.ABORT_REQUESTED, more=False)),
+                        out.aborted.eq(1),
                         out.identifier.eq(read.data),
-                        held.bit_select(place, 1).eq(0),
                     ]
-                    m.next = "REPORT"
-                with m.Elif(place == limit - 1):
-                    m.d.comb += self.aborted.eq(1)
+                    m.next = "END"
+                with m.Else():
+                    m.d.sync += place.eq(place + 1)
+                    with m.If(place == limit - 1):
+                        m.d.comb += self.aborted.eq(1)
+                        m.next = "WAIT"
+
+            with m.State("END"):
+                m.d.comb += [
+                    self.report.valid.eq(1),
+                    self.aborted.eq(self.report.ready),
+                    self.found.eq(self.posted),
+                ]
+                with m.If(self.report.ready):
+                    with m.If(self.posted):
+                        m.d.sync += held.bit_select(place, 1).eq(0)
                     m.next = "WAIT"
 
             waits = (

@@ -309,6 +309,7 @@ class NvmeFrontEnd(wiring.Component):
             queues.done_error.eq(done.error),
             admin_entry.done.eq(queues.done & (done.index == ADMIN_FETCH)),
             admin_entry.done_error.eq(done.error),
+            queues.admin_taken.eq(admin_entry.taken),
             admin.read_done.eq(taken & (done.kind == Kind.PARAMETER)),
             admin.read_error.eq(done.error),
             prp.list_done.eq(taken & (done.kind == Kind.LIST)),
@@ -485,6 +486,7 @@ class NvmeFrontEnd(wiring.Component):
             connect(m, getattr(pages, name), flipped(getattr(self, name)))
         m.d.comb += [
             admin.entry_sizes_good.eq(registers.entry_sizes_good),
+            admin.report_posted.eq(queues.report_posted),
             admin.report_waits.eq(queues.report_waits),
             admin.caching.eq(slots.caching),
             admin.stop.eq(~registers.enable | registers.shutting),

@@ -29,7 +29,8 @@ class QueueAtHand:
     total
         Commands inside.
     admin_inside, admin_asked
-        One of them is of the admin queue; the head of that queue after what has been asked for.
+        An entry of the admin queue has been asked for and not been taken; the head of that queue
+        after what has been asked for.
     change_waits, report_waits
         A change waits for commands to end, a report for room in the admin completion queue.
     """

@@ -29,27 +29,26 @@ def finish_states(
     reserved for it, and it is not inside. ``post_interrupt``, ``post_vector``: of the entry in
     ``ports.post``.
     """
-    queue, sq, cq, cq_base = at_hand.queue, at_hand.sq, at_hand.cq, at_hand.cq_base
+    sq, cq, cq_base = at_hand.sq, at_hand.cq, at_hand.cq_base
     sq_write, cq_write, total = at_hand.sq_write, at_hand.cq_write, at_hand.total
-    admin_inside, change_waits = at_hand.admin_inside, at_hand.change_waits
-    report_waits = at_hand.report_waits
+    change_waits, report_waits = at_hand.change_waits, at_hand.report_waits
 
     with m.State("FINISH"):
+        aborted = ports.report.payload.aborted
         no_room = reporting & posts & (cq.used == cq_base.last)
         m.d.comb += [
             ports.finish.ready.eq(~reporting),
-            ports.report.ready.eq(reporting & ~no_room),
+            ports.report.ready.eq(reporting & (~no_room | aborted)),
+            ports.report_posted.eq(reporting & posts & ~no_room),
             sq_write.data.inside.eq(sq.inside - 1),
             sq_write.en.eq(~reporting),
             cq_write.en.eq(~reporting | posts),
         ]
         with m.If(~reporting):
             m.d.sync += [total.eq(total - 1), change_waits.eq(0)]
-            with m.If(queue == 0):
-                m.d.sync += admin_inside.eq(0)
         with m.If(no_room):
             m.d.comb += cq_write.en.eq(0)
-            m.d.sync += report_waits.eq(1)
+            m.d.sync += report_waits.eq(~aborted)
         with m.Elif(posts):
             with m.If(reporting):
                 m.d.comb += cq_write.data.used.eq(cq.used + 1)

@@ -7,9 +7,7 @@ from amaranth.lib.wiring import In, Out
 from hdl.config import Config
 from hdl.nvme import queue_state
 from hdl.nvme.arbitrate import choose, following
-from hdl.nvme.codes import (
-    STATUS_BITS,
-)
+from hdl.nvme.codes import STATUS_BITS, StatusCode, status_field
 from hdl.nvme.entries import EntryRing
 from hdl.nvme.events import report
 from hdl.nvme.features import BURST_BITS
@@ -47,8 +45,8 @@ class QueueEngine(wiring.Component):
     """Owns every queue's state and serves one event at a time.
 
     A completion queue entry is reserved when a command is fetched, so a completion never waits for
-    a full queue; a submission queue whose completion queue has no room is not fetched from. The
-    admin queue has one command inside at a time. Queues with work take turns.
+    a full queue; a submission queue whose completion queue has no room is not fetched from. Of the
+    admin queue an entry is fetched at a time. Queues with work take turns.
 
     Parameters
     ----------
@@ -74,6 +72,8 @@ class QueueEngine(wiring.Component):
     read_request, done, done_index, done_error
         Reads of entries into the inbox, kind ENTRIES, and a pulse when one has ended. Those of the
         admin queue are `ADMIN_FETCH`, one at a time; they wait for no place in the inbox.
+    admin_taken
+        A pulse: the admin queue's entry has been taken, so that the next one can be fetched.
     entry
         Entries of I/O queues to decode.
     burst
@@ -82,10 +82,11 @@ class QueueEngine(wiring.Component):
         Of commands that are submitted now (`hdl.nvme.lifetimes.Lifetimes`).
     finish
         Ended commands.
-    report
+    report, report_posted
         Ended Asynchronous Event Requests: their fetch has been finished without an entry, so that
         none is reserved; they wait for room in the admin completion queue, and hold nothing. Once
-        the host shuts down or disables the controller they are dropped.
+        the host shuts down or disables the controller they are dropped; so are aborted ones for
+        which there is no room. ``report_posted``: the one that is being taken is not.
     report_waits
         One waits for room.
     misuse, misuse_value
@@ -123,11 +124,13 @@ class QueueEngine(wiring.Component):
                 "done": In(1),
                 "done_index": In(range(ADMIN_FETCH + 1)),
                 "done_error": In(1),
+                "admin_taken": In(1),
                 "entry": Out(stream.Signature(entry(config))),
                 "burst": In(BURST_BITS),
                 "age": In(AGE_BITS),
                 "finish": In(stream.Signature(finish(config))),
                 "report": In(stream.Signature(report())),
+                "report_posted": Out(1),
                 "report_waits": Out(1),
                 "misuse": Out(1),
                 "misuse_value": Out(1),
@@ -211,6 +214,8 @@ class QueueEngine(wiring.Component):
             m.d.sync += self.changed.valid.eq(0)
         with m.If(self.done & (self.done_index == ADMIN_FETCH)):
             m.d.sync += admin_head.eq(admin_asked)
+        with m.If(self.admin_taken):
+            m.d.sync += admin_inside.eq(0)
 
         # Choice of the next queue to fetch from.
         ready = Signal(count)
@@ -262,7 +267,9 @@ class QueueEngine(wiring.Component):
                 finish_in,
                 queue=0,
                 identifier=reported.identifier,
-                status=reported.status,
+                status=Mux(
+                    reported.aborted, status_field(StatusCode.ABORT_REQUESTED, more=False), 0
+                ),
                 result=reported.result,
                 post=1,
             )
@@ -278,7 +285,8 @@ class QueueEngine(wiring.Component):
         )
         can_change = self.change.valid & ~change_waits & ~self.changed.valid
         can_finish = self.finish.valid & ~self.post.valid
-        can_report = self.report.valid & ~self.post.valid & (~report_waits | silent)
+        waits_for_room = report_waits & ~silent & ~self.report.payload.aborted
+        can_report = self.report.valid & ~self.post.valid & ~waits_for_room
         can_open = self.enable & ~self.running
         can_close = (
             self.running & ~self.enable & (total == 0) & ~self.post.valid & self.settled

@@ -137,8 +137,8 @@ def comparison(config: Config) -> data.StructLayout:
 
 
 def target(config: Config) -> data.StructLayout:
-    """The I/O command that an Abort names."""
-    return data.StructLayout({"queue": queue_bits(config), "identifier": 16})
+    """The I/O command that an Abort names, and the Abort's own identifier."""
+    return data.StructLayout({"queue": queue_bits(config), "identifier": 16, "by": 16})
 
 
 def unsent(config: Config) -> data.StructLayout:

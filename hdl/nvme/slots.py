@@ -94,16 +94,17 @@ class SlotTable(wiring.Component):
     abort, aborted, found
         A command that is to be aborted, and a pulse when every slot has been looked at or one has
         been ``found``: it has parts left, or `Prp` holds it back. It then ends with Command Abort
-        Requested. Not used without `Config.abort_commands`.
+        Requested, and the Abort itself ends here, in ``finish`` right behind it (NVMe 1.4, 5.1.1);
+        one that has found nothing does not. Not used without `Config.abort_commands`.
     cancel, cancelled, held
         The same of one slot, to `Prp`.
     active, caching
-        A slot is in use, by a command whose writes may stay in volatile caches.
+        A slot is in use; one is by a command whose writes may stay in volatile caches.
     freed, freed_slot
         A pulse: a slot is free again.
 
-    Rate: one end in 4 cycles and what ``note`` takes, ``completion`` before ``rejected``. An abort
-    takes 4 cycles a slot, ends first.
+    Rate: one end in 4 cycles and what ``note`` takes, ``completion`` before ``rejected``. To look
+    for a command takes 4 cycles a slot, ends first.
     Back-pressure from ``finish`` and ``note``.
     """
 
@@ -151,10 +152,11 @@ class SlotTable(wiring.Component):
         store, load = table.write_port(), table.read_port()
         slot = Signal(config.slot_bits)
         shrinks = Signal()
-        # Parts left; not 0 only while the command is inside. An aborted one has none left.
+        # Parts left; not 0 only while the command is inside. An aborted one has none left, and the
+        # identifier of the Abort that ends behind it.
         aborts = config.abort_commands
         left = data.StructLayout(
-            {"parts": part_bits(config)} | ({"aborted": 1} if aborts else {})
+            {"parts": part_bits(config)} | ({"aborted": 1, "by": 16} if aborts else {})
         )
         # All parts that are left are dropped, because the command is aborted or has ended.
         drops, aborting = Signal(), Signal()
@@ -176,9 +178,6 @@ class SlotTable(wiring.Component):
             m.d.comb += store_parts.data.parts.eq(self.store_parts)
         with m.Elif(drops):
             m.d.comb += store_parts.data.parts.eq(0)
-        if aborts:
-            m.d.comb += store_parts.data.aborted.eq(aborting & ~self.store)
-
         used = Signal(range(config.commands + 1))
         freed = Signal()
         m.d.sync += used.eq(used + self.store - freed)
@@ -208,6 +207,13 @@ class SlotTable(wiring.Component):
         aborted_status = status_field(StatusCode.ABORT_REQUESTED, more=False)
         wanted = Signal(target(config))
         seeking = Signal()
+        # The Abort of the slot's command ends, not the command.
+        behind = Signal()
+        if aborts:
+            m.d.comb += [
+                store_parts.data.aborted.eq(aborting & ~self.store),
+                store_parts.data.by.eq(wanted.by),
+            ]
 
         # Write Zeroes is none of the host's writes in the SMART log.
         zeroes = load.data.opcode == HostOpcode.WRITE
@@ -272,17 +278,13 @@ class SlotTable(wiring.Component):
                     m.next = "NEXT"
                     with m.If(
                         inside_there
+                        & ~load_parts.data.aborted
                         & (load.data.queue == wanted.queue)
                         & (load.data.identifier == wanted.identifier)
                     ):
                         m.next = "CANCEL"
                         with m.If(load_parts.data.parts != 0):
-                            m.d.comb += [drops.eq(1), aborting.eq(1)]
-                            m.next = "MATCH"
-                            with m.If(~self.store):
-                                m.d.comb += [self.aborted.eq(1), self.found.eq(1)]
-                                m.d.sync += seeking.eq(0)
-                                m.next = "TAKE"
+                            m.next = "MARK"
 
                 with m.State("CANCEL"):
                     m.d.comb += self.cancel.valid.eq(1)
@@ -293,9 +295,14 @@ class SlotTable(wiring.Component):
                     with m.If(self.cancelled):
                         m.next = "NEXT"
                         with m.If(self.held):
-                            m.d.comb += [self.aborted.eq(1), self.found.eq(1)]
-                            m.d.sync += seeking.eq(0)
-                            m.next = "TAKE"
+                            m.next = "MARK"
+
+                with m.State("MARK"):
+                    m.d.comb += [drops.eq(1), aborting.eq(1)]
+                    with m.If(~self.store):
+                        m.d.comb += [self.aborted.eq(1), self.found.eq(1)]
+                        m.d.sync += seeking.eq(0)
+                        m.next = "TAKE"
 
                 with m.State("NEXT"):
                     m.d.sync += cursor.eq(cursor + 1)
@@ -318,11 +325,23 @@ class SlotTable(wiring.Component):
 
             with m.State("FINISH"):
                 m.d.comb += self.finish.valid.eq(1)
+                leaves = status != 0
+                if aborts:
+                    leaves &= ~load_parts.data.aborted
                 with m.If(self.finish.ready):
-                    with m.If(status != 0):
+                    with m.If(leaves):
                         leave()
                     with m.Else():
                         m.next = "NOTE"
+                    if aborts:
+                        with m.If(load_parts.data.aborted):
+                            m.next = "END_ABORT"
+
+            if aborts:
+                with m.State("END_ABORT"):
+                    m.d.comb += [behind.eq(1), self.finish.valid.eq(1)]
+                    with m.If(self.finish.ready):
+                        leave()
 
             with m.State("NOTE"):
                 m.d.comb += self.note.valid.eq(1)
@@ -332,6 +351,7 @@ class SlotTable(wiring.Component):
                     with m.Else():
                         leave()
 
+            ended_by = load_parts.data.by if aborts else Const(0)
             m.d.comb += [
                 load.addr.eq(slot),
                 self.cancel.payload.eq(slot),
@@ -342,9 +362,9 @@ class SlotTable(wiring.Component):
                 self.freed_slot.eq(slot),
                 *assign(
                     self.finish.payload,
-                    queue=load.data.queue,
-                    identifier=load.data.identifier,
-                    status=status,
+                    queue=Mux(behind, 0, load.data.queue),
+                    identifier=Mux(behind, ended_by, load.data.identifier),
+                    status=Mux(behind, 0, status),
                     result=0,
                     post=1,
                 ),
