@@ -130,11 +130,13 @@ class CopyBench(WalkBench):
         every = [strip] if self.array.mirrored else [*range(self.strips(row))]
         return await self.begin(row, joined=every)
 
-    def lose_others(self, count: int) -> None:
-        """So many drives that could stand in for the member fail."""
-        (group, *_) = [group for group in self.groups() if self.old in group]
-        for port in self.random.sample(sorted({*group} - {self.old}), max(count, 0)):
+    def lose_others(self, count: int) -> tuple[int, int, tuple[int, int]]:
+        """A `copied_place`, of which so many other drives that could stand in have failed."""
+        row, strip, place = self.copied_place()
+        others = sorted({port for port, _ in self.role_places(row, strip)} - {self.old})
+        for port in self.random.sample(others, max(count, 0)):
             self.fail(port)
+        return row, strip, place
 
     def faults_of(self, entry: Row) -> int:
         """How many commands of a row fail when one block is not stored and cannot be spared."""
@@ -394,9 +396,8 @@ async def the_target_refuses_as_the_member_fails(dut):
         (bench.target, block) for port, block in bench.places_of(ROWS) if port == bench.old
     }
     await bench.walk_all(WalkKind.COPY, rows=ROWS[: SPAN // 2])
-    bench.lose_others(bench.tolerated - 1)
+    row, strip, place = bench.lose_others(bench.tolerated - 1)
     failed = bench.failed | {bench.old}
-    row, strip, place = bench.copied_place()
     before = bench.drives.blocks.get(place)
     entry = await bench.is_refused(
         place, bench.write(row, strip), lambda: bench.fail(bench.old)
@@ -421,9 +422,8 @@ async def the_target_refuses_as_the_member_fails(dut):
 async def the_target_refuses_a_copy_as_the_member_fails(dut):
     """A row is not passed of which the target, which is the member then, has something else."""
     bench = await begin(dut)
-    bench.lose_others(bench.tolerated - 1)
+    row, strip, place = bench.lose_others(bench.tolerated - 1)
     failed = bench.failed | {bench.old}
-    row, strip, place = bench.copied_place()
     tag = await bench.is_refused(
         place, bench.walk(row, WalkKind.COPY, strip=strip), lambda: bench.fail(bench.old)
     )
@@ -438,9 +438,8 @@ async def the_member_refuses(dut):
     the member, or cannot be read."""
     bench = await begin(dut)
     await bench.walk_all(WalkKind.COPY)
-    bench.lose_others(bench.tolerated)
+    row, strip, place = bench.lose_others(bench.tolerated)
     await bench.pause(500)
-    row, strip, place = bench.copied_place()
     old = bench.old, place[1]
     bench.drives.refusing = {old}
     bench.drives.spoils_refused = bench.random.random() < 0.5
