@@ -445,7 +445,8 @@ async def the_member_refuses(dut):
     bench.drives.spoils_refused = bench.random.random() < 0.5
     entry = await bench.write(row, strip)
     await bench.settle()
-    assert bench.write_faults == bench.faults_of(entry) and not {bench.old, bench.target} & bench.failed
+    assert bench.write_faults == bench.faults_of(entry)
+    assert not {bench.old, bench.target} & bench.failed
     bench.check_drives()
     same = bench.drives.blocks.get(place) == bench.drives.blocks.get(old)
     assert same or place in bench.drives.unreadable, "the two drives differ"
