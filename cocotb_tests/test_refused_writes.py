@@ -18,6 +18,7 @@ from hdl.nvme.interface import Status
 from hdl.stripe.dismissal import Dismissal
 from hdl.stripe.interface import RowKind
 from hdl.stripe.judgement import Judgement
+from hdl.stripe.row_end import end_states
 from hdl.stripe.sequencer import Sequencer
 
 SPAN = 6
@@ -502,11 +503,20 @@ class GivesUpEveryDrive(Judgement):
         return m
 
 
-class CountsStaleCopies(Sequencer):
-    """A planted bug: a copy that is not in sync counts."""
+class KnowsNoStaleDrive:
+    """Ports of a sequencer that have every drive rebuilt."""
 
-    def _in_sync(self, program):
-        return Const(-1, len(program.synced))
+    def __init__(self, ports):
+        self._ports = ports
+        self.stale = Const(0, len(ports.stale))
+
+    def __getattr__(self, name):
+        return getattr(self._ports, name)
+
+
+def counts_rebuilt_drives(m, row, *, ports, **others):
+    """A planted bug: what only a drive has that is being rebuilt counts as stored."""
+    end_states(m, row, ports=KnowsNoStaleDrive(ports), **others)
 
 
 class SharesSecondTries(Sequencer):
@@ -605,11 +615,21 @@ def test_planted_bug_in_judging_is_caught(mutant, array, testcase):
     [
         (LeavesMixtures, LAST),
         (LeavesMixtures, AGREE),
-        (CountsStaleCopies, STALE),
         (SharesSecondTries, "a_second_try_is_each_blocks_own"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_planted_bug_in_rows_is_caught(mutant, testcase):
-    array = "raid1" if testcase in (AGREE, STALE) else "raid5"
+    array = "raid1" if testcase == AGREE else "raid5"
     must_catch(mutant, module=__name__, array=array, testcase=testcase)
+
+
+@pytest.mark.parametrize("array", ["raid1", "raid5"])
+def test_planted_bug_in_the_end_is_caught(array):
+    must_catch(
+        counts_rebuilt_drives,
+        module=__name__,
+        array=array,
+        testcase=REBUILD,
+        place="sequencer.end_states",
+    )
