@@ -205,7 +205,7 @@ class Bench:
         seen, left = None, 0
         while True:
             await RisingEdge(dut.clk)
-            now = frozenset(self.failed), frozenset(self.stale)
+            now = frozenset(self.failed), frozenset(self.stale), self.array.ports
             if now != seen or self.unsettled:
                 seen, left = now, judging.randint(1, JUDGED_IN)
                 dut.settled.value = 0

@@ -1,19 +1,23 @@
 """Rows of an array of which a member is copied to another drive: both get every write."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import cocotb
 import pytest
 from amaranth.hdl import Signal
+from cocotb.triggers import Event
 
 from cocotb_tests.row_runs import must_catch, run_rows
-from cocotb_tests.sequencer_bench import ARRAYS, CONFIG, ROW_STEP, random_rows, some_rows
+from cocotb_tests.sequencer_bench import ARRAYS, CONFIG, ROW_STEP, Row, random_rows, some_rows
 from cocotb_tests.streams import start
 from cocotb_tests.stripe_models import BLOCK, ArrayModel, TableServer, pack
 from cocotb_tests.walk_bench import WalkBench
 from hdl.array.interface import copy_entry
 from hdl.background.interface import WalkKind, WalkResult
+from hdl.nvme.interface import Status
 from hdl.stripe.admission import Admission
 from hdl.stripe.duplicate import Duplicate
 from hdl.stripe.interface import PlanKind
@@ -24,6 +28,9 @@ from sim.golden.walks import Walk, outcome
 
 SPAN = 6
 ROWS = some_rows(SPAN)
+
+REFUSALS = 8
+"""Rows that are refused as a copy ends."""
 
 COPIED = {
     **{name: array for name, array in ARRAYS.items() if len(array.ports) < CONFIG.ports},
@@ -44,11 +51,13 @@ class CopyBench(WalkBench):
         self.position = self.random.randrange(array.width * array.spans)
         self.old = array.ports[self.position]
         self.target = self.random.choice(sorted({*range(config.ports)} - {*array.ports}))
+        self.copied_to = self.target
         TableServer(dut, "copy_read", self._entry)
 
     def _entry(self, array: int) -> int:
         valid = array == 1 and self.copying
-        return pack(copy_entry(self.config), valid=valid, position=self.position, port=self.target)
+        port = self.copied_to
+        return pack(copy_entry(self.config), valid=valid, position=self.position, port=port)
 
     def begin_copy(self) -> None:
         """Whatever the target had before."""
@@ -68,6 +77,70 @@ class CopyBench(WalkBench):
         if stale:
             self.stale.add(self.target)
             self.dut.stale.value = 1 << self.target
+
+    def change_places(self) -> None:
+        """The target becomes the member, and the member what is copied to; or the other way."""
+        member, self.copied_to = self.copied_to, self.array.ports[self.position]
+        ports = tuple(member if one == self.copied_to else one for one in self.array.ports)
+        self.array = replace(self.array, ports=ports)
+        self.tables.replace(1, self.array)
+
+    def essential(self) -> set[int]:
+        """The target as well, once it stands for a member that has failed."""
+        member = self.array.ports[self.position]
+        if not self.copying or member not in self.failed or self.copied_to in self.failed:
+            return super().essential()
+        bad = self.failed | self.stale
+        groups = [group for group in self.groups() if member in group]
+        needed = any(len(bad.intersection(group)) >= self.tolerated for group in groups)
+        return super().essential() | ({self.copied_to} if needed else set())
+
+    def copied_place(self) -> tuple[int, int, tuple[int, int]]:
+        """A row with a block of the member, a strip of it, and where the target has that block."""
+        places = [
+            (row, strip, (self.target, block))
+            for row in ROWS
+            for strip in self.walked_strips(row)
+            for port, block in self.role_places(row, strip)
+            if port == self.old
+        ]
+        return self.random.choice(places)
+
+    async def is_refused(self, place: tuple[int, int], begun: Awaitable, then: Callable) -> Any:
+        """Only ``place`` is still to be stored of what is ``begun`` when ``then`` happens; it is
+        refused."""
+        drives = self.drives
+        drives.refusing = {place}
+        drives.spoils_refused = self.random.random() < 0.5
+        held = drives.held[place] = Event()
+        result = await begun
+        await self.pause(2000)
+        assert drives.outstanding == 1, "there is more to store"
+        then()
+        if self.random.random() < 0.5:
+            await self.pause(1000)
+        del drives.held[place]
+        held.set()
+        await self.settle()
+        drives.refusing.clear()
+        return result
+
+    async def write(self, row: int, strip: int) -> Row:
+        """Begins to write all of a row; of mirrors the strip."""
+        every = [strip] if self.array.mirrored else [*range(self.strips(row))]
+        return await self.begin(row, joined=every)
+
+    def lose_others(self, count: int) -> tuple[int, int, tuple[int, int]]:
+        """A `copied_place`, of which so many other drives that could stand in have failed."""
+        row, strip, place = self.copied_place()
+        others = sorted({port for port, _ in self.role_places(row, strip)} - {self.old})
+        for port in self.random.sample(others, max(count, 0)):
+            self.fail(port)
+        return row, strip, place
+
+    def faults_of(self, entry: Row) -> int:
+        """How many commands of a row fail when one block is not stored and cannot be spared."""
+        return len(entry.joined) if self.array.parities else 1
 
     async def random_rows(self, *, rows: int) -> None:
         """Host writes, half of them of one strip; of mirrors all, as the gatherer has them."""
@@ -288,6 +361,114 @@ async def what_no_drive_has_is_unreadable(dut):
     await bench.settle()
 
 
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def the_target_refuses_as_the_copy_ends(dut):
+    """It is the member by then, and nothing can be spared: it goes, as the old one has the block.
+    """
+    bench = await begin(dut)
+    await bench.walk_all(WalkKind.COPY)
+    bench.lose_others(bench.tolerated)
+    failed = set(bench.failed)
+    for _ in range(REFUSALS):
+        row, strip, place = bench.copied_place()
+        faults = bench.write_faults
+        entry = await bench.is_refused(place, bench.write(row, strip), bench.change_places)
+        assert set(entry.statuses) == {Status.SUCCESS} and bench.write_faults == faults
+        assert bench.failed == failed | {bench.target}, "what it has is old, and it stays"
+        assert not bench.drives.unreadable
+        # The old one is the member again.
+        bench.change_places()
+        bench.check_drives()
+        # The next copy.
+        bench.failed.discard(bench.target)
+        bench.drives.gone.discard(bench.target)
+        dut.failed.value = sum(1 << port for port in bench.failed)
+        await bench.write(row, strip)
+        await bench.settle()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def the_target_refuses_as_the_member_fails(dut):
+    """Then it is the member, which cannot be spared: what it did not store is unreadable there, or
+    the write fails. The row may have been copied, or not."""
+    bench = await begin(dut)
+    bench.drives.distrusted = {
+        (bench.target, block) for port, block in bench.places_of(ROWS) if port == bench.old
+    }
+    await bench.walk_all(WalkKind.COPY, rows=ROWS[: SPAN // 2])
+    row, strip, place = bench.lose_others(bench.tolerated - 1)
+    failed = bench.failed | {bench.old}
+    before = bench.drives.blocks.get(place)
+    entry = await bench.is_refused(
+        place, bench.write(row, strip), lambda: bench.fail(bench.old)
+    )
+    assert bench.failed == failed, "nothing is left of the member"
+    stays = bench.tolerated and bench.drives.spoils_refused
+    faults = 0 if stays else bench.faults_of(entry)
+    assert bench.write_faults == faults, entry.statuses
+    assert place in bench.drives.unreadable or bench.drives.blocks.get(place) == before
+    assert not stays or place in bench.drives.unreadable
+    bench.hand_over(stale=True)
+    bench.check_drives()
+    await bench.write(row, strip)
+    await bench.settle()
+    if bench.tolerated:
+        await bench.walk_all(WalkKind.REBUILD, first=bench.boundary)
+        bench.trust()
+    bench.check_drives()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def the_target_refuses_a_copy_as_the_member_fails(dut):
+    """A row is not passed of which the target, which is the member then, has something else."""
+    bench = await begin(dut)
+    row, strip, place = bench.lose_others(bench.tolerated - 1)
+    failed = bench.failed | {bench.old}
+    tag = await bench.is_refused(
+        place, bench.walk(row, WalkKind.COPY, strip=strip), lambda: bench.fail(bench.old)
+    )
+    result, _ = await bench.end_of(tag)
+    assert bench.failed == failed
+    assert result == WalkResult.FAILED or place in bench.drives.unreadable, result
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def the_member_refuses(dut):
+    """It cannot be spared, and the write fails: what the host reads is the same once the target is
+    the member, or cannot be read."""
+    bench = await begin(dut)
+    await bench.walk_all(WalkKind.COPY)
+    row, strip, place = bench.lose_others(bench.tolerated)
+    await bench.pause(500)
+    old = bench.old, place[1]
+    bench.drives.refusing = {old}
+    bench.drives.spoils_refused = bench.random.random() < 0.5
+    entry = await bench.write(row, strip)
+    await bench.settle()
+    assert bench.write_faults == bench.faults_of(entry)
+    assert not {bench.old, bench.target} & bench.failed
+    bench.check_drives()
+    same = bench.drives.blocks.get(place) == bench.drives.blocks.get(old)
+    assert same or place in bench.drives.unreadable, "the two drives differ"
+    bench.hand_over()
+    bench.check_drives()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def the_target_refuses_when_nothing_is_known(dut):
+    """Nobody waits for the states of arrays to rest: the target goes at once."""
+    bench = await begin(dut)
+    bench.unsettled = True
+    row, strip, place = bench.copied_place()
+    bench.drives.refusing = {place}
+    bench.drives.spoils_refused = True
+    entry = await bench.write(row, strip)
+    await bench.settle()
+    assert set(entry.statuses) == {Status.SUCCESS} and bench.failed == {bench.target}
+    assert not bench.drives.unreadable
+    bench.check_drives()
+
+
 LOAD = ("copies_under_load", "the_target_fails", "copies_what_cannot_be_read")
 
 
@@ -367,6 +548,26 @@ def cases(array: str) -> tuple[str, ...]:
 @pytest.mark.parametrize("array", FEW)
 def test_copies(array):
     copy_rows(Sequencer, array=array, testcase=("copies_under_load", FEW[array]))
+
+
+REFUSED = (
+    "the_target_refuses_as_the_copy_ends",
+    "the_target_refuses_as_the_member_fails",
+    "the_target_refuses_a_copy_as_the_member_fails",
+    "the_member_refuses",
+    "the_target_refuses_when_nothing_is_known",
+)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pytest.param(array, marks=[] if array in ("raid0", "raid1", "raid5") else pytest.mark.slow)
+        for array in COPIED
+    ],
+)
+def test_refused_copies(array):
+    copy_rows(Sequencer, array=array, testcase=REFUSED)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from hdl.nvme.interface import Status
 from hdl.stripe.dismissal import Dismissal
 from hdl.stripe.interface import RowKind
 from hdl.stripe.judgement import Judgement
+from hdl.stripe.row_end import end_states
 from hdl.stripe.sequencer import Sequencer
 
 SPAN = 6
@@ -291,10 +292,28 @@ async def walk_refused(bench: WalkBench, row: int, strip: int, place: tuple[int,
     bench.check_drives()
 
 
+async def refuse_last(
+    bench: WalkBench, row: int, strip: int, place: tuple[int, int]
+) -> None:
+    """The write fails; the drive stays, with what it had."""
+    bench.drives.refusing = {place}
+    bench.drives.spoils_refused = bench.random.random() < 0.5
+    failed, before = set(bench.failed), bench.drives.blocks.get(place)
+    every = [strip] if bench.array.mirrored else [*range(bench.strips(row))]
+    entry = await write(bench, row, every)
+    assert bench.failed == failed, f"{place[0]} is given up for one block"
+    assert set(entry.statuses) == {Status.WRITE_FAULT}, entry.statuses
+    assert place not in bench.drives.unreadable and bench.drives.blocks.get(place) == before
+    bench.check_drives()
+    bench.drives.refusing.clear()
+    await write(bench, row, every)
+    assert not bench.drives.unreadable & bench.places_of([row])
+
+
 @cocotb.test(timeout_time=8, timeout_unit="ms")
 async def keeps_what_a_rebuild_needs(dut):
-    """A row that has been rebuilt does without the block, but those that have not need the drive.
-    """
+    """Nobody has the block but drives that are being rebuilt, and have got this row already: the
+    write fails, the drive stays, and what it had can be read. A walk does without the block."""
     bench = await begin(dut)
     group = bench.random.choice(bench.groups())
     for port in bench.random.sample(group, bench.tolerated):
@@ -313,7 +332,7 @@ async def keeps_what_a_rebuild_needs(dut):
         row, strip = bench.random.choice([*rows.items()])
         places = bench.role_places(row, strip)
         place = bench.random.choice([one for one in places if one[0] in bench.essential()])
-        await refuse_one(bench, row, strip, place)
+        await refuse_last(bench, row, strip, place)
         await walk_refused(bench, row, strip, place)
 
 
@@ -515,6 +534,22 @@ class CountsStaleCopies(Sequencer):
         return Const(-1, len(program.synced))
 
 
+class KnowsNoStaleDrive:
+    """Ports of a sequencer that have every drive rebuilt."""
+
+    def __init__(self, ports):
+        self._ports = ports
+        self.stale = Const(0, len(ports.stale))
+
+    def __getattr__(self, name):
+        return getattr(self._ports, name)
+
+
+def counts_rebuilt_drives(m, row, *, ports, **others):
+    """A planted bug: what only a drive has that is being rebuilt counts as stored."""
+    end_states(m, row, ports=KnowsNoStaleDrive(ports), **others)
+
+
 class SharesSecondTries(Sequencer):
     """A planted bug: once any operation of the row was aborted, what is refused is not sent again.
     """
@@ -612,12 +647,22 @@ def test_planted_bug_in_judging_is_caught(mutant, array, testcase):
     [
         (LeavesMixtures, LAST),
         (LeavesMixtures, AGREE),
-        (CountsStaleCopies, STALE),
         (CountsStaleCopies, NOT_OLD),
         (SharesSecondTries, "a_second_try_is_each_blocks_own"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_planted_bug_in_rows_is_caught(mutant, testcase):
-    array = "raid1" if testcase in (AGREE, STALE, NOT_OLD) else "raid5"
+    array = "raid1" if testcase in (AGREE, NOT_OLD) else "raid5"
     must_catch(mutant, module=__name__, array=array, testcase=testcase)
+
+
+@pytest.mark.parametrize("array", ["raid1", "raid5"])
+def test_planted_bug_in_the_end_is_caught(array):
+    must_catch(
+        counts_rebuilt_drives,
+        module=__name__,
+        array=array,
+        testcase=REBUILD,
+        place="sequencer.end_states",
+    )

@@ -22,7 +22,8 @@ class Dismissal(wiring.Component):
     Ports
     -----
     port, synced
-        Where the drive is; it holds all that it should of the row, but for this block.
+        Where the drive is; it holds all that it should of the row, but for this block. 0 for one
+        that a member is copied to, while that is there: none needs it.
     essential, settled
         Bit a port, as in `ArrayStates`; whether that is up to date.
     impatient

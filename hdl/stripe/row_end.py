@@ -21,6 +21,7 @@ def end_states(
     target: Any,
     data_roles: Signal,
     unprotected: Any,
+    copied: Any,
     synced: Any,
     fault: Signal,
     delivers: Signal,
@@ -45,13 +46,19 @@ def end_states(
       and copies do not differ: the blocks that can be read are the old ones. If no copy is old for
       certain, one stays as it is. A drive that does not even do that is given up, unless it is
       essential and what it has can do no harm to other blocks.
-    - The drive that a member is copied to is given up for a block, and nothing else comes of that.
+    - The drive that a member is copied to is given up for a block, and nothing else comes of that,
+      be it the member in the tables by then: the other drive has the row. Once that has failed, it
+      is the member, and is judged as any other. If it has stored what the member has not, that is
+      made unreadable, without redundancy as well: the two do not differ.
+    - A drive that is being rebuilt does not count: what only it has of a host's write is not
+      stored. A walk brings nothing that is new, and takes it for the good copy that it is.
 
     Without ``background`` no block can be made unreadable, and drives are given up at once if there
     is parity, or a good copy.
 
     ``ports`` are the sequencer's. ``target``: that of the row's ``number``, a cycle after it.
-    ``unprotected``: what is not stored is lost. ``synced``: targets that hold all that they should.
+    ``unprotected``: what is not stored is lost. ``copied``: the target that is copied, one bit, or
+    none. ``synced``: targets that hold all that they should.
     ``fault``: the row's commands fail. ``delivers``: joined blocks that the host gets. ``verdict``
     is that of the sequencer, if it walks.
     """
@@ -63,14 +70,20 @@ def end_states(
     tolerance = Signal(3)
     number = row.number
     protected = program.parities != 0
+    redundant = protected | program.mirrored
     to_copy = (1 << copy_target(config)) if config.background else 0
-    # Targets that their drive, which is there, did not store, the copied member's apart; whether
-    # one of them is not stored and stays, and those that stay and are to be made unreadable.
+    # While its member is there, the target that it is copied to is not needed.
+    spare = Mux((now.left & copied).any(), 0, to_copy)
+    # Targets that their drive, which is there, did not store, that one apart; whether one of them
+    # is not stored and stays, and those that stay and are to be made unreadable.
     refusals = now.lost & ~now.left
-    refused = refusals & ~to_copy
+    refused = refusals & ~spare
     torn = Signal()
     kept = Signal.like(now.lost)
     waited = Signal(range(SETTLE_CYCLES + 1))
+    # Roles with parity whose drives are being rebuilt.
+    unsure = Signal(config.ports)
+    stale = ports.stale if config.background else Const(0, len(ports.failed))
     m.submodules.dismissal = dismissal = Dismissal(config=config)
 
     # What has become of the drives since the row began.
@@ -86,7 +99,9 @@ def end_states(
     with m.State("NOTE-PLACE"):
         with m.If(ports.failed.bit_select(target.port, 1)):
             m.d.sync += [now.lost.eq(now.lost | own), now.left.eq(now.left | own)]
-        with m.Elif((own & program.write & synced & ~now.lost).any()):
+        with m.Elif(~walks & stale.bit_select(target.port, 1)):
+            m.d.sync += unsure.eq(unsure | own)
+        with m.Elif((own & program.write & synced & ~now.lost & ~to_copy).any()):
             m.d.sync += now.good.eq(now.good | (1 << target.strip))
         m.next = "SELECT-PLACE"
 
@@ -101,7 +116,8 @@ def end_states(
         ]
         m.next = "COUNT"
         if config.background:
-            m.d.sync += missing.eq(lost | program.dead | program.stale | unread)
+            rebuilt = program.stale | unsure
+            m.d.sync += [missing.eq(lost | program.dead | rebuilt | unread), unsure.eq(0)]
             with m.If(program.salvage):
                 # What joined is on its drives, or nowhere; the rest is lost already.
                 m.d.sync += [
@@ -129,7 +145,7 @@ def end_states(
                 with m.Case(Phase.BLANK):
                     m.d.sync += fault.eq(refused.any())
                 with m.Case(Phase.SPOIL):
-                    m.d.sync += fault.eq(1)
+                    m.d.sync += fault.eq(redundant)
                 with m.Default():
                     m.d.sync += now.old.eq(now.lost & now.refused)
         m.next = "SELECT-REFUSAL"
@@ -147,8 +163,13 @@ def end_states(
                 in_sync = maybe_new & synced
                 one = Mux(program.mirrored & ~has_old, in_sync & -in_sync, 0)
                 spoilt = Signal.like(now.lost)
-                m.d.comb += spoilt.eq(maybe_new & ~one)
-                mixed = torn & (now.phase != Phase.SPOIL) & (protected | program.mirrored)
+                # Without redundancy only two drives of a copy can differ.
+                unknown = Mux(program.mirrored, refused & ~synced, 0)
+                m.d.comb += spoilt.eq((maybe_new | unknown) & ~one)
+                with m.If(~redundant):
+                    twin = Mux((refused & copied).any(), to_copy, 0)
+                    m.d.comb += spoilt.eq(maybe_new & twin)
+                mixed = torn & (now.phase != Phase.SPOIL)
                 with m.If(writes & kept.any()):
                     m.d.sync += now.blank.eq(kept)
                     row.make_unreadable(m, targets=kept, phase=Phase.BLANK)
@@ -169,23 +190,19 @@ def end_states(
             dismissal.synced.eq(1),
             dismissal.settled.eq(1),
         ]
-        copying = Const(0)
         if config.background:
-            copying = (own & to_copy).any()
             stored = program.write & ~now.lost & synced & ~to_copy
             with m.If(walks & ~protected):
                 m.d.comb += spared.eq((program.read & ~now.left).any() | stored.any())
-            with m.If(copying):
-                m.d.comb += spared.eq(1)
             # Parities that can be read, of what has been made unreadable for the most part.
             parities = program.write & ~now.left & (now.old | now.lost) & ~to_copy & ~data_roles
             spoils = now.phase == Phase.SPOIL
             m.d.comb += [
-                dismissal.synced.eq(copying | (own & synced).any()),
+                dismissal.synced.eq((own & (synced | to_copy) & ~spare).any()),
                 dismissal.essential.eq(ports.essential),
                 dismissal.settled.eq(ports.settled),
                 dismissal.impatient.eq(waited == SETTLE_CYCLES),
-                dismissal.spoils.eq(spoils & ~copying),
+                dismissal.spoils.eq(spoils),
                 dismissal.mixes.eq(protected & parities.any()),
             ]
             with m.If(now.phase == Phase.BLANK):
@@ -201,12 +218,14 @@ def end_states(
             m.next = "GIVE-UP"
         with m.Elif(~dismissal.kept):
             m.d.sync += torn.eq(1)
-        with m.Elif(~copying):
+        with m.Else():
             m.d.sync += kept.eq(kept | own)
     with m.State("GIVE-UP"):
         m.d.comb += [ports.fail.valid.eq(1), ports.fail.payload.eq(target.port)]
         with m.If(ports.fail.ready):
             m.next = "SELECT-REFUSAL"
+            if config.background:
+                m.d.sync += now.left.eq(now.left | own)
 
     with m.State("SELECT-STRIP"):
         m.d.sync += [index.eq(lowest), pending.eq(pending & (pending - 1))]

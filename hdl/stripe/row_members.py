@@ -6,7 +6,7 @@ from amaranth.hdl import Cat, Module, Mux, Signal, Value
 
 from hdl.config import Config
 from hdl.stripe.duplicate import Duplicate
-from hdl.stripe.program import lowest_bit, target, target_bits
+from hdl.stripe.program import copy_target, lowest_bit, target, target_bits
 
 
 class RowMembers:
@@ -125,8 +125,12 @@ class RowMembers:
         with m.If(got):
             m.d.comb += target_write.en.eq(1)
             if config.background:
-                with m.If(~gone & ~stale):
-                    m.d.sync += todo.synced.eq(todo.synced | (1 << number))
+                to_copy = 1 << copy_target(config)
+                m.d.sync += todo.synced.eq(
+                    todo.synced
+                    | Mux(~gone & ~stale, 1 << number, 0)
+                    | Mux(duplicate.copied & ~beyond, to_copy, 0)
+                )
             with m.If(mirrored):
                 with m.If(~gone):
                     m.d.sync += todo.write.eq(todo.write | (1 << number))

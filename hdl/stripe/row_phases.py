@@ -12,13 +12,20 @@ from hdl.stripe.row_at_hand import RowAtHand
 
 
 def phase_states(
-    m: Module, row: RowAtHand, *, stored: Any, admission: Admission, early: Any, suspicion: Any
+    m: Module,
+    row: RowAtHand,
+    *,
+    stored: Any,
+    admission: Admission,
+    early: Any,
+    suspicion: Any,
+    copied: Any,
 ) -> None:
     """The states LOAD-PROGRAM, when a row begins, and LOAD-ROW, when it has ended a phase, and
     those that follow, up to the begin of its next phase.
 
     ``stored``: its progress as it was stored, 2 cycles after ``row.slot``. ``early``, ``suspicion``
-    are those of the sequencer, if it has them.
+    are those of the sequencer, if it has them. ``copied``: as in `hdl.stripe.row_end`.
     """
     config, program, now = row.config, row.program, row.now
     recover, fills, gathered = row.recover, row.fills, row.gathered
@@ -117,11 +124,12 @@ def phase_states(
             with m.Case(Phase.WRITE):
                 m.next = "CLOSE"
                 with m.If(now.lost.any()):
-                    # Every role, but of mirrors what was written.
+                    # Every role, but of mirrors what was written; and both drives of a copy.
                     written = program.write | program.read
                     places = Mux(program.parities != 0, every_role, written)
                     if config.background:
-                        places = places & ~(1 << copy_target(config))
+                        to_copy = program.write & (1 << copy_target(config))
+                        places = places | to_copy | copied
                     m.d.sync += [row.pending.eq(places), now.good.eq(0)]
                     m.next = "SELECT-PLACE"
                 with m.If(now.retry.any()):

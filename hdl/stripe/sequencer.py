@@ -482,6 +482,7 @@ class Sequencer(wiring.Component):
                 admission=admission,
                 early=early,
                 suspicion=suspicion,
+                copied=copied,
             )
 
             sending_states(
@@ -504,6 +505,7 @@ class Sequencer(wiring.Component):
                 target=target,
                 data_roles=data_roles,
                 unprotected=unprotected,
+                copied=copied,
                 synced=synced,
                 fault=fault,
                 delivers=delivers,

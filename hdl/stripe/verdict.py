@@ -41,9 +41,11 @@ class Verdict(wiring.Component):
         def say(result: WalkResult, roles) -> None:
             m.d.comb += [self.walked.result.eq(result), self.walked.roles.eq(roles)]
 
-        # What is copied to does not count, nor what failed meanwhile and is not written.
+        # What is copied to does not count if it is given up, nor what failed meanwhile and is not
+        # written.
         lost = Signal.like(done.lost)
-        m.d.comb += lost.eq(done.lost & todo.write & ~(1 << copy_target(self._config)))
+        gone = done.left & (1 << copy_target(self._config))
+        m.d.comb += lost.eq(done.lost & todo.write & ~gone)
         with m.If(lost.any()):
             say(WalkResult.FAILED, lost[: len(todo.dead)])
         with m.Elif(todo.withheld):

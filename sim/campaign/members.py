@@ -7,6 +7,7 @@ from hdl.background.jobs import JobState
 from sim.campaign.array import Array
 from sim.campaign.card import Card
 from sim.campaign.faults import Faults
+from sim.campaign.refusals import Refusals
 from sw.driver import background
 
 REPLACED, COPIED, SPARED = 0.5, 0.4, 0.3
@@ -19,7 +20,7 @@ class Members:
     ----------
     card, arrays
         All there is.
-    features, choose, faults
+    features, choose, faults, refusals
         What the campaign does.
     """
 
@@ -30,12 +31,14 @@ class Members:
         features: frozenset[str],
         choose: random.Random,
         faults: Faults,
+        refusals: Refusals,
     ):
         self._card = card
         self._arrays = arrays
         self._features = features
         self._choose = choose
         self._faults = faults
+        self._refusals = refusals
 
     def free(self) -> list[int]:
         """Ports whose drives are good and belong to nobody."""
@@ -117,6 +120,9 @@ class Members:
         if "mid-job" in self._features and self._choose.random() < 0.5:
             self._faults.plant_one(array)
             self._card.outcome.seen["faults planted in a rebuild"] += 1
+        refused = self._refusals.draw()
+        if refused and not array.refused:
+            await self._refusals.in_rebuild(array, position)
         await array.load(share=0.5)
         job = await array.job_ends()
         assert (job.state, job.lost) == (JobState.DONE, 0), f"{array}: {job}"
@@ -141,6 +147,9 @@ class Members:
         card.scribble(port, array.rows)
         await background.copy_member(card.nvme, array.number, position, port, spare=False)
         pulled = choose.choice((None, None, old, port)) if "mid-job" in self._features else None
+        if self._refusals.draw():
+            await self._refuse(array, position, port)
+            return
         if pulled is not None and array.redundant and budget.admits(drives=[position]):
             array.troubled.add(pulled)
 
@@ -169,4 +178,24 @@ class Members:
                 budget.bad = {bad for bad in budget.bad if bad[0] != position}
         if not member.failed:
             budget.drives.discard(position)
+        await array.rest()
+
+    async def _refuse(self, array: Array, position: int, port: int) -> None:
+        """The copy that is under way ends while the new drive refuses; it may be given up."""
+        card, old = self._card, array.ports[position]
+        spared = array.redundant and array.budget.admits(drives=[position])
+        await self._refusals.as_copy_ends(array, old, port)
+        job = await array.job()
+        member = (await array.state()).members[position]
+        assert member.port in (old, port), f"{array}: {job}"
+        assert not member.failed or (spared and member.port == port), f"{array}: {member}"
+        if member.port == port:
+            array.ports[position] = port
+            array.budget.bad = {bad for bad in array.budget.bad if bad[0] != position}
+            card.outcome.seen["members moved"] += 1
+        else:
+            assert job.state == JobState.FAILED, f"{array}: {job}"
+            card.unusable.add(port)
+        if spared and not member.failed:
+            array.budget.drives.discard(position)
         await array.rest()

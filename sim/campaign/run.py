@@ -18,6 +18,7 @@ from sim.campaign.lifetimes import Lifetimes
 from sim.campaign.members import Members
 from sim.campaign.past import Past
 from sim.campaign.power import Power
+from sim.campaign.refusals import Refusals
 from sim.campaign.resets import Resets
 from sim.campaign.shapes import layout_of_most, turn_rows
 from sim.campaign.sizes import SIZES, size_of
@@ -134,7 +135,8 @@ class Run:
         features, choose = self._features, self._choose
         faults = Faults(features, self._generator("faults"))
         lifetimes = Lifetimes(features, self._generator("lifetimes"), faults)
-        members = Members(card, arrays, features, self._generator("members"), faults)
+        refusals = Refusals(card, features, self._generator("refusals"))
+        members = Members(card, arrays, features, self._generator("members"), faults, refusals)
         jobs = Jobs(card, features, self._generator("jobs"), faults)
         power = Power(card, arrays, lifetimes, features, self._generator("power"))
         resets = Resets(card, arrays, features, self._generator("resets"), faults)

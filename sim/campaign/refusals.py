@@ -1,0 +1,142 @@
+"""Blocks that drives refuse at the worst moment of a copy or a rebuild."""
+
+import random
+
+from hdl.background.jobs import JobState
+from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
+from sim.campaign.array import Array
+from sim.campaign.card import Card
+from sim.golden.nvme import UNRECOVERED_READ, WRITE_FAULT
+from sw.driver import background
+
+SHARE = 0.4
+POLL_NS = 2_000
+SLOW_NS = 300_000
+"""What a command of a drive takes longer meanwhile, so that what is wanted happens inside one."""
+
+ENDINGS = (0, WRITE_FAULT, UNRECOVERED_READ)
+
+
+class Refusals:
+    """Lets drives refuse to write.
+
+    Parameters
+    ----------
+    card
+        The card.
+    features, choose
+        What the campaign does.
+    """
+
+    def __init__(self, card: Card, features: frozenset[str], choose: random.Random):
+        self._card = card
+        self._choose = choose
+        self._happen = "refused" in features
+
+    def draw(self) -> bool:
+        """Whether it is to happen now."""
+        return self._happen and self._choose.random() < SHARE
+
+    async def as_copy_ends(self, array: Array, old: int, port: int) -> None:
+        """The drive at ``port``, which has got all that ``old`` has, refuses every write that began
+        before it is the member. Returns when the copy has ended, however that may be.
+
+        What a write has said to have stored must be there; others may have left nothing that can be
+        read, until it is written again.
+        """
+        card, harness = self._card, self._card.harness
+        array.troubled |= {old, port}
+        harness.drive_fault(port, -1, at_end=True, delay_ns=SLOW_NS)
+        job = await array.job()
+        while job.state == JobState.RUNNING and job.row < array.rows:
+            await card.sleep(POLL_NS)
+            job = await array.job()
+        harness.refuse_writes(port, DATA_OFFSET_BLOCKS, array.rows)
+        card.outcome.faults["refused as a copy ends"] += job.state == JobState.RUNNING
+        await array.load(share=0.5, writes=(0.9,), allowed=ENDINGS)
+        harness.drive_fault(port, 0)
+        await array.job_ends()
+        await card.rests((old, port))
+        harness.accept_writes(port, DATA_OFFSET_BLOCKS, array.rows)
+        await self._write_again(array)
+
+    async def in_rebuild(self, array: Array, position: int) -> None:
+        """A mirror has a block on one good drive, and on one that is being rebuilt. The good one
+        refuses it, but lets it be made unreadable; then the other one begins anew.
+
+        A write that ended well, and was flushed, must be there. The rebuild is stopped meanwhile,
+        and goes on by itself.
+        """
+        card, harness = self._card, self._card.harness
+        if array.layout.copies < 2 or not card.config.intent_chunks:
+            return
+        job = await array.job()
+        while job.state == JobState.RUNNING and job.row < array.rows // 2:
+            await card.sleep(POLL_NS)
+            job = await array.job()
+        if job.state != JobState.RUNNING or job.row >= array.rows:
+            return
+        await background.stop_job(card.nvme, array.number)
+        job = await array.job()
+        found = self._last_copy(array, position, job.row) if job.state == JobState.STOPPED else None
+        if found is None:
+            if job.state == JobState.STOPPED:
+                await background.start_job(card.nvme, array.number, job.kind, resume=True)
+            return
+        block, good, row = found
+        where = array.logical(block)
+        assert where is not None
+        volume, first, count = where
+        port = array.ports[good]
+        array.troubled.add(port)
+        harness.refuse_writes(port, DATA_OFFSET_BLOCKS + row)
+        harness.drive_fault(port, -1, at_end=True, delay_ns=SLOW_NS)
+        refused = harness.drive_statistics(port)["refused"]
+
+        async def relent() -> None:
+            while harness.drive_statistics(port)["refused"] < refused + 2:
+                await card.sleep(POLL_NS)
+            harness.accept_writes(port, DATA_OFFSET_BLOCKS + row)
+
+        card.transport.spawn(relent())
+        buffer = card.take_buffer()
+        status = await volume.write(first, count, buffer, 0, fua=False)
+        assert status in (0, WRITE_FAULT), f"{volume}: {status:#x}"
+        harness.drive_fault(port, 0)
+        card.outcome.faults["refused in a rebuild"] += 1
+        assert await volume.flush() == 0
+        harness.restart_drive(array.ports[position])
+        array.restarted.add(array.ports[position])
+        while (await array.job()).state == JobState.STOPPED:
+            await card.sleep(POLL_NS)
+        job = await array.job_ends()
+        assert (job.state, job.lost) == (JobState.DONE, 0), f"{array}: {job}"
+        status = await volume.read(first, count, buffer)
+        assert status == 0, f"{volume}: what was flushed reads with {status:#x}"
+        card.give_buffer(buffer)
+
+    def _last_copy(self, array: Array, position: int, rows: int) -> tuple[int, int, int] | None:
+        """A block whose copies in the first ``rows`` are at ``position`` and one good member, which
+        is second, and its row there."""
+        for block in self._choose.sample(range(array.blocks), array.blocks):
+            places = array.layout.copies_of(block)
+            good = [p for p in places if p.position not in array.budget.drives]
+            there = any(p.position == position for p in places)
+            passed = all(p.row < rows for p in places)
+            if array.logical(block) is None or len(good) != 1 or not there or not passed:
+                continue
+            if (good[0].position, good[0].row) not in array.budget.bad:
+                return block, good[0].position, good[0].row
+        return None
+
+    async def _write_again(self, array: Array) -> None:
+        """All is checked, and written."""
+        card = self._card
+        buffer = card.take_buffer()
+        for volume in array.volumes:
+            await volume.read_all(allowed=(0, UNRECOVERED_READ))
+            count = BLOCK_BYTES // volume.sector_bytes
+            for first in range(0, len(volume.model), count):
+                status = await volume.write(first, count, buffer, 0, fua=False)
+                assert status == 0, f"{volume}: write of block {first}: status {status:#x}"
+        card.give_buffer(buffer)
