@@ -20,6 +20,7 @@ from sim.campaign.past import Past
 from sim.campaign.power import Power
 from sim.campaign.shapes import layout_of_most, turn_rows
 from sim.campaign.sizes import SIZES, size_of
+from sim.campaign.torn import Torn
 from sim.native.parameters import MICROSECOND, DriveParameters, Ideal, Ssd, link_rate
 
 __all__ = ["Outcome", "Run", "Stuck"]
@@ -135,6 +136,7 @@ class Run:
         lifetimes = Lifetimes(features, self._generator("lifetimes"), faults)
         members = Members(card, arrays, features, self._generator("members"), faults)
         jobs = Jobs(card, features, self._generator("jobs"), faults)
+        torn = Torn(features, self._generator("torn"))
         power = Power(card, arrays, lifetimes, features, self._generator("power"))
         card.transport.spawn(card.watch())
         for array in arrays:
@@ -154,6 +156,8 @@ class Run:
                 await members.work(array)
             for array in arrays:
                 await jobs.work(array)
+            for array in arrays:
+                await torn.work(array)
             for array in arrays:
                 await lifetimes.work(array)
             await power.work()
