@@ -9,13 +9,15 @@ import random
 
 from hdl.background.supervisor import DEFAULT_SHARE
 from hdl.config import DATA_OFFSET_BLOCKS
-from sim.campaign.array import POLL_NS, Array
+from sim.campaign.array import Array
 from sim.campaign.volume import Volume
 from sw.driver import background
 
 SHARE = 0.5
 LEAST_SHARE = 1
-WRITES = 24
+WRITES = 200
+"""Of a volume, at most."""
+
 UNREADABLE = 4
 
 
@@ -42,14 +44,13 @@ class Torn:
             return
         array.troubled.update(array.ports)
         buffer = card.take_buffer()
-        for _ in range(WRITES):
-            volume = choose.choice(array.volumes)
-            first = choose.randrange(len(volume.model))
-            assert await volume.write(first, 1, buffer, 0, fua=False) == 0
+        for volume in array.volumes:
+            blocks = len(volume.model)
+            for first in choose.sample(range(blocks), min(blocks, WRITES)):
+                assert await volume.write(first, 1, buffer, 0, fua=False) == 0
         await background.set_share(card.nvme, LEAST_SHARE)
         for port in array.ports:
             card.harness.restart_drive(port)
-        await card.sleep(POLL_NS)
         differ = sum(len(array.held(block)) > 1 for block in range(array.blocks))
         card.outcome.seen["blocks of which copies differed"] += differ
         for volume in array.volumes:
