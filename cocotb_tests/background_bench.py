@@ -107,7 +107,7 @@ class Assembly(wiring.Component):
         connect(m, background.walk, flipped(self.walk))
         connect(m, flipped(self.walked), background.walked)
         connect(m, flipped(self.boundary_read), background.boundary_read[0])
-        connect(m, flipped(self.sync_read), background.sync_read)
+        connect(m, flipped(self.sync_read), background.sync_read[0])
         connect(m, flipped(self.report_read), background.report_read)
         for name in ("begun", "retired"):
             connect(m, flipped(getattr(self, name)), getattr(background, name))

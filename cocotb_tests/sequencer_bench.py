@@ -283,8 +283,8 @@ class Bench:
 
     def _mend(self, one) -> None:
         base, shift = self.place(one.row)
-        asked = one.kind, one.array, one.base, one.shift, one.tag
-        assert asked == (WalkKind.PATROL, 1, base, shift, MEND_TAG)
+        asked = one.kind, one.array, one.base, one.shift, one.tag, one.source
+        assert asked == (WalkKind.PATROL, 1, base, shift, MEND_TAG, 0)
         self.mended.add(one.row)
 
     def allowed(self, row: int, index: int) -> set[bytes]:

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import cocotb
 import pytest
+from amaranth.hdl import Const
 from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.array_models import Table, pack_geometry, random_layout, random_recovery
@@ -32,6 +33,7 @@ ROUNDS = 2
 """Times that every copy of a block is asked or passed over, before it is given up."""
 RUN_BLOCKS = 32
 """Blocks more than another port that a port may have to do and still be asked to read on."""
+IN_ORDER = "copies_that_may_differ_are_read_in_order"
 
 
 def preferred_copy(layout: Layout, stripe: int, index: int) -> int:
@@ -82,12 +84,16 @@ class Bench:
         self.mends: list[dict] = []
         self.copying: dict[int, int] = {}
         self.redundant = 0
+        self.undecided = self.unsynced = self.doubts = 0
+        self.syncs: dict[int, int] = {}
         dut.failed.value = 0
         if config.slow_read_ms:
             dut.redundant.value = 0
         if config.background:
             dut.stale.value = dut.suspect.value = 0
             dut.undecided.value = dut.indebted.value = 0
+            dut.unsynced.value = dut.doubts.value = 0
+            self.syncs = Table(dut, "sync_read").entries
             cocotb.start_soon(self._hear())
             table = Table(dut, "boundary_read")
             self.boundaries = table.entries
@@ -107,7 +113,7 @@ class Bench:
     def _mended(self, seen) -> None:
         """Walks may be dropped, but those that come are in order, and each has a reason."""
         assert seen.kind == WalkKind.PATROL and seen.tag == MEND_TAG
-        wanted = {name: seen[name] for name in ("array", "base", "shift", "row")}
+        wanted = {name: seen[name] for name in ("array", "base", "shift", "row", "source")}
         assert wanted in self.mends, f"nothing to mend at {wanted}"
         del self.mends[: self.mends.index(wanted) + 1]
         self.mended += 1
@@ -169,6 +175,22 @@ class Bench:
         self.dut.indebted.value = self.indebted
         for array in range(self.config.arrays):
             self.boundaries[array] = self.generator.randrange(ROWS)
+
+    def differ(self, chance: float) -> None:
+        """Copies may differ: of an array from a random row on, or anywhere."""
+        arrays = range(self.config.arrays)
+        bits = [[self.generator.random() < chance for _ in arrays] for _ in range(2)]
+        self.unsynced, self.doubts = (
+            sum(bit << array for array, bit in enumerate(some)) for some in bits
+        )
+        self.dut.unsynced.value, self.dut.doubts.value = self.unsynced, self.doubts
+        for array in arrays:
+            self.syncs[array] = self.generator.choice((0, self.generator.randrange(ROWS)))
+
+    def in_order(self, array: int, last_row: int) -> bool:
+        """Copies may differ in rows up to this one."""
+        torn = self.unsynced >> array & 1 and last_row >= self.syncs[array]
+        return bool(self.undecided or self.doubts >> array & 1 or torn)
 
     def leave(self) -> None:
         """Any array may have redundancy left or not."""
@@ -251,12 +273,22 @@ class Bench:
             reads_on = self.follows[port] == begin % (1 << FOLLOW_BITS)
             return self.loads.entries.get(port, 0) + (0 if reads_on else RUN_BLOCKS)
 
+        in_order = copies > 1 and self.in_order(array, piece["row"] + piece["blocks"])
+        first_read = not recover["tried"] and not in_order
         left = self.redundant >> array & 1
         exhausted = tried and (
             not slow or left or recover["medium"] or tried >= ROUNDS
         )
         chosen = None
-        if copies > 1 and not tried:
+        if in_order:
+            # Whatever is busy: the first that is live, or the next if that cannot be read.
+            copy = (recover["copy"] + 1) % copies if tried and recover["medium"] else 0
+            while tried < ROUNDS * copies and chosen is None:
+                if copy in live:
+                    chosen = copy
+                else:
+                    tried, copy = tried + 1, (copy + 1) % copies
+        elif copies > 1 and not tried:
             first = preferred_copy(layout, piece["row"] // layout.strip_blocks, piece["index"])
             order = [(first + step) % copies for step in range(copies)]
             chosen = min((copy for copy in order if copy in live), key=weight, default=None)
@@ -279,6 +311,7 @@ class Bench:
                     "base": piece["base"],
                     "shift": (piece["shift"] + step) % 32,
                     "row": piece["row"],
+                    "source": chosen if in_order else 0,
                 }
             )
         if layout.parities and chosen is None:
@@ -299,7 +332,7 @@ class Bench:
                     "owner": Owner.COMMAND,
                     "index": fields["slot"],
                     "place": piece["offset"],
-                    **({"elsewhere": left & spare & (not recover["tried"])} if slow else {}),
+                    **({"elsewhere": left & spare & first_read} if slow else {}),
                 }
             )
         else:
@@ -387,6 +420,7 @@ async def sends_every_extent_where_it_belongs(dut):
         bench.fail(generator.choice((0, 0.03, 0.1, 0.5, 0.97)))
         if bench.config.background:
             bench.make_stale(generator.choice((0, 0.1, 0.5)))
+            bench.differ(generator.choice((0, 0.3, 1)))
         bench.leave()
         for sink in bench.sinks.values():
             sink.active = generator.choice((1.0, 1.0, 0.3))
@@ -432,6 +466,57 @@ async def a_flush_waits_for_what_becomes_of_drives(dut):
             sink.received = 0
         bench.blamed.clear()
         bench.to_blame.clear()
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def copies_that_may_differ_are_read_in_order(dut):
+    """All reads are of one copy, from when a drive has restarted: of the first that can be read,
+    which is what a RESYNC copies to the others. Rows before are read from all."""
+    config = CONFIGS[os.environ["CONFIG"]]
+    if not config.background:
+        return
+    generator = random.Random(int(os.environ["SEED"]))
+    bench = Bench(dut, config, generator)
+    await start(dut)
+    layout = Layout("RAID1", 3, 4)
+    bench.rebuild([layout])
+    first, second, third = bench.ports[0]
+    middle = ROWS // 2
+
+    async def ask(rows: range, **recover) -> set[int]:
+        bench.order.clear()
+        bench.loads.entries = {first: 1000, second: 1000, third: 0}
+        for row in generator.sample(rows, 30):
+            base, shift, index, row = layout.key(row)
+            piece = {"base": base, "shift": shift, "index": index, "row": row}
+            bench.extents.send(opcode=HostOpcode.READ, recover=recover, **piece)
+            bench.expected["operation"].append({"opcode": Opcode.READ, "elsewhere": 0})
+        await bench.settled()
+        return {*bench.order}
+
+    before, behind, every = range(middle), range(middle, ROWS), range(ROWS)
+    bench.syncs[0] = middle
+    assert await ask(every) == {third}
+    dut.undecided.value = 1
+    assert await ask(every) == {first}
+    dut.doubts.value = 1
+    dut.undecided.value = 0
+    assert await ask(every) == {first}
+    dut.unsynced.value = 1
+    dut.doubts.value = 0
+    assert await ask(behind) == {first}
+    assert await ask(before) == {third}
+    # It hangs up, or did not come so far: it is asked again.
+    assert await ask(behind, tried=1, copy=0, again=1) == {first}
+    assert await ask(behind, tried=0, copy=0, again=1) == {first}
+    dut.failed.value = 1 << first
+    assert await ask(behind) == {second}
+    dut.failed.value = 0
+    dut.stale.value = 1 << first
+    bench.boundaries[0] = middle
+    assert await ask(behind) == {second}
+    dut.failed.value = 1 << second
+    assert await ask(behind) == {third}
 
 
 async def timed_reads(dut, layout: Layout, blocks: list[int]) -> tuple[Bench, float]:
@@ -537,7 +622,31 @@ class IgnoresFailures(Dispatch):
             self.failed = outer
 
 
+class SharesReadsOfDifferentCopies(Dispatch):
+    """Planted bug: copies never differ."""
+
+    def elaborate(self, platform):
+        names = ("unsynced", "doubts", "undecided")
+        outer = {name: getattr(self, name) for name in names}
+        for name, signal in outer.items():
+            setattr(self, name, Const(0, len(signal)))
+        try:
+            return super().elaborate(platform)
+        finally:
+            for name, signal in outer.items():
+                setattr(self, name, signal)
+
+
 def test_planted_bugs_are_found(monkeypatch):
+    for testcase in ("sends_every_extent_where_it_belongs", IN_ORDER):
+        with pytest.raises(SimulationError, match=testcase):
+            simulate(
+                SharesReadsOfDifferentCopies(config=CONFIGS["board"]),
+                name="dispatch_shares_reads_of_different_copies",
+                module=__name__,
+                testcase=testcase,
+                parameters={"CONFIG": "board"},
+            )
     with pytest.raises(SimulationError, match="sends_every_extent"):
         simulate(
             IgnoresFailures(config=CONFIGS["board"]),

@@ -309,3 +309,66 @@ def test_a_member_that_forgets_costs_nothing(level, members):
 
         card.run(scenario())
         card.finish(volume)
+
+
+TOGETHER = Ideal(
+    capacity=DATA_OFFSET_BLOCKS + ROWS, latency_ps=20 * MICROSECOND, volatile_cache=True
+)
+
+
+def test_what_mirrors_have_given_stays():
+    """All drives of mirrors restart. After the host has been told, and has read what is left and
+    flushed it, that is what it is, before a RESYNC, in the middle of it, and after; also of blocks
+    that the first copy could not give. What is written in between is there as well."""
+    members = 3
+    blocks = 3 * 16
+    with Card([TOGETHER] * 8, seed=SEED, config=USUAL) as card:
+        volume = card.run(card.create(Level.RAID1, range(members)))
+        memory = card.card.transport.memory
+        address = card.buffer(8)
+        held: dict[int, bytes] = {}
+
+        async def look() -> None:
+            for block in card.random.sample(range(blocks), blocks):
+                await card.nvme.read(volume.namespace, block, 1, address, block % 2)
+                data = memory.read(address, 4096)
+                assert held.setdefault(block, data) == data, f"block {block} is another one"
+
+        async def write(first: int, count: int) -> None:
+            data = card.random.randbytes(count * 4096)
+            memory.write(address, data)
+            await card.nvme.write(volume.namespace, first, count, address, 0)
+            held.update({first + at: data[4096 * at :][:4096] for at in range(count)})
+
+        async def scenario() -> None:
+            nvme, transport = card.nvme, card.card.transport
+            await background.set_share(nvme, 1)
+            for first in range(0, blocks, 8):
+                await write(first, 8)
+            assert await card.flush(volume) == 0
+            for first in range(0, blocks, 8):
+                await write(first, 8)
+            for port in range(members):
+                card.harness.restart_drive(port)
+            await transport.sleep(20_000)
+            assert await card.flush(volume), "nothing is told"
+            held.clear()
+            stored = [{card.stored(port, row) for port in range(members)} for row in range(blocks)]
+            assert sum(len(copies) > 1 for copies in stored) > blocks // 4, "copies are alike"
+            for row in card.random.sample(range(blocks), 6):
+                card.harness.medium_error(0, DATA_OFFSET_BLOCKS + row)
+            await look()
+            assert await card.flush(volume) == 0
+            for first in card.random.sample(range(0, blocks, 8), 2):
+                await write(first, 3)
+            await look()
+            job = await background.job(nvme, 0)
+            assert (job.kind, job.state) == (WalkKind.RESYNC, JobState.RUNNING), job
+            while (job := await background.job(nvme, 0)).state == JobState.RUNNING:
+                await look()
+            assert job.state == JobState.DONE and job.in_sync, job
+            await look()
+            for row in range(blocks):
+                assert len({card.stored(port, row) for port in range(members)}) == 1, row
+
+        card.run(scenario())

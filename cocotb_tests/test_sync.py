@@ -337,7 +337,7 @@ class MovesTooSoon(Background):
 
     def elaborate(self, platform) -> Module:
         m = super().elaborate(platform)
-        m.d.comb += self.sync_read.data.eq(m.submodules.jobs.sync_read[0].data + 1)
+        m.d.comb += self.sync_read[0].data.eq(m.submodules.jobs.sync_read[1].data + 1)
         return m
 
 

@@ -89,6 +89,33 @@ async def makes_parities_and_copies_anew(dut):
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
+async def takes_what_the_host_has_been_given(dut):
+    """A row is mended from the copy that the host has read, whatever those before it have. It is
+    marked before."""
+    bench = WalkBench.from_environment(dut)
+    if not bench.array.mirrored:
+        return
+    drives, copies = bench.drives, bench.array.copies
+    await bench.fill(rows=20, span=SPAN)
+    before = dict(drives.blocks)
+    for source, row in enumerate(some_rows(SPAN)):
+        source %= copies
+        strip = bench.random.choice(bench.walked_strips(row))
+        places = bench.role_places(row, strip)
+        blocks = [bench.random.randbytes(8) for _ in places]
+        drives.blocks.update(zip(places, blocks, strict=True))
+        tag = await bench.walk(row, WalkKind.PATROL, strip=strip, source=source)
+        result, roles = await bench.end_of(tag)
+        assert result == (WalkResult.MENDED if source else WalkResult.GOOD)
+        assert roles == frozenset(range(source))
+        found = [drives.blocks[place] for place in places]
+        assert found == [blocks[max(role, source)] for role in range(copies)]
+    await bench.settle()
+    drives.blocks.update(before)
+    bench.check_drives()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
 async def finds_blocks_that_are_wrong(dut):
     """CHECK says so, and which if the level can tell; REPAIR makes them right."""
     bench = WalkBench.from_environment(dut)
@@ -277,6 +304,7 @@ async def reports_cycles_per_walk(dut):
 WORK = ("mends_what_cannot_be_read", "makes_parities_and_copies_anew", "zeroes_rows")
 
 REBUILD = (
+    "takes_what_the_host_has_been_given",
     "finds_blocks_that_are_wrong",
     "rebuilds_under_load",
     "reports_drives_that_refuse_to_be_rebuilt",

@@ -57,7 +57,7 @@ class Bench:
         key = (seen.base, seen.shift, seen.row)
         assert key == self.expected.pop(0), f"{seen}: out of order"
         assert seen.tag not in self.out, f"tag {seen.tag} is out twice"
-        assert (seen.kind, seen.array) == (self.kind, self.array)
+        assert (seen.kind, seen.array, seen.source) == (self.kind, self.array, 0)
         self.out[seen.tag] = key
         self.most_out = max(self.most_out, len(self.out))
 

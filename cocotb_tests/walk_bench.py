@@ -105,7 +105,9 @@ class WalkBench(Bench):
         self.drives.distrusted.clear()
         self.dut.stale.value = 0
 
-    async def walk(self, row: int, kind: WalkKind, *, strip: int = 0) -> int:
+    async def walk(
+        self, row: int, kind: WalkKind, *, strip: int = 0, source: int = 0
+    ) -> int:
         """Launches a walk once a row slot is free and nobody is at the row; its tag."""
         tags = [tag for tag in range(256) if tag not in self.walking and tag not in self.results]
 
@@ -119,7 +121,7 @@ class WalkBench(Bench):
             shift = (shift + strip * self.array.copies) % self.array.width
         entry = Row(kind=RowKind.WRITE, base=base, shift=shift, row=row, joined=[])
         tag = self.random.choice(tags)
-        entry.walk = {"any": 1, "kind": kind, "tag": tag}
+        entry.walk = {"any": 1, "kind": kind, "tag": tag, "source": source}
         self.walking[tag] = entry
         slot = self.random.choice([n for n in range(self.config.rows) if n not in self.slots])
         self.slots[slot] = entry

@@ -352,9 +352,11 @@ class Core(wiring.Component):
             if config.intent_chunks:
                 self._connect_intent(m, background, tracker, dispatch, gather, sequencer)
             m.d.comb += background.now.eq(self.now)
-            connect(m, sequencer.sync_read, background.sync_read)
+            for user, port in zip((sequencer, dispatch), background.sync_read, strict=True):
+                connect(m, user.sync_read, port)
+                m.d.comb += user.unsynced.eq(background.unsynced)
             m.d.comb += [
-                sequencer.unsynced.eq(background.unsynced),
+                dispatch.doubts.eq(background.doubts),
                 sequencer.essential.eq(background.essential),
                 sequencer.settled.eq(background.settled),
             ]

@@ -55,6 +55,8 @@ class Background(wiring.Component):
         Rows to work on, and how they ended.
     boundary_read, sync_read, unsynced, assumed
         As in `hdl.background.jobs.Jobs`.
+    doubts
+        As in `hdl.background.supervisor.Supervisor`.
     host_active
         There is a host command.
     geometry_read, member_read, copy_read
@@ -106,8 +108,9 @@ class Background(wiring.Component):
                 "walk": Out(stream.Signature(walk(config))),
                 "walked": In(stream.Signature(walked(config))),
                 "boundary_read": In(boundary_read).array(2),
-                "sync_read": In(boundary_read),
+                "sync_read": In(boundary_read).array(2),
                 "unsynced": Out(config.arrays),
+                "doubts": Out(config.arrays),
                 "assumed": Out(config.arrays),
                 "host_active": In(1),
                 "geometry_read": Out(geometry_read(config)).array(2),
@@ -206,6 +209,7 @@ class Background(wiring.Component):
             supervisor.resyncs.eq(jobs.resyncs),
             supervisor.unsynced.eq(jobs.unsynced),
             self.unsynced.eq(jobs.unsynced),
+            self.doubts.eq(supervisor.doubts),
             self.assumed.eq(jobs.assumed),
             supervisor.complete.eq(jobs.complete),
             supervisor.rebuilt.eq(jobs.rebuilt),
@@ -235,7 +239,8 @@ class Background(wiring.Component):
         connect(m, walker.finding, findings.finding)
         for outer, inner in zip(self.boundary_read, jobs.boundary_read, strict=True):
             connect(m, flipped(outer), inner)
-        connect(m, flipped(self.sync_read), jobs.sync_read[0])
+        for outer, inner in zip(self.sync_read, jobs.sync_read[1:], strict=True):
+            connect(m, flipped(outer), inner)
         m.d.comb += [
             walker.stop.eq(jobs.stop),
             walker.hold.eq(pace.hold),
@@ -265,7 +270,7 @@ class Background(wiring.Component):
         m.d.sync += latched.eq(asked)
         m.d.comb += [
             jobs.job_read.address.eq(asked.number),
-            jobs.sync_read[1].address.eq(asked.number),
+            jobs.sync_read[0].address.eq(asked.number),
             findings.showing.eq(self.report_shows),
             findings.lost.eq(asked.section == Section.LOST),
             findings.number.eq(asked.number),
@@ -297,8 +302,8 @@ class Background(wiring.Component):
             9: job.began[32:],
             10: job.ended[:32],
             11: job.ended[32:],
-            12: jobs.sync_read[1].data[:32],
-            13: jobs.sync_read[1].data[32:],
+            12: jobs.sync_read[0].data[:32],
+            13: jobs.sync_read[0].data[32:],
         }
         with m.If(latched.section == Section.ARRAYS):
             with m.Switch(latched.word):

@@ -34,6 +34,9 @@ class WalkKind(enum.Enum, shape=3):
     as it is, since a drive that is missing may come back."""
 
 
+ROLE_BITS = 5
+"""Width of the number of a copy."""
+
 MEND_TAG = 255
 """The tag of rows that a host read asked to be mended: nobody waits for their end."""
 
@@ -44,7 +47,8 @@ def walk(config: Config) -> data.StructLayout:
     ``base``, ``shift``, ``row`` are those of `hdl.array.interface.extent`. Without parity ``shift``
     is the place of the first copy of the one strip that is meant, as in a row of the gatherer, and
     a stripe has such a row for each data strip. ``more``: the next row will be asked for at once.
-    ``tag`` comes back.
+    ``tag`` comes back. ``source``: of mirrors, copies before this one are not read, and are written
+    anew: the host has been given that one's block.
     """
     return data.StructLayout(
         {
@@ -55,6 +59,7 @@ def walk(config: Config) -> data.StructLayout:
             "row": BLOCK_NUMBER_BITS,
             "more": 1,
             "tag": 8,
+            "source": ROLE_BITS,
         }
     )
 

@@ -136,7 +136,7 @@ class Jobs(wiring.Component):
         First row of an array that is not rebuilt; only stale drives need it.
     sync_read
         First row of an array that may not be in sync; only arrays that are ``unsynced`` need it.
-        For admission and for the host. RESYNC and ZERO move it on, and nothing moves it back but
+        For admission, reads and the host. RESYNC and ZERO move it on, and nothing moves it back but
         BEGIN.
     job_read
         Jobs, for the host.
@@ -188,7 +188,7 @@ class Jobs(wiring.Component):
                 "finding": In(finding(config)),
                 "found": In(1),
                 "boundary_read": In(TableRead(config.array_bits, BLOCK_NUMBER_BITS)).array(2),
-                "sync_read": In(TableRead(config.array_bits, BLOCK_NUMBER_BITS)).array(2),
+                "sync_read": In(TableRead(config.array_bits, BLOCK_NUMBER_BITS)).array(3),
                 "job_read": In(TableRead(config.array_bits, job())),
                 "now": In(TIME_BITS),
                 "busy": Out(1),

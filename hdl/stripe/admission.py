@@ -196,8 +196,11 @@ class Admission(wiring.Component):
         )
         members.take_answers(m, ports=self, slot=slot, target_write=target_write)
         copies, copied = members.copies, members.copied
+        # Copies that are not read, and are written anew.
+        passed = Signal(config.ports)
         if config.background:
             of_copy = walks & (row.walk.kind == WalkKind.COPY)
+            m.d.comb += passed.eq(Mux(row.walk.any, (1 << row.walk.source) - 1, 0))
             m.d.comb += program_write.data.write[copy_target(config)].eq(
                 copies & (of_copy | todo.write.bit_select(todo.copied, 1))
             )
@@ -360,7 +363,7 @@ class Admission(wiring.Component):
                 m.next = "LOCATE"
                 if config.intent_chunks:
                     looks = Cat(row.walk.kind == kind for kind in SELDOM_WRITE).any()
-                    intends = ~recover & ~(walks & ~retried & looks)
+                    intends = ~recover & ~(walks & ~retried & looks & ~passed.any())
                     m.d.comb += self.begun.valid.eq(intends)
                     with m.If(intends & ~self.begun.ready):
                         m.next = "READ-GEOMETRY"
@@ -379,7 +382,7 @@ class Admission(wiring.Component):
                     todo.shift.eq(row.shift),
                     todo.rotation.eq(geometry.rotation),
                     todo.strip_shift.eq(geometry.strip_shift),
-                    todo.bad.eq(Mux(retried, self.unread_read.data.bad, 0)),
+                    todo.bad.eq(Mux(retried, self.unread_read.data.bad, passed)),
                     todo.possible.eq(1),
                 ]
                 if config.array_shares:

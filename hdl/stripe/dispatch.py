@@ -47,9 +47,14 @@ class Dispatch(wiring.Component):
       on where its last read ended counts `RUN_BLOCKS` less, so that a sequential stream changes
       drives in long runs. Ties go to the first copy from the strip's turn upwards (the bit-reversed
       sum of stripe and index).
-    - READ tried before, without parity: the next live copy, upwards from the one asked last; a
-      single copy again. When every copy has been asked or passed over `ROUNDS` times, the
-      blocks are `unreadable`.
+    - READ of mirrors of which the copies may differ: the first copy that is live. That is the one
+      which RESYNC takes (`hdl.stripe.walk_plan.WalkPlan`), so what the host has been given stays.
+      If its drive cannot read the block, the next one, as RESYNC does; if the drive aborts that, or
+      is slow, it is asked again.
+    - READ tried before, of others without parity: the next live copy, upwards from the one asked
+      last; a single copy again.
+    - READ without parity, when every copy has been asked or passed over `ROUNDS` times: the blocks
+      are `unreadable`.
     - FLUSH: `expected` says how many drives will answer, then each live member, and the drive that
       a member is copied to, gets one operation. An array that has lost data is rejected with
       WRITE_FAULT: in a span more drives are failed or not yet rebuilt than there are parities, or
@@ -101,11 +106,17 @@ class Dispatch(wiring.Component):
     stale, boundary_read
         With ``background``: bit a port whose drive is being rebuilt, and the first row of an array
         that is not yet. In an extent that goes so far the drive counts as failed for a read.
+    unsynced, sync_read, doubts
+        With ``background``: bit an array, and the first row of such an array, of which the copies
+        may differ; bit an array of which they may anywhere. While drives are ``undecided``, those
+        of any array may.
     copy_read
         With ``background``: the copy of an array.
     mend
         With ``background``: the row of a redundant array in which a drive could not read a block,
-        once the block has been asked for by other means (`hdl.stripe.mends.Mends`).
+        once the block has been asked for by other means (`hdl.stripe.mends.Mends`). Where copies
+        may differ, its ``source`` is the copy that was asked: that is what the block is from now
+        on, even if a copy before it could be read later.
     noted, noted_array
         With ``background``: a pulse when such a row has been noted, and its array.
 
@@ -128,6 +139,9 @@ class Dispatch(wiring.Component):
                 "blamed": Out(MAX_DRIVES),
                 "blamed_array": Out(config.array_bits),
                 "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
+                "unsynced": In(config.arrays),
+                "sync_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
+                "doubts": In(config.arrays),
                 "copy_read": Out(copy_read(config)),
                 "mend": Out(stream.Signature(walk(config))),
                 "noted": Out(1),
@@ -175,9 +189,11 @@ class Dispatch(wiring.Component):
         preferred = Signal(COPY_BITS)
         mirrored = Signal()
         weighs = Signal()
+        # Copies may differ: whether that is so now, and whether the copy is chosen by it.
+        differ, in_order = Signal(), Signal()
         m.d.comb += [
             mirrored.eq(shape.copies > 1),
-            weighs.eq(mirrored & (item.recover.tried == 0)),
+            weighs.eq(mirrored & (item.recover.tried == 0) & ~in_order),
             place.eq(first + copy),
             turns.eq(place >= shape.width),
             preferred.eq((Cat(*reversed(list(turn))) * shape.copies) >> COPY_BITS),
@@ -251,6 +267,7 @@ class Dispatch(wiring.Component):
             ]
             m.d.comb += [
                 self.boundary_read.address.eq(item.array),
+                self.sync_read.address.eq(item.array),
                 unreadable.eq(port_failed | (beyond & port_stale)),
                 unflushed.eq(port_failed | self.suspect.bit_select(self.member_read.data, 1)),
                 untrusted.eq(unflushed | port_stale),
@@ -260,6 +277,7 @@ class Dispatch(wiring.Component):
                 mends.row.base.eq(item.base),
                 mends.row.shift.eq(item.shift + Mux(mirrored, item.index * shape.copies, 0)),
                 mends.row.row.eq(item.row),
+                mends.row.source.eq(Mux(in_order, chosen, 0)),
             ]
 
         # The drive that the member at `position` is copied to, in bits a port.
@@ -277,6 +295,9 @@ class Dispatch(wiring.Component):
             undecided = self.undecided
             indebted = self.indebted.bit_select(item.array, 1)
             m.d.comb += self.blamed_array.eq(item.array)
+            open_row = self.unsynced.bit_select(item.array, 1) & (last_row >= self.sync_read.data)
+            torn = self.doubts.bit_select(item.array, 1) | undecided
+            m.d.comb += differ.eq(mirrored & (open_row | torn))
 
         exhausted = Signal()
         m.d.comb += exhausted.eq(item.recover.tried != 0)
@@ -288,6 +309,7 @@ class Dispatch(wiring.Component):
                     & redundant
                     & (item.opcode == HostOpcode.READ)
                     & ~item.recover.tried.any()
+                    & ~in_order
                 ),
                 exhausted.eq(
                     (item.recover.tried >= ROUNDS)
@@ -394,9 +416,14 @@ class Dispatch(wiring.Component):
                     m.next = "ASK"
 
             with m.State("PREFER"):
+                new, passes = item.recover.tried == 0, Const(1)
+                if config.background:
+                    passes = item.recover.medium
+                following = Mux(new, preferred, copy_above(item.recover.copy))
                 m.d.sync += [
                     first.eq(item.shift + item.index * shape.copies),
-                    copy.eq(Mux(weighs, preferred, copy_above(item.recover.copy))),
+                    in_order.eq(differ),
+                    copy.eq(Mux(differ & (new | ~passes), 0, following)),
                     left.eq(shape.copies),
                     tried.eq(item.recover.tried),
                     found.eq(0),

@@ -72,5 +72,6 @@ class Intake(wiring.Component):
                     arrival.walk.any.eq(1),
                     arrival.walk.kind.eq(asked.kind),
                     arrival.walk.tag.eq(asked.tag),
+                    arrival.walk.source.eq(asked.source),
                 ]
         return m

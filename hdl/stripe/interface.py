@@ -2,7 +2,7 @@
 
 from amaranth.lib import data, enum
 
-from hdl.background.interface import WalkKind
+from hdl.background.interface import ROLE_BITS, WalkKind
 from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config
 from hdl.nvme.interface import Status
 
@@ -22,7 +22,7 @@ def errand(config: Config) -> dict:
     row slot, or an extent, stands for, if ``any``."""
     if not config.background:
         return {}
-    return {"walk": data.StructLayout({"any": 1, "kind": WalkKind, "tag": 8})}
+    return {"walk": data.StructLayout({"any": 1, "kind": WalkKind, "tag": 8, "source": ROLE_BITS})}
 
 
 def row_state(config: Config) -> data.StructLayout:

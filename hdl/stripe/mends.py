@@ -5,15 +5,21 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from hdl.background.interface import MEND_TAG, WalkKind, walk
+from hdl.background.interface import MEND_TAG, ROLE_BITS, WalkKind, walk
 from hdl.config import BLOCK_NUMBER_BITS, MENDED, MENDS, Config
 from hdl.streams import Merge
 
 
 def row_place(config: Config) -> data.StructLayout:
-    """Where a row lies, as `hdl.background.interface.walk` says it."""
+    """Where a row lies, and its ``source``, as `hdl.background.interface.walk` says it."""
     return data.StructLayout(
-        {"array": config.array_bits, "base": 5, "shift": 5, "row": BLOCK_NUMBER_BITS}
+        {
+            "array": config.array_bits,
+            "base": 5,
+            "shift": 5,
+            "row": BLOCK_NUMBER_BITS,
+            "source": ROLE_BITS,
+        }
     )
 
 
@@ -53,6 +59,7 @@ class Mends(wiring.Component):
             noted.base.eq(self.row.base),
             noted.shift.eq(self.row.shift),
             noted.row.eq(self.row.row),
+            noted.source.eq(self.row.source),
             noted.tag.eq(MEND_TAG),
             queue.w_en.eq(self.note),
             self.noted.eq(self.note & queue.w_rdy),

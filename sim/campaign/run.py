@@ -22,6 +22,7 @@ from sim.campaign.refusals import Refusals
 from sim.campaign.resets import Resets
 from sim.campaign.shapes import layout_of_most, turn_rows
 from sim.campaign.sizes import SIZES, size_of
+from sim.campaign.torn import Torn
 from sim.native.parameters import MICROSECOND, DriveParameters, Ideal, Ssd, link_rate
 
 __all__ = ["Outcome", "Run", "Stuck"]
@@ -138,6 +139,7 @@ class Run:
         refusals = Refusals(card, features, self._generator("refusals"))
         members = Members(card, arrays, features, self._generator("members"), faults, refusals)
         jobs = Jobs(card, features, self._generator("jobs"), faults)
+        torn = Torn(features, self._generator("torn"))
         power = Power(card, arrays, lifetimes, features, self._generator("power"))
         resets = Resets(card, arrays, features, self._generator("resets"), faults)
         card.transport.spawn(card.watch())
@@ -158,6 +160,8 @@ class Run:
                 await members.work(array)
             for array in arrays:
                 await jobs.work(array)
+            for array in arrays:
+                await torn.work(array)
             for array in arrays:
                 await lifetimes.work(array)
             await resets.work()
