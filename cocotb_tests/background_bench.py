@@ -103,6 +103,7 @@ class Assembly(wiring.Component):
         connect(m, background.response, flipped(self.manage_response))
         connect(m, background.table_request, tables.manage_request)
         connect(m, tables.manage_response, background.table_response)
+        connect(m, tables.rewind, background.rewind)
         connect(m, flipped(self.fail), tables.fail)
         connect(m, background.walk, flipped(self.walk))
         connect(m, flipped(self.walked), background.walked)

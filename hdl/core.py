@@ -439,6 +439,7 @@ class Core(wiring.Component):
         connect(m, background.response, front_end.manage_response)
         connect(m, background.table_request, tables.manage_request)
         connect(m, tables.manage_response, background.table_response)
+        connect(m, tables.rewind, background.rewind)
         connect(m, front_end.report_read, background.report_read)
         m.d.comb += background.report_shows.eq(front_end.report_shows)
         commands = Signal(range(config.commands + 1))

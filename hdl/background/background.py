@@ -47,8 +47,8 @@ class Background(wiring.Component):
     indebted, blames, blamed_array
         Bit an array: a drive that has restarted was kept, and the host has not been told yet; a
         pulse: a FLUSH of an array is refused, which tells it.
-    reserved
-        Bit a port: hot spares.
+    reserved, rewind
+        Bit a port: hot spares; of `ArrayTables`.
     array_states, news, essential, settled
         As in `hdl.array.states.ArrayStates`. It is news, too, that rows may be torn.
     walk, walked
@@ -99,6 +99,7 @@ class Background(wiring.Component):
                 "given_up": Out(MAX_DRIVES),
                 "changed": In(1),
                 "reserved": Out(MAX_DRIVES),
+                "rewind": In(stream.Signature(config.array_bits)),
                 "array_states": Out(2 * config.arrays),
                 "news": Out(1),
                 "essential": Out(MAX_DRIVES),
@@ -160,6 +161,7 @@ class Background(wiring.Component):
         else:
             connect(m, supervisor.table_request, flipped(self.table_request))
         connect(m, supervisor.order, jobs.order)
+        connect(m, flipped(self.rewind), jobs.rewind)
         rebuilding, halted = Signal(config.arrays), Signal(config.arrays)
         with m.If(states.judged):
             judged = states.judgement

@@ -40,11 +40,9 @@ class JobOrder(enum.Enum, shape=3):
     STOP = 1
     FORGET = 2
     """The array is gone: no job."""
-    REWIND = 3
-    """Nothing of the array's stale drives is rebuilt yet."""
-    BEGIN = 4
+    BEGIN = 3
     """The array is new: no job, and no row is in sync, or every one."""
-    DOUBT = 5
+    DOUBT = 4
     """Rows of the array that are marked may not be in sync any more. A RESYNC or ZERO that runs
     begins anew."""
 
@@ -132,6 +130,9 @@ class Jobs(wiring.Component):
         A pulse when a job has ended.
     slice, slice_end, stop, advanced, boundary, finding, found
         Of `hdl.background.walker.Walker`; ``found``: a finding is taken.
+    rewind
+        Arrays without a job that moves the boundary: nothing of their stale drives is rebuilt yet,
+        from the cycle after it is taken on. Waits only while boundaries of other arrays move.
     boundary_read
         First row of an array that is not rebuilt; only stale drives need it.
     sync_read
@@ -187,6 +188,7 @@ class Jobs(wiring.Component):
                 "boundary": In(BLOCK_NUMBER_BITS),
                 "finding": In(finding(config)),
                 "found": In(1),
+                "rewind": In(stream.Signature(config.array_bits)),
                 "boundary_read": In(TableRead(config.array_bits, BLOCK_NUMBER_BITS)).array(2),
                 "sync_read": In(TableRead(config.array_bits, BLOCK_NUMBER_BITS)).array(2),
                 "job_read": In(TableRead(config.array_bits, job())),
@@ -246,6 +248,8 @@ class Jobs(wiring.Component):
         resyncs_first = unsynced & ~past_tolerance
         has_stale = self.rebuilding.bit_select(array, 1)
         copies = current.kind == WalkKind.COPY
+        # The boundary of `array` moves.
+        moves = Signal()
         # The drives are no longer those that the job is about.
         pointless = Signal()
         m.d.comb += [
@@ -269,8 +273,10 @@ class Jobs(wiring.Component):
             write.addr.eq(array),
             write.data.eq(current),
             boundary_read.addr.eq(array),
-            boundary_write.addr.eq(array),
-            boundary_write.data.eq(self.boundary),
+            self.rewind.ready.eq(~moves),
+            boundary_write.addr.eq(Mux(moves, array, self.rewind.payload)),
+            boundary_write.data.eq(Mux(moves, self.boundary, 0)),
+            boundary_write.en.eq(moves | self.rewind.valid),
             self.slice.payload.kind.eq(current.kind),
             self.slice.payload.array.eq(array),
             self.slice.payload.first.eq(current.row),
@@ -380,13 +386,6 @@ class Jobs(wiring.Component):
                         ):
                             m.d.sync += [current.row.eq(0), current.whole.eq(1)]
                         m.next = "DOUBT"
-                    with m.Case(JobOrder.REWIND):
-                        m.d.comb += [
-                            boundary_write.data.eq(0),
-                            boundary_write.en.eq(1),
-                            self.order.ready.eq(1),
-                        ]
-                        m.next = "REST"
 
             with m.State("START"):
                 m.d.comb += self.order.ready.eq(1)
@@ -458,7 +457,7 @@ class Jobs(wiring.Component):
                         | pointless
                     ),
                     write.en.eq(dirty),
-                    boundary_write.en.eq((rebuild | copies) & self.advanced),
+                    moves.eq((rebuild | copies) & self.advanced),
                     sync_write.en.eq(
                         syncs_rows & self.advanced & (self.boundary > sync_read.data)
                     ),
@@ -492,7 +491,7 @@ class Jobs(wiring.Component):
                     ):
                         m.next = "SETTLE"
                     with m.If(self.slice_end.payload.complete):
-                        m.d.comb += boundary_write.en.eq(rebuild | copies)
+                        m.d.comb += moves.eq(rebuild | copies)
                         with m.If(syncs_rows):
                             m.d.sync += [unsynced.eq(0), torn.eq(0)]
                             with m.If(current.whole & ~(resync & torn)):
@@ -553,5 +552,5 @@ class Jobs(wiring.Component):
                     & ~dirty
                 )
             )
-            m.d.comb += self.busy.eq(~waits)
+            m.d.comb += self.busy.eq(~waits | self.rewind.valid)
         return m

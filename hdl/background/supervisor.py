@@ -29,8 +29,7 @@ class Supervisor(wiring.Component):
     """Stands between the host's commands and the tables, and orders jobs.
 
     One change at a time. A member is replaced only while its array has something to rebuild it
-    from; then nothing of it is rebuilt, and REBUILD starts; so it is when a member's drive is had
-    again (RE_ADD). A failed member is replaced by itself when there is a hot spare that is as
+    from; then REBUILD starts; so it is when a member's drive is had again (RE_ADD). A failed member is replaced by itself when there is a hot spare that is as
     large: dedicated ones first, then those of all arrays, by port; a job of the array other than
     REBUILD, ZERO or COPY gives way, but not a RESYNC of one that is not in sync yet. But before
     that, a member whose drive has only restarted is taken back, and brought up to date. An array
@@ -315,7 +314,7 @@ class Supervisor(wiring.Component):
                         request.port.eq(want.port),
                         by_spare.eq(0),
                     ]
-                    command(JobOrder.REWIND)
+                    m.next = "ASK"
 
             with m.State("TRY"):
                 m.d.sync += [
@@ -323,7 +322,7 @@ class Supervisor(wiring.Component):
                     # The tables take no reserved drive.
                     self.spares.eq(self.spares & ~chosen),
                 ]
-                command(JobOrder.REWIND)
+                m.next = "ASK"
 
             # The host.
             with m.State("SETTLE"):
@@ -343,7 +342,7 @@ class Supervisor(wiring.Component):
                         with m.If(busy_array & zeroes):
                             answer(ManageStatus.JOB_RUNNING)
                     with m.Case(*takes_member):
-                        command(JobOrder.REWIND)
+                        m.next = "ASK"
                         with m.If(~exists):
                             answer(ManageStatus.NO_ENTRY)
                         with m.Elif(busy_array):
@@ -351,7 +350,7 @@ class Supervisor(wiring.Component):
                         with m.Elif(state == ArrayState.FAILED):
                             answer(ManageStatus.NOT_REDUNDANT)
                     with m.Case(ManageOpcode.COPY):
-                        command(JobOrder.REWIND)
+                        m.next = "ASK"
                         with m.If(~exists):
                             answer(ManageStatus.NO_ENTRY)
                         with m.Elif(busy_array | has_stale):
@@ -563,8 +562,6 @@ class Supervisor(wiring.Component):
                             due.bit_select(array, 1).eq(1),
                         ]
                         m.next = "REST"
-                    with m.Elif(order.order == JobOrder.REWIND):
-                        m.next = "ASK"
                     with m.Elif(
                         (order.order == JobOrder.BEGIN) & (request.zero | ~(plain | jobless))
                     ):
