@@ -4,7 +4,7 @@ import random
 from collections.abc import Coroutine
 
 import cocotb
-from amaranth.hdl import Cat, Const, Module
+from amaranth.hdl import Cat, Const, Module, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 from cocotb.triggers import FallingEdge, RisingEdge
@@ -120,9 +120,11 @@ class Assembly(wiring.Component):
             connect(m, user, port)
         connect(m, background.member_read, tables.member_read[0])
         connect(m, background.copy_read, tables.copy_read[0])
+        flushed = Signal(MAX_DRIVES)
+        stored = flushed & ~(self.refusing | tables.failed | tables.suspect)
+        m.d.comb += tables.flushed.payload.eq(stored)
         with m.If(tables.flush.valid & tables.flush.ready):
-            stored = tables.flush.payload & ~self.refusing & ~tables.failed
-            m.d.sync += [tables.flushed.valid.eq(1), tables.flushed.payload.eq(stored)]
+            m.d.sync += [tables.flushed.valid.eq(1), flushed.eq(tables.flush.payload)]
         with m.Elif(tables.flushed.ready):
             m.d.sync += tables.flushed.valid.eq(0)
         present = Cat(self.present, Const(0, MAX_DRIVES - config.ports))

@@ -375,6 +375,65 @@ async def nobody_is_doubted_for_long(dut):
     assert int(dut.used.value) == 0b1000 and host.state(array) == ArrayState.OPTIMAL
 
 
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def zeros_are_stored(dut):
+    """ZERO is done when all drives have flushed what it wrote: if one begins anew before that, and
+    is kept, so does ZERO. A drive that does not flush makes it fail."""
+    host = await begin(dut)
+    for level, ports in ((Level.JBOD, (3,)), (Level.RAID0, (4, 5)), (Level.RAID5, (0, 1, 2))):
+        array = await host.create(level, *ports)
+        stripes = len(ports) if level == Level.RAID0 else 1
+        zero = {"array": array, "kind": WalkKind.ZERO.value}
+        # In the middle.
+        host.log.clear()
+        await host.good(ManageOpcode.START_JOB, **zero)
+        await host.until(lambda: len(host.log) > 10, "rows")
+        before = len(host.log)
+        await restart(dut, *ports)
+        await host.rest()
+        job = await host.job(array)
+        assert (job["state"], job["kind"]) == (JobState.DONE, WalkKind.ZERO)
+        rows = rows_of(host, WalkKind.ZERO)
+        assert len(rows) >= stripes * ROWS + before, f"{level}: rows are not written again"
+        assert {*rows[-stripes * ROWS :]} == {*range(ROWS)}
+        # Stopped when a drive begins anew, it does not go on where it was.
+        await host.good(ManageOpcode.START_JOB, **zero)
+        host.log.clear()
+        await host.until(lambda: len(host.log) > 10, "rows")
+        await host.good(ManageOpcode.STOP_JOB, array=array)
+        await host.rest()
+        assert (await host.job(array))["row"] > 2
+        await restart(dut, *ports)
+        await host.rest()
+        if level != Level.RAID5:
+            # There a RESYNC has taken its place.
+            host.log.clear()
+            await host.good(ManageOpcode.START_JOB, **zero, resume=1)
+            await host.rest()
+            assert len(rows_of(host, WalkKind.ZERO)) == stripes * ROWS
+        # All is written, and nothing is flushed yet.
+        host.log.clear()
+        dut.flush_waits.value = 1
+        await host.good(ManageOpcode.START_JOB, **zero)
+        await host.until(lambda full=stripes * ROWS: len(host.log) == full and not host.out, "rows")
+        await ClockCycles(dut.clk, 300)
+        assert (await host.job(array))["state"] == JobState.RUNNING, f"{level}: not flushed"
+        await restart(dut, *ports)
+        await ClockCycles(dut.clk, 300)
+        dut.flush_waits.value = 0
+        await host.rest()
+        assert (await host.job(array))["state"] == JobState.DONE
+        assert len(rows_of(host, WalkKind.ZERO)) == 2 * stripes * ROWS
+        # Nobody is to be told of it.
+        assert not int(dut.suspect.value) and not int(dut.failed.value) & 0xFF
+        dut.refusing.value = 1 << ports[0]
+        await host.good(ManageOpcode.START_JOB, **zero)
+        await host.rest()
+        assert (await host.job(array))["state"] == JobState.FAILED
+        assert not int(dut.failed.value) & 0xFF
+        dut.refusing.value = 0
+
+
 def test_restarts():
     simulate(Assembly(), name="restarts", module=__name__)
 

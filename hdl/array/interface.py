@@ -305,7 +305,9 @@ def manage_request(config: Config) -> data.StructLayout:
     `Config.intent_chunks`): member ``position`` of ``array`` is failed and its drive there again,
     which has missed no more than what is marked. SETTLE: the members of
     ``array`` that were stale are rebuilt, and trusted once they have been flushed; `CopyEnd` of the
-    answer is JOINED if all of them are. CHECK_EMPTY: ``array`` exists and has no volumes.
+    answer is JOINED if all of them are. With ``zero`` all live drives of ``array`` have been
+    written, and are flushed; JOINED if those that have not failed by then did that.
+    CHECK_EMPTY: ``array`` exists and has no volumes.
     COPY: live member ``position`` of ``array`` is copied to the free drive at ``port``; ``spare``:
     the one that it leaves becomes a hot spare. END_COPY: the copy of ``array`` ends as `CopyEnd`
     says; ``complete``: all rows have been copied, so the drive is flushed, and is failed if it

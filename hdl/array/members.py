@@ -131,6 +131,10 @@ def settle_states(m: Module, change: Change, health: Health, *, ports: Any) -> N
     all their blocks, and are trusted once they have been flushed. One that does not do that is
     failed, and then the answer's `CopyEnd` is not JOINED.
 
+    With ``zero`` all live drives of the array are flushed, and stay what they are. All that they
+    hold has been written since they were last judged, so what they lost before that is nobody's
+    loss: they are suspect no longer.
+
     ``ports`` are the tables'.
     """
     request, number, uses = change.request, change.number, change.uses
@@ -144,8 +148,9 @@ def settle_states(m: Module, change: Change, health: Health, *, ports: Any) -> N
 
     with m.State("NOTE_STALE"):
         use = uses.read.data
+        meant = Mux(request.zero, ~health.failed, ports.stale)
         with m.If(use.used & (use.array == request.array)):
-            m.d.sync += rebuilt.eq(rebuilt | ((1 << change.port) & ports.stale))
+            m.d.sync += rebuilt.eq(rebuilt | ((1 << change.port) & meant))
         m.d.sync += number.eq(number + 1)
         m.next = "READ_STALE"
         with m.If(change.last_port):
@@ -154,6 +159,7 @@ def settle_states(m: Module, change: Change, health: Health, *, ports: Any) -> N
     with m.State("FLUSH_STALE"):
         m.d.comb += ports.flush.valid.eq(1)
         with m.If(ports.flush.ready):
+            m.d.comb += health.absolves.eq(Mux(request.zero, rebuilt, 0))
             m.next = "TRUST"
 
     with m.State("TRUST"):
@@ -161,13 +167,18 @@ def settle_states(m: Module, change: Change, health: Health, *, ports: Any) -> N
         with m.If(ports.flushed.valid):
             # What has gone meanwhile is stale no longer.
             stored = ports.flushed.payload
-            m.d.comb += [
-                health.settles.eq(rebuilt & stored),
-                health.fails.eq(rebuilt & ~stored),
-                change.edited.eq(1),
-            ]
+            trusted = Signal()
+            m.d.comb += change.edited.eq(1)
+            with m.If(request.zero):
+                m.d.comb += trusted.eq((rebuilt & ~stored & ~health.failed) == 0)
+            with m.Else():
+                m.d.comb += [
+                    health.settles.eq(rebuilt & stored),
+                    health.fails.eq(rebuilt & ~stored),
+                    trusted.eq((rebuilt & ~(stored & ports.stale)) == 0),
+                ]
             change.answer(m, ManageStatus.DONE)
-            done = rebuilt.any() & ((rebuilt & ~(stored & ports.stale)) == 0)
+            done = rebuilt.any() & trusted
             m.d.sync += change.response.index.eq(
                 Mux(done, CopyEnd.JOINED.value, CopyEnd.RELEASED.value) << COPY_END_SHIFT
             )

@@ -43,8 +43,8 @@ class JobOrder(enum.Enum, shape=3):
     BEGIN = 3
     """The array is new: no job, and no row is in sync, or every one."""
     DOUBT = 4
-    """Rows of the array that are marked may not be in sync any more. A RESYNC or ZERO that runs
-    begins anew."""
+    """What was written to the array may be lost: a RESYNC or ZERO that has not ended begins anew.
+    Unless there is nothing to be in sync, rows that are marked may not be in sync any more."""
 
 
 class Sync(enum.Enum, shape=2):
@@ -64,7 +64,8 @@ def job_order(config: Config) -> data.StructLayout:
     REBUILD and SALVAGE always go on at the boundary. Of an array that is not in sync RESYNC and
     ZERO begin at its sync boundary at the latest, and instead of a REBUILD there is a RESYNC from
     there on first, unless the array has FAILED. A job that is running is replaced, but a COPY only
-    once the copy has ended. BEGIN: ``sync`` is that of the array.
+    once the copy has ended. BEGIN: ``sync`` is that of the array. DOUBT: it is NONE, or PROVEN if
+    there is nothing to be in sync.
     """
     return data.StructLayout(
         {
@@ -121,11 +122,11 @@ class Jobs(wiring.Component):
         Bit an array: `Sync` is NONE, is ASSUMED; it is NONE, but rows that are not marked are in
         sync.
     rebuilt, rebuilt_array, handed
-        Held: the stale drives of an array have all their blocks; withdrawn while there is an
-        ``order``. ``handed`` pulses when they are no longer stale; ``outcome`` then says whether
-        all of them are trusted (JOINED). Of a COPY: it ends, with all rows if ``complete``;
-        ``outcome`` says with ``handed`` what has become of it. If its drive is the member, but
-        stale, it goes on as a REBUILD.
+        Held: the stale drives of an array have all their blocks, or after a ZERO all drives have;
+        withdrawn while there is an ``order``. ``handed`` pulses when they are no longer stale, or
+        have been flushed; ``outcome`` then says whether all of them are trusted (JOINED).
+        Of a COPY: it ends, with all rows if ``complete``; ``outcome`` says with ``handed``
+        what has become of it. If its drive is the member, but stale, it goes on as a REBUILD.
     ended
         A pulse when a job has ended.
     slice, slice_end, stop, advanced, boundary, finding, found
@@ -378,9 +379,10 @@ class Jobs(wiring.Component):
                         ]
                         m.next = "FORGET"
                     with m.Case(JobOrder.DOUBT):
-                        m.d.comb += [sync_write.data.eq(0), sync_write.en.eq(1)]
-                        # Of an array that was never in sync all rows may be wrong.
-                        m.d.sync += [torn.eq(torn | ~unsynced), unsynced.eq(1)]
+                        with m.If(order.sync == Sync.NONE):
+                            m.d.comb += [sync_write.data.eq(0), sync_write.en.eq(1)]
+                            # Of an array that was never in sync all rows may be wrong.
+                            m.d.sync += [torn.eq(torn | ~unsynced), unsynced.eq(1)]
                         with m.If(
                             (read.data.kind == WalkKind.RESYNC) | (read.data.kind == WalkKind.ZERO)
                         ):
@@ -518,7 +520,7 @@ class Jobs(wiring.Component):
                         end(JobState.FAILED)
                     with m.Elif(~complete):
                         m.next = "STORE"
-                    with m.Elif(rebuild):
+                    with m.Elif(rebuild | (current.kind == WalkKind.ZERO)):
                         m.next = "HAND-OVER"
                     with m.Elif(resync & has_stale):
                         go_on_as_rebuild()
