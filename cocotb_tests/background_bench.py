@@ -81,8 +81,8 @@ class Assembly(wiring.Component):
                 "restarted": In(config.ports),
                 "blamed": In(MAX_DRIVES),
                 "blames": In(1),
-                "blamed_array": In(config.array_bits),
-                "indebted": Out(config.arrays),
+                "blamed_volume": In(config.volume_bits),
+                "indebted": Out(config.volumes),
                 "suspect": Out(MAX_DRIVES),
                 "doubted": Out(MAX_DRIVES),
                 "report_read": In(report_read()),
@@ -142,7 +142,7 @@ class Assembly(wiring.Component):
             background.kept.eq(tables.kept),
             background.undecided.eq(tables.undecided),
             background.blames.eq(self.blames),
-            background.blamed_array.eq(self.blamed_array),
+            background.blamed_volume.eq(self.blamed_volume),
             self.indebted.eq(background.indebted),
             self.doubted.eq(tables.suspect & ~tables.kept),
             background.returns.eq(tables.returns),
@@ -197,7 +197,7 @@ class Bench:
         self.news = 0
         self.present = 0
         for name in ("present", "host_active", "occupied", "flush_waits", "refusing", "now",
-                     "restarted", "blamed", "blames", "blamed_array", "boundary_read__address",
+                     "restarted", "blamed", "blames", "blamed_volume", "boundary_read__address",
                      "sync_read__address"):  # fmt: skip
             getattr(dut, name).value = 0
         for name in ("flush", "flushing", "completed", "completion", "report_read__address"):

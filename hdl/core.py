@@ -322,7 +322,7 @@ class Core(wiring.Component):
             if config.background:
                 has_failed = background.array_states[::2] & background.array_states[1::2]
                 m.d.comb += [
-                    user.lost.eq((has_failed | background.indebted).any()),
+                    user.lost.eq(has_failed.any() | background.indebted.any()),
                     user.settled.eq(background.settled),
                 ]
             else:
@@ -457,7 +457,7 @@ class Core(wiring.Component):
             background.kept.eq(tables.kept),
             background.undecided.eq(tables.undecided),
             background.blames.eq(dispatch.blames),
-            background.blamed_array.eq(dispatch.blamed_array),
+            background.blamed_volume.eq(dispatch.blamed_volume),
             drives.doubted.eq(tables.suspect & ~tables.kept),
             dispatch.undecided.eq(tables.undecided),
             dispatch.indebted.eq(background.indebted),

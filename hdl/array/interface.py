@@ -130,7 +130,8 @@ def extent(config: Config) -> data.StructLayout:
     """Consecutive rows of one strip that a host command touches.
 
     ``status`` other than SUCCESS: the command fails as a whole, nothing else holds. FLUSH: only
-    ``array`` holds. ``row``: first row (block number on each member, counted from the start of
+    ``array`` and ``volume`` hold (the latter not there without `Config.background`).
+    ``row``: first row (block number on each member, counted from the start of
     the array's area); ``blocks`` + 1 rows. ``base``: position of the span's first member.
     ``shift``: place in the span of data role 0: role r is at ``base`` + (``shift`` + r) mod width,
     roles being data 0.., then P, Q, R, S (DDF_N_CONTINUE: Q, P); with copies, copy c of data d at
@@ -146,6 +147,7 @@ def extent(config: Config) -> data.StructLayout:
     """
     sectors = {"head": 1, "tail": 1} if config.sector_emulation else {}
     gathered = {"gathered": 1} if config.gather_reads else {}
+    flushed = {"volume": config.volume_bits} if config.background else {}
     return data.StructLayout(
         {
             "slot": config.slot_bits,
@@ -166,6 +168,7 @@ def extent(config: Config) -> data.StructLayout:
         }
         | sectors
         | gathered
+        | flushed
     )
 
 
