@@ -4,7 +4,7 @@ import random
 from collections.abc import Coroutine
 
 import cocotb
-from amaranth.hdl import Cat, Const, Module
+from amaranth.hdl import Cat, Const, Module, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 from cocotb.triggers import FallingEdge, RisingEdge
@@ -81,8 +81,8 @@ class Assembly(wiring.Component):
                 "restarted": In(config.ports),
                 "blamed": In(MAX_DRIVES),
                 "blames": In(1),
-                "blamed_array": In(config.array_bits),
-                "indebted": Out(config.arrays),
+                "blamed_volume": In(config.volume_bits),
+                "indebted": Out(config.volumes),
                 "suspect": Out(MAX_DRIVES),
                 "doubted": Out(MAX_DRIVES),
                 "report_read": In(report_read()),
@@ -103,6 +103,7 @@ class Assembly(wiring.Component):
         connect(m, background.response, flipped(self.manage_response))
         connect(m, background.table_request, tables.manage_request)
         connect(m, tables.manage_response, background.table_response)
+        connect(m, tables.rewind, background.rewind)
         connect(m, flipped(self.fail), tables.fail)
         connect(m, background.walk, flipped(self.walk))
         connect(m, flipped(self.walked), background.walked)
@@ -119,9 +120,11 @@ class Assembly(wiring.Component):
             connect(m, user, port)
         connect(m, background.member_read, tables.member_read[0])
         connect(m, background.copy_read, tables.copy_read[0])
+        flushed = Signal(MAX_DRIVES)
+        stored = flushed & ~(self.refusing | tables.failed | tables.suspect)
+        m.d.comb += tables.flushed.payload.eq(stored)
         with m.If(tables.flush.valid & tables.flush.ready):
-            stored = tables.flush.payload & ~self.refusing & ~tables.failed
-            m.d.sync += [tables.flushed.valid.eq(1), tables.flushed.payload.eq(stored)]
+            m.d.sync += [tables.flushed.valid.eq(1), flushed.eq(tables.flush.payload)]
         with m.Elif(tables.flushed.ready):
             m.d.sync += tables.flushed.valid.eq(0)
         present = Cat(self.present, Const(0, MAX_DRIVES - config.ports))
@@ -139,7 +142,7 @@ class Assembly(wiring.Component):
             background.kept.eq(tables.kept),
             background.undecided.eq(tables.undecided),
             background.blames.eq(self.blames),
-            background.blamed_array.eq(self.blamed_array),
+            background.blamed_volume.eq(self.blamed_volume),
             self.indebted.eq(background.indebted),
             self.doubted.eq(tables.suspect & ~tables.kept),
             background.returns.eq(tables.returns),
@@ -194,7 +197,7 @@ class Bench:
         self.news = 0
         self.present = 0
         for name in ("present", "host_active", "occupied", "flush_waits", "refusing", "now",
-                     "restarted", "blamed", "blames", "blamed_array", "boundary_read__address",
+                     "restarted", "blamed", "blames", "blamed_volume", "boundary_read__address",
                      "sync_read__address"):  # fmt: skip
             getattr(dut, name).value = 0
         for name in ("flush", "flushing", "completed", "completion", "report_read__address"):

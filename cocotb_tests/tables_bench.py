@@ -32,6 +32,8 @@ CONFIGS = {
     "small": small(),
 }
 READERS = 2
+TAKES_DRIVE = (ManageOpcode.REPLACE, ManageOpcode.RE_ADD, ManageOpcode.COPY)
+"""With these a drive is stale from then on, or copied to."""
 CHANGE_CYCLES = 1400
 
 
@@ -52,6 +54,8 @@ class Bench:
         if config.background:
             self.flushes = StreamSink(dut, "flush", callback=self._flush, active=0.3)
             self.flushed = StreamSource(dut, "flushed")
+            self.rewinds = StreamSink(dut, "rewind", callback=self._rewind, active=0.3)
+            self.rewound: list[int] = []
         self.seen: dict[ManageStatus, int] = dict.fromkeys(ManageStatus, 0)
         dut.present.value = 0
         self.reserve(0)
@@ -65,6 +69,11 @@ class Bench:
     def _flush(self, ports: int) -> None:
         assert ports == self.model.flushes.pop(0), f"{ports:#b} are flushed"
         self.flushed.send(ports & ~self.model.refusing & ~int(self.dut.failed.value))
+
+    def _rewind(self, array: int) -> None:
+        """Before there is anything stale, or a copy, and only once."""
+        self.rewound.append(array)
+        self.stale_before = int(self.dut.stale.value)
 
     def plug(self, port: int, capacity: int | None) -> None:
         """A drive of ``capacity`` blocks comes, or (None) it goes."""
@@ -100,6 +109,9 @@ class Bench:
         )
         request |= {"start": 0, "blocks": 0} | fields
         self.requests.send(opcode=opcode, **request)
+        if self.config.background:
+            self.rewound.clear()
+            stale = self.model.stale
         status, index = getattr(self.model, opcode.name.lower())(request)
         self.model.watch()
         answer = await self.responses.receive(cycles=CHANGE_CYCLES)
@@ -107,6 +119,10 @@ class Bench:
         assert index is None or answer.index == index
         assert not self.model.quiesced, f"{opcode}: who is inside was not waited for"
         assert not self.model.flushes, f"{opcode}: drives were not flushed"
+        if self.config.background:
+            joins = opcode in TAKES_DRIVE and status == ManageStatus.DONE
+            assert self.rewound == [request["array"]] * joins, f"{opcode}: {status}"
+            assert not joins or self.stale_before == stale, "stale, and the boundary is anywhere"
         self.seen[status] += 1
         return status
 

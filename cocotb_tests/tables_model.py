@@ -195,6 +195,13 @@ class Model:
         if request["array"] not in self.arrays:
             return ManageStatus.NO_ENTRY, None
         members = sum(1 << port for port in self.arrays[request["array"]].members)
+        if request.get("zero"):
+            copied = self.copies.get(request["array"])
+            members |= 1 << copied[1] if copied else 0
+            live = members & ~self.failed
+            self.flushes.append(live)
+            end = CopyEnd.RELEASED if not live or live & self.refusing else CopyEnd.JOINED
+            return ManageStatus.DONE, end.value << 5
         stale = self.stale & members
         stored = self.flush(stale)
         self.stale &= ~stale

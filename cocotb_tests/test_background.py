@@ -12,11 +12,11 @@ from cocotb.triggers import ClockCycles
 from cocotb_tests.background_bench import CAPACITY, CONFIG, ROWS, Assembly, Bench
 from cocotb_tests.runner import SimulationError, simulate
 from hdl.array.interface import ArrayState, Level, ManageOpcode, ManageStatus
+from hdl.array.tables import ArrayTables
 from hdl.background.interface import WalkKind, WalkResult
 from hdl.background.jobs import JobState
 from hdl.background.pace import Pace
 from hdl.background.report import FINDINGS, Section
-from hdl.background.supervisor import Supervisor
 
 
 def bench(dut) -> Bench:
@@ -317,6 +317,58 @@ async def jobs_are_started_stopped_and_refused(dut):
     assert (await host.job(array))["state"] == JobState.DONE
 
 
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def what_is_refused_undoes_nothing(dut):
+    """What has been rebuilt stays so when a drive is refused as a member, whoever asked for it; a
+    drive that is taken is rebuilt from row 0, and so is the other one."""
+    host = bench(dut)
+    for port in range(4):
+        getattr(dut, f"capacity__{port}").value = CAPACITY + 8
+    dut.capacity__6.value = CAPACITY + 8
+    await host.begin(8)
+    array = await host.create(Level.RAID6, 0, 1, 2, 3)
+    host.pull(3)
+    await host.rest()
+    await host.good(ManageOpcode.REPLACE, array=array, position=3, port=6)
+    await host.until(lambda: len(host.log) > 8, "rows")
+    await host.good(ManageOpcode.STOP_JOB, array=array)
+    await host.rest()
+    rebuilt = await host.boundary(array)
+    assert 0 < rebuilt < ROWS and int(dut.stale.value) == 1 << 6
+    for opcode, fields, status in (
+        (ManageOpcode.REPLACE, {"position": 0, "port": 7}, "IN_USE"),
+        (ManageOpcode.REPLACE, {"position": 40, "port": 7}, "INVALID_FIELD"),
+        (ManageOpcode.REPLACE, {"position": 0, "port": 2}, "DRIVE_UNAVAILABLE"),
+        (ManageOpcode.RE_ADD, {"position": 0}, "IN_USE"),
+        (ManageOpcode.COPY, {"position": 0, "port": 7}, "JOB_RUNNING"),
+    ):
+        assert await host.change(opcode, array=array, **fields) == ManageStatus[status]
+        assert await host.boundary(array) == rebuilt, f"{opcode} {status}"
+    # Another member goes, and the only spare is too small.
+    host.pull(1)
+    await host.rest()
+    await host.good(ManageOpcode.ADD_SPARE, port=7)
+    await host.rest()
+    assert not int(dut.used.value) >> 7 & 1
+    await host.good(ManageOpcode.REMOVE_SPARE, port=7)
+    replace = {"opcode": ManageOpcode.REPLACE, "array": array, "position": 1}
+    assert await host.change(**replace, port=7) == ManageStatus.NO_SPACE
+    assert await host.change(ManageOpcode.RE_ADD, array=array, position=1) == (
+        ManageStatus.DRIVE_UNAVAILABLE
+    )
+    assert await host.boundary(array) == rebuilt
+    # One that fits.
+    dut.capacity__7.value = CAPACITY + 8
+    host.log.clear()
+    host.paused = True
+    await host.good(**replace, port=7)
+    assert await host.boundary(array) == 0 and int(dut.stale.value) == 0b11000000
+    host.paused = False
+    await host.rest()
+    assert rows_of(host, array, WalkKind.REBUILD) == list(range(ROWS + 8))
+    assert host.state(array) == ArrayState.OPTIMAL
+
+
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def keeps_its_share(dut):
     host = bench(dut)
@@ -501,13 +553,12 @@ def test_background():
     simulate(Assembly(), name="background", module=__name__)
 
 
-class ForgetsTheBoundary(Supervisor):
+class ForgetsTheBoundary(ArrayTables):
     """Planted bug: a replaced member is taken for rebuilt as far as the last one was."""
 
     def elaborate(self, platform) -> Module:
         m = super().elaborate(platform)
-        with m.If(self.order.payload.order.as_value() == 3):
-            m.d.comb += self.order.payload.array.eq(~self.request.payload.array)
+        m.d.comb += self.rewind.payload.eq(~self.manage_request.payload.array)
         return m
 
 
@@ -528,8 +579,11 @@ class NeverRests(Pace):
     ],
 )
 def test_planted_bugs_are_found(bug, testcase, monkeypatch):
-    name = "Pace" if issubclass(bug, Pace) else "Supervisor"
-    monkeypatch.setattr(f"hdl.background.background.{name}", bug)
+    where = {
+        ForgetsTheBoundary: "cocotb_tests.background_bench.ArrayTables",
+        NeverRests: "hdl.background.background.Pace",
+    }
+    monkeypatch.setattr(where[bug], bug)
     with pytest.raises(SimulationError, match=testcase):
         simulate(
             Assembly(),

@@ -106,7 +106,7 @@ class Bench:
         while True:
             await RisingEdge(self.dut.clk)
             if int(self.dut.blames.value):
-                self.blamed.append((int(self.dut.blamed_array.value), int(self.dut.blamed.value)))
+                self.blamed.append((int(self.dut.blamed_volume.value), int(self.dut.blamed.value)))
             else:
                 assert not int(self.dut.blamed.value)
 
@@ -170,7 +170,7 @@ class Bench:
         )
         self.dut.suspect.value = self.suspect
         self.indebted = sum(
-            1 << array for array in range(self.config.arrays) if self.generator.random() < chance
+            1 << one for one in range(self.config.volumes) if self.generator.random() < chance
         )
         self.dut.indebted.value = self.indebted
         for array in range(self.config.arrays):
@@ -230,10 +230,15 @@ class Bench:
     def flush(self, fields: dict, array: int) -> None:
         ports = self.ports[array]
         alive = [port for port in ports if self.live(port) and not self.suspect >> port & 1]
+        volume = 0
+        if self.config.background:
+            volume = fields.get("volume", self.generator.randrange(self.config.volumes))
+            fields = {**fields, "volume": volume}
         self.extents.send(**fields, opcode=HostOpcode.FLUSH, array=array, last=1)
-        if self.has_lost_data(array) or self.indebted >> array & 1:
+        fields = {name: fields[name] for name in fields if name != "volume"}
+        if self.has_lost_data(array) or self.indebted >> volume & 1:
             if self.config.background:
-                self.to_blame.append((array, self.suspect & sum(1 << port for port in ports)))
+                self.to_blame.append((volume, self.suspect & sum(1 << port for port in ports)))
             self.expected["rejected"].append({**fields, "status": Status.WRITE_FAULT})
             return
         target = self.copying.get(array)
@@ -446,10 +451,10 @@ async def a_flush_waits_for_what_becomes_of_drives(dut):
     bench = Bench(dut, config, random.Random(int(os.environ["SEED"])))
     await start(dut)
     bench.rebuild([Layout("RAID5", 4, 1)])
-    for suspects, debt in ((1, 0), (2, 0), (1, 1), (0, 1), (0, 0)):
+    for suspects, debt in ((1, 0), (2, 0), (1, 2), (0, 2), (0, 1), (0, 0)):
         dut.undecided.value = 1
         dut.suspect.value = dut.indebted.value = 0
-        bench.extents.send(slot=1, opcode=HostOpcode.FLUSH, array=0, last=1)
+        bench.extents.send(slot=1, opcode=HostOpcode.FLUSH, array=0, volume=1, last=1)
         await ClockCycles(dut.clk, 100)
         assert not any(sink.received for sink in bench.sinks.values()), "it has not waited"
         bench.suspect = sum(1 << port for port in bench.ports[0][:suspects])
@@ -458,10 +463,10 @@ async def a_flush_waits_for_what_becomes_of_drives(dut):
         dut.undecided.value = 0
         # What is expected of it now; it has been sent.
         send, bench.extents.send = bench.extents.send, lambda **_: None
-        bench.flush({"slot": 1}, 0)
+        bench.flush({"slot": 1, "volume": 1}, 0)
         bench.extents.send = send
         await bench.settled()
-        assert len(bench.blamed) == (suspects == 2 or debt)
+        assert len(bench.blamed) == (suspects == 2 or debt == 2)
         for sink in bench.sinks.values():
             sink.received = 0
         bench.blamed.clear()

@@ -321,8 +321,15 @@ async def what_is_lost_is_told(dut):
     """A drive restarts while the array needs it, as another one is rebuilt: the loss stays to be
     told, though the array is optimal by then, and though the drive goes."""
     host = await begin(dut)
+    other = await host.create(Level.JBOD, 7)
     for gone in (False, True):
         array = await host.create(Level.RAID5, 0, 1, 2)
+        volumes = [
+            await host.good(ManageOpcode.CREATE_VOLUME, array=number, start=start, blocks=4)
+            for number, start in ((array, 0), (other, 0), (array, 4), (array, 8))
+        ]
+        await host.good(ManageOpcode.DELETE_VOLUME, volume=volumes[3])
+        indebted = 1 << volumes[0] | 1 << volumes[2]
         await host.write(array, 3)
         host.paused = True
         await restart(dut, 1)
@@ -340,16 +347,19 @@ async def what_is_lost_is_told(dut):
         await host.rest()
         assert host.state(array) == ArrayState.OPTIMAL
         assert int(dut.suspect.value) == 4, "the drive is brought up to date from what it lost"
-        assert int(dut.indebted.value) == 1 << array
+        assert int(dut.indebted.value) == indebted
         if gone:
             host.pull(2)
             await host.rest()
-            assert not int(dut.suspect.value) and int(dut.indebted.value) == 1 << array
-        dut.blamed.value, dut.blamed_array.value, dut.blames.value = 4, array, 1
-        await RisingEdge(dut.clk)
-        dut.blamed.value = dut.blames.value = 0
-        await ClockCycles(dut.clk, 2)
-        assert not int(dut.suspect.value) and not int(dut.indebted.value)
+            assert not int(dut.suspect.value) and int(dut.indebted.value) == indebted
+        # Each volume is told by its own flush; one that is new has nothing to be told.
+        late = await host.good(ManageOpcode.CREATE_VOLUME, array=array, start=8, blocks=4)
+        for volume, left in ((volumes[2], 1 << volumes[0]), (volumes[0], 0)):
+            dut.blamed.value, dut.blamed_volume.value, dut.blames.value = 4, volume, 1
+            await RisingEdge(dut.clk)
+            dut.blamed.value = dut.blames.value = 0
+            await ClockCycles(dut.clk, 2)
+            assert not int(dut.suspect.value) and int(dut.indebted.value) == left
         await host.rest()
         assert not int(dut.suspect.value) and not int(dut.indebted.value)
         # The next array in its place owes nothing for it.
@@ -357,9 +367,13 @@ async def what_is_lost_is_told(dut):
             await restart(dut, 0)
             await restart(dut, 1)
             await host.rest()
+            assert int(dut.indebted.value) == 1 << volumes[0] | 1 << volumes[2] | 1 << late
         host.plug(2)
+        for volume in (*volumes[:3], late):
+            await host.good(ManageOpcode.DELETE_VOLUME, volume=volume)
+        assert not int(dut.indebted.value), "volumes are gone"
         await host.good(ManageOpcode.DELETE_ARRAY, array=array)
-    assert await host.create(Level.RAID1, 0, 1) == 0
+    assert await host.create(Level.RAID1, 0, 1) == 1
     assert not int(dut.indebted.value) and not int(dut.suspect.value)
 
 
@@ -378,6 +392,65 @@ async def nobody_is_doubted_for_long(dut):
     dut.occupied.value = 0
     await host.rest()
     assert int(dut.used.value) == 0b1000 and host.state(array) == ArrayState.OPTIMAL
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def zeros_are_stored(dut):
+    """ZERO is done when all drives have flushed what it wrote: if one begins anew before that, and
+    is kept, so does ZERO. A drive that does not flush makes it fail."""
+    host = await begin(dut)
+    for level, ports in ((Level.JBOD, (3,)), (Level.RAID0, (4, 5)), (Level.RAID5, (0, 1, 2))):
+        array = await host.create(level, *ports)
+        stripes = len(ports) if level == Level.RAID0 else 1
+        zero = {"array": array, "kind": WalkKind.ZERO.value}
+        # In the middle.
+        host.log.clear()
+        await host.good(ManageOpcode.START_JOB, **zero)
+        await host.until(lambda: len(host.log) > 10, "rows")
+        before = len(host.log)
+        await restart(dut, *ports)
+        await host.rest()
+        job = await host.job(array)
+        assert (job["state"], job["kind"]) == (JobState.DONE, WalkKind.ZERO)
+        rows = rows_of(host, WalkKind.ZERO)
+        assert len(rows) >= stripes * ROWS + before, f"{level}: rows are not written again"
+        assert {*rows[-stripes * ROWS :]} == {*range(ROWS)}
+        # Stopped when a drive begins anew, it does not go on where it was.
+        await host.good(ManageOpcode.START_JOB, **zero)
+        host.log.clear()
+        await host.until(lambda: len(host.log) > 10, "rows")
+        await host.good(ManageOpcode.STOP_JOB, array=array)
+        await host.rest()
+        assert (await host.job(array))["row"] > 2
+        await restart(dut, *ports)
+        await host.rest()
+        if level != Level.RAID5:
+            # There a RESYNC has taken its place.
+            host.log.clear()
+            await host.good(ManageOpcode.START_JOB, **zero, resume=1)
+            await host.rest()
+            assert len(rows_of(host, WalkKind.ZERO)) == stripes * ROWS
+        # All is written, and nothing is flushed yet.
+        host.log.clear()
+        dut.flush_waits.value = 1
+        await host.good(ManageOpcode.START_JOB, **zero)
+        await host.until(lambda full=stripes * ROWS: len(host.log) == full and not host.out, "rows")
+        await ClockCycles(dut.clk, 300)
+        assert (await host.job(array))["state"] == JobState.RUNNING, f"{level}: not flushed"
+        await restart(dut, *ports)
+        await ClockCycles(dut.clk, 300)
+        dut.flush_waits.value = 0
+        await host.rest()
+        assert (await host.job(array))["state"] == JobState.DONE
+        assert len(rows_of(host, WalkKind.ZERO)) == 2 * stripes * ROWS
+        # Nobody is to be told of it.
+        assert not int(dut.suspect.value) and not int(dut.failed.value) & 0xFF
+        dut.refusing.value = 1 << ports[0]
+        await host.good(ManageOpcode.START_JOB, **zero)
+        await host.rest()
+        assert (await host.job(array))["state"] == JobState.FAILED
+        assert not int(dut.failed.value) & 0xFF
+        dut.refusing.value = 0
 
 
 def test_restarts():

@@ -158,7 +158,7 @@ async def holds_what_the_model_holds(dut):
                 await bench.copy_about()
             number = generator.choice([*bench.model.arrays, generator.randrange(256)])
             after = generator.choice((ManageOpcode.SETTLE, ManageOpcode.CHECK_EMPTY))
-            await bench.change(after, array=number)
+            await bench.change(after, array=number, zero=generator.randrange(2))
             bench.model.refusing = generator.getrandbits(MAX_DRIVES) & generator.getrandbits(
                 MAX_DRIVES
             )

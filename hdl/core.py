@@ -322,7 +322,7 @@ class Core(wiring.Component):
             if config.background:
                 has_failed = background.array_states[::2] & background.array_states[1::2]
                 m.d.comb += [
-                    user.lost.eq((has_failed | background.indebted).any()),
+                    user.lost.eq(has_failed.any() | background.indebted.any()),
                     user.settled.eq(background.settled),
                 ]
             else:
@@ -441,6 +441,7 @@ class Core(wiring.Component):
         connect(m, background.response, front_end.manage_response)
         connect(m, background.table_request, tables.manage_request)
         connect(m, tables.manage_response, background.table_response)
+        connect(m, tables.rewind, background.rewind)
         connect(m, front_end.report_read, background.report_read)
         m.d.comb += background.report_shows.eq(front_end.report_shows)
         commands = Signal(range(config.commands + 1))
@@ -458,7 +459,7 @@ class Core(wiring.Component):
             background.kept.eq(tables.kept),
             background.undecided.eq(tables.undecided),
             background.blames.eq(dispatch.blames),
-            background.blamed_array.eq(dispatch.blamed_array),
+            background.blamed_volume.eq(dispatch.blamed_volume),
             drives.doubted.eq(tables.suspect & ~tables.kept),
             dispatch.undecided.eq(tables.undecided),
             dispatch.indebted.eq(background.indebted),

@@ -68,12 +68,13 @@ class Copies(wiring.Component):
 
 
 def copy_states(
-    m: Module, change: Change, health: Health, *, copies: Copies, ports: Any
+    m: Module, change: Change, health: Health, *, copies: Copies, left: Signal, ports: Any
 ) -> None:
     """The states that begin and end a copy, from BEGIN_COPY and READ_COPY on.
 
     ``number`` and ``position`` are those of the drive that is copied to and of the member, which
-    is read two cycles later. ``ports`` are the tables'.
+    is read two cycles later. ``left``: the drive that is to be copied to has been absent since it
+    was checked. ``ports`` are the tables'.
 
     When all has been copied the two drives change places first: the member is copied to. So rows
     that began before write both, and so do those that begin after, whatever they take for the
@@ -91,6 +92,7 @@ def copy_states(
             uses.write.data.array.eq(request.array),
             uses.write.en.eq(1),
             health.joins.eq(1 << port),
+            health.fails.eq(left << port),
         ]
         m.next = "WRITE_COPY"
 

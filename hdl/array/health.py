@@ -26,6 +26,8 @@ class Health:
         Pulses: it belongs to an array from now on, and is not lost; it belongs to none.
     renewed, settles, fails
         Pulses: it is stale from now on; it is no longer; it has failed, if an array has it.
+    absolves
+        A pulse: if it is kept, nobody is to be told what it has lost.
     """
 
     used: Signal
@@ -38,6 +40,7 @@ class Health:
     renewed: Signal
     settles: Signal
     fails: Signal
+    absolves: Signal
 
 
 def follow_health(m: Module, ports: Any, *, config: Config, edited: Signal) -> Health:
@@ -72,6 +75,7 @@ def follow_health(m: Module, ports: Any, *, config: Config, edited: Signal) -> H
     settles = Signal(MAX_DRIVES)
     renewed = Signal(MAX_DRIVES)
     fails = Signal(MAX_DRIVES)
+    absolves = Signal(MAX_DRIVES)
     suspect_before = Signal(MAX_DRIVES)
     suspected = Const(0)
     restarted = Signal(MAX_DRIVES)
@@ -87,7 +91,7 @@ def follow_health(m: Module, ports: Any, *, config: Config, edited: Signal) -> H
         m.d.comb += [
             doubted.eq(ports.suspect & ~kept),
             yields.eq(ports.yields & doubted),
-            told.eq(ports.blamed & kept),
+            told.eq((ports.blamed | absolves) & kept),
             ports.undecided.eq(doubted.any() | (restarted & used).any()),
         ]
         gone = absent | reported | fails | yields
@@ -125,4 +129,5 @@ def follow_health(m: Module, ports: Any, *, config: Config, edited: Signal) -> H
         renewed=renewed,
         settles=settles,
         fails=fails,
+        absolves=absolves,
     )

@@ -130,7 +130,8 @@ def extent(config: Config) -> data.StructLayout:
     """Consecutive rows of one strip that a host command touches.
 
     ``status`` other than SUCCESS: the command fails as a whole, nothing else holds. FLUSH: only
-    ``array`` holds. ``row``: first row (block number on each member, counted from the start of
+    ``array`` and ``volume`` hold (the latter not there without `Config.background`).
+    ``row``: first row (block number on each member, counted from the start of
     the array's area); ``blocks`` + 1 rows. ``base``: position of the span's first member.
     ``shift``: place in the span of data role 0: role r is at ``base`` + (``shift`` + r) mod width,
     roles being data 0.., then P, Q, R, S (DDF_N_CONTINUE: Q, P); with copies, copy c of data d at
@@ -146,6 +147,7 @@ def extent(config: Config) -> data.StructLayout:
     """
     sectors = {"head": 1, "tail": 1} if config.sector_emulation else {}
     gathered = {"gathered": 1} if config.gather_reads else {}
+    flushed = {"volume": config.volume_bits} if config.background else {}
     return data.StructLayout(
         {
             "slot": config.slot_bits,
@@ -166,6 +168,7 @@ def extent(config: Config) -> data.StructLayout:
         }
         | sectors
         | gathered
+        | flushed
     )
 
 
@@ -305,7 +308,9 @@ def manage_request(config: Config) -> data.StructLayout:
     `Config.intent_chunks`): member ``position`` of ``array`` is failed and its drive there again,
     which has missed no more than what is marked. SETTLE: the members of
     ``array`` that were stale are rebuilt, and trusted once they have been flushed; `CopyEnd` of the
-    answer is JOINED if all of them are. CHECK_EMPTY: ``array`` exists and has no volumes.
+    answer is JOINED if all of them are. With ``zero`` all live drives of ``array`` have been
+    written, and are flushed; JOINED if those that have not failed by then did that.
+    CHECK_EMPTY: ``array`` exists and has no volumes.
     COPY: live member ``position`` of ``array`` is copied to the free drive at ``port``; ``spare``:
     the one that it leaves becomes a hot spare. END_COPY: the copy of ``array`` ends as `CopyEnd`
     says; ``complete``: all rows have been copied, so the drive is flushed, and is failed if it

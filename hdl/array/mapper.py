@@ -340,6 +340,8 @@ class Mapper(wiring.Component):
                     out.final.eq(1),
                     out.last.eq(1),
                 ]
+                if config.background:
+                    m.d.sync += out.volume.eq(request.volume)
                 m.next = "EMIT"
 
             with m.State("EMIT"):

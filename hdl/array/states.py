@@ -21,8 +21,8 @@ def judgement(config: Config) -> data.StructLayout:
     ``missing``: a member is failed, the first of them at ``position``. ``rebuilding``: one is
     stale. ``halted``: a member is being copied, but one of the two drives is failed.
     ``returns``: the failed member at ``place`` has only restarted; its drive is at ``port``.
-    ``torn``: suspect drives are kept that were not yet, of an array with redundancy: rows that were
-    written since they were flushed may be inconsistent.
+    ``loses``: suspect drives are kept that were not yet: what was written since they were flushed
+    may be lost, and with ``redundant`` rows of that may be inconsistent.
     """
     return data.StructLayout(
         {
@@ -36,7 +36,8 @@ def judgement(config: Config) -> data.StructLayout:
             "returns": 1,
             "place": 5,
             "port": config.port_bits,
-            "torn": 1,
+            "loses": 1,
+            "redundant": 1,
         }
     )
 
@@ -270,7 +271,8 @@ class ArrayStates(wiring.Component):
             with m.State("JUDGE"):
                 before = Mux(self.valid.bit_select(array, 1), state_bits, ArrayState.OPTIMAL.value)
                 m.d.comb += [
-                    self.judgement.torn.eq((needed & ~self.kept).any() & (tolerance != 0)),
+                    self.judgement.loses.eq((needed & ~self.kept).any()),
+                    self.judgement.redundant.eq(tolerance != 0),
                     self.judged.eq(1),
                     self.yields.eq(
                         Mux(found.valid, suspects & ~needed, 0)

@@ -85,6 +85,9 @@ class ArrayTables(wiring.Component):
     flush, flushed
         Only with `Config.background`. Bit a port: drives to be flushed before they are trusted, and
         those that were (`hdl.drive.flusher.Flusher`).
+    rewind
+        Only with `Config.background`. An array of which nothing is rebuilt any more: a drive that
+        has passed all checks is about to be a stale member of it, or to be copied to.
     stale, reserved, copy_read
         Only with `Config.background`. Bit a port: its drive is being rebuilt, and not failed.
         Ports that no new array may have. Members that are being copied, for the sequencer,
@@ -153,6 +156,7 @@ class ArrayTables(wiring.Component):
                 {
                     "flush": Out(stream.Signature(MAX_DRIVES)),
                     "flushed": In(stream.Signature(MAX_DRIVES)),
+                    "rewind": Out(stream.Signature(config.array_bits)),
                     "stale": Out(MAX_DRIVES),
                     "suspect": Out(MAX_DRIVES),
                     "kept": Out(MAX_DRIVES),
@@ -181,7 +185,7 @@ class ArrayTables(wiring.Component):
         m.submodules.admission = admission = Admission(config=config)
         m.submodules.capacity = capacity = Capacity()
 
-        named, calm = Signal(), Signal()
+        named, calm, left = Signal(), Signal(), Signal()
         if config.intent_chunks:
             m.submodules.identities = identities = Identities(config=config)
             for outer, inner in zip(self.identity, identities.identity, strict=True):
@@ -392,9 +396,11 @@ class ArrayTables(wiring.Component):
                     stranger=stranger,
                     named=named,
                     calm=calm,
+                    left=left,
                     quiesce=self.quiesce,
+                    rewind=self.rewind,
                 )
-                copy_states(m, change, health, copies=copies, ports=self)
+                copy_states(m, change, health, copies=copies, left=left, ports=self)
             store_states(m, change, end=end)
 
             with m.State("RESPOND"):
@@ -410,5 +416,6 @@ class ArrayTables(wiring.Component):
             if config.background:
                 waits |= self.flush.valid & ~self.flush.ready
                 waits |= self.flushed.ready & ~self.flushed.valid
+                waits |= self.rewind.valid & ~self.rewind.ready
             m.d.comb += self.busy.eq(~waits | self.fail.valid | self.changed)
         return m

@@ -16,6 +16,7 @@ from hdl.array.interface import (
     member_read,
 )
 from hdl.array.states import ArrayStates
+from hdl.background.debts import Debts
 from hdl.background.findings import Findings
 from hdl.background.intent import Intent
 from hdl.background.interface import flushing, intention, walk, walked
@@ -44,11 +45,12 @@ class Background(wiring.Component):
         Bit a port, and a pulse when tables or drives have changed (`ArrayTables`).
     suspect, kept, undecided, returns, yields, keeps, given_up
         Of `ArrayTables`: drives that have restarted.
-    indebted, blames, blamed_array
-        Bit an array: a drive that has restarted was kept, and the host has not been told yet; a
-        pulse: a FLUSH of an array is refused, which tells it.
-    reserved
-        Bit a port: hot spares.
+    indebted, blames, blamed_volume
+        Bit a volume: a drive of its array that has restarted was kept, and the host has not been
+        told yet; a pulse: a FLUSH of a volume is refused, which tells it
+        (`hdl.background.debts.Debts`).
+    reserved, rewind
+        Bit a port: hot spares; of `ArrayTables`.
     array_states, news, essential, settled
         As in `hdl.array.states.ArrayStates`. It is news, too, that rows may be torn.
     walk, walked
@@ -92,15 +94,16 @@ class Background(wiring.Component):
                 "suspect": In(MAX_DRIVES),
                 "kept": In(MAX_DRIVES),
                 "undecided": In(1),
-                "indebted": Out(config.arrays),
+                "indebted": Out(config.volumes),
                 "blames": In(1),
-                "blamed_array": In(config.array_bits),
+                "blamed_volume": In(config.volume_bits),
                 "returns": In(MAX_DRIVES),
                 "yields": Out(MAX_DRIVES),
                 "keeps": Out(MAX_DRIVES),
                 "given_up": Out(MAX_DRIVES),
                 "changed": In(1),
                 "reserved": Out(MAX_DRIVES),
+                "rewind": In(stream.Signature(config.array_bits)),
                 "array_states": Out(2 * config.arrays),
                 "news": Out(1),
                 "essential": Out(MAX_DRIVES),
@@ -163,6 +166,7 @@ class Background(wiring.Component):
         else:
             connect(m, supervisor.table_request, flipped(self.table_request))
         connect(m, supervisor.order, jobs.order)
+        connect(m, flipped(self.rewind), jobs.rewind)
         rebuilding, halted = Signal(config.arrays), Signal(config.arrays)
         with m.If(states.judged):
             judged = states.judgement
@@ -171,18 +175,23 @@ class Background(wiring.Component):
                 halted.bit_select(judged.array, 1).eq(judged.halted),
             ]
         # What the array may have lost, it has lost: whatever becomes of the drive, that is told.
-        with m.If(self.blames):
-            m.d.sync += self.indebted.bit_select(self.blamed_array, 1).eq(0)
-        with m.If(states.judged & (states.keeps & self.suspect & ~self.kept).any()):
-            m.d.sync += self.indebted.bit_select(states.judgement.array, 1).eq(1)
+        m.submodules.debts = debts = Debts(config=config)
         response, request = self.table_response, self.table_request
-        creates = Signal()
         with m.If(request.valid & request.ready):
-            m.d.sync += creates.eq(request.payload.opcode == ManageOpcode.CREATE_ARRAY)
-        made = response.payload.index[: config.array_bits]
-        with m.If(response.valid & response.ready & creates):
-            with m.If(response.payload.status == ManageStatus.DONE):
-                m.d.sync += self.indebted.bit_select(made, 1).eq(0)
+            m.d.sync += [
+                debts.opcode.eq(request.payload.opcode),
+                debts.array.eq(request.payload.array),
+            ]
+        done = response.payload.status == ManageStatus.DONE
+        m.d.comb += [
+            debts.made.eq(response.valid & response.ready & done),
+            debts.volume.eq(response.payload.index),
+            debts.loses.eq(states.judged & (states.keeps & self.suspect & ~self.kept).any()),
+            debts.loser.eq(states.judgement.array),
+            debts.blames.eq(self.blames),
+            debts.blamed_volume.eq(self.blamed_volume),
+            self.indebted.eq(debts.indebted),
+        ]
         rescan = Signal()
         m.d.sync += rescan.eq(supervisor.rescan | jobs.ended)
         m.d.comb += [

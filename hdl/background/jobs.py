@@ -40,13 +40,11 @@ class JobOrder(enum.Enum, shape=3):
     STOP = 1
     FORGET = 2
     """The array is gone: no job."""
-    REWIND = 3
-    """Nothing of the array's stale drives is rebuilt yet."""
-    BEGIN = 4
+    BEGIN = 3
     """The array is new: no job, and no row is in sync, or every one."""
-    DOUBT = 5
-    """Rows of the array that are marked may not be in sync any more. A RESYNC or ZERO that runs
-    begins anew."""
+    DOUBT = 4
+    """What was written to the array may be lost: a RESYNC or ZERO that has not ended begins anew.
+    Unless there is nothing to be in sync, rows that are marked may not be in sync any more."""
 
 
 class Sync(enum.Enum, shape=2):
@@ -66,7 +64,8 @@ def job_order(config: Config) -> data.StructLayout:
     REBUILD and SALVAGE always go on at the boundary. Of an array that is not in sync RESYNC and
     ZERO begin at its sync boundary at the latest, and instead of a REBUILD there is a RESYNC from
     there on first, unless the array has FAILED. A job that is running is replaced, but a COPY only
-    once the copy has ended. BEGIN: ``sync`` is that of the array.
+    once the copy has ended. BEGIN: ``sync`` is that of the array. DOUBT: it is NONE, or PROVEN if
+    there is nothing to be in sync.
     """
     return data.StructLayout(
         {
@@ -123,15 +122,18 @@ class Jobs(wiring.Component):
         Bit an array: `Sync` is NONE, is ASSUMED; it is NONE, but rows that are not marked are in
         sync.
     rebuilt, rebuilt_array, handed
-        Held: the stale drives of an array have all their blocks; withdrawn while there is an
-        ``order``. ``handed`` pulses when they are no longer stale; ``outcome`` then says whether
-        all of them are trusted (JOINED). Of a COPY: it ends, with all rows if ``complete``;
-        ``outcome`` says with ``handed`` what has become of it. If its drive is the member, but
-        stale, it goes on as a REBUILD.
+        Held: the stale drives of an array have all their blocks, or after a ZERO all drives have;
+        withdrawn while there is an ``order``. ``handed`` pulses when they are no longer stale, or
+        have been flushed; ``outcome`` then says whether all of them are trusted (JOINED).
+        Of a COPY: it ends, with all rows if ``complete``; ``outcome`` says with ``handed``
+        what has become of it. If its drive is the member, but stale, it goes on as a REBUILD.
     ended
         A pulse when a job has ended.
     slice, slice_end, stop, advanced, boundary, finding, found
         Of `hdl.background.walker.Walker`; ``found``: a finding is taken.
+    rewind
+        Arrays without a job that moves the boundary: nothing of their stale drives is rebuilt yet,
+        from the cycle after it is taken on. Waits only while boundaries of other arrays move.
     boundary_read
         First row of an array that is not rebuilt; only stale drives need it.
     sync_read
@@ -187,6 +189,7 @@ class Jobs(wiring.Component):
                 "boundary": In(BLOCK_NUMBER_BITS),
                 "finding": In(finding(config)),
                 "found": In(1),
+                "rewind": In(stream.Signature(config.array_bits)),
                 "boundary_read": In(TableRead(config.array_bits, BLOCK_NUMBER_BITS)).array(2),
                 "sync_read": In(TableRead(config.array_bits, BLOCK_NUMBER_BITS)).array(3),
                 "job_read": In(TableRead(config.array_bits, job())),
@@ -246,6 +249,8 @@ class Jobs(wiring.Component):
         resyncs_first = unsynced & ~past_tolerance
         has_stale = self.rebuilding.bit_select(array, 1)
         copies = current.kind == WalkKind.COPY
+        # The boundary of `array` moves.
+        moves = Signal()
         # The drives are no longer those that the job is about.
         pointless = Signal()
         m.d.comb += [
@@ -269,8 +274,10 @@ class Jobs(wiring.Component):
             write.addr.eq(array),
             write.data.eq(current),
             boundary_read.addr.eq(array),
-            boundary_write.addr.eq(array),
-            boundary_write.data.eq(self.boundary),
+            self.rewind.ready.eq(~moves),
+            boundary_write.addr.eq(Mux(moves, array, self.rewind.payload)),
+            boundary_write.data.eq(Mux(moves, self.boundary, 0)),
+            boundary_write.en.eq(moves | self.rewind.valid),
             self.slice.payload.kind.eq(current.kind),
             self.slice.payload.array.eq(array),
             self.slice.payload.first.eq(current.row),
@@ -372,21 +379,15 @@ class Jobs(wiring.Component):
                         ]
                         m.next = "FORGET"
                     with m.Case(JobOrder.DOUBT):
-                        m.d.comb += [sync_write.data.eq(0), sync_write.en.eq(1)]
-                        # Of an array that was never in sync all rows may be wrong.
-                        m.d.sync += [torn.eq(torn | ~unsynced), unsynced.eq(1)]
+                        with m.If(order.sync == Sync.NONE):
+                            m.d.comb += [sync_write.data.eq(0), sync_write.en.eq(1)]
+                            # Of an array that was never in sync all rows may be wrong.
+                            m.d.sync += [torn.eq(torn | ~unsynced), unsynced.eq(1)]
                         with m.If(
                             (read.data.kind == WalkKind.RESYNC) | (read.data.kind == WalkKind.ZERO)
                         ):
                             m.d.sync += [current.row.eq(0), current.whole.eq(1)]
                         m.next = "DOUBT"
-                    with m.Case(JobOrder.REWIND):
-                        m.d.comb += [
-                            boundary_write.data.eq(0),
-                            boundary_write.en.eq(1),
-                            self.order.ready.eq(1),
-                        ]
-                        m.next = "REST"
 
             with m.State("START"):
                 m.d.comb += self.order.ready.eq(1)
@@ -458,7 +459,7 @@ class Jobs(wiring.Component):
                         | pointless
                     ),
                     write.en.eq(dirty),
-                    boundary_write.en.eq((rebuild | copies) & self.advanced),
+                    moves.eq((rebuild | copies) & self.advanced),
                     sync_write.en.eq(
                         syncs_rows & self.advanced & (self.boundary > sync_read.data)
                     ),
@@ -492,7 +493,7 @@ class Jobs(wiring.Component):
                     ):
                         m.next = "SETTLE"
                     with m.If(self.slice_end.payload.complete):
-                        m.d.comb += boundary_write.en.eq(rebuild | copies)
+                        m.d.comb += moves.eq(rebuild | copies)
                         with m.If(syncs_rows):
                             m.d.sync += [unsynced.eq(0), torn.eq(0)]
                             with m.If(current.whole & ~(resync & torn)):
@@ -519,7 +520,7 @@ class Jobs(wiring.Component):
                         end(JobState.FAILED)
                     with m.Elif(~complete):
                         m.next = "STORE"
-                    with m.Elif(rebuild):
+                    with m.Elif(rebuild | (current.kind == WalkKind.ZERO)):
                         m.next = "HAND-OVER"
                     with m.Elif(resync & has_stale):
                         go_on_as_rebuild()
@@ -553,5 +554,5 @@ class Jobs(wiring.Component):
                     & ~dirty
                 )
             )
-            m.d.comb += self.busy.eq(~waits)
+            m.d.comb += self.busy.eq(~waits | self.rewind.valid)
         return m

@@ -29,19 +29,20 @@ class Supervisor(wiring.Component):
     """Stands between the host's commands and the tables, and orders jobs.
 
     One change at a time. A member is replaced only while its array has something to rebuild it
-    from; then nothing of it is rebuilt, and REBUILD starts; so it is when a member's drive is had
-    again (RE_ADD). A failed member is replaced by itself when there is a hot spare that is as
-    large: dedicated ones first, then those of all arrays, by port; a job of the array other than
-    REBUILD, ZERO or COPY gives way, but not a RESYNC of one that is not in sync yet. But before
-    that, a member whose drive has only restarted is taken back, and brought up to date. An array
-    that no spare fits is passed over until something changes, so that others have theirs. With an
-    array those spares go that are for it alone: they are drives as any other.
+    from; then REBUILD starts; so it is when a member's drive is had again (RE_ADD). A failed member
+    is replaced by itself when there is a hot spare that is as large: dedicated ones first, then
+    those of all arrays, by port; a job of the array other than REBUILD, ZERO or COPY gives way, but
+    not a RESYNC of one that is not in sync yet. But before that, a member whose drive has only
+    restarted is taken back, and brought up to date. An array that no spare fits is passed over
+    until something changes, so that others have theirs. With an array those spares go that are for
+    it alone: they are drives as any other.
 
     Nothing is rebuilt by itself of an array that has FAILED; the host may order SALVAGE.
 
-    Where drives have restarted that an array with redundancy cannot do without, its marked rows are
-    not in sync any more, and a RESYNC makes them right: at once, or when a copy of a member has
-    ended. Other jobs give way.
+    Where drives have restarted that an array cannot do without, a ZERO of it begins anew. If it has
+    redundancy, its marked rows are not in sync any more, and a RESYNC makes them right: at once, or
+    when a copy of a member has ended. Other jobs give way. When a ZERO has come to the last row,
+    the drives of its array are flushed before it is done.
 
     A new array without redundancy has nothing to be in sync. Any other is taken to be so only if
     the host says it is; else it begins with a RESYNC, or with ZERO, or waits for one (``idle``).
@@ -71,8 +72,8 @@ class Supervisor(wiring.Component):
     given_up
         Bit a port, a pulse: a drive that has restarted could not be taken back.
     doubts, doubted
-        Bit an array: rows that are marked may be torn, and `Jobs` does not know yet; a pulse: now
-        it does.
+        Bit an array: what was written may be lost, and rows that are marked be torn, and `Jobs`
+        does not know yet; a pulse: rows may be torn, and now it does.
     usable
         Bit a port: there is a drive that is not failed and belongs to no array.
     spares
@@ -174,6 +175,7 @@ class Supervisor(wiring.Component):
 
         # Arrays of which marked rows may be torn, and those that need a RESYNC for that.
         due = Signal(config.arrays)
+        redundant = Signal(config.arrays)
         startable = Signal(config.arrays)
         m.d.comb += startable.eq(due & ~self.copies)
         doubtful = lowest_set(m, self.doubts, "doubtful")
@@ -255,7 +257,14 @@ class Supervisor(wiring.Component):
                     by_spare.eq(0),
                     place.eq(0),
                 ]
-                with m.If(self.rebuilt):
+                # A ZERO begins anew before anybody thinks that it has ended.
+                with m.If(self.doubts.any()):
+                    m.d.sync += [request.array.eq(doubtful), by_host.eq(0)]
+                    m.d.sync += order.sync.eq(
+                        Mux(redundant.bit_select(doubtful, 1), Sync.NONE, Sync.PROVEN)
+                    )
+                    command(JobOrder.DOUBT)
+                with m.Elif(self.rebuilt):
                     m.d.sync += [
                         request.opcode.eq(
                             Mux(
@@ -265,13 +274,11 @@ class Supervisor(wiring.Component):
                             )
                         ),
                         request.complete.eq(self.complete),
+                        request.zero.eq(self.zeroes.bit_select(self.rebuilt_array, 1)),
                         request.array.eq(self.rebuilt_array),
                         by_host.eq(0),
                     ]
                     m.next = "ASK"
-                with m.Elif(self.doubts.any()):
-                    m.d.sync += [request.array.eq(doubtful), by_host.eq(0)]
-                    command(JobOrder.DOUBT)
                 with m.Elif(startable.any()):
                     m.d.sync += [request.array.eq(startable_array), by_host.eq(0)]
                     m.next = "RESYNC"
@@ -315,7 +322,7 @@ class Supervisor(wiring.Component):
                         request.port.eq(want.port),
                         by_spare.eq(0),
                     ]
-                    command(JobOrder.REWIND)
+                    m.next = "ASK"
 
             with m.State("TRY"):
                 m.d.sync += [
@@ -323,7 +330,7 @@ class Supervisor(wiring.Component):
                     # The tables take no reserved drive.
                     self.spares.eq(self.spares & ~chosen),
                 ]
-                command(JobOrder.REWIND)
+                m.next = "ASK"
 
             # The host.
             with m.State("SETTLE"):
@@ -343,7 +350,7 @@ class Supervisor(wiring.Component):
                         with m.If(busy_array & zeroes):
                             answer(ManageStatus.JOB_RUNNING)
                     with m.Case(*takes_member):
-                        command(JobOrder.REWIND)
+                        m.next = "ASK"
                         with m.If(~exists):
                             answer(ManageStatus.NO_ENTRY)
                         with m.Elif(busy_array):
@@ -351,7 +358,7 @@ class Supervisor(wiring.Component):
                         with m.Elif(state == ArrayState.FAILED):
                             answer(ManageStatus.NOT_REDUNDANT)
                     with m.Case(ManageOpcode.COPY):
-                        command(JobOrder.REWIND)
+                        m.next = "ASK"
                         with m.If(~exists):
                             answer(ManageStatus.NO_ENTRY)
                         with m.Elif(busy_array | has_stale):
@@ -530,9 +537,10 @@ class Supervisor(wiring.Component):
                     m.next = "ORDER"
 
             # The stale drives of an array are trusted, or have failed; its state says so before
-            # the job has ended.
+            # the job has ended. A ZERO has not ended if a drive has restarted meanwhile.
             with m.State("HAND-OVER"):
-                m.d.comb += self.handed.eq(self.settled)
+                anew = zeroes & self.doubts.bit_select(array, 1)
+                m.d.comb += self.handed.eq(self.settled & ~anew)
                 with m.If(self.settled):
                     m.next = "REST"
 
@@ -557,14 +565,13 @@ class Supervisor(wiring.Component):
                 with m.If(self.order.ready):
                     m.next = "RESPOND"
                     with m.If(order.order == JobOrder.DOUBT):
-                        m.d.comb += self.doubted.eq(1)
+                        tears = order.sync == Sync.NONE
+                        m.d.comb += self.doubted.eq(tears)
                         m.d.sync += [
                             self.doubts.bit_select(array, 1).eq(0),
-                            due.bit_select(array, 1).eq(1),
+                            due.bit_select(array, 1).eq(tears),
                         ]
                         m.next = "REST"
-                    with m.Elif(order.order == JobOrder.REWIND):
-                        m.next = "ASK"
                     with m.Elif(
                         (order.order == JobOrder.BEGIN) & (request.zero | ~(plain | jobless))
                     ):
@@ -598,6 +605,9 @@ class Supervisor(wiring.Component):
         with m.If(self.changed | (self.rescan & ~fsm.ongoing("CHOOSE"))):
             m.d.sync += [passed.eq(0), as_judged.eq(0)]
         # After the states: what is new is not forgotten.
-        with m.If(self.judged & found.valid & found.torn):
-            m.d.sync += self.doubts.bit_select(found.array, 1).eq(1)
+        with m.If(self.judged & found.valid & found.loses):
+            m.d.sync += [
+                self.doubts.bit_select(found.array, 1).eq(1),
+                redundant.bit_select(found.array, 1).eq(found.redundant),
+            ]
         return m

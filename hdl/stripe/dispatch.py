@@ -58,9 +58,9 @@ class Dispatch(wiring.Component):
     - FLUSH: `expected` says how many drives will answer, then each live member, and the drive that
       a member is copied to, gets one operation. An array that has lost data is rejected with
       WRITE_FAULT: in a span more drives are failed or not yet rebuilt than there are parities, or
-      so are all drives that hold the copies of one strip; or it is ``indebted``. The tables are
-      looked at anew each time that a FLUSH is sent, once it is known of all drives what becomes of
-      them, and the tracker sends it again when a drive went away meanwhile.
+      so are all drives that hold the copies of one strip; or its volume is ``indebted``. The tables
+      are looked at anew each time that a FLUSH is sent, once it is known of all drives what becomes
+      of them, and the tracker sends it again when a drive went away meanwhile.
     - An extent whose ``status`` is not SUCCESS is `rejected` with it.
 
     Parameters
@@ -98,10 +98,10 @@ class Dispatch(wiring.Component):
         FLUSH takes it for failed; of some drives it is not known yet what becomes of them, which
         takes microseconds.
     indebted
-        With ``background``: bit an array that may have lost something that the host has not been
+        With ``background``: bit a volume that may have lost something that the host has not been
         told of yet.
-    blames, blamed, blamed_array
-        With ``background``: a pulse as a FLUSH is refused, with its array and those of the array's
+    blames, blamed, blamed_volume
+        With ``background``: a pulse as a FLUSH is refused, with its volume and those of the array's
         members that are suspect.
     stale, boundary_read
         With ``background``: bit a port whose drive is being rebuilt, and the first row of an array
@@ -134,10 +134,10 @@ class Dispatch(wiring.Component):
                 "stale": In(MAX_DRIVES),
                 "suspect": In(MAX_DRIVES),
                 "undecided": In(1),
-                "indebted": In(config.arrays),
+                "indebted": In(config.volumes),
                 "blames": Out(1),
                 "blamed": Out(MAX_DRIVES),
-                "blamed_array": Out(config.array_bits),
+                "blamed_volume": Out(config.volume_bits),
                 "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "unsynced": In(config.arrays),
                 "sync_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
@@ -293,8 +293,8 @@ class Dispatch(wiring.Component):
         undecided, indebted = Const(0), Const(0)
         if config.background:
             undecided = self.undecided
-            indebted = self.indebted.bit_select(item.array, 1)
-            m.d.comb += self.blamed_array.eq(item.array)
+            indebted = self.indebted.bit_select(item.volume, 1)
+            m.d.comb += self.blamed_volume.eq(item.volume)
             open_row = self.unsynced.bit_select(item.array, 1) & (last_row >= self.sync_read.data)
             torn = self.doubts.bit_select(item.array, 1) | undecided
             m.d.comb += differ.eq(mirrored & (open_row | torn))
