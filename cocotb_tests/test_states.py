@@ -164,8 +164,8 @@ class Bench:
             where = f"{where} suspect {sorted(doubted)} copy {copy}"
             assert self.decided[array] == (yielded & ~kept, kept), where
             known = int(self.dut.kept.value)
-            torn = kept & ~known and (layout.parities or layout.copies > 1)
-            assert seen.torn == bool(torn), where
+            assert seen.loses == bool(kept & ~known), where
+            assert seen.redundant == bool(layout.parities or layout.copies > 1), where
             bad = {*gone, *behind}
             tolerated = layout.parities or layout.copies - 1
             for group in golden_groups(layout):

@@ -10,7 +10,7 @@ from sim.campaign.faults import Faults
 from sim.campaign.refusals import Refusals
 from sw.driver import background
 
-REPLACED, COPIED, SPARED = 0.5, 0.4, 0.3
+REPLACED, COPIED, SPARED, ERASED = 0.5, 0.4, 0.3, 0.3
 
 
 class Members:
@@ -58,6 +58,31 @@ class Members:
                     await self._replace(array, position)
         if config.background and "copies" in self._features and choose.random() < COPIED:
             await self._copy(array)
+
+    async def erase(self) -> None:
+        """Perhaps a free drive is erased, and begins anew meanwhile: it holds zeros, for good."""
+        card, choose = self._card, self._choose
+        if not {"wipe", "restart"} <= self._features or not card.config.background:
+            return
+        free = self.free()
+        if not free or len(self._arrays) == card.config.arrays or choose.random() >= ERASED:
+            return
+        port, rows = choose.choice(free), self._arrays[0].rows
+        card.scribble(port, rows)
+
+        async def restart() -> None:
+            await card.sleep(choose.uniform(0, 200_000))
+            if not ended:
+                card.harness.restart_drive(port)
+
+        ended = False
+        card.transport.spawn(restart())
+        await background.erase_drive(card.nvme, port, poll_ns=20_000)
+        ended = True
+        card.harness.restart_drive(port)
+        left = [row for row in range(rows) if any(card.stored(port, row))]
+        assert not left, f"drive {port} was erased, and rows {left} are not"
+        card.outcome.seen["drives erased"] += 1
 
     # Spares
 

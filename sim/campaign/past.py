@@ -36,6 +36,8 @@ class Past:
     async def work(self, array: Array) -> None:
         """One drive after the other goes, until some blocks are lost: exactly those fail."""
         card, budget = array.card, array.budget
+        if card.config.background and "restart" in array.features and self._choose.random() < 0.5:
+            await self._restart_all(array)
         left = [p for p in range(array.layout.drives) if p not in budget.drives]
         self._choose.shuffle(left)
         array.troubled.update(array.ports)
@@ -57,6 +59,24 @@ class Past:
             await self._flush(volume)
             await self._read(volume, buffer)
         card.give_buffer(buffer)
+
+    async def _restart_all(self, array: Array) -> None:
+        """All drives begin anew at once, with nothing unflushed: each volume is told by a flush of
+        its own, once."""
+        card = array.card
+        if not array.healthy or array.budget.bad:
+            return
+        for volume in array.volumes:
+            assert await volume.flush() == 0
+        for port in array.ports:
+            card.harness.restart_drive(port)
+        await card.sleep(100_000)
+        for wanted in (WRITE_FAULT, 0):
+            for volume in array.volumes:
+                status = await volume.flush()
+                assert status == wanted, f"{volume}: a flush ends with {status:#x}, not {wanted:#x}"
+        await array.job_ends()
+        card.outcome.seen["restarts told to each volume"] += len(array.volumes)
 
     async def _refuse_where_needed(self, array: Array, left: list[int]) -> None:
         """As many drives go as may; one of those that are needed then refuses to write a block.

@@ -156,6 +156,7 @@ class Run:
             for array in arrays:
                 await array.rest()
             await members.withdraw_spares()
+            await members.erase()
             for array in arrays:
                 await members.work(array)
             for array in arrays:
