@@ -1,6 +1,7 @@
 """Members that are replaced, taken back, moved to other drives; hot spares."""
 
 import random
+from contextlib import suppress
 
 from hdl.background.interface import WalkKind
 from hdl.background.jobs import JobState
@@ -9,8 +10,10 @@ from sim.campaign.card import Card
 from sim.campaign.faults import Faults
 from sim.campaign.refusals import Refusals
 from sw.driver import background
+from sw.driver.commands import NvmeError
 
 REPLACED, COPIED, SPARED, ERASED = 0.5, 0.4, 0.3, 0.3
+INTERRUPTED = 0.3
 
 
 class Members:
@@ -148,12 +151,37 @@ class Members:
         refused = self._refusals.draw()
         if refused and not array.refused:
             await self._refusals.in_rebuild(array, position)
-        await array.load(share=0.5)
+        load = self._card.spawn([array.load(share=0.5)])
+        if "jobs" in self._features and self._choose.random() < INTERRUPTED:
+            await self._interrupt(array)
+        await load.join()
         job = await array.job_ends()
         assert (job.state, job.lost) == (JobState.DONE, 0), f"{array}: {job}"
         budget.drives.discard(position)
         self._card.outcome.seen[what] += 1
         await array.rest()
+
+    async def _interrupt(self, array: Array) -> None:
+        """The rebuild is stopped, and goes on where it was, whatever has been refused meanwhile."""
+        nvme = self._card.nvme
+        await self._card.sleep(self._choose.uniform(0, 100_000))
+        with suppress(NvmeError):
+            await background.stop_job(nvme, array.number)
+        stopped = await array.job()
+        if stopped.state != JobState.STOPPED:
+            return
+        for other, member in enumerate((await array.state()).members):
+            if not member.failed and not member.stale and member.port not in array.troubled:
+                with suppress(NvmeError):
+                    await background.replace_member(nvme, array.number, other, member.port)
+                    raise AssertionError(f"{array}: {member} is replaced, and has not failed")
+        with suppress(NvmeError):
+            # Refused if the card has begun another one.
+            await background.start_job(nvme, array.number, stopped.kind, resume=True)
+        resumed = await array.job()
+        if resumed.kind == stopped.kind:
+            assert resumed.row >= stopped.row, f"{array}: {stopped}, then {resumed}"
+            self._card.outcome.seen["rebuilds resumed"] += stopped.row > 0
 
     # Copies
 
