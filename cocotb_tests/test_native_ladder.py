@@ -44,8 +44,9 @@ def hang(level: Level, drives: int, port: int, commands: int, **fault) -> tuple[
 
 @pytest.mark.parametrize("at_end", [False, True], ids=["at_once", "data_moved"])
 def test_aborts_end_what_hangs(at_end):
-    counters, failed, gap = hang(Level.RAID5, 5, 2, 3, at_end=at_end)
-    assert counters["faults"] == 3 and counters["aborts"] >= 3
+    # One: the next to hang within the window has the port reset.
+    counters, failed, gap = hang(Level.RAID5, 5, 2, 1, at_end=at_end)
+    assert counters["faults"] == 1 and counters["aborts"] >= 1
     assert not counters["resets"] and not failed
     assert gap < 2 * LONGEST_NS
 
