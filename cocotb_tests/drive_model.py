@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import cocotb
-from cocotb.triggers import RisingEdge
+from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.streams import pack, unpack
 from hdl.config import BLOCK_BYTES, Config
@@ -103,7 +103,8 @@ class DriveModel:
     ``spoiled`` blocks are those made unreadable by WRITE_UNCORRECTABLE, until they are written;
     ``bad_reads`` and ``bad_writes`` are sets of blocks that end their command with the status in
     ``error``; with ``cut`` a bad read may break off inside the block. ``hang`` commands that begin
-    (-1: all) never end; ``deaf``: aborts do not end them; ``lasting``: a reset does not cure that.
+    (-1: all) never end; ``deaf``: aborts do not end them, else they do ``abort_cycles`` later;
+    ``lasting``: a reset does not cure that.
     ``freeze``: beats of write data after which the drive takes no more until its port is reset.
     ``forgets``: as it restarts it may lose what it has not flushed.
 
@@ -145,6 +146,7 @@ class DriveModel:
         self.cut = True
         self.hang = 0
         self.deaf = False
+        self.abort_cycles = 0
         self.lasting = False
         self.freeze: int | None = None
         self.present = True
@@ -315,6 +317,14 @@ class DriveModel:
         self.counts.aborts += 1
         command = self._commands.get(tag)
         if command is not None and command.stuck and not self.deaf:
+            if self.abort_cycles:
+                cocotb.start_soon(self._abort_late(command, tag))
+            else:
+                self._complete(command, DriveStatus.ABORTED)
+
+    async def _abort_late(self, command, tag: int) -> None:
+        await ClockCycles(self._clock, self.abort_cycles)
+        if self._commands.get(tag) is command:
             self._complete(command, DriveStatus.ABORTED)
 
     def _forget(self) -> None:

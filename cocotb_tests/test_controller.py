@@ -159,7 +159,13 @@ class ConfusesParities(Sequencer):
     ("place", "mutant", "testcase", "message"),
     [
         ("hdl.controller.Core", MisplacesReads, "random_accesses", "read, is wrong"),
-        ("hdl.core.Sequencer", ConfusesParities, "random_accesses", "parity is wrong"),
+        pytest.param(
+            "hdl.core.Sequencer",
+            ConfusesParities,
+            "random_accesses",
+            "parity is wrong",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_planted_bugs_are_caught(monkeypatch, place, mutant, testcase, message):

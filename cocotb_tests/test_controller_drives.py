@@ -222,6 +222,7 @@ def test_beyond_tolerance():
     run("tells_the_truth_beyond_tolerance")
 
 
+@pytest.mark.slow
 def test_restarts():
     run("drives_restart")
 
@@ -244,7 +245,13 @@ def test_scattered_bad_blocks(testcase, array):
 
 
 @pytest.mark.parametrize(
-    ("array", "copies"), [("RAID1", 2), ("RAID1", 3), ("RAID1", 4), ("RAID10", 3)]
+    ("array", "copies"),
+    [
+        ("RAID1", 2),
+        pytest.param("RAID1", 3, marks=pytest.mark.slow),
+        pytest.param("RAID1", 4, marks=pytest.mark.slow),
+        ("RAID10", 3),
+    ],
 )
 def test_every_copy(array, copies):
     run("tries_every_copy", array=array, copies=copies)

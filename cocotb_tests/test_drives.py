@@ -339,6 +339,8 @@ FAULTS = (
     "wrong seat",
 )
 FAULTS_OF_ERRORS = ("blames neighbours", "merges what is alone")
+IN_EVERY_RUN = ("read data", "leaked line", "no fua", "blames neighbours")
+"""The planted faults that are not of the long suite only."""
 
 
 def run(ports: int, testcase: str, **more: str) -> None:
@@ -388,7 +390,13 @@ def test_pieces_told_too_soon_are_caught(monkeypatch):
         run(4, "random_traffic")
 
 
-@pytest.mark.parametrize("fault", FAULTS + FAULTS_OF_ERRORS)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(fault, marks=[] if fault in IN_EVERY_RUN else [pytest.mark.slow])
+        for fault in FAULTS + FAULTS_OF_ERRORS
+    ],
+)
 def test_faults_are_caught(fault):
     with pytest.raises(SimulationError):
         simulate(

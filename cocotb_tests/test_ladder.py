@@ -33,6 +33,9 @@ LONGEST = 7680
 """Cycles that a command may stay in a port, but for the walk over the tags: 6 ms and 1 ms, each to
 the next tick but one. A tick is the greatest power of two in half of 1 ms: 256 cycles."""
 
+ABORT = 990
+"""Cycles that an abort takes which is still in time."""
+
 WINDOW = 1 << 20
 """Cycles after which resets are forgiven: 1 s, rounded up to a power of two."""
 
@@ -271,6 +274,7 @@ async def gives_up_in_time(dut):
         await bench.reaches(window * WINDOW - bench.random.randrange(int(most)))
         began = bench.time
         bench.stop(3, -1, deaf=deaf, lasting=True)
+        bench.drives[3].abort_cycles = bench.random.choice((0, ABORT))
         while not bench.given_up:
             bench.some(3, 4)
             bench.some(0, 2)
@@ -471,9 +475,17 @@ FAULTS = {
     "too early": ("aborts", hdl.drive.ladder, "ticks", lambda config, ms: 4),
     "keeps data": ("storms", Fence, "elaborate", stopping_fence(Fence.elaborate)),
 }
+LESS_OFTEN = ("no aborts", "keeps data")
+"""Faults of the long suite only."""
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(fault, marks=[pytest.mark.slow] if fault in LESS_OFTEN else [])
+        for fault in FAULTS
+    ],
+)
 def test_ladder_faults_are_caught(fault, monkeypatch):
     testcase, owner, name, value = FAULTS[fault]
     monkeypatch.setattr(owner, name, value)

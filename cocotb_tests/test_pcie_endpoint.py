@@ -627,6 +627,36 @@ async def link_resets(dut):
         await copy(bench, range(6))
 
 
+@cocotb.test(timeout_time=3, timeout_unit="ms")
+async def link_resets_of_short_reads(dut):
+    """The link goes down while many blocks of a read or two each wait, and their ends are taken
+    slowly, as what has failed is: each ends, and once."""
+    bench = Bench(dut)
+    await bench.start()
+    host, rng = bench.host, bench.rng
+    host.rc.reads.latency_ns = (20_000, 30_000)
+    base, _ = host.allocate(32 * PAGE_BYTES)
+    lines = min(48, CONFIG.lines)
+    for _ in range(6):
+        bench.read.clear()
+        for line in range(lines):
+            # More of them than have tags: some ask for one as the link goes down.
+            bench.fetch(line, [(base + (line % 32) * PAGE_BYTES, 128, line * 1024)])
+        for _ in range(rng.randrange(400, 600)):
+            await RisingEdge(dut.clk)
+        bench.read_done.active = 0.12
+        await host.reset_link(cycles=rng.choice((1, 2, 100)), discard=dut.discard)
+        await wait_until(
+            dut,
+            lambda: len(bench.read) == lines and int(dut.idle.value),
+            cycles=TIMEOUT,
+            what="every read has ended",
+        )
+        bench.read_done.active = 1.0
+        dut.discard.value = 0
+        await host.restore_bus_master()
+
+
 def run(testcase, **options):
     run_endpoint(testcase, module=__name__, **options)
 
@@ -736,6 +766,11 @@ def test_messages_behind_tails(shim, width):
 @pytest.mark.parametrize("shim", ["ultrascale", "series7"])
 def test_link_resets(shim):
     run("link_resets", width=SHIM_WIDTH[shim], shim=shim)
+
+
+@pytest.mark.parametrize("shim", ["ultrascale", "series7"])
+def test_link_resets_of_short_reads(shim):
+    run("link_resets_of_short_reads", width=SHIM_WIDTH[shim], shim=shim, mrrs=512)
 
 
 class ShortInserter(RequestInserter):

@@ -439,7 +439,14 @@ class OtherArraysBoundary(Sequencer):
         return m
 
 
-LESS_OFTEN = ("raid5_wide", "raid6_wide", "raid6_ddf_restart", "raid0", "raid1")
+LESS_OFTEN = (
+    "raid5_wide",
+    "raid6_wide",
+    "raid6_ddf_restart",
+    "raid6_ddf_continue",
+    "raid0",
+    "raid1",
+)
 """Arrays of the long suite only."""
 
 MUTANTS = {
@@ -456,6 +463,8 @@ MUTANTS = {
     HidesFaults: "reports_what_is_beyond_tolerance",
     TrustsDrives: "fails_drives_that_refuse_writes",
 }
+IN_EVERY_RUN = (BelievesReads, DropsFua, TrustsDrives)
+"""The planted bugs that are not of the long suite only."""
 
 
 sequence = partial(run_rows, module=__name__)
@@ -493,11 +502,21 @@ def test_pieces_that_begin_too_soon_are_caught(monkeypatch):
         sequence(Sequencer, array="raid6", testcase=EARLY)
 
 
-@pytest.mark.parametrize("mutant", [IgnoresTheSyncBoundary, OtherArraysBoundary])
+@pytest.mark.parametrize(
+    "mutant",
+    [IgnoresTheSyncBoundary, pytest.param(OtherArraysBoundary, marks=pytest.mark.slow)],
+)
 def test_planted_bug_of_wide_rows_is_caught(mutant):
     must_catch(mutant, module=__name__, array="raid6_wide", testcase=NOT_IN_SYNC)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        pytest.param(mutant, marks=[] if mutant in IN_EVERY_RUN else [pytest.mark.slow])
+        for mutant in MUTANTS
+    ],
+    ids=lambda mutant: mutant.__name__,
+)
 def test_planted_bug_is_caught(mutant):
     must_catch(mutant, module=__name__, array="raid6", testcase=MUTANTS[mutant])

@@ -143,11 +143,11 @@ def functional(level: Level, direction: str, lanes: int) -> float:
 @pytest.mark.parametrize(
     ("level", "direction", "lanes"),
     [
-        (Level.RAID0, "read", 8),
-        (Level.RAID0, "write", 8),
+        pytest.param(Level.RAID0, "read", 8, marks=pytest.mark.slow),
+        pytest.param(Level.RAID0, "write", 8, marks=pytest.mark.slow),
         (Level.RAID5, "write", 8),
         (Level.RAID0, "read", 4),
-        (Level.RAID5, "write", 4),
+        pytest.param(Level.RAID5, "write", 4, marks=pytest.mark.slow),
     ],
 )
 def test_tiers_agree(level, direction, lanes):

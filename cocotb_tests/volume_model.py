@@ -113,6 +113,11 @@ class VolumeModel:
             return f": it is block {holders[0]}"
         return f": it begins with {data[:8].hex()}"
 
+    @property
+    def moment(self) -> int:
+        """Counts what has begun and ended."""
+        return self._moment
+
     def _tick(self) -> int:
         self._moment += 1
         return self._moment

@@ -291,8 +291,7 @@ class Walker(wiring.Component):
             fsm.ongoing("WALK")
             & noting.ongoing("TAKE")
             & ~retire
-            & ~order.places.ready
-            & (order.places.valid | ((count != 0) & ~order.active))
+            & Mux(order.active, order.places.valid & ~order.places.ready, count != 0)
         )
         waits = (
             (fsm.ongoing("TAKE") & ~self.slice.valid)

@@ -48,7 +48,8 @@ def given_up_ms(config: Config) -> float:
         count += ticks(config, config.slow_read_ms)
     tick_ms = (1 << tick_shift(config)) * MILLISECONDS / config.clock_hz
     # Its commands are aborted once, end with each reset that is forgiven, and with the last one.
-    aborted = (config.drive_resets + 2) * count * tick_ms
+    count = (config.drive_resets + 2) * count + ticks(config, config.abort_timeout_ms)
+    aborted = count * tick_ms
     return max((config.drive_resets + 1) * longest_ms(config), aborted)
 
 

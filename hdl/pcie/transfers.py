@@ -1,6 +1,6 @@
 """Transfers in flight: how many reads of each still wait, and when the last has landed."""
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -42,7 +42,9 @@ class TransferTable(wiring.Component):
     cleared
         The table has been cleared after reset; nothing is taken before (one cycle an entry).
 
-    Throughput one event a cycle, ``ended`` first. Latency of ``done`` one cycle; waits for it.
+    Throughput one event a cycle, ``begun`` first: an end may queue behind others that wait for
+    ``done``, but its read has begun before, and must have been counted. Reads begin every fourth
+    cycle at most. Latency of ``done`` one cycle; waits for it.
     """
 
     def __init__(self, *, config: Config):
@@ -80,11 +82,11 @@ class TransferTable(wiring.Component):
 
         m.d.comb += [
             takes.eq(self.cleared & (~s1_valid | moves)),
-            self.ended.ready.eq(takes),
-            self.begun.ready.eq(takes & ~self.ended.valid),
+            self.ended.ready.eq(takes & ~self.begun.valid),
+            self.begun.ready.eq(takes),
             fetch.addr.eq(
                 Mux(
-                    self.ended.valid,
+                    ~self.begun.valid,
                     Cat(self.ended.payload.index, self.ended.payload.kind),
                     Cat(self.begun.payload.index, self.begun.payload.kind),
                 )
@@ -94,11 +96,11 @@ class TransferTable(wiring.Component):
         with m.If(takes):
             m.d.sync += [
                 s1_valid.eq(self.ended.valid | self.begun.valid),
-                s1_is_end.eq(self.ended.valid),
+                s1_is_end.eq(~self.begun.valid),
                 s1_ended.eq(self.ended.payload),
                 s1_last.eq(self.begun.payload.last),
             ]
-            with m.If(~self.ended.valid):
+            with m.If(self.begun.valid):
                 m.d.sync += [
                     s1_ended.kind.eq(self.begun.payload.kind),
                     s1_ended.index.eq(self.begun.payload.index),
@@ -118,6 +120,11 @@ class TransferTable(wiring.Component):
                 ~self.cleared | s1_valid | self.begun.valid | self.ended.valid
             ),
         ]
+
+        m.d.sync += Assert(
+            ~(moves & s1_is_end) | (fetch.data.count != 0),
+            "a read ends that has not begun",
+        )
 
         with m.If(~self.cleared):
             m.d.comb += [store.addr.eq(place), store.en.eq(1)]

@@ -19,6 +19,7 @@ from sim.golden.layout import Layout
 from sim.golden.nvme import UNRECOVERED_READ
 from sim.native.parameters import Ssd
 from sw.driver import background, raid
+from sw.driver.commands import NvmeError
 
 POLL_NS = 120_000
 JOB_LADDERS = 100
@@ -29,6 +30,9 @@ WORK_NS = 2_000_000
 
 SSD_WORK_NS = 20_000_000
 """The same on drives that take hundreds of microseconds a block."""
+
+NO_ENTRY = 0x1C1
+"""There is no job that runs."""
 
 CROWD = 24
 """Commands outstanding beyond the slots, where they are to be crowded."""
@@ -226,6 +230,15 @@ class Array:
     async def job(self) -> background.Job:
         """Its job."""
         return await background.job(self.card.nvme, self.number)
+
+    async def stop_job(self) -> background.Job:
+        """Its job once it has been stopped, unless it has ended by itself before."""
+        try:
+            await background.stop_job(self.card.nvme, self.number)
+        except NvmeError as error:
+            if error.status != NO_ENTRY:
+                raise
+        return await self.job()
 
     async def job_ends(self) -> background.Job:
         """Its job, once it is not running any more."""

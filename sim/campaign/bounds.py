@@ -27,8 +27,10 @@ def given_up_ns(config: Config) -> float:
     """Most that a drive can keep a command waiting that is tried again, until it is given up.
 
     Either it ends nothing, and is given up at the reset that is not forgiven; or its commands can
-    be aborted: once, then its port is reset as often as is forgiven, then it is given up.
+    be aborted: once, as late as an abort may, then its port is reset as often as is forgiven, then
+    it is given up.
     """
     slow = _timeout_ns(config, config.slow_read_ms) if config.slow_read_ms else 0
-    aborted = slow + _timeout_ns(config, config.command_timeout_ms)
-    return max((config.drive_resets + 1) * ladder_ns(config), (config.drive_resets + 2) * aborted)
+    aborted = (config.drive_resets + 2) * (slow + _timeout_ns(config, config.command_timeout_ms))
+    aborted += _timeout_ns(config, config.abort_timeout_ms)
+    return max((config.drive_resets + 1) * ladder_ns(config), aborted)

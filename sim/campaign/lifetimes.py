@@ -88,8 +88,7 @@ class Lifetimes:
         await card.sleep(self._choose.uniform(0, FAULT_TIME_NS / 4))
         if (await array.job()).state != JobState.RUNNING:
             return
-        await background.stop_job(card.nvme, array.number)
-        job = await array.job()
+        job = await array.stop_job()
         if job.state != JobState.STOPPED:
             return
         await array.load(share=0.5)
@@ -105,9 +104,7 @@ class Lifetimes:
         stopped = False
         if self._choose.random() < STOPPED:
             # At once: few rows are soon done.
-            with suppress(NvmeError):
-                await background.stop_job(card.nvme, array.number)
-            stopped = (await array.job()).state == JobState.STOPPED
+            stopped = (await array.stop_job()).state == JobState.STOPPED
         card.outcome.seen["initialisations stopped"] += stopped
         await array.create_volumes([{ANYTHING}] * array.blocks)
         if stopped:
@@ -251,9 +248,8 @@ class Lifetimes:
         stopped = False
         if choose.random() < 0.5:
             await card.sleep(choose.uniform(0, FAULT_TIME_NS / 4))
+            stopped = (await array.stop_job()).state == JobState.STOPPED
             with suppress(NvmeError):
-                await background.stop_job(card.nvme, array.number)
-                stopped = (await array.job()).state == JobState.STOPPED
                 if stopped:
                     await background.start_job(
                         card.nvme, array.number, WalkKind.ZERO, resume=True
@@ -285,7 +281,6 @@ class Lifetimes:
             volume.deleted = True
             await raid.delete_volume(nvme, volume.namespace)
         if array.card.config.background:
-            if (await array.job()).state == JobState.RUNNING:
-                await background.stop_job(nvme, array.number)
+            await array.stop_job()
             await array.job_ends()
         await raid.delete_array(nvme, array.number)

@@ -165,9 +165,7 @@ class Members:
         """The rebuild is stopped, and goes on where it was, whatever has been refused meanwhile."""
         nvme = self._card.nvme
         await self._card.sleep(self._choose.uniform(0, 100_000))
-        with suppress(NvmeError):
-            await background.stop_job(nvme, array.number)
-        stopped = await array.job()
+        stopped = await array.stop_job()
         if stopped.state != JobState.STOPPED:
             return
         for other, member in enumerate((await array.state()).members):

@@ -3,9 +3,10 @@
 import random
 
 from hdl.background.jobs import JobState
-from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
+from hdl.config import DATA_OFFSET_BLOCKS
 from sim.campaign.array import Array
-from sim.campaign.card import Card
+from sim.campaign.bounds import given_up_ns
+from sim.campaign.card import Card, Stuck
 from sim.golden.nvme import UNRECOVERED_READ, WRITE_FAULT
 from sw.driver import background
 
@@ -76,8 +77,7 @@ class Refusals:
             job = await array.job()
         if job.state != JobState.RUNNING or job.row >= array.rows:
             return
-        await background.stop_job(card.nvme, array.number)
-        job = await array.job()
+        job = await array.stop_job()
         found = self._last_copy(array, position, job.row) if job.state == JobState.STOPPED else None
         if found is None:
             if job.state == JobState.STOPPED:
@@ -107,7 +107,10 @@ class Refusals:
         assert await volume.flush() == 0
         harness.restart_drive(array.ports[position])
         array.restarted.add(array.ports[position])
+        until = harness.now_ns + given_up_ns(card.config)
         while (await array.job()).state == JobState.STOPPED:
+            if harness.now_ns > until:
+                raise Stuck(f"{array}: its rebuild has not gone on by itself")
             await card.sleep(POLL_NS)
         job = await array.job_ends()
         assert (job.state, job.lost) == (JobState.DONE, 0), f"{array}: {job}"
@@ -131,12 +134,6 @@ class Refusals:
 
     async def _write_again(self, array: Array) -> None:
         """All is checked, and written."""
-        card = self._card
-        buffer = card.take_buffer()
         for volume in array.volumes:
-            await volume.read_all(allowed=(0, UNRECOVERED_READ))
-            count = BLOCK_BYTES // volume.sector_bytes
-            for first in range(0, len(volume.model), count):
-                status = await volume.write(first, count, buffer, 0, fua=False)
-                assert status == 0, f"{volume}: write of block {first}: status {status:#x}"
-        card.give_buffer(buffer)
+            await volume.read_all(doubts=True)
+            await volume.write_all()

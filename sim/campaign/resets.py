@@ -53,15 +53,18 @@ class Resets:
         self._features = features
         self._choose = choose
         self._faults = faults
+        self._sound: list[Array] = []
 
     async def work(self) -> None:
         """Perhaps a reset under load."""
         card, choose = self._card, self._choose
         if "resets" not in self._features or choose.random() >= SHARE:
             return
+        self._sound = [a for a in self._arrays if a.healthy and not a.budget.bad]
         for array in self._arrays:
             if choose.random() < WITH_FAULTS:
                 self._faults.plant_one(array)
+                self._sound = [other for other in self._sound if other is not array]
         load = card.spawn(
             array.load(allowed=(*array.allowed(), STOPPED)) for array in self._arrays
         )
@@ -91,7 +94,16 @@ class Resets:
         await self._card.transport.write32(Register.CC, CC_ENABLE | shutdown)
         if self._choose.random() < 0.8:
             await self._status(SHST, SHUT_DOWN)
+            await self._check_flushed()
         await self._disable()
+
+    async def _check_flushed(self) -> None:
+        """A shutdown has ended: drives have all that they were given, unless a job goes on."""
+        for array in self._sound:
+            for port in array.ports:
+                count = self._card.harness.drive_statistics(port)["unflushed"]
+                assert not count, f"{array}: port {port} has not stored {count} blocks"
+            self._card.outcome.seen["arrays shut down"] += 1
 
     async def _reset_function(self) -> None:
         harness = self._card.harness

@@ -43,11 +43,9 @@ class Torn:
         if choose.random() >= SHARE:
             return
         array.troubled.update(array.ports)
-        buffer = card.take_buffer()
         for volume in array.volumes:
             blocks = len(volume.model)
-            for first in choose.sample(range(blocks), min(blocks, WRITES)):
-                assert await volume.write(first, 1, buffer, 0, fua=False) == 0
+            await volume.write_each(choose.sample(range(blocks), min(blocks, WRITES)), 1)
         await background.set_share(card.nvme, LEAST_SHARE)
         for port in array.ports:
             card.harness.restart_drive(port)
@@ -56,9 +54,9 @@ class Torn:
         for volume in array.volumes:
             volume.model.lose_power()
         refused = [await volume.flush() for volume in array.volumes]
-        assert any(refused), f"{array}: nobody is told that its drives have begun anew"
+        assert all(refused), f"{array}: who is told that its drives have begun anew: {refused}"
         unreadable = self._spoil(array) if "medium" in self._features else []
-        held = {volume: await self._look(volume, buffer) for volume in array.volumes}
+        held = {volume: await self._look(volume) for volume in array.volumes}
         for volume, blocks in held.items():
             assert await volume.flush() == 0
             for block, data in enumerate(blocks):
@@ -73,7 +71,6 @@ class Torn:
             await volume.read_all()
             assert await volume.flush() == 0
             volume.settle()
-        card.give_buffer(buffer)
         card.outcome.faults["mirrors restarted"] += 1
         array.troubled.clear()
 
@@ -86,10 +83,14 @@ class Torn:
             array.card.harness.medium_error(*place)
         return places
 
-    async def _look(self, volume: Volume, buffer: int) -> list[bytes]:
+    async def _look(self, volume: Volume) -> list[bytes]:
         """What the host reads of each block."""
-        blocks = []
-        for block in range(len(volume.model)):
+        memory = volume.array.card.transport.memory
+        blocks = [b""] * len(volume.model)
+
+        async def look(block: int, buffer: int) -> None:
             assert await volume.read(block, 1, buffer) == 0
-            blocks.append(volume.array.card.transport.memory.read(buffer, volume.sector_bytes))
+            blocks[block] = memory.read(buffer, volume.sector_bytes)
+
+        await volume.each(range(len(blocks)), look)
         return blocks

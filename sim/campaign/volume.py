@@ -1,13 +1,19 @@
 """A volume of an array under random load, and what it must hold."""
 
 import random
-from collections.abc import Container
+from collections.abc import Callable, Container, Coroutine, Iterable
 from typing import TYPE_CHECKING
 
 from cocotb_tests.volume_model import ANYTHING, DataError
 from hdl.config import BLOCK_BYTES
 from sim.campaign.durable import DurableModel
-from sim.golden.nvme import ABORT_REQUESTED, COMMAND_INTERRUPTED, INVALID_FIELD, INVALID_NAMESPACE
+from sim.golden.nvme import (
+    ABORT_REQUESTED,
+    COMMAND_INTERRUPTED,
+    INVALID_FIELD,
+    INVALID_NAMESPACE,
+    UNRECOVERED_READ,
+)
 from sw.driver.transport import PAGE_BYTES
 
 if TYPE_CHECKING:
@@ -17,6 +23,8 @@ DELETED = (ABORT_REQUESTED, COMMAND_INTERRUPTED, INVALID_NAMESPACE, INVALID_FIEL
 """How commands to a volume may end that is being deleted (NVMe 1.4 section 6.1.5)."""
 
 FLUSHES, FUAS = 0.05, 0.2
+AT_ONCE = 8
+"""Commands of a pass over a volume."""
 
 
 def pieces(data: bytes, size: int) -> list[bytes]:
@@ -67,6 +75,9 @@ class Volume:
                 for sector in range(BLOCK_BYTES // sector_bytes)
             ]
         )
+        self.doubtful: dict[int, int] = {}
+        """Blocks of 4096 bytes of which a write has failed, and when; no later one has succeeded.
+        Then nothing of it may be left that can be read."""
         self.deleted = False
         """Its deletion has begun: no more commands are sent."""
 
@@ -76,6 +87,7 @@ class Volume:
     def adopt(self, other: "Volume") -> None:
         """It holds what another did that lay in its place."""
         self.model = other.model
+        self.doubtful = other.doubtful
 
     def settle(self) -> None:
         """What the drives hold now, and have been asked to flush, is what it holds."""
@@ -98,6 +110,20 @@ class Volume:
         for number, sector in enumerate(sectors, (block - self.start) * len(sectors)):
             self.model.check(number, sector, str(self))
 
+    async def each(
+        self, items: Iterable[int], work: Callable[[int, int], Coroutine]
+    ) -> None:
+        """Awaits ``work(item, buffer)`` of each, a few at once."""
+        card, left = self.array.card, iter(items)
+
+        async def worker() -> None:
+            buffer = card.take_buffer()
+            for item in left:
+                await work(item, buffer)
+            card.give_buffer(buffer)
+
+        await card.together(worker() for _ in range(AT_ONCE))
+
     # Commands; each returns its status
 
     async def write(self, first: int, count: int, address: int, queue: int, *, fua: bool) -> int:
@@ -109,6 +135,14 @@ class Volume:
         command = card.nvme.write(self.namespace, first, count, address, queue, fua, size)
         status = await card.timed(self, "a write", command)
         self.model.end_write(write, done=status == 0, fua=fua)
+        sectors = BLOCK_BYTES // size
+        if status:
+            last = (first + count - 1) // sectors
+            self.doubtful |= dict.fromkeys(range(first // sectors, last + 1), self.model.moment)
+        else:
+            for block in range(-(-first // sectors), (first + count) // sectors):
+                if self.doubtful.get(block, write.begin) < write.begin:
+                    del self.doubtful[block]
         return status
 
     async def read(self, first: int, count: int, address: int, queue: int = 0) -> int:
@@ -189,13 +223,38 @@ class Volume:
 
         await card.together(work() for _ in range(workers))
 
-    async def read_all(self, allowed: Container[int] = (0,)) -> None:
-        """Reads and checks every block."""
-        card = self.array.card
-        buffer = card.take_buffer()
-        at_once = min(8, card.config.transfer_blocks) * BLOCK_BYTES // self.sector_bytes
-        for first in range(0, len(self.model), at_once):
-            count = min(at_once, len(self.model) - first)
-            status = await self.read(first, count, buffer)
-            assert status in allowed, f"{self}: read of block {first}: status {status:#x}"
-        card.give_buffer(buffer)
+    async def read_all(self, allowed: Container[int] = (0,), *, doubts: bool = False) -> None:
+        """Reads and checks every block. With ``doubts`` those may be unreadable of which a write
+        has failed, and none that began after it has succeeded."""
+        sectors = BLOCK_BYTES // self.sector_bytes
+        at_once = min(8, self.array.card.config.transfer_blocks)
+
+        async def read(first: int, count: int, buffer: int) -> None:
+            at, length = first * sectors, count * sectors
+            status = await self.read(at, min(length, len(self.model) - at), buffer)
+            unclear = self.doubtful.keys() & set(range(first, first + count))
+            if doubts and status == UNRECOVERED_READ and unclear:
+                for block in range(first, first + count):
+                    if count > 1:
+                        await read(block, 1, buffer)
+                return
+            assert status in allowed, f"{self}: read of block {at}: status {status:#x}"
+
+        async def some(first: int, buffer: int) -> None:
+            await read(first, min(at_once, self.blocks - first), buffer)
+
+        await self.each(range(0, self.blocks, at_once), some)
+
+    async def write_each(self, firsts: Iterable[int], count: int) -> None:
+        """Writes ``count`` blocks from each of these on."""
+
+        async def write(first: int, buffer: int) -> None:
+            status = await self.write(first, count, buffer, 0, fua=False)
+            assert status == 0, f"{self}: write of block {first}: status {status:#x}"
+
+        await self.each(firsts, write)
+
+    async def write_all(self) -> None:
+        """Writes every block of 4096 bytes."""
+        sectors = BLOCK_BYTES // self.sector_bytes
+        await self.write_each(range(0, len(self.model), sectors), sectors)

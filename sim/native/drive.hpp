@@ -110,7 +110,11 @@ public:
         storage_.write(block, data);
     }
     const DriveFields& fields() const { return fields_; }
-    const DriveCounters& counters() const { return counters_; }
+    DriveCounters counters() const {
+        DriveCounters counters = counters_;
+        counters.unflushed = cache_.unflushed();
+        return counters;
+    }
     const int64_t* histogram() const { return histogram_; }
 
 protected:

@@ -37,7 +37,7 @@
     X(reads) X(writes) X(flushes) X(read_blocks) X(written_blocks) X(errors)                    \
     X(out_busy_ps) X(in_busy_ps) X(medium_busy_ps) X(read_ahead_hits) X(latency_sum_ps)         \
     X(latency_most_ps) X(outstanding) X(outstanding_most) X(faults) X(aborts) X(resets)         \
-    X(fua_writes) X(fua_blocks) X(refused)
+    X(fua_writes) X(fua_blocks) X(refused) X(unflushed)
 
 #define STRIATA_FIELD(name) int64_t name;
 #define STRIATA_ZERO_FIELD(name) int64_t name = 0;

@@ -2,6 +2,7 @@
 // held before, until a flush, or a write with FUA, has put it on the medium.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstring>
@@ -17,6 +18,12 @@ public:
 
     // Blocks taken so far.
     int64_t taken() const { return taken_; }
+
+    // Writes of a block that may still be forgotten.
+    int64_t unflushed() const {
+        return std::count_if(journal_.begin(), journal_.end(),
+                             [](const Entry& entry) { return entry.block != kNone; });
+    }
 
     void write(Storage& storage, int64_t block, const uint8_t* data) {
         if (on_) {
