@@ -13,7 +13,7 @@ from sw.driver.commands import NvmeError
 
 KINDS = (WalkKind.RESYNC, WalkKind.CHECK, WalkKind.REPAIR, WalkKind.PATROL)
 REFUSALS = (JOB_RUNNING, NOT_REDUNDANT, IN_USE)
-SHARE = 0.4
+SHARE = 0.3
 
 
 class Jobs:

@@ -12,7 +12,7 @@ from sim.campaign.refusals import Refusals
 from sw.driver import background
 from sw.driver.commands import NvmeError
 
-REPLACED, COPIED, SPARED, ERASED = 0.5, 0.4, 0.3, 0.3
+REPLACED, COPIED, SPARED, ERASED = 0.5, 0.3, 0.3, 0.2
 INTERRUPTED = 0.3
 
 

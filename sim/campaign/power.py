@@ -21,7 +21,7 @@ from sim.campaign.faults import FAULT_TIME_NS
 from sim.campaign.lifetimes import FAILING, Lifetimes
 from sw.driver import background
 
-SHARE, WITHOUT_JOB = 0.35, 0.3
+SHARE, WITHOUT_JOB = 0.25, 0.3
 LEAST_SHARE = 1
 
 

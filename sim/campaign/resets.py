@@ -15,7 +15,7 @@ from sim.campaign.faults import FAULT_TIME_NS, Faults
 from sw.driver.commands import Register
 from sw.driver.nvme import CC_ENABLE, CSTS_READY
 
-SHARE = 0.4
+SHARE = 0.3
 WITH_FAULTS = 0.4
 POLL_NS = 2_000
 

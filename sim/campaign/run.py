@@ -27,7 +27,7 @@ from sim.native.parameters import MICROSECOND, DriveParameters, Ideal, Ssd, link
 
 __all__ = ["Outcome", "Run", "Stuck"]
 
-ROUNDS = (3, 5)
+ROUNDS = (2, 3)
 FAULTS = (4, 8)
 """Of an array and a round, least and most."""
 

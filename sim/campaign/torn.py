@@ -8,12 +8,12 @@ RESYNC, in the middle of it and after it, also if a drive cannot read its copy m
 import random
 
 from hdl.background.supervisor import DEFAULT_SHARE
-from hdl.config import DATA_OFFSET_BLOCKS
+from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
 from sim.campaign.array import Array
-from sim.campaign.volume import Volume
+from sim.campaign.volume import Volume, pieces
 from sw.driver import background
 
-SHARE = 0.5
+SHARE = 0.25
 LEAST_SHARE = 1
 WRITES = 200
 """Of a volume, at most."""
@@ -87,10 +87,12 @@ class Torn:
         """What the host reads of each block."""
         memory = volume.array.card.transport.memory
         blocks = [b""] * len(volume.model)
+        sectors = BLOCK_BYTES // volume.sector_bytes
 
-        async def look(block: int, buffer: int) -> None:
-            assert await volume.read(block, 1, buffer) == 0
-            blocks[block] = memory.read(buffer, volume.sector_bytes)
+        async def look(first: int, buffer: int) -> None:
+            assert await volume.read(first, sectors, buffer) == 0
+            data = memory.read(buffer, BLOCK_BYTES)
+            blocks[first : first + sectors] = pieces(data, volume.sector_bytes)
 
-        await volume.each(range(len(blocks)), look)
+        await volume.each(range(0, len(blocks), sectors), look)
         return blocks
