@@ -212,6 +212,8 @@ async def the_last_writes_count(dut):
             await host.fail(new)
         await ClockCycles(dut.clk, 600)
         assert used(dut) == 0b101111, "a drive has left with writes on their way"
+        # What waits for the last ones finds a member that has everything.
+        assert host.state(array) == ArrayState.OPTIMAL, delay
         dut.occupied.value = 0
         await host.rest()
         assert host.state(array) == ArrayState.OPTIMAL, delay

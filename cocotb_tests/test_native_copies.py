@@ -9,6 +9,7 @@ from cocotb_tests.test_native_background import FAST, POLL_NS, POLLS, ROWS, fini
 from hdl.array.interface import ArrayState, Level
 from hdl.background.interface import WalkKind
 from hdl.background.jobs import JobState
+from hdl.config import DATA_OFFSET_BLOCKS
 from sim.golden.layout import Place
 from sim.golden.nvme import JOB_RUNNING, UNRECOVERED_READ
 from sw.driver import background, raid
@@ -188,4 +189,56 @@ def test_blocks_that_cannot_be_read(level):
             await card.read_all(volume)
 
         card.run(scenario())
+        card.finish(volume)
+
+
+@pytest.mark.parametrize(
+    ("level", "members"),
+    [
+        pytest.param(Level.JBOD, 1, id="JBOD"),
+        pytest.param(Level.RAID0, 3, id="RAID0", marks=pytest.mark.slow),
+    ],
+)
+def test_the_new_drive_refuses_the_last_writes(level, members):
+    """They began before the end of a copy, which then fails. The old drive has everything, and
+    nobody gets anything but that meanwhile, however long the last ones take."""
+    new, blocks = 6, 4
+    with Card([FAST] * PORTS, seed=SEED) as card:
+        volume = card.run(card.create(level, range(members)))
+        states: set[ArrayState] = set()
+        statuses: set[int] = set()
+        ended: list[int] = []
+
+        async def write(block: int) -> None:
+            await card.card.transport.sleep(40_000 * block)
+            ended.append(await card.write(volume, block, 1, card.buffer(1), 0, fua=False))
+
+        async def scenario() -> None:
+            nvme, transport = card.nvme, card.card.transport
+            await background.set_share(nvme, 100)
+            card.harness.drive_fault(new, -1, at_end=True, delay_ns=400_000)
+            await background.copy_member(nvme, volume.array, 0, new)
+            while (job := await background.job(nvme, volume.array)).row < ROWS:
+                assert job.state == JobState.RUNNING, job
+                await transport.sleep(5_000)
+            assert job.state == JobState.RUNNING, "too late"
+            card.harness.refuse_writes(new, DATA_OFFSET_BLOCKS, blocks)
+            for block in range(2 * blocks):
+                transport.spawn(write(block))
+            while len(ended) < 2 * blocks:
+                address = card.buffer(1)
+                statuses.add(await card.read(volume, 10, 1, address, 0))
+                statuses.add(await card.flush(volume))
+                states.add((await background.job(nvme, volume.array)).array_state)
+                await transport.sleep(2_000)
+            card.harness.drive_fault(new, 0)
+            job = await finished(card)
+            assert (job.kind, job.state) == (WalkKind.COPY, JobState.FAILED), job
+            (array,) = await raid.arrays(nvme)
+            assert array.members[0].port == 0 and not array.members[0].failed
+            await card.read_all(volume)
+
+        card.run(scenario())
+        assert statuses == {0} and set(ended) == {0}, (statuses, ended)
+        assert states == {ArrayState.OPTIMAL}
         card.finish(volume)

@@ -372,3 +372,74 @@ def test_what_mirrors_have_given_stays():
                 assert len({card.stored(port, row) for port in range(members)}) == 1, row
 
         card.run(scenario())
+
+
+SLOW_PORT = 1
+
+
+@pytest.mark.parametrize("trouble", ["aborts", "slow"])
+@pytest.mark.parametrize(
+    ("level", "members"),
+    [
+        pytest.param(Level.RAID5, 4, id="RAID5"),
+        pytest.param(Level.RAID6, 5, id="RAID6", marks=pytest.mark.slow),
+    ],
+)
+def test_what_no_drive_has_lost_is_read(level, members, trouble):
+    """All drives restart, and rows that were being written are torn. Blocks of them that nobody has
+    written are on their drives, and are what the host reads, if their drive has aborted the reads,
+    or takes its time with them."""
+    stripes = 32
+    with Card([TOGETHER] * 8, seed=SEED, config=USUAL) as card:
+        volume = card.run(card.create(level, range(members)))
+        data = volume.layout.data
+        strip = volume.layout.strip_blocks
+        memory = card.card.transport.memory
+        buffers = [card.buffer(1) for _ in range(stripes)]
+        left: list[int] = []
+
+        async def write(block: int, byte: int) -> None:
+            memory.write(buffers[0], bytes([byte]) * 4096)
+            await card.nvme.write(volume.namespace, block, 1, buffers[0], 0)
+
+        async def read(number: int, block: int) -> None:
+            await card.nvme.read(volume.namespace, block, 1, buffers[number], number % 2)
+            assert memory.read(buffers[number], 4096) == bytes([block & 0xFF]) * 4096, block
+            left.remove(number)
+
+        def blocks(strip_number: int) -> list[int]:
+            """One strip's blocks of the first stripes."""
+            rows = range(stripes)
+            return [(r // strip * data + strip_number) * strip + r % strip for r in rows]
+
+        async def scenario() -> None:
+            nvme, transport = card.nvme, card.card.transport
+            await background.set_share(nvme, 1)
+            for strip_number in range(data):
+                for block in blocks(strip_number):
+                    await write(block, block & 0xFF)
+            assert await card.flush(volume) == 0
+            for block in blocks(0):
+                await write(block, card.random.randrange(256))
+            left.extend(range(stripes))
+            reads = [read(number, block) for number, block in enumerate(blocks(1))]
+            if trouble == "aborts":
+                for one in reads:
+                    transport.spawn(one)
+                await transport.sleep(10_000)
+            for port in range(members):
+                card.harness.restart_drive(port)
+            if trouble == "slow":
+                await transport.sleep(20_000)
+                assert [await card.flush(volume) for _ in range(2)] == [WRITE_FAULT, 0]
+                card.harness.drive_fault(SLOW_PORT, -1, delay_ns=2_600_000)
+                for one in reads:
+                    transport.spawn(one)
+            for _ in range(POLLS):
+                if not left:
+                    break
+                await transport.sleep(POLL_NS)
+            assert not left, f"reads {left} have not ended"
+            card.harness.drive_fault(SLOW_PORT, 0)
+
+        card.run(scenario())

@@ -9,7 +9,14 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.row_runs import KeepsLines, must_catch, run_rows
 from cocotb_tests.runner import SimulationError
-from cocotb_tests.sequencer_bench import ARRAYS, ROW_STEP, bench_of, random_rows, some_rows
+from cocotb_tests.sequencer_bench import (
+    ARRAYS,
+    ROW_STEP,
+    Bench,
+    bench_of,
+    random_rows,
+    some_rows,
+)
 from cocotb_tests.streams import CLOCK_PERIOD_NS, start
 from cocotb_tests.stripe_models import BLOCK, TableServer
 from hdl.config import PIECES
@@ -188,11 +195,26 @@ async def updates_no_row_that_is_not_in_sync(dut):
     """From the sync boundary on parities are anybody's guess; what is written is safe all the
     same, and before the boundary rows are updated as ever."""
     bench = bench_of(dut)
-    array = bench.array
     boundary = 3 * ROW_STEP
     dut.unsynced.value = 0b10
     TableServer(dut, "sync_read", lambda number: boundary if number == 1 else 0)
     await start(dut)
+    await write_unsynced(bench, boundary)
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def updates_no_row_of_an_array_in_doubt(dut):
+    """The same of all rows, also if the array is still called in sync."""
+    bench = bench_of(dut)
+    dut.unsynced.value = 0
+    dut.doubts.value = 0b10
+    await start(dut)
+    await write_unsynced(bench, 0)
+
+
+async def write_unsynced(bench: Bench, boundary: int) -> None:
+    """What can be read is read where it lies, and every row is written, most of them in part."""
+    array = bench.array
     rows = some_rows(10)
     for row in rows:
         truth = bench.rows[row] = {
@@ -204,7 +226,11 @@ async def updates_no_row_that_is_not_in_sync(dut):
         for place, block in zip(bench.parity_places(row), sums, strict=True):
             right = row < boundary
             bench.drives.blocks[place] = block if right else bench.random.randbytes(BLOCK)
-    # Every row is written, most of them in part.
+    for row in rows:
+        for index in bench.random.sample(range(array.data), 2):
+            await bench.begin(row, joined=[index], kind=RowKind.RECOVER)
+            await bench.settle()
+    assert bench.recovered == 2 * len(rows) and not bench.read_faults
     for row in rows:
         before = bench.drives.counts[Opcode.READ]
         await bench.begin(row, joined=[bench.random.randrange(array.data)])
@@ -316,6 +342,7 @@ WORK = (
 
 EARLY = "recovers_early_whatever_fails"
 NOT_IN_SYNC = "updates_no_row_that_is_not_in_sync"
+IN_DOUBT = "updates_no_row_of_an_array_in_doubt"
 ALL_READABLE = "protects_rows_of_which_all_data_is_readable"
 
 
@@ -429,6 +456,15 @@ class IgnoresTheSyncBoundary(Sequencer):
         return m
 
 
+class IgnoresDoubts(Sequencer):
+    """A planted bug: an array is in sync until it is said not to be."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += m.submodules.admission.doubts.eq(0)
+        return m
+
+
 class OtherArraysBoundary(Sequencer):
     """A planted bug: the sync boundary is that of the array before."""
 
@@ -488,7 +524,7 @@ def test_rows(array):
 
 @pytest.mark.parametrize("array", ["raid5_wide", "raid6_wide"])
 def test_rows_wide_enough_to_be_updated(array):
-    sequence(Sequencer, array=array, testcase=(ALL_READABLE, NOT_IN_SYNC))
+    sequence(Sequencer, array=array, testcase=(ALL_READABLE, NOT_IN_SYNC, IN_DOUBT))
 
 
 @pytest.mark.parametrize("array", ["raid5", "raid5_wide", "raid6_wide", "raid10"])
@@ -503,11 +539,15 @@ def test_pieces_that_begin_too_soon_are_caught(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "mutant",
-    [IgnoresTheSyncBoundary, pytest.param(OtherArraysBoundary, marks=pytest.mark.slow)],
+    ("mutant", "testcase"),
+    [
+        (IgnoresTheSyncBoundary, NOT_IN_SYNC),
+        pytest.param(OtherArraysBoundary, NOT_IN_SYNC, marks=pytest.mark.slow),
+        (IgnoresDoubts, IN_DOUBT),
+    ],
 )
-def test_planted_bug_of_wide_rows_is_caught(mutant):
-    must_catch(mutant, module=__name__, array="raid6_wide", testcase=NOT_IN_SYNC)
+def test_planted_bug_of_wide_rows_is_caught(mutant, testcase):
+    must_catch(mutant, module=__name__, array="raid6_wide", testcase=testcase)
 
 
 @pytest.mark.parametrize(

@@ -357,6 +357,9 @@ class Core(wiring.Component):
                 m.d.comb += user.unsynced.eq(background.unsynced)
             m.d.comb += [
                 dispatch.doubts.eq(background.doubts),
+                sequencer.doubts.eq(
+                    background.doubts | Mux(tables.undecided, (1 << config.arrays) - 1, 0)
+                ),
                 sequencer.essential.eq(background.essential),
                 sequencer.settled.eq(background.settled),
             ]

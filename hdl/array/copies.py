@@ -78,8 +78,8 @@ def copy_states(
 
     When all has been copied the two drives change places first: the member is copied to. So rows
     that began before write both, and so do those that begin after, whatever they take for the
-    member. When those of before have ended, the new member has what they wrote, or has failed, and
-    then the old one is the member again. Only then is there no copy any more.
+    member. When those of before have ended, the new member has what they wrote. If it fails before,
+    the old one is the member again at once. Only then is there no copy any more.
     """
     request, number, position = change.request, change.number, change.position
     failed = health.failed
@@ -173,18 +173,29 @@ def copy_states(
                 copies.entry.port.eq(old),
                 copies.entry.spare.eq(copies.current.spare),
             ]
-            m.d.sync += number.eq(port)
+            m.d.sync += [number.eq(old), new.eq(port)]
             m.next = "DRAIN_COPY"
 
+    # If the new one fails they change places again at once: reads and flushes find the old one.
+    lost = failed.bit_select(new, 1)
     with m.State("DRAIN_COPY"):
         m.d.comb += ports.quiesce.valid.eq(1)
+        with m.If(joined & lost & ~failed.bit_select(old, 1)):
+            m.d.comb += [
+                change.members.write.en.eq(1),
+                copies.entry.valid.eq(1),
+                copies.entry.port.eq(new),
+                copies.entry.spare.eq(copies.current.spare),
+                copies.write.eq(1),
+                change.edited.eq(1),
+            ]
+            m.d.sync += joined.eq(0)
         with m.If(ports.quiesce.ready):
             m.next = "CONFIRM_COPY"
 
     with m.State("CONFIRM_COPY"):
-        returns = failed.bit_select(port, 1) & ~failed.bit_select(old, 1)
-        m.d.sync += [joined.eq(~returns), number.eq(Mux(returns, old, port))]
-        m.d.sync += new.eq(port)
+        returns = lost & (~joined | ~failed.bit_select(old, 1))
+        m.d.sync += [joined.eq(~returns), number.eq(Mux(returns, old, new))]
         m.next = "PART_COPY"
 
     with m.State("PART_COPY"):

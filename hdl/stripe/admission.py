@@ -61,7 +61,9 @@ class Admission(wiring.Component):
     of an array, whose drive gets what its member gets, as target `copy_target` (of mirrors in rows
     of one strip, as the gatherer makes them). ``unsynced``: bit an array; ``sync_read``: the first
     row of such an array whose parities may be anything, unless the host has written it since. From
-    there on no row is updated: all its parities are generated from data. All with ``background``;
+    there on no row is updated: all its parities are generated from data, and what a host reads is
+    worked out only if its drive has nothing. ``doubts``: bit an array of which that is so of every
+    row, as drives have restarted and ``unsynced`` may not say so yet. All with ``background``;
     without, no row of an array is updated that was not taken to be consistent.
     ``begun`` (with ``intent_chunks``): a row that may be written, before its drives are judged; of
     walks that only write what they cannot read, once that has happened. What these write to stale
@@ -85,6 +87,7 @@ class Admission(wiring.Component):
                 "stale": In(MAX_DRIVES),
                 "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "unsynced": In(config.arrays),
+                "doubts": In(config.arrays),
                 "sync_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "copy_read": Out(copy_read(config)),
                 "mend": Out(stream.Signature(walk(config))),
@@ -268,6 +271,7 @@ class Admission(wiring.Component):
             m.d.sync += todo.gathered.eq(gathered)
 
         # A host's read of a drive that is slow ends so while the others do; else it waits for it.
+        unproven = reads & ~gathered & members.unsynced if config.background else Const(0)
         slow, answered = Const(0, config.ports), planner.plan.valid
         if config.slow_read_ms:
             slow = Signal(config.ports)
@@ -277,7 +281,7 @@ class Admission(wiring.Component):
             spare = Signal()
             patient = Signal()
             m.d.comb += spare.eq(ones(lost) < geometry.parities)
-            m.d.sync += todo.elsewhere.eq(reads & spare & ~patient)
+            m.d.sync += todo.elsewhere.eq(reads & spare & ~patient & ~unproven)
 
         # Blocks that a drive could not give to a host are written anew.
         if config.background:
@@ -451,8 +455,10 @@ class Admission(wiring.Component):
                         m.d.comb += mends.note.eq(
                             reads & solvable & unreadable.any() & self._is_news(waited)
                         )
-                    if config.gather_reads or config.slow_read_ms:
-                        none_lost = gathered & (in_reach == row.joined[: config.ports])
+                    if config.gather_reads or config.slow_read_ms or config.background:
+                        none_lost = (gathered | unproven) & (
+                            in_reach == row.joined[: config.ports]
+                        )
                         falls_back = reads if config.slow_read_ms else gathered
                         impossible = falls_back & (plan.kind == PlanKind.IMPOSSIBLE)
                         with m.If(none_lost | impossible):

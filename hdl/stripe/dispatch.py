@@ -55,6 +55,9 @@ class Dispatch(wiring.Component):
       last; a single copy again.
     - READ without parity, when every copy has been asked or passed over `ROUNDS` times: the blocks
       are `unreadable`.
+    - READ with parity of a row that may be inconsistent: the drive that holds the strip, as often
+      as it takes until one that hangs has been given up. From the others it is worked out only if
+      that drive is failed, or cannot read the block.
     - FLUSH: `expected` says how many drives will answer, then each live member, and the drive that
       a member is copied to, gets one operation. An array that has lost data is rejected with
       WRITE_FAULT: in a span more drives are failed or not yet rebuilt than there are parities, or
@@ -108,8 +111,8 @@ class Dispatch(wiring.Component):
         that is not yet. In an extent that goes so far the drive counts as failed for a read.
     unsynced, sync_read, doubts
         With ``background``: bit an array, and the first row of such an array, of which the copies
-        may differ; bit an array of which they may anywhere. While drives are ``undecided``, those
-        of any array may.
+        may differ, and parities be anything; bit an array of which that is so everywhere. While
+        drives are ``undecided``, it is of any array.
     copy_read
         With ``background``: the copy of an array.
     mend
@@ -128,6 +131,8 @@ class Dispatch(wiring.Component):
 
     def __init__(self, *, config: Config):
         self._config = config
+        # A drive that hangs is given up with the last but one of these.
+        self._attempts = min(config.drive_resets + 3, ROUNDS * config.ports)
         background = {}
         if config.background:
             background = {
@@ -191,6 +196,8 @@ class Dispatch(wiring.Component):
         weighs = Signal()
         # Copies may differ: whether that is so now, and whether the copy is chosen by it.
         differ, in_order = Signal(), Signal()
+        # A row may be inconsistent: the same of what would be worked out.
+        unproven, in_place = Signal(), Signal()
         m.d.comb += [
             mirrored.eq(shape.copies > 1),
             weighs.eq(mirrored & (item.recover.tried == 0) & ~in_order),
@@ -297,7 +304,10 @@ class Dispatch(wiring.Component):
             m.d.comb += self.blamed_volume.eq(item.volume)
             open_row = self.unsynced.bit_select(item.array, 1) & (last_row >= self.sync_read.data)
             torn = self.doubts.bit_select(item.array, 1) | undecided
-            m.d.comb += differ.eq(mirrored & (open_row | torn))
+            m.d.comb += [
+                differ.eq(mirrored & (open_row | torn)),
+                unproven.eq((shape.parities > 0) & (open_row | torn)),
+            ]
 
         exhausted = Signal()
         m.d.comb += exhausted.eq(item.recover.tried != 0)
@@ -310,6 +320,7 @@ class Dispatch(wiring.Component):
                     & (item.opcode == HostOpcode.READ)
                     & ~item.recover.tried.any()
                     & ~in_order
+                    & ~in_place
                 ),
                 exhausted.eq(
                     (item.recover.tried >= ROUNDS)
@@ -423,6 +434,7 @@ class Dispatch(wiring.Component):
                 m.d.sync += [
                     first.eq(item.shift + item.index * shape.copies),
                     in_order.eq(differ),
+                    in_place.eq(unproven),
                     copy.eq(Mux(differ & (new | ~passes), 0, following)),
                     left.eq(shape.copies),
                     tried.eq(item.recover.tried),
@@ -430,7 +442,13 @@ class Dispatch(wiring.Component):
                 ]
                 m.d.comb += goes_on.eq(1)
                 m.next = "CHOOSE"
-                with m.If(exhausted & (shape.parities > 0)):
+                with m.If(unproven):
+                    # What the others give may be anything: only if its drive has nothing.
+                    with m.If(item.recover.tried.any() & passes):
+                        m.next = "GATHER"
+                    with m.Elif(item.recover.tried >= self._attempts):
+                        m.next = "REFUSE"
+                with m.Elif(exhausted & (shape.parities > 0)):
                     m.next = "GATHER"
                 with m.Elif(item.recover.tried >= shape.copies * ROUNDS):
                     m.next = "REFUSE"

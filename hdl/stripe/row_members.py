@@ -83,7 +83,10 @@ class RowMembers:
         if config.background:
             open_array = ports.unsynced.bit_select(row.array, 1)
             m.d.comb += ports.sync_read.address.eq(row.array)
-            m.d.sync += self.unsynced.eq(open_array & (row.row >= ports.sync_read.data))
+            doubted = ports.doubts.bit_select(row.array, 1)
+            m.d.sync += self.unsynced.eq(
+                (open_array & (row.row >= ports.sync_read.data)) | doubted
+            )
             beyond = Signal()
             m.submodules.duplicate = duplicate = Duplicate(config=config)
             m.d.comb += [

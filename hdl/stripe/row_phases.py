@@ -92,7 +92,7 @@ def phase_states(
                     row.give_back(m, program.aux, then=Next.PLAN)
                 with m.Elif(program.erased.any()):
                     row.begin_recovery(m)
-                if config.gather_reads or config.slow_read_ms:
+                if config.gather_reads or config.slow_read_ms or config.background:
                     with m.Elif(recover & ~fills):
                         row.deliver_joined(m)
                 if config.sector_emulation:

@@ -56,6 +56,8 @@ class Sequencer(wiring.Component):
     UNREACHED ones and writes that end with MEDIUM_ERROR once more; operations that are sent again
     go alone. GONE is always reported.
 
+    ``unsynced``, ``sync_read`` and ``doubts`` are as for `hdl.stripe.admission.Admission`.
+
     With ``slow_read_ms``, a host's read that has redundancy left is one that may end as SLOW: then
     it goes on as with a block that cannot be read, until it needs that block after all; and a block
     to be recovered that cannot be, but may be read, is read.
@@ -98,6 +100,7 @@ class Sequencer(wiring.Component):
                 "settled": In(1),
                 "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "unsynced": In(config.arrays),
+                "doubts": In(config.arrays),
                 "sync_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "copy_read": Out(copy_read(config)),
                 "walked": Out(stream.Signature(walked(config))),
@@ -152,7 +155,10 @@ class Sequencer(wiring.Component):
         if config.background:
             connect(m, admission.boundary_read, flipped(self.boundary_read))
             connect(m, admission.sync_read, flipped(self.sync_read))
-            m.d.comb += admission.unsynced.eq(self.unsynced)
+            m.d.comb += [
+                admission.unsynced.eq(self.unsynced),
+                admission.doubts.eq(self.doubts),
+            ]
             connect(m, admission.copy_read, flipped(self.copy_read))
             connect(m, admission.mend, flipped(self.mend))
             m.d.comb += [

@@ -324,21 +324,25 @@ class Array:
         share: float = 1.0,
         writes: tuple[float, ...] = (0.2, 0.5, 0.9),
         allowed: tuple[int, ...] | None = None,
-        crowded: bool = False,
+        crowd: float = 0.0,
     ) -> None:
         """Random load on all its volumes; ``share``: of a round's; ``writes``: shares of it.
-        ``crowded``: more commands at once than the card has slots for, so that some wait in the
-        inbox and in the queues."""
+        ``crowd``: of the commands at once that are more than the card has slots for, so that some
+        wait in the inbox and in the queues; none waits for a queue, outside of the card."""
         choose = self.choose
-        each = (self.card.config.commands + CROWD) // max(1, len(self.volumes))
+        config = self.card.config
+        crowded = crowd > 0
+        most = config.queue_pairs * (config.queue_depth - 1)
+        each = int(crowd * min(config.commands + CROWD, most)) // max(1, len(self.volumes))
         await self.card.together(
             volume.load(
                 random.Random(choose.random()),
                 max(2 * each * crowded, 4, int(share * choose.randint(20, 50) / len(self.volumes))),
                 workers=each if crowded else choose.choice((1, 4, 12)),
+                in_turn=crowded,
                 writes=choose.choice(writes),
                 longest=min(
-                    4 if crowded else choose.choice((4, 16, 32)), self.card.config.transfer_blocks
+                    4 if crowded else choose.choice((4, 16, 32)), config.transfer_blocks
                 ),
                 allowed=self.allowed() if allowed is None else allowed,
             )

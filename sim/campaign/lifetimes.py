@@ -146,10 +146,9 @@ class Lifetimes:
         card = array.card
         volume = self._choose.choice(array.volumes)
         crowded = self._choose.random() < CROWDED
-        loads = [array.load(share=0.5, crowded=crowded)]
         hung = self._hang_another(array) if crowded else None
-        if hung is not None:
-            loads.append(hung.load(share=0.5, crowded=True))
+        crowd = crowded / (1 if hung is None else 2)
+        loads = [one.load(share=0.5, crowd=crowd) for one in (array, hung) if one is not None]
         load = card.spawn(loads)
         await card.sleep(self._choose.uniform(0, FAULT_TIME_NS))
         volume.deleted = True
@@ -196,7 +195,7 @@ class Lifetimes:
         if self._choose.random() < 0.5:
             self._faults.hang_one(array)
         crowded = self._choose.random() < CROWDED
-        load = card.spawn([array.load(share=0.5, crowded=crowded)])
+        load = card.spawn([array.load(share=0.5, crowd=float(crowded))])
         await card.sleep(self._choose.uniform(0, FAULT_TIME_NS))
         await self.delete(array)
         for port in array.ports:

@@ -183,25 +183,27 @@ class Volume:
         writes: float,
         longest: int,
         allowed: Container[int] = (0,),
+        in_turn: bool = False,
     ) -> None:
         """Random commands on all queues, ``workers`` at once, which end with allowed statuses.
 
         Half of them are short; some begin inside a page; writes may overlap anything. ``longest``
-        is in blocks of 4096 bytes. Once the volume is being deleted, or the controller is about to
-        be reset, no more are sent.
+        is in blocks of 4096 bytes. ``in_turn``: as many on each queue. Once the volume is being
+        deleted, or the controller is about to be reset, no more are sent.
         """
         card = self.array.card
         most = min(longest, self.blocks) * BLOCK_BYTES // self.sector_bytes
         left = commands
 
-        async def access(buffer: int) -> int:
+        async def access(number: int, buffer: int) -> int:
             short = choose.random() < 0.5
             count = choose.randint(1, min(4, most) if short else most)
             first = choose.randint(0, len(self.model) - count)
             address = buffer
             if choose.random() < 0.5:
                 address += 4 * choose.randrange(PAGE_BYTES // 4)
-            queue = choose.randrange(len(card.nvme.queues))
+            queues = len(card.nvme.queues)
+            queue = number % queues if in_turn else choose.randrange(queues)
             if choose.random() < FLUSHES:
                 return await self.flush(queue)
             if choose.random() < writes:
@@ -209,19 +211,19 @@ class Volume:
                 return await self.write(first, count, address, queue, fua=fua)
             return await self.read(first, count, address, queue)
 
-        async def work() -> None:
+        async def work(number: int) -> None:
             nonlocal left
             buffer = card.take_buffer()
             while left > 0 and not self.deleted and not card.stops:
                 left -= 1
-                status = await access(buffer)
+                status = await access(number, buffer)
                 if self.deleted and status in DELETED:
                     card.outcome.seen["commands of deleted volumes refused"] += 1
                     continue
                 assert status in allowed, f"{self}: status {status:#x}"
             card.give_buffer(buffer)
 
-        await card.together(work() for _ in range(workers))
+        await card.together(work(number) for number in range(workers))
 
     async def read_all(self, allowed: Container[int] = (0,), *, doubts: bool = False) -> None:
         """Reads and checks every block. With ``doubts`` those may be unreadable of which a write
