@@ -177,7 +177,8 @@ class Bench:
             self.boundaries[array] = self.generator.randrange(ROWS)
 
     def differ(self, chance: float) -> None:
-        """Copies may differ: of an array from a random row on, or anywhere."""
+        """Copies may differ, and parities be wrong: of an array from a random row on, or
+        anywhere."""
         arrays = range(self.config.arrays)
         bits = [[self.generator.random() < chance for _ in arrays] for _ in range(2)]
         self.unsynced, self.doubts = (
@@ -188,7 +189,7 @@ class Bench:
             self.syncs[array] = self.generator.choice((0, self.generator.randrange(ROWS)))
 
     def in_order(self, array: int, last_row: int) -> bool:
-        """Copies may differ in rows up to this one."""
+        """Copies may differ, or parities be wrong, in rows up to this one."""
         torn = self.unsynced >> array & 1 and last_row >= self.syncs[array]
         return bool(self.undecided or self.doubts >> array & 1 or torn)
 
@@ -278,12 +279,18 @@ class Bench:
             reads_on = self.follows[port] == begin % (1 << FOLLOW_BITS)
             return self.loads.entries.get(port, 0) + (0 if reads_on else RUN_BLOCKS)
 
-        in_order = copies > 1 and self.in_order(array, piece["row"] + piece["blocks"])
-        first_read = not recover["tried"] and not in_order
+        unproven = self.in_order(array, piece["row"] + piece["blocks"])
+        in_order = copies > 1 and unproven
+        in_place = layout.parities > 0 and unproven
+        first_read = not recover["tried"] and not in_order and not in_place
         left = self.redundant >> array & 1
         exhausted = tried and (
-            not slow or left or recover["medium"] or tried >= ROUNDS
+            recover["medium"]
+            if in_place
+            else not slow or left or recover["medium"] or tried >= ROUNDS
         )
+        attempts = min(self.config.drive_resets + 3, ROUNDS * self.config.ports)
+        given_up = in_place and tried >= attempts and not exhausted
         chosen = None
         if in_order:
             # Whatever is busy: the first that is live, or the next if that cannot be read.
@@ -304,7 +311,7 @@ class Bench:
                     chosen = copy
                 else:
                     tried, copy = tried + 1, (copy + 1) % copies
-        elif live and not exhausted:
+        elif live and not exhausted and not given_up:
             chosen = 0
         if recover.get("medium") and (
             layout.parities or (chosen is not None and copies > 1)
@@ -319,7 +326,7 @@ class Bench:
                     "source": chosen if in_order else 0,
                 }
             )
-        if layout.parities and chosen is None:
+        if layout.parities and chosen is None and not given_up:
             self.expected["gather"].append(piece)
         elif chosen is not None:
             place = places[chosen]
@@ -368,7 +375,10 @@ class Bench:
         if config.background:
             recover["medium"] = 0
         if opcode == HostOpcode.READ and generator.random() < 0.3:
-            recover = random_recovery(generator, config, copies=layout.copies)
+            # A drive of a row that may be torn is asked more often.
+            copies = 4 if layout.parities else layout.copies
+            recover = random_recovery(generator, config, copies=copies)
+            recover["copy"] *= layout.copies > 1
         fua = generator.getrandbits(1)
         for found in layout.extents(block, count, write=opcode == HostOpcode.WRITE):
             piece = {
@@ -628,7 +638,7 @@ class IgnoresFailures(Dispatch):
 
 
 class SharesReadsOfDifferentCopies(Dispatch):
-    """Planted bug: copies never differ."""
+    """Planted bug: copies never differ, and parities are always right."""
 
     def elaborate(self, platform):
         names = ("unsynced", "doubts", "undecided")

@@ -374,10 +374,6 @@ def test_what_mirrors_have_given_stays():
         card.run(scenario())
 
 
-SLOW_PORT = 1
-
-
-@pytest.mark.parametrize("trouble", ["aborts", "slow"])
 @pytest.mark.parametrize(
     ("level", "members"),
     [
@@ -385,10 +381,9 @@ SLOW_PORT = 1
         pytest.param(Level.RAID6, 5, id="RAID6", marks=pytest.mark.slow),
     ],
 )
-def test_what_no_drive_has_lost_is_read(level, members, trouble):
+def test_what_no_drive_has_lost_is_read(level, members):
     """All drives restart, and rows that were being written are torn. Blocks of them that nobody has
-    written are on their drives, and are what the host reads, if their drive has aborted the reads,
-    or takes its time with them."""
+    written are on their drives, and are what the host reads, although its reads were aborted."""
     stripes = 32
     with Card([TOGETHER] * 8, seed=SEED, config=USUAL) as card:
         volume = card.run(card.create(level, range(members)))
@@ -423,23 +418,15 @@ def test_what_no_drive_has_lost_is_read(level, members, trouble):
                 await write(block, card.random.randrange(256))
             left.extend(range(stripes))
             reads = [read(number, block) for number, block in enumerate(blocks(1))]
-            if trouble == "aborts":
-                for one in reads:
-                    transport.spawn(one)
-                await transport.sleep(10_000)
+            for one in reads:
+                transport.spawn(one)
+            await transport.sleep(10_000)
             for port in range(members):
                 card.harness.restart_drive(port)
-            if trouble == "slow":
-                await transport.sleep(20_000)
-                assert [await card.flush(volume) for _ in range(2)] == [WRITE_FAULT, 0]
-                card.harness.drive_fault(SLOW_PORT, -1, delay_ns=2_600_000)
-                for one in reads:
-                    transport.spawn(one)
             for _ in range(POLLS):
                 if not left:
                     break
                 await transport.sleep(POLL_NS)
             assert not left, f"reads {left} have not ended"
-            card.harness.drive_fault(SLOW_PORT, 0)
 
         card.run(scenario())

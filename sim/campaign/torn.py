@@ -1,8 +1,10 @@
-"""All drives of mirrors begin anew at once: what the host then reads, and flushes, stays so.
+"""All drives of an array begin anew at once: what the host then reads, and flushes, stays so.
 
-Copies differ then until a RESYNC has made them alike. The host has been told, reads what is left,
-and flushes it. From then on every block must be that, whichever copy it is read from: before the
-RESYNC, in the middle of it and after it, also if a drive cannot read its copy meanwhile.
+Copies differ then, or rows are torn, until a RESYNC has mended that. What had been flushed, and has
+not been written since, is on its drives, and is read all the time. The host has been told, reads
+what is left of the rest, and flushes it. From then on every block must be that, whichever copy it
+is read from: before the RESYNC, in the middle of it and after it; of mirrors also if a drive cannot
+read its copy meanwhile.
 """
 
 import random
@@ -18,7 +20,11 @@ LEAST_SHARE = 1
 WRITES = 200
 """Of a volume, at most."""
 
+READS, READING_NS = 32, 20_000
+"""Of a volume as the drives restart, at most, and how long before that they begin."""
+
 UNREADABLE = 4
+MENDED_NS = 300_000
 
 
 class Torn:
@@ -35,32 +41,44 @@ class Torn:
         self._choose = choose
 
     async def work(self, array: Array) -> None:
-        """Perhaps all drives of a mirror restart after some writes."""
+        """Perhaps all drives of an array restart after some writes."""
         card, choose = array.card, self._choose
-        possible = card.config.background and array.layout.copies > 1 and array.healthy
+        mirrored = array.layout.copies > 1
+        possible = card.config.background and array.redundant and array.healthy
         if "torn" not in self._features or not possible or array.budget.bad:
             return
         if choose.random() >= SHARE:
             return
         array.troubled.update(array.ports)
+        left: dict[Volume, list[int]] = {}
         for volume in array.volumes:
-            blocks = len(volume.model)
-            await volume.write_each(choose.sample(range(blocks), min(blocks, WRITES)), 1)
+            assert await volume.flush() == 0
+            blocks = range(len(volume.model))
+            written = choose.sample(blocks, min(len(blocks) // 2, WRITES))
+            await volume.write_each(written, 1)
+            others = sorted(set(blocks) - set(written))
+            left[volume] = choose.sample(others, min(len(others), READS))
         await background.set_share(card.nvme, LEAST_SHARE)
+        reads = card.spawn(self._read(volume, blocks) for volume, blocks in left.items())
+        await card.sleep(choose.uniform(0, READING_NS))
         for port in array.ports:
             card.harness.restart_drive(port)
+        await reads.join()
         differ = sum(len(array.held(block)) > 1 for block in range(array.blocks))
         card.outcome.seen["blocks of which copies differed"] += differ
         for volume in array.volumes:
             volume.model.lose_power()
         refused = [await volume.flush() for volume in array.volumes]
         assert all(refused), f"{array}: who is told that its drives have begun anew: {refused}"
-        unreadable = self._spoil(array) if "medium" in self._features else []
+        unreadable = self._spoil(array) if mirrored and "medium" in self._features else []
         held = {volume: await self._look(volume) for volume in array.volumes}
         for volume, blocks in held.items():
             assert await volume.flush() == 0
             for block, data in enumerate(blocks):
                 volume.model.settle(block, {data})
+        if unreadable:
+            # What another copy has given is written there soon; until then it may come back.
+            await card.sleep(MENDED_NS)
         for port, block in unreadable:
             card.harness.clear_medium_error(port, block)
         for volume in array.volumes:
@@ -71,7 +89,7 @@ class Torn:
             await volume.read_all()
             assert await volume.flush() == 0
             volume.settle()
-        card.outcome.faults["mirrors restarted"] += 1
+        card.outcome.faults["mirrors restarted" if mirrored else "rows torn"] += 1
         array.troubled.clear()
 
     def _spoil(self, array: Array) -> list[tuple[int, int]]:
@@ -82,6 +100,15 @@ class Torn:
         for place in places:
             array.card.harness.medium_error(*place)
         return places
+
+    async def _read(self, volume: Volume, blocks: list[int]) -> None:
+        """These are what they were, whatever becomes of others."""
+
+        async def read(block: int, buffer: int) -> None:
+            status = await volume.read(block, 1, buffer)
+            assert status == 0, f"{volume}: read of block {block}: status {status:#x}"
+
+        await volume.each(blocks, read)
 
     async def _look(self, volume: Volume) -> list[bytes]:
         """What the host reads of each block."""
