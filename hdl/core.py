@@ -314,6 +314,9 @@ class Core(wiring.Component):
             references.exists.eq(tables.exists),
         ]
 
+        if config.background:
+            m.d.comb += tables.blamed.eq(dispatch.blamed | flush_cache.blamed)
+
         # Drives that are flushed before the power goes, or before they are trusted.
         for number, user in enumerate((flush_all, flush_cache)):
             connect(m, user.ask, flusher.ask[number])
@@ -470,7 +473,7 @@ class Core(wiring.Component):
             tables.yields.eq(background.yields),
             tables.keeps.eq(background.keeps),
             tables.given_up.eq(background.given_up),
-            tables.blamed.eq(dispatch.blamed),
+            tables.doubts.eq(background.doubts),
             dispatch.suspect.eq(tables.suspect),
             tables.reserved.eq(background.reserved),
             front_end.drive_stale.eq(tables.stale),

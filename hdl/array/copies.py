@@ -9,7 +9,7 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.array.change import Change
 from hdl.array.health import Health
-from hdl.array.interface import CopyEnd, ManageStatus, copy_entry, copy_read
+from hdl.array.interface import COPY_END_SHIFT, CopyEnd, ManageStatus, copy_entry, copy_read
 from hdl.config import Config
 
 COPY_READERS = 3
@@ -135,6 +135,7 @@ def copy_states(
     new = Signal.like(member)
     joined, renews = Signal(), Signal()
     with m.State("JUDGE_COPY"):
+        m.next = "RENEW_COPY"
         m.d.sync += [
             old.eq(member),
             joined.eq(
@@ -142,7 +143,11 @@ def copy_states(
             ),
             renews.eq(~request.complete),
         ]
-        m.next = "RENEW_COPY"
+        # The member may have lost what the other one has, and the host have seen that.
+        doubtful = ports.undecided | ports.doubts.bit_select(request.array, 1)
+        with m.If(request.complete & doubtful):
+            change.answer(m, ManageStatus.DONE)
+            m.d.sync += change.response.index.eq(CopyEnd.AGAIN.value << COPY_END_SHIFT)
 
     # A drive is stale before anyone can find it as the member.
     with m.State("RENEW_COPY"):

@@ -254,6 +254,8 @@ class CopyEnd(enum.Enum, shape=2):
     """It holds all rows and is the member; the drive that was is free."""
     STALE = 2
     """The member failed: it is the member, and has to be rebuilt from the boundary on."""
+    AGAIN = 3
+    """It is not known any more whether it holds what the member does: it must be copied anew."""
 
 
 COPY_END_SHIFT = 5

@@ -100,6 +100,9 @@ class ArrayTables(wiring.Component):
     yields, keeps, blamed, given_up
         Only with `Config.background`. Bit a port, pulses: its array can do without the suspect
         drive, or cannot; a FLUSH has been refused because of it; it is not taken back.
+    doubts
+        Only with `Config.background`. Bit an array: a drive of it is kept, and its jobs have not
+        been told yet that it may have lost something.
     identity
         Only with `Config.intent_chunks`: of the drives (`hdl.array.identities.Identities`).
 
@@ -165,6 +168,7 @@ class ArrayTables(wiring.Component):
                     "yields": In(MAX_DRIVES),
                     "keeps": In(MAX_DRIVES),
                     "blamed": In(MAX_DRIVES),
+                    "doubts": In(config.arrays),
                     "given_up": In(MAX_DRIVES),
                     "reserved": In(MAX_DRIVES),
                     "copy_read": In(copy_read(config)).array(COPY_READERS),

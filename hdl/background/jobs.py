@@ -43,8 +43,8 @@ class JobOrder(enum.Enum, shape=3):
     BEGIN = 3
     """The array is new: no job, and no row is in sync, or every one."""
     DOUBT = 4
-    """What was written to the array may be lost: a RESYNC or ZERO that has not ended begins anew.
-    Unless there is nothing to be in sync, rows that are marked may not be in sync any more."""
+    """What was written to the array may be lost: a RESYNC, ZERO or COPY that has not ended begins
+    anew. Unless there is nothing to be in sync, rows that are marked may be so no more."""
 
 
 class Sync(enum.Enum, shape=2):
@@ -250,7 +250,7 @@ class Jobs(wiring.Component):
         has_stale = self.rebuilding.bit_select(array, 1)
         copies = current.kind == WalkKind.COPY
         # The boundary of `array` moves.
-        moves = Signal()
+        moves, restarts = Signal(), Signal()
         # The drives are no longer those that the job is about.
         pointless = Signal()
         m.d.comb += [
@@ -276,7 +276,7 @@ class Jobs(wiring.Component):
             boundary_read.addr.eq(array),
             self.rewind.ready.eq(~moves),
             boundary_write.addr.eq(Mux(moves, array, self.rewind.payload)),
-            boundary_write.data.eq(Mux(moves, self.boundary, 0)),
+            boundary_write.data.eq(Mux(moves & ~restarts, self.boundary, 0)),
             boundary_write.en.eq(moves | self.rewind.valid),
             self.slice.payload.kind.eq(current.kind),
             self.slice.payload.array.eq(array),
@@ -387,6 +387,8 @@ class Jobs(wiring.Component):
                             (read.data.kind == WalkKind.RESYNC) | (read.data.kind == WalkKind.ZERO)
                         ):
                             m.d.sync += [current.row.eq(0), current.whole.eq(1)]
+                        with m.If(self.copies.bit_select(order.array, 1)):
+                            m.d.sync += current.row.eq(0)
                         m.next = "DOUBT"
 
             with m.State("START"):
@@ -407,6 +409,8 @@ class Jobs(wiring.Component):
 
             with m.State("DOUBT"):
                 m.d.comb += self.order.ready.eq(1)
+                # The member of a copy may have lost what the other drive has.
+                m.d.comb += [restarts.eq(copies & runs), moves.eq(restarts)]
                 m.next = "STORE"
 
             with m.State("STORE"):
@@ -535,7 +539,8 @@ class Jobs(wiring.Component):
                 m.d.comb += self.rebuilt.eq(~self.order.valid)
                 with m.If(self.handed):
                     end(JobState.DONE)
-                    with m.If(self.outcome == CopyEnd.RELEASED):
+                    zeroed = current.kind == WalkKind.ZERO
+                    with m.If((self.outcome == CopyEnd.RELEASED) | (zeroed & past_tolerance)):
                         end(JobState.FAILED)
                     with m.If(copies & (self.outcome == CopyEnd.STALE)):
                         go_on_as_rebuild()

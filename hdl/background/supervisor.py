@@ -551,7 +551,8 @@ class Supervisor(wiring.Component):
                     m.d.sync += response.index.eq(0)
                     command(JobOrder.STOP)
                 with m.Else():
-                    m.d.comb += self.handed.eq(1)
+                    # To be copied anew: the job learns that by an order, if it has not ended.
+                    m.d.comb += self.handed.eq(self.outcome != CopyEnd.AGAIN)
                     m.next = "REST"
                 with m.If(response.index[7] & (self.outcome == CopyEnd.JOINED)):
                     m.d.comb += self.rescan.eq(1)

@@ -143,7 +143,8 @@ class FlushAll(wiring.Component):
     ended a FLUSH that began after ``flush`` rose, or cannot do it; ``flushed`` stays until
     ``flush`` falls. ``stored`` with it: all have that are not ``failed`` by now, and no array has
     ``lost`` what it could not spare, the failed ones among its drives, as is known once that is
-    ``settled``. ``ask`` and ``told`` are those of a user of `Flusher`.
+    ``settled``. ``ask`` and ``told`` are those of a user of `Flusher`. ``blamed``: bit a port, a
+    pulse as ``flush`` falls: drives for which it was not ``stored``.
 
     A request that ``flush`` gave up is still answered, and the answer is dropped.
     """
@@ -151,6 +152,7 @@ class FlushAll(wiring.Component):
     flush: In(1)
     flushed: Out(1)
     stored: Out(1)
+    blamed: Out(MAX_DRIVES)
     used: In(MAX_DRIVES)
     failed: In(MAX_DRIVES)
     lost: In(1)
@@ -185,6 +187,7 @@ class FlushAll(wiring.Component):
             with m.State("STAY"):
                 m.d.comb += self.flushed.eq(self.flush & self.settled)
                 with m.If(~self.flush):
+                    m.d.comb += self.blamed.eq(missed)
                     m.next = "REST"
 
             waits = (

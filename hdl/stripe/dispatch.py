@@ -61,9 +61,10 @@ class Dispatch(wiring.Component):
     - FLUSH: `expected` says how many drives will answer, then each live member, and the drive that
       a member is copied to, gets one operation. An array that has lost data is rejected with
       WRITE_FAULT: in a span more drives are failed or not yet rebuilt than there are parities, or
-      so are all drives that hold the copies of one strip; or its volume is ``indebted``. The tables
-      are looked at anew each time that a FLUSH is sent, once it is known of all drives what becomes
-      of them, and the tracker sends it again when a drive went away meanwhile.
+      so are all drives that hold the copies of one strip; or its volume is ``indebted``; or a
+      member is suspect, and so cannot be asked. The tables are looked at anew each time that a
+      FLUSH is sent, once it is known of all drives what becomes of them, and the tracker sends it
+      again when a drive went away meanwhile.
     - An extent whose ``status`` is not SUCCESS is `rejected` with it.
 
     Parameters
@@ -297,8 +298,9 @@ class Dispatch(wiring.Component):
                 m.d.comb += copied.eq(1 << entry.port)
             m.d.comb += self.copy_read.address.eq(item.array)
 
-        undecided, indebted = Const(0), Const(0)
+        undecided, indebted, suspected = Const(0), Const(0), Const(0)
         if config.background:
+            suspected = suspects.any()
             undecided = self.undecided
             indebted = self.indebted.bit_select(item.volume, 1)
             m.d.comb += self.blamed_volume.eq(item.volume)
@@ -543,7 +545,8 @@ class Dispatch(wiring.Component):
             with m.State("JUDGE"):
                 m.d.sync += [row.eq(0), port.eq(0)]
                 m.next = "EXPECT"
-                with m.If(lost | (live == 0) | indebted):
+                # A member that is there but cannot be asked may not have what was written since.
+                with m.If(lost | (live == 0) | indebted | suspected):
                     if config.background:
                         m.d.comb += [self.blames.eq(1), self.blamed.eq(suspects)]
                     m.d.sync += item.status.eq(Status.WRITE_FAULT)
