@@ -10,8 +10,10 @@ from hdl.array.interface import ArrayState, Level
 from hdl.background.interface import WalkKind
 from hdl.background.jobs import JobState
 from hdl.config import DATA_OFFSET_BLOCKS
+from sim.campaign.sizes import USUAL
 from sim.golden.layout import Place
 from sim.golden.nvme import JOB_RUNNING, UNRECOVERED_READ
+from sim.native.parameters import MICROSECOND, Ideal
 from sw.driver import background, raid
 from sw.driver.commands import NvmeError
 
@@ -242,3 +244,67 @@ def test_the_new_drive_refuses_the_last_writes(level, members):
         assert statuses == {0} and set(ended) == {0}, (statuses, ended)
         assert states == {ArrayState.OPTIMAL}
         card.finish(volume)
+
+
+@pytest.mark.parametrize(
+    ("level", "members"),
+    [
+        pytest.param(Level.JBOD, 1, id="JBOD"),
+        pytest.param(Level.RAID1, 2, id="RAID1"),
+        pytest.param(Level.RAID0, 2, id="RAID0", marks=pytest.mark.slow),
+        pytest.param(Level.RAID5, 3, id="RAID5", marks=pytest.mark.slow),
+    ],
+)
+def test_all_members_restart(level, members):
+    """In the middle of a copy, after writes that the new drive has, and they may not have any more.
+    Once the host has been told, what it reads and flushes stays so, when the copy ends too."""
+    blocks, new = 64, 6
+    kind = Ideal(
+        capacity=DATA_OFFSET_BLOCKS + 4 * blocks, latency_ps=20 * MICROSECOND, volatile_cache=True
+    )
+    with Card([kind] * PORTS, seed=SEED, config=USUAL) as card:
+        volume = card.run(card.create(level, range(members)))
+        memory = card.card.transport.memory
+        address = card.buffer(1)
+
+        async def fill(value: int) -> None:
+            for block in range(blocks):
+                memory.write(address, bytes([value]) * 4096)
+                await card.nvme.write(volume.namespace, block, 1, address, 0)
+
+        async def look() -> list[int]:
+            held = []
+            for block in range(blocks):
+                await card.nvme.read(volume.namespace, block, 1, address, 0)
+                held.append(memory.read(address, 1)[0])
+            return held
+
+        async def scenario() -> None:
+            nvme, transport = card.nvme, card.card.transport
+            await fill(1)
+            assert await card.flush(volume) == 0
+            await background.set_share(nvme, 5)
+            await background.copy_member(nvme, volume.array, 0, new)
+            while (await background.job(nvme, volume.array)).row < blocks:
+                await transport.sleep(POLL_NS // 20)
+            await fill(2)
+            for port in range(members):
+                card.harness.restart_drive(port)
+            await transport.sleep(5_000)
+            assert await card.flush(volume), "nothing is told"
+            held = await look()
+            assert set(held) == {1, 2}, "nothing was lost"
+            assert await card.flush(volume) == 0
+            job = await background.job(nvme, volume.array)
+            assert (job.kind, job.state) == (WalkKind.COPY, JobState.RUNNING), job
+            await background.set_share(nvme, 100)
+            for _ in range(POLLS):
+                (array,) = await raid.arrays(nvme)
+                job = await background.job(nvme, volume.array)
+                if job.state != JobState.RUNNING and array.members[0].port == new and job.in_sync:
+                    break
+                assert await look() == held
+            assert job.state == JobState.DONE and array.members[0].port == new, (job, array)
+            assert await look() == held
+
+        card.run(scenario())

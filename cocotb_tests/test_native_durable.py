@@ -1,6 +1,7 @@
 """What must hold over time on the whole controller: who is inside as an array goes, and trust."""
 
 import os
+from contextlib import suppress
 
 import pytest
 
@@ -428,5 +429,72 @@ def test_what_no_drive_has_lost_is_read(level, members):
                     break
                 await transport.sleep(POLL_NS)
             assert not left, f"reads {left} have not ended"
+
+        card.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("level", "members"),
+    [
+        pytest.param(Level.RAID1, 2, id="RAID1"),
+        pytest.param(Level.RAID5, 3, id="RAID5", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("volume_before", [False, True])
+def test_a_drive_that_was_kept_stores_what_is_flushed(level, members, volume_before):
+    """It restarted as its array could not do without it, and no volume was there to be told, or has
+    gone since. What a later volume flushes with success is on it: it may restart once more."""
+    kept = 1
+    with Card([TOGETHER] * 8, seed=SEED, config=USUAL) as card:
+        memory = card.card.transport.memory
+        address = card.buffer(1)
+
+        async def flush(namespace: int) -> int:
+            try:
+                await card.nvme.flush(namespace, 0)
+            except NvmeError as error:
+                return error.status
+            return 0
+
+        async def settled(array: int) -> None:
+            await card.card.transport.sleep(2 * POLL_NS)
+            for _ in range(POLLS):
+                job = await background.job(card.nvme, array)
+                if job.state != JobState.RUNNING:
+                    break
+                await card.card.transport.sleep(POLL_NS)
+            assert (job.state, job.array_state) == (JobState.DONE, ArrayState.OPTIMAL), job
+
+        async def scenario() -> None:
+            nvme, transport = card.nvme, card.card.transport
+            array = await raid.create_array(
+                nvme, level, range(members), strip_kib=4, assume_consistent=True
+            )
+            volume = await raid.create_volume(nvme, array) if volume_before else None
+            card.harness.remove(0)
+            await transport.sleep(POLL_NS)
+            card.harness.restart_drive(kept)
+            await transport.sleep(POLL_NS)
+            if volume is not None:
+                await raid.delete_volume(nvme, volume)
+            card.harness.insert(0)
+            await transport.sleep(POLL_NS)
+            with suppress(NvmeError):
+                await background.stop_job(nvme, array)
+            await background.re_add(nvme, array, 0)
+            await settled(array)
+            volume = await raid.create_volume(nvme, array)
+            for block in range(48):
+                memory.write(address, bytes([block + 1]) * 4096)
+                await nvme.write(volume, block, 1, address, 0)
+            statuses = [await flush(volume) for _ in range(2)]
+            assert statuses[1] == 0, statuses
+            for port in range(members):
+                assert not card.harness.drive_statistics(port)["unflushed"], port
+            card.harness.restart_drive(kept)
+            await settled(array)
+            for block in range(48):
+                await nvme.read(volume, block, 1, address, 0)
+                assert memory.read(address, 4096) == bytes([block + 1]) * 4096, block
 
         card.run(scenario())

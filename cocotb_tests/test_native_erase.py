@@ -8,6 +8,7 @@ from cocotb_tests.native_card import PORTS, Card
 from cocotb_tests.test_native_background import FAST, ROWS
 from hdl.array.interface import Level
 from hdl.config import DATA_OFFSET_BLOCKS
+from sim.campaign.sizes import USUAL
 from sim.golden.nvme import DRIVE_UNAVAILABLE
 from sw.driver import background, raid
 from sw.driver.commands import NvmeError
@@ -40,3 +41,31 @@ def test_a_drive_is_erased():
         card.finish(volume)
         assert not any(any(card.stored(5, row)) for row in range(ROWS))
         assert card.harness.read_drive(5, DATA_OFFSET_BLOCKS - 1) == head
+
+
+@pytest.mark.parametrize("trouble", ["hangs", "pulled"])
+def test_a_drive_that_does_not_store_its_zeros_is_not_erased(trouble):
+    """It is given up in its last flush, or gone."""
+    port = 5
+    with Card([FAST.changed(volatile_cache=True)] * PORTS, seed=SEED, config=USUAL) as card:
+        for row in range(ROWS):
+            card.store(port, row, card.random.randbytes(4096))
+
+        def count(name: str) -> int:
+            return card.harness.drive_statistics(port)[name]
+
+        async def spoil() -> None:
+            while count("written_blocks") < ROWS:
+                await card.card.transport.sleep(200)
+            if trouble == "hangs":
+                card.harness.drive_fault(port, -1, deaf=True, lasting=True)
+            else:
+                card.harness.remove(port)
+
+        async def scenario() -> None:
+            card.card.transport.spawn(spoil())
+            with pytest.raises(RuntimeError, match="could not be erased"):
+                await background.erase_drive(card.nvme, port, poll_ns=20_000)
+
+        card.run(scenario())
+        assert count("flushes") == 0 and count("written_blocks") == ROWS
