@@ -151,6 +151,7 @@ class Assembly(wiring.Component):
             tables.given_up.eq(background.given_up),
             tables.restarted.eq(self.restarted),
             tables.blamed.eq(self.blamed),
+            tables.doubts.eq(background.doubts),
             self.suspect.eq(tables.suspect),
             background.host_active.eq(self.host_active),
             tables.quiesce.ready.eq(~self.occupied),

@@ -230,6 +230,44 @@ async def the_last_writes_count(dut):
         await host.rest()
 
 
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def the_member_restarts(dut):
+    """It may have lost what the other drive has, so all is copied anew; but not once the other one
+    is the member."""
+    host, _ = await begin(dut)
+    array = await host.create(Level.JBOD, 3)
+    old, new = 3, 5
+    walked = []
+    for delay in ("copying", "flushing", *range(0, 60, 2)):
+        host.log.clear()
+        dut.flush_waits.value = 1
+        await host.good(**copy(array, 0, new))
+        if delay == "copying":
+            await host.until(lambda: len(host.log) > ROWS // 2, "rows")
+        else:
+            await host.until(lambda: len(host.log) == ROWS and not host.out, "rows")
+            await ClockCycles(dut.clk, 300)
+        assert (await host.job(array))["state"] == JobState.RUNNING, delay
+        if isinstance(delay, int):
+            dut.flush_waits.value = 0
+            await ClockCycles(dut.clk, delay)
+        before = len(host.log)
+        dut.restarted.value = 1 << old
+        await ClockCycles(dut.clk, 1)
+        dut.restarted.value = 0
+        await ClockCycles(dut.clk, 300)
+        dut.flush_waits.value = 0
+        await host.rest()
+        job = await host.job(array)
+        assert job["state"] == JobState.DONE and used(dut) == 0b111 | 1 << new, delay
+        rows = rows_of(host, WalkKind.COPY)
+        walked.append(len(rows) - before)
+        assert rows[-ROWS:] == list(range(ROWS)), delay
+        old, new = new, old
+    assert walked[:2] == [ROWS, ROWS], "not all is copied anew"
+    assert walked[2] == ROWS and walked[-1] == 0 and {*walked} == {0, ROWS}, walked
+
+
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def copies_are_refused(dut):
     host, array = await begin(dut)
