@@ -243,6 +243,27 @@ async def doubts(dut):
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
+async def one_hang_is_one(dut):
+    """Commands that hang together are aborted, whenever each was offered; the port is not reset."""
+    bench = Ladders(dut)
+    await start(dut)
+    drive = bench.drives[2]
+    for apart in (0, 300, 600, 3000):
+        aborts, resets = drive.counts.aborts, drive.counts.resets
+        bench.stop(2, 2)
+        bench.some(2, 1)
+        await bench.passes(1 + apart)
+        bench.some(2, 1)
+        await bench.drain()
+        assert drive.counts.aborts - aborts == 2, apart
+        assert drive.counts.resets == resets and not bench.given_up, apart
+        bench.mend(2)
+        # The next window; nothing has happened lately.
+        await bench.reaches((bench.time // WINDOW + 1) * WINDOW + 1000)
+    await bench.settle()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
 async def patience(dut):
     """A drive that ends all it is told to abort, but nothing else, is given up as well."""
     bench = Ladders(dut)
@@ -409,7 +430,17 @@ def run(testcase: str, name: str = "ladder", seed: int = 1, tags: int = CONFIG.d
 
 
 @pytest.mark.parametrize(
-    "testcase", ["aborts", "resets", "doubts", "patience", "gives_up_in_time", "forgives", "storms"]
+    "testcase",
+    [
+        "aborts",
+        "one_hang_is_one",
+        "resets",
+        "doubts",
+        "patience",
+        "gives_up_in_time",
+        "forgives",
+        "storms",
+    ],
 )
 def test_ladder(testcase):
     run(testcase)

@@ -155,6 +155,36 @@ async def rows_that_may_be_torn_are_made_right(dut):
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
+async def a_resync_of_every_row(dut):
+    """What the host has ordered follows no marks, also if drives begin anew, or had before."""
+    host = await begin(dut)
+    array = await host.create(Level.RAID5, 0, 1, 2)
+    resync = {"array": array, "kind": WalkKind.RESYNC.value}
+    await host.good(ManageOpcode.START_JOB, **resync)
+    await host.until(lambda: len(host.log) > ROWS // 2, "rows")
+    await restart(dut, 0, 1)
+    await host.rest()
+    assert rows_of(host, WalkKind.RESYNC)[-ROWS:] == [*range(ROWS)]
+    assert (await host.job(array))["in_sync"]
+    # The card's own one is stopped, and another ordered.
+    for row in range(0, ROWS, 8):
+        await host.write(array, row)
+    host.paused = True
+    await restart(dut, 0, 1)
+    await host.until(lambda: bool(host.out), "rows")
+    host.requests.send(opcode=ManageOpcode.STOP_JOB, array=array)
+    await ClockCycles(dut.clk, 100)
+    host.paused = False
+    await host.rest()
+    assert (await host.job(array))["state"] == JobState.STOPPED
+    host.log.clear()
+    await host.good(ManageOpcode.START_JOB, **resync)
+    await host.rest()
+    assert rows_of(host, WalkKind.RESYNC) == [*range(ROWS)]
+    assert (await host.job(array))["in_sync"]
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
 async def torn_rows_and_other_jobs(dut):
     """A resync that has not ended begins with row 0; a copy goes on; others give way."""
     host = await begin(dut)

@@ -100,7 +100,8 @@ def follow_health(m: Module, ports: Any, *, config: Config, edited: Signal) -> H
             ports.suspect.eq(
                 ((ports.suspect & ~(yields | told)) | (restarted & used)) & ~(over | fails)
             ),
-            kept.eq(((kept & ~(restarted | told)) | ports.keeps) & ports.suspect),
+            # One that restarts as it is judged is judged again.
+            kept.eq((kept | ports.keeps) & ~(restarted | told) & ports.suspect),
             ports.returns.eq(
                 (ports.returns | (ports.suspect & (yields | fails)))
                 & ~(absent | (reported & ~ports.failed) | joins | leaves | ports.given_up)

@@ -63,9 +63,9 @@ def job_order(config: Config) -> data.StructLayout:
 
     REBUILD and SALVAGE always go on at the boundary. Of an array that is not in sync RESYNC and
     ZERO begin at its sync boundary at the latest, and instead of a REBUILD there is a RESYNC from
-    there on first, unless the array has FAILED. A job that is running is replaced, but a COPY only
-    once the copy has ended. BEGIN: ``sync`` is that of the array. DOUBT: it is NONE, or PROVEN if
-    there is nothing to be in sync.
+    there on first, unless the array has FAILED. With ``every`` a RESYNC follows no marks, unless it
+    goes on. A job that is running is replaced, but a COPY only once the copy has ended. BEGIN:
+    ``sync`` is that of the array. DOUBT: it is NONE, or PROVEN if there is nothing to be in sync.
     """
     return data.StructLayout(
         {
@@ -74,6 +74,7 @@ def job_order(config: Config) -> data.StructLayout:
             "kind": WalkKind,
             "first": BLOCK_NUMBER_BITS,
             "resume": 1,
+            "every": 1,
             "sync": Sync,
         }
     )
@@ -365,6 +366,9 @@ class Jobs(wiring.Component):
                             ]
                         with m.If(first_resync):
                             m.d.sync += current.kind.eq(WalkKind.RESYNC)
+                        fresh = order.every & ~order.resume
+                        with m.If((order.kind == WalkKind.RESYNC) & fresh):
+                            m.d.sync += torn.eq(0)
                         m.next = "START"
                     with m.Case(JobOrder.FORGET):
                         m.d.sync += current.eq(0)
@@ -382,7 +386,12 @@ class Jobs(wiring.Component):
                         with m.If(order.sync == Sync.NONE):
                             m.d.comb += [sync_write.data.eq(0), sync_write.en.eq(1)]
                             # Of an array that was never in sync all rows may be wrong.
-                            m.d.sync += [torn.eq(torn | ~unsynced), unsynced.eq(1)]
+                            # So may those that a RESYNC of all rows has not made right yet.
+                            walks_all = runs & (read.data.kind == WalkKind.RESYNC)
+                            m.d.sync += [
+                                torn.eq(torn | ~(unsynced | walks_all)),
+                                unsynced.eq(1),
+                            ]
                         with m.If(
                             (read.data.kind == WalkKind.RESYNC) | (read.data.kind == WalkKind.ZERO)
                         ):

@@ -177,7 +177,9 @@ class Supervisor(wiring.Component):
         due = Signal(config.arrays)
         redundant = Signal(config.arrays)
         startable = Signal(config.arrays)
-        m.d.comb += startable.eq(due & ~self.copies)
+        # Of an array that has FAILED it would end at once, and take the place of a SALVAGE.
+        has_failed = self.states[::2] & self.states[1::2]
+        m.d.comb += startable.eq(due & ~self.copies & ~has_failed)
         doubtful = lowest_set(m, self.doubts, "doubtful")
         startable_array = lowest_set(m, startable, "startable_array")
 
@@ -225,6 +227,7 @@ class Supervisor(wiring.Component):
 
         def run(kind, first=0, resume=0):
             m.d.sync += [order.kind.eq(kind), order.first.eq(first), order.resume.eq(resume)]
+            m.d.sync += order.every.eq(by_host)
             command(JobOrder.START)
 
         # A new array: there is nothing to be in sync, and a job is wanted.

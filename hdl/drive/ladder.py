@@ -153,7 +153,7 @@ class Ladder(wiring.Component):
         slow_ticks = ticks(config, config.slow_read_ms)
         due_bits = (2 * max(command_ticks, abort_ticks) + 2).bit_length()
         entry = data.StructLayout(
-            {"used": 1, "aborted": 1, "due": due_bits}
+            {"used": 1, "aborted": 1, "warned": 1, "due": due_bits}
             | ({"elsewhere": 1, "detached": 1} if config.slow_read_ms else {})
         )
         m.submodules.entries = entries = Memory(
@@ -211,10 +211,10 @@ class Ladder(wiring.Component):
         spent = [Signal(ports, name=f"spent_{number}") for number in range(config.drive_resets)]
         used_up = Signal()
         m.d.comb += used_up.eq((spent[-1] & mask).any() if spent else 1)
+        # A command that was offered before its port was warned hangs with the one that hung first.
         warned = Signal(ports)
-        warning = Signal(ports)  # in this walk
         hopeless = Signal()
-        m.d.comb += hopeless.eq((warned & ~warning & mask).any())
+        m.d.comb += hopeless.eq((warned & mask).any() & found.warned)
         longest = ceil(longest_ms(config) * config.clock_hz / MILLISECONDS)
         span_shift = longest.bit_length()
         span = Signal(TIME_BITS - span_shift)
@@ -223,6 +223,13 @@ class Ladder(wiring.Component):
         lately = Signal(ports)
         still, follows = span == now_span, span + 1 == now_span
         m.d.comb += lately.eq(Mux(still | follows, in_span, 0) | Mux(still, before, 0))
+
+        # What the next walk will forgive is not held against a command that is offered before it.
+        standing, turns = Signal(ports), Signal()
+        m.d.comb += [
+            turns.eq(window != self.now[window_shift:]),
+            standing.eq(warned & Mux(turns, lately, -1)),
+        ]
 
         resets = Signal(ports)
         off = Signal(ports)
@@ -260,11 +267,10 @@ class Ladder(wiring.Component):
                     m.d.sync += [
                         seen.eq(tick),
                         any_used.eq(0),
-                        warning.eq(0),
                         place.eq(0),
                         window.eq(self.now[window_shift:]),
                     ]
-                    with m.If(window != self.now[window_shift:]):
+                    with m.If(turns):
                         m.d.sync += [flags.eq(flags & lately) for flags in (*spent, warned)]
                     m.d.sync += span.eq(now_span)
                     with m.If(~still):
@@ -291,12 +297,12 @@ class Ladder(wiring.Component):
                         write.en.eq(1),
                         write.data.used.eq(1),
                         write.data.aborted.eq(1),
+                        write.data.warned.eq(found.warned),
                         write.data.due.eq(seen + abort_ticks),
                         *([write.data.detached.eq(found.detached)] if config.slow_read_ms else []),
                     ]
                     m.d.sync += [
                         self.abort.eq(mask),
-                        warning.eq(warning | mask),
                         warned.eq(warned | mask),
                         in_span.eq(in_span | mask),
                     ]
@@ -380,6 +386,7 @@ class Ladder(wiring.Component):
                 write.en.eq(1),
                 write.data.used.eq(self.began),
                 write.data.aborted.eq(0),
+                write.data.warned.eq(standing.bit_select(self.begun.port, 1)),
                 write.data.due.eq(tick + command_ticks),
             ]
             if config.slow_read_ms:
@@ -392,4 +399,8 @@ class Ladder(wiring.Component):
                     m.d.comb += [write.data.used.eq(1), write.data.detached.eq(1)]
         with m.If(self.began):
             m.d.sync += any_used.eq(1)
+        # Another drive, or the same one for the host's asking: nothing is held against it.
+        returns = off & ~self.failed[:ports]
+        with m.If(returns.any()):
+            m.d.sync += [flags.eq(flags & ~returns) for flags in (*spent, warned)]
         return m
