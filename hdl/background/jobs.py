@@ -139,8 +139,7 @@ class Jobs(wiring.Component):
         First row of an array that is not rebuilt; only stale drives need it.
     sync_read
         First row of an array that may not be in sync; only arrays that are ``unsynced`` need it.
-        For admission, reads and the host. RESYNC and ZERO move it on, and nothing moves it back but
-        BEGIN.
+        For admission, reads and the host. RESYNC and ZERO move it on, BEGIN and DOUBT back.
     job_read
         Jobs, for the host.
     ask, answer

@@ -8,7 +8,7 @@ FEATURES = {
     "hang": "commands of a drive never end, or only aborts, a reset or nothing at all end them",
     "late": "commands of a drive end late, up to more than the ladder allows",
     "restart": "drives begin anew by themselves, and have forgotten what they had not flushed",
-    "torn": "all drives of mirrors begin anew at once; what is read and flushed then stays",
+    "torn": "all drives of an array begin anew at once; what is read and flushed then stays",
     "pull": "drives are pulled; some come back with old data",
     "refused": "drives refuse to write some blocks",
     "bursts": "faults of several drives, and of several arrays, at the same moment",
