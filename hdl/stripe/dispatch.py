@@ -444,13 +444,16 @@ class Dispatch(wiring.Component):
                 ]
                 m.d.comb += goes_on.eq(1)
                 m.next = "CHOOSE"
-                with m.If(unproven):
+                otherwise = m.If
+                if config.background:
                     # What the others give may be anything: only if its drive has nothing.
-                    with m.If(item.recover.tried.any() & passes):
-                        m.next = "GATHER"
-                    with m.Elif(item.recover.tried >= self._attempts):
-                        m.next = "REFUSE"
-                with m.Elif(exhausted & (shape.parities > 0)):
+                    with m.If(unproven):
+                        with m.If(item.recover.tried.any() & passes):
+                            m.next = "GATHER"
+                        with m.Elif(item.recover.tried >= self._attempts):
+                            m.next = "REFUSE"
+                    otherwise = m.Elif
+                with otherwise(exhausted & (shape.parities > 0)):
                     m.next = "GATHER"
                 with m.Elif(item.recover.tried >= shape.copies * ROUNDS):
                     m.next = "REFUSE"
