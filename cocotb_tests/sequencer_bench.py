@@ -115,7 +115,7 @@ class Bench:
         self.committed = 0
         self.recovered = 0
         self.retired = 0
-        self.mended: set[int] = set()
+        self.mended: set[tuple[int, int]] = set()
         TableServer(dut, "row_read", self._row)
         TableServer(dut, "strip_read", self._strip)
         self.launch = StreamSource(dut, "launch", active=active, seed=seed)
@@ -283,9 +283,12 @@ class Bench:
 
     def _mend(self, one) -> None:
         base, shift = self.place(one.row)
+        strip = (one.shift - shift) // self.array.copies if self.array.mirrored else 0
+        assert strip in range(self.strips(one.row)), one
+        wanted = shift + strip * self.array.copies if self.array.mirrored else shift
         asked = one.kind, one.array, one.base, one.shift, one.tag, one.source
-        assert asked == (WalkKind.PATROL, 1, base, shift, MEND_TAG, 0)
-        self.mended.add(one.row)
+        assert asked == (WalkKind.PATROL, 1, base, wanted, MEND_TAG, 0)
+        self.mended.add((one.row, strip))
 
     def allowed(self, row: int, index: int) -> set[bytes]:
         """What a block may hold: what was written last with success, or without since then."""
@@ -381,7 +384,9 @@ class Bench:
     async def settle(self) -> None:
         """Waits until everything is quiet, then checks that nothing is left over."""
         for _ in range(PATIENCE):
-            if not self.slots and not int(self.dut.busy.value) and not self.drives.outstanding:
+            quiet = not self.slots and not int(self.dut.busy.value) and not self.drives.outstanding
+            # What waits for its receiver is not busy.
+            if quiet and not int(self.dut.mend__valid.value):
                 break
             await RisingEdge(self.dut.clk)
         assert not self.slots, f"rows {sorted(self.slots)} never retired"

@@ -20,6 +20,9 @@ GRACE = 40
 """Cycles within which it may be too late for who comes not to be waited for."""
 LATENCY = 60
 """Most cycles from the last end to the answer."""
+MOST_MENDS = 20
+"""Rows of an array that are to be mended and have no row slot yet: three queues of four, and eight
+on their way."""
 
 
 class Bench:
@@ -105,11 +108,12 @@ class Bench:
     def note(self, pace: float, *, but: int | None) -> None:
         """Rows are to be mended, and may be taken from the next cycle on."""
         notes = 0
-        for index in range(2):
+        for index in range(len(self.dut.notes)):
             array = self.random.randrange(self.config.arrays)
             getattr(self.dut, f"noted__{index}").value = array
             rows = [row for row in self.rows.values() if row[0] == array and not row[1]]
-            if self.random.random() < pace / 8 and (array != but or rows):
+            has_room = self.mends[array] < MOST_MENDS
+            if self.random.random() < pace / 8 and (array != but or rows) and has_room:
                 notes |= 1 << index
                 self.mends[array] += 1
         self.dut.notes.value = notes

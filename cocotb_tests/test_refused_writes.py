@@ -39,9 +39,30 @@ async def begin(dut) -> WalkBench:
 
 
 async def write(bench: WalkBench, row: int, joined: list[int]) -> Row:
+    """Writes a row; if blocks of it are made unreadable for that, it is to be mended."""
+    places = bench.places_of([row])
+    before = bench.drives.unreadable & places
+    bench.mended.clear()
     entry = await bench.begin(row, joined=joined)
     await bench.settle()
+    asked = (row, joined[0] if bench.array.mirrored else 0) in bench.mended
+    if bench.tolerated and not before and bench.drives.unreadable & places:
+        assert asked, f"row {row} stays without its redundancy"
+    assert bench.mended <= {(row, joined[0] if bench.array.mirrored else 0)}
     return entry
+
+
+async def mend(bench: WalkBench) -> None:
+    """Walks what is to be mended, while nothing refuses: it is, if the level can do it."""
+    bench.drives.refusing.clear()
+    for row, strip in bench.mended:
+        places = bench.role_places(row, strip)
+        away = {place for place in places if place[0] in bench.failed}
+        possible = len(away | (bench.drives.unreadable & {*places})) <= bench.tolerated
+        await bench.end_of(await bench.walk(row, WalkKind.PATROL, strip=strip))
+        left = (bench.drives.unreadable & {*places}) - away
+        assert not (possible and left), f"row {row} is not mended: {left}"
+    bench.mended.clear()
 
 
 def joined_of(bench: WalkBench, row: int) -> list[int]:
@@ -269,7 +290,7 @@ async def refuse_one(bench: WalkBench, row: int, strip: int, place: tuple[int, i
     assert (place in bench.drives.unreadable) == bench.drives.spoils_refused
     check_had(bench, entry)
     bench.check_drives()
-    bench.drives.refusing.clear()
+    await mend(bench)
     await write(bench, row, [strip] if bench.array.mirrored else [*range(bench.strips(row))])
     assert not {place for place in bench.drives.unreadable if place in bench.places_of([row])}
 
@@ -305,7 +326,7 @@ async def refuse_last(
     assert set(entry.statuses) == {Status.WRITE_FAULT}, entry.statuses
     assert place not in bench.drives.unreadable and bench.drives.blocks.get(place) == before
     bench.check_drives()
-    bench.drives.refusing.clear()
+    await mend(bench)
     await write(bench, row, every)
     assert not bench.drives.unreadable & bench.places_of([row])
 

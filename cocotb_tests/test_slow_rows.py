@@ -7,6 +7,7 @@ import pytest
 
 from cocotb_tests.row_runs import must_catch, run_rows
 from cocotb_tests.sequencer_bench import (
+    ARRAY,
     ARRAYS,
     ROW_STEP,
     Bench,
@@ -15,6 +16,7 @@ from cocotb_tests.sequencer_bench import (
     some_rows,
 )
 from cocotb_tests.streams import start
+from cocotb_tests.stripe_models import BLOCK
 from hdl.drive.interface import DriveStatus
 from hdl.stripe.admission import Admission
 from hdl.stripe.interface import RowKind
@@ -107,6 +109,25 @@ async def waits_for_slow_drives_it_needs(dut):
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
+async def waits_for_drives_of_rows_in_doubt(dut):
+    """Drives have restarted, and parities may be anything: what drives have is read there."""
+    bench = await filled(dut)
+    dut.doubts.value = 1 << ARRAY
+    for row in some_rows(SPAN):
+        for place in bench.parity_places(row):
+            bench.drives.blocks[place] = bench.random.randbytes(BLOCK)
+    for gathered in (False, True, False, True):
+        bench.drives.slow = set(members(bench, 1))
+        bench.drives.waited.clear()
+        before = bench.recovered
+        asked = await read_rows(bench, gathered=gathered)
+        await bench.settle()
+        assert bench.recovered - before == asked and not bench.read_faults
+        assert set(bench.drives.waited) == bench.drives.slow
+    dut.doubts.value = 0
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
 async def reads_the_block_itself_at_last(dut):
     """A block that was to be had from others, which have lost too much, is read where it lies."""
     bench = await filled(dut)
@@ -153,7 +174,7 @@ async def asks_for_rows_to_be_mended(dut):
                 gathered=True,
             )
             await bench.settle()
-        assert bench.mended == spoiled
+        assert {row for row, _ in bench.mended} == spoiled
         bench.drives.unreadable.clear()
     assert not bench.read_faults
 
@@ -161,6 +182,7 @@ async def asks_for_rows_to_be_mended(dut):
 WORK = (
     "reads_around_slow_drives",
     "waits_for_slow_drives_it_needs",
+    "waits_for_drives_of_rows_in_doubt",
     "reads_the_block_itself_at_last",
     "asks_for_rows_to_be_mended",
 )

@@ -374,8 +374,9 @@ class Core(wiring.Component):
             connect(m, tables.flush, flusher.ask[2])
             connect(m, flusher.told[2], tables.flushed)
             m.d.comb += references.notes.eq(Cat(dispatch.noted, sequencer.noted))
-            for number, sender in zip(references.noted, (dispatch, sequencer), strict=True):
-                m.d.comb += number.eq(sender.noted_array)
+            arrays = dispatch.noted_array, *sequencer.noted_arrays
+            for number, array in zip(references.noted, arrays, strict=True):
+                m.d.comb += number.eq(array)
         present = Cat(port.present for port in self.drives)
         m.d.comb += [
             tables.restarted.eq(Cat(port.restarted for port in self.drives)),

@@ -6,7 +6,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.array.interface import reference, volume_read
-from hdl.config import Config
+from hdl.config import MENDED, MENDS, Config
 
 
 def command_begin(config: Config) -> data.StructLayout:
@@ -21,8 +21,8 @@ def row_begin(config: Config) -> data.StructLayout:
     )
 
 
-MEND_NOTES = 2
-"""Who asks for rows to be mended: dispatch and sequencer."""
+MEND_NOTES = 3
+"""Who asks for rows to be mended: dispatch, and the sequencer for reads and for writes."""
 
 
 class References(wiring.Component):
@@ -205,8 +205,8 @@ class References(wiring.Component):
 
         mends = Signal()
         if config.background:
-            # A row that is parked has left its queue, and so there may be many.
-            most = config.commands + config.rows
+            # In the queue of whoever asks, on the way out of there, or parked for want of a slot.
+            most = MEND_NOTES * (MENDS + 1) + 1 + MENDED
             counts = Array(
                 Signal(range(most + 1), name=f"mends_{index}") for index in range(config.arrays)
             )

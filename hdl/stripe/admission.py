@@ -271,17 +271,18 @@ class Admission(wiring.Component):
             m.d.sync += todo.gathered.eq(gathered)
 
         # A host's read of a drive that is slow ends so while the others do; else it waits for it.
-        unproven = reads & ~gathered & members.unsynced if config.background else Const(0)
+        doubtful = reads & members.unsynced if config.background else Const(0)
+        unproven = doubtful & ~gathered
         slow, answered = Const(0, config.ports), planner.plan.valid
         if config.slow_read_ms:
             slow = Signal(config.ports)
-            held_up = (plan.kind == PlanKind.IMPOSSIBLE) & slow.any()
+            held_up = ((plan.kind == PlanKind.IMPOSSIBLE) | doubtful) & slow.any()
             answered = planner.plan.valid & ~held_up
             lost = todo.dead | todo.bad | Mux(gathered, 0, row.joined[: config.ports])
             spare = Signal()
             patient = Signal()
             m.d.comb += spare.eq(ones(lost) < geometry.parities)
-            m.d.sync += todo.elsewhere.eq(reads & spare & ~patient & ~unproven)
+            m.d.sync += todo.elsewhere.eq(reads & spare & ~patient & ~doubtful)
 
         # Blocks that a drive could not give to a host are written anew.
         if config.background:
@@ -389,13 +390,14 @@ class Admission(wiring.Component):
                     todo.bad.eq(Mux(retried, self.unread_read.data.bad, passed)),
                     todo.possible.eq(1),
                 ]
-                if config.array_shares:
+                if config.array_shares or config.background:
                     m.d.sync += todo.array.eq(row.array)
                 if config.slow_read_ms:
                     m.d.sync += slow.eq(Mux(retried, self.unread_read.data.slow, 0))
                     m.d.sync += patient.eq(0)
                 if config.background:
                     m.d.sync += [todo.walk.eq(row.walk), todo.again.eq(retried)]
+                    m.d.sync += [todo.base.eq(row.base), todo.place.eq(row.shift)]
                 members.locate(m)
             members.states(m)
             with m.State("PLAN"):

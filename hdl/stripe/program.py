@@ -44,7 +44,7 @@ def program(config: Config) -> data.StructLayout:
     targets, which have a number whether their drive is live or not. ``gathered``: as there; each
     joined role that is in ``aux`` is then for the host, and no other joined one can be had.
     ``elsewhere`` (with ``Config.slow_read_ms``): any one block of ``read`` can be done without.
-    ``array`` (with ``Config.array_shares``): whose it is.
+    ``array`` (with ``Config.array_shares`` or ``background``): whose it is.
 
     With ``background``: ``synced``: a bit per target that has a drive, which holds all that it
     should of this row. ``salvage``: the row is past repair, so what joined is written, and the
@@ -55,7 +55,8 @@ def program(config: Config) -> data.StructLayout:
     the line of role ``source``, else each role from its own. If not ``possible``, ``write`` says
     what is to be made unreadable; with ``withheld`` the walk leaves the row as it is. ``copied``:
     if `copy_target` is in ``write``, the target (without mirroring the role) whose block goes there
-    as well.
+    as well. ``base``, ``place``: where the row's members are, and the first of its copies, as in a
+    `hdl.background.interface.walk`.
     """
     background = {}
     if config.background:
@@ -69,6 +70,8 @@ def program(config: Config) -> data.StructLayout:
             "single": 1,
             "source": role_bits(config),
             "copied": target_bits(config),
+            "base": 5,
+            "place": 5,
             **errand(config),
         }
     return data.StructLayout(
@@ -99,7 +102,7 @@ def program(config: Config) -> data.StructLayout:
         | ({"fills": 1} if config.sector_emulation else {})
         | ({"gathered": 1} if config.gather_reads else {})
         | ({"elsewhere": 1} if config.slow_read_ms else {})
-        | ({"array": config.array_bits} if config.array_shares else {})
+        | ({"array": config.array_bits} if config.array_shares or config.background else {})
     )
 
 

@@ -26,6 +26,7 @@ def end_states(
     fault: Signal,
     delivers: Signal,
     verdict: Any,
+    mends: Any,
 ) -> None:
     """The states SELECT-PLACE, of a row of which a drive did not store a block, CLOSE, of any row
     that ends with statuses, and FIND-RECOVERED, of one that ends with blocks for the host, and
@@ -52,6 +53,8 @@ def end_states(
       made unreadable, without redundancy as well: the two do not differ.
     - A drive that is being rebuilt does not count: what only it has of a host's write is not
       stored. A walk brings nothing that is new, and takes it for the good copy that it is.
+    - A row with redundancy of which something was made unreadable is asked to be mended: what can
+      be worked out of it has its redundancy again without anyone's reading it.
 
     Without ``background`` no block can be made unreadable, and drives are given up at once if there
     is parity, or a good copy.
@@ -60,7 +63,8 @@ def end_states(
     ``unprotected``: what is not stored is lost. ``copied``: the target that is copied, one bit, or
     none. ``synced``: targets that hold all that they should.
     ``fault``: the row's commands fail. ``delivers``: joined blocks that the host gets. ``verdict``
-    is that of the sequencer, if it walks.
+    is that of the sequencer, if it walks. ``mends``, with ``background``: its
+    `hdl.stripe.mends.Mends`.
     """
     config, program, now = row.config, row.program, row.now
     recover, fills, walks, single = row.recover, row.fills, row.walks, row.single
@@ -241,6 +245,9 @@ def end_states(
         ]
         with m.If(Mux(recover, ports.recover_failed.ready, ports.committed.ready)):
             m.next = "SELECT-STRIP"
+            if config.background:
+                spoilt = (now.phase == Phase.SPOIL) | (now.phase == Phase.BLANK)
+                m.d.comb += mends.note.eq(redundant & ~recover & spoilt & ~pending.any())
             # Lines written have been freed one by one, but not those of mirrors.
             kept = program.mirrored | abandoned | ~program.write.bit_select(index, 1)
             with m.If((~recover | fills) & kept):

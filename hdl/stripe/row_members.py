@@ -203,6 +203,10 @@ class RowMembers:
             m.next = "WALK"
             with m.If(strips == 0):
                 m.next = "SETTLE"
+            if self._config.background:
+                # The gatherer makes such rows of one strip.
+                with m.Else():
+                    m.d.sync += self._todo.place.eq(row.shift + following * geometry.copies)
         with m.State("SETTLE"):
             # The last answer is being taken.
             m.next = "PLAN"

@@ -21,10 +21,12 @@ from hdl.drive.interface import Opcode, Owner, finished, landed, operation, piec
 from hdl.memory.interface import line_stream
 from hdl.nvme.interface import Status
 from hdl.parity.interface import pass_done, step
+from hdl.streams import Merge
 from hdl.stripe.admission import Admission
 from hdl.stripe.early import Early
 from hdl.stripe.interface import RowKind, committed, row_state, strip_state
 from hdl.stripe.judgement import Judgement
+from hdl.stripe.mends import Mends
 from hdl.stripe.pass_steps import PassSteps
 from hdl.stripe.phase_queues import PhaseQueues
 from hdl.stripe.program import copy_target, lowest_bit, role_bits, target_bits, targets
@@ -64,13 +66,14 @@ class Sequencer(wiring.Component):
 
     With ``background``, a write to a row that is past repair because of blocks that cannot be read
     succeeds; the row's parities are made unreadable until all of its data can be read again. A row
-    that is walked ends in one ``walked``, before ``retired``; ``stale``, ``boundary_read`` and
-    ``mend`` are as for `hdl.stripe.admission.Admission`, and with ``intent_chunks`` so is
-    ``begun``. While a member is copied (``copy_read``) what it gets is written to another drive as
-    well, which is reported on ``fail`` if it does not store it, and nothing else comes of that.
-    ``essential`` and ``settled`` are those of `hdl.array.states.ArrayStates`: drives that are not
-    given up for a block, and whether that is known, for which the sequencer waits
-    `hdl.stripe.row_end.SETTLE_CYCLES` at most.
+    that is walked ends in one ``walked``, before ``retired``; ``stale`` and ``boundary_read`` are
+    as for `hdl.stripe.admission.Admission`, and with ``intent_chunks`` so is ``begun``. ``mend``:
+    as there, and rows that a host has written of which blocks were made unreadable; ``noted``: bit
+    for each of the two, of ``noted_arrays``. While a member is copied (``copy_read``) what it gets
+    is written to another drive as well, which is reported on ``fail`` if it does not store it, and
+    nothing else comes of that. ``essential`` and ``settled`` are those of
+    `hdl.array.states.ArrayStates`: drives that are not given up for a block, and whether that is
+    known, for which the sequencer waits `hdl.stripe.row_end.SETTLE_CYCLES` at most.
 
     ``exists``, with ``Config.array_shares``, is a bit an array, as for `Admission`.
 
@@ -105,8 +108,8 @@ class Sequencer(wiring.Component):
                 "copy_read": Out(copy_read(config)),
                 "walked": Out(stream.Signature(walked(config))),
                 "mend": Out(stream.Signature(walk(config))),
-                "noted": Out(1),
-                "noted_array": Out(config.array_bits),
+                "noted": Out(2),
+                "noted_arrays": Out(config.array_bits).array(2),
             }
         if config.intent_chunks:
             background["begun"] = Out(stream.Signature(intention(config)))
@@ -160,12 +163,19 @@ class Sequencer(wiring.Component):
                 admission.doubts.eq(self.doubts),
             ]
             connect(m, admission.copy_read, flipped(self.copy_read))
-            connect(m, admission.mend, flipped(self.mend))
+            # Rows to be mended: of reads, and those that end with blocks made unreadable.
+            m.submodules.mends = mends = Mends(config=config)
+            m.submodules.mending = mending = Merge(walk(config), inputs=2)
+            connect(m, admission.mend, mending.inputs[0])
+            connect(m, mends.walk, mending.inputs[1])
+            connect(m, mending.output, flipped(self.mend))
             m.d.comb += [
-                self.noted.eq(admission.noted),
-                self.noted_array.eq(admission.noted_array),
+                self.noted.eq(Cat(admission.noted, mends.noted)),
+                self.noted_arrays[0].eq(admission.noted_array),
             ]
             m.d.comb += admission.stale.eq(self.stale)
+        else:
+            mends = None
         if config.intent_chunks:
             connect(m, admission.begun, flipped(self.begun))
         if config.array_shares:
@@ -214,6 +224,14 @@ class Sequencer(wiring.Component):
             state_write.addr.eq(slot),
             state_write.data.eq(now),
         ]
+        if mends is not None:
+            m.d.comb += [
+                self.noted_arrays[1].eq(program.array),
+                mends.row.array.eq(program.array),
+                mends.row.base.eq(program.base),
+                mends.row.shift.eq(program.place),
+                mends.row.row.eq(program.row),
+            ]
         data_roles = Signal(config.ports)
         parity_roles = Signal(config.ports)
         held = Signal(config.ports)
@@ -516,6 +534,7 @@ class Sequencer(wiring.Component):
                 fault=fault,
                 delivers=delivers,
                 verdict=verdict,
+                mends=mends,
             )
 
         # With nothing at hand only what arrives, or room for what is queued, moves anything.
@@ -524,6 +543,9 @@ class Sequencer(wiring.Component):
             arriving |= early.busy
         begins = room & (todo.r_rdy | admission.ready.valid)
         filling = (todo.level != 0) & ~todo.r_rdy
+        asks = Const(0)
+        if mends is not None:
+            asks = mends.busy | mending.busy | (self.mend.valid & self.mend.ready)
         m.d.comb += self.busy.eq(
             ~fsm.ongoing("IDLE")
             | arriving
@@ -531,5 +553,6 @@ class Sequencer(wiring.Component):
             | filling
             | queues.busy
             | admission.busy
+            | asks
         )
         return m
