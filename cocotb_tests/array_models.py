@@ -43,7 +43,7 @@ def random_recovery(generator, config: Config, *, copies: int) -> dict[str, int]
     return {
         **medium,
         "again": 1,
-        "tried": generator.randint(0, ROUNDS * copies),
+        "tried": generator.randint(0, ROUNDS * copies + config.drive_resets + 3),
         "copy": generator.randrange(copies),
     }
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import cocotb
 import pytest
 from amaranth.hdl import Const
-from cocotb.triggers import ClockCycles, RisingEdge
+from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
 
 from cocotb_tests.array_models import Table, pack_geometry, random_layout, random_recovery
 from cocotb_tests.runner import SimulationError, simulate
@@ -93,6 +93,9 @@ class Bench:
             dut.stale.value = dut.suspect.value = 0
             dut.undecided.value = dut.indebted.value = 0
             dut.unsynced.value = dut.doubts.value = 0
+            self.restarts = [generator.randrange(16) for _ in range(config.ports)]
+            for port, count in enumerate(self.restarts):
+                getattr(dut, f"restarts__{port}").value = count
             self.syncs = Table(dut, "sync_read").entries
             cocotb.start_soon(self._hear())
             table = Table(dut, "boundary_read")
@@ -121,6 +124,8 @@ class Bench:
     def _check(self, name: str, seen) -> None:
         assert self.expected[name], f"{name}: nothing expected, got {seen}"
         wanted = self.expected[name].pop(0)
+        restarts = wanted.pop("restarts", None)
+        assert restarts in (None, seen.get("recover", {}).get("tried")), "restarts when judged"
         for field, value in wanted.items():
             assert seen[field] == value, f"{name}.{field}: {seen[field]}, expected {value}\n{seen}"
         if name == "operation":
@@ -257,6 +262,8 @@ class Bench:
                     "index": fields["slot"],
                 }
             )
+            if self.config.background:
+                self.expected["operation"][-1]["restarts"] = self.restarts[port]
 
     def read(self, fields: dict, array: int, block: int, piece: dict) -> None:
         """What a read extent must give; ``block`` is the array block it begins with."""
@@ -290,13 +297,14 @@ class Bench:
             if in_place
             else not slow or left or recover["medium"] or tried >= ROUNDS
         )
-        attempts = min(self.config.drive_resets + 3, ROUNDS * self.config.ports)
-        given_up = in_place and tried >= attempts and not exhausted
+        attempts = self.config.drive_resets + 3
+        most = ROUNDS * copies + (attempts if copies > 1 and self.config.background else 0)
+        given_up = bool(live) and in_place and tried >= attempts and not exhausted
         chosen = None
         if in_order:
             # Whatever is busy: the first that is live, or the next if that cannot be read.
             copy = (recover["copy"] + 1) % copies if tried and recover["medium"] else 0
-            while tried < ROUNDS * copies and chosen is None:
+            while tried < most and chosen is None:
                 if copy in live:
                     chosen = copy
                 else:
@@ -307,7 +315,7 @@ class Bench:
             chosen = min((copy for copy in order if copy in live), key=weight, default=None)
         elif not layout.parities:
             copy = (recover["copy"] + 1) % copies
-            while tried < ROUNDS * copies and chosen is None:
+            while tried < most and chosen is None:
                 if copy in live:
                     chosen = copy
                 else:
@@ -482,6 +490,43 @@ async def a_flush_waits_for_what_becomes_of_drives(dut):
             sink.received = 0
         bench.blamed.clear()
         bench.to_blame.clear()
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def a_flush_is_judged_again_if_a_drive_restarts_meanwhile(dut):
+    """What becomes of that drive decides, whenever it restarts: it is done without, or kept."""
+    config = CONFIGS[os.environ["CONFIG"]]
+    if not config.background:
+        return
+    bench = Bench(dut, config, random.Random(int(os.environ["SEED"])))
+    await start(dut)
+    bench.rebuild([Layout("RAID5", 4, 1)])
+    refused = 0
+    for wait in range(2, 24):
+        for kept in (False, True):
+            port = bench.ports[0][wait % 4]
+            bench.suspect = bench.failed = 0
+            dut.failed.value = dut.suspect.value = 0
+            for name in ("expected", "rejected"):
+                bench.sinks[name].active = 0
+            bench.extents.send(slot=1, opcode=HostOpcode.FLUSH, array=0, volume=1, last=1)
+            await ClockCycles(dut.clk, wait)
+            await FallingEdge(dut.clk)
+            if not int(dut.expected__valid.value):
+                dut.suspect.value, dut.undecided.value = 1 << port, 1
+                await ClockCycles(dut.clk, 20)
+                bench.suspect, bench.failed = (1 << port, 0) if kept else (0, 1 << port)
+                dut.suspect.value, dut.failed.value = bench.suspect, bench.failed
+                dut.undecided.value = 0
+                refused += kept
+            send, bench.extents.send = bench.extents.send, lambda **_: None
+            bench.flush({"slot": 1, "volume": 1}, 0)
+            bench.extents.send = send
+            for name in ("expected", "rejected"):
+                bench.sinks[name].active = 1.0
+            await bench.settled()
+    assert refused > 8
+    assert len(bench.blamed) == refused
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")

@@ -46,7 +46,8 @@ QUICK = Timing(latency=(0, 100), ending=(0, 20), read=0.8, write=0.8, grant=0.5)
 def sizes_of_environment() -> Config:
     """Of this simulation."""
     tags, resets = int(os.environ["TAGS"]), int(os.environ["RESETS"])
-    return replace(CONFIG, drive_tags=tags, drive_resets=resets)
+    slow = int(os.environ["SLOW"])
+    return replace(CONFIG, drive_tags=tags, drive_resets=resets, slow_read_ms=slow)
 
 
 class Ladders(Bench):
@@ -263,6 +264,39 @@ async def one_hang_is_one(dut):
     await bench.settle()
 
 
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def a_stall_is_one(dut):
+    """Reads that could be had elsewhere hang with others, and end as slow before. They are aborted
+    with them, whatever has become of other ports; the port is not reset."""
+    bench = Ladders(dut, config=sizes_of_environment())
+    await start(dut)
+    ports = [0, 2, 1, 3]
+    for port, reads in zip(ports, (0, 2, 2, 1), strict=True):
+        drive = bench.drives[port]
+        bench.stop(port, reads + 1)
+        for at in range(reads + 1):
+            opcode = Opcode.READ if at < reads else Opcode.WRITE
+            bench.submit(
+                port=port,
+                opcode=opcode,
+                owner=Owner.ROW,
+                block=2 * bench.random.randrange(2000),
+                place=at,
+                alone=1,
+                **({"elsewhere": 1} if at < reads else {}),
+            )
+            await bench.passes(40)
+        for _ in range(80):
+            if port != ports[0]:
+                bench.some(ports[0], 1)
+            await bench.passes(50)
+        await bench.drain()
+        assert (drive.counts.aborts, drive.counts.resets) == (reads + 1, 0), port
+        bench.mend(port)
+    assert bench.ended(DriveStatus.SLOW) == 5 and not bench.given_up
+    await bench.settle()
+
+
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def patience(dut):
     """A drive that ends all it is told to abort, but nothing else, is given up as well."""
@@ -419,13 +453,19 @@ def run(testcase: str, name: str = "ladder", seed: int = 1, tags: int = CONFIG.d
     config = replace(CONFIG, drive_tags=tags)
     if testcase == "cut_writes":
         config = replace(config, drive_resets=3)
+    if testcase == "a_stall_is_one":
+        config = replace(config, slow_read_ms=2)
     simulate(
         Drives(config=config),
         name=f"{name}_t{tags}",
         module=__name__,
         testcase=testcase,
         seed=seed,
-        parameters={"TAGS": str(tags), "RESETS": str(config.drive_resets)},
+        parameters={
+            "TAGS": str(tags),
+            "RESETS": str(config.drive_resets),
+            "SLOW": str(config.slow_read_ms),
+        },
     )
 
 
@@ -434,6 +474,7 @@ def run(testcase: str, name: str = "ladder", seed: int = 1, tags: int = CONFIG.d
     [
         "aborts",
         "one_hang_is_one",
+        "a_stall_is_one",
         "resets",
         "doubts",
         "patience",

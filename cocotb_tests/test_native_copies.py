@@ -246,6 +246,53 @@ def test_the_new_drive_refuses_the_last_writes(level, members):
         card.finish(volume)
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_the_other_members_restart(first):
+    """In the middle of a copy, and the member that is copied fails before or after. What has been
+    copied is on the new drive, and is read there, though the rows of the others are torn."""
+    rows, new = 512, 6
+    kind = Ideal(
+        capacity=DATA_OFFSET_BLOCKS + rows, latency_ps=20 * MICROSECOND, volatile_cache=True
+    )
+    with Card([kind] * PORTS, seed=SEED, config=USUAL) as card:
+        volume = card.run(card.create(Level.RAID5, range(4), strip_blocks=1))
+        memory = card.card.transport.memory
+        address = card.buffer(1)
+        places = {block: volume.layout.copies_of(block)[0] for block in range(96)}
+        copied = [block for block, at in places.items() if at.position == 0]
+        by_row = {at.row: block for block, at in places.items() if at.position != 0}
+
+        async def write(block: int, byte: int) -> None:
+            memory.write(address, bytes([byte]) * 4096)
+            await card.nvme.write(volume.namespace, block, 1, address, 0)
+
+        async def scenario() -> None:
+            nvme, transport = card.nvme, card.card.transport
+            for block in places:
+                await write(block, block)
+            assert await card.flush(volume) == 0
+            await background.set_share(nvme, 100)
+            await background.copy_member(nvme, volume.array, 0, new)
+            while (await background.job(nvme, volume.array)).row < 64:
+                await transport.sleep(POLL_NS // 20)
+            await background.set_share(nvme, 1)
+            for block in by_row.values():
+                await write(block, 200)
+            if first:
+                card.harness.remove(0)
+            for port in (1, 2, 3):
+                card.harness.restart_drive(port)
+            await transport.sleep(100_000)
+            if not first:
+                card.harness.remove(0)
+                await transport.sleep(30_000)
+            for block in copied:
+                await card.nvme.read(volume.namespace, block, 1, address, 0)
+                assert memory.read(address, 4096) == bytes([block]) * 4096, block
+
+        card.run(scenario())
+
+
 @pytest.mark.parametrize(
     ("level", "members"),
     [

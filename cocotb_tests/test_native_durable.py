@@ -375,6 +375,7 @@ def test_what_mirrors_have_given_stays():
         card.run(scenario())
 
 
+@pytest.mark.parametrize("stalls", [False, True])
 @pytest.mark.parametrize(
     ("level", "members"),
     [
@@ -382,9 +383,10 @@ def test_what_mirrors_have_given_stays():
         pytest.param(Level.RAID6, 5, id="RAID6", marks=pytest.mark.slow),
     ],
 )
-def test_what_no_drive_has_lost_is_read(level, members):
+def test_what_no_drive_has_lost_is_read(level, members, stalls):
     """All drives restart, and rows that were being written are torn. Blocks of them that nobody has
-    written are on their drives, and are what the host reads, although its reads were aborted."""
+    written are on their drives, and are what the host reads, although its reads were aborted. So it
+    is if the drives had not answered for a while, and it was tried to do without them."""
     stripes = 32
     with Card([TOGETHER] * 8, seed=SEED, config=USUAL) as card:
         volume = card.run(card.create(level, range(members)))
@@ -419,10 +421,13 @@ def test_what_no_drive_has_lost_is_read(level, members):
                 await write(block, card.random.randrange(256))
             left.extend(range(stripes))
             reads = [read(number, block) for number, block in enumerate(blocks(1))]
+            for port in range(members if stalls else 0):
+                card.harness.drive_fault(port)
             for one in reads:
                 transport.spawn(one)
-            await transport.sleep(10_000)
+            await transport.sleep(2_000_000 if stalls else 10_000)
             for port in range(members):
+                card.harness.drive_fault(port, 0)
                 card.harness.restart_drive(port)
             for _ in range(POLLS):
                 if not left:
@@ -431,6 +436,122 @@ def test_what_no_drive_has_lost_is_read(level, members):
             assert not left, f"reads {left} have not ended"
 
         card.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("level", "members"),
+    [
+        pytest.param(Level.RAID1, 2, id="RAID1"),
+        pytest.param(Level.RAID5, 4, id="RAID5"),
+    ],
+)
+def test_reads_outlast_a_drive_that_hangs_after_a_restart(level, members):
+    """All drives restart, and one of them hangs from then on. Once it has been given up its blocks
+    are had from the others, whatever its reads have been through before."""
+    reads = 24
+    with Card([TOGETHER] * 8, seed=SEED, config=USUAL) as card:
+        volume = card.run(card.create(level, range(members)))
+        memory = card.card.transport.memory
+        buffers = [card.buffer(1) for _ in range(reads)]
+        blocks = range(len(volume.model) - reads, len(volume.model))
+        statuses: dict[int, int] = {}
+
+        async def read(block: int, address: int) -> None:
+            statuses[block] = 0
+            try:
+                await card.nvme.read(volume.namespace, block, 1, address, 0)
+            except NvmeError as error:
+                statuses[block] = error.status
+            else:
+                assert memory.read(address, 4096) == bytes([block & 0xFF]) * 4096, block
+            left.remove(block)
+
+        async def write(block: int) -> None:
+            memory.write(buffers[0], bytes([block & 0xFF]) * 4096)
+            await card.nvme.write(volume.namespace, block, 1, buffers[0], 0)
+
+        left = [*blocks]
+
+        async def scenario() -> None:
+            nvme, transport = card.nvme, card.card.transport
+            await background.set_share(nvme, 1)
+            for block in blocks:
+                await write(block)
+            assert await card.flush(volume) == 0
+            for block in range(reads):
+                await write(block)
+            for block, address in zip(blocks, buffers, strict=True):
+                transport.spawn(read(block, address))
+            await transport.sleep(9_000)
+            for port in range(members):
+                card.harness.restart_drive(port)
+            card.harness.drive_fault(0, lasting=True)
+            for _ in range(POLLS):
+                if not left:
+                    break
+                await transport.sleep(POLL_NS)
+            (array,) = await raid.arrays(nvme)
+            assert array.state == ArrayState.DEGRADED
+            assert set(statuses.values()) == {0}, statuses
+
+        card.run(scenario())
+
+
+async def flush_over_a_restart(card: Card, *, wait: int, other_volume: bool) -> tuple[int, int]:
+    """Status of a Flush that waits in the port of a drive as that restarts, while another Flush, of
+    the same volume or another one, is told what is lost; and how many blocks are."""
+    nvme, transport = card.nvme, card.card.transport
+    memory, address, blocks = transport.memory, card.buffer(1), 48
+    statuses: list[int] = []
+
+    async def flush(volume: int) -> None:
+        try:
+            await nvme.flush(volume, volume % 2)
+        except NvmeError as error:
+            statuses.append(error.status)
+        else:
+            statuses.append(0)
+
+    async def read(volume: int, block: int, buffer: int) -> None:
+        with suppress(NvmeError):
+            await nvme.read(volume, block, 1, buffer, 1)
+
+    array = await raid.create_array(nvme, Level.RAID0, range(3), strip_kib=4)
+    volume = await raid.create_volume(nvme, array, 0, 256)
+    other = await raid.create_volume(nvme, array, 256)
+    for block in range(blocks):
+        memory.write(address, bytes([block + 1]) * 4096)
+        await nvme.write(volume, block, 1, address, 0)
+    for number in range(32):
+        transport.spawn(read(volume, 100 + 3 * number, card.buffer(1)))
+    await transport.sleep(2_000)
+    transport.spawn(flush(volume))
+    await transport.sleep(wait)
+    card.harness.restart_drive(1)
+    await transport.sleep(1_000)
+    with suppress(NvmeError):
+        await nvme.flush(other if other_volume else volume, 1)
+    while not statuses:
+        await transport.sleep(10_000)
+    lost = 0
+    for block in range(blocks):
+        await nvme.read(volume, block, 1, address, 0)
+        lost += memory.read(address, 4096) != bytes([block + 1]) * 4096
+    return statuses[0], lost
+
+
+@pytest.mark.parametrize("other_volume", [False, True])
+def test_a_flush_that_waited_over_a_restart_has_not_stored(other_volume):
+    """The drive is believed again once somebody has been told. That Flush is not: what it was meant
+    for may be lost."""
+    seen = 0
+    for wait in range(1_000, 9_000, 2_000):
+        with Card([TOGETHER] * 8, seed=SEED, config=USUAL) as card:
+            scenario = flush_over_a_restart(card, wait=wait, other_volume=other_volume)
+            status, lost = card.run(scenario)
+            assert not lost or status, f"{wait}: {lost} blocks"
+            seen += lost
+    assert seen, "nothing was lost, so nothing is shown"
 
 
 @pytest.mark.parametrize(

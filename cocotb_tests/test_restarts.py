@@ -182,6 +182,20 @@ async def a_resync_of_every_row(dut):
     await host.rest()
     assert rows_of(host, WalkKind.RESYNC) == [*range(ROWS)]
     assert (await host.job(array))["in_sync"]
+    # The host's is stopped, and the card's own one comes in its place.
+    host.paused = True
+    await host.good(ManageOpcode.START_JOB, **resync)
+    await host.until(lambda: bool(host.out), "rows")
+    host.requests.send(opcode=ManageOpcode.STOP_JOB, array=array)
+    await ClockCycles(dut.clk, 100)
+    host.paused = False
+    await host.rest()
+    assert (await host.job(array))["state"] == JobState.STOPPED
+    host.log.clear()
+    await restart(dut, 0, 1)
+    await host.rest()
+    assert rows_of(host, WalkKind.RESYNC) == [*range(ROWS)]
+    assert (await host.job(array))["in_sync"]
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")

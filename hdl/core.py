@@ -209,12 +209,18 @@ class Core(wiring.Component):
         # Completions up.
         m.submodules.finished_relay = finished_relay = Relay(finished(config))
         connect(m, drives.finished, finished_relay.input)
-        # A drive that is failed by now, or may have lost what it held, has flushed nothing.
+        # A drive that is failed by now, or may have lost what it held, has flushed nothing. Nor has
+        # one that has restarted since the FLUSH was judged.
         heard = finished_relay.input.payload
-        doubted = tables.failed
+        doubted = tables.failed.bit_select(heard.port, 1)
         if config.background:
-            doubted = doubted | tables.suspect
-        with m.If((heard.opcode == Opcode.FLUSH) & doubted.bit_select(heard.port, 1)):
+            restarts = Array(tables.restarts)[heard.port]
+            doubted |= tables.suspect.bit_select(heard.port, 1)
+            doubted |= heard.recover.tried != restarts
+            for user in (flusher, dispatch):
+                for count, known in zip(user.restarts, tables.restarts, strict=True):
+                    m.d.comb += count.eq(known)
+        with m.If((heard.opcode == Opcode.FLUSH) & doubted):
             with m.If(drives.finished.payload.status == DriveStatus.GOOD):
                 m.d.comb += heard.status.eq(DriveStatus.GONE)
         ended = finished_relay.output
@@ -377,6 +383,7 @@ class Core(wiring.Component):
             arrays = dispatch.noted_array, *sequencer.noted_arrays
             for number, array in zip(references.noted, arrays, strict=True):
                 m.d.comb += number.eq(array)
+            m.d.comb += sequencer.restarts.eq((tables.restarted & tables.used).any())
         present = Cat(port.present for port in self.drives)
         m.d.comb += [
             tables.restarted.eq(Cat(port.restarted for port in self.drives)),
@@ -470,6 +477,12 @@ class Core(wiring.Component):
             drives.doubted.eq(tables.suspect & ~tables.kept),
             dispatch.undecided.eq(tables.undecided),
             dispatch.indebted.eq(background.indebted),
+            dispatch.witnesses.eq(background.witnesses),
+            dispatch.losers.eq(background.losers),
+            background.slot_begins.eq(front_end.begins),
+            background.slot_begun.eq(front_end.begun.slot),
+            background.slot_ends.eq(front_end.ends),
+            background.slot_ended.eq(front_end.ended),
             background.returns.eq(tables.returns),
             tables.yields.eq(background.yields),
             tables.keeps.eq(background.keeps),

@@ -182,9 +182,13 @@ def copy_states(
             m.next = "DRAIN_COPY"
 
     # If the new one fails they change places again at once: reads and flushes find the old one.
+    # One that restarts may lose what the old one has, so it fails.
     lost = failed.bit_select(new, 1)
+    suspect = ports.suspect
     with m.State("DRAIN_COPY"):
         m.d.comb += ports.quiesce.valid.eq(1)
+        with m.If(joined & suspect.bit_select(new, 1) & ~(failed | suspect).bit_select(old, 1)):
+            m.d.comb += health.fails.eq(1 << new)
         with m.If(joined & lost & ~failed.bit_select(old, 1)):
             m.d.comb += [
                 change.members.write.en.eq(1),

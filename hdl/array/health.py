@@ -52,7 +52,8 @@ def follow_health(m: Module, ports: Any, *, config: Config, edited: Signal) -> H
     nothing until it is known what becomes of it. Where its array can do without it, it has failed,
     and returns, so that it is brought up to date. Else it is kept as it is, and stays suspect until
     a FLUSH of its array was refused, once; until then it does not fail for that, even if the array
-    could do without it by now, unless it restarts again.
+    could do without it by now, unless it restarts again. ``restarts`` counts, so that a FLUSH that
+    was asked for before, and is done after, is not taken for one of what the drive had then.
 
     What is reported of a drive that has failed already says nothing new: operations that were on
     their way to it end one by one. A drive that joins is at its array's only after they all have
@@ -112,6 +113,8 @@ def follow_health(m: Module, ports: Any, *, config: Config, edited: Signal) -> H
         m.d.sync += ports.stale.eq(
             ((ports.stale & ~joins) | renewed) & ~(leaves | settles | gone)
         )
+        for count, again in zip(ports.restarts, ports.restarted, strict=True):
+            m.d.sync += count.eq(count + again)
         suspected = (ports.suspect != suspect_before) | (restarted & used).any()
     m.d.comb += ports.changed.eq(edited | (ports.failed != failed_before) | suspected)
     m.d.sync += [

@@ -22,7 +22,8 @@ def judgement(config: Config) -> data.StructLayout:
     stale. ``halted``: a member is being copied, but one of the two drives is failed.
     ``returns``: the failed member at ``place`` has only restarted; its drive is at ``port``.
     ``loses``: suspect drives are kept that were not yet: what was written since they were flushed
-    may be lost, and with ``redundant`` rows of that may be inconsistent.
+    may be lost, and with ``redundant`` rows of that may be inconsistent. ``recopies``: one of them
+    is a member that is being copied, so what has been copied may not be what it has.
     """
     return data.StructLayout(
         {
@@ -37,6 +38,7 @@ def judgement(config: Config) -> data.StructLayout:
             "place": 5,
             "port": config.port_bits,
             "loses": 1,
+            "recopies": 1,
             "redundant": 1,
         }
     )
@@ -154,6 +156,7 @@ class ArrayStates(wiring.Component):
         suspects, in_group, needed = (
             Signal(MAX_DRIVES, name=name) for name in ("suspects", "in_group", "needed")
         )
+        suspect_copied = Signal(MAX_DRIVES)
         doubtful = Signal(WIDTH_BITS)
         # Those that have been suspect since array 0 and are in none of the arrays seen so far.
         homeless = Signal(MAX_DRIVES)
@@ -204,6 +207,7 @@ class ArrayStates(wiring.Component):
                     in_group.eq(0),
                     held.eq(0),
                     needed.eq(0),
+                    suspect_copied.eq(0),
                     doubtful.eq(0),
                 ]
                 m.next = "ASK"
@@ -226,6 +230,7 @@ class ArrayStates(wiring.Component):
                     # What a stale drive has lost, the others have.
                     in_group.eq(in_group | Mux(is_stale, 0, this_one)),
                     suspects.eq(suspects | this_one | target),
+                    suspect_copied.eq(suspect_copied | Mux(is_copied, this_one, 0)),
                     held.eq(held | holds),
                     homeless.eq(homeless & ~(this_one | target)),
                 ]
@@ -272,6 +277,7 @@ class ArrayStates(wiring.Component):
                 before = Mux(self.valid.bit_select(array, 1), state_bits, ArrayState.OPTIMAL.value)
                 m.d.comb += [
                     self.judgement.loses.eq((needed & ~self.kept).any()),
+                    self.judgement.recopies.eq((suspect_copied & needed & ~self.kept).any()),
                     self.judgement.redundant.eq(tolerance != 0),
                     self.judged.eq(1),
                     self.yields.eq(

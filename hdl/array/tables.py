@@ -37,6 +37,7 @@ from hdl.array.missing import Missing
 from hdl.array.volumes import scan_states, store_states
 from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config
 from hdl.drive.interface import IDENTITY_BITS
+from hdl.nvme.interface import tried_bits
 
 
 class ArrayTables(wiring.Component):
@@ -97,6 +98,9 @@ class ArrayTables(wiring.Component):
         when it says that it has flushed; its array cannot do without it (it must not be asked for
         anything until that is known); there are drives of which that is not known yet; bit a port:
         the drive has failed by that alone, and can be taken back.
+    restarts
+        Only with `Config.background`. How often the drive at a port has restarted, as
+        `hdl.nvme.interface.recovery` has it of a flush.
     yields, keeps, blamed, given_up
         Only with `Config.background`. Bit a port, pulses: its array can do without the suspect
         drive, or cannot; a FLUSH has been refused because of it; it is not taken back.
@@ -163,6 +167,7 @@ class ArrayTables(wiring.Component):
                     "stale": Out(MAX_DRIVES),
                     "suspect": Out(MAX_DRIVES),
                     "kept": Out(MAX_DRIVES),
+                    "restarts": Out(tried_bits(config)).array(config.ports),
                     "undecided": Out(1),
                     "returns": Out(MAX_DRIVES),
                     "yields": In(MAX_DRIVES),

@@ -49,6 +49,8 @@ class Background(wiring.Component):
         Bit a volume: a drive of its array that has restarted was kept, and the host has not been
         told yet; a pulse: a FLUSH of a volume is refused, which tells it
         (`hdl.background.debts.Debts`).
+    witnesses, losers, slot_begins, slot_begun, slot_ends, slot_ended
+        As `hdl.background.debts.Debts` has them.
     reserved, rewind
         Bit a port: hot spares; of `ArrayTables`.
     array_states, news, essential, settled
@@ -95,6 +97,12 @@ class Background(wiring.Component):
                 "kept": In(MAX_DRIVES),
                 "undecided": In(1),
                 "indebted": Out(config.volumes),
+                "witnesses": Out(config.commands),
+                "losers": Out(config.volumes),
+                "slot_begins": In(1),
+                "slot_begun": In(config.slot_bits),
+                "slot_ends": In(1),
+                "slot_ended": In(config.slot_bits),
                 "blames": In(1),
                 "blamed_volume": In(config.volume_bits),
                 "returns": In(MAX_DRIVES),
@@ -166,6 +174,7 @@ class Background(wiring.Component):
         else:
             connect(m, supervisor.table_request, flipped(self.table_request))
         connect(m, supervisor.order, jobs.order)
+        m.d.comb += jobs.recopies.eq(supervisor.recopies)
         connect(m, flipped(self.rewind), jobs.rewind)
         rebuilding, halted = Signal(config.arrays), Signal(config.arrays)
         with m.If(states.judged):
@@ -190,7 +199,13 @@ class Background(wiring.Component):
             debts.loser.eq(states.judgement.array),
             debts.blames.eq(self.blames),
             debts.blamed_volume.eq(self.blamed_volume),
+            debts.begins.eq(self.slot_begins),
+            debts.begun.eq(self.slot_begun),
+            debts.ends.eq(self.slot_ends),
+            debts.ended.eq(self.slot_ended),
             self.indebted.eq(debts.indebted),
+            self.witnesses.eq(debts.witnesses),
+            self.losers.eq(debts.losers),
         ]
         rescan = Signal()
         m.d.sync += rescan.eq(supervisor.rescan | jobs.ended)

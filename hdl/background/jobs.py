@@ -43,8 +43,9 @@ class JobOrder(enum.Enum, shape=3):
     BEGIN = 3
     """The array is new: no job, and no row is in sync, or every one."""
     DOUBT = 4
-    """What was written to the array may be lost: a RESYNC, ZERO or COPY that has not ended begins
-    anew. Unless there is nothing to be in sync, rows that are marked may be so no more."""
+    """What was written to the array may be lost: a RESYNC or ZERO that has not ended begins anew,
+    and a COPY of a drive that may have lost it. Unless there is nothing to be in sync, rows that
+    are marked may be so no more."""
 
 
 class Sync(enum.Enum, shape=2):
@@ -114,6 +115,8 @@ class Jobs(wiring.Component):
     -----
     order
         Changes; taken when made, after the rows on their way have ended.
+    recopies
+        Bit an array: with DOUBT, its COPY is of a drive that may have lost something.
     running, rebuilds, zeroes, copies, resyncs
         Bit an array: it has a job; that is REBUILD or SALVAGE, ZERO, COPY, RESYNC.
     rebuilding, halted, optimal, hopeless, settled
@@ -163,6 +166,7 @@ class Jobs(wiring.Component):
         super().__init__(
             {
                 "order": In(stream.Signature(job_order(config))),
+                "recopies": In(config.arrays),
                 "running": Out(config.arrays),
                 "rebuilds": Out(config.arrays),
                 "zeroes": Out(config.arrays),
@@ -386,7 +390,8 @@ class Jobs(wiring.Component):
                             m.d.comb += [sync_write.data.eq(0), sync_write.en.eq(1)]
                             # Of an array that was never in sync all rows may be wrong.
                             # So may those that a RESYNC of all rows has not made right yet.
-                            walks_all = runs & (read.data.kind == WalkKind.RESYNC)
+                            stopped = read.data.state == JobState.STOPPED
+                            walks_all = (runs | stopped) & (read.data.kind == WalkKind.RESYNC)
                             m.d.sync += [
                                 torn.eq(torn | ~(unsynced | walks_all)),
                                 unsynced.eq(1),
@@ -395,8 +400,6 @@ class Jobs(wiring.Component):
                             (read.data.kind == WalkKind.RESYNC) | (read.data.kind == WalkKind.ZERO)
                         ):
                             m.d.sync += [current.row.eq(0), current.whole.eq(1)]
-                        with m.If(self.copies.bit_select(order.array, 1)):
-                            m.d.sync += current.row.eq(0)
                         m.next = "DOUBT"
 
             with m.State("START"):
@@ -418,7 +421,10 @@ class Jobs(wiring.Component):
             with m.State("DOUBT"):
                 m.d.comb += self.order.ready.eq(1)
                 # The member of a copy may have lost what the other drive has.
-                m.d.comb += [restarts.eq(copies & runs), moves.eq(restarts)]
+                again = copies & runs & self.recopies.bit_select(array, 1)
+                m.d.comb += [restarts.eq(again), moves.eq(restarts)]
+                with m.If(again):
+                    m.d.sync += current.row.eq(0)
                 m.next = "STORE"
 
             with m.State("STORE"):

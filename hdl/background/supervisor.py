@@ -74,6 +74,8 @@ class Supervisor(wiring.Component):
     doubts, doubted
         Bit an array: what was written may be lost, and rows that are marked be torn, and `Jobs`
         does not know yet; a pulse: rows may be torn, and now it does.
+    recopies
+        Bit an array: among its ``doubts`` is the member that is copied.
     usable
         Bit a port: there is a drive that is not failed and belongs to no array.
     spares
@@ -110,6 +112,7 @@ class Supervisor(wiring.Component):
                 "resyncs": In(config.arrays),
                 "unsynced": In(config.arrays),
                 "doubts": Out(config.arrays),
+                "recopies": Out(config.arrays),
                 "doubted": Out(1),
                 "complete": In(1),
                 "rebuilt": In(1),
@@ -485,6 +488,7 @@ class Supervisor(wiring.Component):
                             with m.If(done):
                                 m.d.sync += [
                                     self.doubts.bit_select(array, 1).eq(0),
+                                    self.recopies.bit_select(array, 1).eq(0),
                                     due.bit_select(array, 1).eq(0),
                                 ]
                                 m.next = "READ-DEDICATED"
@@ -573,6 +577,7 @@ class Supervisor(wiring.Component):
                         m.d.comb += self.doubted.eq(tears)
                         m.d.sync += [
                             self.doubts.bit_select(array, 1).eq(0),
+                            self.recopies.bit_select(array, 1).eq(0),
                             due.bit_select(array, 1).eq(tears),
                         ]
                         m.next = "REST"
@@ -614,4 +619,6 @@ class Supervisor(wiring.Component):
                 self.doubts.bit_select(found.array, 1).eq(1),
                 redundant.bit_select(found.array, 1).eq(found.redundant),
             ]
+            with m.If(found.recopies):
+                m.d.sync += self.recopies.bit_select(found.array, 1).eq(1)
         return m

@@ -1,13 +1,14 @@
 """Flushes of drives that the controller asks for itself."""
 
-from amaranth.hdl import Array, Module, Signal
-from amaranth.lib import stream, wiring
+from amaranth.hdl import Array, Cat, Module, Signal
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.array.tracker import FLUSH_ROUNDS
 from hdl.config import MAX_DRIVES, Config, bits_for_count
 from hdl.drive.interface import DriveStatus, Opcode, Owner, finished, operation
 from hdl.memory.round_robin import RoundRobin
+from hdl.nvme.interface import tried_bits
 
 
 class Flusher(wiring.Component):
@@ -15,7 +16,8 @@ class Flusher(wiring.Component):
 
     Each drive of a request gets a FLUSH that begins after the request was taken. A drive that
     aborts its FLUSH gets it again when all have answered, `FLUSH_ROUNDS` times in all; one that
-    goes away, or ends it with an error, has not stored anything. One request at a time.
+    goes away, or ends it with an error, has not stored anything; nor has one that restarts (with
+    ``background``), which is told by whoever hears the end of its FLUSH. One request at a time.
 
     Parameters
     ----------
@@ -31,6 +33,9 @@ class Flusher(wiring.Component):
         request is answered once.
     operation, finished
         ``Owner.FLUSHER``. An end is always taken.
+    restarts
+        With ``background``: how often the drive at a port has restarted. Operations say how often
+        it had when the request was taken.
     busy
         Something but a drive or a user is being waited for.
 
@@ -50,6 +55,11 @@ class Flusher(wiring.Component):
                 "finished": In(stream.Signature(finished(config))),
                 "busy": Out(1),
             }
+            | (
+                {"restarts": In(tried_bits(config)).array(config.ports)}
+                if config.background
+                else {}
+            )
         )
 
     def elaborate(self, platform) -> Module:
@@ -74,6 +84,9 @@ class Flusher(wiring.Component):
             self.operation.payload.owner.eq(Owner.FLUSHER),
             self.operation.payload.alone.eq(1),
         ]
+        if config.background:
+            before = Signal(data.ArrayLayout(tried_bits(config), config.ports))
+            m.d.comb += self.operation.payload.recover.tried.eq(before[port])
         for index, (ask, told) in enumerate(zip(self.ask, self.told, strict=True)):
             m.d.comb += [choose.requests[index].eq(ask.valid), told.payload.eq(stored)]
         m.d.sync += out.eq(out + sends - ends)
@@ -93,6 +106,8 @@ class Flusher(wiring.Component):
                     rounds.eq(0),
                     port.eq(0),
                 ]
+                if config.background:
+                    m.d.sync += Cat(before).eq(Cat(self.restarts))
                 with m.If(choose.any):
                     m.d.comb += choose.advance.eq(1)
                     for index, ask in enumerate(self.ask):

@@ -288,6 +288,13 @@ class Ladder(wiring.Component):
                         m.d.comb += write.en.eq(1)
                         go_on()
                 with m.Elif(~late):
+                    # What has been forgiven meanwhile is not held against those that are there.
+                    with m.If(found.used & found.warned & ~(warned & mask).any()):
+                        m.d.comb += [
+                            write.data.eq(found),
+                            write.data.warned.eq(0),
+                            write.en.eq(1),
+                        ]
                     go_on()
                 if config.slow_read_ms:
                     with m.Elif(slow):
@@ -386,7 +393,10 @@ class Ladder(wiring.Component):
                 write.en.eq(1),
                 write.data.used.eq(self.began),
                 write.data.aborted.eq(0),
-                write.data.warned.eq(standing.bit_select(self.begun.port, 1)),
+                # A read that is detached keeps what it was offered with.
+                write.data.warned.eq(
+                    Mux(self.began, standing.bit_select(self.begun.port, 1), found.warned)
+                ),
                 write.data.due.eq(tick + command_ticks),
             ]
             if config.slow_read_ms:
@@ -401,6 +411,7 @@ class Ladder(wiring.Component):
             m.d.sync += any_used.eq(1)
         # Another drive, or the same one for the host's asking: nothing is held against it.
         returns = off & ~self.failed[:ports]
-        with m.If(returns.any()):
-            m.d.sync += [flags.eq(flags & ~returns) for flags in (*spent, warned)]
+        for port in range(ports):
+            with m.If(returns[port]):
+                m.d.sync += [flags[port].eq(0) for flags in (*spent, warned)]
         return m

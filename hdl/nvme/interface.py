@@ -30,19 +30,24 @@ ROUNDS = 2
 """Times that each copy of a block is asked for it at most."""
 
 
+def tried_bits(config: Config) -> int:
+    """Width of how often a block has been tried, and of how often a drive has restarted."""
+    return bits_for_count(ROUNDS * config.ports + config.drive_resets + 4)
+
+
 def recovery(config: Config) -> data.StructLayout:
     """What has been done to read a block; all 0 in a command from the host.
 
     ``again``: the block is read alone, by a drive command that covers nothing else. ``tried``: how
-    many times a drive could not give it, drives passed over included. ``copy``: the copy that was
-    asked last; of a flush, 1 if the drive is one that a member is being copied to. ``medium``
-    (with ``background``): its drive cannot read the block.
+    many times a drive could not give it, drives passed over included; of a flush (with
+    ``background``), how often the drive had restarted before. ``copy``: the copy that was asked
+    last. ``medium`` (with ``background``): its drive cannot read the block.
     """
     background = {"medium": 1} if config.background else {}
     return data.StructLayout(
         {
             "again": 1,
-            "tried": bits_for_count(ROUNDS * config.ports + 1),
+            "tried": tried_bits(config),
             "copy": bits_for_count(config.ports),
             **background,
         }

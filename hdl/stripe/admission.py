@@ -63,8 +63,9 @@ class Admission(wiring.Component):
     row of such an array whose parities may be anything, unless the host has written it since. From
     there on no row is updated: all its parities are generated from data, and what a host reads is
     worked out only if its drive has nothing. ``doubts``: bit an array of which that is so of every
-    row, as drives have restarted and ``unsynced`` may not say so yet. All with ``background``;
-    without, no row of an array is updated that was not taken to be consistent.
+    row, as drives have restarted and ``unsynced`` may not say so yet. ``restarts``: a pulse, a
+    drive restarts; ``aged``: bit a row slot, one has since the row was planned. All with
+    ``background``; without, no row of an array is updated that was not taken to be consistent.
     ``begun`` (with ``intent_chunks``): a row that may be written, before its drives are judged; of
     walks that only write what they cannot read, once that has happened. What these write to stale
     drives, as REBUILD does, is marked already or is there already.
@@ -88,6 +89,8 @@ class Admission(wiring.Component):
                 "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "unsynced": In(config.arrays),
                 "doubts": In(config.arrays),
+                "restarts": In(1),
+                "aged": Out(config.rows),
                 "sync_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "copy_read": Out(copy_read(config)),
                 "mend": Out(stream.Signature(walk(config))),
@@ -365,6 +368,8 @@ class Admission(wiring.Component):
             with m.State("READ-GEOMETRY"):
                 members.begin(m)
                 m.d.sync += todo.eq(0)
+                if config.background:
+                    m.d.sync += self.aged.bit_select(slot, 1).eq(0)
                 m.next = "LOCATE"
                 if config.intent_chunks:
                     looks = Cat(row.walk.kind == kind for kind in SELDOM_WRITE).any()
@@ -530,6 +535,10 @@ class Admission(wiring.Component):
                 m.d.comb += self.ready.valid.eq(1)
                 with m.If(self.ready.ready):
                     m.next = "TAKE"
+
+        if config.background:
+            with m.If(self.restarts):
+                m.d.sync += self.aged.eq(-1)
 
         waiting = fsm.ongoing("ALLOCATE") & (pending != 0) & ~self.allocate.valid
         idle = fsm.ongoing("TAKE") & ~launches.r_rdy & ~retries.r_rdy & ~waits_for_share

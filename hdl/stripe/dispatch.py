@@ -1,7 +1,7 @@
 """Reads go straight to a drive, flushes to all of them, the rest to the stripe engine."""
 
 from amaranth.hdl import Assert, Cat, Const, Module, Mux, Signal
-from amaranth.lib import stream, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -18,7 +18,7 @@ from hdl.array.interface import (
 from hdl.background.interface import walk
 from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
 from hdl.drive.interface import Opcode, Owner, load_bits, operation
-from hdl.nvme.interface import ROUNDS, HostOpcode, Status, completion
+from hdl.nvme.interface import ROUNDS, HostOpcode, Status, completion, tried_bits
 from hdl.stripe.interface import committed
 from hdl.stripe.mends import Mends
 from hdl.stripe.read_streams import ReadStreams
@@ -53,7 +53,8 @@ class Dispatch(wiring.Component):
       is slow, it is asked again.
     - READ tried before, of others without parity: the next live copy, upwards from the one asked
       last; a single copy again.
-    - READ without parity, when every copy has been asked or passed over `ROUNDS` times: the blocks
+    - READ without parity, when every copy has been asked or passed over `ROUNDS` times, of mirrors
+      with ``background`` as often more as a drive that hangs takes until it is given up: the blocks
       are `unreadable`.
     - READ with parity of a row that may be inconsistent: the drive that holds the strip, as often
       as it takes until one that hangs has been given up. From the others it is worked out only if
@@ -97,6 +98,9 @@ class Dispatch(wiring.Component):
     impaired, ended, ended_slot
         With ``gather_reads``: bit an array that has lost drives, but no data; a pulse when the
         command of a slot has completed.
+    restarts
+        With ``background``: how often the drive at a port has restarted. FLUSH operations say how
+        often it had when they were judged.
     suspect, undecided
         With ``background``: bit a port whose drive may have lost what it had not stored, so that a
         FLUSH takes it for failed; of some drives it is not known yet what becomes of them, which
@@ -104,6 +108,9 @@ class Dispatch(wiring.Component):
     indebted
         With ``background``: bit a volume that may have lost something that the host has not been
         told of yet.
+    witnesses, losers
+        With ``background``: of command slots and volumes, as `hdl.background.debts.Debts` has them.
+        A FLUSH that is both is refused, too.
     blames, blamed, blamed_volume
         With ``background``: a pulse as a FLUSH is refused, with its volume and those of the array's
         members that are suspect.
@@ -133,14 +140,17 @@ class Dispatch(wiring.Component):
     def __init__(self, *, config: Config):
         self._config = config
         # A drive that hangs is given up with the last but one of these.
-        self._attempts = min(config.drive_resets + 3, ROUNDS * config.ports)
+        self._attempts = config.drive_resets + 3
         background = {}
         if config.background:
             background = {
                 "stale": In(MAX_DRIVES),
                 "suspect": In(MAX_DRIVES),
+                "restarts": In(tried_bits(config)).array(config.ports),
                 "undecided": In(1),
                 "indebted": In(config.volumes),
+                "witnesses": In(config.commands),
+                "losers": In(config.volumes),
                 "blames": Out(1),
                 "blamed": Out(MAX_DRIVES),
                 "blamed_volume": Out(config.volume_bits),
@@ -299,10 +309,21 @@ class Dispatch(wiring.Component):
             m.d.comb += self.copy_read.address.eq(item.array)
 
         undecided, indebted, suspected = Const(0), Const(0), Const(0)
+        # How often drives had restarted when a FLUSH was judged.
+        judged_restarts, restarts = None, Const(0)
+        # How often the copies are asked: in order it may be one of them that has to be given up.
+        most = Signal(tried.shape())
+        more = Mux(mirrored, self._attempts, 0) if config.background else 0
+        m.d.comb += most.eq(shape.copies * ROUNDS + more)
         if config.background:
+            judged_restarts = Signal(data.ArrayLayout(tried_bits(config), config.ports))
+            restarts = judged_restarts[port]
             suspected = suspects.any()
             undecided = self.undecided
-            indebted = self.indebted.bit_select(item.volume, 1)
+            witness = self.witnesses.bit_select(item.slot, 1)
+            indebted = self.indebted.bit_select(item.volume, 1) | (
+                witness & self.losers.bit_select(item.volume, 1)
+            )
             m.d.comb += self.blamed_volume.eq(item.volume)
             open_row = self.unsynced.bit_select(item.array, 1) & (last_row >= self.sync_read.data)
             torn = self.doubts.bit_select(item.array, 1) | undecided
@@ -366,7 +387,9 @@ class Dispatch(wiring.Component):
             ),
             self.operation.payload.fua.eq(item.fua),
             self.operation.payload.recover.again.eq(item.recover.again),
-            self.operation.payload.recover.tried.eq(tried),
+            self.operation.payload.recover.tried.eq(
+                Mux(item.opcode == HostOpcode.FLUSH, restarts, tried)
+            ),
             self.operation.payload.recover.copy.eq(chosen),
             self.operation.payload.alone.eq(item.recover.again),
             self.operation.payload.block.eq(row),
@@ -409,22 +432,17 @@ class Dispatch(wiring.Component):
                     shape.eq(self.geometry_read.data),
                     turn.eq((item.row >> self.geometry_read.data.strip_shift) + item.index),
                     first_row.eq(DATA_OFFSET_BLOCKS + item.row),
-                    position.eq(0),
-                    walk_place.eq(0),
-                    walk_span.eq(0),
-                    dead.eq(0),
-                    live.eq(0),
-                    lost.eq(0),
-                    targets.eq(0),
                 ]
-                if config.background:
-                    m.d.sync += suspects.eq(0)
                 m.next = "PREFER"
                 with m.If(item.opcode == HostOpcode.FLUSH):
                     m.next = "MEASURE"
 
             # What a group is follows the geometry by a cycle.
             with m.State("MEASURE"):
+                m.d.sync += Cat(position, walk_place, walk_span, dead, live, lost, targets).eq(0)
+                if config.background:
+                    m.d.sync += suspects.eq(0)
+                    m.d.sync += Cat(judged_restarts).eq(Cat(self.restarts))
                 with m.If(~undecided):
                     m.next = "ASK"
 
@@ -450,12 +468,10 @@ class Dispatch(wiring.Component):
                     with m.If(unproven):
                         with m.If(item.recover.tried.any() & passes):
                             m.next = "GATHER"
-                        with m.Elif(item.recover.tried >= self._attempts):
-                            m.next = "REFUSE"
                     otherwise = m.Elif
                 with otherwise(exhausted & (shape.parities > 0)):
                     m.next = "GATHER"
-                with m.Elif(item.recover.tried >= shape.copies * ROUNDS):
+                with m.Elif(item.recover.tried >= most):
                     m.next = "REFUSE"
 
             with m.State("CHOOSE"):
@@ -473,12 +489,15 @@ class Dispatch(wiring.Component):
                     m.d.sync += [port.eq(self.member_read.data), row.eq(w_row), chosen.eq(copy)]
                     with m.If(~unreadable & ~gathers):
                         m.next = "READ"
+                        if config.background:
+                            with m.If(in_place & (item.recover.tried >= self._attempts)):
+                                m.next = "REFUSE"
                     with m.Elif(shape.parities > 0):
                         m.next = "GATHER"
                     with m.Else():
                         m.d.sync += [tried.eq(tried + 1), copy.eq(copy_above(copy))]
                         m.next = "CHOOSE"
-                        with m.If(tried + 1 >= shape.copies * ROUNDS):
+                        with m.If(tried + 1 >= most):
                             m.next = "REFUSE"
 
             with m.State("WEIGH"):
@@ -548,8 +567,14 @@ class Dispatch(wiring.Component):
             with m.State("JUDGE"):
                 m.d.sync += [row.eq(0), port.eq(0)]
                 m.next = "EXPECT"
+                decided = m.If
+                if config.background:
+                    # A drive has restarted since its member was looked at, or is judged by now.
+                    with m.If(undecided | (suspects & ~self.suspect).any()):
+                        m.next = "MEASURE"
+                    decided = m.Elif
                 # A member that is there but cannot be asked may not have what was written since.
-                with m.If(lost | (live == 0) | indebted | suspected):
+                with decided(lost | (live == 0) | indebted | suspected):
                     if config.background:
                         m.d.comb += [self.blames.eq(1), self.blamed.eq(suspects)]
                     m.d.sync += item.status.eq(Status.WRITE_FAULT)

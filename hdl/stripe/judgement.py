@@ -7,7 +7,7 @@ from amaranth.lib.wiring import In, Out
 from hdl.config import Config
 from hdl.drive.interface import DriveStatus, Opcode, finished
 from hdl.stripe.program import role_bits, target_bits
-from hdl.stripe.progress import ATTEMPTS, progress
+from hdl.stripe.progress import attempts, progress
 
 
 class Judgement(wiring.Component):
@@ -17,7 +17,7 @@ class Judgement(wiring.Component):
     ``before``, ``after``: the row's progress. ``synced``: the drive holds all that it should of the
     row. ``ended``: it was the last of its phase. ``report``: its drive is to be given up at once,
     because it has gone away. ``written``: it was a write and will not be sent again. ABORTED
-    operations are sent `ATTEMPTS` times, a write that its drive cannot store twice, UNREACHED
+    operations are sent `attempts` times, a write that its drive cannot store twice, UNREACHED
     operations without being counted. What becomes of a drive that did not store a block depends on
     the whole row (`hdl.stripe.row_end`).
 
@@ -36,6 +36,7 @@ class Judgement(wiring.Component):
     def __init__(self, *, config: Config):
         self._copies = config.background
         self._slow = config.slow_read_ms != 0
+        self._attempts = attempts(config)
         super().__init__(
             {
                 "event": In(finished(config)),
@@ -62,7 +63,7 @@ class Judgement(wiring.Component):
         copying = self.copying if self._copies else Const(0)
         counts, once_more = Signal(), Signal()
         m.d.comb += [
-            counts.eq(aborted & (before.attempts != ATTEMPTS - 1)),
+            counts.eq(aborted & (before.attempts != self._attempts - 1)),
             once_more.eq(refused & ~before.refused.bit_select(self.number, 1)),
             after.eq(before),
             after.remaining.eq(before.remaining - 1),

@@ -6,8 +6,11 @@ from hdl.config import Config
 from hdl.drive.interface import early_field
 from hdl.stripe.program import role_bits, target_bits, targets
 
-ATTEMPTS = 4
-"""Times that operations a drive aborts are sent before they count as failed."""
+
+def attempts(config: Config) -> int:
+    """Times that operations a drive aborts are sent before they count as failed: as often as a
+    drive that hangs takes until it is given up (`hdl.drive.ladder`), after one that restarted."""
+    return max(4, config.drive_resets + 3)
 
 
 class Phase(enum.Enum, shape=3):
@@ -46,7 +49,7 @@ def progress(config: Config) -> data.StructLayout:
     that could not be written, and, once one could not, all whose drive has failed meanwhile;
     ``left``: those of them whose drive has gone away. ``good``: data
     strips of which a copy that is in sync is written. ``retry``: targets to ask again;
-    ``aborted``: at least one of them because a drive aborted it, which counts as one of `ATTEMPTS`.
+    ``aborted``: at least one of them because a drive aborted it, which counts as one of `attempts`.
     ``refused``: targets that their drive could not store once.
 
     ``slow`` (with ``Config.slow_read_ms``): those of ``bad`` whose drive takes too long.
@@ -74,7 +77,7 @@ def progress(config: Config) -> data.StructLayout:
         {
             "phase": Phase,
             "remaining": target_bits(config) + 1,
-            "attempts": range(ATTEMPTS + 1),
+            "attempts": range(attempts(config) + 1),
             "aborted": 1,
             "bad": config.ports,
             "lost": targets(config),

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from amaranth.hdl import Module, Mux
+from amaranth.hdl import Const, Module, Mux
 
 from hdl.background.interface import WalkKind
 from hdl.stripe.admission import Admission
@@ -32,6 +32,11 @@ def phase_states(
     walks, single, checks, held = row.walks, row.single, row.checks, row.held
     steps, abandoned = row.steps, row.abandoned
     every_role = (1 << (program.data + program.parities)) - 1
+    # A drive has restarted since the row was planned: what was read may be of different times.
+    mixed = Const(0)
+    if config.background:
+        uses = Mux(recover, program.erased.any(), program.read.any())
+        mixed = ~walks & uses & admission.aged.bit_select(row.slot, 1)
 
     with m.State("LOAD-PROGRAM"):
         m.next = "BEGIN"
@@ -80,7 +85,7 @@ def phase_states(
             # Reads have ended; passes that are under way end before anything else.
             m.d.comb += early.settle.eq(1)
             m.d.sync += now.early.any.eq(0)
-            with m.If(early.good):
+            with m.If(early.good & ~mixed):
                 m.d.sync += now.phase.eq(Phase.RECOVER)
             m.next = "STORE"
     with m.State("RESUME"):
@@ -88,7 +93,7 @@ def phase_states(
             with m.Case(Phase.READ):
                 with m.If(now.retry.any()):
                     row.try_again(m, phase=Phase.READ)
-                with m.Elif(now.bad != program.bad):
+                with m.Elif((now.bad != program.bad) | mixed):
                     row.give_back(m, program.aux, then=Next.PLAN)
                 with m.Elif(program.erased.any()):
                     row.begin_recovery(m)
@@ -121,6 +126,8 @@ def phase_states(
                 if config.background:
                     with m.If(checks):
                         m.next = "SUSPECT"
+                    with m.Elif(mixed):
+                        row.give_back(m, program.aux, then=Next.PLAN)
             with m.Case(Phase.WRITE):
                 m.next = "CLOSE"
                 with m.If(now.lost.any()):

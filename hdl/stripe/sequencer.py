@@ -54,11 +54,14 @@ class Sequencer(wiring.Component):
     it, the drive is reported on ``fail`` (before any ``committed`` of the row), and the row
     succeeds. If the row does not, its blocks end with WRITE_FAULT, and the drive stays: what is
     live and in sync when the row ends decides, not the level (`hdl.stripe.row_end`). A copy that is
-    not in sync does not make a write succeed. ABORTED operations are sent `ATTEMPTS` times first,
-    UNREACHED ones and writes that end with MEDIUM_ERROR once more; operations that are sent again
-    go alone. GONE is always reported.
+    not in sync does not make a write succeed. ABORTED operations are sent
+    `hdl.stripe.progress.attempts` times first, UNREACHED ones and writes that end with MEDIUM_ERROR
+    once more; operations that are sent again go alone. GONE is always reported.
 
-    ``unsynced``, ``sync_read`` and ``doubts`` are as for `hdl.stripe.admission.Admission`.
+    ``unsynced``, ``sync_read``, ``doubts`` and ``restarts`` are as for
+    `hdl.stripe.admission.Admission`. What was read before a drive restarted, and what is read after
+    it, may be of different times: a host's row that has read and not begun to write is planned
+    again.
 
     With ``slow_read_ms``, a host's read that has redundancy left is one that may end as SLOW: then
     it goes on as with a block that cannot be read, until it needs that block after all; and a block
@@ -104,6 +107,7 @@ class Sequencer(wiring.Component):
                 "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "unsynced": In(config.arrays),
                 "doubts": In(config.arrays),
+                "restarts": In(1),
                 "sync_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "copy_read": Out(copy_read(config)),
                 "walked": Out(stream.Signature(walked(config))),
@@ -161,6 +165,7 @@ class Sequencer(wiring.Component):
             m.d.comb += [
                 admission.unsynced.eq(self.unsynced),
                 admission.doubts.eq(self.doubts),
+                admission.restarts.eq(self.restarts),
             ]
             connect(m, admission.copy_read, flipped(self.copy_read))
             # Rows to be mended: of reads, and those that end with blocks made unreadable.
