@@ -199,6 +199,37 @@ async def a_resync_of_every_row(dut):
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
+async def torn_rows_of_an_array_that_fails(dut):
+    """The resync ends with it, and begins again by itself once the array is there again."""
+    host = await begin(dut)
+    array = await host.create(Level.RAID5, 0, 1, 2)
+    host.pull(2)
+    await host.rest()
+    for row in range(0, ROWS, 4):
+        await host.write(array, row)
+    await host.good(ManageOpcode.REPLACE, array=array, position=2, port=6)
+    await host.until(lambda: len(host.log) > ROWS // 2, "rows")
+    host.paused = True
+    await restart(dut, 0, 1)
+    host.paused = False
+    await host.until(lambda: bool(rows_of(host, WalkKind.RESYNC)), "a resync")
+    host.paused = True
+    host.pull(1)
+    host.paused = False
+    await host.rest()
+    job = await host.job(array)
+    assert (job["kind"], job["state"]) == (WalkKind.RESYNC, JobState.FAILED), job
+    assert host.state(array) == ArrayState.FAILED
+    host.log.clear()
+    await host.good(ManageOpcode.START_JOB, array=array, kind=WalkKind.SALVAGE.value)
+    await host.rest()
+    assert host.state(array) == ArrayState.DEGRADED
+    job = await host.job(array)
+    assert (job["kind"], job["state"]) == (WalkKind.RESYNC, JobState.DONE), job
+    assert job["in_sync"] and rows_of(host, WalkKind.RESYNC)
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
 async def torn_rows_and_other_jobs(dut):
     """A resync that has not ended begins with row 0; a copy goes on; others give way."""
     host = await begin(dut)

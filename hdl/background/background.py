@@ -174,7 +174,10 @@ class Background(wiring.Component):
         else:
             connect(m, supervisor.table_request, flipped(self.table_request))
         connect(m, supervisor.order, jobs.order)
-        m.d.comb += jobs.recopies.eq(supervisor.recopies)
+        m.d.comb += [
+            jobs.recopies.eq(supervisor.recopies),
+            supervisor.unfinished.eq(jobs.unfinished),
+        ]
         connect(m, flipped(self.rewind), jobs.rewind)
         rebuilding, halted = Signal(config.arrays), Signal(config.arrays)
         with m.If(states.judged):

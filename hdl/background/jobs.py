@@ -117,6 +117,8 @@ class Jobs(wiring.Component):
         Changes; taken when made, after the rows on their way have ended.
     recopies
         Bit an array: with DOUBT, its COPY is of a drive that may have lost something.
+    unfinished
+        Bit an array, a pulse: its RESYNC has ended as the array has FAILED.
     running, rebuilds, zeroes, copies, resyncs
         Bit an array: it has a job; that is REBUILD or SALVAGE, ZERO, COPY, RESYNC.
     rebuilding, halted, optimal, hopeless, settled
@@ -167,6 +169,7 @@ class Jobs(wiring.Component):
             {
                 "order": In(stream.Signature(job_order(config))),
                 "recopies": In(config.arrays),
+                "unfinished": Out(config.arrays),
                 "running": Out(config.arrays),
                 "rebuilds": Out(config.arrays),
                 "zeroes": Out(config.arrays),
@@ -536,6 +539,7 @@ class Jobs(wiring.Component):
                         | (current.failures == MOST_FAILURES)
                     ):
                         end(JobState.FAILED)
+                        m.d.comb += self.unfinished.eq((resync & past_tolerance) << array)
                     with m.Elif(~complete):
                         m.next = "STORE"
                     with m.Elif(rebuild | (current.kind == WalkKind.ZERO)):

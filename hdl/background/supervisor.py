@@ -76,6 +76,8 @@ class Supervisor(wiring.Component):
         does not know yet; a pulse: rows may be torn, and now it does.
     recopies
         Bit an array: among its ``doubts`` is the member that is copied.
+    unfinished
+        As `hdl.background.jobs.Jobs` has it: a RESYNC is needed once the array has not FAILED.
     usable
         Bit a port: there is a drive that is not failed and belongs to no array.
     spares
@@ -113,6 +115,7 @@ class Supervisor(wiring.Component):
                 "unsynced": In(config.arrays),
                 "doubts": Out(config.arrays),
                 "recopies": Out(config.arrays),
+                "unfinished": In(config.arrays),
                 "doubted": Out(1),
                 "complete": In(1),
                 "rebuilt": In(1),
@@ -614,6 +617,9 @@ class Supervisor(wiring.Component):
         with m.If(self.changed | (self.rescan & ~fsm.ongoing("CHOOSE"))):
             m.d.sync += [passed.eq(0), as_judged.eq(0)]
         # After the states: what is new is not forgotten.
+        for number in range(config.arrays):
+            with m.If(self.unfinished[number]):
+                m.d.sync += due[number].eq(1)
         with m.If(self.judged & found.valid & found.loses):
             m.d.sync += [
                 self.doubts.bit_select(found.array, 1).eq(1),

@@ -46,7 +46,7 @@ SIZES = {
     "wide": replace(USUAL, ports=32, lines=512, operations=512),
     "deep": replace(
         USUAL, lines=512, rows=256, commands=256, drive_tags=32, operations=1024, walk_window=64,
-        intent_chunks=64, transfer_blocks=32,
+        intent_chunks=64, transfer_blocks=32, queue_depth=256,
     ),
     "plain": replace(
         USUAL, data_width=128, intent_chunks=0, slow_read_ms=0, early_rows=0, gather_reads=False,

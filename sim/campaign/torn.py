@@ -22,6 +22,8 @@ WRITES = 200
 
 READS, READING_NS = 32, 20_000
 """Of a volume as the drives restart, at most, and how long before that they begin."""
+STALLS, STALL_NS = 0.5, 2_000_000
+"""Share of restarts before which the drives do not answer, and for how long at most."""
 
 UNREADABLE = 4
 MENDED_NS = 300_000
@@ -61,7 +63,13 @@ class Torn:
         await background.set_share(card.nvme, LEAST_SHARE)
         reads = card.spawn(self._read(volume, blocks) for volume, blocks in left.items())
         await card.sleep(choose.uniform(0, READING_NS))
+        if choose.random() < STALLS:
+            for port in array.ports:
+                card.harness.drive_fault(port)
+            await card.sleep(choose.uniform(0, STALL_NS))
+            card.outcome.seen["drives that stopped before they restarted"] += len(array.ports)
         for port in array.ports:
+            card.harness.drive_fault(port, 0)
             card.harness.restart_drive(port)
         await reads.join()
         differ = sum(len(array.held(block)) > 1 for block in range(array.blocks))

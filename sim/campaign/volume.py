@@ -76,8 +76,8 @@ class Volume:
             ]
         )
         self.doubtful: dict[int, int] = {}
-        """Blocks of 4096 bytes of which a write has failed, and when; no later one has succeeded.
-        Then nothing of it may be left that can be read."""
+        """Blocks of 4096 bytes of which a write has failed, and when; none has been written or read
+        since. Then nothing of it may be left that can be read."""
         self.deleted = False
         """Its deletion has begun: no more commands are sent."""
 
@@ -140,10 +140,15 @@ class Volume:
             last = (first + count - 1) // sectors
             self.doubtful |= dict.fromkeys(range(first // sectors, last + 1), self.model.moment)
         else:
-            for block in range(-(-first // sectors), (first + count) // sectors):
-                if self.doubtful.get(block, write.begin) < write.begin:
-                    del self.doubtful[block]
+            self._trust(first, count, write.begin)
         return status
+
+    def _trust(self, first: int, count: int, begin: int) -> None:
+        """What has been read, or written, since then may not be unreadable."""
+        sectors = BLOCK_BYTES // self.sector_bytes
+        for block in range(-(-first // sectors), (first + count) // sectors):
+            if self.doubtful.get(block, begin) < begin:
+                del self.doubtful[block]
 
     async def read(self, first: int, count: int, address: int, queue: int = 0) -> int:
         """Reads, and checks the data and that nothing around it changed."""
@@ -161,6 +166,7 @@ class Volume:
             self.model.end_read(read, pieces(data, size))
         except DataError as error:
             raise DataError(f"{self}: {error}") from None
+        self._trust(first, count, read.begin)
         return 0
 
     async def flush(self, queue: int = 0) -> int:
