@@ -1,8 +1,10 @@
 """The campaign of random faults: a few runs, and what its checks must find."""
 
 import os
+import random
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +15,9 @@ from sim.campaign.durable import DurableModel
 from sim.campaign.features import ALL, selected
 from sim.campaign.run import Run
 from sim.campaign.sizes import SIZES, size_of
+from sim.campaign.volume import Volume
 from sim.golden.layout import Layout
+from sim.golden.nvme import UNRECOVERED_READ, WRITE_FAULT
 from sw.driver.nvme import Nvme
 
 SEED = int(os.environ.get("SEED") or "1")
@@ -222,6 +226,77 @@ def test_what_an_old_array_writes_is_found(monkeypatch):
     monkeypatch.setattr(Array, "create", spoil)
     monkeypatch.setattr("sim.campaign.lifetimes.WHOLE", 1)
     find(monkeypatch, {"delete"}, "is an old array's|is wrong")
+
+
+# Blocks of which a write has failed
+
+
+class Answers:
+    """A card that ends each command as it is told, and whose memory is that of one buffer."""
+
+    def __init__(self, statuses: list[int]):
+        self.statuses = statuses
+        self.random = random.Random(SEED)
+        self.config = SIZES["usual"]
+        self.transport = self.nvme = self.memory = self
+        self.held = b""
+
+    def write(self, *arguments) -> None:
+        """Of the memory, or a command."""
+        if len(arguments) == 2:
+            self.held = arguments[1]
+
+    def read(self, *arguments) -> bytes:
+        return self.held
+
+    def guard(self, *_) -> None:
+        pass
+
+    check_guard = guard
+
+    def take_buffer(self) -> int:
+        return 0
+
+    def give_buffer(self, _) -> None:
+        pass
+
+    async def timed(self, *_) -> int:
+        return self.statuses.pop(0)
+
+    async def together(self, work) -> None:
+        for one in work:
+            await one
+
+
+@pytest.mark.parametrize(
+    ("wrong", "statuses"),
+    [
+        (False, (0, 0)),
+        (False, (WRITE_FAULT, UNRECOVERED_READ)),
+        (True, (0, UNRECOVERED_READ)),
+        (True, (WRITE_FAULT, 0, UNRECOVERED_READ)),
+    ],
+)
+def test_only_what_was_not_written_well_is_unreadable(wrong, statuses):
+    """A write, and reads of all there is, of one block."""
+    card = Answers([*statuses])
+    volume = Volume(
+        array=SimpleNamespace(card=card, lives=True),
+        namespace=1,
+        start=0,
+        blocks=1,
+        sector_bytes=4096,
+        contents=[{bytes(4096)}],
+    )
+
+    async def scenario() -> None:
+        await volume.write(0, 1, 0, 0, fua=False)
+        while card.statuses:
+            await volume.read_all(doubts=True)
+
+    found = pytest.raises(AssertionError, match="0x281") if wrong else pytest.raises(StopIteration)
+    with found:
+        scenario().send(None)
 
 
 # The command line
