@@ -19,6 +19,7 @@ from hdl.array.interface import (
     manage_request,
     manage_response,
 )
+from hdl.array.references import command_begin
 from hdl.array.tables import ArrayTables
 from hdl.background.background import Background
 from hdl.background.interface import WalkKind, WalkResult, flushing, intention, walk, walked
@@ -82,6 +83,12 @@ class Assembly(wiring.Component):
                 "blamed": In(MAX_DRIVES),
                 "blames": In(1),
                 "blamed_volume": In(config.volume_bits),
+                "blamed_slot": In(config.slot_bits),
+                "slot_begins": In(1),
+                "slot_begun": In(command_begin(config)),
+                "slot_ends": In(1),
+                "slot_ended": In(config.slot_bits),
+                "late": In(TableRead(config.slot_bits, 1)),
                 "indebted": Out(config.volumes),
                 "suspect": Out(MAX_DRIVES),
                 "doubted": Out(MAX_DRIVES),
@@ -110,6 +117,7 @@ class Assembly(wiring.Component):
         connect(m, flipped(self.boundary_read), background.boundary_read[0])
         connect(m, flipped(self.sync_read), background.sync_read[0])
         connect(m, flipped(self.report_read), background.report_read)
+        connect(m, flipped(self.late), background.late)
         for name in ("begun", "retired"):
             connect(m, flipped(getattr(self, name)), getattr(background, name))
         for name in ("flush", "flushing", "completed", "completion"):
@@ -143,6 +151,11 @@ class Assembly(wiring.Component):
             background.undecided.eq(tables.undecided),
             background.blames.eq(self.blames),
             background.blamed_volume.eq(self.blamed_volume),
+            background.blamed_slot.eq(self.blamed_slot),
+            background.slot_begins.eq(self.slot_begins),
+            background.slot_begun.eq(self.slot_begun),
+            background.slot_ends.eq(self.slot_ends),
+            background.slot_ended.eq(self.slot_ended),
             self.indebted.eq(background.indebted),
             self.doubted.eq(tables.suspect & ~tables.kept),
             background.returns.eq(tables.returns),
@@ -199,7 +212,7 @@ class Bench:
         self.present = 0
         for name in ("present", "host_active", "occupied", "flush_waits", "refusing", "now",
                      "restarted", "blamed", "blames", "blamed_volume", "boundary_read__address",
-                     "sync_read__address"):  # fmt: skip
+                     "sync_read__address", "slot_begins", "slot_ends"):  # fmt: skip
             getattr(dut, name).value = 0
         for name in ("flush", "flushing", "completed", "completion", "report_read__address"):
             getattr(dut, name).value = 0

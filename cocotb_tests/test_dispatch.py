@@ -76,7 +76,7 @@ class Bench:
         self.mended = 0
         self.suspect = 0
         self.indebted = 0
-        self.witnesses = self.losers = 0
+        self.late: dict[int, int] = {}
         self.blamed: list[tuple[int, int]] = []
         """Arrays of which a flush was refused, with their suspect drives."""
         self.to_blame: list[tuple[int, int]] = []
@@ -93,7 +93,7 @@ class Bench:
         if config.background:
             dut.stale.value = dut.suspect.value = 0
             dut.undecided.value = dut.indebted.value = 0
-            dut.witnesses.value = dut.losers.value = 0
+            self.late = Table(dut, "late").entries
             dut.unsynced.value = dut.doubts.value = 0
             self.restarts = [generator.randrange(16) for _ in range(config.ports)]
             for port, count in enumerate(self.restarts):
@@ -180,9 +180,8 @@ class Bench:
             1 << one for one in range(self.config.volumes) if self.generator.random() < chance
         )
         self.dut.indebted.value = self.indebted
-        self.witnesses = self.generator.getrandbits(self.config.commands) if chance else 0
-        self.losers = self.generator.getrandbits(self.config.volumes) if chance else 0
-        self.dut.witnesses.value, self.dut.losers.value = self.witnesses, self.losers
+        for slot in range(self.config.commands):
+            self.late[slot] = self.generator.random() < chance / 2
         for array in range(self.config.arrays):
             self.boundaries[array] = self.generator.randrange(ROWS)
 
@@ -248,8 +247,8 @@ class Bench:
         self.extents.send(**fields, opcode=HostOpcode.FLUSH, array=array, last=1)
         fields = {name: fields[name] for name in fields if name != "volume"}
         suspects = self.suspect & sum(1 << port for port in ports)
-        told = self.witnesses >> fields["slot"] & self.losers >> volume & 1
-        if self.has_lost_data(array) or self.indebted >> volume & 1 or told or suspects:
+        owes = self.indebted >> volume & 1 or self.late.get(fields["slot"])
+        if self.has_lost_data(array) or owes or suspects:
             if self.config.background:
                 self.to_blame.append((volume, suspects))
             self.expected["rejected"].append({**fields, "status": Status.WRITE_FAULT})

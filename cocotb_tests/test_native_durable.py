@@ -2,6 +2,7 @@
 
 import os
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -493,6 +494,94 @@ def test_reads_outlast_a_drive_that_hangs_after_a_restart(level, members):
             (array,) = await raid.arrays(nvme)
             assert array.state == ArrayState.DEGRADED
             assert set(statuses.values()) == {0}, statuses
+
+        card.run(scenario())
+
+
+async def rows_over_a_restart(card: Card, volume: Volume, *, wait: int) -> int:
+    """Rows that are whole after two of three drives have restarted in the middle of a PATROL that
+    works out what the third cannot read."""
+    nvme, transport = card.nvme, card.card.transport
+    memory, address = transport.memory, card.buffer(1)
+    rows: dict[int, dict[int, int]] = {}
+    for block in range(128):
+        place = volume.layout.copies_of(block)[0]
+        rows.setdefault(place.row, {})[place.position] = block
+    chosen = [row for row, held in rows.items() if {0, 1} <= held.keys()]
+
+    async def write(block: int, byte: int) -> None:
+        memory.write(address, bytes([byte]) * 4096)
+        await nvme.write(volume.namespace, block, 1, address, 0)
+
+    def held(port: int, row: int) -> int:
+        return card.stored(port, row)[0]
+
+    for block in range(128):
+        await write(block, block)
+    assert await card.flush(volume) == 0
+    for row in chosen:
+        await write(rows[row][1], 200)
+    for row in chosen:
+        card.harness.medium_error(0, DATA_OFFSET_BLOCKS + row)
+    await background.set_share(nvme, 100)
+    await background.start_job(nvme, volume.array, WalkKind.PATROL)
+    await transport.sleep(wait)
+    for port in (1, 2):
+        card.harness.restart_drive(port)
+    await transport.sleep(100)
+    whole = [row for row in chosen if held(1, row) ^ held(2, row) == rows[row][0]]
+    await transport.sleep(1_500_000)
+    for row in whole:
+        await nvme.read(volume.namespace, rows[row][0], 1, address, 0)
+        assert memory.read(address, 1)[0] == rows[row][0], f"row {row}, after {wait} ns"
+    return len(whole)
+
+
+def test_a_walk_works_nothing_out_of_two_times():
+    """What it has read before drives restarted, and after that."""
+    whole = 0
+    for wait in range(80, 320, 80):
+        kind = replace(TOGETHER, capacity=DATA_OFFSET_BLOCKS + 64)
+        late = replace(kind, latency_ps=60 * MICROSECOND)
+        with Card([kind, kind, late, *[kind] * 5], seed=wait, config=USUAL) as card:
+            volume = card.run(card.create(Level.RAID5, range(3), strip_blocks=1))
+            whole += card.run(rows_over_a_restart(card, volume, wait=1000 * wait))
+    assert whole
+
+
+@pytest.mark.parametrize("bad", [6, 4])
+def test_rows_end_while_a_drive_restarts_all_the_time(bad):
+    """A drive of another array, or of this one, that hangs and restarts twice in the time of a read
+    holds up no row that can do without it."""
+    kind = replace(TOGETHER, latency_ps=1_000 * MICROSECOND)
+    with Card([kind] * 8, seed=SEED, config=USUAL) as card:
+        ended: list[int] = []
+
+        async def flap() -> None:
+            while len(ended) < 8:
+                card.harness.restart_drive(bad)
+                await card.card.transport.sleep(500_000)
+
+        async def write(volume: int, block: int) -> None:
+            await card.nvme.write(volume, block, 1, card.buffer(1), 0)
+            ended.append(block)
+
+        async def scenario() -> None:
+            nvme, transport = card.nvme, card.card.transport
+            array = await raid.create_array(
+                nvme, Level.RAID5, range(5), strip_kib=4, assume_consistent=True
+            )
+            volume = await raid.create_volume(nvme, array)
+            await raid.create_array(
+                nvme, Level.RAID1, (5, 6), strip_kib=4, assume_consistent=True
+            )
+            card.harness.drive_fault(bad)
+            transport.spawn(flap())
+            await transport.sleep(200_000)
+            for number in range(8):
+                transport.spawn(write(volume, 8 * number))
+            await transport.sleep(40_000_000)
+            assert len(ended) == 8, f"{len(ended)} of 8 writes have ended"
 
         card.run(scenario())
 

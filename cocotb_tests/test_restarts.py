@@ -9,7 +9,9 @@ from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.background_bench import ROWS, Assembly, Bench
 from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.streams import pack
 from hdl.array.interface import ArrayState, Level, ManageOpcode, ManageStatus
+from hdl.array.references import command_begin
 from hdl.array.states import ArrayStates
 from hdl.background.interface import WalkKind
 from hdl.background.jobs import JobState
@@ -391,6 +393,36 @@ async def is_never_trusted_at_once(dut):
     assert failed and rebuilt
 
 
+async def begins(host: Bench, slot: int, volume: int) -> None:
+    """A command of a volume gets a slot."""
+    dut = host.dut
+    dut.slot_begun.value = pack(command_begin(host.config), slot=slot, volume=volume)
+    dut.slot_begins.value = 1
+    await RisingEdge(dut.clk)
+    dut.slot_begins.value = 0
+    await ClockCycles(dut.clk, 2)
+
+
+async def ends(host: Bench, slot: int) -> None:
+    """Its command leaves a slot."""
+    dut = host.dut
+    dut.slot_ended.value, dut.slot_ends.value = slot, 1
+    await RisingEdge(dut.clk)
+    dut.slot_ends.value = 0
+    await ClockCycles(dut.clk, 2)
+
+
+async def late_ones(host: Bench, *slots: int) -> set[int]:
+    """Those whose command began before its volume was told."""
+    found = set()
+    for slot in slots:
+        host.dut.late__address.value = slot
+        await ClockCycles(host.dut.clk, 2)
+        if int(host.dut.late__data.value):
+            found.add(slot)
+    return found
+
+
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def what_is_lost_is_told(dut):
     """A drive restarts while the array needs it, as another one is rebuilt: the loss stays to be
@@ -429,12 +461,27 @@ async def what_is_lost_is_told(dut):
             assert not int(dut.suspect.value) and int(dut.indebted.value) == indebted
         # Each volume is told by its own flush; one that is new has nothing to be told.
         late = await host.good(ManageOpcode.CREATE_VOLUME, array=array, start=8, blocks=4)
-        for volume, left in ((volumes[2], 1 << volumes[0]), (volumes[0], 0)):
+        await begins(host, 1, volumes[2])
+        await begins(host, 2, volumes[0])
+        owed = indebted
+        for slot, volume in enumerate((volumes[2], volumes[0]), 3):
+            await begins(host, slot, volume)
             dut.blamed.value, dut.blamed_volume.value, dut.blames.value = 4, volume, 1
+            dut.blamed_slot.value = slot
             await RisingEdge(dut.clk)
             dut.blamed.value = dut.blames.value = 0
             await ClockCycles(dut.clk, 2)
-            assert not int(dut.suspect.value) and int(dut.indebted.value) == left
+            assert not int(dut.suspect.value) and int(dut.indebted.value) == owed
+            # The host does not know until that has ended, whatever ends before.
+            await begins(host, 5, volume)
+            await ends(host, 2)
+            assert int(dut.indebted.value) == owed and not await late_ones(host, 2, slot, 5)
+            await ends(host, slot)
+            owed &= ~(1 << volume)
+            assert int(dut.indebted.value) == owed
+            await begins(host, 6, volume)
+            assert await late_ones(host, 5, 6) == {5}
+        assert await late_ones(host, 1, 2, 6) == {1, 2}
         await host.rest()
         assert not int(dut.suspect.value) and not int(dut.indebted.value)
         # The next array in its place owes nothing for it.

@@ -377,13 +377,14 @@ class Core(wiring.Component):
                 m.d.comb += user.stale.eq(tables.stale)
             for user, port in zip((sequencer, dispatch, background), tables.copy_read, strict=True):
                 connect(m, user.copy_read, port)
+            connect(m, dispatch.late, background.late)
             connect(m, tables.flush, flusher.ask[2])
             connect(m, flusher.told[2], tables.flushed)
             m.d.comb += references.notes.eq(Cat(dispatch.noted, sequencer.noted))
             arrays = dispatch.noted_array, *sequencer.noted_arrays
             for number, array in zip(references.noted, arrays, strict=True):
                 m.d.comb += number.eq(array)
-            m.d.comb += sequencer.restarts.eq((tables.restarted & tables.used).any())
+            m.d.comb += sequencer.eras.eq(background.eras)
         present = Cat(port.present for port in self.drives)
         m.d.comb += [
             tables.restarted.eq(Cat(port.restarted for port in self.drives)),
@@ -477,10 +478,9 @@ class Core(wiring.Component):
             drives.doubted.eq(tables.suspect & ~tables.kept),
             dispatch.undecided.eq(tables.undecided),
             dispatch.indebted.eq(background.indebted),
-            dispatch.witnesses.eq(background.witnesses),
-            dispatch.losers.eq(background.losers),
+            background.blamed_slot.eq(dispatch.blamed_slot),
             background.slot_begins.eq(front_end.begins),
-            background.slot_begun.eq(front_end.begun.slot),
+            background.slot_begun.eq(front_end.begun),
             background.slot_ends.eq(front_end.ends),
             background.slot_ended.eq(front_end.ended),
             background.returns.eq(tables.returns),

@@ -184,10 +184,10 @@ def copy_states(
     # If the new one fails they change places again at once: reads and flushes find the old one.
     # One that restarts may lose what the old one has, so it fails.
     lost = failed.bit_select(new, 1)
-    suspect = ports.suspect
+    doubted = failed | (ports.suspect & ~ports.kept)
     with m.State("DRAIN_COPY"):
         m.d.comb += ports.quiesce.valid.eq(1)
-        with m.If(joined & suspect.bit_select(new, 1) & ~(failed | suspect).bit_select(old, 1)):
+        with m.If(joined & ports.suspect.bit_select(new, 1) & ~doubted.bit_select(old, 1)):
             m.d.comb += health.fails.eq(1 << new)
         with m.If(joined & lost & ~failed.bit_select(old, 1)):
             m.d.comb += [

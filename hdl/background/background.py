@@ -15,11 +15,12 @@ from hdl.array.interface import (
     manage_response,
     member_read,
 )
+from hdl.array.references import command_begin
 from hdl.array.states import ArrayStates
 from hdl.background.debts import Debts
 from hdl.background.findings import Findings
 from hdl.background.intent import Intent
-from hdl.background.interface import flushing, intention, walk, walked
+from hdl.background.interface import eras, flushing, intention, walk, walked
 from hdl.background.jobs import Jobs
 from hdl.background.pace import Pace
 from hdl.background.report import Section, report_address, report_read
@@ -49,7 +50,7 @@ class Background(wiring.Component):
         Bit a volume: a drive of its array that has restarted was kept, and the host has not been
         told yet; a pulse: a FLUSH of a volume is refused, which tells it
         (`hdl.background.debts.Debts`).
-    witnesses, losers, slot_begins, slot_begun, slot_ends, slot_ended
+    late, eras, blamed_slot, slot_begins, slot_begun, slot_ends, slot_ended
         As `hdl.background.debts.Debts` has them.
     reserved, rewind
         Bit a port: hot spares; of `ArrayTables`.
@@ -97,10 +98,11 @@ class Background(wiring.Component):
                 "kept": In(MAX_DRIVES),
                 "undecided": In(1),
                 "indebted": Out(config.volumes),
-                "witnesses": Out(config.commands),
-                "losers": Out(config.volumes),
+                "late": In(TableRead(config.slot_bits, 1)),
+                "eras": Out(eras(config)),
+                "blamed_slot": In(config.slot_bits),
                 "slot_begins": In(1),
-                "slot_begun": In(config.slot_bits),
+                "slot_begun": In(command_begin(config)),
                 "slot_ends": In(1),
                 "slot_ended": In(config.slot_bits),
                 "blames": In(1),
@@ -188,6 +190,7 @@ class Background(wiring.Component):
             ]
         # What the array may have lost, it has lost: whatever becomes of the drive, that is told.
         m.submodules.debts = debts = Debts(config=config)
+        connect(m, flipped(self.late), debts.late)
         response, request = self.table_response, self.table_request
         with m.If(request.valid & request.ready):
             m.d.sync += [
@@ -207,8 +210,8 @@ class Background(wiring.Component):
             debts.ends.eq(self.slot_ends),
             debts.ended.eq(self.slot_ended),
             self.indebted.eq(debts.indebted),
-            self.witnesses.eq(debts.witnesses),
-            self.losers.eq(debts.losers),
+            debts.blamed_slot.eq(self.blamed_slot),
+            self.eras.eq(debts.eras),
         ]
         rescan = Signal()
         m.d.sync += rescan.eq(supervisor.rescan | jobs.ended)

@@ -1,11 +1,17 @@
 """What the host has not been told yet: a bit a volume."""
 
 from amaranth.hdl import Array, Module, Mux, Signal
-from amaranth.lib import wiring
+from amaranth.lib import data, wiring
+from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from hdl.array.interface import ManageOpcode
+from hdl.array.interface import ManageOpcode, TableRead
+from hdl.array.references import command_begin
+from hdl.background.interface import eras
 from hdl.config import Config
+
+TOLD_BITS = 4
+"""Of how often a volume has been told; it wraps, as `ERA_BITS` do."""
 
 
 class Debts(wiring.Component):
@@ -13,9 +19,11 @@ class Debts(wiring.Component):
 
     A namespace is flushed by itself (NVMe 1.4 section 6.8), so each volume that an array has as it
     loses something is told by a Flush of its own. A volume that is created or deleted owes nothing,
-    so an array without volumes never does. Several Flushes of a volume may be inside: those that
-    began before tell of the loss too, whoever of them is judged first, as what each was meant for
-    may be lost.
+    so an array without volumes never does.
+
+    The host knows once the Flush that was refused has ended. Until then others are refused as well,
+    and so are those that began before that, whenever they are judged: what each was meant for may
+    be lost.
 
     Parameters
     ----------
@@ -29,16 +37,16 @@ class Debts(wiring.Component):
         which volume, and (CREATE_VOLUME) in which array.
     loses, loser
         A pulse: an array may have lost something.
-    blames, blamed_volume
-        A pulse: a Flush of a volume is refused, which tells it.
+    blames, blamed_volume, blamed_slot
+        A pulse: a Flush of a volume is refused, which tells it as it ends.
     begins, begun, ends, ended
         Pulses: a host command gets a slot; it leaves it.
     indebted
         Bit a volume: it has not been told yet.
-    witnesses, losers
-        Bit a slot: its command began before an array lost something; bit a volume: of such an
-        array, as long as any of those is inside. A Flush that is one, of a volume that is one, is
-        refused.
+    late
+        Of a slot: its command began before its volume was told.
+    eras
+        How often each array has lost something; one cycle after ``loses``.
     """
 
     def __init__(self, *, config: Config):
@@ -53,13 +61,14 @@ class Debts(wiring.Component):
                 "loser": In(config.array_bits),
                 "blames": In(1),
                 "blamed_volume": In(config.volume_bits),
+                "blamed_slot": In(config.slot_bits),
                 "begins": In(1),
-                "begun": In(config.slot_bits),
+                "begun": In(command_begin(config)),
                 "ends": In(1),
                 "ended": In(config.slot_bits),
                 "indebted": Out(config.volumes),
-                "witnesses": Out(config.commands),
-                "losers": Out(config.volumes),
+                "late": In(TableRead(config.slot_bits, 1)),
+                "eras": Out(eras(config)),
             }
         )
 
@@ -71,26 +80,46 @@ class Debts(wiring.Component):
             Signal(config.array_bits, name=f"array_of_{number}")
             for number in range(config.volumes)
         )
-        inside = Signal(config.commands)
-        goes = Signal(config.commands)
-        m.d.comb += goes.eq(self.ends << self.ended)
-        m.d.sync += [
-            inside.eq((inside | (self.begins << self.begun)) & ~goes),
-            self.witnesses.eq(Mux(self.loses, inside, self.witnesses) & ~goes),
+
+        # When a command began, and of which volume.
+        told = Array(Signal(TOLD_BITS, name=f"told_{n}") for n in range(config.volumes))
+        begin = data.StructLayout({"volume": config.volume_bits, "told": TOLD_BITS})
+        m.submodules.begins_of = begins_of = Memory(shape=begin, depth=config.commands, init=[])
+        read, write = begins_of.read_port(), begins_of.write_port()
+        m.d.comb += [
+            write.addr.eq(self.begun.slot),
+            write.data.volume.eq(self.begun.volume),
+            write.data.told.eq(told[self.begun.volume]),
+            write.en.eq(self.begins),
+            read.addr.eq(self.late.address),
+            self.late.data.eq(read.data.told != told[read.data.volume]),
         ]
-        with m.If(~self.witnesses.any()):
-            m.d.sync += self.losers.eq(0)
-        with m.If(self.blames):
-            m.d.sync += self.indebted.bit_select(self.blamed_volume, 1).eq(0)
+
+        # The Flush that tells a volume, as it ends; unless something is lost until then.
+        tells = Signal(config.volumes)
         for number, array in enumerate(arrays):
+            teller = Signal(config.slot_bits, name=f"teller_{number}")
+            with m.If(self.ends & tells[number] & (teller == self.ended)):
+                m.d.sync += [
+                    self.indebted[number].eq(0),
+                    tells[number].eq(0),
+                    told[number].eq(told[number] + 1),
+                ]
+            blamed = self.blames & (self.blamed_volume == number)
+            with m.If(blamed & self.indebted[number] & ~tells[number]):
+                m.d.sync += [tells[number].eq(1), teller.eq(self.blamed_slot)]
             with m.If(self.loses & exists[number] & (array == self.loser)):
-                m.d.sync += [self.indebted[number].eq(1), self.losers[number].eq(1)]
+                m.d.sync += [self.indebted[number].eq(1), tells[number].eq(0)]
+
+        with m.If(self.loses):
+            m.d.sync += self.eras[self.loser].eq(self.eras[self.loser] + 1)
+
         creates = self.opcode == ManageOpcode.CREATE_VOLUME
         with m.If(self.made & (creates | (self.opcode == ManageOpcode.DELETE_VOLUME))):
             m.d.sync += [
                 exists.bit_select(self.volume, 1).eq(creates),
                 arrays[self.volume].eq(Mux(creates, self.array, 0)),
                 self.indebted.bit_select(self.volume, 1).eq(0),
-                self.losers.bit_select(self.volume, 1).eq(0),
+                tells.bit_select(self.volume, 1).eq(0),
             ]
         return m

@@ -37,6 +37,19 @@ class WalkKind(enum.Enum, shape=3):
 ROLE_BITS = 5
 """Width of the number of a copy."""
 
+ERA_BITS = 4
+"""Of how often an array has lost what was not flushed. It wraps: not while a row reads, as in all
+that time its drives would have to restart, and be judged, sixteen times."""
+
+
+def eras(config: Config) -> data.ArrayLayout:
+    """How often each array has lost what was not flushed, as drives of it that restarted were kept.
+
+    It steps before any read of such a drive ends that has begun after it restarted.
+    """
+    return data.ArrayLayout(ERA_BITS, config.arrays)
+
+
 MEND_TAG = 255
 """The tag of rows that a host read asked to be mended: nobody waits for their end."""
 

@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.array.interface import TableRead, copy_read, geometry_read, member_read
 from hdl.array.turnstile import Turnstile
-from hdl.background.interface import WalkKind, intention, walk
+from hdl.background.interface import WalkKind, eras, intention, walk
 from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, OPERATIONS_PER_BLOCK, Config
 from hdl.memory.interface import line_stream
 from hdl.stripe.interface import PlanKind, RowKind, row_state
@@ -63,9 +63,10 @@ class Admission(wiring.Component):
     row of such an array whose parities may be anything, unless the host has written it since. From
     there on no row is updated: all its parities are generated from data, and what a host reads is
     worked out only if its drive has nothing. ``doubts``: bit an array of which that is so of every
-    row, as drives have restarted and ``unsynced`` may not say so yet. ``restarts``: a pulse, a
-    drive restarts; ``aged``: bit a row slot, one has since the row was planned. All with
-    ``background``; without, no row of an array is updated that was not taken to be consistent.
+    row, as drives have restarted and ``unsynced`` may not say so yet. ``eras``: how often each
+    array has lost what was not flushed; the program says how often it had when the row was planned.
+    All with ``background``; without, no row of an array is updated that was not taken to be
+    consistent.
     ``begun`` (with ``intent_chunks``): a row that may be written, before its drives are judged; of
     walks that only write what they cannot read, once that has happened. What these write to stale
     drives, as REBUILD does, is marked already or is there already.
@@ -89,8 +90,7 @@ class Admission(wiring.Component):
                 "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "unsynced": In(config.arrays),
                 "doubts": In(config.arrays),
-                "restarts": In(1),
-                "aged": Out(config.rows),
+                "eras": In(eras(config)),
                 "sync_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "copy_read": Out(copy_read(config)),
                 "mend": Out(stream.Signature(walk(config))),
@@ -369,7 +369,7 @@ class Admission(wiring.Component):
                 members.begin(m)
                 m.d.sync += todo.eq(0)
                 if config.background:
-                    m.d.sync += self.aged.bit_select(slot, 1).eq(0)
+                    m.d.sync += todo.era.eq(self.eras[row.array])
                 m.next = "LOCATE"
                 if config.intent_chunks:
                     looks = Cat(row.walk.kind == kind for kind in SELDOM_WRITE).any()
@@ -535,10 +535,6 @@ class Admission(wiring.Component):
                 m.d.comb += self.ready.valid.eq(1)
                 with m.If(self.ready.ready):
                     m.next = "TAKE"
-
-        if config.background:
-            with m.If(self.restarts):
-                m.d.sync += self.aged.eq(-1)
 
         waiting = fsm.ongoing("ALLOCATE") & (pending != 0) & ~self.allocate.valid
         idle = fsm.ongoing("TAKE") & ~launches.r_rdy & ~retries.r_rdy & ~waits_for_share

@@ -108,12 +108,12 @@ class Dispatch(wiring.Component):
     indebted
         With ``background``: bit a volume that may have lost something that the host has not been
         told of yet.
-    witnesses, losers
-        With ``background``: of command slots and volumes, as `hdl.background.debts.Debts` has them.
-        A FLUSH that is both is refused, too.
-    blames, blamed, blamed_volume
-        With ``background``: a pulse as a FLUSH is refused, with its volume and those of the array's
-        members that are suspect.
+    late
+        With ``background``: whether the command in a slot began before its volume was told; such a
+        FLUSH is refused, too (`hdl.background.debts.Debts`).
+    blames, blamed, blamed_volume, blamed_slot
+        With ``background``: a pulse as a FLUSH is refused, with its volume and slot, and those of
+        the array's members that are suspect.
     stale, boundary_read
         With ``background``: bit a port whose drive is being rebuilt, and the first row of an array
         that is not yet. In an extent that goes so far the drive counts as failed for a read.
@@ -149,8 +149,8 @@ class Dispatch(wiring.Component):
                 "restarts": In(tried_bits(config)).array(config.ports),
                 "undecided": In(1),
                 "indebted": In(config.volumes),
-                "witnesses": In(config.commands),
-                "losers": In(config.volumes),
+                "late": Out(TableRead(config.slot_bits, 1)),
+                "blamed_slot": Out(config.slot_bits),
                 "blames": Out(1),
                 "blamed": Out(MAX_DRIVES),
                 "blamed_volume": Out(config.volume_bits),
@@ -320,10 +320,8 @@ class Dispatch(wiring.Component):
             restarts = judged_restarts[port]
             suspected = suspects.any()
             undecided = self.undecided
-            witness = self.witnesses.bit_select(item.slot, 1)
-            indebted = self.indebted.bit_select(item.volume, 1) | (
-                witness & self.losers.bit_select(item.volume, 1)
-            )
+            indebted = self.indebted.bit_select(item.volume, 1) | self.late.data
+            m.d.comb += [self.late.address.eq(item.slot), self.blamed_slot.eq(item.slot)]
             m.d.comb += self.blamed_volume.eq(item.volume)
             open_row = self.unsynced.bit_select(item.array, 1) & (last_row >= self.sync_read.data)
             torn = self.doubts.bit_select(item.array, 1) | undecided

@@ -4,6 +4,7 @@ from amaranth.hdl import Module, Signal, Value
 from amaranth.lib import data
 
 from hdl.array.interface import RotationBits
+from hdl.background.interface import ERA_BITS
 from hdl.config import BLOCK_NUMBER_BITS, Config, bits_for_count
 from hdl.stripe.interface import RowKind, errand
 
@@ -56,7 +57,7 @@ def program(config: Config) -> data.StructLayout:
     what is to be made unreadable; with ``withheld`` the walk leaves the row as it is. ``copied``:
     if `copy_target` is in ``write``, the target (without mirroring the role) whose block goes there
     as well. ``base``, ``place``: where the row's members are, and the first of its copies, as in a
-    `hdl.background.interface.walk`.
+    `hdl.background.interface.walk`. ``era``: that of its array as it was planned.
     """
     background = {}
     if config.background:
@@ -72,6 +73,7 @@ def program(config: Config) -> data.StructLayout:
             "copied": target_bits(config),
             "base": 5,
             "place": 5,
+            "era": ERA_BITS,
             **errand(config),
         }
     return data.StructLayout(

@@ -17,6 +17,7 @@ def phase_states(
     *,
     stored: Any,
     admission: Admission,
+    eras: Any,
     early: Any,
     suspicion: Any,
     copied: Any,
@@ -24,19 +25,21 @@ def phase_states(
     """The states LOAD-PROGRAM, when a row begins, and LOAD-ROW, when it has ended a phase, and
     those that follow, up to the begin of its next phase.
 
-    ``stored``: its progress as it was stored, 2 cycles after ``row.slot``. ``early``, ``suspicion``
-    are those of the sequencer, if it has them. ``copied``: as in `hdl.stripe.row_end`.
+    ``stored``: its progress as it was stored, 2 cycles after ``row.slot``. ``eras``, ``early``,
+    ``suspicion`` are those of the sequencer, if it has them. ``copied``: as in
+    `hdl.stripe.row_end`.
     """
     config, program, now = row.config, row.program, row.now
     recover, fills, gathered = row.recover, row.fills, row.gathered
     walks, single, checks, held = row.walks, row.single, row.checks, row.held
     steps, abandoned = row.steps, row.abandoned
     every_role = (1 << (program.data + program.parities)) - 1
-    # A drive has restarted since the row was planned: what was read may be of different times.
+    # Drives that are kept have restarted since the row was planned: what was read may be of
+    # different times.
     mixed = Const(0)
     if config.background:
-        uses = Mux(recover, program.erased.any(), program.read.any())
-        mixed = ~walks & uses & admission.aged.bit_select(row.slot, 1)
+        uses = Mux(recover | walks, program.erased.any(), program.read.any())
+        mixed = uses & (program.era != eras[program.array])
 
     with m.State("LOAD-PROGRAM"):
         m.next = "BEGIN"
@@ -117,6 +120,8 @@ def phase_states(
                     with m.Elif(fills):
                         row.finish_filling(m)
                 if config.background:
+                    with m.Elif(walks & mixed):
+                        row.give_back(m, program.aux, then=Next.PLAN)
                     with m.Elif(walks & ~program.generate.any()):
                         row.give_back(m, program.aux & ~held, then=Next.WRITE)
                 with m.Else():
@@ -124,10 +129,10 @@ def phase_states(
             with m.Case(Phase.GENERATE):
                 row.give_back(m, program.aux & ~held, then=Next.WRITE)
                 if config.background:
-                    with m.If(checks):
-                        m.next = "SUSPECT"
-                    with m.Elif(mixed):
+                    with m.If(mixed):
                         row.give_back(m, program.aux, then=Next.PLAN)
+                    with m.Elif(checks):
+                        m.next = "SUSPECT"
             with m.Case(Phase.WRITE):
                 m.next = "CLOSE"
                 with m.If(now.lost.any()):

@@ -9,7 +9,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.array.interface import TableRead, copy_read, geometry_read, member_read
-from hdl.background.interface import intention, walk, walked
+from hdl.background.interface import eras, intention, walk, walked
 from hdl.config import (
     BLOCK_NUMBER_BITS,
     DATA_OFFSET_BLOCKS,
@@ -58,10 +58,10 @@ class Sequencer(wiring.Component):
     `hdl.stripe.progress.attempts` times first, UNREACHED ones and writes that end with MEDIUM_ERROR
     once more; operations that are sent again go alone. GONE is always reported.
 
-    ``unsynced``, ``sync_read``, ``doubts`` and ``restarts`` are as for
-    `hdl.stripe.admission.Admission`. What was read before a drive restarted, and what is read after
-    it, may be of different times: a host's row that has read and not begun to write is planned
-    again.
+    ``unsynced``, ``sync_read``, ``doubts`` and ``eras`` are as for
+    `hdl.stripe.admission.Admission`. What was read before drives restarted that are kept, and what
+    is read after it, may be of different times: a row that makes something of it, and has not begun
+    to write, is planned again.
 
     With ``slow_read_ms``, a host's read that has redundancy left is one that may end as SLOW: then
     it goes on as with a block that cannot be read, until it needs that block after all; and a block
@@ -107,7 +107,7 @@ class Sequencer(wiring.Component):
                 "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "unsynced": In(config.arrays),
                 "doubts": In(config.arrays),
-                "restarts": In(1),
+                "eras": In(eras(config)),
                 "sync_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "copy_read": Out(copy_read(config)),
                 "walked": Out(stream.Signature(walked(config))),
@@ -165,7 +165,7 @@ class Sequencer(wiring.Component):
             m.d.comb += [
                 admission.unsynced.eq(self.unsynced),
                 admission.doubts.eq(self.doubts),
-                admission.restarts.eq(self.restarts),
+                admission.eras.eq(self.eras),
             ]
             connect(m, admission.copy_read, flipped(self.copy_read))
             # Rows to be mended: of reads, and those that end with blocks made unreadable.
@@ -509,6 +509,7 @@ class Sequencer(wiring.Component):
                 row,
                 stored=state_read.data,
                 admission=admission,
+                eras=self.eras if config.background else None,
                 early=early,
                 suspicion=suspicion,
                 copied=copied,
