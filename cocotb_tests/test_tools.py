@@ -27,7 +27,7 @@ from sw.cli import INTERRUPTED, processes, program
 
 NOBODY = 65534
 AT_ONCE_S = 1.0
-LONG_S = 60.0
+LONG_S = 120.0
 SHORT_S = 0.1
 
 PYTHON = f"""#!/bin/sh
