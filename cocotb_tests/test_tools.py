@@ -1,6 +1,5 @@
 """Set-up and programs where something is wrong with what they are given: one line, at once."""
 
-import gc
 import multiprocessing
 import os
 import re
@@ -178,9 +177,8 @@ def test_files_that_cannot_be_written(capsys, kind):
 
 
 def interrupt_after(seconds: float, times: int = 1) -> None:
-    """As a terminal does. What other tests have left goes first: Python drops interrupts that come
-    in a destructor."""
-    gc.collect()
+    """As a terminal does. Tests that run in the background may have been told to ignore it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupt() -> None:
         for _ in range(times):
