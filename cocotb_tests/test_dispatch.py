@@ -270,6 +270,12 @@ class Bench:
             if self.config.background:
                 self.expected["operation"][-1]["restarts"] = self.restarts[port]
 
+    def expect_flush(self) -> None:
+        """What must come of the FLUSH in slot 1, of volume 1 of array 0, which has been sent."""
+        send, self.extents.send = self.extents.send, lambda **_: None
+        self.flush({"slot": 1, "volume": 1}, 0)
+        self.extents.send = send
+
     def read(self, fields: dict, array: int, block: int, piece: dict) -> None:
         """What a read extent must give; ``block`` is the array block it begins with."""
         layout, ports = self.layouts[array], self.ports[array]
@@ -466,15 +472,23 @@ async def sends_every_extent_where_it_belongs(dut):
     assert bool(bench.mended) == bench.config.background
 
 
-@cocotb.test(timeout_time=1, timeout_unit="ms")
-async def a_flush_waits_for_what_becomes_of_drives(dut):
-    """It is judged once that is known, and refused by an array that may have lost something."""
+async def flushed_bench(dut) -> Bench | None:
+    """A bench with a RAID 5, of a controller with background work; else none."""
     config = CONFIGS[os.environ["CONFIG"]]
     if not config.background:
-        return
+        return None
     bench = Bench(dut, config, random.Random(int(os.environ["SEED"])))
     await start(dut)
     bench.rebuild([Layout("RAID5", 4, 1)])
+    return bench
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def a_flush_waits_for_what_becomes_of_drives(dut):
+    """It is judged once that is known, and refused by an array that may have lost something."""
+    bench = await flushed_bench(dut)
+    if bench is None:
+        return
     for suspects, debt in ((1, 0), (2, 0), (1, 2), (0, 2), (0, 1), (0, 0)):
         dut.undecided.value = 1
         dut.suspect.value = dut.indebted.value = 0
@@ -486,9 +500,7 @@ async def a_flush_waits_for_what_becomes_of_drives(dut):
         dut.suspect.value, dut.indebted.value = bench.suspect, debt
         dut.undecided.value = 0
         # What is expected of it now; it has been sent.
-        send, bench.extents.send = bench.extents.send, lambda **_: None
-        bench.flush({"slot": 1, "volume": 1}, 0)
-        bench.extents.send = send
+        bench.expect_flush()
         await bench.settled()
         assert len(bench.blamed) == (suspects > 0 or debt == 2)
         for sink in bench.sinks.values():
@@ -500,12 +512,9 @@ async def a_flush_waits_for_what_becomes_of_drives(dut):
 @cocotb.test(timeout_time=1, timeout_unit="ms")
 async def a_flush_is_judged_again_if_a_drive_restarts_meanwhile(dut):
     """What becomes of that drive decides, whenever it restarts: it is done without, or kept."""
-    config = CONFIGS[os.environ["CONFIG"]]
-    if not config.background:
+    bench = await flushed_bench(dut)
+    if bench is None:
         return
-    bench = Bench(dut, config, random.Random(int(os.environ["SEED"])))
-    await start(dut)
-    bench.rebuild([Layout("RAID5", 4, 1)])
     refused = 0
     for wait in range(2, 24):
         for kept in (False, True):
@@ -524,9 +533,7 @@ async def a_flush_is_judged_again_if_a_drive_restarts_meanwhile(dut):
                 dut.suspect.value, dut.failed.value = bench.suspect, bench.failed
                 dut.undecided.value = 0
                 refused += kept
-            send, bench.extents.send = bench.extents.send, lambda **_: None
-            bench.flush({"slot": 1, "volume": 1}, 0)
-            bench.extents.send = send
+            bench.expect_flush()
             for name in ("expected", "rejected"):
                 bench.sinks[name].active = 1.0
             await bench.settled()

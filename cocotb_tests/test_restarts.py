@@ -156,6 +156,17 @@ async def rows_that_may_be_torn_are_made_right(dut):
         await host.flush(array)
 
 
+async def stop_in_the_middle(host: Bench, array: int) -> None:
+    """The host, which is ``paused``, stops a job that has rows on their way; none is logged."""
+    await host.until(lambda: bool(host.out), "rows")
+    host.requests.send(opcode=ManageOpcode.STOP_JOB, array=array)
+    await ClockCycles(host.dut.clk, 100)
+    host.paused = False
+    await host.rest()
+    assert (await host.job(array))["state"] == JobState.STOPPED
+    host.log.clear()
+
+
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def a_resync_of_every_row(dut):
     """What the host has ordered follows no marks, also if drives begin anew, or had before."""
@@ -173,13 +184,7 @@ async def a_resync_of_every_row(dut):
         await host.write(array, row)
     host.paused = True
     await restart(dut, 0, 1)
-    await host.until(lambda: bool(host.out), "rows")
-    host.requests.send(opcode=ManageOpcode.STOP_JOB, array=array)
-    await ClockCycles(dut.clk, 100)
-    host.paused = False
-    await host.rest()
-    assert (await host.job(array))["state"] == JobState.STOPPED
-    host.log.clear()
+    await stop_in_the_middle(host, array)
     await host.good(ManageOpcode.START_JOB, **resync)
     await host.rest()
     assert rows_of(host, WalkKind.RESYNC) == [*range(ROWS)]
@@ -187,13 +192,7 @@ async def a_resync_of_every_row(dut):
     # The host's is stopped, and the card's own one comes in its place.
     host.paused = True
     await host.good(ManageOpcode.START_JOB, **resync)
-    await host.until(lambda: bool(host.out), "rows")
-    host.requests.send(opcode=ManageOpcode.STOP_JOB, array=array)
-    await ClockCycles(dut.clk, 100)
-    host.paused = False
-    await host.rest()
-    assert (await host.job(array))["state"] == JobState.STOPPED
-    host.log.clear()
+    await stop_in_the_middle(host, array)
     await restart(dut, 0, 1)
     await host.rest()
     assert rows_of(host, WalkKind.RESYNC) == [*range(ROWS)]
