@@ -378,6 +378,7 @@ class Core(wiring.Component):
             for user, port in zip((sequencer, dispatch, background), tables.copy_read, strict=True):
                 connect(m, user.copy_read, port)
             connect(m, dispatch.late, background.late)
+            m.d.comb += front_end.told.eq(background.told)
             connect(m, tables.flush, flusher.ask[2])
             connect(m, flusher.told[2], tables.flushed)
             m.d.comb += references.notes.eq(Cat(dispatch.noted, sequencer.noted))

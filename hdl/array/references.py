@@ -10,8 +10,11 @@ from hdl.config import MENDED, MENDS, Config
 
 
 def command_begin(config: Config) -> data.StructLayout:
-    """A host command of ``volume`` has got ``slot``."""
-    return data.StructLayout({"slot": config.slot_bits, "volume": config.volume_bits})
+    """A host command of ``volume`` has got ``slot``. ``late``: it was submitted before the volume
+    was told that it has lost something (`hdl.background.debts.Debts`)."""
+    return data.StructLayout(
+        {"slot": config.slot_bits, "volume": config.volume_bits, "late": 1}
+    )
 
 
 def row_begin(config: Config) -> data.StructLayout:

@@ -50,7 +50,7 @@ class Background(wiring.Component):
         Bit a volume: a drive of its array that has restarted was kept, and the host has not been
         told yet; a pulse: a FLUSH of a volume is refused, which tells it
         (`hdl.background.debts.Debts`).
-    late, eras, blamed_slot, slot_begins, slot_begun, slot_ends, slot_ended
+    told, late, eras, blamed_slot, slot_begins, slot_begun, slot_ends, slot_ended
         As `hdl.background.debts.Debts` has them.
     reserved, rewind
         Bit a port: hot spares; of `ArrayTables`.
@@ -98,6 +98,7 @@ class Background(wiring.Component):
                 "kept": In(MAX_DRIVES),
                 "undecided": In(1),
                 "indebted": Out(config.volumes),
+                "told": Out(config.volumes),
                 "late": In(TableRead(config.slot_bits, 1)),
                 "eras": Out(eras(config)),
                 "blamed_slot": In(config.slot_bits),
@@ -212,6 +213,7 @@ class Background(wiring.Component):
             self.indebted.eq(debts.indebted),
             debts.blamed_slot.eq(self.blamed_slot),
             self.eras.eq(debts.eras),
+            self.told.eq(debts.told),
         ]
         rescan = Signal()
         m.d.sync += rescan.eq(supervisor.rescan | jobs.ended)

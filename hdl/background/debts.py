@@ -22,8 +22,8 @@ class Debts(wiring.Component):
     so an array without volumes never does.
 
     The host knows once the Flush that was refused has ended. Until then others are refused as well,
-    and so are those that began before that, whenever they are judged: what each was meant for may
-    be lost.
+    and so are those that it submitted before that, whenever they are judged: what each was meant
+    for may be lost.
 
     Parameters
     ----------
@@ -43,8 +43,10 @@ class Debts(wiring.Component):
         Pulses: a host command gets a slot; it leaves it.
     indebted
         Bit a volume: it has not been told yet.
+    told
+        Bit a volume, a pulse: now it has.
     late
-        Of a slot: its command began before its volume was told.
+        Of a slot: its command was submitted before its volume was told.
     eras
         How often each array has lost something; one cycle after ``loses``.
     """
@@ -67,6 +69,7 @@ class Debts(wiring.Component):
                 "ends": In(1),
                 "ended": In(config.slot_bits),
                 "indebted": Out(config.volumes),
+                "told": Out(config.volumes),
                 "late": In(TableRead(config.slot_bits, 1)),
                 "eras": Out(eras(config)),
             }
@@ -89,7 +92,7 @@ class Debts(wiring.Component):
         m.d.comb += [
             write.addr.eq(self.begun.slot),
             write.data.volume.eq(self.begun.volume),
-            write.data.told.eq(told[self.begun.volume]),
+            write.data.told.eq(told[self.begun.volume] - self.begun.late),
             write.en.eq(self.begins),
             read.addr.eq(self.late.address),
             self.late.data.eq(read.data.told != told[read.data.volume]),
@@ -100,6 +103,7 @@ class Debts(wiring.Component):
         for number, array in enumerate(arrays):
             teller = Signal(config.slot_bits, name=f"teller_{number}")
             with m.If(self.ends & tells[number] & (teller == self.ended)):
+                m.d.comb += self.told[number].eq(1)
                 m.d.sync += [
                     self.indebted[number].eq(0),
                     tells[number].eq(0),

@@ -108,6 +108,8 @@ class NvmeFrontEnd(wiring.Component):
         Not there without `Config.background`. A bit per drive port: it is being rebuilt; a state
         for each array, whether it is not in sync, or assumed to be, and a pulse when a state has
         changed; what the pages say of background work, and that one of findings is being made.
+    told
+        Not there without `Config.background`. As `hdl.nvme.lifetimes.Lifetimes` has it.
     begins, begun, ends, ended
         I/O commands that come and go, for `hdl.array.references.References`: pulses when one gets a
         slot, before its namespace matters, and when its slot is free again.
@@ -196,6 +198,7 @@ class NvmeFrontEnd(wiring.Component):
                     "array_news": In(1),
                     "report_read": Out(report_read()),
                     "report_shows": Out(1),
+                    "told": In(config.volumes),
                 }
                 if config.background
                 else {}
@@ -352,6 +355,8 @@ class NvmeFrontEnd(wiring.Component):
             decode.there.eq(lifetimes.there),
             decode.belongs.eq(lifetimes.belongs),
             queues.age.eq(lifetimes.age),
+            *([lifetimes.told.eq(self.told)] if config.background else []),
+            self.begun.late.eq(lifetimes.late if config.background else 0),
             slots.store.eq(decode.store),
             slots.stop.eq(~registers.enable),
             decode.stop.eq(~registers.enable),

@@ -1,6 +1,6 @@
 """Which volume a command was meant for: the one that was there when it was submitted."""
 
-from amaranth.hdl import Module, Signal
+from amaranth.hdl import Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -22,6 +22,9 @@ class Lifetimes(wiring.Component):
     nobody waits for them. So each carries its age: how many volumes had been created when the host
     rang for it. A command finds a volume only if that was there by then.
 
+    The age also steps when a volume is told that it has lost something
+    (`hdl.background.debts.Debts`), so commands are known that were submitted before that.
+
     Parameters
     ----------
     config
@@ -38,8 +41,11 @@ class Lifetimes(wiring.Component):
     there, belongs
         The volume exists; and it did when the command was submitted. Both fall in the cycle in
         which ``exists`` does.
+    told, late
+        With ``background``: bit a volume, a pulse: it is told; a command was submitted before its
+        volume was. With ``belongs``.
     busy
-        A volume that has come is being noted: one a cycle.
+        A volume that has come, or is told, is being noted: one a cycle.
     """
 
     def __init__(self, *, config: Config):
@@ -54,6 +60,7 @@ class Lifetimes(wiring.Component):
                 "belongs": Out(1),
                 "busy": Out(1),
             }
+            | ({"told": In(config.volumes), "late": Out(1)} if config.background else {})
         )
 
     def elaborate(self, platform) -> Module:
@@ -66,9 +73,12 @@ class Lifetimes(wiring.Component):
         known, comes = Signal(config.volumes), Signal(config.volumes)
         newest = lowest_set(m, comes, "newest")
         asked = Signal(config.volume_bits)
+        news = comes.any()
+        if config.background:
+            news = news | self._follow_told(m, asked=asked, comes=comes)
         m.d.comb += [
             comes.eq(self.exists & ~known),
-            self.busy.eq(comes.any()),
+            self.busy.eq(news),
             write.addr.eq(newest),
             write.data.eq(self.age + 1),
             write.en.eq(comes.any()),
@@ -77,9 +87,29 @@ class Lifetimes(wiring.Component):
             self.belongs.eq(self.there & (read.data <= self.submitted)),
         ]
         m.d.sync += [asked.eq(self.volume), known.eq(known & self.exists)]
+        with m.If(news):
+            m.d.sync += self.age.eq(self.age + 1)
         with m.If(comes.any()):
-            m.d.sync += [
-                self.age.eq(self.age + 1),
-                known.eq((known & self.exists) | (1 << newest)),
-            ]
+            m.d.sync += known.eq((known & self.exists) | (1 << newest))
         return m
+
+    def _follow_told(self, m: Module, *, asked: Signal, comes: Signal) -> Value:
+        """Notes at which age volumes are told, while none ``comes``; whether there are any."""
+        m.submodules.tidings = tidings = Memory(
+            shape=AGE_BITS, depth=self._config.volumes, init=[]
+        )
+        write = tidings.write_port()
+        read = tidings.read_port(transparent_for=[write])
+        waiting = Signal.like(self.told)
+        first = lowest_set(m, waiting, "first_told")
+        notes = Signal()
+        m.d.comb += [
+            notes.eq(waiting.any() & ~comes.any()),
+            write.addr.eq(first),
+            write.data.eq(self.age + 1),
+            write.en.eq(notes),
+            read.addr.eq(self.volume),
+            self.late.eq(waiting.bit_select(asked, 1) | (read.data > self.submitted)),
+        ]
+        m.d.sync += waiting.eq((waiting & ~Mux(notes, 1 << first, 0)) | self.told)
+        return waiting.any()
