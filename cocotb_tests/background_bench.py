@@ -88,8 +88,10 @@ class Assembly(wiring.Component):
                 "slot_begun": In(command_begin(config)),
                 "slot_ends": In(1),
                 "slot_ended": In(config.slot_bits),
+                "enabled": In(1),
                 "late": In(TableRead(config.slot_bits, 1)),
                 "indebted": Out(config.volumes),
+                "told": Out(config.volumes),
                 "suspect": Out(MAX_DRIVES),
                 "doubted": Out(MAX_DRIVES),
                 "report_read": In(report_read()),
@@ -157,6 +159,8 @@ class Assembly(wiring.Component):
             background.slot_ends.eq(self.slot_ends),
             background.slot_ended.eq(self.slot_ended),
             self.indebted.eq(background.indebted),
+            self.told.eq(background.told),
+            background.enabled.eq(self.enabled),
             self.doubted.eq(tables.suspect & ~tables.kept),
             background.returns.eq(tables.returns),
             tables.yields.eq(background.yields),
@@ -191,6 +195,7 @@ class Bench:
 
     def __init__(self, dut, generator: random.Random, config: Config = CONFIG):
         self.dut = dut
+        dut.enabled.value = 1
         self.config = config
         self.marks = False
         self.random = generator

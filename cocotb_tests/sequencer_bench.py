@@ -137,7 +137,8 @@ class Bench:
         sink("recover_failed", self._recover_failed, committed(config))
         sink("fail", self.fail)
         sink("retired", self._retired)
-        sink("mend", self._mend, walk(config))
+        for number in range(2):
+            sink(f"mend__{number}", self._mend, walk(config))
 
     @classmethod
     def from_environment(cls, dut, arrays: Mapping[str, ArrayModel] = ARRAYS) -> Self:
@@ -386,7 +387,8 @@ class Bench:
         for _ in range(PATIENCE):
             quiet = not self.slots and not int(self.dut.busy.value) and not self.drives.outstanding
             # What waits for its receiver is not busy.
-            if quiet and not int(self.dut.mend__valid.value):
+            offers = (self.dut.mend__0__valid, self.dut.mend__1__valid)
+            if quiet and not any(int(offer.value) for offer in offers):
                 break
             await RisingEdge(self.dut.clk)
         assert not self.slots, f"rows {sorted(self.slots)} never retired"

@@ -1,6 +1,7 @@
 """What must hold over time on the whole controller: who is inside as an array goes, and trust."""
 
 import os
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
 
@@ -17,7 +18,9 @@ from sim.campaign.sizes import USUAL
 from sim.golden.nvme import INTERNAL_ERROR, INVALID_FIELD, SET_FEATURES, WRITE_FAULT
 from sim.native.parameters import MICROSECOND, Ideal
 from sw.driver import background, raid
-from sw.driver.commands import Command, NvmeError
+from sw.driver.commands import Command, NvmeError, Register
+from sw.driver.nvme import CSTS_READY
+from sw.driver.queue import QueueStoppedError
 
 SEED = int(os.environ.get("SEED") or "1")
 VOLATILE_WRITE_CACHE = 6
@@ -641,6 +644,100 @@ def test_a_flush_that_waited_over_a_restart_has_not_stored(other_volume):
             assert not lost or status, f"{wait}: {lost} blocks"
             seen += lost
     assert seen, "nothing was lost, so nothing is shown"
+
+
+SLOW_MIDDLE = [
+    replace(TOGETHER, latency_ps=us * MICROSECOND) for us in (5, 60, 5, 20, 20, 20, 20, 20)
+]
+"""A Flush waits for the second drive only."""
+
+
+async def written(card: Card, blocks: int) -> int:
+    """A RAID 0 with a volume that has blocks in its caches; its namespace."""
+    await raid.create_array(card.nvme, Level.RAID0, range(3), strip_kib=4)
+    volume = await raid.create_volume(card.nvme, 0, 0, 256)
+    address = card.buffer(1)
+    for block in range(blocks):
+        card.card.transport.memory.write(address, bytes([block + 1]) * 4096)
+        await card.nvme.write(volume, block, 1, address, 0)
+    return volume
+
+
+async def missing(card: Card, volume: int, blocks: int) -> int:
+    """How many of them are not what was `written`."""
+    address, lost = card.buffer(1), 0
+    for block in range(blocks):
+        await card.nvme.read(volume, block, 1, address, 0)
+        lost += card.card.transport.memory.read(address, 4096) != bytes([block + 1]) * 4096
+    return lost
+
+
+async def flush(card: Card, volume: int, queue: int, statuses: list[int]) -> None:
+    try:
+        await card.nvme.flush(volume, queue)
+    except NvmeError as error:
+        statuses.append(error.status)
+    else:
+        statuses.append(0)
+
+
+@pytest.mark.parametrize("before_ns", [0, 400])
+def test_a_flush_that_was_rung_before_a_restart_has_not_stored(before_ns):
+    """The card fetches it after the drive has restarted, while another Flush is told of that. Its
+    host does not know by then; one that is submitted after that succeeds."""
+    blocks = 48
+    with Card(SLOW_MIDDLE, seed=SEED, config=USUAL) as card:
+
+        async def scenario() -> None:
+            transport = card.card.transport
+            volume = await written(card, blocks)
+            statuses: list[int] = []
+            transport.spawn(flush(card, volume, 0, statuses))
+            await transport.sleep(30_000)
+            transport.spawn(flush(card, volume, 1, statuses))
+            await transport.sleep(before_ns)
+            assert not statuses
+            card.harness.restart_drive(1)
+            while len(statuses) < 2:
+                await transport.sleep(5_000)
+            assert await missing(card, volume, blocks), "nothing was lost, so nothing is shown"
+            await flush(card, volume, 0, statuses)
+            assert statuses == [WRITE_FAULT, WRITE_FAULT, 0], [hex(s) for s in statuses]
+
+        card.run(scenario())
+
+
+def test_a_controller_reset_does_not_take_the_answer_away():
+    """The controller is disabled while the Flush is inside that would have told of a restart: the
+    first one after that tells."""
+    blocks = 48
+    with Card(SLOW_MIDDLE, seed=SEED, config=USUAL) as card:
+
+        async def scenario() -> None:
+            nvme, transport = card.nvme, card.card.transport
+
+            async def gone(submitted: Coroutine) -> None:
+                with suppress(QueueStoppedError):
+                    await submitted
+
+            volume = await written(card, blocks)
+            statuses: list[int] = []
+            transport.spawn(gone(flush(card, volume, 0, statuses)))
+            await transport.sleep(30_000)
+            card.harness.restart_drive(1)
+            await transport.write32(Register.CC, 0)
+            while await transport.read32(Register.CSTS) & CSTS_READY:
+                await transport.sleep(5_000)
+            assert not statuses
+            await nvme.stop()
+            await nvme.start(queue_pairs=2)
+            statuses.clear()
+            assert await missing(card, volume, blocks), "nothing was lost, so nothing is shown"
+            for _ in range(2):
+                await flush(card, volume, 0, statuses)
+            assert statuses == [WRITE_FAULT, 0], [hex(s) for s in statuses]
+
+        card.run(scenario())
 
 
 @pytest.mark.parametrize(

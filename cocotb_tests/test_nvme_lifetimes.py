@@ -8,7 +8,7 @@ from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.nvme_bench import Bench, bench_config, run_front_end
 from cocotb_tests.runner import SimulationError
-from cocotb_tests.streams import unpack
+from cocotb_tests.streams import unpack, wait_until
 from hdl.array.interface import ManageOpcode, ManageStatus
 from hdl.array.references import command_begin
 from hdl.nvme.lifetimes import Lifetimes
@@ -37,6 +37,9 @@ class Host(Bench):
         self.sectors: dict[int, bool] = {}
         self.created = 0
         self.to_create = 0
+        self.late: dict[int, int] = {}
+        self.seen_late: dict[tuple[int, int], int] = {}
+        self.flushed = 0
 
     async def watch(self) -> None:
         """Follows who has a slot."""
@@ -46,6 +49,7 @@ class Host(Bench):
             if int(dut.begins.value):
                 begun = unpack(layout, int(dut.begun.value))
                 self.inside[begun.slot] = begun.volume
+                self.late[begun.slot] = begun.late
             if int(dut.ends.value):
                 del self.inside[int(dut.ended.value)]
 
@@ -74,6 +78,7 @@ class Host(Bench):
             assert request.block // SPAN == life % (VOLUME_BLOCKS // SPAN), (
                 f"block {request.block} of volume {request.volume}, which is number {life}"
             )
+        self.seen_late[request.volume, request.block] = self.late[request.slot]
         super()._command(request)
 
     async def create(self, volume: int, *, sectors: bool = False) -> None:
@@ -212,6 +217,62 @@ async def volumes_come_and_go(dut):
     await host.settle()
 
 
+@cocotb.test(timeout_time=8, timeout_unit="ms")
+async def late_commands_are_known(dut):
+    """Volumes are told something, one or several at once, one of them as another volume comes.
+    Those commands are late that were submitted to them before, whatever they wait for; those of
+    other volumes, and those that come after, are not."""
+    host = await bench(dut)
+    others = [n for n in range(host.config.volumes) if n != BESIDE]
+    for volume in range(host.config.volumes - 1):
+        await host.create(volume)
+    newest = host.config.volumes - 1
+
+    def place(queue: int, volume: int, block: int) -> tuple[int, int, tuple[int, int]]:
+        first = host.life[volume] * SPAN + block
+        fields = nvme.read_write(nvme.WRITE, volume + 1, first, 1)
+        return queue, host.place(host.queues[queue], **fields, prp1=host.shared), (volume, first)
+
+    for round_number in range(12):
+        host.hold = True
+        placed = [place(1, BESIDE, 15) for _ in range(host.config.commands)]
+        await host.ring(host.queues[1])
+        await ClockCycles(dut.clk, 1500)
+        assert len(host.inside) == host.config.commands
+        there = sorted(host.life)
+        told = {n for n in there if n in others and host.random.random() < 0.5} or {others[0]}
+        expected: dict[tuple[int, int], int] = {}
+        for late in (1, 0):
+            for number in range(host.random.randint(1, 20)):
+                volume = host.random.choice(there)
+                entry = place(2, volume, (number % 5) + 5 * late)
+                placed.append(entry)
+                expected[entry[2]] = int(late and volume in told)
+            await host.ring(host.queues[2])
+            await ClockCycles(dut.clk, host.random.choice((30, 500)))
+            if late:
+                comes = newest not in host.life and round_number > 4
+                task = cocotb.start_soon(host.create(newest)) if comes else None
+                if comes:
+                    await wait_until(
+                        dut, lambda: newest in host.volumes, cycles=4000, what="the new volume"
+                    )
+                dut.told.value = sum(1 << volume for volume in told)
+                await RisingEdge(dut.clk)
+                dut.told.value = 0
+                # The host knows some time after that.
+                await ClockCycles(dut.clk, 10)
+                if task is not None:
+                    await task
+        host.hold = False
+        for queue, identifier, _ in placed:
+            answer = await host.result(host.queues[queue], identifier)
+            assert answer.code == nvme.SUCCESS, answer
+        seen = {one: host.seen_late[one] for one in expected}
+        assert seen == expected, f"round {round_number}, told {told}"
+    await host.settle()
+
+
 @pytest.mark.parametrize("data_width", [64, 256])
 def test_nvme_lifetimes(data_width):
     run_front_end(__name__, data_width=data_width)
@@ -226,9 +287,23 @@ class TakesAnyone(Lifetimes):
         return m
 
 
-def test_planted_bug_is_caught(monkeypatch):
-    monkeypatch.setattr("hdl.nvme.front_end.Lifetimes", TakesAnyone)
-    with pytest.raises(SimulationError, match="old_commands_find_no_new_volume"):
-        run_front_end(
-            __name__, name="nvme_mutant_lifetimes", testcase="old_commands_find_no_new_volume"
-        )
+class ForgetsWhoIsTold(Lifetimes):
+    """A planted bug: nothing is known of commands that were submitted before."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.late.eq(0)
+        return m
+
+
+@pytest.mark.parametrize(
+    ("bug", "testcase"),
+    [
+        (TakesAnyone, "old_commands_find_no_new_volume"),
+        (ForgetsWhoIsTold, "late_commands_are_known"),
+    ],
+)
+def test_planted_bugs_are_caught(bug, testcase, monkeypatch):
+    monkeypatch.setattr("hdl.nvme.front_end.Lifetimes", bug)
+    with pytest.raises(SimulationError, match=testcase):
+        run_front_end(__name__, name=f"nvme_{bug.__name__}", testcase=testcase)

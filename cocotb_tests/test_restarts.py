@@ -392,10 +392,10 @@ async def is_never_trusted_at_once(dut):
     assert failed and rebuilt
 
 
-async def begins(host: Bench, slot: int, volume: int) -> None:
+async def begins(host: Bench, slot: int, volume: int, *, late: bool = False) -> None:
     """A command of a volume gets a slot."""
-    dut = host.dut
-    dut.slot_begun.value = pack(command_begin(host.config), slot=slot, volume=volume)
+    dut, layout = host.dut, command_begin(host.config)
+    dut.slot_begun.value = pack(layout, slot=slot, volume=volume, late=late)
     dut.slot_begins.value = 1
     await RisingEdge(dut.clk)
     dut.slot_begins.value = 0
@@ -412,7 +412,7 @@ async def ends(host: Bench, slot: int) -> None:
 
 
 async def late_ones(host: Bench, *slots: int) -> set[int]:
-    """Those whose command began before its volume was told."""
+    """Those whose command was submitted before its volume was told."""
     found = set()
     for slot in slots:
         host.dut.late__address.value = slot
@@ -475,12 +475,27 @@ async def what_is_lost_is_told(dut):
             await begins(host, 5, volume)
             await ends(host, 2)
             assert int(dut.indebted.value) == owed and not await late_ones(host, 2, slot, 5)
+            # Nor if it gets no completion: then the next Flush tells.
+            dut.enabled.value = 0
             await ends(host, slot)
+            dut.enabled.value = 1
+            await begins(host, slot, volume)
+            await ends(host, slot)
+            assert int(dut.indebted.value) == owed and not await late_ones(host, 2, slot, 5)
+            await begins(host, slot, volume)
+            dut.blamed_volume.value, dut.blames.value = volume, 1
+            await RisingEdge(dut.clk)
+            dut.blames.value = 0
+            cocotb.start_soon(ends(host, slot))
+            await host.until(lambda: bool(int(dut.told.value)), "the news", cycles=10)
+            assert int(dut.told.value) == 1 << volume
+            await ClockCycles(dut.clk, 3)
             owed &= ~(1 << volume)
             assert int(dut.indebted.value) == owed
             await begins(host, 6, volume)
-            assert await late_ones(host, 5, 6) == {5}
-        assert await late_ones(host, 1, 2, 6) == {1, 2}
+            await begins(host, 7, volume, late=True)
+            assert await late_ones(host, 5, 6, 7) == {5, 7}
+        assert await late_ones(host, 1, 2, 6, 7) == {1, 2, 7}
         await host.rest()
         assert not int(dut.suspect.value) and not int(dut.indebted.value)
         # The next array in its place owes nothing for it.

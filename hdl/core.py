@@ -174,9 +174,10 @@ class Core(wiring.Component):
         connect(m, parity.done, sequencer.pass_done)
         if config.background:
             # Of blocks that could not be read, and of the row walker.
-            m.submodules.mending = mending = Mending(config=config, inputs=2)
+            m.submodules.mending = mending = Mending(config=config, inputs=3)
             connect(m, dispatch.mend, mending.inputs[0])
-            connect(m, sequencer.mend, mending.inputs[1])
+            connect(m, sequencer.mend[0], mending.inputs[1])
+            connect(m, sequencer.mend[1], mending.inputs[2])
             m.submodules.walks = walks = Merge(walk(config), inputs=2)
             connect(m, walks.output, gather.walk)
             connect(m, mending.walk, walks.inputs[0])
@@ -484,6 +485,7 @@ class Core(wiring.Component):
             background.slot_begun.eq(front_end.begun),
             background.slot_ends.eq(front_end.ends),
             background.slot_ended.eq(front_end.ended),
+            background.enabled.eq(front_end.enabled),
             background.returns.eq(tables.returns),
             tables.yields.eq(background.yields),
             tables.keeps.eq(background.keeps),

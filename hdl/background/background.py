@@ -50,7 +50,7 @@ class Background(wiring.Component):
         Bit a volume: a drive of its array that has restarted was kept, and the host has not been
         told yet; a pulse: a FLUSH of a volume is refused, which tells it
         (`hdl.background.debts.Debts`).
-    told, late, eras, blamed_slot, slot_begins, slot_begun, slot_ends, slot_ended
+    told, late, eras, blamed_slot, slot_begins, slot_begun, slot_ends, slot_ended, enabled
         As `hdl.background.debts.Debts` has them.
     reserved, rewind
         Bit a port: hot spares; of `ArrayTables`.
@@ -106,6 +106,7 @@ class Background(wiring.Component):
                 "slot_begun": In(command_begin(config)),
                 "slot_ends": In(1),
                 "slot_ended": In(config.slot_bits),
+                "enabled": In(1),
                 "blames": In(1),
                 "blamed_volume": In(config.volume_bits),
                 "returns": In(MAX_DRIVES),
@@ -210,6 +211,7 @@ class Background(wiring.Component):
             debts.begun.eq(self.slot_begun),
             debts.ends.eq(self.slot_ends),
             debts.ended.eq(self.slot_ended),
+            debts.enabled.eq(self.enabled),
             self.indebted.eq(debts.indebted),
             debts.blamed_slot.eq(self.blamed_slot),
             self.eras.eq(debts.eras),

@@ -10,7 +10,7 @@ from hdl.array.references import command_begin
 from hdl.background.interface import eras
 from hdl.config import Config
 
-TOLD_BITS = 4
+TOLD_BITS = 8
 """Of how often a volume has been told; it wraps, as `ERA_BITS` do."""
 
 
@@ -21,9 +21,10 @@ class Debts(wiring.Component):
     loses something is told by a Flush of its own. A volume that is created or deleted owes nothing,
     so an array without volumes never does.
 
-    The host knows once the Flush that was refused has ended. Until then others are refused as well,
-    and so are those that it submitted before that, whenever they are judged: what each was meant
-    for may be lost.
+    The host knows once the Flush that was refused has ended with a completion; a controller that is
+    disabled gives none, so the next Flush is refused as well. Until then others are refused, and so
+    are those that it submitted before that, whenever they are judged: each may have been meant for
+    what is lost.
 
     Parameters
     ----------
@@ -39,8 +40,9 @@ class Debts(wiring.Component):
         A pulse: an array may have lost something.
     blames, blamed_volume, blamed_slot
         A pulse: a Flush of a volume is refused, which tells it as it ends.
-    begins, begun, ends, ended
-        Pulses: a host command gets a slot; it leaves it.
+    begins, begun, ends, ended, enabled
+        Pulses: a host command gets a slot; it leaves it. While the controller is ``enabled``, it
+        gets a completion then.
     indebted
         Bit a volume: it has not been told yet.
     told
@@ -68,6 +70,7 @@ class Debts(wiring.Component):
                 "begun": In(command_begin(config)),
                 "ends": In(1),
                 "ended": In(config.slot_bits),
+                "enabled": In(1),
                 "indebted": Out(config.volumes),
                 "told": Out(config.volumes),
                 "late": In(TableRead(config.slot_bits, 1)),
@@ -84,7 +87,7 @@ class Debts(wiring.Component):
             for number in range(config.volumes)
         )
 
-        # When a command began, and of which volume.
+        # When a command was submitted, and of which volume.
         told = Array(Signal(TOLD_BITS, name=f"told_{n}") for n in range(config.volumes))
         begin = data.StructLayout({"volume": config.volume_bits, "told": TOLD_BITS})
         m.submodules.begins_of = begins_of = Memory(shape=begin, depth=config.commands, init=[])
@@ -103,12 +106,10 @@ class Debts(wiring.Component):
         for number, array in enumerate(arrays):
             teller = Signal(config.slot_bits, name=f"teller_{number}")
             with m.If(self.ends & tells[number] & (teller == self.ended)):
-                m.d.comb += self.told[number].eq(1)
-                m.d.sync += [
-                    self.indebted[number].eq(0),
-                    tells[number].eq(0),
-                    told[number].eq(told[number] + 1),
-                ]
+                m.d.comb += self.told[number].eq(self.enabled)
+                m.d.sync += tells[number].eq(0)
+            with m.If(self.told[number]):
+                m.d.sync += [self.indebted[number].eq(0), told[number].eq(told[number] + 1)]
             blamed = self.blames & (self.blamed_volume == number)
             with m.If(blamed & self.indebted[number] & ~tells[number]):
                 m.d.sync += [tells[number].eq(1), teller.eq(self.blamed_slot)]

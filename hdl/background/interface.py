@@ -37,9 +37,9 @@ class WalkKind(enum.Enum, shape=3):
 ROLE_BITS = 5
 """Width of the number of a copy."""
 
-ERA_BITS = 4
+ERA_BITS = 8
 """Of how often an array has lost what was not flushed. It wraps: not while a row reads, as in all
-that time its drives would have to restart, and be judged, sixteen times."""
+that time its drives would have to restart, and be judged, 256 times."""
 
 
 def eras(config: Config) -> data.ArrayLayout:

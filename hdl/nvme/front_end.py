@@ -110,7 +110,7 @@ class NvmeFrontEnd(wiring.Component):
         changed; what the pages say of background work, and that one of findings is being made.
     told
         Not there without `Config.background`. As `hdl.nvme.lifetimes.Lifetimes` has it.
-    begins, begun, ends, ended
+    begins, begun, ends, ended, enabled
         I/O commands that come and go, for `hdl.array.references.References`: pulses when one gets a
         slot, before its namespace matters, and when its slot is free again.
     temperature
@@ -177,6 +177,7 @@ class NvmeFrontEnd(wiring.Component):
                 "begun": Out(command_begin(config)),
                 "ends": Out(1),
                 "ended": Out(config.slot_bits),
+                "enabled": Out(1),
                 "line_write": Out(write_port(config)),
                 "allocate": In(line_stream(config)),
                 "free": Out(line_stream(config)),
@@ -369,6 +370,7 @@ class NvmeFrontEnd(wiring.Component):
             self.begun.volume.eq(decode.store_command.nsid - 1),
             self.ends.eq(slots.freed),
             self.ended.eq(slots.freed_slot),
+            self.enabled.eq(registers.enable),
         ]
         connect(m, slots.allocate, decode.allocate)
         connect(m, decode.admit, prp.admit)

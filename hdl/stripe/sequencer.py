@@ -21,7 +21,6 @@ from hdl.drive.interface import Opcode, Owner, finished, landed, operation, piec
 from hdl.memory.interface import line_stream
 from hdl.nvme.interface import Status
 from hdl.parity.interface import pass_done, step
-from hdl.streams import Merge
 from hdl.stripe.admission import Admission
 from hdl.stripe.early import Early
 from hdl.stripe.interface import RowKind, committed, row_state, strip_state
@@ -71,7 +70,7 @@ class Sequencer(wiring.Component):
     succeeds; the row's parities are made unreadable until all of its data can be read again. A row
     that is walked ends in one ``walked``, before ``retired``; ``stale`` and ``boundary_read`` are
     as for `hdl.stripe.admission.Admission`, and with ``intent_chunks`` so is ``begun``. ``mend``:
-    as there, and rows that a host has written of which blocks were made unreadable; ``noted``: bit
+    that, and rows that a host has written of which blocks were made unreadable; ``noted``: bit
     for each of the two, of ``noted_arrays``. While a member is copied (``copy_read``) what it gets
     is written to another drive as well, which is reported on ``fail`` if it does not store it, and
     nothing else comes of that. ``essential`` and ``settled`` are those of
@@ -111,7 +110,7 @@ class Sequencer(wiring.Component):
                 "sync_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "copy_read": Out(copy_read(config)),
                 "walked": Out(stream.Signature(walked(config))),
-                "mend": Out(stream.Signature(walk(config))),
+                "mend": Out(stream.Signature(walk(config))).array(2),
                 "noted": Out(2),
                 "noted_arrays": Out(config.array_bits).array(2),
             }
@@ -170,10 +169,8 @@ class Sequencer(wiring.Component):
             connect(m, admission.copy_read, flipped(self.copy_read))
             # Rows to be mended: of reads, and those that end with blocks made unreadable.
             m.submodules.mends = mends = Mends(config=config)
-            m.submodules.mending = mending = Merge(walk(config), inputs=2)
-            connect(m, admission.mend, mending.inputs[0])
-            connect(m, mends.walk, mending.inputs[1])
-            connect(m, mending.output, flipped(self.mend))
+            connect(m, admission.mend, flipped(self.mend[0]))
+            connect(m, mends.walk, flipped(self.mend[1]))
             m.d.comb += [
                 self.noted.eq(Cat(admission.noted, mends.noted)),
                 self.noted_arrays[0].eq(admission.noted_array),
@@ -551,7 +548,7 @@ class Sequencer(wiring.Component):
         filling = (todo.level != 0) & ~todo.r_rdy
         asks = Const(0)
         if mends is not None:
-            asks = mends.busy | mending.busy | (self.mend.valid & self.mend.ready)
+            asks = mends.busy | (self.mend[1].valid & self.mend[1].ready)
         m.d.comb += self.busy.eq(
             ~fsm.ongoing("IDLE")
             | arriving

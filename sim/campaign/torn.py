@@ -12,6 +12,7 @@ import random
 from hdl.background.supervisor import DEFAULT_SHARE
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
 from sim.campaign.array import Array
+from sim.campaign.card import STOPPED, Group
 from sim.campaign.volume import Volume, pieces
 from sw.driver import background
 
@@ -22,6 +23,10 @@ WRITES = 200
 
 READS, READING_NS = 32, 20_000
 """Of a volume as the drives restart, at most, and how long before that they begin."""
+FLUSHES, FLUSHING_NS = 3, 3_000
+"""Likewise. Those that have ended well must have stored what was written before."""
+DISABLES, DISABLED_NS = 0.2, 20_000
+"""Share of restarts after which the controller is disabled, and how long after that at most."""
 STALLS, STALL_NS = 0.5, 2_000_000
 """Share of restarts before which the drives do not answer, and for how long at most."""
 
@@ -41,6 +46,7 @@ class Torn:
     def __init__(self, features: frozenset[str], choose: random.Random):
         self._features = features
         self._choose = choose
+        self._restarted = False
 
     async def work(self, array: Array) -> None:
         """Perhaps all drives of an array restart after some writes."""
@@ -61,8 +67,16 @@ class Torn:
             others = sorted(set(blocks) - set(written))
             left[volume] = choose.sample(others, min(len(others), READS))
         await background.set_share(card.nvme, LEAST_SHARE)
-        reads = card.spawn(self._read(volume, blocks) for volume, blocks in left.items())
-        await card.sleep(choose.uniform(0, READING_NS))
+        reading_ns = choose.uniform(0, READING_NS)
+        statuses: dict[Volume, list[int]] = {volume: [] for volume in array.volumes}
+        inside = [self._read(volume, blocks) for volume, blocks in left.items()]
+        for volume in array.volumes:
+            for _ in range(choose.randint(0, FLUSHES)):
+                after = max(0, reading_ns - choose.uniform(0, FLUSHING_NS))
+                inside.append(self._flush(volume, after, statuses[volume]))
+        self._restarted = False
+        group = card.spawn(inside)
+        await card.sleep(reading_ns)
         if choose.random() < STALLS:
             for port in array.ports:
                 card.harness.drive_fault(port)
@@ -71,13 +85,19 @@ class Torn:
         for port in array.ports:
             card.harness.drive_fault(port, 0)
             card.harness.restart_drive(port)
-        await reads.join()
+        self._restarted = True
+        if "resets" in self._features and choose.random() < DISABLES:
+            await card.sleep(choose.uniform(0, DISABLED_NS))
+            await self._disable(array, group)
+        await group.join()
         differ = sum(len(array.held(block)) > 1 for block in range(array.blocks))
         card.outcome.seen["blocks of which copies differed"] += differ
         for volume in array.volumes:
             volume.model.lose_power()
-        refused = [await volume.flush() for volume in array.volumes]
-        assert all(refused), f"{array}: who is told that its drives have begun anew: {refused}"
+        for volume in array.volumes:
+            if not any(status > 0 for status in statuses[volume]):
+                status = await volume.flush()
+                assert status, f"{volume}: nobody is told that its drives have begun anew"
         unreadable = self._spoil(array) if mirrored and "medium" in self._features else []
         held = {volume: await self._look(volume) for volume in array.volumes}
         for volume, blocks in held.items():
@@ -100,6 +120,25 @@ class Torn:
         card.outcome.faults["mirrors restarted" if mirrored else "rows torn"] += 1
         array.troubled.clear()
 
+    async def _flush(self, volume: Volume, after: float, statuses: list[int]) -> None:
+        """A Flush some time later, unless the drives have restarted by then."""
+        card = volume.array.card
+        await card.sleep(after)
+        if not self._restarted:
+            queues = card.nvme.queues
+            statuses.append(await volume.flush(self._choose.randrange(len(queues))))
+
+    async def _disable(self, array: Array, inside: Group) -> None:
+        """The host disables the controller and enables it again. A Flush that it gets no answer to
+        has told nobody."""
+        card = array.card
+        card.stops = True
+        await card.nvme.stop()
+        await inside.join()
+        await card.nvme.start(queue_pairs=card.config.queue_pairs)
+        card.stops = False
+        card.outcome.seen["resets as drives restart"] += 1
+
     def _spoil(self, array: Array) -> list[tuple[int, int]]:
         """One drive cannot read some blocks; each has a copy elsewhere."""
         port = self._choose.choice(array.ports)
@@ -113,8 +152,10 @@ class Torn:
         """These are what they were, whatever becomes of others."""
 
         async def read(block: int, buffer: int) -> None:
-            status = await volume.read(block, 1, buffer)
-            assert status == 0, f"{volume}: read of block {block}: status {status:#x}"
+            card = volume.array.card
+            status = STOPPED if card.stops else await volume.read(block, 1, buffer)
+            stopped = card.stops and status == STOPPED
+            assert status == 0 or stopped, f"{volume}: read of block {block}: status {status:#x}"
 
         await volume.each(blocks, read)
 
