@@ -7,16 +7,18 @@ import random
 import cocotb
 import pytest
 from amaranth.hdl import Module
-from cocotb.triggers import ClockCycles
+from cocotb.triggers import ClockCycles, FallingEdge
 
 from cocotb_tests.background_bench import CAPACITY, CONFIG, ROWS, Assembly, Bench
 from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.streams import pack
 from hdl.array.interface import ArrayState, Level, ManageOpcode, ManageStatus
 from hdl.array.tables import ArrayTables
 from hdl.background.interface import WalkKind, WalkResult
 from hdl.background.jobs import JobState
 from hdl.background.pace import Pace
-from hdl.background.report import FINDINGS, Section
+from hdl.background.report import FINDINGS, Section, report_address
+from hdl.config import DATA_OFFSET_BLOCKS
 
 
 def bench(dut) -> Bench:
@@ -367,6 +369,38 @@ async def what_is_refused_undoes_nothing(dut):
     await host.rest()
     assert rows_of(host, array, WalkKind.REBUILD) == list(range(ROWS + 8))
     assert host.state(array) == ArrayState.OPTIMAL
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def rows_are_read_as_one(dut):
+    """The two words of a row are of the same moment, while a job passes row 2^32."""
+    host = bench(dut)
+    middle = 1 << 32
+    for port in range(CONFIG.ports):
+        getattr(dut, f"capacity__{port}").value = DATA_OFFSET_BLOCKS + middle + 4
+    await host.begin(4)
+    array = await host.create(Level.RAID1, 0, 1)
+    seen = set()
+
+    async def read() -> None:
+        while True:
+            row = 0
+            for place, word in enumerate((2, 3)):
+                address = pack(report_address(), section=Section.ARRAYS, number=array, word=word)
+                dut.report_read__address.value = address
+                await ClockCycles(dut.clk, host.random.randint(2, 9))
+                await FallingEdge(dut.clk)
+                row |= int(dut.report_read__data.value) << 32 * place
+            seen.add(row)
+
+    check = {"array": array, "kind": WalkKind.CHECK.value, "start": middle - 4}
+    for number in range(40):
+        await host.good(ManageOpcode.START_JOB, **check)
+        await host.rest()
+        if number == 0:
+            reader = cocotb.start_soon(read())
+    reader.cancel()
+    assert {middle - 1, middle} < seen <= set(range(middle - 4, middle + 5)), seen
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")

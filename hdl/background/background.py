@@ -312,6 +312,12 @@ class Background(wiring.Component):
             self.report_read.data.eq(word),
         ]
 
+        # A row has two words: read right after the lower one, the upper one is of the same moment.
+        previous, upper = Signal.like(latched), Signal(BLOCK_NUMBER_BITS - 32)
+        follows = (previous.as_value() | 1) == latched.as_value()
+        with m.If(asked != latched):
+            m.d.sync += previous.eq(latched)
+
         def padded(*parts):
             """Fields of given widths, low bits first."""
             return Cat(*(Cat(part, Const(0, width - len(part))) for part, width in parts))
@@ -327,18 +333,15 @@ class Background(wiring.Component):
                 (states.valid.bit_select(number, 1), 1),
             ),
             1: supervisor.share,
-            2: job.row[:32],
-            3: job.row[32:],
             4: job.mended,
             5: job.mismatched,
             6: job.lost,
-            8: job.began[:32],
-            9: job.began[32:],
-            10: job.ended[:32],
-            11: job.ended[32:],
-            12: jobs.sync_read[0].data[:32],
-            13: jobs.sync_read[0].data[32:],
         }
+        rows = ((2, job.row), (8, job.began), (10, job.ended), (12, jobs.sync_read[0].data))
+        for place, row in rows:
+            words |= {place: row[:32], place + 1: Mux(follows, upper, row[32:])}
+            with m.If(latched.word == place):
+                m.d.sync += upper.eq(row[32:])
         with m.If(latched.section == Section.ARRAYS):
             with m.Switch(latched.word):
                 for place, content in words.items():

@@ -29,5 +29,8 @@ def report_address() -> data.StructLayout:
 
 
 def report_read() -> TableRead:
-    """Reads a word; it follows the address by two cycles at most."""
+    """Reads a word; it follows the address by two cycles at most.
+
+    The upper word of a row, read right after the lower one, is of the same moment.
+    """
     return TableRead(report_address(), 32)
