@@ -12,6 +12,7 @@ The model drives clock and reset.
 
 import logging
 import random
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,6 +50,12 @@ PAGE_BYTES = 4096
 
 CREDITS = {"tfc_nph_av": 15, "fc_nph": 0x80}
 """Ports that tell the credits for reads, and the most that they tell."""
+
+TOLD_CYCLES = {"tfc_nph_av": 1, "fc_nph": 24}
+"""How long they do not tell of a read that the block has taken, at most."""
+
+CREDIT_CYCLES = 300
+"""How long the host keeps a credit, at most."""
 
 FAULTS = (
     "unsupported",
@@ -334,6 +341,9 @@ class HardBlock(UltraScalePlusPcieDevice):
         Memory writes stay in the block for now.
     lacks_credits
         The block says that the host gives no credit for reads.
+    most_reads
+        Credits for reads that the host gives, each anew some time after it was used; 0: no end. A
+        read that the block takes without a credit is an error.
     reads_in
         Memory reads that the block has taken.
     posted_in, posted_out
@@ -346,7 +356,10 @@ class HardBlock(UltraScalePlusPcieDevice):
         self.posted_latency_ns: tuple[int, int] = (0, 0)
         self.holds_posted = False
         self.lacks_credits = False
+        self.most_reads = 0
         self.reads_in = 0
+        self._reads_told = 0
+        self._returned = 0
         self.return_cycles = 6
         self.posted_in = 0
         self.posted_out = 0
@@ -361,7 +374,14 @@ class HardBlock(UltraScalePlusPcieDevice):
     async def send(self, tlp) -> None:
         """A packet goes to the link."""
         posted = tlp.fmt_type in (TlpType.MEM_WRITE, TlpType.MEM_WRITE_64)
-        self.reads_in += tlp.fmt_type in (TlpType.MEM_READ, TlpType.MEM_READ_64)
+        if tlp.fmt_type in (TlpType.MEM_READ, TlpType.MEM_READ_64):
+            self.reads_in += 1
+            if self.most_reads:
+                used = self.reads_in - self._returned
+                assert used <= self.most_reads, f"{used} reads, {self.most_reads} credits"
+                cocotb.start_soon(self._return_credit())
+            else:
+                self._returned += 1
         if posted:
             self.posted_in += 1
             low, high = self.posted_latency_ns
@@ -374,12 +394,24 @@ class HardBlock(UltraScalePlusPcieDevice):
 
     async def _tell_credits(self) -> None:
         # UltraScale+ tells up to 15 credits, the 7 series up to 127, and 128 if there is no end.
-        ports = [(getattr(self._dut, name, None), most) for name, most in CREDITS.items()]
+        name = next((name for name in CREDITS if hasattr(self._dut, name)), None)
+        if name is None:
+            return
+        port, most = getattr(self._dut, name), CREDITS[name]
+        taken = deque([0] * TOLD_CYCLES[name], maxlen=TOLD_CYCLES[name])
         while True:
-            for port, most in ports:
-                if port is not None:
-                    port.value = 0 if self.lacks_credits else most
+            # Reads of a while ago are told of, others perhaps.
+            told = self._rng.choice((taken[0], self.reads_in))
+            self._reads_told = max(self._reads_told, told)
+            taken.append(self.reads_in)
+            left = self.most_reads + self._returned - self._reads_told
+            free = min(left, most) if self.most_reads else most
+            port.value = 0 if self.lacks_credits else free
             await RisingEdge(self.user_clk)
+
+    async def _return_credit(self) -> None:
+        await ClockCycles(self.user_clk, self._rng.randint(1, CREDIT_CYCLES))
+        self._returned += 1
 
     async def _run_rc_logic(self) -> None:
         queue, get = self.rc_queue, self.rc_queue.get

@@ -5,6 +5,7 @@ from typing import Any
 
 import cocotb
 import pytest
+from amaranth.hdl import Mux
 from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.pcie_bench import CONFIG, PAGE_BYTES, SHIM, Bench, run_endpoint
@@ -320,6 +321,30 @@ async def reads_without_credits_keep_nobody_waiting(dut):
     order.check(order.letters, order.written)
 
 
+@cocotb.test(**LIMIT)
+async def reads_have_credits(dut):
+    """The host gives few credits for reads, each anew after a while, and the block tells of it
+    late. No read is offered without one, and all end, amid writes."""
+    order = await bench(dut)
+    device = order.host.device
+    lines = iter(range(CONFIG.lines))
+    for most in (1, 2, 3, 8):
+        await order.settle()
+        await ClockCycles(dut.clk, DRAIN_CYCLES)
+        device.most_reads = most
+        wanted = len(order.read) + 6
+        for _ in range(6):
+            order.fetch(next(lines), [(order.block_base, 1024, 0)])
+            if order.rng.random() < 0.5:
+                order.send_letter()
+        await wait_until(
+            dut, lambda n=wanted: len(order.read) == n, cycles=60_000, what=f"reads, {most} credits"
+        )
+        assert not any(order.read.values())
+        await order.settle()
+    order.check(order.letters, order.written)
+
+
 @pytest.mark.parametrize("width", [64, 256, 512])
 def test_order(width):
     run_endpoint(
@@ -331,6 +356,7 @@ def test_order(width):
             "short_absences",
             "what_stands_at_the_edge_is_on_its_way",
             "reads_without_credits_keep_nobody_waiting",
+            "reads_have_credits",
         ],
         module=__name__,
         width=width,
@@ -343,6 +369,7 @@ def test_order_series7(width):
         "reads_push_writes",
         "reads_wait_for_nothing_that_may_not_leave",
         "reads_without_credits_keep_nobody_waiting",
+        "reads_have_credits",
     ]
     run_endpoint(tests, module=__name__, width=width, shim="series7")
 
@@ -375,6 +402,16 @@ class AlwaysCredits(ReadCredits):
         return m
 
 
+class TellsAtOnce(ReadCredits):
+    """A planted bug: what the block says of credits is taken to be so at that moment."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        most = Mux(self.available > CREDITS_MOST, CREDITS_MOST, self.available)
+        m.d.comb += self.credits.eq(most)
+        return m
+
+
 UNWRITTEN, UNCREDITED = "is not in memory", "a read was offered without a credit"
 
 
@@ -390,11 +427,15 @@ UNWRITTEN, UNCREDITED = "is not in memory", "a read was offered without a credit
             "reads_without_credits_keep_nobody_waiting",
             UNCREDITED,
         ),
+        ("ultrascale.ReadCredits", TellsAtOnce, "reads_have_credits", "2 reads, 1 credits"),
+        ("series7.ReadCredits", TellsAtOnce, "reads_have_credits", "2 reads, 1 credits"),
     ],
 )
 def test_planted_bugs_are_caught(monkeypatch, place, mutant, testcase, message):
     monkeypatch.setattr(f"hdl.pcie.{place}", mutant)
+    shim = place.split(".")[0]
+    shim = "ultrascale" if shim == "endpoint" else shim
     with pytest.raises(SimulationError, match=message):
-        run_endpoint(testcase, module=__name__)
+        run_endpoint(testcase, module=__name__, shim=shim, width=64 if shim == "series7" else 256)
 
 
