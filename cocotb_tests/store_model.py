@@ -11,9 +11,10 @@ from hdl.config import BLOCK_BYTES, Config
 from hdl.memory.interface import write_beat
 from hdl.memory.store import READ_LATENCY
 
-STORE_DELAY = 7
+STORE_DELAY = 11
 """Cycles from a write of the controller's line store to the first read that must see it: it waits
-for four other writers at most, and passes three registers."""
+for four other writers at most, behind one of its own port that does so, and passes three registers.
+"""
 
 
 class StoreModel:

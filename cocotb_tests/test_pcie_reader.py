@@ -165,6 +165,24 @@ async def space_reserved(dut):
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
+async def boundary_changes(dut):
+    """Software changes the read completion boundary while a request waits for room: all end."""
+    bench = Bench(dut, mrrs=5, rcb=128)
+    await bench.start()
+    for boundary in (0, 1, 0, 1, 0):
+        bench.hold = True
+        bench.forget()
+        for index in range(6):
+            parts = [(0x40000 + index * 4096, 1024, index * 1024)]
+            bench.request.send_all(bench.transfer(Kind.BLOCK, index, parts))
+        for _ in range(CLEARING + bench.rng.randrange(60)):
+            await RisingEdge(dut.clk)
+        dut.status__rcb.value = boundary
+        bench.hold = False
+        await bench.finish(errors=False)
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
 async def extended_tags(dut):
     """Tags from 32 on are used while extended tags are enabled, and not otherwise."""
     bench = Bench(dut)
@@ -376,6 +394,11 @@ def test_held_requests():
 )
 def test_space_reserved(rcb, headers, space):
     run("space_reserved", rcb=rcb, headers=headers, space=space)
+
+
+@pytest.mark.parametrize("space", [2048, 8192])
+def test_boundary_changes(space):
+    run("boundary_changes", headers=36, space=space)
 
 
 def test_extended_tags():

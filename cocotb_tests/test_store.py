@@ -25,6 +25,8 @@ WRITERS = 5
 MEETING_PLACES = 100
 """Addresses of random users: few, so that what is written is read."""
 
+CROWDED_CYCLES = 10_000
+
 LEAST_WRITE_CYCLES = 4
 """Cycles after a write was taken in the last of which it is stored, if nobody else has its bank."""
 
@@ -213,6 +215,50 @@ async def sequential_users(dut):
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
+async def the_delay_is_the_longest(dut):
+    """All writers crowd two banks, each in lines of its own. What one of them has written is
+    read as soon as it may be, and is there."""
+    config = sizes(int(os.environ["WIDTH"]))
+    layout = write_beat(config)
+    rng = random.Random(int(os.environ["SEED"]))
+    await start(dut)
+    rows = config.lines * config.beats // config.banks // WRITERS
+    request, answer = dut.read__0__request__payload, dut.read__0__response
+    asked: deque[tuple[int, int] | None] = deque([None] * READ_LATENCY)
+    to_read: dict[int, tuple[int, int]] = {}
+    offers: dict[int, tuple[int, int]] = {}
+    number, checked = 0, 0
+    for cycle in range(CROWDED_CYCLES):
+        for writer in range(WRITERS):
+            if writer not in offers:
+                number += 1
+                row = writer * rows + rng.randrange(rows)
+                address = config.banks * row + rng.randrange(2)
+                offers[writer] = address, number
+                port = getattr(dut, f"write__{writer}__payload")
+                port.value = pack(layout, address=address, data=number, mask=1)
+                getattr(dut, f"write__{writer}__valid").value = 1
+        wanted = to_read.pop(cycle, None)
+        dut.read__0__request__valid.value = wanted is not None
+        if wanted is not None:
+            request.value = wanted[0]
+        await RisingEdge(dut.clk)
+        asked.append(wanted)
+        due = asked.popleft()
+        if due is not None:
+            _, written = due
+            found = int(answer.value) & (1 << DWORD_BITS) - 1
+            assert found >= written, f"{written}: not there {STORE_DELAY} cycles later"
+            checked += 1
+        for writer, (address, written) in list(offers.items()):
+            if int(getattr(dut, f"write__{writer}__ready").value):
+                del offers[writer]
+                if writer == 0:
+                    to_read[cycle + STORE_DELAY] = address, written
+    assert checked > CROWDED_CYCLES // 4
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
 async def reads_after_writes(dut):
     """A write; ``LATER`` cycles later its beat is read, or (``OTHER``) written at another port."""
     config = sizes(64)
@@ -287,7 +333,9 @@ class Faulty(wiring.Component):
 
 
 @pytest.mark.parametrize("width", [64, 256])
-@pytest.mark.parametrize("testcase", ["random_users", "sequential_users"])
+@pytest.mark.parametrize(
+    "testcase", ["random_users", "sequential_users", "the_delay_is_the_longest"]
+)
 def test_store(testcase, width):
     simulate(
         LineStore(config=sizes(width), readers=READERS, writers=WRITERS, strict=False),

@@ -24,9 +24,11 @@ DWORD_BITS = 32
 def write_delay(writers: int) -> int:
     """Cycles from a write taken to the first read that certainly sees it.
 
-    The port's register, the wait for the bank, the winner's register, the bank's registers.
+    The port's register, the winner's register and the bank's registers are three. The write is
+    taken while the one of its port before it waits for its bank, for ``writers`` - 1 cycles at
+    most, and then waits itself for as many.
     """
-    return writers + 2
+    return 3 + 2 * (writers - 1)
 
 
 class BankArbiter(wiring.Component):

@@ -184,7 +184,6 @@ class HostReader(wiring.Component):
             tags.expire_taken.eq(landing.abandon_taken & ~self.drop_valid),
             tags.now.eq(self.now),
             tags.hold.eq(self.hold),
-            tags.rcb.eq(self.status.rcb),
             tags.extended.eq(self.status.extended_tag),
             tags.tracks.eq(self.tracks),
             # In a hurry sweeps come sooner, and the block's timer may not run at all.
@@ -244,6 +243,7 @@ class HostReader(wiring.Component):
                 m.d.comb += issuing.eq(1)
                 m.d.sync += [
                     chunk.eq(length),
+                    tags.rcb.eq(self.status.rcb),
                     tags.headers.eq(
                         Mux(self.status.rcb, headers(BOUNDARIES[1]), headers(BOUNDARIES[0]))
                         if config.completion_bytes

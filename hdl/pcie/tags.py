@@ -89,12 +89,12 @@ class TagTable(wiring.Component):
     lost
         No answer will come any more: a sweep at once, all that wait expire, and none stays in
         quarantine.
-    rcb, extended
-        `PcieStatus.rcb`, which says how much room a completion takes; without ``extended`` only
-        tags below 32 are handed out.
-    headers, allocate
-        A tag for a request of ``headers`` completions. ``headers`` must hold until it is taken.
-        Valid only while there is both a tag and the room.
+    extended
+        Without it only tags below 32 are handed out.
+    rcb, headers, allocate
+        A tag for a request of ``headers`` completions, counted with the `PcieStatus.rcb` that says
+        how much room each takes. Both must hold until it is taken. Valid only while there is both a
+        tag and the room.
     lookup, live, close
         ``live``: tag ``lookup`` is waiting (combinational). ``close`` ends that.
     retire_valid, retire_tag, retire_quarantine
