@@ -14,6 +14,7 @@ from cocotb_tests.store_model import STORE_DELAY, StoreModel
 from cocotb_tests.streams import StreamSink, StreamSource, busy_after, wait_until
 from hdl.config import BLOCK_BYTES, PIECES, Config
 from hdl.drive.interface import (
+    PIECE_CYCLES,
     DriveStatus,
     Opcode,
     Owner,
@@ -22,9 +23,6 @@ from hdl.drive.interface import (
     operation,
     piece,
 )
-
-LATENESS = 8
-"""Cycles after the end of an operation within which all its pieces have been told of."""
 
 LONGEST_REFUSAL = 3
 """Cycles that a piece may have to wait until it is taken."""
@@ -275,7 +273,7 @@ class Bench:
 
     async def _leave_seat(self, pending: Pending, *, good: bool) -> None:
         """All pieces have been told of, or no more will be, soon after the end of an operation."""
-        for _ in range(LATENESS):
+        for _ in range(PIECE_CYCLES):
             await RisingEdge(self.dut.clk)
         assert pending.told == PIECES or not good, f"{pending.told} pieces of {PIECES} told of"
         assert pending.seat is not None and pending.line is not None

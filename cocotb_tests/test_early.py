@@ -11,7 +11,7 @@ from cocotb.triggers import RisingEdge
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
 from hdl.config import PIECES, Config, board
-from hdl.drive.interface import piece
+from hdl.drive.interface import PIECE_CYCLES, piece
 from hdl.parity.interface import StepKind, pass_done, step
 from hdl.stripe import early as early_module
 from hdl.stripe import piece_count as count_module
@@ -22,8 +22,8 @@ CONFIG = Config(data_width=64, ports=8, rows=32, operations=64, early_rows=SEATS
 ROWS = 60
 WHOLE = 40
 PATIENCE = 20_000
-LATENESS = 8
-"""Cycles after the end of an operation within which all its pieces have been told of."""
+MOST_CYCLES = 5
+"""Cycles that a piece takes to be offered and taken, at most."""
 
 
 class Row:
@@ -168,24 +168,38 @@ class Bench:
                     await self._strobe("record", recorded=bits, record_seat=row.seat)
 
     async def _land(self, row: Row, over: list[Row]) -> None:
-        """Blocks land at their own speeds; those of a row that is not good may break off."""
+        """Blocks land at their own speeds; those of a row that is not good may break off, and its
+        last pieces are told of when its reads have ended."""
         for _ in range(8):
             await RisingEdge(self.dut.clk)
         wanted = [PIECES] * row.blocks
+        late = 0
         if not row.good:
             wanted = [self.random.randrange(PIECES + 1) for _ in range(row.blocks)]
+            late = self.random.choice((0, 1, 2))
         chances = [self.random.random() for _ in range(row.blocks)]
-        while row.landed != wanted:
-            left = [n for n in range(row.blocks) if row.landed[n] < wanted[n]]
-            block = self.random.choices(left, [chances[n] + 0.01 for n in left])[0]
+        for left in reversed(range(sum(wanted))):
+            if left + 1 == late:
+                await self._end(row, over)
+                for _ in range(self.random.randrange(PIECE_CYCLES - MOST_CYCLES * late)):
+                    await RisingEdge(self.dut.clk)
+            lands = [n for n in range(row.blocks) if row.landed[n] < wanted[n]]
+            block = self.random.choices(lands, [chances[n] + 0.01 for n in lands])[0]
             row.landed[block] += 1
             self.piece.send(seat=row.seat, number=row.landed[block] - 1)
             await self.piece.drained()
-            for _ in range(self.random.choice((0, 0, 0, 20))):
+            for _ in range(0 if left < late else self.random.choice((0, 0, 0, 20))):
                 await RisingEdge(self.dut.clk)
-        for _ in range(self.random.choice((len(row.steps) * 8, 400))):
-            await RisingEdge(self.dut.clk)
+        if sum(wanted) < late or not late:
+            for _ in range(self.random.choice((len(row.steps) * 8, 400))):
+                await RisingEdge(self.dut.clk)
+            over.append(row)
+
+    async def _end(self, row: Row, over: list[Row]) -> None:
+        """Its reads have ended."""
         over.append(row)
+        while not row.settled:
+            await RisingEdge(self.dut.clk)
 
     async def run_whole(self) -> None:
         """Passes of other rows, in bursts."""
@@ -212,7 +226,7 @@ async def pieces_are_worked_out_as_they_land(dut):
     await wait_until(
         dut, lambda: bench.ended == ROWS + WHOLE, cycles=PATIENCE, what="the last answers"
     )
-    for _ in range(LATENESS):
+    for _ in range(PIECE_CYCLES):
         await RisingEdge(dut.clk)
     assert not bench.rows and not bench.whole_steps and not bench.engine
     assert not int(dut.busy.value)

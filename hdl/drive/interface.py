@@ -77,10 +77,14 @@ def early_field(config: Config) -> dict:
     return {"early": early(config)} if config.early_rows else {}
 
 
+PIECE_CYCLES = 12
+"""So long after the end of its operation a piece may still be told of."""
+
+
 def piece(config: Config) -> data.StructLayout:
     """Piece ``number`` of one of the blocks that the row in seat ``seat`` reads is in its line.
 
-    Told of until 8 cycles after the end of its operation, and not later.
+    Told of until `PIECE_CYCLES` after the end of its operation, and not later.
     """
     return data.StructLayout({"seat": early_seat(config), "number": bits_for_count(PIECES)})
 

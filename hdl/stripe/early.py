@@ -1,13 +1,13 @@
 """Works out lost blocks piece by piece while the blocks that they follow from are landing."""
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
+from amaranth.hdl import Assert, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import PIECES, Config, bits_for_count
-from hdl.drive.interface import early_seat, piece
+from hdl.drive.interface import PIECE_CYCLES, early_seat, piece
 from hdl.parity.interface import StepKind, pass_done, step
 from hdl.stripe.piece_count import PieceCount
 from hdl.stripe.program import lowest_bit, ones
@@ -21,7 +21,8 @@ class Early(wiring.Component):
     such pass reads only what is there, so none waits in the engine for a drive. When the reads have
     ended, the row is settled. If all were good, ``done`` says so once the last piece has been
     worked out; the row goes on as if it had sent the pass itself. If not, ``done`` says so once no
-    pass is under way: nothing of the row's lines is then read or written any more.
+    piece is to come and no pass is under way: nothing of the row's lines is then read or written
+    any more, and nobody refers to the seat.
 
     Passes of other rows are let through between those of pieces, taking turns.
 
@@ -44,9 +45,9 @@ class Early(wiring.Component):
         order, before the row is settled.
     settle, settle_seat, good
         A strobe: the reads of the row have ended, and whether all their blocks are in their lines.
-        All pieces that there are have been told of.
     piece
-        Pieces that have landed; taken within 4 cycles whatever else waits.
+        Pieces that have landed, of rows that have a seat, until `PIECE_CYCLES` after their reads
+        have ended; taken within 4 cycles whatever else waits.
     whole, step
         Steps of other rows' passes, and those to the parity engine.
     pass_done, done
@@ -201,9 +202,16 @@ class Early(wiring.Component):
         answered = Signal.like(self.seat)
         own = Signal()
         released = Mux(own & self.done.ready, 1 << answered, 0)
+        # Until then a row that has settled last may still be told of pieces.
+        rest = Signal(range(PIECE_CYCLES + 1))
+        with m.If(self.settle & ~self.good):
+            m.d.sync += rest.eq(PIECE_CYCLES)
+        with m.Elif(rest != 0):
+            m.d.sync += rest.eq(rest - 1)
+        calm = (rest == 0) & ~count.busy
         for n in range(seats):
             m.d.comb += over[n].eq(
-                settled[n] & Mux(good[n], last_done[n], ~count.busy & _none(outstanding[n]))
+                settled[n] & Mux(good[n], last_done[n], calm & _none(outstanding[n]))
             )
         chosen, held, last = Signal(), Signal(), Signal()
         m.d.comb += [
@@ -239,9 +247,14 @@ class Early(wiring.Component):
             last_done.eq((last_done & ~released) | Mux(is_last, ended, 0)),
             faulty.eq((faulty & ~released) | Mux(answer.error, ended, 0)),
         ]
+        m.d.sync += Assert(
+            ~self.piece.valid | taken.bit_select(self.piece.payload.seat, 1),
+            "a piece of a row that has left its seat",
+        )
         m.d.comb += self.busy.eq(
             Cat(
                 count.busy,
+                rest != 0,
                 queue.level != 0,
                 ~repeat.ongoing("PASS"),
                 over.any(),
