@@ -316,6 +316,7 @@ def work_out(active: float, name: str = "early") -> None:
     [
         ("one_block_too_few", count_module, "ones", lambda mask: mask.any(), "before all blocks"),
         ("leaves_at_once", early_module, "_none", lambda passes: 1, "left while pieces"),
+        ("waits_for_no_piece", early_module, "PIECE_CYCLES", 0, "a piece of a row that has left"),
         ("one_piece_too_few", early_module, "PIECES", PIECES - 1, "7 pieces worked out"),
     ],
 )
