@@ -264,6 +264,32 @@ async def one_hang_is_one(dut):
     await bench.settle()
 
 
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def one_hang_is_one_in_two_windows(dut):
+    """A port was aborted early in a window. Commands that hang together around its end are aborted;
+    what the window's end forgives is held against none of them."""
+    bench = Ladders(dut)
+    await start(dut)
+    drive = bench.drives[1]
+    for before, apart in ((2000, 1200), (5500, 5000), (300, 600), (1300, 100)):
+        window = (bench.time // WINDOW + 1) * WINDOW
+        aborts = drive.counts.aborts
+        await bench.reaches(window + 2000)
+        bench.stop(1, 1)
+        bench.some(1, 1)
+        await bench.drain()
+        await bench.reaches(window + WINDOW - before)
+        bench.stop(1, 2)
+        bench.some(1, 1)
+        await bench.passes(apart)
+        bench.some(1, 1)
+        await bench.drain()
+        assert drive.counts.aborts == aborts + 3, (before, apart)
+        assert not drive.counts.resets and not bench.given_up, (before, apart)
+        bench.mend(1)
+    await bench.settle()
+
+
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def a_stall_is_one(dut):
     """Reads that could be had elsewhere hang with others, and end as slow before. They are aborted
@@ -474,6 +500,7 @@ def run(testcase: str, name: str = "ladder", seed: int = 1, tags: int = CONFIG.d
     [
         "aborts",
         "one_hang_is_one",
+        "one_hang_is_one_in_two_windows",
         "a_stall_is_one",
         "resets",
         "doubts",
