@@ -264,6 +264,57 @@ async def one_hang_is_one(dut):
     await bench.settle()
 
 
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def asks_nothing_after_a_restart(dut):
+    """Whatever is about to be done with an operation as its drive restarts: from the next cycle on
+    nothing is offered, as the drive would do that with what it has then."""
+    bench = Ladders(dut)
+    await start(dut)
+    drive, valid = bench.drives[1], dut.drives__1__command__valid
+    drive.forgets = False
+    bench.may_fail.add(1)
+    offered = 0
+    for delay in range(48):
+        bench.some(1, 1)
+        await bench.passes(1 + delay)
+        await drive.restart()
+        dut.doubted.value = 1 << 1
+        before = int(valid.value)
+        for cycle in range(40):
+            await RisingEdge(dut.clk)
+            before &= int(valid.value)
+            assert before == int(valid.value), f"offered {cycle + 1} cycles after a restart"
+        dut.doubted.value = 0
+        begun = drive.counts.commands
+        await bench.drain()
+        offered += drive.counts.commands > begun
+    assert offered > 4, "no operation has waited"
+    await bench.settle()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def a_hang_over_the_end_of_a_window_is_one(dut):
+    """An abort of long ago is forgiven as the window ends, also to commands that were offered
+    before that: those that hang together are aborted alike."""
+    bench = Ladders(dut)
+    await start(dut)
+    drive = bench.drives[2]
+    # What hangs over the end of one is forgiven at the end of the next.
+    for window in (1, 3):
+        await bench.reaches(window * WINDOW - 60_000)
+        aborts = drive.counts.aborts
+        for hang, begins in ((1, 0), (2, window * WINDOW - 1000)):
+            if begins:
+                await bench.reaches(begins)
+            bench.stop(2, hang)
+            bench.some(2, hang)
+            await bench.drain()
+            bench.mend(2)
+        assert drive.counts.aborts - aborts == 3, window
+        assert not drive.counts.resets and not bench.given_up, window
+    await bench.settle()
+
+
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def a_stall_is_one(dut):
     """Reads that could be had elsewhere hang with others, and end as slow before. They are aborted
@@ -474,6 +525,8 @@ def run(testcase: str, name: str = "ladder", seed: int = 1, tags: int = CONFIG.d
     [
         "aborts",
         "one_hang_is_one",
+        "a_hang_over_the_end_of_a_window_is_one",
+        "asks_nothing_after_a_restart",
         "a_stall_is_one",
         "resets",
         "doubts",

@@ -514,6 +514,81 @@ async def what_is_lost_is_told(dut):
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
+async def what_is_lost_later_is_told_later(dut):
+    """A drive restarts again before the Flush that tells has ended: the host learns nothing of that
+    by it. The next one tells."""
+    host = await begin(dut)
+    array = await host.create(Level.JBOD, 3)
+    volume = await host.good(ManageOpcode.CREATE_VOLUME, array=array, start=0, blocks=4)
+
+    async def refuse(slot: int) -> None:
+        await begins(host, slot, volume)
+        dut.blamed.value, dut.blamed_volume.value, dut.blames.value = 8, volume, 1
+        dut.blamed_slot.value = slot
+        await RisingEdge(dut.clk)
+        dut.blamed.value = dut.blames.value = 0
+        await ClockCycles(dut.clk, 2)
+
+    await restart(dut, 3)
+    await host.rest()
+    await refuse(1)
+    await restart(dut, 3)
+    await host.rest()
+    await begins(host, 2, volume)
+    await ends(host, 1)
+    assert int(dut.indebted.value) == 1 << volume and not await late_ones(host, 2)
+    await refuse(3)
+    await ends(host, 3)
+    assert not int(dut.indebted.value) and await late_ones(host, 2) == {2}
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def marks_are_kept_until_it_is_known_who_needs_them(dut):
+    """The jobs hear of torn rows only as rows on their way have ended, those of other arrays too.
+    Flushes that succeed meanwhile make no mark needless."""
+    host = await begin(dut)
+    other = await host.create(Level.RAID5, 3, 4, 5)
+    array = await host.create(Level.RAID5, 0, 1, 2)
+    await host.flush(array)
+    await host.write(array, 3, 17)
+    host.paused = True
+    await host.good(ManageOpcode.START_JOB, array=other, kind=WalkKind.CHECK.value)
+    await host.until(lambda: bool(host.out), "rows")
+    host.log.clear()
+    await restart(dut, 0, 1)
+    await host.until(lambda: not int(dut.doubted.value), "a judgement", cycles=200)
+    dut.blamed.value = 0xFF
+    await ClockCycles(dut.clk, 2)
+    dut.blamed.value = 0
+    await ClockCycles(dut.clk, 100)
+    assert not int(dut.suspect.value) and (await host.job(array))["in_sync"]
+    for _ in range(2):
+        await host.flush_now(array)
+        await ClockCycles(dut.clk, 200)
+    host.paused = False
+    await host.rest()
+    assert {3, 17} <= {*rows_of(host, WalkKind.RESYNC)}
+    assert (await host.job(array))["in_sync"]
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def torn_rows_prove_nothing(dut):
+    """An array that is only assumed to be in sync stays so when its marked rows have been made
+    right. A resync of all rows proves it."""
+    host = await begin(dut)
+    array = await host.create(Level.RAID5, 0, 1, 2)
+    await host.write(array, 3)
+    await restart(dut, 0, 1)
+    await host.rest()
+    job = await host.job(array)
+    assert 3 in rows_of(host, WalkKind.RESYNC) and job["state"] == JobState.DONE
+    assert job["in_sync"] and job["assumed"]
+    await host.good(ManageOpcode.START_JOB, array=array, kind=WalkKind.RESYNC.value)
+    await host.rest()
+    assert not (await host.job(array))["assumed"]
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
 async def nobody_is_doubted_for_long(dut):
     """A drive that leaves its array, and is in none, is decided on too: others wait for that."""
     host = await begin(dut)
