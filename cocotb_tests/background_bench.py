@@ -19,7 +19,7 @@ from hdl.array.interface import (
     manage_request,
     manage_response,
 )
-from hdl.array.references import command_begin
+from hdl.array.references import answer, command_begin, telling
 from hdl.array.tables import ArrayTables
 from hdl.background.background import Background
 from hdl.background.interface import WalkKind, WalkResult, flushing, intention, walk, walked
@@ -88,7 +88,9 @@ class Assembly(wiring.Component):
                 "slot_begun": In(command_begin(config)),
                 "slot_ends": In(1),
                 "slot_ended": In(config.slot_bits),
-                "enabled": In(1),
+                "tells": Out(telling(config)),
+                "answers": In(1),
+                "answer": In(answer(config)),
                 "late": In(TableRead(config.slot_bits, 1)),
                 "indebted": Out(config.volumes),
                 "told": Out(config.volumes),
@@ -160,7 +162,9 @@ class Assembly(wiring.Component):
             background.slot_ended.eq(self.slot_ended),
             self.indebted.eq(background.indebted),
             self.told.eq(background.told),
-            background.enabled.eq(self.enabled),
+            self.tells.eq(background.tells),
+            background.answers.eq(self.answers),
+            background.answer.eq(self.answer),
             self.doubted.eq(tables.suspect & ~tables.kept),
             background.returns.eq(tables.returns),
             tables.yields.eq(background.yields),
@@ -195,7 +199,6 @@ class Bench:
 
     def __init__(self, dut, generator: random.Random, config: Config = CONFIG):
         self.dut = dut
-        dut.enabled.value = 1
         self.config = config
         self.marks = False
         self.random = generator
@@ -217,7 +220,7 @@ class Bench:
         self.present = 0
         for name in ("present", "host_active", "occupied", "flush_waits", "refusing", "now",
                      "restarted", "blamed", "blames", "blamed_volume", "boundary_read__address",
-                     "sync_read__address", "slot_begins", "slot_ends"):  # fmt: skip
+                     "sync_read__address", "slot_begins", "slot_ends", "answers"):  # fmt: skip
             getattr(dut, name).value = 0
         for name in ("flush", "flushing", "completed", "completion", "report_read__address"):
             getattr(dut, name).value = 0

@@ -542,6 +542,25 @@ async def a_flush_is_judged_again_if_a_drive_restarts_meanwhile(dut):
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
+async def a_flush_is_of_what_drives_had_as_it_was_judged(dut):
+    """Its operations say how often each drive had restarted by then, however late they are sent."""
+    bench = await flushed_bench(dut)
+    if bench is None:
+        return
+    bench.sinks["operation"].active = 0
+    bench.extents.send(slot=1, opcode=HostOpcode.FLUSH, array=0, volume=1, last=1)
+    bench.expect_flush()
+    await wait_until(
+        dut, lambda: int(dut.operation__valid.value), cycles=200, what="the first operation"
+    )
+    for port, count in enumerate(bench.restarts):
+        getattr(dut, f"restarts__{port}").value = (count + 1) % 16
+    await ClockCycles(dut.clk, 4)
+    bench.sinks["operation"].active = 1.0
+    await bench.settled()
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
 async def copies_that_may_differ_are_read_in_order(dut):
     """All reads are of one copy, from when a drive has restarted: of the first that can be read,
     which is what a RESYNC copies to the others. Rows before are read from all."""

@@ -290,6 +290,34 @@ async def one_hang_is_one_in_two_windows(dut):
     await bench.settle()
 
 
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def asks_nothing_after_a_restart(dut):
+    """Whatever is about to be done with an operation as its drive restarts: from the next cycle on
+    nothing is offered, as the drive would do that with what it has then."""
+    bench = Ladders(dut)
+    await start(dut)
+    drive, valid = bench.drives[1], dut.drives__1__command__valid
+    drive.forgets = False
+    bench.may_fail.add(1)
+    offered = 0
+    for delay in range(48):
+        bench.some(1, 1)
+        await bench.passes(1 + delay)
+        await drive.restart()
+        dut.doubted.value = 1 << 1
+        before = int(valid.value)
+        for cycle in range(40):
+            await RisingEdge(dut.clk)
+            before &= int(valid.value)
+            assert before == int(valid.value), f"offered {cycle + 1} cycles after a restart"
+        dut.doubted.value = 0
+        begun = drive.counts.commands
+        await bench.drain()
+        offered += drive.counts.commands > begun
+    assert offered > 4, "no operation has waited"
+    await bench.settle()
+
+
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def a_stall_is_one(dut):
     """Reads that could be had elsewhere hang with others, and end as slow before. They are aborted
@@ -501,6 +529,7 @@ def run(testcase: str, name: str = "ladder", seed: int = 1, tags: int = CONFIG.d
         "aborts",
         "one_hang_is_one",
         "one_hang_is_one_in_two_windows",
+        "asks_nothing_after_a_restart",
         "a_stall_is_one",
         "resets",
         "doubts",

@@ -16,6 +16,7 @@ from hdl.background.jobs import JobState
 from hdl.config import DATA_OFFSET_BLOCKS
 from sim.campaign.sizes import USUAL
 from sim.golden.nvme import INTERNAL_ERROR, INVALID_FIELD, SET_FEATURES, WRITE_FAULT
+from sim.native.harness import Flow
 from sim.native.parameters import MICROSECOND, Ideal
 from sw.driver import background, raid
 from sw.driver.commands import Command, NvmeError, Register
@@ -736,6 +737,45 @@ def test_a_controller_reset_does_not_take_the_answer_away():
             for _ in range(2):
                 await flush(card, volume, 0, statuses)
             assert statuses == [WRITE_FAULT, 0], [hex(s) for s in statuses]
+
+        card.run(scenario())
+
+
+@pytest.mark.parametrize(("others", "posted"), [(4, True), (6, False)])
+def test_an_answer_that_is_not_posted_tells_nobody(others, posted):
+    """The hard block takes nothing as the Flush ends that tells of a restart, behind other answers,
+    and the host disables the controller: it has been told if its entry is in memory, else not."""
+    blocks = 48
+    with Card(SLOW_MIDDLE, seed=SEED, config=USUAL) as card:
+
+        async def gone(submitted: Coroutine) -> None:
+            with suppress(QueueStoppedError):
+                await submitted
+
+        async def scenario() -> None:
+            nvme, transport = card.nvme, card.card.transport
+            volume = await written(card, blocks)
+            beside = await raid.create_volume(nvme, 0, 256, 256)
+            for _ in range(others):
+                transport.spawn(gone(flush(card, beside, 0, [])))
+            await transport.sleep(10_000)
+            transport.spawn(gone(flush(card, volume, 1, [])))
+            await transport.sleep(20_000)
+            card.harness.hold(Flow.RQ_READY, 40_000)
+            card.harness.restart_drive(1)
+            await transport.sleep(15_000)
+            await transport.write32(Register.CC, 0)
+            await transport.sleep(60_000)
+            while await transport.read32(Register.CSTS) & CSTS_READY:
+                await transport.sleep(5_000)
+            phase = transport.memory.read(nvme.queues[1].cq_address, 16)[14] & 1
+            assert phase == posted, "the stall is not as long as it must be"
+            await nvme.stop()
+            await nvme.start(queue_pairs=2)
+            assert await missing(card, volume, blocks), "nothing was lost, so nothing is shown"
+            statuses: list[int] = []
+            await flush(card, volume, 0, statuses)
+            assert statuses == [0 if posted else WRITE_FAULT], [hex(s) for s in statuses]
 
         card.run(scenario())
 

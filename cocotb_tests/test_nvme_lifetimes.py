@@ -8,9 +8,9 @@ from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.nvme_bench import Bench, bench_config, run_front_end
 from cocotb_tests.runner import SimulationError
-from cocotb_tests.streams import unpack, wait_until
+from cocotb_tests.streams import pack, unpack, wait_until
 from hdl.array.interface import ManageOpcode, ManageStatus
-from hdl.array.references import command_begin
+from hdl.array.references import answer, command_begin, telling
 from hdl.nvme.lifetimes import Lifetimes
 from sim.golden import nvme
 
@@ -271,6 +271,55 @@ async def late_commands_are_known(dut):
         seen = {one: host.seen_late[one] for one in expected}
         assert seen == expected, f"round {round_number}, told {told}"
     await host.settle()
+
+
+@cocotb.test(timeout_time=8, timeout_unit="ms")
+async def answers_are_posted(dut):
+    """Ends that tell something, while the host takes writes or takes none and disables the
+    controller: of each it is said whether it has a completion queue entry."""
+    host = await bench(dut)
+    await host.create(VICTIM)
+    shape = telling(host.config)
+    answered: list[int] = []
+    posts = host.sinks[2]
+    both = 0
+
+    async def watch() -> None:
+        while True:
+            await RisingEdge(dut.clk)
+            if int(dut.answers.value):
+                seen = unpack(answer(host.config), int(dut.answer.value))
+                assert seen.volume == VICTIM
+                answered.append(seen.posted)
+
+    cocotb.start_soon(watch())
+    for wait in (0, 5, 20, 40, 80, 1000):
+        answered.clear()
+        host.hold = True
+        placed = [host.place(host.queues[1], opcode=nvme.FLUSH, nsid=VICTIM + 1) for _ in range(6)]
+        await host.ring(host.queues[1])
+        await ClockCycles(dut.clk, 1000)
+        assert len(host.inside) == len(placed)
+        dut.tells.value = pack(shape, any=1, volume=VICTIM)
+        posts.active = 0.5
+        host.hold = False
+        await ClockCycles(dut.clk, wait)
+        posts.active = 0.0
+        await ClockCycles(dut.clk, 40)
+        await host.write32(nvme.CC, 0)
+        await ClockCycles(dut.clk, 200)
+        posts.active = 1.0
+        await host.wait_status(0)
+        dut.tells.value = 0
+        await ClockCycles(dut.clk, 2 * host.latency)
+        entries = [one for one in placed if one in host.queues[1].done]
+        assert len(answered) == len(placed), answered
+        assert len(entries) == sum(answered), f"{wait}: {answered}, {len(entries)} entries"
+        both += 0 < len(entries) < len(placed)
+        await host.enable()
+        for number in (1, 2):
+            await host.create_pair(number, 64)
+    assert both, "each time all were answered, or none"
 
 
 @pytest.mark.parametrize("data_width", [64, 256])

@@ -9,9 +9,9 @@ from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.background_bench import ROWS, Assembly, Bench
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import pack
+from cocotb_tests.streams import pack, unpack
 from hdl.array.interface import ArrayState, Level, ManageOpcode, ManageStatus
-from hdl.array.references import command_begin
+from hdl.array.references import answer, command_begin, telling
 from hdl.array.states import ArrayStates
 from hdl.background.interface import WalkKind
 from hdl.background.jobs import JobState
@@ -402,13 +402,20 @@ async def begins(host: Bench, slot: int, volume: int, *, late: bool = False) -> 
     await ClockCycles(dut.clk, 2)
 
 
-async def ends(host: Bench, slot: int) -> None:
-    """Its command leaves a slot."""
+async def ends(host: Bench, slot: int, *, posted: bool = True, cycles: int = 0) -> None:
+    """Its command leaves a slot; if that is to tell, the answer comes ``cycles`` later."""
     dut = host.dut
     dut.slot_ended.value, dut.slot_ends.value = slot, 1
     await RisingEdge(dut.clk)
+    told = unpack(telling(host.config), int(dut.tells.value))
     dut.slot_ends.value = 0
-    await ClockCycles(dut.clk, 2)
+    await ClockCycles(dut.clk, 2 + cycles)
+    if told.any:
+        dut.answer.value = pack(answer(host.config), volume=told.volume, posted=posted)
+        dut.answers.value = 1
+        await RisingEdge(dut.clk)
+        dut.answers.value = 0
+        await ClockCycles(dut.clk, 2)
 
 
 async def late_ones(host: Bench, *slots: int) -> set[int]:
@@ -476,9 +483,7 @@ async def what_is_lost_is_told(dut):
             await ends(host, 2)
             assert int(dut.indebted.value) == owed and not await late_ones(host, 2, slot, 5)
             # Nor if it gets no completion: then the next Flush tells.
-            dut.enabled.value = 0
-            await ends(host, slot)
-            dut.enabled.value = 1
+            await ends(host, slot, posted=False)
             await begins(host, slot, volume)
             await ends(host, slot)
             assert int(dut.indebted.value) == owed and not await late_ones(host, 2, slot, 5)
@@ -511,6 +516,92 @@ async def what_is_lost_is_told(dut):
         await host.good(ManageOpcode.DELETE_ARRAY, array=array)
     assert await host.create(Level.RAID1, 0, 1) == 1
     assert not int(dut.indebted.value) and not int(dut.suspect.value)
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def what_is_lost_later_is_told_later(dut):
+    """A drive restarts again before the Flush that tells has ended, or before its completion is
+    posted: the host learns nothing of that by it. The next one tells."""
+    host = await begin(dut)
+    array = await host.create(Level.JBOD, 3)
+    volume = await host.good(ManageOpcode.CREATE_VOLUME, array=array, start=0, blocks=4)
+
+    async def refuse(slot: int) -> None:
+        await begins(host, slot, volume)
+        dut.blamed.value, dut.blamed_volume.value, dut.blames.value = 8, volume, 1
+        dut.blamed_slot.value = slot
+        await RisingEdge(dut.clk)
+        dut.blamed.value = dut.blames.value = 0
+        await ClockCycles(dut.clk, 2)
+
+    await restart(dut, 3)
+    await host.rest()
+    await refuse(1)
+    await restart(dut, 3)
+    await host.rest()
+    await begins(host, 2, volume)
+    await ends(host, 1)
+    assert int(dut.indebted.value) == 1 << volume and not await late_ones(host, 2)
+    await refuse(3)
+    # Its slot may be another's before its completion is posted.
+    end = cocotb.start_soon(ends(host, 3, cycles=400))
+    await ClockCycles(dut.clk, 20)
+    await restart(dut, 3)
+    await host.rest()
+    await refuse(3)
+    await ends(host, 3)
+    assert not end.done() and int(dut.indebted.value) == 1 << volume
+    await end
+    assert int(dut.indebted.value) == 1 << volume and not await late_ones(host, 2)
+    await refuse(3)
+    await ends(host, 3)
+    assert not int(dut.indebted.value) and await late_ones(host, 2) == {2}
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def marks_are_kept_until_it_is_known_who_needs_them(dut):
+    """The jobs hear of torn rows only as rows on their way have ended, those of other arrays too.
+    Flushes that succeed meanwhile make no mark needless."""
+    host = await begin(dut)
+    other = await host.create(Level.RAID5, 3, 4, 5)
+    array = await host.create(Level.RAID5, 0, 1, 2)
+    await host.flush(array)
+    await host.write(array, 3, 17)
+    host.paused = True
+    await host.good(ManageOpcode.START_JOB, array=other, kind=WalkKind.CHECK.value)
+    await host.until(lambda: bool(host.out), "rows")
+    host.log.clear()
+    await restart(dut, 0, 1)
+    await host.until(lambda: not int(dut.doubted.value), "a judgement", cycles=200)
+    dut.blamed.value = 0xFF
+    await ClockCycles(dut.clk, 2)
+    dut.blamed.value = 0
+    await ClockCycles(dut.clk, 100)
+    assert not int(dut.suspect.value) and (await host.job(array))["in_sync"]
+    for _ in range(2):
+        await host.flush_now(array)
+        await ClockCycles(dut.clk, 200)
+    host.paused = False
+    await host.rest()
+    assert {3, 17} <= {*rows_of(host, WalkKind.RESYNC)}
+    assert (await host.job(array))["in_sync"]
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def torn_rows_prove_nothing(dut):
+    """An array that is only assumed to be in sync stays so when its marked rows have been made
+    right. A resync of all rows proves it."""
+    host = await begin(dut)
+    array = await host.create(Level.RAID5, 0, 1, 2)
+    await host.write(array, 3)
+    await restart(dut, 0, 1)
+    await host.rest()
+    job = await host.job(array)
+    assert 3 in rows_of(host, WalkKind.RESYNC) and job["state"] == JobState.DONE
+    assert job["in_sync"] and job["assumed"]
+    await host.good(ManageOpcode.START_JOB, array=array, kind=WalkKind.RESYNC.value)
+    await host.rest()
+    assert not (await host.job(array))["assumed"]
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")

@@ -7,10 +7,18 @@ import cocotb
 import pytest
 
 from cocotb_tests.row_runs import TrustsStaleDrives, must_catch, run_rows
-from cocotb_tests.sequencer_bench import ARRAYS, ROW_STEP, random_rows, some_rows
-from cocotb_tests.streams import CLOCK_PERIOD_NS, start
+from cocotb_tests.sequencer_bench import (
+    ARRAY,
+    ARRAYS,
+    PATIENCE,
+    ROW_STEP,
+    random_rows,
+    some_rows,
+)
+from cocotb_tests.streams import CLOCK_PERIOD_NS, start, wait_until
+from cocotb_tests.stripe_models import BLOCK
 from cocotb_tests.walk_bench import WalkBench
-from hdl.background.interface import WalkKind, WalkResult
+from hdl.background.interface import ERA_BITS, WalkKind, WalkResult
 from hdl.drive.interface import Opcode
 from hdl.stripe.sequencer import Sequencer
 from hdl.stripe.walk_plan import WalkPlan
@@ -169,6 +177,25 @@ async def zeroes_rows(dut):
     bench.drives.unreadable.clear()
     bench.check_drives()
     assert any(not contents for contents in bench.rows.values()) or not bench.array.parities
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def plans_again_what_was_read_before_a_restart(dut):
+    """Drives restart, and one of them has old contents again, while parities are worked out of what
+    was read before that. They would not be those of what the drives have now."""
+    bench = WalkBench.from_environment(dut)
+    await bench.fill(rows=20, span=SPAN)
+    for era, row in enumerate(some_rows(SPAN), 1):
+        written, other = bench.random.sample(range(bench.array.data), 2)
+        await bench.begin(row, joined=[written])
+        await wait_until(dut, lambda: int(dut.step__valid.value), cycles=PATIENCE, what="a pass")
+        (place,) = bench.strip_places(row, other)
+        bench.drives.blocks[place] = bench.rows[row][other] = bench.random.randbytes(BLOCK)
+        dut.doubts.value = 1 << ARRAY
+        dut.eras.value = era << (ERA_BITS * ARRAY)
+        await bench.settle()
+        dut.doubts.value = 0
+        bench.check_drives()
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
@@ -389,7 +416,10 @@ walk_rows = partial(run_rows, module=__name__)
 
 
 def rows_of(array: str) -> None:
-    walk_rows(Sequencer, array=array, testcase=WORK if array == "raid0" else WORK + REBUILD)
+    cases = WORK if array == "raid0" else WORK + REBUILD
+    if ARRAYS[array].parities:
+        cases += ("plans_again_what_was_read_before_a_restart",)
+    walk_rows(Sequencer, array=array, testcase=cases)
 
 
 @pytest.mark.parametrize("array", FEW)

@@ -379,7 +379,10 @@ class Core(wiring.Component):
             for user, port in zip((sequencer, dispatch, background), tables.copy_read, strict=True):
                 connect(m, user.copy_read, port)
             connect(m, dispatch.late, background.late)
-            m.d.comb += front_end.told.eq(background.told)
+            m.d.comb += [
+                front_end.told.eq(background.told),
+                front_end.tells.eq(background.tells),
+            ]
             connect(m, tables.flush, flusher.ask[2])
             connect(m, flusher.told[2], tables.flushed)
             m.d.comb += references.notes.eq(Cat(dispatch.noted, sequencer.noted))
@@ -485,7 +488,8 @@ class Core(wiring.Component):
             background.slot_begun.eq(front_end.begun),
             background.slot_ends.eq(front_end.ends),
             background.slot_ended.eq(front_end.ended),
-            background.enabled.eq(front_end.enabled),
+            background.answers.eq(front_end.answers),
+            background.answer.eq(front_end.answer),
             background.returns.eq(tables.returns),
             tables.yields.eq(background.yields),
             tables.keeps.eq(background.keeps),

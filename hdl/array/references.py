@@ -17,6 +17,17 @@ def command_begin(config: Config) -> data.StructLayout:
     )
 
 
+def telling(config: Config) -> data.StructLayout:
+    """With ``any`` the end of a command tells ``volume`` that it has lost something."""
+    return data.StructLayout({"any": 1, "volume": config.volume_bits})
+
+
+def answer(config: Config) -> data.StructLayout:
+    """An end that was to tell ``volume`` has come to its completion queue: its entry is ``posted``,
+    or there is none, since the controller has been disabled."""
+    return data.StructLayout({"volume": config.volume_bits, "posted": 1})
+
+
 def row_begin(config: Config) -> data.StructLayout:
     """A row of ``array`` has got row slot ``slot``; ``mends``: it was asked for by `Mends`."""
     return data.StructLayout(

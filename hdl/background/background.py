@@ -15,7 +15,7 @@ from hdl.array.interface import (
     manage_response,
     member_read,
 )
-from hdl.array.references import command_begin
+from hdl.array.references import answer, command_begin, telling
 from hdl.array.states import ArrayStates
 from hdl.background.debts import Debts
 from hdl.background.findings import Findings
@@ -50,7 +50,8 @@ class Background(wiring.Component):
         Bit a volume: a drive of its array that has restarted was kept, and the host has not been
         told yet; a pulse: a FLUSH of a volume is refused, which tells it
         (`hdl.background.debts.Debts`).
-    told, late, eras, blamed_slot, slot_begins, slot_begun, slot_ends, slot_ended, enabled
+    told, tells, answers, answer, late, eras, blamed_slot, slot_begins, slot_begun, slot_ends,
+    slot_ended
         As `hdl.background.debts.Debts` has them.
     reserved, rewind
         Bit a port: hot spares; of `ArrayTables`.
@@ -106,7 +107,9 @@ class Background(wiring.Component):
                 "slot_begun": In(command_begin(config)),
                 "slot_ends": In(1),
                 "slot_ended": In(config.slot_bits),
-                "enabled": In(1),
+                "tells": Out(telling(config)),
+                "answers": In(1),
+                "answer": In(answer(config)),
                 "blames": In(1),
                 "blamed_volume": In(config.volume_bits),
                 "returns": In(MAX_DRIVES),
@@ -211,7 +214,9 @@ class Background(wiring.Component):
             debts.begun.eq(self.slot_begun),
             debts.ends.eq(self.slot_ends),
             debts.ended.eq(self.slot_ended),
-            debts.enabled.eq(self.enabled),
+            debts.answers.eq(self.answers),
+            debts.answer.eq(self.answer),
+            self.tells.eq(debts.tells),
             self.indebted.eq(debts.indebted),
             debts.blamed_slot.eq(self.blamed_slot),
             self.eras.eq(debts.eras),

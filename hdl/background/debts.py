@@ -6,7 +6,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.array.interface import ManageOpcode, TableRead
-from hdl.array.references import command_begin
+from hdl.array.references import answer, command_begin, telling
 from hdl.background.interface import eras
 from hdl.config import Config
 
@@ -21,10 +21,10 @@ class Debts(wiring.Component):
     loses something is told by a Flush of its own. A volume that is created or deleted owes nothing,
     so an array without volumes never does.
 
-    The host knows once the Flush that was refused has ended with a completion; a controller that is
-    disabled gives none, so the next Flush is refused as well. Until then others are refused, and so
-    are those that it submitted before that, whenever they are judged: each may have been meant for
-    what is lost.
+    The host knows once the completion queue entry of the Flush that was refused is posted; a
+    controller that is disabled posts none, so the next Flush is refused as well. Until then others
+    are refused, and so are those that it submitted before that, whenever they are judged: each may
+    have been meant for what is lost.
 
     Parameters
     ----------
@@ -40,9 +40,12 @@ class Debts(wiring.Component):
         A pulse: an array may have lost something.
     blames, blamed_volume, blamed_slot
         A pulse: a Flush of a volume is refused, which tells it as it ends.
-    begins, begun, ends, ended, enabled
-        Pulses: a host command gets a slot; it leaves it. While the controller is ``enabled``, it
-        gets a completion then.
+    begins, begun, ends, ended
+        Pulses: a host command gets a slot; it leaves it.
+    tells
+        Whom the end of the command in slot ``ended`` tells.
+    answers, answer
+        A pulse: the end of one that was to tell has come to its completion queue.
     indebted
         Bit a volume: it has not been told yet.
     told
@@ -70,7 +73,9 @@ class Debts(wiring.Component):
                 "begun": In(command_begin(config)),
                 "ends": In(1),
                 "ended": In(config.slot_bits),
-                "enabled": In(1),
+                "tells": Out(telling(config)),
+                "answers": In(1),
+                "answer": In(answer(config)),
                 "indebted": Out(config.volumes),
                 "told": Out(config.volumes),
                 "late": In(TableRead(config.slot_bits, 1)),
@@ -101,20 +106,28 @@ class Debts(wiring.Component):
             self.late.data.eq(read.data.told != told[read.data.volume]),
         ]
 
-        # The Flush that tells a volume, as it ends; unless something is lost until then.
-        tells = Signal(config.volumes)
+        # A volume has a Flush that will tell it, in a slot; then its end is on the way to the host,
+        # in vain if something has been lost since. One at a time.
+        waits, leaves, vain = (
+            Signal(config.volumes, name=name) for name in ("waits", "leaves", "vain")
+        )
         for number, array in enumerate(arrays):
             teller = Signal(config.slot_bits, name=f"teller_{number}")
-            with m.If(self.ends & tells[number] & (teller == self.ended)):
-                m.d.comb += self.told[number].eq(self.enabled)
-                m.d.sync += tells[number].eq(0)
+            own = waits[number] & (teller == self.ended)
+            with m.If(own):
+                m.d.comb += [self.tells.any.eq(1), self.tells.volume.eq(number)]
+            with m.If(own & self.ends):
+                m.d.sync += [waits[number].eq(0), leaves[number].eq(1), vain[number].eq(0)]
+            with m.If(self.answers & (self.answer.volume == number)):
+                m.d.comb += self.told[number].eq(self.answer.posted & ~vain[number])
+                m.d.sync += leaves[number].eq(0)
             with m.If(self.told[number]):
                 m.d.sync += [self.indebted[number].eq(0), told[number].eq(told[number] + 1)]
             blamed = self.blames & (self.blamed_volume == number)
-            with m.If(blamed & self.indebted[number] & ~tells[number]):
-                m.d.sync += [tells[number].eq(1), teller.eq(self.blamed_slot)]
+            with m.If(blamed & self.indebted[number] & ~waits[number] & ~leaves[number]):
+                m.d.sync += [waits[number].eq(1), teller.eq(self.blamed_slot)]
             with m.If(self.loses & exists[number] & (array == self.loser)):
-                m.d.sync += [self.indebted[number].eq(1), tells[number].eq(0)]
+                m.d.sync += [self.indebted[number].eq(1), waits[number].eq(0), vain[number].eq(1)]
 
         with m.If(self.loses):
             m.d.sync += self.eras[self.loser].eq(self.eras[self.loser] + 1)
@@ -125,6 +138,7 @@ class Debts(wiring.Component):
                 exists.bit_select(self.volume, 1).eq(creates),
                 arrays[self.volume].eq(Mux(creates, self.array, 0)),
                 self.indebted.bit_select(self.volume, 1).eq(0),
-                tells.bit_select(self.volume, 1).eq(0),
+                waits.bit_select(self.volume, 1).eq(0),
+                vain.bit_select(self.volume, 1).eq(1),
             ]
         return m

@@ -12,7 +12,7 @@ from hdl.array.interface import (
     port_read,
     volume_read,
 )
-from hdl.array.references import command_begin
+from hdl.array.references import answer, command_begin, telling
 from hdl.background.report import report_read
 from hdl.config import MAX_DRIVES, TIME_BITS, Config
 from hdl.memory.interface import ReadPort, line_stream, write_port
@@ -108,9 +108,10 @@ class NvmeFrontEnd(wiring.Component):
         Not there without `Config.background`. A bit per drive port: it is being rebuilt; a state
         for each array, whether it is not in sync, or assumed to be, and a pulse when a state has
         changed; what the pages say of background work, and that one of findings is being made.
-    told
-        Not there without `Config.background`. As `hdl.nvme.lifetimes.Lifetimes` has it.
-    begins, begun, ends, ended, enabled
+    told, tells, answers, answer
+        Not there without `Config.background`. Those of `hdl.nvme.lifetimes.Lifetimes`,
+        `hdl.nvme.slots.SlotTable` (for ``ended``) and `hdl.nvme.queues.QueueEngine`.
+    begins, begun, ends, ended
         I/O commands that come and go, for `hdl.array.references.References`: pulses when one gets a
         slot, before its namespace matters, and when its slot is free again.
     temperature
@@ -177,7 +178,6 @@ class NvmeFrontEnd(wiring.Component):
                 "begun": Out(command_begin(config)),
                 "ends": Out(1),
                 "ended": Out(config.slot_bits),
-                "enabled": Out(1),
                 "line_write": Out(write_port(config)),
                 "allocate": In(line_stream(config)),
                 "free": Out(line_stream(config)),
@@ -200,6 +200,9 @@ class NvmeFrontEnd(wiring.Component):
                     "report_read": Out(report_read()),
                     "report_shows": Out(1),
                     "told": In(config.volumes),
+                    "tells": In(telling(config)),
+                    "answers": Out(1),
+                    "answer": Out(answer(config)),
                 }
                 if config.background
                 else {}
@@ -356,7 +359,6 @@ class NvmeFrontEnd(wiring.Component):
             decode.there.eq(lifetimes.there),
             decode.belongs.eq(lifetimes.belongs),
             queues.age.eq(lifetimes.age),
-            *([lifetimes.told.eq(self.told)] if config.background else []),
             self.begun.late.eq(lifetimes.late if config.background else 0),
             slots.store.eq(decode.store),
             slots.stop.eq(~registers.enable),
@@ -370,7 +372,6 @@ class NvmeFrontEnd(wiring.Component):
             self.begun.volume.eq(decode.store_command.nsid - 1),
             self.ends.eq(slots.freed),
             self.ended.eq(slots.freed_slot),
-            self.enabled.eq(registers.enable),
         ]
         connect(m, slots.allocate, decode.allocate)
         connect(m, decode.admit, prp.admit)
@@ -510,6 +511,10 @@ class NvmeFrontEnd(wiring.Component):
         if config.background:
             connect(m, pages.report_read, flipped(self.report_read))
             m.d.comb += [
+                lifetimes.told.eq(self.told),
+                slots.tells.eq(self.tells),
+                self.answers.eq(queues.answers),
+                self.answer.eq(queues.answer),
                 self.report_shows.eq(pages.report_shows),
                 stale.eq(self.drive_stale),
                 pages.drive_stale.eq(stale),

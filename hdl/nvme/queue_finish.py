@@ -4,6 +4,7 @@ from typing import Any
 
 from amaranth.hdl import Cat, Const, Module, Signal, Value
 
+from hdl.config import Config
 from hdl.nvme.arbitrate import following
 from hdl.nvme.codes import CQ_ENTRY_EXPONENT, CQE_DWORDS, PAGE_SHIFT
 from hdl.nvme.queue_at_hand import QueueAtHand
@@ -14,6 +15,7 @@ def finish_states(
     m: Module,
     at_hand: QueueAtHand,
     *,
+    config: Config,
     ports: Any,
     finish_in: Any,
     posts: Value,
@@ -44,6 +46,12 @@ def finish_states(
             sq_write.en.eq(~reporting),
             cq_write.en.eq(~reporting | posts),
         ]
+        if config.background:
+            m.d.comb += [
+                ports.answers.eq(~reporting & finish_in.tells.any),
+                ports.answer.volume.eq(finish_in.tells.volume),
+                ports.answer.posted.eq(posts),
+            ]
         with m.If(~reporting):
             m.d.sync += [total.eq(total - 1), change_waits.eq(0)]
         with m.If(no_room):

@@ -4,6 +4,7 @@ from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import enum, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from hdl.array.references import answer
 from hdl.config import Config
 from hdl.nvme import queue_state
 from hdl.nvme.arbitrate import choose, following
@@ -101,6 +102,8 @@ class QueueEngine(wiring.Component):
         Completion queue entries.
     raised, vector
         A pulse after the post of an entry: raise this vector.
+    answers, answer
+        With ``background``, a pulse: the end of a command that was to tell a volume is taken.
 
     Rate: an event in 5 cycles (a fetch in 6), four events a command and fewer under load.
     Back-pressure: a stalled ``post`` holds ``finish``, a stalled ``read_request`` holds fetches;
@@ -142,6 +145,7 @@ class QueueEngine(wiring.Component):
                 "vector": Out(index),
                 "busy": Out(1),
             }
+            | ({"answers": Out(1), "answer": Out(answer(config))} if config.background else {})
         )
 
     def elaborate(self, platform) -> Module:
@@ -388,6 +392,7 @@ class QueueEngine(wiring.Component):
             finish_states(
                 m,
                 at_hand,
+                config=config,
                 ports=self,
                 finish_in=finish_in,
                 posts=posts,

@@ -3,6 +3,7 @@
 from amaranth.hdl import Value
 from amaranth.lib import data, enum
 
+from hdl.array.references import telling
 from hdl.config import SECTOR_BITS, Config, bits_for_count
 from hdl.nvme.codes import SQE_BITS, STATUS_BITS
 from hdl.nvme.interface import HostOpcode, Status, command, transfer
@@ -62,7 +63,10 @@ def entry(config: Config) -> data.StructLayout:
 
 
 def finish(config: Config) -> data.StructLayout:
-    """The end of a command of SQ ``queue``; without ``post`` no completion queue entry is sent."""
+    """The end of a command of SQ ``queue``; without ``post`` no completion queue entry is sent.
+
+    With `Config.background`: whom it ``tells``.
+    """
     return data.StructLayout(
         {
             "queue": queue_bits(config),
@@ -71,6 +75,7 @@ def finish(config: Config) -> data.StructLayout:
             "result": 32,
             "post": 1,
         }
+        | ({"tells": telling(config)} if config.background else {})
     )
 
 

@@ -4,6 +4,7 @@ from amaranth.hdl import Const, Module, Mux, Signal
 from amaranth.lib import data, fifo, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from hdl.array.references import telling
 from hdl.config import Config
 from hdl.memory.disjoint import DISJOINT
 from hdl.nvme.codes import DATA_PATH_CODES, STATUS_BITS, StatusCode, status_field
@@ -102,6 +103,9 @@ class SlotTable(wiring.Component):
         A slot is in use; one is by a command whose writes may stay in volatile caches.
     freed, freed_slot
         A pulse: a slot is free again.
+    tells
+        With ``background``: whom the end of the command in ``freed_slot`` tells; goes with it into
+        ``finish``.
 
     Rate: one end in 4 cycles and what ``note`` takes, ``completion`` before ``rejected``. To look
     for a command takes 4 cycles a slot, ends first.
@@ -135,6 +139,7 @@ class SlotTable(wiring.Component):
                 "freed_slot": Out(config.slot_bits),
                 "busy": Out(1),
             }
+            | ({"tells": In(telling(config))} if config.background else {})
         )
 
     def elaborate(self, platform) -> Module:
@@ -367,6 +372,7 @@ class SlotTable(wiring.Component):
                     status=Mux(behind, 0, status),
                     result=0,
                     post=1,
+                    **({"tells": Mux(behind, 0, self.tells)} if config.background else {}),
                 ),
                 *assign(
                     self.note.payload,
