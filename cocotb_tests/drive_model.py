@@ -37,12 +37,15 @@ class Timing:
         Least and most cycles from a command to its first data, or to its end without data.
     ending
         Least and most cycles from the last data to the completion.
+    gap
+        Least and most cycles from the last beat of a block to the next one's first.
     command, read, write, grant
         Chance of taking a command, offering a read beat, taking a write beat, giving a grant.
     """
 
     latency: tuple[int, int] = (0, 0)
     ending: tuple[int, int] = (0, 0)
+    gap: tuple[int, int] = (0, 0)
     command: float = 1.0
     read: float = 1.0
     write: float = 1.0
@@ -52,7 +55,9 @@ class Timing:
 IDEAL = Timing()
 """Never waits: measures the controller."""
 
-RANDOM = Timing(latency=(0, 400), ending=(0, 50), command=0.5, read=0.6, write=0.6, grant=0.3)
+RANDOM = Timing(
+    latency=(0, 400), ending=(0, 50), gap=(0, 50), command=0.5, read=0.6, write=0.6, grant=0.3
+)
 """Everything happens at random times."""
 
 
@@ -102,7 +107,8 @@ class DriveModel:
     ``storage`` maps block numbers to 4096 bytes; blocks not there read as ``fill(block)``.
     ``spoiled`` blocks are those made unreadable by WRITE_UNCORRECTABLE, until they are written;
     ``bad_reads`` and ``bad_writes`` are sets of blocks that end their command with the status in
-    ``error``; with ``cut`` a bad read may break off inside the block. ``hang`` commands that begin
+    ``error``; with ``cut`` a bad read may break off inside the block, after ``cut_beats`` beats if
+    that is given. ``hang`` commands that begin
     (-1: all) never end; ``deaf``: aborts do not end them, else they do ``abort_cycles`` later;
     ``lasting``: a reset does not cure that.
     ``freeze``: beats of write data after which the drive takes no more until its port is reset.
@@ -144,6 +150,7 @@ class DriveModel:
         self.bad_writes: set[int] = set()
         self.error = DriveStatus.MEDIUM_ERROR
         self.cut = True
+        self.cut_beats: int | None = None
         self.hang = 0
         self.deaf = False
         self.abort_cycles = 0
@@ -190,6 +197,7 @@ class DriveModel:
         self._cutting: Command | None = None
         self._granting: Command | None = None
         self._cycle = 0
+        self._next_block = 0
         self._layouts = (
             drive_command(config),
             write_data(config),
@@ -392,7 +400,7 @@ class DriveModel:
 
     def _next_read(self) -> None:
         """Chooses the next block to send, if any."""
-        if self._cutting is not None or not self._commands:
+        if self._cutting is not None or not self._commands or self._cycle < self._next_block:
             return
         ready = self._ready_commands(Opcode.READ)
         if not ready:
@@ -415,6 +423,8 @@ class DriveModel:
             count = self._random.randrange(self._config.beats) if self.cut else 0
             if self._random.random() < 0.3:
                 count = 0
+            if self.cut_beats is not None:
+                count = self.cut_beats
             if count == 0:
                 self._complete(command, self.error, delay=0)
                 self._cutting = command
@@ -432,6 +442,7 @@ class DriveModel:
         if self._beats:
             return
         self._reading = None
+        self._next_block = self._cycle + self._random.randint(*self.timing.gap)
         if not last >> self._last_bit & 1:
             self._complete(command, self.error, delay=0)
             self._cutting = command

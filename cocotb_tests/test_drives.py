@@ -179,6 +179,28 @@ async def one_block_is_blamed(dut):
     await bench.settle()
 
 
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def breaks_off_behind_an_end(dut):
+    """A read ends while the next one's first beat comes, and that one breaks off in its block:
+    both end, however many cycles are between them."""
+    config, seed = environment()
+    bench = Bench(dut, config, seed=seed, timing=IDEAL)
+    await start(dut)
+    await begun(dut, config)
+    bench.may_fail = {0}
+    drive = bench.drives[0]
+    drive.cut_beats = 3
+    for gap in range(40):
+        drive.timing = Timing(gap=(gap, gap))
+        drive.bad_reads = {2 * gap + 1001}
+        for block in (2 * gap, 2 * gap + 1001):
+            bench.submit(port=0, opcode=Opcode.READ, owner=Owner.COMMAND, block=block, alone=1)
+        await bench.drain(cycles=1000)
+        assert drive.counts.cut == gap + 1, "the read did not break off in its block"
+    assert bench.landed_blocks == 40 and bench.statuses[DriveStatus.MEDIUM_ERROR] == 40
+    await bench.settle()
+
+
 async def rate(dut, config, seed, *, ports, reads: bool, blocks: int) -> float:
     """Beats a cycle and path with ideal drives at ``ports``, in the middle of the run."""
     bench = Bench(dut, config, seed=seed, timing=IDEAL)
@@ -372,7 +394,15 @@ def test_odd_ports_narrow():
 
 
 @pytest.mark.parametrize(
-    "testcase", ["failed_port", "without_lines", "merging", "one_block_is_blamed", "latencies"]
+    "testcase",
+    [
+        "failed_port",
+        "without_lines",
+        "merging",
+        "one_block_is_blamed",
+        "breaks_off_behind_an_end",
+        "latencies",
+    ],
 )
 def test_directed(testcase):
     run(4, testcase)

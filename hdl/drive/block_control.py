@@ -1,6 +1,6 @@
 """Blocks of commands under way: which line each block moves to or from, and when it has moved."""
 
-from amaranth.hdl import Array, Cat, Module, Mux, Signal
+from amaranth.hdl import Array, Assert, Cat, Module, Mux, Signal
 from amaranth.lib import data, enum, stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
@@ -281,8 +281,11 @@ class BlockControl(wiring.Component):
             for control in read_paths:
                 m.d.comb += control.early.eq(operation.early)
 
-        # A command is over when all its blocks have been moved but one that was cut off.
-        cut_off = bit(read_controls, "inside") & (newest_tag == tag)
+        # A command is over when all its blocks have been moved but one that was cut off. The port
+        # is inside a block of `newest_tag`: both are of the cycle in which the event was picked,
+        # as another command's first beat may come in any later one.
+        inside = Signal()
+        cut_off = inside & (newest_tag == tag)
         moving = Signal(BLOCK_COUNT_BITS)
         # Nothing of the port is moving, nor has a block ended since the event was picked.
         quiet = Array(control.quiet for control in read_controls)[path_of_port] & ~bit(
@@ -315,6 +318,7 @@ class BlockControl(wiring.Component):
                     m.d.sync += [
                         port.eq(choose.index),
                         mask.eq(choose.chosen),
+                        inside.eq((vector(read_controls, "inside") & choose.chosen).any()),
                         kind.eq(next_kind),
                         is_write.eq((next_kind == Event.WRITE_ENDED) | (next_kind == Event.GRANT)),
                     ]
@@ -337,6 +341,9 @@ class BlockControl(wiring.Component):
                 m.next = "APPLY"
                 with m.If(kind == Event.COMPLETION):
                     m.next = "PICK"
+                    m.d.sync += Assert(
+                        ~cut_off | moving.any(), "a block that has no line is cut off"
+                    )
                     with m.If(moving != cut_off):
                         m.d.sync += stalled.eq(stalled | mask)
                     with m.Elif(~cut_off | quiet):
