@@ -9,27 +9,19 @@ from hdl.array.interface import Level
 from hdl.background.interface import WalkKind
 from hdl.background.jobs import JobState
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, SECTOR_BYTES
-from sim.campaign.bounds import given_up_ns
+from sim.campaign.bounds import given_up_ns, work_ns
 from sim.campaign.budget import Budget
 from sim.campaign.card import Card, Stuck
-from sim.campaign.sizes import USUAL
 from sim.campaign.volume import Volume, pieces
 from sim.golden.image import members
 from sim.golden.layout import Layout
 from sim.golden.nvme import UNRECOVERED_READ
-from sim.native.parameters import Ssd
 from sw.driver import background, raid
 from sw.driver.commands import NvmeError
 
 POLL_NS = 120_000
 JOB_LADDERS = 100
 """A job ends in so many times what a command may take in a drive, without load."""
-
-WORK_NS = 2_000_000
-"""Most of what a command waits for when no drive has a fault: the others' work."""
-
-SSD_WORK_NS = 20_000_000
-"""The same on drives that take hundreds of microseconds a block."""
 
 NO_ENTRY = 0x1C1
 """There is no job that runs."""
@@ -111,11 +103,9 @@ class Array:
         array whose drives have no fault does not wait for anybody's.
         """
         card = self.card
-        work = SSD_WORK_NS if isinstance(card.drive, Ssd) else WORK_NS
-        work *= USUAL.clock_hz / card.config.clock_hz
         hung = given_up_ns(card.config)
         waits = len(self.troubled) * hung + (card.ladder_ns if self.troubled else 0)
-        return waits + work
+        return waits + work_ns(card.config, card.drive)
 
     def allowed(self) -> tuple[int, ...]:
         """Statuses that commands may end with."""

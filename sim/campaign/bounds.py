@@ -3,6 +3,32 @@
 import math
 
 from hdl.config import Config
+from sim.campaign.sizes import USUAL
+from sim.native.parameters import DriveParameters, Ideal
+
+WORK_NS = 2_000_000
+"""Most of what a command waits for when no drive has a fault: the others' work."""
+
+SSD_WORK_NS = 20_000_000
+"""The same on drives that take hundreds of microseconds a block."""
+
+BLOCKS_AT_ONCE = 12 * 32
+"""Blocks of all commands that are outstanding."""
+
+PASSES = 4
+"""Of a row over its drives: what is unreadable, what it is worked out of, data, parity."""
+
+
+def work_ns(config: Config, drive: DriveParameters) -> float:
+    """Most of what a command waits for when no drive has a fault: the others' work.
+
+    Where there are few seats for rows it may be the drives' time of all blocks that are under way,
+    each a row of its own.
+    """
+    if not isinstance(drive, Ideal):
+        return SSD_WORK_NS * USUAL.clock_hz / config.clock_hz
+    rows_ns = BLOCKS_AT_ONCE / config.rows * PASSES * drive.latency_ps / 1000
+    return max(WORK_NS * USUAL.clock_hz / config.clock_hz, rows_ns)
 
 
 def _timeout_ns(config: Config, milliseconds: float) -> float:
