@@ -39,9 +39,9 @@ class Table:
 
 def random_recovery(generator, config: Config, *, copies: int) -> dict[str, int]:
     """What may have been tried before of a block with so many copies."""
-    medium = {"medium": generator.getrandbits(1)} if config.background else {}
+    names = ("medium", "ordered") if config.background else ()
     return {
-        **medium,
+        **{name: generator.getrandbits(1) for name in names},
         "again": 1,
         "tried": generator.randint(0, ROUNDS * copies + config.drive_resets + 3),
         "copy": generator.randrange(copies),

@@ -47,6 +47,8 @@ class Model:
         self.copies: dict[int, tuple[int, int, int]] = {}
         self.present = 0
         self.lost = 0
+        self.broken = 0
+        """Drives that were given up, and are there."""
         self.stale = 0
         self.reserved = 0
         self.ends: set[CopyEnd] = set()
@@ -71,14 +73,22 @@ class Model:
         return (~self.present & (1 << MAX_DRIVES) - 1) | self.lost
 
     def watch(self) -> None:
-        """Drives in use that are absent are lost."""
+        """Drives in use that are absent are lost; others only if they were given up."""
+        self.broken &= self.present
         self.lost |= self.used & ~self.present
+        self.lost &= self.used | self.broken
         self.stale &= self.used & self.present & ~self.lost
 
     def fail(self, port: int) -> None:
         """A drive is reported."""
         self.lost |= self.used & 1 << port
+        self.broken |= self.used & 1 << port
         self.watch()
+
+    def _join(self, ports: int) -> None:
+        """Nothing is held against drives that an array takes."""
+        self.lost &= ~ports
+        self.broken &= ~ports
 
     def create_array(self, request: dict) -> tuple[ManageStatus, int | None]:
         members = [port for port in range(MAX_DRIVES) if request["drives"] >> port & 1]
@@ -116,7 +126,7 @@ class Model:
         self.arrays[number] = ModelArray(layout, members, rows, request.get("assumed", 0))
         for port in members:
             self.known[port] = 0 if empty >> port & 1 else self.identity[port]
-        self.lost &= ~sum(1 << port for port in members)
+        self._join(sum(1 << port for port in members))
         self.stale &= ~sum(1 << port for port in members)
         return ManageStatus.DONE, number
 
@@ -124,7 +134,7 @@ class Model:
         status, number = self.join(request, failed=0)
         if status == ManageStatus.DONE:
             self.copies[number] = request["position"], request["port"], request["spare"]
-            self.lost &= ~(1 << request["port"])
+            self._join(1 << request["port"])
         return status, None
 
     def end_copy(self, request: dict) -> tuple[ManageStatus, int | None]:
@@ -155,7 +165,7 @@ class Model:
             self.quiesce(number)
             self.arrays[number].members[request["position"]] = request["port"]
             self.known[request["port"]] = self.identity[request["port"]]
-            self.lost &= ~(1 << request["port"])
+            self._join(1 << request["port"])
             self.stale |= 1 << request["port"]
         return status, number
 
@@ -213,6 +223,7 @@ class Model:
         self.flushes.append(ports)
         stored = ports & ~self.refusing & ~self.failed
         self.lost |= ports & ~stored
+        self.broken |= ports & ~stored
         return stored
 
     def quiesce(self, number: int, *, array: int = 1, goes: int = 0) -> None:

@@ -283,7 +283,6 @@ class Bench:
         recover = piece["recover"]
         tried, again = recover["tried"], recover["again"]
         copies = len(places)
-        fresh = {"medium": 0} if self.config.background else {}
         slow = self.config.slow_read_ms
         spare = layout.parities > 0 or copies > 1
         live = {copy for copy in range(copies) if self.live(ports[places[copy].position])}
@@ -301,6 +300,7 @@ class Bench:
         unproven = self.in_order(array, piece["row"] + piece["blocks"])
         in_order = copies > 1 and unproven
         in_place = layout.parities > 0 and unproven
+        fresh = {"medium": 0, "ordered": int(in_order)} if self.config.background else {}
         first_read = not recover["tried"] and not in_order and not in_place
         left = self.redundant >> array & 1
         exhausted = tried and (
@@ -314,7 +314,8 @@ class Bench:
         chosen = None
         if in_order:
             # Whatever is busy: the first that is live, or the next if that cannot be read.
-            copy = (recover["copy"] + 1) % copies if tried and recover["medium"] else 0
+            follows = tried and recover["medium"] and recover["ordered"]
+            copy = (recover["copy"] + 1) % copies if follows else 0
             while tried < most and chosen is None:
                 if copy in live:
                     chosen = copy
@@ -393,7 +394,7 @@ class Bench:
         block = generator.randrange(layout.blocks(ROWS) - count)
         recover = {"again": 0, "tried": 0, "copy": 0}
         if config.background:
-            recover["medium"] = 0
+            recover |= {"medium": 0, "ordered": 0}
         if opcode == HostOpcode.READ and generator.random() < 0.3:
             # A drive of a row that may be torn is asked more often.
             copies = 4 if layout.parities else layout.copies
@@ -575,7 +576,7 @@ async def copies_that_may_differ_are_read_in_order(dut):
     first, second, third = bench.ports[0]
     middle = ROWS // 2
 
-    async def ask(rows: range, **recover) -> set[int]:
+    async def ask(rows: range, source: int = 0, **recover) -> set[int]:
         bench.order.clear()
         bench.loads.entries = {first: 1000, second: 1000, third: 0}
         for row in generator.sample(rows, 30):
@@ -583,7 +584,11 @@ async def copies_that_may_differ_are_read_in_order(dut):
             piece = {"base": base, "shift": shift, "index": index, "row": row}
             bench.extents.send(opcode=HostOpcode.READ, recover=recover, **piece)
             bench.expected["operation"].append({"opcode": Opcode.READ, "elsewhere": 0})
+            if recover.get("medium"):
+                where = {"array": 0, "base": base, "shift": shift + 3 * index, "row": row}
+                bench.mends.append(where | {"source": source})
         await bench.settled()
+        bench.mends.clear()
         return {*bench.order}
 
     before, behind, every = range(middle), range(middle, ROWS), range(ROWS)
@@ -601,6 +606,12 @@ async def copies_that_may_differ_are_read_in_order(dut):
     # It hangs up, or did not come so far: it is asked again.
     assert await ask(behind, tried=1, copy=0, again=1) == {first}
     assert await ask(behind, tried=0, copy=0, again=1) == {first}
+    # It cannot read the block: the next one can; but not if another was asked before they differed.
+    medium = {"tried": 1, "again": 1, "medium": 1}
+    assert await ask(behind, 1, copy=0, ordered=1, **medium) == {second}
+    assert await ask(behind, 2, copy=1, ordered=1, **medium) == {third}
+    assert await ask(behind, copy=1, ordered=0, **medium) == {first}
+    assert await ask(before, copy=1, ordered=0, **medium) == {third}
     dut.failed.value = 1 << first
     assert await ask(behind) == {second}
     dut.failed.value = 0

@@ -199,6 +199,7 @@ async def breaks_off_behind_an_end(dut):
         assert drive.counts.cut == gap + 1, "the read did not break off in its block"
     assert bench.landed_blocks == 40 and bench.statuses[DriveStatus.MEDIUM_ERROR] == 40
     await bench.settle()
+    assert bench.cut_lines == 40
 
 
 async def rate(dut, config, seed, *, ports, reads: bool, blocks: int) -> float:
@@ -418,6 +419,12 @@ def test_pieces_told_too_soon_are_caught(monkeypatch):
     monkeypatch.setattr("hdl.drive.tell_pieces.write_delay", lambda writers: 2)
     with pytest.raises(SimulationError, match="cycles after it was written"):
         run(4, "random_traffic")
+
+
+def test_lines_given_back_too_soon_are_caught(monkeypatch):
+    monkeypatch.setattr("hdl.drive.block_control.write_delay", lambda writers: 2)
+    with pytest.raises(SimulationError, match="cycles after it was written"):
+        run(4, "breaks_off_behind_an_end")
 
 
 @pytest.mark.parametrize(

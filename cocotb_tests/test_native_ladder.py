@@ -1,14 +1,15 @@
 """Drives that hang under load, with the whole controller on the native tier: nothing is lost."""
 
 import os
+from dataclasses import replace
 
 import pytest
 
 from cocotb_tests.native_card import PORTS, Card, Volume
 from hdl.array.interface import Level
-from hdl.config import DATA_OFFSET_BLOCKS
+from hdl.config import DATA_OFFSET_BLOCKS, small
 from sim.campaign.sizes import USUAL
-from sim.native.parameters import MICROSECOND, Ideal
+from sim.native.parameters import MICROSECOND, Ideal, link_rate
 from sw.driver import raid
 
 SEED = int(os.environ.get("SEED") or "1")
@@ -154,3 +155,34 @@ def test_pulled_while_it_hangs():
                 return volume
 
             card.finish(card.run(main()))
+
+
+def test_a_block_that_breaks_off_costs_no_line():
+    """A drive is given up amid the blocks that it sends; then the smallest card still has lines for
+    what the host writes to others, which needs all that it has."""
+    config = replace(
+        small(), command_timeout_ms=1, abort_timeout_ms=1, drive_resets=0, clock_hz=250_000_000
+    )
+    drives = [FAST.changed(rate=link_rate(6))] * config.ports
+    port, blocks = 0, config.transfer_blocks
+    with Card(drives, seed=SEED, config=config) as card:
+
+        async def main() -> Volume:
+            other = await card.create(Level.JBOD, [3])
+            memory = card.buffer(blocks)
+            for _ in range(config.lines):
+                volume = await card.create(Level.JBOD, [port])
+
+                async def read(first: int, volume=volume) -> None:
+                    memory = card.buffer(blocks)
+                    while await card.read(volume, first, blocks, memory, 0) == 0:
+                        pass
+
+                card.harness.drive_fault(port, 1, deaf=True)
+                await card.together(read(first) for first in range(0, 16, blocks))
+                assert await card.write(other, 0, blocks, memory, 0, fua=False) == 0
+                await raid.delete_volume(card.nvme, volume.namespace)
+                await raid.delete_array(card.nvme, volume.array)
+            return other
+
+        card.finish(card.run(main()))

@@ -177,7 +177,8 @@ async def holds_what_the_model_holds(dut):
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
 async def remembers_lost_drives(dut):
-    """A drive that was away stays failed until an array is created on it; changes are pulsed."""
+    """A member that was away stays failed while it is one; changes are pulsed. Then it is as good
+    as any, unless it was given up and no other drive has come in its place."""
     config = this_config()
     bench = Bench(dut, config, random.Random(1))
     await start(dut)
@@ -205,6 +206,27 @@ async def remembers_lost_drives(dut):
     await bench.change(ManageOpcode.DELETE_ARRAY, array=0)
     await bench.compare()
     assert await bench.change(ManageOpcode.CREATE_ARRAY, **array) == ManageStatus.DONE
+    assert bench.model.failed & 0b1111 == 0
+    await bench.compare()
+
+    # Two are given up, and another drive comes in the place of one of them while it is a member.
+    for port in (0, 1):
+        bench.fail.send(port)
+        await bench.fail.drained()
+        bench.model.fail(port)
+    bench.plug(0, None)
+    await RisingEdge(dut.clk)
+    bench.plug(0, 100_000)
+    await RisingEdge(dut.clk)
+    assert bench.model.failed & 0b1111 == 0b0011
+    await bench.compare()
+    assert await bench.change(ManageOpcode.DELETE_ARRAY, array=0) == ManageStatus.DONE
+    assert bench.model.failed & 0b1111 == 0b0010, "what was given up, and only that"
+    await bench.compare()
+    bench.plug(1, None)
+    await RisingEdge(dut.clk)
+    bench.plug(1, 100_000)
+    await RisingEdge(dut.clk)
     assert bench.model.failed & 0b1111 == 0
     await bench.compare()
 

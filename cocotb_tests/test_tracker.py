@@ -152,6 +152,7 @@ class Bench:
         again = {"again": 1, "tried": tried}
         if self.config.background:
             again["medium"] = int(event.status == DriveStatus.MEDIUM_ERROR)
+            again["ordered"] = event.recover.get("ordered", 0)
         slot.retries[event.place] = event.recover | again
 
     def _on_committed(self, event: Fields) -> None:
@@ -220,6 +221,9 @@ class Bench:
                 )
             )
             return
+        asked = recover | {"copy": self.generator.randrange(self.config.ports)}
+        if self.config.background:
+            asked["ordered"] = self.generator.getrandbits(1)
         choice = self.generator.randrange(4)
         if choice == 0 or recover["tried"] == ROUNDS * self.config.ports:
             self.unsent.append(("committed", {"slot": slot, "status": Status.UNRECOVERED_READ}))
@@ -234,8 +238,7 @@ class Bench:
                     {
                         "port": self.generator.randrange(32),
                         "opcode": Opcode.READ,
-                        "recover": recover
-                        | {"copy": self.generator.randrange(self.config.ports)},
+                        "recover": asked,
                         "owner": Owner.COMMAND,
                         "index": slot,
                         "place": offset,

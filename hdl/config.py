@@ -57,6 +57,9 @@ UNSTRADDLED_COMPLETIONS = 63
 LINE_USERS = 4
 """Blocks that take lines: front end, sequencer, drives, gatherer."""
 
+LINE_RETURNS = 5
+"""Blocks that give lines back: front end, sequencer, tracker, gatherer, drives."""
+
 
 def bits_for_count(count: int) -> int:
     """Bits of an index into ``count`` entries (at least one)."""
@@ -413,10 +416,17 @@ class Config:
     def line_reserve(self) -> int:
         """Lines that only rows already launched may take, so that the widest row can finish.
 
-        Such a row takes at most a line a drive; as many may lie unused in the drive ports, and one
-        on offer to each user. Fewer than that in tables too small for a whole controller.
+        Such a row takes at most a line a drive; as many may hold blocks that drives have not sent
+        whole, and one is on offer to each user. Fewer than that in tables too small for a whole
+        controller.
         """
-        return min(2 * self.ports + LINE_USERS, self.lines * 3 // 4)
+        return min(2 * self.ports + LINE_USERS, self.lines - LINE_USERS)
+
+    @property
+    def least_lines(self) -> int:
+        """Lines that a whole controller needs, so that the host's blocks get some beside
+        `line_reserve`: one on offer to each user."""
+        return 2 * self.ports + 2 * LINE_USERS
 
     @property
     def command_cost(self) -> int:

@@ -11,7 +11,7 @@ from hdl.array.tables import ArrayTables
 from hdl.array.tracker import Tracker
 from hdl.background.background import Background
 from hdl.background.interface import MEND_TAG, walk
-from hdl.config import LINE_USERS, LINE_WRITERS, TIME_BITS, Config
+from hdl.config import LINE_RETURNS, LINE_USERS, LINE_WRITERS, TIME_BITS, Config
 from hdl.drive.drives import Drives
 from hdl.drive.flusher import FlushAll, Flusher
 from hdl.drive.interface import (
@@ -67,8 +67,11 @@ class Core(wiring.Component):
     """
 
     def __init__(self, *, config: Config):
-        if config.line_reserve < 2 * config.ports + LINE_USERS:
-            raise ValueError(f"{config.lines} lines are too few for {config.ports} ports")
+        if config.lines < config.least_lines:
+            raise ValueError(
+                f"{config.lines} lines are too few for {config.ports} ports, which need at least"
+                f" {config.least_lines}"
+            )
         self._config = config
         super().__init__(
             {
@@ -111,7 +114,10 @@ class Core(wiring.Component):
         m.submodules.drives = drives = Drives(config=config)
         m.submodules.store = store = LineStore(config=config, readers=4, writers=LINE_WRITERS)
         m.submodules.allocator = allocator = LineAllocator(
-            config=config, users=LINE_USERS, returns=4, reserves=config.line_reserves
+            config=config,
+            users=LINE_USERS,
+            returns=LINE_RETURNS,
+            reserves=config.line_reserves,
         )
         m.submodules.flusher = flusher = Flusher(config=config, users=2 + config.background)
         m.submodules.flush_all = flush_all = FlushAll()
@@ -267,7 +273,9 @@ class Core(wiring.Component):
             (front_end, sequencer, drives, gather), allocator.allocate, strict=True
         ):
             connect(m, port, user.allocate)
-        for user, port in zip((front_end, sequencer, tracker, gather), allocator.free, strict=True):
+        for user, port in zip(
+            (front_end, sequencer, tracker, gather, drives), allocator.free, strict=True
+        ):
             connect(m, user.free, port)
         m.d.comb += gather.available.eq(allocator.available)
         parity_read = parity.line_read

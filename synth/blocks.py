@@ -5,7 +5,7 @@ from importlib import import_module
 
 from amaranth.lib import wiring
 
-from hdl.config import Config
+from hdl.config import LINE_RETURNS, LINE_USERS, Config
 
 Build = Callable[[Config], wiring.Component]
 
@@ -26,8 +26,8 @@ def _block(path: str, **parameters) -> Build:
 def _allocator(config: Config) -> wiring.Component:
     build = _block(
         "hdl.memory.allocator:LineAllocator",
-        users=4,
-        returns=4,
+        users=LINE_USERS,
+        returns=LINE_RETURNS,
         reserves=config.line_reserves,
     )
     return build(config)

@@ -19,7 +19,7 @@ class Health:
     absent
         No drive is there.
     lost
-        It was absent or reported since it joined an array.
+        It was absent or reported since it joined an array; once it belongs to none: it was reported.
     reserved
         No new array may have it.
     joins, leaves
@@ -55,6 +55,10 @@ def follow_health(m: Module, ports: Any, *, config: Config, edited: Signal) -> H
     could do without it by now, unless it restarts again. ``restarts`` counts, so that a FLUSH that
     was asked for before, and is done after, is not taken for one of what the drive had then.
 
+    Of a drive that its array has let go only its own fault remains: one that was given up stays
+    failed until another is there, or an array is created on it; one that was only away, or was put
+    in the place of one that was given up, is as good as any.
+
     What is reported of a drive that has failed already says nothing new: operations that were on
     their way to it end one by one. A drive that joins is at its array's only after they all have
     (`hdl.array.members`), and one that is gone in that very cycle has failed.
@@ -63,6 +67,8 @@ def follow_health(m: Module, ports: Any, *, config: Config, edited: Signal) -> H
     lost = Signal(MAX_DRIVES)
     absent = Signal(MAX_DRIVES)
     reported = Signal(MAX_DRIVES)
+    # The drive that is there now was given up.
+    broken = Signal(MAX_DRIVES)
     joins = Signal(MAX_DRIVES)
     leaves = Signal(MAX_DRIVES)
     failed_before = Signal(MAX_DRIVES)
@@ -117,10 +123,13 @@ def follow_health(m: Module, ports: Any, *, config: Config, edited: Signal) -> H
             m.d.sync += count.eq(count + again)
         suspected = (ports.suspect != suspect_before) | (restarted & used).any()
     m.d.comb += ports.changed.eq(edited | (ports.failed != failed_before) | suspected)
+    belongs = used | joins
+    breaks = ((broken & ~joins) | (belongs & (reported | fails))) & ~absent
     m.d.sync += [
         failed_before.eq(ports.failed),
-        used.eq((used | joins) & ~leaves),
-        lost.eq((lost & ~joins) | ((used | joins) & gone)),
+        used.eq(belongs & ~leaves),
+        broken.eq(breaks),
+        lost.eq(((lost & ~joins) | (belongs & gone)) & ((belongs & ~leaves) | breaks)),
     ]
     return Health(
         used=used,

@@ -70,8 +70,9 @@ class ArrayTables(wiring.Component):
     used
         Bit a port: it belongs to an array.
     failed
-        Bit a port: its drive cannot be used. Set while a drive is absent; stays set if the port
-        belongs to an array, until an array is created on it.
+        Bit a port: its drive cannot be used. Set while a drive is absent; stays set while the port
+        belongs to an array, and after that if the drive was reported and no other has come, until
+        an array is created on it.
     changed
         A pulse after each change of ``failed`` or ``stale``, and with each change made to the
         tables.

@@ -189,7 +189,10 @@ class Tracker(wiring.Component):
                 attempt.copy.eq(event.recover.copy),
             ]
             if config.background:
-                m.d.sync += attempt.medium.eq(event.status == DriveStatus.MEDIUM_ERROR)
+                m.d.sync += [
+                    attempt.medium.eq(event.status == DriveStatus.MEDIUM_ERROR),
+                    attempt.ordered.eq(event.recover.ordered),
+                ]
 
         def decode_flushed(event):
             m.d.sync += [

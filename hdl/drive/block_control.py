@@ -7,7 +7,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.array.interface import TableRead
-from hdl.config import Config, bits_for_count
+from hdl.config import LINE_WRITERS, Config, bits_for_count
 from hdl.drive.interface import DriveStatus, Owner, drive_completion, landed
 from hdl.drive.records import (
     BLOCK_COUNT_BITS,
@@ -23,6 +23,7 @@ from hdl.drive.records import (
 )
 from hdl.memory.interface import line_stream
 from hdl.memory.round_robin import RoundRobin
+from hdl.memory.store import write_delay
 
 
 class Event(enum.Enum, shape=3):
@@ -69,7 +70,7 @@ class BlockControl(wiring.Component):
     One event in 4 cycles, ports round robin: a block begins to arrive, a block has been moved, a
     write block is granted, a command completes. A command's completion is passed on once none of
     its data is on the way. If it failed in the middle of a block, the block is forgotten and its
-    line, when it was allocated here, serves the next block that arrives.
+    line, when it was allocated here, is given back.
 
     Parameters
     ----------
@@ -90,6 +91,8 @@ class BlockControl(wiring.Component):
         rest: there is room for every line.
     allocate
         Lines for host commands' reads; without a line only the port that needs it waits.
+    free
+        Lines of blocks that were cut off, when nothing is on its way to them any more.
     operations, next_operation
         Reads of the queued operation and of its successor, one address.
     reads, read_paths, write_paths
@@ -110,6 +113,7 @@ class BlockControl(wiring.Component):
             "end": Out(stream.Signature(command_end(config))),
             "landed": Out(stream.Signature(landed(config))),
             "allocate": In(line_stream(config)),
+            "free": Out(line_stream(config)),
             "operations": Out(TableRead(number, queued_operation(config))),
             "next_operation": Out(TableRead(number, number)),
             "busy": Out(1),
@@ -146,7 +150,6 @@ class BlockControl(wiring.Component):
         m.submodules.landed_fifo = landed_fifo = SyncFIFOBuffered(
             width=landed(config).size, depth=config.lines
         )
-        m.submodules.spares = spares = SyncFIFOBuffered(width=config.line_bits, depth=ports + 1)
         m.d.comb += [
             self.landed.valid.eq(landed_fifo.r_rdy),
             self.landed.payload.eq(landed_fifo.r_data),
@@ -156,18 +159,16 @@ class BlockControl(wiring.Component):
         # What each port needs.
         starved = Signal(ports)
         stalled = Signal(ports)
-        line_ready = Signal()
         wanted = {kind: Signal(ports, name=f"wanted_{kind.name.lower()}") for kind in Event}
         has_completion = Signal(ports)
         failing = Signal(ports)
         want = vector(read_controls, "want")
         m.d.comb += [
-            line_ready.eq(spares.r_rdy | self.allocate.valid),
             has_completion.eq(Cat(port.valid for port in self.completion)),
             failing.eq(Cat(port.payload.status != DriveStatus.GOOD for port in self.completion)),
             wanted[Event.READ_ENDED].eq(vector(read_paths, "ended")),
             wanted[Event.READ_BEGUN].eq(
-                want & vector(read_paths, "free") & ~Mux(line_ready, 0, starved)
+                want & vector(read_paths, "free") & ~Mux(self.allocate.valid, 0, starved)
             ),
             wanted[Event.WRITE_ENDED].eq(vector(write_paths, "ended")),
             wanted[Event.GRANT].eq(
@@ -267,14 +268,13 @@ class BlockControl(wiring.Component):
             write_block.data.slot.eq(operation.index),
             write_block.data.offset.eq(operation.place + state.block),
             write_block.data.line.eq(line),
-            spares.w_data.eq(block.line),
             arrived.slot.eq(block.slot),
             arrived.offset.eq(block.offset),
             arrived.line.eq(block.line),
             landed_fifo.w_data.eq(arrived),
         ]
         with m.If(allocates):
-            m.d.comb += line.eq(Mux(spares.r_rdy, spares.r_data, self.allocate.payload))
+            m.d.comb += line.eq(self.allocate.payload)
         for control in (*read_paths, *write_paths):
             m.d.comb += control.line.eq(line)
         if config.early_rows:
@@ -287,6 +287,14 @@ class BlockControl(wiring.Component):
         inside = Signal()
         cut_off = inside & (newest_tag == tag)
         moving = Signal(BLOCK_COUNT_BITS)
+        # Its line. The line store has taken what came of it, but has it only `write_delay` later.
+        returns = Signal()
+        settling = Signal(range(write_delay(LINE_WRITERS) + 1))
+        m.d.comb += self.free.valid.eq(returns & (settling == 0))
+        with m.If(settling != 0):
+            m.d.sync += settling.eq(settling - 1)
+        with m.If(self.free.valid & self.free.ready):
+            m.d.sync += returns.eq(0)
         # Nothing of the port is moving, nor has a block ended since the event was picked.
         quiet = Array(control.quiet for control in read_controls)[path_of_port] & ~bit(
             read_paths, "ended"
@@ -346,7 +354,7 @@ class BlockControl(wiring.Component):
                     )
                     with m.If(moving != cut_off):
                         m.d.sync += stalled.eq(stalled | mask)
-                    with m.Elif(~cut_off | quiet):
+                    with m.Elif(~cut_off | (quiet & ~returns)):
                         m.d.comb += completed.eq(mask)
                         m.d.sync += [
                             self.end.valid.eq(1),
@@ -356,9 +364,11 @@ class BlockControl(wiring.Component):
                             self.end.payload.moved.eq(found.ended),
                         ]
                         with m.If(cut_off):
-                            m.d.comb += [
-                                *strobe(read_controls, "discard"),
-                                spares.w_en.eq(block.owner == Owner.COMMAND),
+                            m.d.comb += strobe(read_controls, "discard")
+                            m.d.sync += [
+                                returns.eq(block.owner == Owner.COMMAND),
+                                settling.eq(write_delay(LINE_WRITERS)),
+                                self.free.payload.eq(block.line),
                             ]
             with m.State("APPLY"):
                 m.next = "PICK"
@@ -374,7 +384,7 @@ class BlockControl(wiring.Component):
                         m.d.comb += strobe(write_paths, "unload")
                     with m.Else():
                         m.d.comb += strobe(read_paths, "unload")
-                with m.Elif(allocates & ~line_ready):
+                with m.Elif(allocates & ~self.allocate.valid):
                     m.d.sync += starved.eq(starved | mask)
                 with m.Else():
                     m.d.sync += starved.eq(starved & ~mask)
@@ -383,8 +393,7 @@ class BlockControl(wiring.Component):
                         updated.begun.eq(state.begun + 1),
                         write_progress.en.eq(1),
                         write_block.en.eq(1),
-                        spares.r_en.eq(allocates),
-                        self.allocate.ready.eq(allocates & ~spares.r_rdy),
+                        self.allocate.ready.eq(allocates),
                     ]
                     with m.If(state.block == operation.blocks):
                         m.d.comb += [
@@ -403,6 +412,6 @@ class BlockControl(wiring.Component):
                 | self.start.valid
                 | (self.end.valid & self.end.ready)
                 | ((landed_fifo.level != 0) & (self.landed.ready | ~landed_fifo.r_rdy))
-                | ((spares.level != 0) & ~spares.r_rdy)
+                | (returns & ((settling != 0) | self.free.ready))
             )
         return m

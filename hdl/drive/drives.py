@@ -47,6 +47,8 @@ class Drives(wiring.Component):
         block in order. Each must be taken within 4 cycles. Not there without ``Config.early_rows``.
     allocate
         Lines for blocks of host commands. A port that finds none waits alone.
+    free
+        Lines of blocks that a drive has broken off.
     line_read, line_write
         The paths' ports of the line store: a beat a cycle each.
     drives
@@ -78,6 +80,7 @@ class Drives(wiring.Component):
                 "finished": Out(stream.Signature(finished(config))),
                 "landed": Out(stream.Signature(landed(config))),
                 "allocate": In(line_stream(config)),
+                "free": Out(line_stream(config)),
                 "line_read": Out(ReadPort(config)).array(PATHS),
                 "line_write": Out(write_port(config)).array(PATHS),
                 "drives": Out(DrivePort(config)).array(config.ports),
@@ -105,6 +108,7 @@ class Drives(wiring.Component):
         connect(m, blocks.next_operation, queue.next_operation)
         connect(m, blocks.landed, flipped(self.landed))
         connect(m, flipped(self.allocate), blocks.allocate)
+        connect(m, blocks.free, flipped(self.free))
         connect(m, flipped(self.load_read), queue.load_read)
         m.d.comb += queue.failed.eq(self.failed)
 

@@ -41,9 +41,10 @@ def recovery(config: Config) -> data.StructLayout:
     ``again``: the block is read alone, by a drive command that covers nothing else. ``tried``: how
     many times a drive could not give it, drives passed over included; of a flush (with
     ``background``), how often the drive had restarted before. ``copy``: the copy that was asked
-    last. ``medium`` (with ``background``): its drive cannot read the block.
+    last. With ``background``: ``medium``, its drive cannot read the block; ``ordered``, it was
+    asked because the copies before it could not be read, as is done where copies may differ.
     """
-    background = {"medium": 1} if config.background else {}
+    background = {"medium": 1, "ordered": 1} if config.background else {}
     return data.StructLayout(
         {
             "again": 1,

@@ -51,7 +51,7 @@ class Admission(wiring.Component):
     ``launch``: row slots to begin. ``again``: row slots whose reads failed; ``bad`` is then read
     for the roles that could not be read. ``ready``: row slots whose program may be run.
     With ``slow_read_ms``, roles that are only ``slow`` among them are waited for once the others do
-    not do.
+    not do, unless another drive, which is to be rebuilt, has taken their place.
     ``mend`` (with ``background``): the row of a host's read in which a drive could not read a
     block; ``noted`` pulses when one of ``noted_array`` has been noted.
     ``program_read``, ``target_read``, ``line_read``: what was worked out, for the sequencer;
@@ -278,8 +278,10 @@ class Admission(wiring.Component):
         unproven = doubtful & ~gathered
         slow, answered = Const(0, config.ports), planner.plan.valid
         if config.slow_read_ms:
-            slow = Signal(config.ports)
-            held_up = ((plan.kind == PlanKind.IMPOSSIBLE) | doubtful) & slow.any()
+            slow, waited_for = Signal(config.ports), Signal(config.ports)
+            # A drive that has taken the place of a slow one meanwhile has nothing to wait for.
+            m.d.comb += waited_for.eq(slow & ~todo.stale)
+            held_up = ((plan.kind == PlanKind.IMPOSSIBLE) | doubtful) & waited_for.any()
             answered = planner.plan.valid & ~held_up
             lost = todo.dead | todo.bad | Mux(gathered, 0, row.joined[: config.ports])
             spare = Signal()
@@ -442,7 +444,7 @@ class Admission(wiring.Component):
                 m.d.comb += planner.plan.ready.eq(1)
                 if config.slow_read_ms:
                     with m.If(planner.plan.valid & held_up):
-                        m.d.sync += [todo.bad.eq(todo.bad & ~slow), slow.eq(0), patient.eq(1)]
+                        m.d.sync += [todo.bad.eq(todo.bad & ~waited_for), slow.eq(0), patient.eq(1)]
                         m.next = "PLAN"
                 with m.If(answered):
                     m.d.sync += [

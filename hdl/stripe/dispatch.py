@@ -50,7 +50,8 @@ class Dispatch(wiring.Component):
     - READ of mirrors of which the copies may differ: the first copy that is live. That is the one
       which RESYNC takes (`hdl.stripe.walk_plan.WalkPlan`), so what the host has been given stays.
       If its drive cannot read the block, the next one, as RESYNC does; if the drive aborts that, or
-      is slow, it is asked again.
+      is slow, it is asked again. What a copy could not give that was chosen otherwise, before the
+      copies could differ, says nothing of those before it.
     - READ tried before, of others without parity: the next live copy, upwards from the one asked
       last; a single copy again.
     - READ without parity, when every copy has been asked or passed over `ROUNDS` times, of mirrors
@@ -389,6 +390,7 @@ class Dispatch(wiring.Component):
                 Mux(item.opcode == HostOpcode.FLUSH, restarts, tried)
             ),
             self.operation.payload.recover.copy.eq(chosen),
+            *([self.operation.payload.recover.ordered.eq(in_order)] if config.background else []),
             self.operation.payload.alone.eq(item.recover.again),
             self.operation.payload.block.eq(row),
             self.operation.payload.blocks.eq(item.blocks),
@@ -445,9 +447,10 @@ class Dispatch(wiring.Component):
                     m.next = "ASK"
 
             with m.State("PREFER"):
+                # `passes`: the block is nowhere up to the copy that was asked.
                 new, passes = item.recover.tried == 0, Const(1)
                 if config.background:
-                    passes = item.recover.medium
+                    passes = item.recover.medium & item.recover.ordered
                 following = Mux(new, preferred, copy_above(item.recover.copy))
                 m.d.sync += [
                     first.eq(item.shift + item.index * shape.copies),
@@ -464,7 +467,7 @@ class Dispatch(wiring.Component):
                 if config.background:
                     # What the others give may be anything: only if its drive has nothing.
                     with m.If(unproven):
-                        with m.If(item.recover.tried.any() & passes):
+                        with m.If(item.recover.tried.any() & item.recover.medium):
                             m.next = "GATHER"
                     otherwise = m.Elif
                 with otherwise(exhausted & (shape.parities > 0)):

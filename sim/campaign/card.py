@@ -169,6 +169,9 @@ class Card:
         self._done = True
 
     def _in_time(self, begun: Begun) -> None:
+        # A controller that is being disabled posts no more completions.
+        if self.stops:
+            return
         took = self.harness.now_ns - begun.since_ns
         most = begun.volume.array.longest_ns()
         self.outcome.slowest = max(self.outcome.slowest, took / most)

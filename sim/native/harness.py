@@ -34,6 +34,8 @@ MMIO_TIMEOUT_NS = 50_000_000
 FUNCTION_RESET_NS = 100_000_000
 """Longest function level reset (PCIe base specification 6.6.2)."""
 RESET_POLL_CYCLES = 64
+RESET_POLL_NS = 1000
+"""How often a function level reset is looked at while nothing moves."""
 FIRST_IDENTITY = 0x0255_5300_0000_0000
 """Of simulated drives: EUI-64s, locally administered."""
 
@@ -569,7 +571,7 @@ class Harness:
         limit = self.now_ns + FUNCTION_RESET_NS
         events: list[tuple] = []
         while not self._call("reset_done"):
-            found = self.run(limit, RESET_POLL_CYCLES)
+            found = self.run(self.now_ns + RESET_POLL_NS, RESET_POLL_CYCLES)
             events += (event for event in found if event != ("time",))
             if self.now_ns >= limit:
                 raise HarnessError("a function level reset has no end")
