@@ -16,6 +16,7 @@ from cocotb_tests.streams import start, wait_until
 from hdl.config import PIECES, Config
 from hdl.drive.drives import Drives
 from hdl.drive.interface import DriveStatus, Opcode, Owner
+from hdl.drive.records import BURST_BEATS
 
 LONGEST = 64
 """Blocks of the longest command to a drive: 256 KiB."""
@@ -189,8 +190,8 @@ async def breaks_off_behind_an_end(dut):
     await begun(dut, config)
     bench.may_fail = {0}
     drive = bench.drives[0]
-    drive.cut_beats = 3
     for gap in range(40):
+        drive.cut_beats = 3 + BURST_BEATS * (gap % 3)
         drive.timing = Timing(gap=(gap, gap))
         drive.bad_reads = {2 * gap + 1001}
         for block in (2 * gap, 2 * gap + 1001):

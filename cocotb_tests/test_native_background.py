@@ -10,6 +10,7 @@ from hdl.array.interface import ArrayState, Level
 from hdl.background.interface import WalkKind
 from hdl.background.jobs import JobState
 from hdl.config import DATA_OFFSET_BLOCKS
+from sim.campaign.sizes import USUAL
 from sim.golden.layout import Place
 from sim.golden.nvme import ASYNC_EVENT, JOB_RUNNING, UNRECOVERED_READ
 from sim.golden.nvme_logs import ARRAYS_LOG, VENDOR_EVENT
@@ -123,6 +124,49 @@ def test_hot_spares_step_in():
         card.finish(volume)
 
 
+def test_a_new_drive_in_the_place_of_one_that_was_replaced():
+    """A member is given up, a new drive put in its slot, and a spare elsewhere takes its place: the
+    new drive is as good as any, and steps in for the next. The old one, left there, would not."""
+    with Card([FAST] * PORTS, seed=SEED, config=USUAL) as card:
+        volume = card.run(card.create(Level.RAID5, range(4)))
+        nvme = card.nvme
+
+        async def give_up(port: int) -> None:
+            card.harness.drive_fault(port, deaf=True, lasting=True)
+            await card.load(volume, 40)
+            while not (await raid.drives(nvme))[port].failed:
+                await card.load(volume, 10)
+
+        async def replace_by(old: int, new: int) -> None:
+            place = volume.ports.index(old)
+            await background.replace_member(nvme, 0, place, new)
+            replaced(card, volume, old, new)
+            assert (await finished(card)).state == JobState.DONE
+
+        async def scenario() -> None:
+            await give_up(1)
+            card.harness.remove(1)
+            await card.card.transport.sleep(POLL_NS)
+            card.harness.insert(1, blank=True)
+            await replace_by(1, 6)
+            drive = (await raid.drives(nvme))[1]
+            assert not drive.failed and drive.array is None, drive
+            await background.add_spare(nvme, 1)
+            await give_up(2)
+            assert (await finished(card)).state == JobState.DONE
+            [array] = await raid.arrays(nvme)
+            assert array.state == ArrayState.OPTIMAL and array.members[2].port == 1
+            replaced(card, volume, 2, 1)
+            drive = (await raid.drives(nvme))[2]
+            assert drive.failed and drive.array is None, drive
+            with pytest.raises(NvmeError):
+                await background.add_spare(nvme, 2)
+            await card.read_all(volume)
+
+        card.run(scenario())
+        card.finish(volume)
+
+
 def test_tells_every_change_of_a_state():
     """A vendor specific event when a drive goes and when it is back, cleared by log C0h."""
     with Card([FAST] * PORTS, seed=SEED) as card:
@@ -144,7 +188,7 @@ def test_tells_every_change_of_a_state():
                 if change == "pull":
                     card.pull(1)
                 else:
-                    card.harness.insert(1)
+                    card.harness.insert(1, blank=True)
                     await background.replace_member(nvme, 0, 1, 1)
                     card.gone.discard(1)
                 for _ in range(POLLS):

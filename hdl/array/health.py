@@ -19,7 +19,7 @@ class Health:
     absent
         No drive is there.
     lost
-        It was absent or reported since it joined an array; once it belongs to none: it was reported.
+        It was absent or reported since it joined an array; if it belongs to none now, reported.
     reserved
         No new array may have it.
     joins, leaves

@@ -9,10 +9,10 @@ from sim.campaign.array import Array
 from sim.campaign.card import Card
 from sim.campaign.faults import Faults
 from sim.campaign.refusals import Refusals
-from sw.driver import background
+from sw.driver import background, raid
 from sw.driver.commands import NvmeError
 
-REPLACED, COPIED, SPARED, ERASED = 0.5, 0.3, 0.3, 0.2
+REPLACED, COPIED, SPARED, ERASED, RENEWED = 0.5, 0.3, 0.3, 0.2, 0.6
 INTERRUPTED = 0.3
 
 
@@ -124,12 +124,31 @@ class Members:
         else:
             port = self._choose.choice(free)
         card.scribble(port, array.rows)
+        renewed = port != old and self._choose.random() < RENEWED
+        before = self._choose.random() < 0.5
+        if renewed and before:
+            await self._renew(old)
         await background.replace_member(card.nvme, array.number, position, port)
+        if renewed and not before:
+            await self._renew(old)
         array.failed.discard(old)
         array.ports[position] = port
+        if renewed:
+            drive = (await raid.drives(card.nvme))[old]
+            assert drive.present and not drive.failed and drive.array is None, drive
+            card.unusable.discard(old)
+            card.outcome.seen["new drives in old places"] += 1
         card.unusable.discard(port)
         await self._rebuilt(array, position, "drives rebuilt")
         array.budget.bad = {bad for bad in array.budget.bad if bad[0] != position}
+
+    async def _renew(self, port: int) -> None:
+        """A new drive comes to a port whose drive has failed."""
+        card = self._card
+        card.harness.remove(port)
+        await card.sleep(20_000)
+        card.harness.insert(port, blank=True)
+        await card.sleep(20_000)
 
     async def _take_back(self, array: Array, position: int) -> None:
         """A failed drive is there again, and rebuilt where it missed something."""

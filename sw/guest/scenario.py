@@ -38,7 +38,7 @@ MANIFEST = "manifest.sha256"
 LOAD_SECONDS = 600
 
 COMPLAINT = re.compile(
-    r"nvme.*([Tt]imeout|[Aa]bort|[Ff]ail|[Ee]rror|I/O \d+|[Rr]emoving)|I/O error"
+    r"nvme.*([Tt]imeout(?! set to)|[Aa]bort|[Ff]ail|[Ee]rror|I/O \d+|[Rr]emoving)|I/O error"
     r"|EXT4-fs.*(error|warning)|BUG:|Oops:|WARNING:|blocked for more|Kernel panic",
 )
 
