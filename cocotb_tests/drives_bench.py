@@ -131,6 +131,9 @@ class Bench:
         dut.failed.value = 0
         if config.background:
             dut.doubted.value = 0
+            for port in range(config.ports):
+                getattr(dut, f"restarts__{port}").value = 0
+        self.restarts = [0] * config.ports
         dut.now.value = 0
         dut.fail__ready.value = 1
         dut.load_read__address.value = 0
@@ -170,6 +173,7 @@ class Bench:
         fua: int = 0,
         alone: int = 0,
         elsewhere: int = 0,
+        ordered: int = 1,
     ) -> bool:
         """Sends an operation unless its blocks, an index or a line are in use."""
         no_data = opcode in (Opcode.FLUSH, Opcode.WRITE_UNCORRECTABLE)
@@ -190,6 +194,8 @@ class Bench:
                 self.store.writable.add(line)
         index = self.indices[owner].popleft()
         recover = random_recovery(self.random, self.config, copies=self.config.ports)
+        if self.config.background:
+            recover["ordered"] = ordered
         self.in_use[port] |= span
         is_read_command = owner is Owner.COMMAND and opcode is Opcode.READ
         seat = None
@@ -231,6 +237,7 @@ class Bench:
             place=place,
             line=line or 0,
             **({"elsewhere": elsewhere} if self.config.slow_read_ms else {}),
+            **({"restarts": self.restarts[port]} if self.config.background else {}),
             **early,
         )
         return True
@@ -424,6 +431,7 @@ def traffic(bench: Bench, count: int):
                 block=block,
                 blocks=blocks,
                 place=place,
+                ordered=chooser.getrandbits(1),
             )
         else:
             opcode = Opcode.WRITE if kind < 0.75 else Opcode.READ

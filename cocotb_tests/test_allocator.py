@@ -2,6 +2,7 @@
 
 import os
 import random
+from dataclasses import replace
 
 import cocotb
 import pytest
@@ -13,7 +14,8 @@ from cocotb.triggers import RisingEdge
 from cocotb_tests.busy import BusyWatch
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
-from hdl.config import Config
+from hdl.config import Config, small
+from hdl.core import Core
 from hdl.memory.allocator import LineAllocator
 from hdl.memory.free_list import FreeList
 
@@ -272,3 +274,12 @@ def test_arguments():
         LineAllocator(config=sizes(), users=2, returns=1, reserves=(0,))
     with pytest.raises(ValueError, match=r"a reserve must be 0\.\.31, not 32"):
         LineAllocator(config=sizes(), users=1, returns=1, reserves=(LINES,))
+
+
+def test_too_few_lines_are_refused():
+    """As many as a whole controller needs are enough, and one less is not."""
+    needed = small().least_lines
+    assert needed == small().lines
+    Core(config=small())
+    with pytest.raises(ValueError, match="16 lines are too few for 5 ports, .* least 18"):
+        Core(config=replace(small(), ports=5))

@@ -7,7 +7,7 @@ import pytest
 from amaranth.hdl import Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import connect, flipped
-from cocotb.triggers import RisingEdge
+from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.drive_model import IDEAL, RANDOM, Timing
 from cocotb_tests.drives_bench import Bench, environment, run_traffic, sizes
@@ -203,6 +203,41 @@ async def breaks_off_behind_an_end(dut):
     assert bench.cut_lines == 40
 
 
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def ends_what_was_chosen_before_a_restart(dut):
+    """Reads of one of several copies wait while their drive restarts, and end as those do that it
+    had; merged ones too, but nothing else of their port, nor what is asked for after that."""
+    config, seed = environment()
+    bench = Bench(dut, config, seed=seed, timing=Timing(latency=(2000, 2000)))
+    await start(dut)
+    await begun(dut, config)
+    port = 1
+    bench.may_fail = {port}
+    for n in range(config.drive_tags):
+        bench.submit(port=port, opcode=Opcode.READ, owner=Owner.ROW, block=100 * n)
+    await ClockCycles(dut.clk, 200)
+    for turn in range(3):
+        block = 2000 + 100 * turn
+        host = {"port": port, "opcode": Opcode.READ, "owner": Owner.COMMAND}
+        bench.submit(**host, block=block, blocks=2, ordered=0)
+        bench.submit(**host, block=block + 2, blocks=2, ordered=1)
+        bench.submit(port=port, opcode=Opcode.READ, owner=Owner.ROW, block=block + 4, ordered=0)
+        bench.submit(**host, block=block + 5, ordered=0)
+    await ClockCycles(dut.clk, 200)
+    bench.restarts[port] = 1
+    dut.restarts__1.value = 1
+    for turn in range(3):
+        block = 3000 + 100 * turn
+        bench.submit(**host, block=block, blocks=2, ordered=0)
+    counts = dict(bench.statuses)
+    await wait_until(dut, lambda: bench.operations.idle, cycles=1000, what="taken")
+    await bench.drain()
+    ended = {status: bench.statuses[status] - counts[status] for status in DriveStatus}
+    # Of each turn two commands' first blocks; the second block of one was not reached.
+    assert ended[DriveStatus.ABORTED] == 6 and ended[DriveStatus.UNREACHED] == 3, ended
+    await bench.settle()
+
+
 async def rate(dut, config, seed, *, ports, reads: bool, blocks: int) -> float:
     """Beats a cycle and path with ideal drives at ``ports``, in the middle of the run."""
     bench = Bench(dut, config, seed=seed, timing=IDEAL)
@@ -274,7 +309,7 @@ class Faulty(wiring.Component):
         m.submodules.inner = inner = self._inner
         fault = self._fault
         for name, member in self.signature.members.items():
-            if name in ("failed", "doubted", "busy", "now", "deadline"):
+            if name in ("failed", "doubted", "restarts", "busy", "now", "deadline"):
                 continue
             ours, theirs = getattr(self, name), getattr(inner, name)
             if member.is_port or not member.dimensions:
@@ -290,6 +325,8 @@ class Faulty(wiring.Component):
         ]
         if "doubted" in self.signature.members:
             m.d.comb += inner.doubted.eq(self.doubted)
+            for count, outer in zip(inner.restarts, self.restarts, strict=True):
+                m.d.comb += count.eq(outer)
         count = Signal(6)
         with m.If(inner.finished.valid & inner.finished.ready):
             m.d.sync += count.eq(count + 1)
@@ -403,6 +440,7 @@ def test_odd_ports_narrow():
         "merging",
         "one_block_is_blamed",
         "breaks_off_behind_an_end",
+        "ends_what_was_chosen_before_a_restart",
         "latencies",
     ],
 )

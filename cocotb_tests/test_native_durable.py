@@ -380,6 +380,59 @@ def test_what_mirrors_have_given_stays():
         card.run(scenario())
 
 
+def test_what_was_read_after_a_restart_stays():
+    """A copy cannot be read, and all drives restart before another one is asked, or before that one
+    has answered. What the read gives then is what all later ones give, unless it is of before the
+    restart. That is so of reads that drives have, and of those that wait for them."""
+    members, blocks = 3, 48
+    with Card([TOGETHER] * 8, seed=SEED, config=USUAL) as card:
+        volume = card.run(card.create(Level.RAID1, range(members)))
+        memory = card.card.transport.memory
+        buffers = [card.buffer(8) for _ in range(blocks)]
+
+        async def read(block: int) -> bytes:
+            address = buffers[block]
+            await card.nvme.read(volume.namespace, block, 1, address, block % 2)
+            return memory.read(address, 4096)
+
+        async def write() -> bytes:
+            data = card.random.randbytes(blocks * 4096)
+            for first in range(0, blocks, 8):
+                memory.write(buffers[first], data[4096 * first :][: 8 * 4096])
+                await card.nvme.write(volume.namespace, first, 8, buffers[first], 0)
+            return data
+
+        async def scenario() -> int:
+            transport, others = card.card.transport, 0
+            for delay_ns in range(20_000, 24_000, 200):
+                await write()
+                assert await card.flush(volume) == 0
+                before = await write()
+                given: dict[int, bytes] = {}
+
+                async def follow(block: int, given=given) -> None:
+                    given[block] = await read(block)
+
+                for block in range(blocks):
+                    card.harness.medium_error(1, DATA_OFFSET_BLOCKS + block)
+                    transport.spawn(follow(block))
+                await transport.sleep(delay_ns)
+                for port in range(members):
+                    card.harness.restart_drive(port)
+                while len(given) < blocks:
+                    await transport.sleep(POLL_NS)
+                assert await card.flush(volume), "nothing is told"
+                for block, data in given.items():
+                    others += data != before[4096 * block :][:4096]
+                    if data != before[4096 * block :][:4096]:
+                        assert await read(block) == data, f"{delay_ns} ns: block {block}"
+                await whole(card)
+                assert await card.flush(volume) == 0
+            return others
+
+        assert card.run(scenario()) > 2 * blocks, "few reads are of after a restart"
+
+
 @pytest.mark.parametrize("stalls", [False, True])
 @pytest.mark.parametrize(
     ("level", "members"),

@@ -224,7 +224,7 @@ class Core(wiring.Component):
             restarts = Array(tables.restarts)[heard.port]
             doubted |= tables.suspect.bit_select(heard.port, 1)
             doubted |= heard.recover.tried != restarts
-            for user in (flusher, dispatch):
+            for user in (flusher, dispatch, drives):
                 for count, known in zip(user.restarts, tables.restarts, strict=True):
                     m.d.comb += count.eq(known)
         with m.If((heard.opcode == Opcode.FLUSH) & doubted):

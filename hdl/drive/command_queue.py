@@ -1,6 +1,6 @@
 """Operations waiting for their drives: merged into commands, launched, and reported at the end."""
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
@@ -18,7 +18,7 @@ from hdl.drive.interface import (
     operation,
 )
 from hdl.drive.operation_walk import operation_walk, walk_states
-from hdl.drive.port_queue import port_queue, run, span
+from hdl.drive.port_queue import is_chosen, port_queue, run, span
 from hdl.drive.records import (
     BLOCK_COUNT_BITS,
     command_end,
@@ -30,6 +30,7 @@ from hdl.drive.records import (
 from hdl.memory.disjoint import DISJOINT
 from hdl.memory.free_list import FreeList
 from hdl.memory.round_robin import RoundRobin
+from hdl.nvme.interface import tried_bits
 
 
 class CommandQueue(wiring.Component):
@@ -39,7 +40,8 @@ class CommandQueue(wiring.Component):
     `MERGE_BLOCKS`; FLUSH and what is ``alone`` stay alone. Runs of a port are sent in order. The
     last run waits for its neighbour while its ``more`` is set, it has room, and the port has a
     command outstanding. Operations for a port in ``failed`` end with GONE and are not sent; nor are
-    those for a port in ``slow`` that can be had ``elsewhere``, which end as SLOW.
+    those for a port in ``slow`` that can be had ``elsewhere``, which end as SLOW, and those of a
+    copy that was chosen before its drive restarted last, which end as if they had been sent.
 
     A command that fails does so at one block. Of a read, blocks that were moved are good, the first
     one that was not has the drive's status, those after it are UNREACHED. Of a write, data that was
@@ -62,6 +64,8 @@ class CommandQueue(wiring.Component):
         As in `hdl.drive.interface`.
     failed
         A bit per port.
+    restarts
+        With ``background``: how often the drive of each port has restarted.
     held
         A bit per port: nothing is sent, from this cycle on; what is offered stays so.
     began, begun, elsewhere
@@ -87,11 +91,15 @@ class CommandQueue(wiring.Component):
     def __init__(self, *, config: Config):
         self._config = config
         number = operation_bits(config)
+        restarts = {}
+        if config.background:
+            restarts = {"restarts": In(tried_bits(config)).array(config.ports)}
         super().__init__(
             {
                 "operation": In(stream.Signature(operation(config))),
                 "finished": Out(stream.Signature(finished(config))),
                 "failed": In(MAX_DRIVES),
+                **restarts,
                 "held": In(config.ports),
                 "began": Out(1),
                 "begun": Out(command_tag(config)),
@@ -188,9 +196,12 @@ class CommandQueue(wiring.Component):
         total = Signal(BLOCK_COUNT_BITS + 1)
         joins = Signal()
         joined = Signal(run(config))
-        same_haste = Const(1)
+        alike, same_haste = Const(1), Const(1)
         if config.slow_read_ms:
             same_haste = queue.elsewhere == incoming.elsewhere
+        if config.background:
+            chosen = is_chosen(incoming)
+            alike = (queue.chosen == chosen) & (~chosen | (queue.restarts == incoming.restarts))
         m.d.comb += [
             length.eq(incoming.blocks + 1),
             total.eq(queue.blocks + length),
@@ -203,6 +214,7 @@ class CommandQueue(wiring.Component):
                 & ~incoming.alone
                 & ~queue.alone
                 & same_haste
+                & alike
                 & (total <= MERGE_BLOCKS)
             ),
             joined.tail.eq(new),
@@ -266,7 +278,12 @@ class CommandQueue(wiring.Component):
             slow = (self.slow & mask).any()
             s_slow = Signal()
             s_sends = Signal()
-            at_once = s_failed | (s_slow & walk.operation.elsewhere)
+            at_once |= s_slow & walk.operation.elsewhere
+        aged = Const(0)
+        if config.background:
+            s_restarts = Signal(tried_bits(config))
+            aged = is_chosen(walk.operation) & (walk.operation.restarts != s_restarts)
+            at_once |= aged
 
         start_payload = Signal(command_start(config))
         start_valid = Signal()
@@ -348,6 +365,8 @@ class CommandQueue(wiring.Component):
                     updated.more.eq(incoming.more & ~incoming.alone),
                     updated.alone.eq(incoming.alone),
                     *([updated.elsewhere.eq(incoming.elsewhere)] if config.slow_read_ms else []),
+                    *([updated.chosen.eq(chosen)] if config.background else []),
+                    *([updated.restarts.eq(incoming.restarts)] if config.background else []),
                     updated.blocks.eq(joined.blocks),
                     updated.follows.eq(incoming.block + length),
                     marked.eq(1 << port),
@@ -366,6 +385,8 @@ class CommandQueue(wiring.Component):
                     s_tag_mask.eq(tag_mask),
                     s_failed.eq(port_failed),
                 ]
+                if config.background:
+                    m.d.sync += s_restarts.eq(Array(self.restarts)[port])
                 sends = free_tags.any() & ~waits & ~(offered & mask).any()
                 if config.slow_read_ms:
                     # It stays so until its tags change, but for what need not be sent.
@@ -404,7 +425,13 @@ class CommandQueue(wiring.Component):
                         walk.cursor.eq(s_queue.first),
                         walk.tail.eq(read_run.data.tail),
                         walk.moved.eq(0),
-                        walk.status.eq(Mux(s_failed, DriveStatus.GONE, DriveStatus.SLOW)),
+                        walk.status.eq(
+                            Mux(
+                                s_failed,
+                                DriveStatus.GONE,
+                                Mux(aged, DriveStatus.ABORTED, DriveStatus.SLOW),
+                            )
+                        ),
                     ]
                     m.next = "WALK"
                 if config.slow_read_ms:

@@ -16,6 +16,7 @@ from hdl.drive.read_path import ReadPath
 from hdl.drive.records import PATHS, path_ports
 from hdl.drive.write_path import WritePath
 from hdl.memory.interface import ReadPort, line_stream, write_port
+from hdl.nvme.interface import tried_bits
 from hdl.streams import Merge
 
 
@@ -59,6 +60,9 @@ class Drives(wiring.Component):
     doubted
         A bit per port: nothing is sent until it is known what becomes of the drive, which has
         restarted. Not there without ``Config.background``.
+    restarts
+        How often the drive of each port has restarted, a cycle after it has. Not there without
+        ``Config.background``.
     fail
         Ports whose drive does not end its commands; they have been reset for the last time.
     now, deadline
@@ -74,6 +78,10 @@ class Drives(wiring.Component):
 
     def __init__(self, *, config: Config):
         self._config = config
+        restarts = {}
+        if config.background:
+            counts = In(tried_bits(config)).array(config.ports)
+            restarts = {"doubted": In(MAX_DRIVES), "restarts": counts}
         super().__init__(
             {
                 "operation": In(stream.Signature(operation(config))),
@@ -92,7 +100,7 @@ class Drives(wiring.Component):
                 "busy": Out(1),
             }
             | ({"piece": Out(stream.Signature(piece(config)))} if config.early_rows else {})
-            | ({"doubted": In(MAX_DRIVES)} if config.background else {})
+            | restarts
         )
 
     def elaborate(self, platform) -> Module:
@@ -116,6 +124,8 @@ class Drives(wiring.Component):
         held = Cat(drive.restarted for drive in self.drives)
         if config.background:
             held |= self.doubted[: config.ports]
+            for count, known in zip(queue.restarts, self.restarts, strict=True):
+                m.d.comb += count.eq(known)
 
         parts = [queue, blocks]
         drives = [flipped(drive) for drive in self.drives]

@@ -5,7 +5,7 @@ from amaranth.lib import data, enum, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import BLOCK_NUMBER_BITS, PIECES, Config, bits_for_count
-from hdl.nvme.interface import recovery
+from hdl.nvme.interface import recovery, tried_bits
 
 
 class Opcode(enum.Enum, shape=2):
@@ -101,8 +101,11 @@ def operation(config: Config) -> data.StructLayout:
     ``alone``: never merged. ``elsewhere``: of a read that can also be had from other drives, so it
     may end as SLOW (not there without ``Config.slow_read_ms``). ``recover`` comes
     back unchanged. ``early``: of a row's read, whether and whom to tell of its pieces.
+    ``restarts`` (with ``background``): of a host's read that is not ``recover.ordered``, how often
+    the drive had restarted as it was chosen; one that waits over a restart ends with ABORTED.
     """
     elsewhere = {"elsewhere": 1} if config.slow_read_ms else {}
+    restarts = {"restarts": tried_bits(config)} if config.background else {}
     return data.StructLayout(
         {
             "port": config.port_bits,
@@ -112,6 +115,7 @@ def operation(config: Config) -> data.StructLayout:
             "more": 1,
             "alone": 1,
             **elsewhere,
+            **restarts,
             **early_field(config),
             "block": BLOCK_NUMBER_BITS,
             "blocks": config.offset_bits,

@@ -1,10 +1,14 @@
 """What the command queue keeps of each port, and of the commands that it makes of operations."""
 
+from typing import Any
+
+from amaranth.hdl import Value
 from amaranth.lib import data
 
 from hdl.config import BLOCK_NUMBER_BITS, Config, bits_for_count
-from hdl.drive.interface import Opcode
+from hdl.drive.interface import Opcode, Owner
 from hdl.drive.records import BLOCK_COUNT_BITS, operation_bits
+from hdl.nvme.interface import tried_bits
 
 
 def port_queue(config: Config) -> data.StructLayout:
@@ -13,9 +17,10 @@ def port_queue(config: Config) -> data.StructLayout:
     A run is named by its first operation. The remaining fields describe the last run, as long as
     there is one: ``tail`` is its last operation, ``follows`` the block after it, ``blocks`` its
     length, ``more`` whether its neighbour is expected; ``alone``: it is complete as it is;
-    ``elsewhere``: as of its operations.
+    ``elsewhere``, ``chosen`` (`is_chosen`) and ``restarts``: as of its operations.
     """
     number = operation_bits(config)
+    restarts = {"chosen": 1, "restarts": tried_bits(config)} if config.background else {}
     return data.StructLayout(
         {
             "runs": bits_for_count(config.operations + 1),
@@ -27,11 +32,17 @@ def port_queue(config: Config) -> data.StructLayout:
             "more": 1,
             "alone": 1,
             **({"elsewhere": 1} if config.slow_read_ms else {}),
+            **restarts,
             "blocks": BLOCK_COUNT_BITS,
             "follows": BLOCK_NUMBER_BITS,
             "tags": config.drive_tags,
         }
     )
+
+
+def is_chosen(one: Any) -> Value:
+    """Whether an operation is a host's read of one of several copies that were thought alike."""
+    return (one.owner == Owner.COMMAND) & (one.opcode == Opcode.READ) & ~one.recover.ordered
 
 
 def run(config: Config) -> data.StructLayout:

@@ -42,7 +42,8 @@ def recovery(config: Config) -> data.StructLayout:
     many times a drive could not give it, drives passed over included; of a flush (with
     ``background``), how often the drive had restarted before. ``copy``: the copy that was asked
     last. With ``background``: ``medium``, its drive cannot read the block; ``ordered``, it was
-    asked because the copies before it could not be read, as is done where copies may differ.
+    asked because it is the only one, or those before it could not be read, as is done where copies
+    may differ.
     """
     background = {"medium": 1, "ordered": 1} if config.background else {}
     return data.StructLayout(

@@ -101,7 +101,7 @@ class Dispatch(wiring.Component):
         command of a slot has completed.
     restarts
         With ``background``: how often the drive at a port has restarted. FLUSH operations say how
-        often it had when they were judged.
+        often it had when they were judged, reads as it was seen whether copies may differ.
     suspect, undecided
         With ``background``: bit a port whose drive may have lost what it had not stored, so that a
         FLUSH takes it for failed; of some drives it is not known yet what becomes of them, which
@@ -310,7 +310,7 @@ class Dispatch(wiring.Component):
             m.d.comb += self.copy_read.address.eq(item.array)
 
         undecided, indebted, suspected = Const(0), Const(0), Const(0)
-        # How often drives had restarted when a FLUSH was judged.
+        # How often drives had restarted when a FLUSH was judged, or whether copies may differ.
         judged_restarts, restarts = None, Const(0)
         # How often the copies are asked: in order it may be one of them that has to be given up.
         most = Signal(tried.shape())
@@ -390,7 +390,6 @@ class Dispatch(wiring.Component):
                 Mux(item.opcode == HostOpcode.FLUSH, restarts, tried)
             ),
             self.operation.payload.recover.copy.eq(chosen),
-            *([self.operation.payload.recover.ordered.eq(in_order)] if config.background else []),
             self.operation.payload.alone.eq(item.recover.again),
             self.operation.payload.block.eq(row),
             self.operation.payload.blocks.eq(item.blocks),
@@ -398,6 +397,12 @@ class Dispatch(wiring.Component):
             self.operation.payload.index.eq(item.slot),
             self.operation.payload.place.eq(item.offset),
         ]
+
+        if config.background:
+            m.d.comb += [
+                self.operation.payload.recover.ordered.eq(in_order | ~mirrored),
+                self.operation.payload.restarts.eq(restarts),
+            ]
 
         def offer(output, following):
             m.d.comb += output.valid.eq(1)
@@ -451,6 +456,7 @@ class Dispatch(wiring.Component):
                 new, passes = item.recover.tried == 0, Const(1)
                 if config.background:
                     passes = item.recover.medium & item.recover.ordered
+                    m.d.sync += Cat(judged_restarts).eq(Cat(self.restarts))
                 following = Mux(new, preferred, copy_above(item.recover.copy))
                 m.d.sync += [
                     first.eq(item.shift + item.index * shape.copies),

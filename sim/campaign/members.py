@@ -135,7 +135,9 @@ class Members:
         array.ports[position] = port
         if renewed:
             drive = (await raid.drives(card.nvme))[old]
-            assert drive.present and not drive.failed and drive.array is None, drive
+            assert not drive.failed, drive
+            assert drive.present, drive
+            assert drive.array is None, drive
             card.unusable.discard(old)
             card.outcome.seen["new drives in old places"] += 1
         card.unusable.discard(port)
