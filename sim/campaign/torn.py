@@ -4,10 +4,12 @@ Copies differ then, or rows are torn, until a RESYNC has mended that. What had b
 not been written since, is on its drives, and is read all the time. The host has been told, reads
 what is left of the rest, and flushes it. From then on every block must be that, whichever copy it
 is read from: before the RESYNC, in the middle of it and after it; of mirrors also if a drive cannot
-read its copy meanwhile.
+read its copy meanwhile. And what a read of mirrors gives that is under way as they begin anew is of
+before that, or stays as well.
 """
 
 import random
+from collections.abc import Iterable
 
 from hdl.background.supervisor import DEFAULT_SHARE
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
@@ -59,6 +61,7 @@ class Torn:
             return
         array.troubled.update(array.ports)
         left: dict[Volume, list[int]] = {}
+        glimpses: dict[Volume, dict[int, set[bytes]]] = {}
         for volume in array.volumes:
             assert await volume.flush() == 0
             blocks = range(len(volume.model))
@@ -66,10 +69,19 @@ class Torn:
             await volume.write_each(written, 1)
             others = sorted(set(blocks) - set(written))
             left[volume] = choose.sample(others, min(len(others), READS))
+            if mirrored:
+                some = choose.sample(written, min(len(written), READS))
+                glimpses[volume] = {block: volume.model.possible(block) for block in some}
         await background.set_share(card.nvme, LEAST_SHARE)
         reading_ns = choose.uniform(0, READING_NS)
         statuses: dict[Volume, list[int]] = {volume: [] for volume in array.volumes}
         inside = [self._read(volume, blocks) for volume, blocks in left.items()]
+        given: dict[Volume, dict[int, bytes]] = {volume: {} for volume in glimpses}
+        for volume, before in glimpses.items():
+            inside.append(self._glimpse(volume, before, given[volume]))
+        spoils = mirrored and "medium" in self._features
+        early = choose.random() < 0.5
+        unreadable = self._spoil(array) if spoils and early else []
         for volume in array.volumes:
             for _ in range(choose.randint(0, FLUSHES)):
                 after = max(0, reading_ns - choose.uniform(0, FLUSHING_NS))
@@ -98,8 +110,16 @@ class Torn:
             if not any(status > 0 for status in statuses[volume]):
                 status = await volume.flush()
                 assert status, f"{volume}: nobody is told that its drives have begun anew"
-        unreadable = self._spoil(array) if mirrored and "medium" in self._features else []
+        if spoils and not early:
+            unreadable = self._spoil(array)
         held = {volume: await self._look(volume) for volume in array.volumes}
+        for volume, blocks in given.items():
+            for block, data in blocks.items():
+                of_before = data in glimpses[volume][block]
+                assert of_before or data == held[volume][block], (
+                    f"{volume}: what a read gave of block {block} is another block by now"
+                )
+                card.outcome.seen["blocks first read as drives restarted"] += not of_before
         for volume, blocks in held.items():
             assert await volume.flush() == 0
             for block, data in enumerate(blocks):
@@ -156,6 +176,20 @@ class Torn:
             status = STOPPED if card.stops else await volume.read(block, 1, buffer)
             stopped = card.stops and status == STOPPED
             assert status == 0 or stopped, f"{volume}: read of block {block}: status {status:#x}"
+
+        await volume.each(blocks, read)
+
+    async def _glimpse(
+        self, volume: Volume, blocks: Iterable[int], given: dict[int, bytes]
+    ) -> None:
+        """What the host reads of these, if it gets it."""
+        card, size = volume.array.card, volume.sector_bytes
+
+        async def read(block: int, buffer: int) -> None:
+            if not card.stops:
+                command = card.nvme.read(volume.namespace, block, 1, buffer, 0, size)
+                if await card.timed(volume, "a read", command) == 0:
+                    given[block] = card.transport.memory.read(buffer, size)
 
         await volume.each(blocks, read)
 
