@@ -284,6 +284,8 @@ class Array:
             if member.port != self.ports[position]:
                 assert member.port in self.spares, f"{self}: {member} has stepped in"
                 self.spares.discard(member.port)
+                # It was pulled, or given up.
+                card.unusable.add(self.ports[position])
                 self.ports[position] = member.port
                 self.budget.bad = {bad for bad in self.budget.bad if bad[0] != position}
                 card.outcome.seen["spares stepped in"] += 1

@@ -25,6 +25,8 @@ WRITES = 200
 
 READS, READING_NS = 32, 20_000
 """Of a volume as the drives restart, at most, and how long before that they begin."""
+GLIMPSES = 48
+"""Likewise, of what was written last."""
 FLUSHES, FLUSHING_NS = 3, 3_000
 """Likewise. Those that have ended well must have stored what was written before."""
 DISABLES, DISABLED_NS = 0.2, 20_000
@@ -70,7 +72,7 @@ class Torn:
             others = sorted(set(blocks) - set(written))
             left[volume] = choose.sample(others, min(len(others), READS))
             if mirrored:
-                some = choose.sample(written, min(len(written), READS))
+                some = choose.sample(written, min(len(written), GLIMPSES))
                 glimpses[volume] = {block: volume.model.possible(block) for block in some}
         await background.set_share(card.nvme, LEAST_SHARE)
         reading_ns = choose.uniform(0, READING_NS)
@@ -185,13 +187,15 @@ class Torn:
         """What the host reads of these, if it gets it."""
         card, size = volume.array.card, volume.sector_bytes
 
-        async def read(block: int, buffer: int) -> None:
-            if not card.stops:
-                command = card.nvme.read(volume.namespace, block, 1, buffer, 0, size)
-                if await card.timed(volume, "a read", command) == 0:
-                    given[block] = card.transport.memory.read(buffer, size)
+        async def read(block: int) -> None:
+            buffer = card.take_buffer()
+            command = card.nvme.read(volume.namespace, block, 1, buffer, 0, size)
+            if await card.timed(volume, "a read", command) == 0:
+                given[block] = card.transport.memory.read(buffer, size)
+            card.give_buffer(buffer)
 
-        await volume.each(blocks, read)
+        # All at once, so that some wait for their drives.
+        await card.together(read(block) for block in blocks)
 
     async def _look(self, volume: Volume) -> list[bytes]:
         """What the host reads of each block."""
