@@ -26,7 +26,8 @@ WRITES = 200
 READS, READING_NS = 32, 20_000
 """Of a volume as the drives restart, at most, and how long before that they begin."""
 GLIMPSES = 48
-"""Likewise, of what was written last: more than the drives of small mirrors have at once."""
+"""Likewise, of what was written last: more than the drives of small mirrors have at once, but no
+more than half of the card's slots, as Flushes that wait outside until others have told succeed."""
 FLUSHES, FLUSHING_NS = 3, 3_000
 """Likewise. Those that have ended well must have stored what was written before."""
 DISABLES, DISABLED_NS = 0.2, 20_000
@@ -195,7 +196,8 @@ class Torn:
             card.give_buffer(buffer)
 
         # All at once, so that some wait for their drives.
-        some = self._choose.choices(sorted(blocks), k=GLIMPSES)
+        at_once = min(GLIMPSES, card.config.commands // (2 * len(volume.array.volumes)))
+        some = self._choose.choices(sorted(blocks), k=at_once)
         await card.together([read(block) for block in some])
 
     async def _look(self, volume: Volume) -> list[bytes]:
