@@ -26,8 +26,8 @@ WRITES = 200
 READS, READING_NS = 32, 20_000
 """Of a volume as the drives restart, at most, and how long before that they begin."""
 GLIMPSES = 48
-"""Likewise, of what was written last: more than the drives of small mirrors have at once, but no
-more than half of the card's slots, as Flushes that wait outside until others have told succeed."""
+"""Likewise, of what was written last: more than the drives of small mirrors have at once. Half of
+the queues stays free: a Flush that waits for room there is submitted after others have told."""
 FLUSHES, FLUSHING_NS = 3, 3_000
 """Likewise. Those that have ended well must have stored what was written before."""
 DISABLES, DISABLED_NS = 0.2, 20_000
@@ -188,17 +188,19 @@ class Torn:
         """What the host reads of these, some of them several times, if it gets it."""
         card, size = volume.array.card, volume.sector_bytes
 
-        async def read(block: int) -> None:
-            buffer = card.take_buffer()
-            command = card.nvme.read(volume.namespace, block, 1, buffer, 0, size)
+        queues = card.nvme.queues
+
+        async def read(number: int, block: int) -> None:
+            buffer, queue = card.take_buffer(), number % len(queues)
+            command = card.nvme.read(volume.namespace, block, 1, buffer, queue, size)
             if await card.timed(volume, "a read", command) == 0:
                 given.append((block, card.transport.memory.read(buffer, size)))
             card.give_buffer(buffer)
 
         # All at once, so that some wait for their drives.
-        at_once = min(GLIMPSES, card.config.commands // (2 * len(volume.array.volumes)))
-        some = self._choose.choices(sorted(blocks), k=at_once)
-        await card.together([read(block) for block in some])
+        room = len(queues) * (card.config.queue_depth - 1) // (2 * len(volume.array.volumes))
+        some = self._choose.choices(sorted(blocks), k=min(GLIMPSES, room))
+        await card.together([read(number, block) for number, block in enumerate(some)])
 
     async def _look(self, volume: Volume) -> list[bytes]:
         """What the host reads of each block."""
