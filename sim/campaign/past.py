@@ -121,7 +121,9 @@ class Past:
     async def _refuse_together(self, array: Array, left: list[int]) -> None:
         """Some drives go, perhaps one of them is being rebuilt, and several others refuse a block.
 
-        Whoever is given up for that, all but the rows of these blocks can still be had.
+        Whoever is given up for that, all but the rows of these blocks can still be had:
+        with background work. Without it nothing can be made unreadable, and a drive that is needed
+        goes too.
         """
         card, budget, layout = array.card, array.budget, array.layout
         choose = self._choose
@@ -158,7 +160,7 @@ class Past:
             await array.job_ends()
         members = (await array.state()).members
         bad = {position for position, one in enumerate(members) if one.failed or one.stale}
-        assert Budget.of(layout, array.rows, bad).tolerated(), (
+        assert not card.config.background or Budget.of(layout, array.rows, bad).tolerated(), (
             f"{array}: positions {bad} are lost, of which {budget.drives} had gone"
         )
         budget.drives = bad
