@@ -590,6 +590,47 @@ def test_bad_calls_are_told(call, message):
         assert do(harness, JOB_FLUSH) == 0
 
 
+def test_a_link_reset_cuts_off_what_is_on_its_way():
+    """A register that is being read is all ones, one that is written does not change."""
+    with bench(link=link()) as harness:
+        harness.mmio_write32(BLOCKS, 2)
+        assert harness.mmio_read32(BLOCKS) == 2
+        harness.mmio_write32(BLOCKS, 3)
+        tag = harness.begin_mmio_read(BLOCKS, 4)
+        harness.reset_link(100)
+        assert harness.run() == [("mmio", (1 << 64) - 1, tag)]
+        assert harness.mmio_read32(BLOCKS) == 2
+        harness.set_status("link_reset", 1)
+        harness.mmio_write32(BLOCKS, 4)
+        assert harness.mmio_read32(BLOCKS) == 0xFFFF_FFFF
+        harness.set_status("link_reset", 0)
+        assert harness.mmio_read32(BLOCKS) == 2
+        harness.set_status("bus_master", 1)
+        assert do(harness, JOB_WRITE) == 0
+        assert do(harness, JOB_READ) == 0
+
+
+@pytest.mark.parametrize(
+    ("running_ns", "message"),
+    [(0, "a request while bus mastering is off"), (1_000, "RQ: ")],
+    ids=["before", "within"],
+)
+def test_a_packet_of_before_a_link_reset_is_an_error(running_ns, message):
+    """The stand-in takes no notice of the reset, and goes on."""
+    with bench(link=link()) as harness:
+        start(harness, JOB_READ)
+        if running_ns:
+            # To the middle of the first packet.
+            while not harness.statistics()["rq_stall_cycles"]:
+                harness.hold(Flow.RQ_READY, running_ns)
+                harness.run(until_ns=harness.now_ns + running_ns / 10)
+        else:
+            harness.run(until_ns=harness.now_ns + 500)
+        harness.reset_link(20)
+        with pytest.raises(HarnessError, match=message):
+            harness.run(until_ns=harness.now_ns + 100_000)
+
+
 def test_use_after_the_end():
     """A harness that is closed says so, whatever it is asked."""
     harness = bench()
@@ -607,6 +648,7 @@ def test_use_after_the_end():
         lambda: harness.drive_statistics(0),
         lambda: harness.set_status("rcb", 0),
         harness.reset_function,
+        harness.reset_link,
         harness.unmap_memory,
     ):
         with pytest.raises(HarnessError, match="the harness is closed"):

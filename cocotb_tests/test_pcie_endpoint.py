@@ -25,6 +25,7 @@ from cocotb_tests.runner import SimulationError
 from cocotb_tests.series7_model import Series7Host
 from cocotb_tests.streams import wait_until
 from hdl.pcie.interface import RequestKind
+from hdl.pcie.reader import HostReader
 from hdl.pcie.series7 import Series7Shim
 from hdl.pcie.straddle import StraddledStripper
 from hdl.pcie.tlp_receiver import STRADDLING, TlpReceiver
@@ -850,17 +851,23 @@ class WithholdsNothing(EndpointTop):
         return m
 
 
-class AgesAtOnce(EndpointTop):
-    """Planted bug: a read's time runs before the block has taken it."""
+class AgesAtOnce(HostReader):
+    """Planted bug: a read's time runs from when it has a tag, before the block has taken it."""
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        endpoint = m.submodules.endpoint
-        m.d.comb += [
-            endpoint.progress.sent_valid.eq(endpoint.request.valid),
-            endpoint.progress.sent_tag.eq(endpoint.request.payload.tag),
-        ]
+        tags = m.submodules.tags
+        allocate = tags.allocate
+        given, tag = Signal(), Signal.like(allocate.payload)
+        m.d.sync += [given.eq(allocate.valid & allocate.ready), tag.eq(allocate.payload)]
+        m.d.comb += [tags.sent_valid.eq(given), tags.sent_tag.eq(tag)]
         return m
+
+
+def test_mutant_time_of_a_read(monkeypatch):
+    monkeypatch.setattr("hdl.pcie.endpoint.HostReader", AgesAtOnce)
+    with pytest.raises(SimulationError):
+        run("stalled_requests")
 
 
 class WaitsForTheLost(EndpointTop):
@@ -946,7 +953,6 @@ def test_series7_planted_bugs_are_found(monkeypatch, mutant, testcase):
     [
         (IgnoresBusMaster, "bus_master_withdrawn"),
         pytest.param(WithholdsNothing, "messages_withheld", marks=pytest.mark.slow),
-        pytest.param(AgesAtOnce, "stalled_requests", marks=pytest.mark.slow),
         pytest.param(WaitsForTheLost, "link_resets", marks=pytest.mark.slow),
         pytest.param(KeepsRequests, "discarded", marks=pytest.mark.slow),
     ],

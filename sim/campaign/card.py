@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, Config
 from sim.campaign.bounds import given_up_ns, ladder_ns
-from sim.native.parameters import DriveParameters
+from sim.native.parameters import DriveParameters, LinkParameters
 from sw.driver.card import SimulatedCard
 from sw.driver.commands import NvmeError
 from sw.driver.native import NativeTransport
@@ -96,19 +96,29 @@ class Card:
         Sizes of the controller.
     drive
         What is at every port.
+    link
+        To the host.
     seed
         Of contents, and of what drives forget.
     outcome
         What is counted.
     """
 
-    def __init__(self, config: Config, drive: DriveParameters, *, seed: int, outcome: Outcome):
+    def __init__(
+        self,
+        config: Config,
+        drive: DriveParameters,
+        link: LinkParameters,
+        *,
+        seed: int,
+        outcome: Outcome,
+    ):
         self.config = config
         self.drive = drive
         self.outcome = outcome
         self.random = random.Random(f"{seed}/contents")
         self._card = SimulatedCard(
-            config, [drive] * config.ports, memory_bytes=MEMORY_BYTES, seed=seed
+            config, [drive] * config.ports, link=link, memory_bytes=MEMORY_BYTES, seed=seed
         )
         self.harness = self._card.harness
         self.nvme = self._card.nvme

@@ -25,10 +25,11 @@ FEATURES = {
     "zero": "arrays are begun with zeros in every block",
     "delete": "volumes and arrays are deleted and created under load",
     "wipe": "a job zeroes an array that has been used, while its drives fail",
-    "resets": "the controller is disabled, shut down or reset under load, and started again",
+    "resets": "the controller is disabled, shut down or reset under load, or its link is",
     "power": "all drives lose power at once; what was flushed must be there again",
     "mid-power": "that happens in the middle of a rebuild, a copy or a resync",
     "past": "reads, writes and flushes past what the level tolerates",
+    "link": "some runs on a link that makes trouble: few credits, waits, completions in any order",
     "sizes": "some runs on other controllers: narrow, starved, wide, deep, plain",
 }
 """Names and what they mean."""

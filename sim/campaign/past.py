@@ -81,7 +81,8 @@ class Past:
     async def _refuse_where_needed(self, array: Array, left: list[int]) -> None:
         """As many drives go as may; one of those that are needed then refuses to write a block.
 
-        That write may fail, and what shares its row be lost; but the drive stays.
+        That write may fail, and what shares its row be lost; but with background work the drive
+        stays.
         """
         card, budget = array.card, array.budget
         for position in list(left):
@@ -112,7 +113,7 @@ class Past:
         card.outcome.faults["refused where needed"] += 1
         budget.bad.add((position, row))
         members = (await array.state()).members
-        if needed:
+        if needed and card.config.background:
             assert not members[position].failed, f"{array}: {port} is given up, and was needed"
         elif members[position].failed:
             left.remove(position)

@@ -1,4 +1,5 @@
-"""The host disables, shuts down or resets the controller under load, and starts it again.
+"""The host disables, shuts down or resets the controller under load, or the link is reset, and the
+host starts it again.
 
 Every command that was inside has then ended or never will: no byte of the host's memory changes any
 more, and a write that the host does not know the end of has happened or has not. Arrays, volumes
@@ -25,6 +26,9 @@ SHUTDOWNS = (1 << 14, 2 << 14)
 SHST, SHUT_DOWN = 3 << 2, 2 << 2
 LANDING_NS = 5_000
 """After a function level reset writes that have left the card may still be on the link."""
+
+DOWN_NS = (0, 20, 1_000, 100_000)
+"""How long the link is down."""
 
 QUIET_NS = (5_000, 200_000)
 
@@ -69,7 +73,8 @@ class Resets:
             array.load(allowed=(*array.allowed(), STOPPED)) for array in self._arrays
         )
         await card.sleep(choose.uniform(0, FAULT_TIME_NS))
-        way = choose.choice((self._disable, self._shut_down, self._reset_function))
+        ways = (self._disable, self._shut_down, self._reset_function, self._reset_link)
+        way = choose.choice(ways)
         card.stops = True
         await way()
         # Its queues go, and whoever waits on one is told.
@@ -111,6 +116,16 @@ class Resets:
         harness.set_status("bus_master", 1)
         await self._card.sleep(LANDING_NS)
         await self._status(CSTS_READY, 0)
+
+    async def _reset_link(self) -> None:
+        """What is on its way is lost; nothing leaves until the host lets it."""
+        harness, memory = self._card.harness, self._card.harness.memory
+        before = zlib.crc32(memory)
+        harness.reset_link(self._choose.choice(DOWN_NS))
+        await self._card.sleep(self._choose.choice(QUIET_NS))
+        harness.set_status("bus_master", 1)
+        await self._status(CSTS_READY, 0)
+        assert zlib.crc32(memory) == before, "the host's memory changed after a reset of the link"
 
     async def _status(self, mask: int, wanted: int) -> None:
         """Returns once CSTS says so, in the time that drives which hang may take."""

@@ -15,6 +15,7 @@ from sim.campaign.faults import Faults
 from sim.campaign.features import ALL
 from sim.campaign.jobs import Jobs
 from sim.campaign.lifetimes import Lifetimes
+from sim.campaign.links import link_of
 from sim.campaign.members import Members
 from sim.campaign.past import Past
 from sim.campaign.power import Power
@@ -72,7 +73,10 @@ class Run:
         )
         self._drive = choose.choice(kinds).changed(volatile_cache=True)
         self._config = config
+        self._link = link_of(seed, troubled="link" in features)
         self.outcome = Outcome(title=f"seed {seed}, {self.size}")
+        if self._link.hold_every:
+            self.outcome.title += ", a troubled link"
 
     def _draw_layouts(self) -> list[tuple]:
         """Layouts and ports of the arrays; a few ports stay free."""
@@ -96,7 +100,10 @@ class Run:
 
     def run(self) -> Outcome:
         """The whole run; raises `AssertionError` when anything is lost, stuck or wrong."""
-        with Card(self._config, self._drive, seed=self._seed, outcome=self.outcome) as card:
+        made = Card(
+            self._config, self._drive, self._link, seed=self._seed, outcome=self.outcome
+        )
+        with made as card:
             arrays = [
                 Array(
                     card,

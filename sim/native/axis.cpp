@@ -105,6 +105,21 @@ void PacketSink::commit(Ps now) {
     link_.submit(tlp, now);
 }
 
+void PacketSink::forget() {
+    if (tlp_) link_.release(tlp_);
+    tlp_ = nullptr;
+    held_ = complete_ = false;
+    *pins_.ready = 0;
+    if (sequence_) *sequence_->valid = 0;
+}
+
+void PacketSource::forget() {
+    if (tlp_) link_.release(tlp_);
+    tlp_ = nullptr;
+    offered_ = false;
+    *pins_.valid = 0;
+}
+
 void PacketSource::present() {
     const int left = tlp_->bytes - sent_;
     const int bytes = std::min(left, beat_bytes_);

@@ -62,6 +62,8 @@ public:
     }
     // After the clock edge.
     void commit(Ps now);
+    // The link is down: what has come of a packet is no packet.
+    void forget();
 
 private:
     static constexpr int kMostBytes = 32;
@@ -113,6 +115,8 @@ public:
     virtual bool sample() = 0;
     // After the clock edge: the beat offered was taken.
     virtual void commit(Ps now) = 0;
+    // The link is down: nothing is offered, and nothing has begun.
+    virtual void forget() = 0;
 };
 
 // No packet begins in a beat in which another one ends.
@@ -143,6 +147,7 @@ public:
         return true;
     }
     void commit(Ps now) override;
+    void forget() override;
 
 private:
     bool begin(Ps now) {

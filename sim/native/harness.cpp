@@ -74,11 +74,8 @@ void Harness::step() {
     const uint64_t time_mask = (uint64_t(1) << shape_.time_bits) - 1;
     *pins_.now = uint64_t(cycle_) & time_mask;
     const Ps begin = now();
-    bool active = rq_->drive(begin);
-    active |= drive_credits();
-    active |= cc_->drive(begin);
-    active |= rc_->drive(begin);
-    active |= cq_->drive(begin);
+    const bool up = !link_.down();
+    bool active = up && drive_streams(begin);
     const size_t ports = ports_.size();
     for (size_t i = 0; i < ports; ++i) {
         if (wake_[i] > cycle_) continue;
@@ -88,10 +85,10 @@ void Harness::step() {
     *pins_.clock = 0;
     dut_.eval();
 
-    const bool rq = rq_->sample();
-    const bool cc = cc_->sample();
-    const bool rc = rc_->sample();
-    const bool cq = cq_->sample();
+    const bool rq = up && rq_->sample();
+    const bool cc = up && cc_->sample();
+    const bool rc = up && rc_->sample();
+    const bool cq = up && cq_->sample();
     uint32_t moved = 0;
     for (size_t i = 0; i < ports; ++i) moved |= uint32_t(ports_[i]->sample()) << i;
     active |= rq | cc | rc | cq | (moved != 0) | !*pins_.quiet;
@@ -118,6 +115,27 @@ void Harness::step() {
         due_[i] = drives_[i]->next_event();
     }
     streak_ = active ? 0 : streak_ + 1;
+}
+
+bool Harness::drive_streams(Ps now) {
+    bool active = rq_->drive(now);
+    active |= drive_credits();
+    active |= cc_->drive(now);
+    active |= rc_->drive(now);
+    active |= cq_->drive(now);
+    return active;
+}
+
+// While the link is down nothing that stands on a stream means anything.
+void Harness::set_link(bool down) {
+    link_.set_down(down, now());
+    if (!down) return;
+    rq_->forget();
+    cc_->forget();
+    rc_->forget();
+    cq_->forget();
+    *pins_.read_credits = 0;
+    unsaid_[0] = unsaid_[1] = 0;
 }
 
 // PG213, "Avoiding Head-of-Line Blocking for Posted Requests": what was sent in the last two cycles
@@ -258,6 +276,7 @@ void Harness::set_status(const std::string& name, int64_t value) {
                              ", not " + std::to_string(value));
         link_.rules().set(name, value);
         *status.pin = uint8_t(value);
+        if (name == "link_reset") set_link(value);
         streak_ = 0;
         return;
     }

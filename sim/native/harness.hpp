@@ -47,7 +47,9 @@ private:
     int64_t run_on(Ps until, int64_t cycles, Event* events, int64_t most);
     void return_drives();
     void reset();
+    void set_link(bool down);
     void step();
+    bool drive_streams(Ps now);
     bool drive_credits();
     // Of the design, once it has been evaluated.
     static void check_assertions();

@@ -36,6 +36,23 @@ FUNCTION_RESET_NS = 100_000_000
 RESET_POLL_CYCLES = 64
 RESET_POLL_NS = 1000
 """How often a function level reset is looked at while nothing moves."""
+AFTER_POWER_UP = {
+    "max_payload": 0,
+    "max_read_request": 2,
+    "rcb": 0,
+    "bus_master": 0,
+    "msix_enable": 0,
+    "msix_mask": 0,
+    "function_reset": 0,
+    "extended_tag": 0,
+    "relaxed_ordering": 0,
+    "id_ordering": 0,
+    "id_completion": 0,
+    "completion_timeout": 0,
+    "timeout_disable": 0,
+}
+"""What ``status`` says after a reset of the link (PCIe base specification 7.5.3)."""
+
 FIRST_IDENTITY = 0x0255_5300_0000_0000
 """Of simulated drives: EUI-64s, locally administered."""
 
@@ -227,7 +244,7 @@ class Harness:
         nonce: int | None = None,
         component: Callable[[], wiring.Component] | None = None,
     ):
-        link = link or LinkParameters()
+        self._link = link = link or LinkParameters()
         if len(drives) != config.ports:
             raise ValueError(f"drives must have one entry for each of the {config.ports} ports,"
                              f" not {len(drives)}")
@@ -577,6 +594,34 @@ class Harness:
                 raise HarnessError("a function level reset has no end")
         self.set_status("function_reset", 0)
         return events
+
+    def reset_link(self, duration_ns: float = 0) -> None:
+        """A link reset (hot reset, PERST#, link down) of so long, but of a clock cycle at least.
+
+        Nothing that is on its way arrives, on either side. Configuration space is as after
+        power-up; then it has the payload and read sizes of the harness again. Bus mastering and
+        MSI-X are off from its beginning on, until somebody enables them again. Events wait for
+        `run`.
+        """
+        for name, value in AFTER_POWER_UP.items():
+            self.set_status(name, value)
+        self.set_status("link_reset", 1)
+        until = self._call("now") + max(1, int(duration_ns * PICOSECONDS_PER_NANOSECOND))
+        while ("time",) not in (events := self._run(until)):
+            self._pending += events
+        self.set_status("link_reset", 0)
+        self._enumerate()
+
+    def _enumerate(self) -> None:
+        """The host has set the sizes of packets."""
+        link = self._link
+        for name, size in (
+            ("max_payload", link.max_payload),
+            ("max_read_request", link.max_read_request),
+        ):
+            self.set_status(name, (size // 128).bit_length() - 1)
+        self.set_status("rcb", link.rcb == 128)
+        self.set_status("extended_tag", 1)
 
     def statistics(self) -> dict[str, int]:
         """Counters since reset of the link and of the simulation, by name (``statistics.hpp``)."""

@@ -118,6 +118,44 @@ void Link::hold(Flow flow, Ps time, Ps now) {
     next_event_ = std::min(next_event_, now + time);
 }
 
+void Link::drop(Ring<Tlp*>& queue) {
+    for (; !queue.empty(); queue.pop()) release(queue.front());
+}
+
+void Link::set_down(bool down, Ps now) {
+    is_down_ = down;
+    if (!down) return;
+    for (Ring<Tlp*>* queue : {&up_posted_, &up_non_posted_, &up_replies_, &up_flight_,
+                              &down_posted_, &down_non_posted_, &down_flight_, &completions_,
+                              &posted_requests_, &non_posted_requests_})
+        drop(*queue);
+    returned_.clear();
+    up_credits_.clear();
+    down_credits_.clear();
+    up_count_ = 0;
+    posted_headers_ = fields_.posted_headers;
+    posted_data_ = fields_.posted_data;
+    non_posted_headers_ = fields_.non_posted_headers;
+    device_posted_ = fields_.device_posted_headers;
+    device_non_posted_ = fields_.device_non_posted_headers;
+    posted_submitted_ = posted_sent_ = down_submitted_ = down_sent_ = served_ = 0;
+    up_blocked_ = down_blocked_ = false;
+    completion_headers_ = completion_data_ = 0;
+    np_credit_ = now;
+    reads_.clear();
+    std::fill(std::begin(outstanding_), std::end(outstanding_), false);
+    for (int tag = 0; tag < kTags; ++tag)
+        if (asked_[tag].active) no_answer(tag, now);
+    rules_.forget();
+    update_next(now);
+}
+
+// A register read ends without a completion.
+void Link::no_answer(int tag, Ps now) {
+    asked_[tag].active = false;
+    events_.push({int64_t(EventKind::kMmio), -1, now, tag});
+}
+
 void Link::fail_reads(const ReadFault& fault) {
     if (fault.end <= ReadEnd::kGood || fault.end >= ReadEnd::kCount)
         throw ModelError("a read cannot fail in this way");
@@ -524,6 +562,7 @@ Tlp* Link::mmio_request(TlpKind kind, uint64_t offset, int bytes, Ps now) {
 }
 
 void Link::mmio_write(uint64_t offset, uint64_t value, int bytes, Ps now) {
+    if (is_down_) return;
     Tlp* tlp = mmio_request(TlpKind::kWrite, offset, bytes, now);
     value <<= 8 * (offset & 3);
     std::memcpy(tlp->raw + kRequestDescriptor, &value, size_t(tlp->payload));
@@ -531,6 +570,10 @@ void Link::mmio_write(uint64_t offset, uint64_t value, int bytes, Ps now) {
 }
 
 int Link::mmio_read(uint64_t offset, int bytes, Ps now) {
+    if (is_down_) {
+        no_answer(mmio_tag_, now);
+        return mmio_tag_++;
+    }
     ++counters_.mmio_reads;
     return mmio_request(TlpKind::kRead, offset, bytes, now)->tag;
 }

@@ -110,6 +110,10 @@ public:
     void mmio_write(uint64_t offset, uint64_t value, int bytes, Ps now);
     int mmio_read(uint64_t offset, int bytes, Ps now);  // returns its tag
     void hold(Flow flow, Ps time, Ps now);
+    // The link goes down: nothing that is on its way arrives, on either side, and what the host
+    // reads meanwhile is all ones. Or it is up again.
+    void set_down(bool down, Ps now);
+    bool down() const { return is_down_; }
     void fail_reads(const ReadFault& fault);
     Ring<Event>& events() { return events_; }
     // More host memory, at a bus address, that the caller keeps; and none but the first again.
@@ -167,6 +171,8 @@ private:
     void check_request(const Tlp* tlp);
     void check_completion(const Tlp* tlp);
     Tlp* mmio_request(TlpKind kind, uint64_t offset, int bytes, Ps now);
+    void drop(Ring<Tlp*>& queue);
+    void no_answer(int tag, Ps now);
     bool send_request(Flow flow, Ps now);
     void send_down(Tlp* tlp, Ps ready);
     ReadEnd end_of(uint64_t address, int64_t bytes, bool* late);
@@ -226,6 +232,7 @@ private:
     int64_t completion_headers_ = 0;
     int64_t completion_data_ = 0;
 
+    bool is_down_ = false;
     uint8_t mmio_tag_ = 0;
     Asked asked_[kTags];
     Ring<Event> events_;

@@ -41,6 +41,15 @@ void Rules::set(const std::string& name, int64_t value) {
     }
 }
 
+void Rules::forget() {
+    for (Vector& vector : vectors_) {
+        mask(vector, true);
+        vector.unmasked.shut();
+    }
+    bus_master_.shut();
+    messages_.shut();
+}
+
 Offer Rules::offer() {
     ++progress_.packets;
     return {progress_, settings_};

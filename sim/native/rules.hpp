@@ -37,6 +37,11 @@ public:
         if (open_ && !open) closed_ = now;
         open_ = open;
     }
+    // Nothing may still leave.
+    void shut() {
+        open_ = false;
+        closed_ = Progress{-kAhead - 1, -kIdle - 1};
+    }
     bool open() const { return open_; }
     bool allows(const Progress& offered) const {
         return open_ || (offered.packets - closed_.packets <= kAhead &&
@@ -47,7 +52,7 @@ private:
     static constexpr int64_t kAhead = 4;
     static constexpr int64_t kIdle = 16;
     bool open_;
-    Progress closed_{-kAhead - 1, -kIdle - 1};
+    Progress closed_{-kAhead - 1, -kIdle - 1};  // as if long ago
 };
 
 // As it was when the packet was offered for the first time.
@@ -67,6 +72,8 @@ public:
     // Sets what `name` of `PcieStatus` says; names that mean nothing here are ignored.
     void set(const std::string& name, int64_t value);
     const Settings& settings() const { return settings_; }
+    // A link reset: from now on nothing may leave until it is allowed anew.
+    void forget();
 
     // RQ offers nothing in so many cycles; it offers a packet for the first time.
     void idle(int64_t cycles) { progress_.idle += cycles; }

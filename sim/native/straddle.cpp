@@ -140,4 +140,14 @@ void StraddledSource::commit(Ps now) {
     ends_ = 0;
 }
 
+void StraddledSource::forget() {
+    if (tlp_) link_.release(tlp_);
+    for (int i = 0; i < ends_; ++i) link_.release(ended_[i]);
+    tlp_ = nullptr;
+    ends_ = 0;
+    rules_ = {};
+    offered_ = false;
+    *pins_.valid = 0;
+}
+
 }  // namespace striata

@@ -40,6 +40,7 @@ public:
     bool drive(Ps now) override;
     bool sample() override;
     void commit(Ps now) override;
+    void forget() override;
 
 private:
     static constexpr int kMostEnds = 2;

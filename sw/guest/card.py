@@ -15,7 +15,6 @@ from sim.native.harness import Harness
 from sw.guest.config_space import BAR_BYTES, ConfigSpace
 from sw.guest.proxy import ProxyError, Region
 
-CC = 0x14
 OFFSET_SHIFT = 32
 ALL_ONES = (1 << 64) - 1
 
@@ -109,13 +108,12 @@ class BridgedCard:
             self.harness.mmio_write(offset, value, length)
 
     def reset(self) -> None:
-        """Configuration space goes back to its first values and the controller is disabled.
-
-        The card keeps its arrays, which it would not when its own reset were asserted.
+        """The host's machine, or its bus, has been reset: so is the link. The card keeps its arrays.
         """
         self.config.reset()
+        self.harness.reset_link()
+        self._status.clear()
         self._drive_status()
-        self.harness.mmio_write32(CC, 0)
         self.idle = False
 
     def map_memory(self, regions: Sequence[Region]) -> None:
