@@ -108,8 +108,7 @@ class BridgedCard:
             self.harness.mmio_write(offset, value, length)
 
     def reset(self) -> None:
-        """The host's machine, or its bus, has been reset: so is the link. The card keeps its arrays.
-        """
+        """The host's machine, or its bus, has been reset: so is the link. Arrays stay."""
         self.config.reset()
         self.harness.reset_link()
         self._status.clear()
