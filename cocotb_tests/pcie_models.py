@@ -133,7 +133,8 @@ class CompletionModel:
     """Answers the reads given to `take`: `next_beats` is the next completion to send.
 
     ``depth``: reads that wait before one is answered (reordering needs some). ``fault_rate``:
-    chance that a read goes wrong; the fault and the tag are noted in ``faults``.
+    chance that a read goes wrong; the fault and the tag are noted in ``faults``. ``repeat_rate``:
+    chance that the last completion of a read comes twice, at once; counted in ``repeated``.
     """
 
     def __init__(self, config: Config, rng: random.Random, *, rcb=64, most=256, fault_rate=0.0):
@@ -142,6 +143,8 @@ class CompletionModel:
         self.rcb = rcb
         self.most = most
         self.fault_rate = fault_rate
+        self.repeat_rate = 0.0
+        self.repeated = 0
         self.faults: list[tuple[str, int]] = []
         self.headers_out = 0
         self.headers_most = 0
@@ -174,9 +177,13 @@ class CompletionModel:
             return None
         queue = self.rng.choice(self._queues)
         completion = queue.pop(0)
+        beats = completion.beats(self.config)
         if not queue:
             self._queues.remove(queue)
-        return completion.beats(self.config)
+            if self.rng.random() < self.repeat_rate:
+                self.repeated += 1
+                return 2 * beats
+        return beats
 
 
 class LineMemory:

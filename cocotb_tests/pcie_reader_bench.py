@@ -201,9 +201,10 @@ class Bench:
         self.answered = self.cycle
         # All data must be there now.
         if not done.error:
-            self._check(key)
+            self.check(key)
 
-    def _check(self, key):
+    def check(self, key):
+        """All data of a transfer is where it belongs."""
         for kind, index, address, dwords, target in self.wanted:
             if (kind, index) != key:
                 continue

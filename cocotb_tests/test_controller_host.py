@@ -366,6 +366,48 @@ async def goes_on_after_a_stall(dut):
 
 
 @cocotb.test(**LIMIT)
+async def stands_at_the_block(dut):
+    """Disabled without bus mastering while the block takes nothing: the controller is ready until
+    the block has taken what it has been offered, and writes nothing afterwards."""
+    bench = await Bench(dut).start()
+    busy_host(bench)
+    host, transport = bench.host, bench.transport
+    volume = await bench.create(Level.RAID5, (0, 1, 2, 3))
+    stood = 0
+
+    async def is_ready() -> int:
+        return await transport.read32(Register.CSTS) & nvme.CSTS_READY
+
+    for _ in range(4):
+        workers = [cocotb.start_soon(bench.load(volume, 400, workers=8, writes=0.1, longest=8))]
+        await ClockCycles(dut.clk, bench.random.randint(2000, 3000))
+        host.stall_requests(True)
+        await ClockCycles(dut.clk, 200)
+        host.hide_bus_master(True)
+        await ClockCycles(dut.clk, 200)
+        stands = int(dut.rq_tvalid.value)
+        stood += stands
+        await transport.write32(Register.CC, 0)
+        await ClockCycles(dut.clk, 3 * GIVEN_UP)
+        if stands:
+            assert await is_ready(), "it is not ready, and what stands at the block can still leave"
+        host.stall_requests(False)
+        while await is_ready():
+            await ClockCycles(dut.clk, 100)
+        before = host_memory(bench)
+        await ClockCycles(dut.clk, 2000)
+        host.hide_bus_master(False)
+        await ClockCycles(dut.clk, 2000)
+        assert host_memory(bench) == before, "written after the end"
+        bench.abandon(volume, workers)
+        await bench.nvme.stop()
+        await bench.nvme.start(CONFIG.queue_pairs, CONFIG.queue_depth)
+        await bench.load(volume, 6, workers=2, longest=4)
+    assert stood, "nothing stood at the block"
+    await bench.finish(volume)
+
+
+@cocotb.test(**LIMIT)
 async def writes_nothing_after_its_end(dut):
     """Disabled, shut down or reset amid reads, with a hard block that completions overtake.
 
@@ -496,6 +538,7 @@ def test_host_faults():
         pytest.param("goes_on_after_a_stall", marks=pytest.mark.slow),
         pytest.param("writes_nothing_after_its_end", marks=pytest.mark.slow),
         "admin_waits_for_no_drive",
+        "stands_at_the_block",
         pytest.param("bus_master_comes_and_goes", marks=pytest.mark.slow),
     ],
 )

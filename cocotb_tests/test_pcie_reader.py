@@ -64,6 +64,25 @@ async def faulty_completions(dut):
     await bench.finish(errors=False)
 
 
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def repeated_completions(dut):
+    """What comes twice belongs to nobody, also if its tag is given to a like request meanwhile."""
+    bench = Bench(dut, active=float(os.environ["ACTIVE"]), most=512)
+    bench.model.repeat_rate = 0.5
+    await bench.start()
+    for _ in range(4):
+        bench.forget()
+        for block in range(bench.config.lines):
+            places = [block * 1024 + bench.rng.randrange(32) + 160 * part for part in range(6)]
+            pages = bench.rng.sample(range(1, 1 << 30), len(places))
+            parts = [(4096 * page, 128, place) for page, place in zip(pages, places, strict=True)]
+            bench.request.send_all(bench.transfer(Kind.BLOCK, block, parts))
+        await bench.finish(errors=False)
+        for key in bench.expected:
+            bench.check(key)
+    assert bench.model.repeated > 100
+
+
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def streaming_rate(dut):
     """256-byte completions, 8 beats in 9 cycles at 256 bits, are taken without a bubble."""
@@ -373,6 +392,11 @@ def test_random_reads(width, active, mrrs, rcb):
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_faulty_completions(seed):
     run("faulty_completions", seed=seed)
+
+
+@pytest.mark.parametrize(("tags", "active"), [(2, "1.0"), (4, "0.8"), (16, "1.0")])
+def test_repeated_completions(tags, active):
+    run("repeated_completions", tags=tags, active=active)
 
 
 @pytest.mark.parametrize("offset", [0, 5])

@@ -270,6 +270,7 @@ class NvmeFrontEnd(wiring.Component):
             registers.running.eq(queues.running),
             registers.reset.eq(resets),
             registers.draining.eq(function_reset.draining),
+            registers.forgotten.eq(function_reset.forgotten),
             function_reset.request.eq(resets),
             function_reset.idle.eq(self.host_idle & ~moved),
             function_reset.bus_master.eq(self.status.bus_master),

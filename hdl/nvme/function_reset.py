@@ -12,7 +12,7 @@ class FunctionReset(wiring.Component):
     host memory. The reset itself is ``done`` as soon as no host access is left that could still
     have an effect: a slow drive does not delay it (PCIe base specification 6.6.2 allows 100 ms).
     A controller that is disabled without bus mastering drains in the same way, since its requests
-    could wait for ever.
+    could wait for ever; but it is ready until all has ended, as any that is disabled.
 
     Ports
     -----
@@ -26,6 +26,8 @@ class FunctionReset(wiring.Component):
     draining
         Commands from before the reset are inside: the queues must not open, and
         `hdl.pcie.endpoint.Endpoint` is to discard what it has.
+    forgotten
+        They are from before a reset of the function, after which the host sees nothing of them.
     """
 
     def __init__(self):
@@ -38,6 +40,7 @@ class FunctionReset(wiring.Component):
                 "running": In(1),
                 "idle": In(1),
                 "draining": Out(1),
+                "forgotten": Out(1),
                 "busy": Out(1),
             }
         )
@@ -51,6 +54,7 @@ class FunctionReset(wiring.Component):
                 | (self.running & ~self.enable & ~self.bus_master)
                 | (self.draining & ~ends)
             ),
+            self.forgotten.eq(self.request | (self.forgotten & ~ends)),
             self.done.eq(self.request & self.draining & (self.idle | self.done)),
         ]
         m.d.comb += self.busy.eq((self.request & ~self.done) | (self.draining & ends))

@@ -120,9 +120,9 @@ class Registers(wiring.Component):
         and not again before ``running`` has gone low.
     running
         The queues work: CSTS.RDY.
-    reset, draining
-        Function level reset: all registers as after power-up; then CSTS.RDY is 0 and the queues
-        must not open (`FunctionReset`).
+    reset, draining, forgotten
+        Function level reset: all registers as after power-up; then the queues must not open, and
+        CSTS.RDY is 0 (`FunctionReset`).
     drained, settled
         No command is inside; every write to the host has left.
     shutting
@@ -158,6 +158,7 @@ class Registers(wiring.Component):
                 "running": In(1),
                 "reset": In(1),
                 "draining": In(1),
+                "forgotten": In(1),
                 "drained": In(1),
                 "settled": In(1),
                 "shutting": Out(1),
@@ -264,7 +265,7 @@ class Registers(wiring.Component):
             m.d.sync += [register.eq(0) for register in (cc, aqa, asq, acq, fatal, shutdown)]
             m.d.sync += closing.eq(self.running)
 
-        status = Cat(self.running & ~self.draining, fatal, shutdown)
+        status = Cat(self.running & ~self.forgotten, fatal, shutdown)
         control = Signal(64)
         with m.Switch(offset[3:]):
             with m.Case(Register.CAP.value >> 3):

@@ -45,8 +45,8 @@ class Landing(wiring.Component):
     Errors: a completion with a status other than SC ends its read with ``error``. A poisoned one
     is counted and makes its read end with ``error``. One whose byte count, lower address or length
     is not the expected one ends its read with ``error`` and ``quarantine``, as does a tag that is
-    given up. Completions of tags that are not live are dropped. What was written for a read that
-    ends with an error is undefined, but lies within its target.
+    given up. Completions of tags that are not live as they begin are dropped, whole. What was
+    written for a read that ends with an error is undefined, but lies within its target.
 
     Ports
     -----
@@ -176,6 +176,7 @@ class Landing(wiring.Component):
         left = Signal.like(kept_left)
         tainted = Signal()  # an earlier beat of the completion was bad
         live = Signal()
+        kept_live = Signal()
         writes = Signal()
         short = Signal()
         long = Signal()
@@ -200,7 +201,11 @@ class Landing(wiring.Component):
             base.eq(Mux(s1_beat.first, origin.target + received, kept_base)),
             left.eq(Mux(s1_beat.first, s1_beat.dwords, kept_left)),
             self.lookup.eq(s1_tag),
-            live.eq(self.live & (s1_abandon | (s1_beat.tag[tag_bits:] == 0))),
+            # A tag that is handed out in the middle of a completion has nothing to do with it.
+            live.eq(
+                self.live
+                & Mux(s1_beat.first, s1_abandon | (s1_beat.tag[tag_bits:] == 0), kept_live)
+            ),
             writes.eq(live & expected & ~refused & ~s1_abandon),
             short.eq(s1_beat.last & (left > width)),
             long.eq(~s1_beat.last & (left <= width)),
@@ -217,11 +222,13 @@ class Landing(wiring.Component):
                 & s1_beat.last
                 & s1_beat.request_completed
                 & (s1_beat.tag[tag_bits:] == 0)
+                & (live | ~self.live)
             ),
         ]
         with m.If(s1_moves):
             m.d.sync += [
                 tainted.eq(bad_data),
+                kept_live.eq(live),
                 kept_base.eq(base + width),
                 kept_left.eq(Mux(left > width, left - width, 0)),
             ]
