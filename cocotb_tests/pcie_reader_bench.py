@@ -95,7 +95,8 @@ class Bench:
         dut.status__rcb.value = int(rcb == 128)
         dut.status__bus_master.value = 1
         dut.now.value = 0
-        for name in ("hold", "hurry", "lost", "drop_valid", "sent_valid", "tracks"):
+        pulses = ("drop_valid", "given_valid", "sent_valid")
+        for name in (*pulses, "hold", "hurry", "lost", "tracks"):
             getattr(dut, name).value = 0
         self.unsent: list[int] = []
         self.leaves = True  # requests leave as soon as they have been taken

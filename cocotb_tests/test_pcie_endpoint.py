@@ -24,7 +24,7 @@ from cocotb_tests.pcie_host import FAULTS, HARMLESS, PAGE_BYTES
 from cocotb_tests.runner import SimulationError
 from cocotb_tests.series7_model import Series7Host
 from cocotb_tests.streams import wait_until
-from hdl.pcie.interface import RequestKind
+from hdl.pcie.interface import Kind, RequestKind
 from hdl.pcie.reader import HostReader
 from hdl.pcie.series7 import Series7Shim
 from hdl.pcie.straddle import StraddledStripper
@@ -628,6 +628,66 @@ async def link_resets(dut):
         await copy(bench, range(6))
 
 
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def link_resets_of_unsent_reads(dut):
+    """The link goes down while a read that has a tag stands behind a write that the block does not
+    take, and another transfer waits for a tag: each ends, and once, however slowly it is taken."""
+    bench = Bench(dut, max_payload=1024)
+    await bench.start()
+    host, rng = bench.host, bench.rng
+    base, _ = host.allocate(64 * PAGE_BYTES)
+    tags, last = CONFIG.read_tags, CONFIG.lines - 1
+    host.rc.reads.shuffle = True
+    lists: list[bool] = []
+
+    def ends(done):
+        if done.kind is Kind.LIST:
+            lists.append(bool(done.error))
+            return
+        assert done.index not in bench.read, f"line {done.index} ends twice"
+        bench.read[done.index] = bool(done.error)
+
+    bench.read_done._callback = ends
+
+    def fetch(line: int) -> None:
+        bench.fetch(line, [(base + line % 60 * PAGE_BYTES, 32, line % 60 * 1024)])
+
+    host.rc.reads.latency_ns = (3000, 3500)
+    fetch(0)
+    for _ in range(100):
+        await RisingEdge(dut.clk)
+    host.rc.reads.latency_ns = (50_000, 60_000)
+    for line in range(1, tags):
+        fetch(line)
+    await wait_until(dut, lambda: 0 in bench.read, cycles=3000, what="the first read")
+    for _ in range(600):
+        await RisingEdge(dut.clk)
+    bench.read.clear()
+    host.stall_requests(True)
+    for _ in range(10):
+        await RisingEdge(dut.clk)
+    bench.deliver(last, [(base + 60 * PAGE_BYTES, rng.randrange(60, 257), last * 1024)])
+    for _ in range(150):
+        await RisingEdge(dut.clk)
+    # Takes the tag that is left, and stands behind the write. The next one waits for a tag.
+    fetch(0)
+    for _ in range(60):
+        await RisingEdge(dut.clk)
+    bench.read_done.active = rng.choice((0.06, 0.12, 0.2, 0.3))
+    bench.read_request.send(
+        kind=Kind.LIST, index=5, last=1, address=base, dwords=16, target=0
+    )
+    for _ in range(rng.randrange(40)):
+        await RisingEdge(dut.clk)
+    await host.reset_link(cycles=rng.choice((1, 2, 100)), discard=dut.discard)
+    await wait_until(
+        dut,
+        lambda: len(bench.read) == tags and len(lists) == 1 and int(dut.idle.value),
+        cycles=TIMEOUT,
+        what="every read has ended",
+    )
+
+
 @cocotb.test(timeout_time=3, timeout_unit="ms")
 async def link_resets_of_short_reads(dut):
     """The link goes down while many blocks of a read or two each wait, and their ends are taken
@@ -770,6 +830,12 @@ def test_link_resets(shim):
 
 
 @pytest.mark.parametrize("shim", ["ultrascale", "series7"])
+@pytest.mark.parametrize("seed", [3, 4, 5])
+def test_link_resets_of_unsent_reads(shim, seed):
+    run("link_resets_of_unsent_reads", width=SHIM_WIDTH[shim], shim=shim, mps=1024, seed=seed)
+
+
+@pytest.mark.parametrize("shim", SHIM_WIDTH)
 def test_link_resets_of_short_reads(shim):
     run("link_resets_of_short_reads", width=SHIM_WIDTH[shim], shim=shim, mrrs=512)
 

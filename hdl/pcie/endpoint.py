@@ -179,6 +179,8 @@ class Endpoint(wiring.Component):
             self.request.valid.eq(beat.valid & goes),
             beat.ready.eq(Mux(goes, self.request.ready, drops & ~(is_read & reader.drop_valid))),
             reader.hold.eq(~self.status.bus_master & ~self.discard & ~lost),
+            reader.given_valid.eq(self.request.valid & self.request.ready & is_read),
+            reader.given_tag.eq(beat.payload.tag),
             reader.sent_valid.eq(self.progress.sent_valid),
             reader.sent_tag.eq(self.progress.sent_tag),
             reader.tracks.eq(self.progress.tracks),

@@ -81,6 +81,8 @@ class HostReader(wiring.Component):
         Memory read requests out (one beat each), completions in.
     drop_valid, drop_tag, drop_taken
         A request taken from ``tlp`` that will not be sent: its transfer ends with ``error``.
+    given_valid, given_tag
+        A request taken from ``tlp`` has gone to the shim: it is not dropped any more. A pulse.
     sent_valid, sent_tag
         The hard block has taken a read: from now on it can time out. A pulse.
     hold
@@ -88,7 +90,8 @@ class HostReader(wiring.Component):
     hurry
         All must end: no completion timeout is longer than the default one, nor disabled.
     lost
-        No completion of a read from before will ever come: all end at once, with ``error``.
+        No completion of a read from before will ever come: all that have gone to the shim end at
+        once, with ``error``; others are to be dropped.
     tracks
         See `hdl.pcie.interface.RequestProgress`.
     outstanding, unanswered
@@ -120,6 +123,8 @@ class HostReader(wiring.Component):
                 "drop_valid": In(1),
                 "drop_tag": In(bits_for_count(config.read_tags)),
                 "drop_taken": Out(1),
+                "given_valid": In(1),
+                "given_tag": In(8),
                 "sent_valid": In(1),
                 "sent_tag": In(8),
                 "hold": In(1),
@@ -176,6 +181,8 @@ class HostReader(wiring.Component):
             landing.abandon_tag.eq(Mux(self.drop_valid, self.drop_tag, tags.expire_tag)),
             landing.abandon_quarantine.eq(~self.drop_valid & ~self.lost),
             landing.cut.eq(self.status.link_reset),
+            tags.given_valid.eq(self.given_valid),
+            tags.given_tag.eq(self.given_tag),
             tags.sent_valid.eq(self.sent_valid),
             tags.sent_tag.eq(self.sent_tag),
             tags.lost.eq(self.lost),

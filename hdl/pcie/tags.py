@@ -72,8 +72,10 @@ class TagTable(wiring.Component):
         Time, and when the next sweep is due (all ones: never).
     period
         Cycles between sweeps, at least 1; may change.
+    given_valid, given_tag
+        The request of a tag has been given to the shim: it is not dropped any more.
     sent_valid, sent_tag
-        The request of a tag has left.
+        It has left.
     hold
         No time passes for any tag: what sweeps have counted is forgotten.
     patient
@@ -87,8 +89,9 @@ class TagTable(wiring.Component):
     unanswered
         A tag is in use, and not in quarantine.
     lost
-        No answer will come any more: a sweep at once, all that wait expire, and none stays in
-        quarantine.
+        No answer will come any more: a sweep at once, all that wait for one expire, and none stays
+        in quarantine. A request that has not been given to the shim is dropped, which ends it: each
+        tag is ended once.
     extended
         Without it only tags below 32 are handed out.
     rcb, headers, allocate
@@ -114,6 +117,8 @@ class TagTable(wiring.Component):
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS, init=NEVER),
                 "period": In(TIME_BITS),
+                "given_valid": In(1),
+                "given_tag": In(8),
                 "sent_valid": In(1),
                 "sent_tag": In(8),
                 "hold": In(1),
@@ -154,6 +159,7 @@ class TagTable(wiring.Component):
 
         waiting = Signal(tags)
         quarantined = Signal(tags)
+        given = Signal(tags)
         sent = Signal(tags)
         aged = Signal(tags)  # a sweep has found it
         older = Signal(tags)  # two have
@@ -235,6 +241,7 @@ class TagTable(wiring.Component):
         retire_mask = Signal(tags)
         sweep_mask = Signal(tags)
         release_mask = Signal(tags)
+        given_mask = Signal(tags)
         sent_mask = Signal(tags)
         m.d.comb += [
             allocate_mask.eq(allocated << self.allocate.payload),
@@ -242,6 +249,7 @@ class TagTable(wiring.Component):
             retire_mask.eq((self.retire_valid & self.retire_quarantine) << self.retire_tag),
             sweep_mask.eq(swept << index),
             release_mask.eq(release << index),
+            given_mask.eq(self.given_valid << self.given_tag[: len(self.lookup)]),
             sent_mask.eq(self.sent_valid << self.sent_tag[: len(self.lookup)]),
             self.unanswered.eq(self.held != banned),
             self.live.eq(waiting.bit_select(self.lookup, 1)),
@@ -249,6 +257,7 @@ class TagTable(wiring.Component):
         m.d.sync += [
             waiting.eq((waiting & ~close_mask) | allocate_mask),
             quarantined.eq((quarantined & ~release_mask) | retire_mask),
+            given.eq((given | given_mask) & ~allocate_mask),
             sent.eq((sent | sent_mask) & ~allocate_mask),
             completed.eq((completed | (self.completed << self.lookup)) & ~allocate_mask),
             aged.eq((aged | sweep_mask) & ~(allocate_mask | retire_mask)),
@@ -261,7 +270,7 @@ class TagTable(wiring.Component):
         is_waiting = waiting.bit_select(index, 1)
         is_quarantined = quarantined.bit_select(index, 1)
         is_old = older.bit_select(index, 1)
-        is_over = is_old | self.lost
+        is_over = (is_old & ~self.patient) | (self.lost & given.bit_select(index, 1))
         sees = ~self.tracks | ((turn == 0) & ~self.stays)  # the sweep is for quarantined tags
         leaves = (is_old & sees) | completed.bit_select(index, 1) | self.lost
         ages = (is_quarantined & sees) | (is_waiting & sent.bit_select(index, 1) & ~self.patient)
@@ -300,7 +309,7 @@ class TagTable(wiring.Component):
                     m.next = "SWEEP"
             with m.State("SWEEP"):
                 m.d.comb += self.busy.eq(1)
-                with m.If(is_waiting & is_over & (self.lost | ~self.patient)):
+                with m.If(is_waiting & is_over):
                     m.d.comb += [self.expire_valid.eq(~taken), step.eq(taken)]
                 with m.Elif(is_quarantined & leaves):
                     m.d.comb += [

@@ -41,10 +41,16 @@ class TagSpecification(wiring.Component):
     """What every user of the tag table relies on."""
 
     def __init__(
-        self, table: TagTable, *, timeout: int | None = None, headers: int | None = None
+        self,
+        table: TagTable,
+        *,
+        timeout: int | None = None,
+        headers: int | None = None,
+        loses: bool = False,
     ):
         self._table = table
         self._timeout = timeout  # sweeps this far apart; also check times: the clock counts
+        self._loses = loses  # no answer will come; also check which tags end for that
         self._headers = headers  # every request needs as many; otherwise the solver chooses
         super().__init__(table.signature)
 
@@ -111,6 +117,17 @@ class TagSpecification(wiring.Component):
                     m.d.sync += sent.eq(0)
                 with m.Elif(self.sent_valid & (self.sent_tag[:1] == tag)):
                     m.d.sync += sent.eq(1)
+            if self._loses:
+                given = Signal(name=f"given_{tag}")
+                sends = self.sent_valid & (self.sent_tag[:1] == tag)
+                m.d.comb += [
+                    Assume(~sends | given),
+                    Assert(~table.expire_valid | (table.expire_tag != tag) | given),
+                ]
+                with m.If(taken):
+                    m.d.sync += given.eq(0)
+                with m.Elif(self.given_valid & (self.given_tag[:1] == tag)):
+                    m.d.sync += given.eq(1)
             with m.If(~age.all()):
                 m.d.sync += age.eq(age + 1)
             with m.If(taken):
@@ -161,6 +178,8 @@ class TagSpecification(wiring.Component):
     def _keep_time(self, m: Module) -> None:
         """Time counts cycles, or jumps to and fro as the solver likes: a sweep at any time."""
         m.d.comb += self._table.period.eq(self._timeout or LONG_TIMEOUT)
+        if self._loses:
+            m.d.comb += Assume(self.lost)
         if self._timeout is None:
             m.d.comb += self._table.now.eq(self.now[-1] << (TIME_BITS - 1))
             return
@@ -235,6 +254,11 @@ def unsent_ages(m, outer, inner):
     m.d.comb += [inner.sent_valid.eq(1), inner.sent_tag.eq(0)]
 
 
+def lost_unsent(m, outer, inner):
+    """A request that can still be dropped ends with those that have no answer."""
+    m.d.comb += [inner.given_valid.eq(1), inner.given_tag.eq(0)]
+
+
 def impatient(m, outer, inner):
     """Reads time out although that is disabled."""
     m.d.comb += inner.patient.eq(0)
@@ -261,6 +285,13 @@ PROOFS = [
         build=lambda: TagSpecification(TagTable(config=CONFIG), headers=MORE_THAN_HALF),
         depth=14,
         mutants=[lambda: _mutant(headers_forgotten, headers=MORE_THAN_HALF)],
+    ),
+    Proof(
+        name="tag_losses",
+        build=lambda: TagSpecification(TagTable(config=CONFIG), headers=1, loses=True),
+        mode="bmc",
+        depth=16,
+        mutants=[lambda: _mutant(lost_unsent, headers=1, loses=True)],
     ),
     Proof(
         name="tag_times",
