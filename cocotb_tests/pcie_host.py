@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import cocotb
-from cocotb.triggers import ClockCycles, Event, First, RisingEdge, Timer
+from cocotb.triggers import ClockCycles, Event, RisingEdge, Timer
 from cocotb.utils import get_sim_time
 from cocotbext.axi import AxiStreamBus
 from cocotbext.pcie.core import RootComplex
@@ -251,9 +251,7 @@ class Host(RootComplex):
                 due = min(due for due, _ in self._pending)
                 if not self.reads.shuffle:
                     due = self._pending[0][0]
-                # One that comes meanwhile may be due before.
-                self._arrived.clear()
-                await First(Timer(max(1, round(due - now)), "ns"), self._arrived.wait())
+                await Timer(max(1, round(due - now)), "ns")
                 continue
             place = self._rng.choice(ready) if self.reads.shuffle else ready[0]
             completions = self._pending[place][1]
