@@ -89,22 +89,22 @@ synth: $(STAMP) ## area and clock frequency of each block on an ECP5 (BLOCKS='ma
 	$(VENV) -m synth $(BLOCKS)
 
 bench: $(STAMP) ## how fast, as ratios to what bounds it (BENCH='row ..', QUICK=1)
-	$(VENV) -m sw.bench $(if $(QUICK),--quick) $(BENCH)
+	$(VENV) -m sw.bench $(if $(filter-out 0,$(QUICK)),--quick) $(BENCH)
 
 characterise: $(STAMP) ## load profiles beside the published figures (QUICK=1, IDS='R1 ..')
-	$(VENV) -m sw.characterise $(if $(QUICK),--quick) $(IDS)
+	$(VENV) -m sw.characterise $(if $(filter-out 0,$(QUICK)),--quick) $(IDS)
 
 campaign: $(STAMP) ## random loads, random faults, nothing lost (RUNS=n, SEED=n, ONLY=, WITHOUT=)
-	$(VENV) -m sim.campaign --runs $(RUNS) --processes $(PROCESSES) \
+	$(strip $(VENV) -m sim.campaign --runs $(RUNS) --processes $(PROCESSES) \
 		$(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only "$(ONLY)") \
-		$(if $(WITHOUT),--without "$(WITHOUT)")
+		$(if $(WITHOUT),--without "$(WITHOUT)"))
 
 demo: $(STAMP) ## store FILE on a RAID 6, pull two drives, read it back (FILE=path)
 	@test -n "$(FILE)" || { echo "demo: name the file: make demo FILE=path" >&2; exit 2; }
 	$(VENV) -m sw.demo "$(FILE)"
 
 guest: $(STAMP) ## a stock Linux in QEMU uses the simulated card (QUICK=1, SEED=n)
-	$(VENV) -m sw.guest $(if $(QUICK),--quick) $(if $(SEED),--seed $(SEED))
+	$(VENV) -m sw.guest $(if $(filter-out 0,$(QUICK)),--quick) $(if $(SEED),--seed $(SEED))
 
 clean: ## remove everything built; .venv stays
 	rm -rf build

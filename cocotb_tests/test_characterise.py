@@ -330,7 +330,7 @@ def fails(monkeypatch, capsys, module: str, *arguments: str) -> str:
         ("sw.bench", ["read-seq-raid7-8"], "bench: no row is called read-seq-raid7-8"),
         ("sw.bench", ["--jobs", "-1"], "must be a number from 1 on, not '-1'"),
         ("sw.demo", [], "demo: the following arguments are required: file"),
-        ("sw.demo", ["/nonexistent/file"], "demo: [Errno 2] No such file or directory"),
+        ("sw.demo", ["/nonexistent/file"], ": No such file or directory"),
         ("sw.demo", ["/dev/zero"], "/dev/zero is no file of 1 byte to 128 MiB"),
         ("sw.demo", ["/"], "/ is no file of 1 byte to 128 MiB"),
         ("sw.demo", [__file__, "--drives", "3"], "--drives must be 4..8, not 3"),

@@ -37,6 +37,30 @@ from sw.driver.queue import MOST_TRANSFER_PAGES, QueuePair, QueueStoppedError
 from sw.driver.transport import PAGE_BYTES
 
 
+@pytest.mark.parametrize(
+    ("level", "ports", "spans", "message"),
+    [
+        (Level.RAID0, 1, 1, "RAID0 takes 2 drives a span or more, not 1"),
+        (Level.RAID5, 2, 1, "RAID5 takes 3 drives a span or more, not 2"),
+        (Level.RAID6, 6, 2, "RAID6 takes 4 drives a span or more, not 3"),
+        (Level.JBOD, 2, 1, "JBOD takes one drive, not 2"),
+    ],
+)
+def test_too_few_drives_are_named(level, ports, spans, message):
+    """The card refuses; the error says what the level takes."""
+
+    class Refusing:
+        """Refuses everything."""
+
+        async def admin(self, command: Command, what: str) -> Completion:
+            raise NvmeError(what, Completion(0, 0, 0, 0, 0, 2, 0, True))
+
+    card: Any = Refusing()
+    create = raid.create_array(card, level, range(ports), spans=spans)
+    with pytest.raises(NvmeError, match=message):
+        create.send(None)
+
+
 def test_start():
     bench = Bench(transfer_shift=5).start(pairs=5, depth=1024)
     identity = bench.nvme.identity

@@ -19,10 +19,11 @@ import pytest
 
 import sim.campaign.__main__ as campaign
 import sw.characterise.__main__ as characterise
+import sw.example
 from cocotb_tests.test_characterise import RECORD
 from sim.campaign.card import Outcome
 from sim.verilog import ROOT
-from sw.cli import INTERRUPTED, processes, program
+from sw.cli import INTERRUPTED, WIDE, processes, program, terminal
 
 NOBODY = 65534
 AT_ONCE_S = 1.0
@@ -116,6 +117,41 @@ def test_checkout_that_cannot_be_written(checkout):
     checkout.chmod(0o555)
     before = ["setpriv", f"--reuid={NOBODY}", "--clear-groups"] if os.getuid() == 0 else []
     assert "cannot be written" in refused(set_up(checkout, *before))
+
+
+@pytest.mark.parametrize("python", ["python9", "/bin/ls"])
+def test_python_that_is_none(checkout, python):
+    """Nothing is installed for it."""
+    environment = {**os.environ, "PYTHON": python}
+    setup = [str(checkout / "tools" / "setup.sh")]
+    process = subprocess.Popen(
+        setup, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert f"not {python}" in refused(process)
+
+
+# Programs
+
+
+def test_example(capsys):
+    """What docs/driver.md shows runs, and sees what it says."""
+    assert sw.example.main() == 0
+    said = capsys.readouterr().out
+    for line in (
+        "event: type 7, log page C0h",
+        "lost: drives [1]",
+        "members are at ports [0, 4, 2, 3]",
+        "patrol: 1 mended, 0 lost",
+        "refused: delete array 0: In Use",
+    ):
+        assert line in said
+
+
+def test_tables_are_whole_in_a_file(monkeypatch):
+    """What is no terminal does not cut them."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert not sys.stdout.isatty()
+    assert terminal().width == WIDE
 
 
 # Arguments

@@ -10,9 +10,12 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import NoReturn
 
+from rich.console import Console
+
 BAD_ARGUMENTS = 2
 INTERRUPTED = 128 + signal.SIGINT
 MOST_SEED = (1 << 32) - 1
+WIDE = 160
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOSPC)
 
 
@@ -41,6 +44,11 @@ def seed(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) <= MOST_SEED):
         raise argparse.ArgumentTypeError(f"must be a number in 0..{MOST_SEED}, not {text!r}")
     return int(text)
+
+
+def terminal() -> Console:
+    """Where tables go: as wide as a terminal is, or as they need in a file."""
+    return Console(width=None if sys.stdout.isatty() else WIDE)
 
 
 def program(name: str, main: Callable[[], int]) -> int:

@@ -1,6 +1,6 @@
 """Writes a file to a RAID 6 volume of the simulated card, pulls two drives, reads it back.
 
-    python -m sw.demo FILE [--drives N] [--rotation NAME] [--pull A,B] [--seed N]
+    .venv/bin/python -m sw.demo FILE [--drives N] [--rotation NAME] [--pull A,B] [--seed N]
 
 Then checks P and Q of every row that the file touches, in the drives themselves, with Intel ISA-L.
 """
@@ -16,7 +16,7 @@ from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, board
 from sim import isal
 from sim.golden.layout import ROTATIONS, Layout
 from sim.native.presets import SAS_12G_SSD
-from sw.cli import Parser, program, seed
+from sw.cli import BAD_ARGUMENTS, Parser, program, seed
 from sw.driver import raid
 from sw.driver.card import SimulatedCard
 from sw.driver.commands import NvmeError
@@ -182,6 +182,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = board(8)
     drives = [SAS_12G_SSD] * arguments.drives + [None] * (config.ports - arguments.drives)
     print(f"{arguments.file}: {len(content)} bytes to a RAID 6 of {arguments.drives} drives")
+    print("building the controller (minutes, the first time)", flush=True)
     begin = time.monotonic()
     with SimulatedCard(config, drives) as card:
         demo = Demo(card, arguments.drives, arguments.rotation, content)
@@ -204,9 +205,11 @@ def main() -> int:
     """Command line."""
     try:
         return run(_arguments())
-    except (OSError, ValueError, isal.MissingLibraryError, NvmeError) as error:
+    except OSError as error:
+        print(f"demo: {error.filename}: {error.strerror}", file=sys.stderr)
+    except (ValueError, isal.MissingLibraryError, NvmeError) as error:
         print(f"demo: {error}", file=sys.stderr)
-        return 2
+    return BAD_ARGUMENTS
 
 
 if __name__ == "__main__":

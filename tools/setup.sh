@@ -25,6 +25,10 @@ exec 9<.
 flock 9
 
 python=${PYTHON:-python3}
+if [ "$python" != python3 ]; then
+    [ "$("$python" -c 'print(3 + 4)' 2>/dev/null)" = 7 ] \
+        || refuse "PYTHON must name a Python 3.11 to 3.13 that is installed, not $python"
+fi
 packages=
 need() { packages="$packages $1"; }
 

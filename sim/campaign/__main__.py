@@ -78,10 +78,11 @@ class Total:
         seconds = time.monotonic() - self._began
         print(
             f"{self.runs} runs, {self._commands} commands, {self._faults.total()} fault events in"
-            f" {seconds:.0f} s ({self.runs / seconds:.1f} runs/s); {verdict}"
+            f" {seconds:.0f} s ({60 * self.runs / seconds:.1f} runs/min); {verdict}"
         )
         for name, counts in (("faults", self._faults), ("seen", self._seen)):
-            print(f"{name}: " + ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items())))
+            if counts:
+                print(f"{name}: " + ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items())))
         print(f"slowest command: {self._slowest:.0%} of the time in which it must end")
 
 
@@ -91,6 +92,7 @@ def attempts(
 ) -> Iterator[Iterator[Ended]]:
     """Runs with these seeds, in this order, ``count`` at once; those not begun are dropped."""
     # Once each, before several want them.
+    print("building the controllers (minutes, the first time)", flush=True)
     for size in sorted({size_of(number, others="sizes" in features) for number in seeds}):
         build_controller(SIZES[size])
     if count == 1:

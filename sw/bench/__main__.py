@@ -1,6 +1,6 @@
 """How fast the controller is, as ratios to what bounds it.
 
-    python -m sw.bench [NAME ...] [--list] [--quick]
+    .venv/bin/python -m sw.bench [NAME ...] [--list] [--quick]
 
 Each row runs load on the simulated card: 256 bits, 250 MHz, PCIe 3.0 x8, MPS 256, MRRS 512, ideal
 drives, 64 KiB strips, 4 MiB of lines on chip. The mirrored pairs (``raid1-2``) are of SATA SSDs,
@@ -22,7 +22,7 @@ from hdl.config import board
 from sim.native.build import build_controller
 from sw.bench import degraded, healthy, rebuild
 from sw.bench.healthy import PORTS
-from sw.cli import Parser, positive, processes, program
+from sw.cli import Parser, positive, processes, program, terminal
 
 RESULTS = Path("build/bench.json")
 QUICK_SHARE = 0.5
@@ -89,9 +89,9 @@ def main() -> int:
     names = arguments.names or list(ROWS)
     for name in names:
         if name not in ROWS:
-            parser.error(f"no row is called {name}; --list shows them")
+            parser.error(f"no row is called {name}: take some of {', '.join(ROWS)}")
     share = QUICK_SHARE if arguments.quick else 1.0
-    console = Console()
+    console = terminal()
     for ports in sorted({_ports_of(name) for name in names}):
         console.print(f"building the {ports}-port controller")
         build_controller(board(ports))

@@ -1,6 +1,6 @@
 """Runs the characterisation.
 
-    python -m sw.characterise [--quick] [--jobs N] [--seed N] [--out DIR] [ID ...]
+    .venv/bin/python -m sw.characterise [--quick] [--jobs N] [--seed N] [--out DIR] [ID ...]
 
 Prints tables; writes results.json and report.html.
 """
@@ -24,7 +24,7 @@ from sw.characterise.published import CASES
 from sw.characterise.record import Record
 from sw.characterise.report import write_report
 from sw.characterise.table import print_interfaces, print_results
-from sw.cli import INTERRUPTED, Parser, positive, processes, program, seed
+from sw.cli import INTERRUPTED, Parser, positive, processes, program, seed, terminal
 
 OUTPUT = Path("build/characterise")
 
@@ -92,7 +92,7 @@ def main() -> int:
             path.open("ab").close()
     except OSError as error:
         parser.error(f"--out: {error}")
-    console = Console()
+    console = terminal()
     work = points(quick=arguments.quick, seed=arguments.seed, ids=arguments.ids)
     begin = time.monotonic()
     build_models()

@@ -168,6 +168,7 @@ NAMES = {
 """Names of statuses, by `Completion.status`, as docs/host-interface.md lists them."""
 
 HINTS = {
+    0x002: "docs/host-interface.md says what the command takes",
     0x001: "the card has no such command; some need `background`",
     0x109: "the card has no such log; some need `background`",
     0x1C0: "plug the drive, or name one that is listed and belongs to no array",

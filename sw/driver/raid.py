@@ -18,6 +18,17 @@ DELETE_VOLUME = 0xCC
 ASSUMED, IDLE, DEGRADED, ZERO = (1 << bit for bit in (4, 5, 6, 31))
 """Flags of create array."""
 
+LEAST = {
+    Level.RAID0: 2,
+    Level.RAID1: 2,
+    Level.RAID5: 3,
+    Level.RAID6: 4,
+    Level.RAIDTP: 5,
+    Level.RAID10: 2,
+    Level.JBOD: 1,
+}
+"""Drives of a span."""
+
 LIST_ARRAYS = 0
 LIST_VOLUMES = 1
 LIST_DRIVES = 2
@@ -144,7 +155,12 @@ async def create_array(
     fields = level.value | shift << 8 | rotation.value << 12 | copies << 16 | spans << 24
     fields |= ASSUMED * assume_consistent | IDLE * (not start_job) | DEGRADED * degraded
     fields |= ZERO * zero
-    done = await nvme.admin(Command(CREATE_ARRAY, dwords=(fields, mask)), "create array")
+    what = "create array"
+    if (width := mask.bit_count() // max(1, spans)) < LEAST[level]:
+        what += f" ({level.name} takes {LEAST[level]} drives a span or more, not {width})"
+    elif level is Level.JBOD and width > 1:
+        what += f" (JBOD takes one drive, not {width})"
+    done = await nvme.admin(Command(CREATE_ARRAY, dwords=(fields, mask)), what)
     return done.result
 
 

@@ -1,6 +1,6 @@
 """A stock Linux uses the simulated card.
 
-    python -m sw.guest [--quick] [--steps NAME ..] [--seed N] [--out DIR]
+    .venv/bin/python -m sw.guest [--quick] [--steps NAME ..] [--seed N] [--out DIR]
 
 Boots Debian's kernel in Debian's QEMU, with the simulated controller as an NVMe device on its PCI
 bus, and has it used by what Debian ships: inbox driver, nvme-cli, ext4, fio. Ends with status 1 at
