@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import as_completed
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -225,11 +226,11 @@ def interrupt_after(seconds: float, times: int = 1) -> None:
 
 def children() -> set[str]:
     """Processes of this one."""
-    return {
-        child
-        for task in Path("/proc/self/task").iterdir()
-        for child in (task / "children").read_text().split()
-    }
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError):  # a thread that has ended meanwhile
+            found.update((task / "children").read_text().split())
+    return found
 
 
 def work(seconds: float) -> float:
