@@ -631,6 +631,20 @@ def test_a_packet_of_before_a_link_reset_is_an_error(running_ns, message):
             harness.run(until_ns=harness.now_ns + 100_000)
 
 
+@pytest.mark.parametrize("at_end", [False, True])
+def test_a_command_that_is_late_ends_when_nothing_else_is(at_end):
+    """It has begun late, and ends so much later, though the fault is taken back meanwhile."""
+    with bench(link=link()) as harness:
+        harness.drive_fault(0, at_end=at_end, delay_ns=300_000)
+        start(harness, JOB_WRITE)
+        harness.run(until_ns=harness.now_ns + 2_000)
+        harness.drive_fault(0, 0)
+        began = harness.now_ns
+        assert harness.run(until_ns=began + 1_000_000)[0][0] == "interrupt"
+        assert harness.now_ns - began > 200_000
+        assert do(harness, JOB_READ) == 0
+
+
 def test_use_after_the_end():
     """A harness that is closed says so, whatever it is asked."""
     harness = bench()

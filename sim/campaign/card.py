@@ -117,6 +117,8 @@ class Card:
         self.drive = drive
         self.outcome = outcome
         self.random = random.Random(f"{seed}/contents")
+        self.chance = random.Random(f"{seed}/fetch")
+        """Which data of writes the host cannot give."""
         self._card = SimulatedCard(
             config, [drive] * config.ports, link=link, memory_bytes=MEMORY_BYTES, seed=seed
         )
@@ -215,8 +217,10 @@ class Card:
 
     def take_buffer(self) -> int:
         """A buffer for the longest transfer at any offset in a page."""
-        if self._buffers:
-            return self._buffers.pop()
+        return self._buffers.pop() if self._buffers else self.new_buffer()
+
+    def new_buffer(self) -> int:
+        """One that nobody has had."""
         length = (self.config.command_blocks + 2) * BLOCK_BYTES
         return self.transport.memory.allocate(length)
 

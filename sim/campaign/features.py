@@ -29,6 +29,7 @@ FEATURES = {
     "power": "all drives lose power at once; what was flushed must be there again",
     "mid-power": "that happens in the middle of a rebuild, a copy or a resync",
     "past": "reads, writes and flushes past what the level tolerates",
+    "fetch": "the host cannot give some data of a write: it fails, and each block is whole",
     "link": "some runs on a link that makes trouble: few credits, waits, completions in any order",
     "sizes": "some runs on other controllers: narrow, starved, wide, deep, plain",
 }

@@ -198,7 +198,8 @@ class Members:
             # Refused if the card has begun another one.
             await background.start_job(nvme, array.number, stopped.kind, resume=True)
         resumed = await array.job()
-        if resumed.kind == stopped.kind:
+        # A drive that begins anew meanwhile is rebuilt with the other, from the first row on.
+        if resumed.kind == stopped.kind and not array.restarted:
             assert resumed.row >= stopped.row, f"{array}: {stopped}, then {resumed}"
             self._card.outcome.seen["rebuilds resumed"] += stopped.row > 0
 

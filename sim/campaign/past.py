@@ -112,6 +112,9 @@ class Past:
         assert status in well, f"{volume}: a write that is refused ends with {status:#x}"
         card.outcome.faults["refused where needed"] += 1
         budget.bad.add((position, row))
+        if status:
+            # The other copies may have been made unreadable, so that none differs.
+            budget.bad |= {(place.position, place.row) for place in places}
         members = (await array.state()).members
         if needed and card.config.background:
             assert not members[position].failed, f"{array}: {port} is given up, and was needed"

@@ -10,10 +10,12 @@ from sim.campaign.durable import DurableModel
 from sim.golden.nvme import (
     ABORT_REQUESTED,
     COMMAND_INTERRUPTED,
+    DATA_TRANSFER_ERROR,
     INVALID_FIELD,
     INVALID_NAMESPACE,
     UNRECOVERED_READ,
 )
+from sim.native.harness import ReadEnd
 from sw.driver.transport import PAGE_BYTES
 
 if TYPE_CHECKING:
@@ -23,6 +25,11 @@ DELETED = (ABORT_REQUESTED, COMMAND_INTERRUPTED, INVALID_NAMESPACE, INVALID_FIEL
 """How commands to a volume may end that is being deleted (NVMe 1.4 section 6.1.5)."""
 
 FLUSHES, FUAS = 0.05, 0.2
+UNFETCHED = 0.06
+"""Share of writes of which the host cannot give all data."""
+ENDS = (ReadEnd.UNSUPPORTED, ReadEnd.ABORTED, ReadEnd.POISONED, ReadEnd.DISCONTINUED)
+"""How the read of that ends; none takes long."""
+
 AT_ONCE = 8
 """Commands of a pass over a volume."""
 
@@ -126,14 +133,28 @@ class Volume:
 
     # Commands; each returns its status
 
-    async def write(self, first: int, count: int, address: int, queue: int, *, fua: bool) -> int:
-        """Writes random data."""
+    async def write(
+        self,
+        first: int,
+        count: int,
+        address: int,
+        queue: int,
+        *,
+        fua: bool,
+        unfetched: bool = False,
+    ) -> int:
+        """Writes random data; if ``unfetched`` some of it cannot be had."""
         card, size = self.array.card, self.sector_bytes
+        if unfetched:
+            word = address + 4 * card.chance.randrange(count * size // 4)
+            late = card.chance.random() < 0.5
+            card.harness.fail_reads(card.chance.choice(ENDS), address=word, length=4, late=late)
         data = card.random.randbytes(count * size)
         card.transport.memory.write(address, data)
         write = self.model.begin_write(first, pieces(data, size))
         command = card.nvme.write(self.namespace, first, count, address, queue, fua, size)
         status = await card.timed(self, "a write", command)
+        assert status or not unfetched, f"{self}: a write succeeds without its data"
         self.model.end_write(write, done=status == 0, fua=fua)
         sectors = BLOCK_BYTES // size
         if status:
@@ -200,8 +221,10 @@ class Volume:
         card = self.array.card
         most = min(longest, self.blocks) * BLOCK_BYTES // self.sector_bytes
         left = commands
+        fetches = "fetch" in self.array.features
 
-        async def access(number: int, buffer: int) -> int:
+        async def access(number: int, buffer: int) -> tuple[int, bool]:
+            """A status, and whether some data of it could not be fetched."""
             short = choose.random() < 0.5
             count = choose.randint(1, min(4, most) if short else most)
             first = choose.randint(0, len(self.model) - count)
@@ -211,18 +234,28 @@ class Volume:
             queues = len(card.nvme.queues)
             queue = number % queues if in_turn else choose.randrange(queues)
             if choose.random() < FLUSHES:
-                return await self.flush(queue)
+                return await self.flush(queue), False
             if choose.random() < writes:
                 fua = choose.random() < FUAS
-                return await self.write(first, count, address, queue, fua=fua)
-            return await self.read(first, count, address, queue)
+                unfetched = fetches and card.chance.random() < UNFETCHED
+                status = await self.write(
+                    first, count, address, queue, fua=fua, unfetched=unfetched
+                )
+                return status, unfetched
+            return await self.read(first, count, address, queue), False
 
         async def work(number: int) -> None:
             nonlocal left
             buffer = card.take_buffer()
             while left > 0 and not self.deleted and not card.stops:
                 left -= 1
-                status = await access(number, buffer)
+                status, unfetched = await access(number, buffer)
+                if unfetched and status == DATA_TRANSFER_ERROR:
+                    card.outcome.seen["writes without their data"] += 1
+                    continue
+                if unfetched:
+                    # It ended before: what reads this buffer next would fail.
+                    buffer = card.new_buffer()
                 if self.deleted and status in DELETED:
                     card.outcome.seen["commands of deleted volumes refused"] += 1
                     continue

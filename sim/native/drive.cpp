@@ -53,6 +53,7 @@ void Drive::begin(int tag, Ps now) {
     if (fault_.commands) {
         if (fault_.commands > 0) --fault_.commands;
         s.faulty = true;
+        s.delay = fault_.delay;
         ++counters_.faults;
         if (!fault_.at_end && !fault_.delay) {
             s.stuck = true;
@@ -233,11 +234,11 @@ void Drive::finish(int tag, DriveStatus status, Ps now) {
         status = DriveStatus::kMediumError;
         ++counters_.refused;
     }
-    if (s.faulty && !fault_.delay) {
+    if (s.faulty && !s.delay) {
         s.stuck = true;
         return;
     }
-    push_event(out_free_ + (s.faulty ? fault_.delay : 0), kDone, tag, int(status));
+    push_event(out_free_ + (s.faulty ? s.delay : 0), kDone, tag, int(status));
 }
 
 void Drive::complete(int tag, DriveStatus status, Ps now) {

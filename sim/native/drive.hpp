@@ -122,7 +122,8 @@ protected:
         bool active = false;
         bool doomed = false;  // the drive went away, or
         bool anew = false;    // began anew
-        bool faulty = false;  // `fault_` has hit it
+        bool faulty = false;  // `fault_` has hit it: it ends so much later, or never (0)
+        Ps delay = 0;
         bool stuck = false;   // it will not end by itself
         DriveCommand command{};
         Ps since = 0;
