@@ -91,6 +91,8 @@ class Assembly(wiring.Component):
                 "tells": Out(telling(config)),
                 "answers": In(1),
                 "answer": In(answer(config)),
+                "heard": In(config.queue_pairs + 1),
+                "unheard": In(config.queue_pairs + 1),
                 "late": In(TableRead(config.slot_bits, 1)),
                 "indebted": Out(config.volumes),
                 "told": Out(config.volumes),
@@ -165,6 +167,8 @@ class Assembly(wiring.Component):
             self.tells.eq(background.tells),
             background.answers.eq(self.answers),
             background.answer.eq(self.answer),
+            background.heard.eq(self.heard),
+            background.unheard.eq(self.unheard),
             self.doubted.eq(tables.suspect & ~tables.kept),
             background.returns.eq(tables.returns),
             tables.yields.eq(background.yields),
@@ -220,7 +224,8 @@ class Bench:
         self.present = 0
         for name in ("present", "host_active", "occupied", "flush_waits", "refusing", "now",
                      "restarted", "blamed", "blames", "blamed_volume", "boundary_read__address",
-                     "sync_read__address", "slot_begins", "slot_ends", "answers"):  # fmt: skip
+                     "sync_read__address", "slot_begins", "slot_ends", "answers",
+                     "heard", "unheard"):  # fmt: skip
             getattr(dut, name).value = 0
         for name in ("flush", "flushing", "completed", "completion", "report_read__address"):
             getattr(dut, name).value = 0

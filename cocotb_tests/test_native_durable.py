@@ -795,9 +795,10 @@ def test_a_controller_reset_does_not_take_the_answer_away():
 
 
 @pytest.mark.parametrize(("others", "posted"), [(4, True), (6, False)])
-def test_an_answer_that_is_not_posted_tells_nobody(others, posted):
+def test_an_answer_that_is_not_taken_tells_nobody(others, posted):
     """The hard block takes nothing as the Flush ends that tells of a restart, behind other answers,
-    and the host disables the controller: it has been told if its entry is in memory, else not."""
+    and the host disables the controller. Whether its entry is posted meanwhile or not, the host has
+    not taken it: the next Flush tells."""
     blocks = 48
     with Card(SLOW_MIDDLE, seed=SEED, config=USUAL) as card:
 
@@ -827,8 +828,65 @@ def test_an_answer_that_is_not_posted_tells_nobody(others, posted):
             await nvme.start(queue_pairs=2)
             assert await missing(card, volume, blocks), "nothing was lost, so nothing is shown"
             statuses: list[int] = []
-            await flush(card, volume, 0, statuses)
-            assert statuses == [0 if posted else WRITE_FAULT], [hex(s) for s in statuses]
+            for _ in range(2):
+                await flush(card, volume, 0, statuses)
+            assert statuses == [WRITE_FAULT, 0], [hex(s) for s in statuses]
+
+        card.run(scenario())
+
+
+RESETS_NS = (600, 2_000, 20)
+"""From before the Flush ends that tells of a restart until after its host knows."""
+
+
+@pytest.mark.parametrize("way", ["link", "function", "disable"])
+def test_an_answer_that_does_not_arrive_tells_nobody(way):
+    """The controller is reset at any moment about the end of the Flush that tells of a restart. If
+    its host has not been told by that, the next one tells; if it has, at most once more."""
+    with Card([TOGETHER] * 8, seed=SEED, config=USUAL) as card:
+        harness = card.harness
+
+        async def gone(submitted: Coroutine) -> None:
+            with suppress(QueueStoppedError):
+                await submitted
+
+        async def reset() -> None:
+            if way == "link":
+                harness.reset_link()
+            elif way == "function":
+                harness.reset_function()
+            else:
+                harness.set_status("bus_master", 0)
+                await card.card.transport.write32(Register.CC, 0)
+
+        async def scenario() -> None:
+            nvme, transport = card.nvme, card.card.transport
+            volume = await written(card, 1)
+            outcomes: set[tuple[bool, bool]] = set()
+            for wait in range(*RESETS_NS):
+                statuses: list[int] = []
+                entries, length = nvme.queues[0].cq_address, 16 * nvme.queues[0].depth
+                before = transport.memory.read(entries, length)
+                harness.restart_drive(1)
+                transport.spawn(gone(flush(card, volume, 0, statuses)))
+                await transport.sleep(wait)
+                await reset()
+                await transport.sleep(2_000)
+                arrived = transport.memory.read(entries, length) != before
+                harness.set_status("bus_master", 1)
+                while await transport.read32(Register.CSTS) & CSTS_READY:
+                    await transport.sleep(5_000)
+                await nvme.stop()
+                told = bool(statuses)
+                assert statuses in ([], [WRITE_FAULT])
+                outcomes.add((arrived, told))
+                await nvme.start(queue_pairs=2)
+                again: list[int] = []
+                for _ in range(2):
+                    await flush(card, volume, 0, again)
+                refusals = [[WRITE_FAULT, 0]] + [[0, 0]] * told
+                assert again in refusals, f"reset after {wait} ns, told: {told}: {again}"
+            assert outcomes == {(False, False), (True, False), (True, True)}
 
         card.run(scenario())
 

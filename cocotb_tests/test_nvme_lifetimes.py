@@ -322,6 +322,91 @@ async def answers_are_posted(dut):
     assert both, "each time all were answered, or none"
 
 
+@cocotb.test(timeout_time=8, timeout_unit="ms")
+async def what_the_host_has_taken_is_known(dut):
+    """Some ends tell something, and the host takes any number of entries at a time: it is said of a
+    completion queue when the last of those that tell has been taken, and when the queue goes."""
+    host = await bench(dut)
+    await host.create(VICTIM)
+    shape = telling(host.config)
+    heard: list[int] = []
+    unheard: list[int] = []
+    untaken: dict[int, list[bool]] = {1: [], 2: []}
+    entries = {1: 5, 2: 9}
+
+    async def watch() -> None:
+        while True:
+            await RisingEdge(dut.clk)
+            for name, seen in (("heard", heard), ("unheard", unheard)):
+                bits = int(getattr(dut, name).value)
+                if bits:
+                    seen.append(bits)
+
+    async def begin() -> None:
+        for number, count in entries.items():
+            await host.create_pair(number, 64, cq_entries=count)
+            host.completions[number].automatic = False
+            untaken[number].clear()
+
+    async def delete(number: int) -> None:
+        await host.good(opcode=nvme.DELETE_SQ, dwords=(number,))
+        await host.good(opcode=nvme.DELETE_CQ, dwords=(number,))
+
+    async def take(number: int, count: int) -> None:
+        queue = host.completions[number]
+        queue.head = (queue.head + count) % queue.entries
+        await host.write32(nvme.DOORBELLS + 8 * number + 4, queue.head)
+        await ClockCycles(dut.clk, 30)
+        tells = untaken[number]
+        expected = [1 << number] if any(tells) and not any(tells[count:]) else []
+        assert heard == expected, f"{count} of {tells} of queue {number}: {heard}"
+        heard.clear()
+        del tells[:count]
+
+    async def submit(number: int) -> None:
+        tells = host.random.random() < 0.3
+        dut.tells.value = pack(shape, any=tells, volume=VICTIM)
+        queue = host.queues[number]
+        identifier = host.place(queue, opcode=nvme.FLUSH, nsid=VICTIM + 1)
+        await host.ring(queue)
+        await host.result(queue, identifier)
+        untaken[number].append(tells)
+
+    for number in entries:
+        await delete(number)
+    cocotb.start_soon(watch())
+    await begin()
+    wrapped = 0
+    for _ in range(3):
+        for _ in range(150):
+            number = host.random.choice(tuple(entries))
+            room = entries[number] - 1 - len(untaken[number])
+            if room and host.random.random() < 0.7:
+                await submit(number)
+                wrapped += host.completions[number].tail == 0
+            elif untaken[number]:
+                await take(number, host.random.randint(1, len(untaken[number])))
+        assert not unheard
+        dut.tells.value = 0
+        for number in entries:
+            await delete(number)
+        assert not heard and unheard == [1 << number for number in entries], unheard
+        unheard.clear()
+        # What lay in a queue that has gone says nothing about the next one.
+        await begin()
+        for number in entries:
+            await submit(number)
+            await take(number, 1)
+        await host.write32(nvme.CC, 0)
+        await host.wait_status(0)
+        assert unheard == [(1 << host.config.queue_pairs + 1) - 1], unheard
+        unheard.clear()
+        await host.enable()
+        await begin()
+    assert wrapped > 20
+    dut.tells.value = 0
+
+
 @pytest.mark.parametrize("data_width", [64, 256])
 def test_nvme_lifetimes(data_width):
     run_front_end(__name__, data_width=data_width)

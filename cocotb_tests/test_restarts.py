@@ -402,8 +402,11 @@ async def begins(host: Bench, slot: int, volume: int, *, late: bool = False) -> 
     await ClockCycles(dut.clk, 2)
 
 
-async def ends(host: Bench, slot: int, *, posted: bool = True, cycles: int = 0) -> None:
-    """Its command leaves a slot; if that is to tell, the answer comes ``cycles`` later."""
+async def ends(
+    host: Bench, slot: int, *, posted: bool = True, cycles: int = 0, queue: int = 0
+) -> None:
+    """Its command leaves a slot; if that is to tell, the answer comes ``cycles`` later, in the
+    completion queue ``queue``."""
     dut = host.dut
     dut.slot_ended.value, dut.slot_ends.value = slot, 1
     await RisingEdge(dut.clk)
@@ -411,7 +414,8 @@ async def ends(host: Bench, slot: int, *, posted: bool = True, cycles: int = 0) 
     dut.slot_ends.value = 0
     await ClockCycles(dut.clk, 2 + cycles)
     if told.any:
-        dut.answer.value = pack(answer(host.config), volume=told.volume, posted=posted)
+        layout = answer(host.config)
+        dut.answer.value = pack(layout, volume=told.volume, posted=posted, queue=queue)
         dut.answers.value = 1
         await RisingEdge(dut.clk)
         dut.answers.value = 0
@@ -556,6 +560,67 @@ async def what_is_lost_later_is_told_later(dut):
     await refuse(3)
     await ends(host, 3)
     assert not int(dut.indebted.value) and await late_ones(host, 2) == {2}
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def what_is_not_heard_is_told_again(dut):
+    """The entry that tells a volume lies in a completion queue. If the queue goes before the host
+    has taken the entry, the volume is indebted again; if it goes after that, it is not."""
+    host = await begin(dut)
+    array = await host.create(Level.JBOD, 3)
+    volumes = [
+        await host.good(ManageOpcode.CREATE_VOLUME, array=array, start=start, blocks=4)
+        for start in (0, 4)
+    ]
+    last = host.config.queue_pairs
+    every = (1 << last + 1) - 1
+
+    async def pulse(name: str, bits: int) -> int:
+        getattr(dut, name).value = bits
+        await RisingEdge(dut.clk)
+        getattr(dut, name).value = 0
+        await ClockCycles(dut.clk, 2)
+        return int(dut.indebted.value)
+
+    async def tell(volume: int, queue: int) -> None:
+        await begins(host, 1, volume)
+        dut.blamed.value, dut.blamed_volume.value, dut.blames.value = 8, volume, 1
+        dut.blamed_slot.value = 1
+        await RisingEdge(dut.clk)
+        dut.blamed.value = dut.blames.value = 0
+        await ClockCycles(dut.clk, 2)
+        await ends(host, 1, queue=queue)
+
+    first, second = (1 << volume for volume in volumes)
+    for _ in range(2):
+        await restart(dut, 3)
+        await host.rest()
+        assert int(dut.indebted.value) == first | second
+        await tell(volumes[0], 1)
+        await tell(volumes[1], last)
+        assert not int(dut.indebted.value)
+        # Other queues go, or are read, and nothing follows.
+        others = every & ~(1 << 1) & ~(1 << last)
+        assert await pulse("heard", others) == await pulse("unheard", others) == 0
+        assert await pulse("unheard", 1 << 1) == first
+        assert await pulse("unheard", 1 << 1) == first
+        # It is told again, in another queue: only that counts from then on.
+        await tell(volumes[0], 0)
+        assert int(dut.indebted.value) == 0
+        assert await pulse("heard", 1 << 1) == await pulse("unheard", 1 << 1) == 0
+        assert await pulse("heard", 1 << last) == 0
+        assert await pulse("unheard", every) == first
+        await tell(volumes[0], 2)
+        assert await pulse("heard", 1 << 2) == await pulse("unheard", every) == 0
+        # Those that were told hear of nothing else by it.
+        assert await pulse("heard", every) == 0
+    await restart(dut, 3)
+    await host.rest()
+    await tell(volumes[0], 1)
+    await tell(volumes[1], 1)
+    await host.good(ManageOpcode.DELETE_VOLUME, volume=volumes[0])
+    again = await host.good(ManageOpcode.CREATE_VOLUME, array=array, start=0, blocks=4)
+    assert again == volumes[0] and await pulse("unheard", every) == second, "of another volume"
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")

@@ -498,6 +498,8 @@ class Core(wiring.Component):
             background.slot_ended.eq(front_end.ended),
             background.answers.eq(front_end.answers),
             background.answer.eq(front_end.answer),
+            background.heard.eq(front_end.heard),
+            background.unheard.eq(front_end.unheard),
             background.returns.eq(tables.returns),
             tables.yields.eq(background.yields),
             tables.keeps.eq(background.keeps),

@@ -23,9 +23,11 @@ def telling(config: Config) -> data.StructLayout:
 
 
 def answer(config: Config) -> data.StructLayout:
-    """An end that was to tell ``volume`` has come to its completion queue: its entry is ``posted``,
-    or there is none, since the controller has been disabled."""
-    return data.StructLayout({"volume": config.volume_bits, "posted": 1})
+    """An end that was to tell ``volume`` has come to completion queue ``queue``: its entry is
+    ``posted``, or there is none, since the controller has been disabled."""
+    return data.StructLayout(
+        {"volume": config.volume_bits, "posted": 1, "queue": range(config.queue_pairs + 1)}
+    )
 
 
 def row_begin(config: Config) -> data.StructLayout:

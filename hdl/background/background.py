@@ -50,8 +50,8 @@ class Background(wiring.Component):
         Bit a volume: a drive of its array that has restarted was kept, and the host has not been
         told yet; a pulse: a FLUSH of a volume is refused, which tells it
         (`hdl.background.debts.Debts`).
-    told, tells, answers, answer, late, eras, blamed_slot, slot_begins, slot_begun, slot_ends,
-    slot_ended
+    told, tells, answers, answer, heard, unheard, late, eras, blamed_slot, slot_begins, slot_begun,
+    slot_ends, slot_ended
         As `hdl.background.debts.Debts` has them.
     reserved, rewind
         Bit a port: hot spares; of `ArrayTables`.
@@ -110,6 +110,8 @@ class Background(wiring.Component):
                 "tells": Out(telling(config)),
                 "answers": In(1),
                 "answer": In(answer(config)),
+                "heard": In(config.queue_pairs + 1),
+                "unheard": In(config.queue_pairs + 1),
                 "blames": In(1),
                 "blamed_volume": In(config.volume_bits),
                 "returns": In(MAX_DRIVES),
@@ -216,6 +218,8 @@ class Background(wiring.Component):
             debts.ended.eq(self.slot_ended),
             debts.answers.eq(self.answers),
             debts.answer.eq(self.answer),
+            debts.heard.eq(self.heard),
+            debts.unheard.eq(self.unheard),
             self.tells.eq(debts.tells),
             self.indebted.eq(debts.indebted),
             debts.blamed_slot.eq(self.blamed_slot),

@@ -21,10 +21,14 @@ class Debts(wiring.Component):
     loses something is told by a Flush of its own. A volume that is created or deleted owes nothing,
     so an array without volumes never does.
 
-    The host knows once the completion queue entry of the Flush that was refused is posted; a
-    controller that is disabled posts none, so the next Flush is refused as well. Until then others
-    are refused, and so are those that it submitted before that, whenever they are judged: each may
-    have been meant for what is lost.
+    A volume is told by the completion queue entry of the Flush that was refused. Until that is
+    posted others are refused, and so are those that were submitted before that, whenever they are
+    judged: each may have been meant for what is lost. A controller that is disabled posts none, so
+    the next Flush is refused as well.
+
+    That the host has heard it is known once it has taken the entry: it has written the doorbell of
+    that completion queue. If the queue goes before that, by a reset of any kind or a deletion, the
+    entry may never have arrived, or never been looked at, so the volume is told once more.
 
     Parameters
     ----------
@@ -46,6 +50,8 @@ class Debts(wiring.Component):
         Whom the end of the command in slot ``ended`` tells.
     answers, answer
         A pulse: the end of one that was to tell has come to its completion queue.
+    heard, unheard
+        Pulses, a bit a completion queue: the host has taken all its entries that tell; it has gone.
     indebted
         Bit a volume: it has not been told yet.
     told
@@ -76,6 +82,8 @@ class Debts(wiring.Component):
                 "tells": Out(telling(config)),
                 "answers": In(1),
                 "answer": In(answer(config)),
+                "heard": In(config.queue_pairs + 1),
+                "unheard": In(config.queue_pairs + 1),
                 "indebted": Out(config.volumes),
                 "told": Out(config.volumes),
                 "late": In(TableRead(config.slot_bits, 1)),
@@ -107,12 +115,14 @@ class Debts(wiring.Component):
         ]
 
         # A volume has a Flush that will tell it, in a slot; then its end is on the way to the host,
-        # in vain if something has been lost since. One at a time.
-        waits, leaves, vain = (
-            Signal(config.volumes, name=name) for name in ("waits", "leaves", "vain")
+        # in vain if something has been lost since. One at a time. Then it lies in a completion
+        # queue of the host.
+        waits, leaves, vain, lies = (
+            Signal(config.volumes, name=name) for name in ("waits", "leaves", "vain", "lies")
         )
         for number, array in enumerate(arrays):
             teller = Signal(config.slot_bits, name=f"teller_{number}")
+            queue = Signal(range(config.queue_pairs + 1), name=f"queue_{number}")
             own = waits[number] & (teller == self.ended)
             with m.If(own):
                 m.d.comb += [self.tells.any.eq(1), self.tells.volume.eq(number)]
@@ -122,7 +132,16 @@ class Debts(wiring.Component):
                 m.d.comb += self.told[number].eq(self.answer.posted & ~vain[number])
                 m.d.sync += leaves[number].eq(0)
             with m.If(self.told[number]):
-                m.d.sync += [self.indebted[number].eq(0), told[number].eq(told[number] + 1)]
+                m.d.sync += [
+                    self.indebted[number].eq(0),
+                    told[number].eq(told[number] + 1),
+                    lies[number].eq(1),
+                    queue.eq(self.answer.queue),
+                ]
+            with m.Elif(lies[number] & self.heard.bit_select(queue, 1)):
+                m.d.sync += lies[number].eq(0)
+            with m.Elif(lies[number] & self.unheard.bit_select(queue, 1)):
+                m.d.sync += [lies[number].eq(0), self.indebted[number].eq(1)]
             blamed = self.blames & (self.blamed_volume == number)
             with m.If(blamed & self.indebted[number] & ~waits[number] & ~leaves[number]):
                 m.d.sync += [waits[number].eq(1), teller.eq(self.blamed_slot)]
@@ -140,5 +159,6 @@ class Debts(wiring.Component):
                 self.indebted.bit_select(self.volume, 1).eq(0),
                 waits.bit_select(self.volume, 1).eq(0),
                 vain.bit_select(self.volume, 1).eq(1),
+                lies.bit_select(self.volume, 1).eq(0),
             ]
         return m

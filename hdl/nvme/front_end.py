@@ -203,6 +203,8 @@ class NvmeFrontEnd(wiring.Component):
                     "tells": In(telling(config)),
                     "answers": Out(1),
                     "answer": Out(answer(config)),
+                    "heard": Out(config.queue_pairs + 1),
+                    "unheard": Out(config.queue_pairs + 1),
                 }
                 if config.background
                 else {}
@@ -516,6 +518,8 @@ class NvmeFrontEnd(wiring.Component):
                 slots.tells.eq(self.tells),
                 self.answers.eq(queues.answers),
                 self.answer.eq(queues.answer),
+                self.heard.eq(queues.heard),
+                self.unheard.eq(queues.unheard),
                 self.report_shows.eq(pages.report_shows),
                 stale.eq(self.drive_stale),
                 pages.drive_stale.eq(stale),

@@ -98,6 +98,7 @@ def open_states(m: Module, at_hand: QueueAtHand, *, ports: Any) -> None:
     cq_base_write, sq_valid, cq_valid = at_hand.cq_base_write, at_hand.sq_valid, at_hand.cq_valid
     work, stalled, change_waits = at_hand.work, at_hand.stalled, at_hand.change_waits
     report_waits = at_hand.report_waits
+    silent = {"tells": 0} if at_hand.config.background else {}
 
     with m.State("OPEN"):
         m.d.comb += [
@@ -106,7 +107,7 @@ def open_states(m: Module, at_hand: QueueAtHand, *, ports: Any) -> None:
             sq_base_write.data.completion.eq(0),
             *assign(cq_base_write.data, vector=0, interrupt=1),
             *assign(sq_write.data, head=0, tail=0, inside=0, marked=0),
-            *assign(cq_write.data, head=0, tail=0, phase=1, used=0, queues=1),
+            *assign(cq_write.data, head=0, tail=0, phase=1, used=0, queues=1, **silent),
             Cat(p.en for p in (sq_base_write, cq_base_write, sq_write, cq_write)).eq(~0),
         ]
         m.d.sync += [sq_valid.eq(1), cq_valid.eq(1), ports.running.eq(1)]
@@ -119,6 +120,8 @@ def open_states(m: Module, at_hand: QueueAtHand, *, ports: Any) -> None:
             report_waits.eq(0),
             ports.running.eq(0),
         ]
+        if at_hand.config.background:
+            m.d.comb += ports.unheard.eq(~0)
         m.next = "CHOOSE"
 
 
@@ -129,6 +132,7 @@ def change_states(m: Module, at_hand: QueueAtHand, *, ports: Any, judge: QueueCh
     cq_base_write, sq_valid, cq_valid = at_hand.cq_base_write, at_hand.sq_valid, at_hand.cq_valid
     work, stalled, change_waits = at_hand.work, at_hand.stalled, at_hand.change_waits
     asked = ports.change.payload
+    silent = {"tells": 0} if at_hand.config.background else {}
 
     with m.State("CHANGE"):
         m.d.comb += [
@@ -140,7 +144,7 @@ def change_states(m: Module, at_hand: QueueAtHand, *, ports: Any, judge: QueueCh
         with m.Switch(judge.effect):
             with m.Case(Effect.ADD_CQ):
                 m.d.comb += [
-                    *assign(cq_write.data, head=0, tail=0, phase=1, used=0, queues=0),
+                    *assign(cq_write.data, head=0, tail=0, phase=1, used=0, queues=0, **silent),
                     cq_write.en.eq(1),
                     cq_base_write.en.eq(1),
                 ]
@@ -156,6 +160,8 @@ def change_states(m: Module, at_hand: QueueAtHand, *, ports: Any, judge: QueueCh
                 m.d.sync += sq_valid.bit_select(queue, 1).eq(1)
             with m.Case(Effect.REMOVE_CQ):
                 m.d.sync += cq_valid.bit_select(cq_queue, 1).eq(0)
+                if at_hand.config.background:
+                    m.d.comb += ports.unheard.bit_select(cq_queue, 1).eq(1)
             with m.Case(Effect.DRAIN_SQ, Effect.REMOVE_SQ):
                 # No more is fetched.
                 m.d.sync += [

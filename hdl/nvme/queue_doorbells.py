@@ -14,14 +14,15 @@ class DoorbellChecks:
     """What is found out of a doorbell.
 
     Of a completion queue, in the cycle after its state. ``checks``: there is one. ``new_cq_head``:
-    its value. ``freed``, ``filled``: entries from the head to it, and to the tail. ``cq_known``:
-    the queue exists. ``frees``: it has such a place. Of a submission queue, at once: ``misuses``:
-    its value is not possible.
+    its value. ``freed``, ``filled``, ``telling``: entries from the head to it, to the tail, and to
+    the last that tells what has been lost. ``cq_known``: the queue exists. ``frees``: it has such a
+    place. Of a submission queue, at once: ``misuses``: its value is not possible.
     """
 
     new_cq_head: Signal
     freed: Signal
     filled: Signal
+    telling: Signal
     frees: Signal
     checks: Signal
     cq_known: Signal
@@ -31,10 +32,11 @@ class DoorbellChecks:
 def doorbell_checks(m: Module, at_hand: QueueAtHand, *, ports: Any) -> DoorbellChecks:
     """Reports a doorbell that is wrong, and gives back the entries that the host has taken, while
     the next event is chosen. ``ports`` are the engine's."""
-    queue, cq, cq_write, sq_valid = at_hand.queue, at_hand.cq, at_hand.cq_write, at_hand.sq_valid
+    queue, cq_queue, cq = at_hand.queue, at_hand.cq_queue, at_hand.cq
+    cq_write, sq_valid = at_hand.cq_write, at_hand.sq_valid
     position = position_bits(at_hand.config)
     new_cq_head = Signal(position)
-    freed, filled = Signal(position + 1), Signal(position + 1)
+    freed, filled, telling = (Signal(position + 1) for _ in range(3))
     frees = Signal()
     checks, misuses, cq_known = Signal(), Signal(), Signal()
     m.d.sync += [frees.eq(0), checks.eq(0)]
@@ -47,11 +49,18 @@ def doorbell_checks(m: Module, at_hand: QueueAtHand, *, ports: Any) -> DoorbellC
             *assign(cq_write.data, head=new_cq_head, used=cq.used - freed),
             cq_write.en.eq(1),
         ]
+        if at_hand.config.background:
+            with m.If(cq.tells & (freed >= telling)):
+                m.d.comb += [
+                    cq_write.data.tells.eq(0),
+                    ports.heard.bit_select(cq_queue, 1).eq(1),
+                ]
         at_hand.try_again(m)
     return DoorbellChecks(
         new_cq_head=new_cq_head,
         freed=freed,
         filled=filled,
+        telling=telling,
         frees=frees,
         checks=checks,
         cq_known=cq_known,
@@ -96,10 +105,16 @@ def doorbell_states(
     with m.State("RING_CQ"):
         value = ports.doorbell.payload.value
         m.d.comb += ports.doorbell.ready.eq(1)
+
+        def from_head(to):
+            return to - cq.head + Mux(to < cq.head, cq_base.last + 1, 0)
+
+        if at_hand.config.background:
+            m.d.sync += doorbells.telling.eq(from_head(cq.news))
         m.d.sync += [
             doorbells.new_cq_head.eq(value),
-            doorbells.freed.eq(value - cq.head + Mux(value < cq.head, cq_base.last + 1, 0)),
-            doorbells.filled.eq(cq.tail - cq.head + Mux(cq.tail < cq.head, cq_base.last + 1, 0)),
+            doorbells.freed.eq(from_head(value)),
+            doorbells.filled.eq(from_head(cq.tail)),
             doorbells.checks.eq(ports.running),
             doorbells.cq_known.eq(cq_valid.bit_select(cq_queue, 1)),
             doorbells.frees.eq(

@@ -51,7 +51,12 @@ def finish_states(
                 ports.answers.eq(~reporting & finish_in.tells.any),
                 ports.answer.volume.eq(finish_in.tells.volume),
                 ports.answer.posted.eq(posts),
+                ports.answer.queue.eq(at_hand.cq_queue),
             ]
+            with m.If(ports.answers & posts):
+                m.d.comb += assign(
+                    cq_write.data, news=following(cq.tail, cq_base.last), tells=1
+                )
         with m.If(~reporting):
             m.d.sync += [total.eq(total - 1), change_waits.eq(0)]
         with m.If(no_room):

@@ -56,7 +56,9 @@ def cq_state(config: Config) -> data.StructLayout:
     """``head``: the doorbell; ``tail``, ``phase``: next entry to write.
 
     ``used``: entries written and not taken by the host, and entries reserved for commands inside.
-    ``queues``: submission queues that complete here.
+    ``queues``: submission queues that complete here. ``tells``: there are entries that tell a
+    volume what it has lost (`hdl.background.debts`) and have not been taken by the host; the last
+    of them is the one before ``news``.
     """
     position = position_bits(config)
     return data.StructLayout(
@@ -67,4 +69,5 @@ def cq_state(config: Config) -> data.StructLayout:
             "used": position + 1,
             "queues": range(config.queue_pairs + 2),
         }
+        | ({"news": position, "tells": 1} if config.background else {})
     )

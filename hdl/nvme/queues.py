@@ -104,6 +104,9 @@ class QueueEngine(wiring.Component):
         A pulse after the post of an entry: raise this vector.
     answers, answer
         With ``background``, a pulse: the end of a command that was to tell a volume is taken.
+    heard, unheard
+        With ``background``, pulses, a bit a completion queue: the host has taken all its entries
+        that tell a volume something; the queue has gone.
 
     Rate: an event in 5 cycles (a fetch in 6), four events a command and fewer under load.
     Back-pressure: a stalled ``post`` holds ``finish``, a stalled ``read_request`` holds fetches;
@@ -113,6 +116,7 @@ class QueueEngine(wiring.Component):
     def __init__(self, *, config: Config):
         self._config = config
         index = queue_bits(config)
+        count = config.queue_pairs + 1
         super().__init__(
             {
                 "admin": In(AdminQueues()),
@@ -145,7 +149,16 @@ class QueueEngine(wiring.Component):
                 "vector": Out(index),
                 "busy": Out(1),
             }
-            | ({"answers": Out(1), "answer": Out(answer(config))} if config.background else {})
+            | (
+                {
+                    "answers": Out(1),
+                    "answer": Out(answer(config)),
+                    "heard": Out(count),
+                    "unheard": Out(count),
+                }
+                if config.background
+                else {}
+            )
         )
 
     def elaborate(self, platform) -> Module:

@@ -33,6 +33,44 @@ DOWN_NS = (0, 20, 1_000, 100_000)
 QUIET_NS = (5_000, 200_000)
 
 
+async def status(card: Card, mask: int, wanted: int) -> None:
+    """Returns once CSTS says so, in the time that drives which hang may take."""
+    until = card.harness.now_ns + (card.config.ports + 1) * given_up_ns(card.config)
+    while (found := await card.transport.read32(Register.CSTS)) & mask != wanted:
+        if card.harness.now_ns > until:
+            raise Stuck(f"CSTS is {found:#x}, and should have {wanted:#x} of {mask:#x}")
+        await card.sleep(POLL_NS)
+
+
+async def disable(card: Card) -> None:
+    """The host disables the controller."""
+    await card.transport.write32(Register.CC, 0)
+    await status(card, CSTS_READY, 0)
+
+
+async def reset_function(card: Card, choose: random.Random) -> None:
+    """A function level reset."""
+    card.harness.reset_function()
+    card.harness.set_status("bus_master", 1)
+    await card.sleep(LANDING_NS)
+    await status(card, CSTS_READY, 0)
+
+
+async def reset_link(card: Card, choose: random.Random) -> None:
+    """What is on its way is lost; nothing leaves until the host lets it."""
+    harness, memory = card.harness, card.harness.memory
+    before = zlib.crc32(memory)
+    harness.reset_link(choose.choice(DOWN_NS))
+    await card.sleep(choose.choice(QUIET_NS))
+    harness.set_status("bus_master", 1)
+    await status(card, CSTS_READY, 0)
+    assert zlib.crc32(memory) == before, "the host's memory changed after a reset of the link"
+
+
+UNEXPECTED = {"reset_function": reset_function, "reset_link": reset_link}
+"""Resets that the queues do not see coming."""
+
+
 class Resets:
     """Resets the controller.
 
@@ -73,10 +111,14 @@ class Resets:
             array.load(allowed=(*array.allowed(), STOPPED)) for array in self._arrays
         )
         await card.sleep(choose.uniform(0, FAULT_TIME_NS))
-        ways = (self._disable, self._shut_down, self._reset_function, self._reset_link)
-        way = choose.choice(ways)
+        way = choose.choice(("disable", "shut_down", *UNEXPECTED))
         card.stops = True
-        await way()
+        if way == "disable":
+            await disable(card)
+        elif way == "shut_down":
+            await self._shut_down()
+        else:
+            await UNEXPECTED[way](card, choose)
         # Its queues go, and whoever waits on one is told.
         await card.nvme.stop()
         await load.join()
@@ -85,22 +127,19 @@ class Resets:
         assert zlib.crc32(card.harness.memory) == before, "the host's memory changed after a reset"
         await card.nvme.start(queue_pairs=card.config.queue_pairs)
         card.stops = False
-        card.outcome.seen[way.__name__.strip("_")] += 1
+        card.outcome.seen[way] += 1
         for array in self._arrays:
             await array.load(share=0.3)
             await array.rest()
 
-    async def _disable(self) -> None:
-        await self._card.transport.write32(Register.CC, 0)
-        await self._status(CSTS_READY, 0)
-
     async def _shut_down(self) -> None:
+        card = self._card
         shutdown = self._choose.choice(SHUTDOWNS)
-        await self._card.transport.write32(Register.CC, CC_ENABLE | shutdown)
+        await card.transport.write32(Register.CC, CC_ENABLE | shutdown)
         if self._choose.random() < 0.8:
-            await self._status(SHST, SHUT_DOWN)
+            await status(card, SHST, SHUT_DOWN)
             await self._check_flushed()
-        await self._disable()
+        await disable(card)
 
     async def _check_flushed(self) -> None:
         """A shutdown has ended: drives have all that they were given, unless a job goes on."""
@@ -109,29 +148,3 @@ class Resets:
                 count = self._card.harness.drive_statistics(port)["unflushed"]
                 assert not count, f"{array}: port {port} has not stored {count} blocks"
             self._card.outcome.seen["arrays shut down"] += 1
-
-    async def _reset_function(self) -> None:
-        harness = self._card.harness
-        harness.reset_function()
-        harness.set_status("bus_master", 1)
-        await self._card.sleep(LANDING_NS)
-        await self._status(CSTS_READY, 0)
-
-    async def _reset_link(self) -> None:
-        """What is on its way is lost; nothing leaves until the host lets it."""
-        harness, memory = self._card.harness, self._card.harness.memory
-        before = zlib.crc32(memory)
-        harness.reset_link(self._choose.choice(DOWN_NS))
-        await self._card.sleep(self._choose.choice(QUIET_NS))
-        harness.set_status("bus_master", 1)
-        await self._status(CSTS_READY, 0)
-        assert zlib.crc32(memory) == before, "the host's memory changed after a reset of the link"
-
-    async def _status(self, mask: int, wanted: int) -> None:
-        """Returns once CSTS says so, in the time that drives which hang may take."""
-        card = self._card
-        until = card.harness.now_ns + (card.config.ports + 1) * given_up_ns(card.config)
-        while (status := await card.transport.read32(Register.CSTS)) & mask != wanted:
-            if card.harness.now_ns > until:
-                raise Stuck(f"CSTS is {status:#x}, and should have {wanted:#x} of {mask:#x}")
-            await card.sleep(POLL_NS)

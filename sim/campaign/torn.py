@@ -14,8 +14,10 @@ from collections.abc import Collection
 from hdl.background.supervisor import DEFAULT_SHARE
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
 from sim.campaign.array import Array
-from sim.campaign.card import STOPPED, Group
+from sim.campaign.card import STOPPED, Card, Group
+from sim.campaign.resets import UNEXPECTED
 from sim.campaign.volume import Volume, pieces
+from sim.native.harness import Flow
 from sw.driver import background
 
 SHARE = 0.25
@@ -30,8 +32,10 @@ GLIMPSES = 48
 the queues stays free: a Flush that waits for room there is submitted after others have told."""
 FLUSHES, FLUSHING_NS = 3, 3_000
 """Likewise. Those that have ended well must have stored what was written before."""
-DISABLES, DISABLED_NS = 0.2, 20_000
-"""Share of restarts after which the controller is disabled, and how long after that at most."""
+RESETS, RESET_NS = 0.4, (2_000, 20_000)
+"""Share of restarts after which the controller is reset, and how long after that at most."""
+TOLD, HELD = 0.7, 0.5
+"""Share of such resets that find volumes being told, and that find a link which takes nothing."""
 STALLS, STALL_NS = 0.5, 2_000_000
 """Share of restarts before which the drives do not answer, and for how long at most."""
 
@@ -85,8 +89,10 @@ class Torn:
         spoils = mirrored and "medium" in self._features
         early = choose.random() < 0.5
         unreadable = self._spoil(array) if spoils and early else []
+        resets = "resets" in self._features and choose.random() < RESETS
+        tells = resets and choose.random() < TOLD
         for volume in array.volumes:
-            for _ in range(choose.randint(0, FLUSHES)):
+            for _ in range(0 if tells else choose.randint(0, FLUSHES)):
                 after = max(0, reading_ns - choose.uniform(0, FLUSHING_NS))
                 inside.append(self._flush(volume, after, statuses[volume]))
         self._restarted = False
@@ -101,18 +107,26 @@ class Torn:
             card.harness.drive_fault(port, 0)
             card.harness.restart_drive(port)
         self._restarted = True
-        if "resets" in self._features and choose.random() < DISABLES:
-            await card.sleep(choose.uniform(0, DISABLED_NS))
-            await self._disable(array, group)
+        if resets:
+            told = array.volumes if tells else []
+            telling = card.spawn(self._tell(volume, statuses[volume]) for volume in told)
+            held_ns = choose.choice(RESET_NS)
+            if choose.random() < HELD:
+                card.harness.hold(Flow.RQ_READY, held_ns)
+            await card.sleep(choose.uniform(0, held_ns))
+            await self._reset(card, [group, telling])
         await group.join()
         differ = sum(len(array.held(block)) > 1 for block in range(array.blocks))
         card.outcome.seen["blocks of which copies differed"] += differ
         for volume in array.volumes:
             volume.model.lose_power()
         for volume in array.volumes:
-            if not any(status > 0 for status in statuses[volume]):
-                status = await volume.flush()
-                assert status, f"{volume}: nobody is told that its drives have begun anew"
+            told = any(status > 0 for status in statuses[volume])
+            if not told or resets:
+                # The host may have been told, and have been reset before the controller knew.
+                again = await volume.flush()
+                assert told or again, f"{volume}: nobody is told that its drives have begun anew"
+                card.outcome.seen["volumes told after a reset"] += resets and not told
         if spoils and not early:
             unreadable = self._spoil(array)
         held = {volume: await self._look(volume) for volume in array.volumes}
@@ -153,16 +167,25 @@ class Torn:
             queues = card.nvme.queues
             statuses.append(await volume.flush(self._choose.randrange(len(queues))))
 
-    async def _disable(self, array: Array, inside: Group) -> None:
-        """The host disables the controller and enables it again. A Flush that it gets no answer to
+    async def _tell(self, volume: Volume, statuses: list[int]) -> None:
+        """A Flush right after the drives have restarted."""
+        queues = volume.array.card.nvme.queues
+        statuses.append(await volume.flush(self._choose.randrange(len(queues))))
+
+    async def _reset(self, card: Card, inside: list[Group]) -> None:
+        """The controller is reset, and the host enables it again. A Flush that it gets no answer to
         has told nobody."""
-        card = array.card
+        choose = self._choose
         card.stops = True
+        way = choose.choice(("disable", *UNEXPECTED))
+        if way in UNEXPECTED:
+            await UNEXPECTED[way](card, choose)
         await card.nvme.stop()
-        await inside.join()
+        for group in inside:
+            await group.join()
         await card.nvme.start(queue_pairs=card.config.queue_pairs)
         card.stops = False
-        card.outcome.seen["resets as drives restart"] += 1
+        card.outcome.seen[f"{way} as drives restart"] += 1
 
     def _spoil(self, array: Array) -> list[tuple[int, int]]:
         """One drive cannot read some blocks; each has a copy elsewhere."""
