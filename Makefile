@@ -5,6 +5,8 @@ SHELL := /bin/sh
 VENV := .venv/bin/python
 PYTHON ?= python3
 STAMP := .venv/setup.stamp
+# Those that measure choose by themselves unless told.
+JOBS := $(if $(PROCESSES),--jobs $(PROCESSES))
 PROCESSES ?= 2
 SEED ?=
 FILE ?=
@@ -23,6 +25,9 @@ no_digits = $(subst 9,,$(subst 8,,$(subst 7,,$(subst 6,,$(subst 5,,$(subst 4,,$(
 	2,,$(subst 1,,$(subst 0,,$(1)))))))))))
 ifneq ($(call no_digits,$(SEED)),)
 $(error SEED must be a number, not '$(SEED)')
+endif
+ifneq ($(call no_digits,$(PROCESSES)),)
+$(error PROCESSES must be a number, not '$(PROCESSES)')
 endif
 ifneq ($(words $(CURDIR)),1)
 $(error the checkout must lie in a directory without spaces in its name, not in '$(CURDIR)')
@@ -75,7 +80,7 @@ same: $(STAMP) ## whether the netlists are those of COMMIT (default: the last), 
 	$(VENV) -m tools.same $(COMMIT)
 
 smoke: $(STAMP) ## a short characterisation run
-	$(VENV) -m sw.characterise --quick --out build/smoke P2 R5
+	$(VENV) -m sw.characterise --quick --out build/smoke $(JOBS) P2 R5
 
 test: lint types smoke unit ## what every change must pass; ends with pytest's summary
 
@@ -89,10 +94,10 @@ synth: $(STAMP) ## area and clock frequency of each block on an ECP5 (BLOCKS='ma
 	$(VENV) -m synth $(BLOCKS)
 
 bench: $(STAMP) ## how fast, as ratios to what bounds it (BENCH='row ..', QUICK=1)
-	$(VENV) -m sw.bench $(if $(filter-out 0,$(QUICK)),--quick) $(BENCH)
+	$(VENV) -m sw.bench $(if $(filter-out 0,$(QUICK)),--quick) $(JOBS) $(BENCH)
 
 characterise: $(STAMP) ## load profiles beside the published figures (QUICK=1, IDS='R1 ..')
-	$(VENV) -m sw.characterise $(if $(filter-out 0,$(QUICK)),--quick) $(IDS)
+	$(VENV) -m sw.characterise $(if $(filter-out 0,$(QUICK)),--quick) $(JOBS) $(IDS)
 
 campaign: $(STAMP) ## random loads, random faults, nothing lost (RUNS=n, SEED=n, ONLY=, WITHOUT=)
 	$(strip $(VENV) -m sim.campaign --runs $(RUNS) --processes $(PROCESSES) \

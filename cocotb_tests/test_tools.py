@@ -172,11 +172,26 @@ def make(place: Path, *arguments: str, **environment: str) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize("seed", ["abc", "1x", "-1", "1 2", "0x1", "'", "$(shell date)"])
-def test_seed_that_is_none(checkout, seed):
+@pytest.mark.parametrize("value", ["abc", "1x", "-1", "1 2", "0x1", "'", "$(shell date)"])
+@pytest.mark.parametrize("name", ["SEED", "PROCESSES"])
+def test_number_that_is_none(checkout, name, value):
     """By its targets and from the environment."""
-    assert "SEED must be a number" in make(checkout, "test", SEED=seed)
-    assert "SEED must be a number" in make(checkout, "campaign", f"SEED={seed}".replace("$", "$$"))
+    given = f"{name}={value}".replace("$", "$$")
+    assert f"{name} must be a number" in make(checkout, "test", **{name: value})
+    assert f"{name} must be a number" in make(checkout, "campaign", given)
+
+
+@pytest.mark.parametrize("target", ["characterise", "bench", "smoke", "campaign", "unit"])
+def test_processes_are_those_asked_for(target):
+    """Of every target that runs several; those that measure choose by themselves unless told."""
+    done = subprocess.run(
+        ["make", "-n", "--no-print-directory", target, "PROCESSES=7"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert re.search(r"(--jobs|--processes|-n) 7\b", done.stdout)
 
 
 def test_make_in_a_directory_with_a_space(checkout):

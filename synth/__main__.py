@@ -30,7 +30,8 @@ def main() -> int:
     arguments = parser.parse_args()
     unknown = set(arguments.blocks) - set(BLOCKS)
     if unknown:
-        parser.error(f"no block is called {', '.join(sorted(unknown))}; there are {list(BLOCKS)}")
+        names, known = ", ".join(sorted(unknown)), ", ".join(BLOCKS)
+        parser.error(f"no block is called {names}; there are {known}")
     results: list[Result] = []
     print(ROW.format("block", "LUT4", "FF", "EBR", "DSP", "Fmax MHz", "s", "").rstrip())
     for name in arguments.blocks or BLOCKS:

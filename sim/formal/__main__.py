@@ -18,7 +18,7 @@ def main() -> int:
     proofs = registered()
     unknown = set(arguments.names) - set(proofs)
     if unknown:
-        parser.error(f"no proof is called {', '.join(sorted(unknown))}")
+        parser.error(f"no proof is called {', '.join(sorted(unknown))}; --list names all")
     failed = 0
     for name in arguments.names or proofs:
         proof = proofs[name]
