@@ -5,7 +5,7 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.streams import pack
 from hdl.array.interface import Level, Rotation, geometry, volume
-from hdl.config import MAX_DRIVES, Config
+from hdl.config import ERA_BITS, MAX_DRIVES, Config
 from hdl.nvme.interface import ROUNDS
 from sim.golden.layout import (
     LEAST_DRIVES,
@@ -39,9 +39,9 @@ class Table:
 
 def random_recovery(generator, config: Config, *, copies: int) -> dict[str, int]:
     """What may have been tried before of a block with so many copies."""
-    names = ("medium", "ordered") if config.background else ()
+    bits = {"medium": 1, "ordered": 1, "era": ERA_BITS} if config.background else {}
     return {
-        **{name: generator.getrandbits(1) for name in names},
+        **{name: generator.getrandbits(width) for name, width in bits.items()},
         "again": 1,
         "tried": generator.randint(0, ROUNDS * copies + config.drive_resets + 3),
         "copy": generator.randrange(copies),

@@ -173,7 +173,7 @@ class Bench:
         fua: int = 0,
         alone: int = 0,
         elsewhere: int = 0,
-        ordered: int = 1,
+        dated: int = 0,
     ) -> bool:
         """Sends an operation unless its blocks, an index or a line are in use."""
         no_data = opcode in (Opcode.FLUSH, Opcode.WRITE_UNCORRECTABLE)
@@ -194,8 +194,6 @@ class Bench:
                 self.store.writable.add(line)
         index = self.indices[owner].popleft()
         recover = random_recovery(self.random, self.config, copies=self.config.ports)
-        if self.config.background:
-            recover["ordered"] = ordered
         self.in_use[port] |= span
         is_read_command = owner is Owner.COMMAND and opcode is Opcode.READ
         seat = None
@@ -237,7 +235,11 @@ class Bench:
             place=place,
             line=line or 0,
             **({"elsewhere": elsewhere} if self.config.slow_read_ms else {}),
-            **({"restarts": self.restarts[port]} if self.config.background else {}),
+            **(
+                {"dated": dated, "restarts": self.restarts[port]}
+                if self.config.background
+                else {}
+            ),
             **early,
         )
         return True
@@ -431,7 +433,7 @@ def traffic(bench: Bench, count: int):
                 block=block,
                 blocks=blocks,
                 place=place,
-                ordered=chooser.getrandbits(1),
+                dated=chooser.getrandbits(1),
             )
         else:
             opcode = Opcode.WRITE if kind < 0.75 else Opcode.READ
@@ -446,6 +448,7 @@ def traffic(bench: Bench, count: int):
                     place=chooser.randrange(64),
                     more=int(n + 1 < length),
                     alone=int(chooser.random() < 0.03),
+                    dated=int(chooser.random() < 0.1),
                     fua=fua,
                 )
                 yield

@@ -291,7 +291,8 @@ class DrivesModel:
     unless ``spoils_refused``. A write that is aborted may have been stored. An operation at a block
     in ``held`` waits for the event there. With ``intent_chunks`` no row slot may write that is not
     in ``begun``, which maps those announced to what was said of them, unless ``needs_no_mark`` is
-    true of it and the port. ``wants_fua`` says of an operation whether it is to be FUA.
+    true of it and the port. ``wants_fua`` says of an operation whether it is to be FUA. One that is
+    dated otherwise than its port's ``restarts`` ends with ABORTED and is not done.
     """
 
     def __init__(
@@ -319,6 +320,7 @@ class DrivesModel:
         self.begun: dict[int, tuple[int, int]] = {}
         self.needs_no_mark = lambda slot, port: False
         self.wants_fua = lambda one: False
+        self.restarts: Counter[int] = Counter()
         self.counts: Counter = Counter()
         self.outstanding = 0
         self.latency = latency
@@ -367,6 +369,9 @@ class DrivesModel:
             status = DriveStatus.GONE
         elif key in self.left_alone and not one.alone:
             raise AssertionError(f"{key} was not reached, and is not asked alone")
+        elif self.config.background and one.dated and one.restarts != self.restarts[one.port]:
+            status = DriveStatus.ABORTED
+            self.counts[DriveStatus.ABORTED] += 1
         elif not one.alone and self._random.random() < self.unreached:
             status = DriveStatus.UNREACHED
             if one.opcode == Opcode.WRITE and self._random.random() < 0.5:

@@ -15,7 +15,7 @@ from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
 from hdl.array.interface import copy_entry, expected, extent, member_address
 from hdl.background.interface import MEND_TAG, WalkKind, walk
-from hdl.config import DATA_OFFSET_BLOCKS, MAX_DRIVES, Config, board, small
+from hdl.config import DATA_OFFSET_BLOCKS, ERA_BITS, MAX_DRIVES, Config, board, small
 from hdl.drive.interface import Opcode, Owner, operation
 from hdl.nvme.interface import HostOpcode, Status, completion
 from hdl.stripe.dispatch import FOLLOW_BITS, Dispatch
@@ -95,6 +95,8 @@ class Bench:
             dut.undecided.value = dut.indebted.value = 0
             self.late = Table(dut, "late").entries
             dut.unsynced.value = dut.doubts.value = 0
+            self.eras = [generator.getrandbits(ERA_BITS) for _ in range(config.arrays)]
+            dut.eras.value = sum(era << ERA_BITS * array for array, era in enumerate(self.eras))
             self.restarts = [generator.randrange(16) for _ in range(config.ports)]
             for port, count in enumerate(self.restarts):
                 getattr(dut, f"restarts__{port}").value = count
@@ -118,7 +120,8 @@ class Bench:
     def _mended(self, seen) -> None:
         """Walks may be dropped, but those that come are in order, and each has a reason."""
         assert seen.kind == WalkKind.PATROL and seen.tag == MEND_TAG
-        wanted = {name: seen[name] for name in ("array", "base", "shift", "row", "source")}
+        names = ("array", "base", "shift", "row", "source", "era")
+        wanted = {name: seen[name] for name in names}
         assert wanted in self.mends, f"nothing to mend at {wanted}"
         del self.mends[: self.mends.index(wanted) + 1]
         self.mended += 1
@@ -301,13 +304,16 @@ class Bench:
         unproven = self.in_order(array, piece["row"] + piece["blocks"])
         in_order = copies > 1 and unproven
         in_place = layout.parities > 0 and unproven
-        fresh = {}
+        fresh, medium = {}, 0
         if self.config.background:
-            fresh = {"medium": 0, "ordered": int(in_order or copies == 1)}
+            era = self.eras[array]
+            fresh = {"medium": 0, "ordered": int(in_order or copies == 1), "era": era}
+            # What it was unable to read before it restarted says nothing.
+            medium = recover["medium"] and recover["era"] == era and not self.undecided
         first_read = not recover["tried"] and not in_order and not in_place
         left = self.redundant >> array & 1
         exhausted = tried and (
-            recover["medium"]
+            medium
             if in_place
             else not slow or left or recover["medium"] or tried >= ROUNDS
         )
@@ -317,7 +323,7 @@ class Bench:
         chosen = None
         if in_order:
             # Whatever is busy: the first that is live, or the next if that cannot be read.
-            follows = tried and recover["medium"] and recover["ordered"]
+            follows = tried and medium and recover["ordered"]
             copy = (recover["copy"] + 1) % copies if follows else 0
             while tried < most and chosen is None:
                 if copy in live:
@@ -337,9 +343,7 @@ class Bench:
                     tried, copy = tried + 1, (copy + 1) % copies
         elif live and not exhausted and not given_up:
             chosen = 0
-        if recover.get("medium") and (
-            layout.parities or (chosen is not None and copies > 1)
-        ):
+        if medium and (layout.parities or (chosen is not None and copies > 1)):
             step = piece["index"] * copies if copies > 1 else 0
             self.mends.append(
                 {
@@ -348,6 +352,7 @@ class Bench:
                     "shift": (piece["shift"] + step) % 32,
                     "row": piece["row"],
                     "source": chosen if in_order else 0,
+                    "era": era,
                 }
             )
         if layout.parities and chosen is None and not given_up:
@@ -369,7 +374,11 @@ class Bench:
                     "index": fields["slot"],
                     "place": piece["offset"],
                     **({"elsewhere": left & spare & first_read} if slow else {}),
-                    **({"restarts": self.restarts[port]} if self.config.background else {}),
+                    **(
+                        {"dated": int(copies > 1), "restarts": self.restarts[port]}
+                        if self.config.background
+                        else {}
+                    ),
                 }
             )
         else:
@@ -398,12 +407,14 @@ class Bench:
         block = generator.randrange(layout.blocks(ROWS) - count)
         recover = {"again": 0, "tried": 0, "copy": 0}
         if config.background:
-            recover |= {"medium": 0, "ordered": 0}
+            recover |= {"medium": 0, "ordered": 0, "era": 0}
         if opcode == HostOpcode.READ and generator.random() < 0.3:
             # A drive of a row that may be torn is asked more often.
             copies = 4 if layout.parities else layout.copies
             recover = random_recovery(generator, config, copies=copies)
             recover["copy"] *= layout.copies > 1
+            if config.background and generator.random() < 0.7:
+                recover["era"] = self.eras[array]
         fua = generator.getrandbits(1)
         for found in layout.extents(block, count, write=opcode == HostOpcode.WRITE):
             piece = {
@@ -580,7 +591,8 @@ async def copies_that_may_differ_are_read_in_order(dut):
     first, second, third = bench.ports[0]
     middle = ROWS // 2
 
-    async def ask(rows: range, source: int = 0, **recover) -> set[int]:
+    async def ask(rows: range, source: int = 0, *, later: bool = False, **recover) -> set[int]:
+        recover["era"] = (bench.eras[0] - later) % (1 << ERA_BITS)
         bench.order.clear()
         bench.loads.entries = {first: 1000, second: 1000, third: 0}
         for row in generator.sample(rows, 30):
@@ -588,9 +600,9 @@ async def copies_that_may_differ_are_read_in_order(dut):
             piece = {"base": base, "shift": shift, "index": index, "row": row}
             bench.extents.send(opcode=HostOpcode.READ, recover=recover, **piece)
             bench.expected["operation"].append({"opcode": Opcode.READ, "elsewhere": 0})
-            if recover.get("medium"):
+            if recover.get("medium") and not later:
                 where = {"array": 0, "base": base, "shift": shift + 3 * index, "row": row}
-                bench.mends.append(where | {"source": source})
+                bench.mends.append(where | {"source": source, "era": bench.eras[0]})
         await bench.settled()
         bench.mends.clear()
         return {*bench.order}
@@ -616,6 +628,11 @@ async def copies_that_may_differ_are_read_in_order(dut):
     assert await ask(behind, 2, copy=1, ordered=1, **medium) == {third}
     assert await ask(behind, copy=1, ordered=0, **medium) == {first}
     assert await ask(before, copy=1, ordered=0, **medium) == {third}
+    # Nor if its drive has restarted since.
+    assert await ask(behind, copy=0, ordered=1, later=True, **medium) == {first}
+    dut.undecided.value = 1
+    assert await ask(behind, copy=0, ordered=1, later=True, **medium) == {first}
+    dut.undecided.value = 0
     dut.failed.value = 1 << first
     assert await ask(behind) == {second}
     dut.failed.value = 0

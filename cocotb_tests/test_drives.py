@@ -204,9 +204,10 @@ async def breaks_off_behind_an_end(dut):
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
-async def ends_what_was_chosen_before_a_restart(dut):
-    """Reads of one of several copies wait while their drive restarts, and end as those do that it
-    had; merged ones too, but nothing else of their port, nor what is asked for after that."""
+async def ends_what_is_dated_from_before_a_restart(dut):
+    """Operations that are dated wait while their drive restarts, and end as those do that it had;
+    merged ones too, but nothing else of their port, nor what is asked for after that. What they
+    would have written is not."""
     config, seed = environment()
     bench = Bench(dut, config, seed=seed, timing=Timing(latency=(2000, 2000)))
     await start(dut)
@@ -219,22 +220,28 @@ async def ends_what_was_chosen_before_a_restart(dut):
     for turn in range(3):
         block = 2000 + 100 * turn
         host = {"port": port, "opcode": Opcode.READ, "owner": Owner.COMMAND}
-        bench.submit(**host, block=block, blocks=2, ordered=0)
-        bench.submit(**host, block=block + 2, blocks=2, ordered=1)
-        bench.submit(port=port, opcode=Opcode.READ, owner=Owner.ROW, block=block + 4, ordered=0)
-        bench.submit(**host, block=block + 5, ordered=0)
+        row = {"port": port, "owner": Owner.ROW}
+        bench.submit(**host, block=block, blocks=2, dated=1)
+        bench.submit(**host, block=block + 2, blocks=2)
+        bench.submit(**row, opcode=Opcode.READ, block=block + 4)
+        bench.submit(**host, block=block + 5, dated=1)
+        bench.submit(**row, opcode=Opcode.WRITE, block=block + 10, dated=1)
+        bench.submit(**row, opcode=Opcode.WRITE, block=block + 11)
     await ClockCycles(dut.clk, 200)
+    drive = bench.drives[port]
+    before = [drive.read_block(2010 + 100 * turn) for turn in range(3)]
     bench.restarts[port] = 1
     dut.restarts__1.value = 1
     for turn in range(3):
         block = 3000 + 100 * turn
-        bench.submit(**host, block=block, blocks=2, ordered=0)
+        bench.submit(**host, block=block, blocks=2, dated=1)
     counts = dict(bench.statuses)
     await wait_until(dut, lambda: bench.operations.idle, cycles=1000, what="taken")
     await bench.drain()
     ended = {status: bench.statuses[status] - counts[status] for status in DriveStatus}
-    # Of each turn two commands' first blocks; the second block of one was not reached.
-    assert ended[DriveStatus.ABORTED] == 6 and ended[DriveStatus.UNREACHED] == 3, ended
+    # Of each turn three commands' first blocks; the second block of one was not reached.
+    assert ended[DriveStatus.ABORTED] == 9 and ended[DriveStatus.UNREACHED] == 3, ended
+    assert before == [drive.read_block(2010 + 100 * turn) for turn in range(3)]
     await bench.settle()
 
 
@@ -440,7 +447,7 @@ def test_odd_ports_narrow():
         "merging",
         "one_block_is_blamed",
         "breaks_off_behind_an_end",
-        "ends_what_was_chosen_before_a_restart",
+        "ends_what_is_dated_from_before_a_restart",
         "latencies",
     ],
 )

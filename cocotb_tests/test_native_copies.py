@@ -355,3 +355,83 @@ def test_all_members_restart(level, members):
             assert await look() == held
 
         card.run(scenario())
+
+
+def mended_as_drives_restart(
+    level: Level, members: int, *, wait: int
+) -> dict[int, list[tuple[bool, int]]]:
+    """What reads give of some blocks that a drive cannot read, one a row, as all drives begin anew
+    after ``wait``: of each whether it began after that, and a byte, or a status. The last is of
+    long after."""
+    rows = 12
+    kind = Ideal(
+        capacity=DATA_OFFSET_BLOCKS + ROWS, latency_ps=10 * MICROSECOND, volatile_cache=True
+    )
+    seen: dict[int, list[tuple[bool, int]]] = {}
+    restarted: list[bool] = []
+    with Card([kind] * PORTS, seed=SEED + wait, config=USUAL) as card:
+        volume = card.run(card.create(level, range(members)))
+        nvme, memory, transport = card.nvme, card.card.transport.memory, card.card.transport
+        firsts = {volume.layout.copies_of(block)[0].row: block for block in range(4 * rows)}
+        blocks = [firsts[row] for row in range(rows)]
+        seen.update({block: [] for block in blocks})
+
+        async def fill(value: int) -> None:
+            address = card.buffer(1)
+            memory.write(address, bytes([value]) * 4096)
+            for block in blocks:
+                await nvme.write(volume.namespace, block, 1, address, 0)
+
+        async def look(block: int, times: int) -> None:
+            address = card.buffer(1)
+            for _ in range(times):
+                after = bool(restarted)
+                try:
+                    await nvme.read(volume.namespace, block, 1, address, block % 2)
+                except NvmeError as error:
+                    seen[block].append((after, error.status))
+                else:
+                    seen[block].append((after, memory.read(address, 1)[0]))
+
+        async def scenario() -> None:
+            await fill(1)
+            assert await card.flush(volume) == 0
+            await fill(2)
+            for block in blocks:
+                at = volume.layout.copies_of(block)[0]
+                port, row = volume.ports[at.position], at.row
+                card.harness.medium_error(port, DATA_OFFSET_BLOCKS + row)
+                transport.spawn(look(block, 8))
+            await transport.sleep(wait)
+            restarted.append(True)
+            for port in range(members):
+                card.harness.restart_drive(port)
+            await transport.sleep(1_000_000)
+            for block in blocks:
+                await look(block, 1)
+
+        card.run(scenario())
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("level", "members"),
+    [
+        pytest.param(Level.RAID1, 2, id="RAID1"),
+        pytest.param(Level.RAID1, 3, id="triple", marks=pytest.mark.slow),
+        pytest.param(Level.RAID5, 3, id="RAID5"),
+    ],
+)
+def test_what_is_mended_as_drives_restart(level, members):
+    """Blocks of which a drive could not read its copy are mended from others, as all drives begin
+    anew. What the host reads after that stays so: what is written late is not of before."""
+    changed = 0
+    for wait in range(0, 80_000, 2_500):
+        for block, reads in mended_as_drives_restart(level, members, wait=wait).items():
+            *earlier, (_, last) = reads
+            assert len(reads) == 9
+            for after, value in earlier:
+                kept = value == last or (value == 2 and not after)
+                assert kept, f"{wait}: block {block} is {last}, and was {reads}"
+            changed += last != 2
+    assert changed, "nothing was lost, so nothing is shown"

@@ -12,7 +12,7 @@ from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import Fields, StreamSink, StreamSource, start, wait_until
 from hdl.array.interface import expected
 from hdl.array.tracker import FLUSH_ROUNDS, Tracker
-from hdl.config import Config, small
+from hdl.config import ERA_BITS, Config, small
 from hdl.drive.interface import DriveStatus, Opcode, Owner, finished
 from hdl.nvme.interface import ROUNDS, HostOpcode, Status, command, completion, delivered
 from hdl.stripe.interface import committed
@@ -152,7 +152,7 @@ class Bench:
         again = {"again": 1, "tried": tried}
         if self.config.background:
             again["medium"] = int(event.status == DriveStatus.MEDIUM_ERROR)
-            again["ordered"] = event.recover.get("ordered", 0)
+            again |= {name: event.recover.get(name, 0) for name in ("ordered", "era")}
         slot.retries[event.place] = event.recover | again
 
     def _on_committed(self, event: Fields) -> None:
@@ -224,6 +224,7 @@ class Bench:
         asked = recover | {"copy": self.generator.randrange(self.config.ports)}
         if self.config.background:
             asked["ordered"] = self.generator.getrandbits(1)
+            asked["era"] = self.generator.getrandbits(ERA_BITS)
         choice = self.generator.randrange(4)
         if choice == 0 or recover["tried"] == ROUNDS * self.config.ports:
             self.unsent.append(("committed", {"slot": slot, "status": Status.UNRECOVERED_READ}))

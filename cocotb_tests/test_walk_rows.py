@@ -5,6 +5,7 @@ from functools import partial
 
 import cocotb
 import pytest
+from cocotb.triggers import ClockCycles
 
 from cocotb_tests.row_runs import TrustsStaleDrives, must_catch, run_rows
 from cocotb_tests.sequencer_bench import (
@@ -18,8 +19,9 @@ from cocotb_tests.sequencer_bench import (
 from cocotb_tests.streams import CLOCK_PERIOD_NS, start, wait_until
 from cocotb_tests.stripe_models import BLOCK
 from cocotb_tests.walk_bench import WalkBench
-from hdl.background.interface import ERA_BITS, WalkKind, WalkResult
-from hdl.drive.interface import Opcode
+from hdl.background.interface import WalkKind, WalkResult
+from hdl.config import ERA_BITS
+from hdl.drive.interface import DriveStatus, Opcode
 from hdl.stripe.sequencer import Sequencer
 from hdl.stripe.walk_plan import WalkPlan
 
@@ -199,6 +201,44 @@ async def plans_again_what_was_read_before_a_restart(dut):
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
+async def mends_nothing_as_it_was_before_a_restart(dut):
+    """All drives begin anew at any moment of a walk that mends a block, and it can be read again,
+    as it was long ago: so it stays. Nor does it become what a host was given before that."""
+    bench = WalkBench.from_environment(dut)
+    await bench.fill(rows=20, span=SPAN)
+    moments: set[str] = set()
+    for delay in range(0, 600, 6):
+        row = ROW_STEP * bench.random.randrange(SPAN)
+        strip = some_strip(bench, row)
+        place, *others = bench.role_places(row, strip)
+        bench.drives.unreadable.add(place)
+        kind = bench.random.choice((WalkKind.PATROL, WalkKind.CHECK))
+        tag = await bench.walk(row, kind, strip=strip)
+        before = bench.drives.counts[Opcode.WRITE]
+        await ClockCycles(dut.clk, delay)
+        block = bench.random.randbytes(BLOCK)
+        wrote = bench.drives.counts[Opcode.WRITE] - before
+        moments.add("ended" if tag in bench.results else "writes" if wrote else "reads")
+        aborted = bench.drives.counts[DriveStatus.ABORTED]
+        await bench.restart({place: block})
+        await bench.end_of(tag)
+        await bench.settle()
+        if bench.drives.counts[DriveStatus.ABORTED] != aborted:
+            moments.add("aborted")
+        assert bench.drives.blocks[place] == block, f"{kind.name}, restart after {delay}"
+        if bench.array.mirrored:
+            # What was named then.
+            kind = WalkKind.PATROL
+            last = len(others)
+            await bench.end_of(await bench.walk(row, kind, strip=strip, source=last, age=1))
+            assert bench.drives.blocks[place] == block, "an old source"
+            await bench.end_of(await bench.walk(row, kind, strip=strip, source=last))
+            assert bench.drives.blocks[place] == bench.drives.blocks[others[-1]]
+        bench.drives.blocks |= dict(bench.contents(row, strip))
+    assert moments == {"reads", "writes", "aborted", "ended"}, moments
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
 async def rebuilds_under_load(dut):
     """A drive is replaced and rebuilt while the host writes; then it holds what it should."""
     bench = WalkBench.from_environment(dut)
@@ -331,6 +371,7 @@ async def reports_cycles_per_walk(dut):
 WORK = ("mends_what_cannot_be_read", "makes_parities_and_copies_anew", "zeroes_rows")
 
 REBUILD = (
+    "mends_nothing_as_it_was_before_a_restart",
     "takes_what_the_host_has_been_given",
     "finds_blocks_that_are_wrong",
     "rebuilds_under_load",
@@ -402,7 +443,26 @@ class MendsInSilence(Sequencer):
         return m
 
 
+class WritesWhatIsOld(Sequencer):
+    """A planted bug: what a walk writes is sent whatever its drive has lost since."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += m.submodules.queues.next_operation.dated.eq(0)
+        return m
+
+
+class TakesOldSources(Sequencer):
+    """A planted bug: what a host was given once counts in every era."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += m.submodules.admission.row_read.data.walk.era.eq(self.eras[ARRAY])
+        return m
+
+
 MUTANTS = {
+    WritesWhatIsOld: "mends_nothing_as_it_was_before_a_restart",
     MendsInSilence: "mends_what_cannot_be_read",
     TrustsStaleDrives: "rebuilds_under_load",
     WritesOtherLine: "mends_what_cannot_be_read",
@@ -436,6 +496,12 @@ def test_more_walks(array):
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_planted_bug_is_caught(mutant):
     must_catch(mutant, module=__name__, array="raid6", testcase=MUTANTS[mutant])
+
+
+@pytest.mark.parametrize("mutant", [WritesWhatIsOld, TakesOldSources])
+def test_planted_bug_of_mirrors_is_caught(mutant):
+    testcase = "mends_nothing_as_it_was_before_a_restart"
+    must_catch(mutant, module=__name__, array="raid1e", testcase=testcase)
 
 
 def test_rows_given_up_are_found():

@@ -1,15 +1,16 @@
 """The row sequencer as the row walker sees it: rows with faults, stale drives, results."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from cocotb.triggers import RisingEdge
+from cocotb.triggers import ClockCycles, RisingEdge
 
-from cocotb_tests.sequencer_bench import PATIENCE, Bench, Row
+from cocotb_tests.sequencer_bench import ARRAY, PATIENCE, Bench, Row
 from cocotb_tests.streams import StreamSink, wait_until
 from cocotb_tests.stripe_models import BLOCK, TableServer
 from hdl.array.interface import Rotation
 from hdl.background.interface import WalkKind, WalkResult, walked
-from hdl.config import MAX_DRIVES
+from hdl.config import ERA_BITS, MAX_DRIVES
+from hdl.nvme.interface import tried_bits
 from hdl.stripe.interface import RowKind
 from sim.golden.walks import Walk, outcome
 
@@ -23,6 +24,10 @@ class WalkBench(Bench):
         self.boundary = 0
         self.results: dict[int, tuple[WalkResult, frozenset[int]]] = {}
         self.walking: dict[int, Row] = {}
+        self.era = 0
+        dut.eras.value = dut.undecided.value = 0
+        for port in range(config.ports):
+            getattr(dut, f"restarts__{port}").value = 0
         dut.stale.value = 0
         self.drives.needs_no_mark = self._catches_up
         TableServer(dut, "boundary_read", lambda array: self.boundary if array == 1 else 0)
@@ -92,6 +97,23 @@ class WalkBench(Bench):
             if key[0] == port:
                 self.drives.blocks[key] = self.random.randbytes(BLOCK)
 
+    async def restart(self, contents: Mapping[tuple[int, int], bytes]) -> None:
+        """All drives begin anew, and are kept; these blocks are what they were before, and can be
+        read."""
+        dut = self.dut
+        for port in self.array.ports:
+            self.drives.restarts[port] += 1
+            count = self.drives.restarts[port] % (1 << tried_bits(self.config))
+            self.drives.restarts[port] = count
+            getattr(dut, f"restarts__{port}").value = count
+        dut.undecided.value = 1
+        self.drives.blocks |= contents
+        self.drives.unreadable -= contents.keys()
+        await ClockCycles(dut.clk, self.random.randint(1, 100))
+        self.era = (self.era + 1) % (1 << ERA_BITS)
+        dut.eras.value = self.era << (ERA_BITS * ARRAY)
+        dut.undecided.value = 0
+
     def stale_at(self, row: int) -> set[int]:
         return self.stale if row >= self.boundary else set()
 
@@ -106,9 +128,10 @@ class WalkBench(Bench):
         self.dut.stale.value = 0
 
     async def walk(
-        self, row: int, kind: WalkKind, *, strip: int = 0, source: int = 0
+        self, row: int, kind: WalkKind, *, strip: int = 0, source: int = 0, age: int = 0
     ) -> int:
-        """Launches a walk once a row slot is free and nobody is at the row; its tag."""
+        """Launches a walk once a row slot is free and nobody is at the row; its tag. ``age``: that
+        many eras ago ``source`` was named."""
         tags = [tag for tag in range(256) if tag not in self.walking and tag not in self.results]
 
         def possible() -> bool:
@@ -121,7 +144,8 @@ class WalkBench(Bench):
             shift = (shift + strip * self.array.copies) % self.array.width
         entry = Row(kind=RowKind.WRITE, base=base, shift=shift, row=row, joined=[])
         tag = self.random.choice(tags)
-        entry.walk = {"any": 1, "kind": kind, "tag": tag, "source": source}
+        era = (self.era - age) % (1 << ERA_BITS)
+        entry.walk = {"any": 1, "kind": kind, "tag": tag, "source": source, "era": era}
         self.walking[tag] = entry
         slot = self.random.choice([n for n in range(self.config.rows) if n not in self.slots])
         self.slots[slot] = entry

@@ -42,6 +42,10 @@ MENDS = 4
 MENDED = 8
 """Such rows that are being mended at once."""
 
+ERA_BITS = 8
+"""Of how often an array has lost what was not flushed. It wraps: not while a row or a command of
+the host reads, as in all that time its drives would have to restart, and be judged, 256 times."""
+
 LEAVING = 8
 """Walks that have ended and whose row slots are not free yet: one or two, and some to spare."""
 

@@ -224,7 +224,7 @@ class Core(wiring.Component):
             restarts = Array(tables.restarts)[heard.port]
             doubted |= tables.suspect.bit_select(heard.port, 1)
             doubted |= heard.recover.tried != restarts
-            for user in (flusher, dispatch, drives):
+            for user in (flusher, dispatch, sequencer, drives):
                 for count, known in zip(user.restarts, tables.restarts, strict=True):
                     m.d.comb += count.eq(known)
         with m.If((heard.opcode == Opcode.FLUSH) & doubted):
@@ -397,7 +397,11 @@ class Core(wiring.Component):
             arrays = dispatch.noted_array, *sequencer.noted_arrays
             for number, array in zip(references.noted, arrays, strict=True):
                 m.d.comb += number.eq(array)
-            m.d.comb += sequencer.eras.eq(background.eras)
+            m.d.comb += [
+                sequencer.eras.eq(background.eras),
+                sequencer.undecided.eq(tables.undecided),
+                dispatch.eras.eq(background.eras),
+            ]
         present = Cat(port.present for port in self.drives)
         m.d.comb += [
             tables.restarted.eq(Cat(port.restarted for port in self.drives)),

@@ -192,6 +192,7 @@ class Tracker(wiring.Component):
                 m.d.sync += [
                     attempt.medium.eq(event.status == DriveStatus.MEDIUM_ERROR),
                     attempt.ordered.eq(event.recover.ordered),
+                    attempt.era.eq(event.recover.era),
                 ]
 
         def decode_flushed(event):

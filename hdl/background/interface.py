@@ -2,7 +2,7 @@
 
 from amaranth.lib import data, enum
 
-from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config
+from hdl.config import BLOCK_NUMBER_BITS, ERA_BITS, MAX_DRIVES, Config
 
 
 class WalkKind(enum.Enum, shape=3):
@@ -37,11 +37,6 @@ class WalkKind(enum.Enum, shape=3):
 ROLE_BITS = 5
 """Width of the number of a copy."""
 
-ERA_BITS = 8
-"""Of how often an array has lost what was not flushed. It wraps: not while a row reads, as in all
-that time its drives would have to restart, and be judged, 256 times."""
-
-
 def eras(config: Config) -> data.ArrayLayout:
     """How often each array has lost what was not flushed, as drives of it that restarted were kept.
 
@@ -61,7 +56,7 @@ def walk(config: Config) -> data.StructLayout:
     is the place of the first copy of the one strip that is meant, as in a row of the gatherer, and
     a stripe has such a row for each data strip. ``more``: the next row will be asked for at once.
     ``tag`` comes back. ``source``: of mirrors, copies before this one are not read, and are written
-    anew: the host has been given that one's block.
+    anew: the host has been given that one's block, in ``era``, and in no other does it matter.
     """
     return data.StructLayout(
         {
@@ -73,6 +68,7 @@ def walk(config: Config) -> data.StructLayout:
             "more": 1,
             "tag": 8,
             "source": ROLE_BITS,
+            "era": ERA_BITS,
         }
     )
 

@@ -18,7 +18,7 @@ from hdl.drive.interface import (
     operation,
 )
 from hdl.drive.operation_walk import operation_walk, walk_states
-from hdl.drive.port_queue import is_chosen, port_queue, run, span
+from hdl.drive.port_queue import port_queue, run, span
 from hdl.drive.records import (
     BLOCK_COUNT_BITS,
     command_end,
@@ -40,8 +40,8 @@ class CommandQueue(wiring.Component):
     `MERGE_BLOCKS`; FLUSH and what is ``alone`` stay alone. Runs of a port are sent in order. The
     last run waits for its neighbour while its ``more`` is set, it has room, and the port has a
     command outstanding. Operations for a port in ``failed`` end with GONE and are not sent; nor are
-    those for a port in ``slow`` that can be had ``elsewhere``, which end as SLOW, and those of a
-    copy that was chosen before its drive restarted last, which end as if they had been sent.
+    those for a port in ``slow`` that can be had ``elsewhere``, which end as SLOW, and those that
+    are ``dated`` from before their drive restarted last, which end as if they had been sent.
 
     A command that fails does so at one block. Of a read, blocks that were moved are good, the first
     one that was not has the drive's status, those after it are UNREACHED. Of a write, data that was
@@ -200,8 +200,8 @@ class CommandQueue(wiring.Component):
         if config.slow_read_ms:
             same_haste = queue.elsewhere == incoming.elsewhere
         if config.background:
-            chosen = is_chosen(incoming)
-            alike = (queue.chosen == chosen) & (~chosen | (queue.restarts == incoming.restarts))
+            dated = incoming.dated
+            alike = (queue.dated == dated) & (~dated | (queue.restarts == incoming.restarts))
         m.d.comb += [
             length.eq(incoming.blocks + 1),
             total.eq(queue.blocks + length),
@@ -282,7 +282,7 @@ class CommandQueue(wiring.Component):
         aged = Const(0)
         if config.background:
             s_restarts = Signal(tried_bits(config))
-            aged = is_chosen(walk.operation) & (walk.operation.restarts != s_restarts)
+            aged = walk.operation.dated & (walk.operation.restarts != s_restarts)
             at_once |= aged
 
         start_payload = Signal(command_start(config))
@@ -365,7 +365,7 @@ class CommandQueue(wiring.Component):
                     updated.more.eq(incoming.more & ~incoming.alone),
                     updated.alone.eq(incoming.alone),
                     *([updated.elsewhere.eq(incoming.elsewhere)] if config.slow_read_ms else []),
-                    *([updated.chosen.eq(chosen)] if config.background else []),
+                    *([updated.dated.eq(incoming.dated)] if config.background else []),
                     *([updated.restarts.eq(incoming.restarts)] if config.background else []),
                     updated.blocks.eq(joined.blocks),
                     updated.follows.eq(incoming.block + length),

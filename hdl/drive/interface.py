@@ -101,11 +101,12 @@ def operation(config: Config) -> data.StructLayout:
     ``alone``: never merged. ``elsewhere``: of a read that can also be had from other drives, so it
     may end as SLOW (not there without ``Config.slow_read_ms``). ``recover`` comes
     back unchanged. ``early``: of a row's read, whether and whom to tell of its pieces.
-    ``restarts`` (with ``background``): of a host's read that is not ``recover.ordered``, how often
-    the drive had restarted as it was chosen; one that waits over a restart ends with ABORTED.
+    ``dated`` (with ``background``): if it waits while its drive restarts, it ends with ABORTED and
+    is not done. Of reads of one of several copies, and of what a walk writes: others may count by
+    then. ``restarts``: how often the drive had restarted as that was decided.
     """
     elsewhere = {"elsewhere": 1} if config.slow_read_ms else {}
-    restarts = {"restarts": tried_bits(config)} if config.background else {}
+    restarts = {"dated": 1, "restarts": tried_bits(config)} if config.background else {}
     return data.StructLayout(
         {
             "port": config.port_bits,

@@ -1,12 +1,9 @@
 """What the command queue keeps of each port, and of the commands that it makes of operations."""
 
-from typing import Any
-
-from amaranth.hdl import Value
 from amaranth.lib import data
 
 from hdl.config import BLOCK_NUMBER_BITS, Config, bits_for_count
-from hdl.drive.interface import Opcode, Owner
+from hdl.drive.interface import Opcode
 from hdl.drive.records import BLOCK_COUNT_BITS, operation_bits
 from hdl.nvme.interface import tried_bits
 
@@ -17,10 +14,10 @@ def port_queue(config: Config) -> data.StructLayout:
     A run is named by its first operation. The remaining fields describe the last run, as long as
     there is one: ``tail`` is its last operation, ``follows`` the block after it, ``blocks`` its
     length, ``more`` whether its neighbour is expected; ``alone``: it is complete as it is;
-    ``elsewhere``, ``chosen`` (`is_chosen`) and ``restarts``: as of its operations.
+    ``elsewhere``, ``dated`` and ``restarts``: as of its operations.
     """
     number = operation_bits(config)
-    restarts = {"chosen": 1, "restarts": tried_bits(config)} if config.background else {}
+    restarts = {"dated": 1, "restarts": tried_bits(config)} if config.background else {}
     return data.StructLayout(
         {
             "runs": bits_for_count(config.operations + 1),
@@ -38,11 +35,6 @@ def port_queue(config: Config) -> data.StructLayout:
             "tags": config.drive_tags,
         }
     )
-
-
-def is_chosen(one: Any) -> Value:
-    """Whether an operation is a host's read of one of several copies that were thought alike."""
-    return (one.owner == Owner.COMMAND) & (one.opcode == Opcode.READ) & ~one.recover.ordered
 
 
 def run(config: Config) -> data.StructLayout:

@@ -2,7 +2,7 @@
 
 from amaranth.lib import data, enum
 
-from hdl.config import BLOCK_NUMBER_BITS, SECTOR_BITS, Config, bits_for_count
+from hdl.config import BLOCK_NUMBER_BITS, ERA_BITS, SECTOR_BITS, Config, bits_for_count
 
 
 class HostOpcode(enum.Enum, shape=2):
@@ -43,9 +43,9 @@ def recovery(config: Config) -> data.StructLayout:
     ``background``), how often the drive had restarted before. ``copy``: the copy that was asked
     last. With ``background``: ``medium``, its drive cannot read the block; ``ordered``, it was
     asked because it is the only one, or those before it could not be read, as is done where copies
-    may differ.
+    may differ; ``era``, of its array as it was asked: in another one that says nothing.
     """
-    background = {"medium": 1, "ordered": 1} if config.background else {}
+    background = {"medium": 1, "ordered": 1, "era": ERA_BITS} if config.background else {}
     return data.StructLayout(
         {
             "again": 1,

@@ -9,7 +9,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from hdl.array.interface import TableRead, copy_read, geometry_read, member_read
 from hdl.array.turnstile import Turnstile
 from hdl.background.interface import WalkKind, eras, intention, walk
-from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, OPERATIONS_PER_BLOCK, Config
+from hdl.config import BLOCK_NUMBER_BITS, ERA_BITS, MAX_DRIVES, OPERATIONS_PER_BLOCK, Config
 from hdl.memory.interface import line_stream
 from hdl.stripe.interface import PlanKind, RowKind, row_state
 from hdl.stripe.mends import Mends
@@ -206,7 +206,18 @@ class Admission(wiring.Component):
         passed = Signal(config.ports)
         if config.background:
             of_copy = walks & (row.walk.kind == WalkKind.COPY)
-            m.d.comb += passed.eq(Mux(row.walk.any, (1 << row.walk.source) - 1, 0))
+            timely = row.walk.any & (row.walk.era == todo.era)
+            m.d.comb += passed.eq(Mux(timely, (1 << row.walk.source) - 1, 0))
+            # What drives could not read in another era they may give now: such a row begins anew.
+            m.submodules.planned = planned_eras = Memory(
+                shape=ERA_BITS, depth=config.rows, init=[]
+            )
+            planned_era, note_era = planned_eras.read_port(), planned_eras.write_port()
+            m.d.comb += [
+                planned_era.addr.eq(slot),
+                note_era.addr.eq(slot),
+                note_era.data.eq(todo.era),
+            ]
             m.d.comb += program_write.data.write[copy_target(config)].eq(
                 copies & (of_copy | todo.write.bit_select(todo.copied, 1))
             )
@@ -375,11 +386,15 @@ class Admission(wiring.Component):
                 m.next = "LOCATE"
                 if config.intent_chunks:
                     looks = Cat(row.walk.kind == kind for kind in SELDOM_WRITE).any()
-                    intends = ~recover & ~(walks & ~retried & looks & ~passed.any())
+                    named = row.walk.source != 0
+                    intends = ~recover & ~(walks & ~retried & looks & ~named)
                     m.d.comb += self.begun.valid.eq(intends)
                     with m.If(intends & ~self.begun.ready):
                         m.next = "READ-GEOMETRY"
             with m.State("LOCATE"):
+                goes_on = retried
+                if config.background:
+                    goes_on = retried & (planned_era.data == todo.era)
                 m.d.sync += Assert(geometry.valid, "a row of no array is planned")
                 m.d.sync += Assert(geometry.width != 0, "a row of width 0 is planned")
                 m.d.sync += [
@@ -394,16 +409,17 @@ class Admission(wiring.Component):
                     todo.shift.eq(row.shift),
                     todo.rotation.eq(geometry.rotation),
                     todo.strip_shift.eq(geometry.strip_shift),
-                    todo.bad.eq(Mux(retried, self.unread_read.data.bad, passed)),
+                    todo.bad.eq(Mux(goes_on, self.unread_read.data.bad, passed)),
+                    retried.eq(goes_on),
                     todo.possible.eq(1),
                 ]
                 if config.array_shares or config.background:
                     m.d.sync += todo.array.eq(row.array)
                 if config.slow_read_ms:
-                    m.d.sync += slow.eq(Mux(retried, self.unread_read.data.slow, 0))
+                    m.d.sync += slow.eq(Mux(goes_on, self.unread_read.data.slow, 0))
                     m.d.sync += patient.eq(0)
                 if config.background:
-                    m.d.sync += [todo.walk.eq(row.walk), todo.again.eq(retried)]
+                    m.d.sync += [todo.walk.eq(row.walk), todo.again.eq(goes_on)]
                     m.d.sync += [todo.base.eq(row.base), todo.place.eq(row.shift)]
                 members.locate(m)
             members.states(m)
@@ -532,6 +548,8 @@ class Admission(wiring.Component):
                         m.d.sync += pending.eq(pending & (pending - 1))
             with m.State("PUBLISH"):
                 m.d.comb += program_write.en.eq(1)
+                if config.background:
+                    m.d.comb += note_era.en.eq(1)
                 m.next = "OFFER"
             with m.State("OFFER"):
                 m.d.comb += self.ready.valid.eq(1)

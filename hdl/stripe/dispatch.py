@@ -15,7 +15,7 @@ from hdl.array.interface import (
     geometry_read,
     member_read,
 )
-from hdl.background.interface import walk
+from hdl.background.interface import eras, walk
 from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
 from hdl.drive.interface import Opcode, Owner, load_bits, operation
 from hdl.nvme.interface import ROUNDS, HostOpcode, Status, completion, tried_bits
@@ -106,6 +106,9 @@ class Dispatch(wiring.Component):
         With ``background``: bit a port whose drive may have lost what it had not stored, so that a
         FLUSH takes it for failed; of some drives it is not known yet what becomes of them, which
         takes microseconds.
+    eras
+        With ``background``: how often each array has lost what was not flushed. That a drive could
+        not read a block counts only in the era in which it was asked.
     indebted
         With ``background``: bit a volume that may have lost something that the host has not been
         told of yet.
@@ -149,6 +152,7 @@ class Dispatch(wiring.Component):
                 "suspect": In(MAX_DRIVES),
                 "restarts": In(tried_bits(config)).array(config.ports),
                 "undecided": In(1),
+                "eras": In(eras(config)),
                 "indebted": In(config.volumes),
                 "late": Out(TableRead(config.slot_bits, 1)),
                 "blamed_slot": Out(config.slot_bits),
@@ -297,6 +301,7 @@ class Dispatch(wiring.Component):
                 mends.row.shift.eq(item.shift + Mux(mirrored, item.index * shape.copies, 0)),
                 mends.row.row.eq(item.row),
                 mends.row.source.eq(Mux(in_order, chosen, 0)),
+                mends.row.era.eq(self.eras[item.array]),
             ]
 
         # The drive that the member at `position` is copied to, in bits a port.
@@ -310,6 +315,7 @@ class Dispatch(wiring.Component):
             m.d.comb += self.copy_read.address.eq(item.array)
 
         undecided, indebted, suspected = Const(0), Const(0), Const(0)
+        medium = Signal()
         # How often drives had restarted when a FLUSH was judged, or whether copies may differ.
         judged_restarts, restarts = None, Const(0)
         # How often the copies are asked: in order it may be one of them that has to be given up.
@@ -321,6 +327,9 @@ class Dispatch(wiring.Component):
             restarts = judged_restarts[port]
             suspected = suspects.any()
             undecided = self.undecided
+            # What a drive could not read before it restarted it may give now.
+            known = ~undecided & (item.recover.era == self.eras[item.array])
+            m.d.comb += medium.eq(item.recover.medium & known)
             indebted = self.indebted.bit_select(item.volume, 1) | self.late.data
             m.d.comb += [self.late.address.eq(item.slot), self.blamed_slot.eq(item.slot)]
             m.d.comb += self.blamed_volume.eq(item.volume)
@@ -367,7 +376,7 @@ class Dispatch(wiring.Component):
 
         def mend(gone_on) -> None:
             if config.background:
-                m.d.comb += mends.note.eq(gone_on & item.recover.medium & redundant)
+                m.d.comb += mends.note.eq(gone_on & medium & redundant)
 
         m.d.comb += [
             self.geometry_read.address.eq(self.extent.payload.array),
@@ -401,6 +410,8 @@ class Dispatch(wiring.Component):
         if config.background:
             m.d.comb += [
                 self.operation.payload.recover.ordered.eq(in_order | ~mirrored),
+                self.operation.payload.recover.era.eq(self.eras[item.array]),
+                self.operation.payload.dated.eq(mirrored & (item.opcode == HostOpcode.READ)),
                 self.operation.payload.restarts.eq(restarts),
             ]
 
@@ -455,7 +466,7 @@ class Dispatch(wiring.Component):
                 # `passes`: the block is nowhere up to the copy that was asked.
                 new, passes = item.recover.tried == 0, Const(1)
                 if config.background:
-                    passes = item.recover.medium & item.recover.ordered
+                    passes = medium & item.recover.ordered
                     m.d.sync += Cat(judged_restarts).eq(Cat(self.restarts))
                 following = Mux(new, preferred, copy_above(item.recover.copy))
                 m.d.sync += [
@@ -473,7 +484,7 @@ class Dispatch(wiring.Component):
                 if config.background:
                     # What the others give may be anything: only if its drive has nothing.
                     with m.If(unproven):
-                        with m.If(item.recover.tried.any() & item.recover.medium):
+                        with m.If(item.recover.tried.any() & medium):
                             m.next = "GATHER"
                     otherwise = m.Elif
                 with otherwise(exhausted & (shape.parities > 0)):

@@ -73,5 +73,6 @@ class Intake(wiring.Component):
                     arrival.walk.kind.eq(asked.kind),
                     arrival.walk.tag.eq(asked.tag),
                     arrival.walk.source.eq(asked.source),
+                    arrival.walk.era.eq(asked.era),
                 ]
         return m

@@ -3,7 +3,7 @@
 from amaranth.lib import data, enum
 
 from hdl.background.interface import ROLE_BITS, WalkKind
-from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config
+from hdl.config import BLOCK_NUMBER_BITS, ERA_BITS, MAX_DRIVES, Config
 from hdl.nvme.interface import Status
 
 
@@ -22,7 +22,8 @@ def errand(config: Config) -> dict:
     row slot, or an extent, stands for, if ``any``."""
     if not config.background:
         return {}
-    return {"walk": data.StructLayout({"any": 1, "kind": WalkKind, "tag": 8, "source": ROLE_BITS})}
+    fields = {"any": 1, "kind": WalkKind, "tag": 8, "source": ROLE_BITS, "era": ERA_BITS}
+    return {"walk": data.StructLayout(fields)}
 
 
 def row_state(config: Config) -> data.StructLayout:

@@ -6,12 +6,12 @@ from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.background.interface import MEND_TAG, ROLE_BITS, WalkKind, walk
-from hdl.config import BLOCK_NUMBER_BITS, MENDED, MENDS, Config
+from hdl.config import BLOCK_NUMBER_BITS, ERA_BITS, MENDED, MENDS, Config
 from hdl.streams import Merge
 
 
 def row_place(config: Config) -> data.StructLayout:
-    """Where a row lies, and its ``source``, as `hdl.background.interface.walk` says it."""
+    """Where a row lies, and its ``source`` and ``era``, as `hdl.background.interface.walk` says."""
     return data.StructLayout(
         {
             "array": config.array_bits,
@@ -19,6 +19,7 @@ def row_place(config: Config) -> data.StructLayout:
             "shift": 5,
             "row": BLOCK_NUMBER_BITS,
             "source": ROLE_BITS,
+            "era": ERA_BITS,
         }
     )
 
@@ -60,6 +61,7 @@ class Mends(wiring.Component):
             noted.shift.eq(self.row.shift),
             noted.row.eq(self.row.row),
             noted.source.eq(self.row.source),
+            noted.era.eq(self.row.era),
             noted.tag.eq(MEND_TAG),
             queue.w_en.eq(self.note),
             self.noted.eq(self.note & queue.w_rdy),

@@ -4,8 +4,7 @@ from amaranth.hdl import Module, Signal, Value
 from amaranth.lib import data
 
 from hdl.array.interface import RotationBits
-from hdl.background.interface import ERA_BITS
-from hdl.config import BLOCK_NUMBER_BITS, Config, bits_for_count
+from hdl.config import BLOCK_NUMBER_BITS, ERA_BITS, Config, bits_for_count
 from hdl.stripe.interface import RowKind, errand
 
 

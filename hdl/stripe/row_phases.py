@@ -38,8 +38,13 @@ def phase_states(
     # different times.
     mixed = Const(0)
     if config.background:
-        uses = Mux(recover | walks, program.erased.any(), program.read.any())
+        uses = Mux(recover, program.erased.any(), program.read.any())
         mixed = uses & (program.era != eras[program.array])
+        # Roles whose lines a walk has still to write.
+        again = now.retry[: config.ports] | Mux(
+            now.retry[copy_target(config)], 1 << program.copied, 0
+        )
+        unwritten = program.aux & (again | single.replicate(config.ports))
 
     with m.State("LOAD-PROGRAM"):
         m.next = "BEGIN"
@@ -146,9 +151,15 @@ def phase_states(
                     m.next = "SELECT-PLACE"
                 with m.If(now.retry.any()):
                     row.try_again(m, phase=Phase.WRITE)
+                    if config.background:
+                        # What a walk writes may not be the row's any more.
+                        with m.If(walks & mixed):
+                            row.give_back(m, unwritten, then=Next.PLAN)
             if config.background:
                 with m.Case(Phase.COMPARE):
                     m.next = "SUSPECT"
+                    with m.If(mixed):
+                        row.give_back(m, program.aux, then=Next.PLAN)
                 for phase in (Phase.SPOIL, Phase.BLANK):
                     with m.Case(phase):
                         m.next = "FIND-REFUSALS"

@@ -19,6 +19,7 @@ def sending_states(
     queues: PhaseQueues,
     sends_step: Signal,
     records: Value,
+    dated: Value,
     own_line: Any,
     admission: Admission,
     state_write: Any,
@@ -29,8 +30,8 @@ def sending_states(
 
     ``ports`` are the sequencer's. ``target``: that of the row's ``number``, ``own_line``: of its
     ``index``, both 1 cycle after it. ``sends_step``: a pulse, the step of ``row.steps`` is sent;
-    ``records``: steps are recorded for a pass piece by piece. ``state_write``: write port of the
-    rows' progress.
+    ``records``: steps are recorded for a pass piece by piece. ``dated``: the operations are.
+    ``state_write``: write port of the rows' progress.
     """
     config, program, now = row.config, row.program, row.now
     number, index, pending, lowest = row.number, row.index, row.pending, row.lowest
@@ -59,6 +60,11 @@ def sending_states(
     with m.State("SEND"):
         m.d.comb += queues.send_operation.eq(1)
         m.next = "SELECT-TARGET"
+        if config.background:
+            # Until then its era is not known.
+            with m.If(dated & ports.undecided):
+                m.d.comb += queues.send_operation.eq(0)
+                m.next = "SEND"
 
     # Steps of a pass.
     with m.State("BEGIN-PASS"):

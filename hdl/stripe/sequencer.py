@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
@@ -19,7 +19,7 @@ from hdl.config import (
 )
 from hdl.drive.interface import Opcode, Owner, finished, landed, operation, piece
 from hdl.memory.interface import line_stream
-from hdl.nvme.interface import Status
+from hdl.nvme.interface import Status, tried_bits
 from hdl.parity.interface import pass_done, step
 from hdl.stripe.admission import Admission
 from hdl.stripe.early import Early
@@ -57,6 +57,8 @@ class Sequencer(wiring.Component):
     `hdl.stripe.progress.attempts` times first, UNREACHED ones and writes that end with MEDIUM_ERROR
     once more; operations that are sent again go alone. GONE is always reported.
 
+    ``restarts``, ``undecided``: as for `hdl.stripe.dispatch.Dispatch`. What a walk writes of what
+    it has read is `dated <hdl.drive.interface.operation>`: it is planned anew in another era.
     ``unsynced``, ``sync_read``, ``doubts`` and ``eras`` are as for
     `hdl.stripe.admission.Admission`. What was read before drives restarted that are kept, and what
     is read after it, may be of different times: a row that makes something of it, and has not begun
@@ -107,6 +109,8 @@ class Sequencer(wiring.Component):
                 "unsynced": In(config.arrays),
                 "doubts": In(config.arrays),
                 "eras": In(eras(config)),
+                "restarts": In(tried_bits(config)).array(config.ports),
+                "undecided": In(1),
                 "sync_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "copy_read": Out(copy_read(config)),
                 "walked": Out(stream.Signature(walked(config))),
@@ -285,8 +289,16 @@ class Sequencer(wiring.Component):
         if config.slow_read_ms:
             m.d.comb += sent.elsewhere.eq(program.elsewhere)
 
-        has_line = Const(1)
+        has_line, dated = Const(1), Const(0)
         if config.background:
+            # What a walk has read is not written once its drives have restarted since.
+            writes = walks & writing & (now.phase == Phase.WRITE)
+            dated = writes & program.read.any()
+            old = program.era != self.eras[program.array]
+            m.d.comb += [
+                sent.dated.eq(dated),
+                sent.restarts.eq(Array(self.restarts)[target.port] - old),
+            ]
             unreadable = (now.phase == Phase.SPOIL) | (now.phase == Phase.BLANK)
             has_line = program.possible & (is_strip | ~program.salvage) & ~unreadable
             with m.If(writing & ~has_line):
@@ -520,6 +532,7 @@ class Sequencer(wiring.Component):
                 queues=queues,
                 sends_step=sends_step,
                 records=records,
+                dated=dated,
                 own_line=own_line,
                 admission=admission,
                 state_write=state_write,

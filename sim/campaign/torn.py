@@ -76,7 +76,7 @@ class Torn:
             await volume.write_each(written, 1)
             others = sorted(set(blocks) - set(written))
             left[volume] = choose.sample(others, min(len(others), READS))
-            if mirrored:
+            if mirrored and written:
                 some = choose.sample(written, min(len(written), GLIMPSES))
                 glimpses[volume] = {block: volume.model.possible(block) for block in some}
         await background.set_share(card.nvme, LEAST_SHARE)
