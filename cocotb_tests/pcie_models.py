@@ -6,7 +6,7 @@ read completion boundary, with errors on request. `LineMemory` answers a read po
 
 import random
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import cocotb
 from cocotb.triggers import RisingEdge
@@ -27,11 +27,9 @@ FAULTS = (
     "cut_short",
     "too_long",
     "lost",
+    "duplicated",
 )
 """What can go wrong with the completions of a read."""
-
-QUARANTINING = ("byte_count", "lower_address", "no_data", "cut_short", "too_long", "lost")
-"""Faults after which a tag stays out of use for a while."""
 
 
 def host_word(address: int) -> int:
@@ -104,7 +102,8 @@ def split_completions(
 
 def spoil(rng: random.Random, completions: list[Completion], fault: str) -> list[Completion]:
     """Plants ``fault`` in the completions of a read."""
-    place = rng.randrange(len(completions))
+    # That the last one comes twice is no fault.
+    place = rng.randrange(len(completions) - (fault == "duplicated"))
     victim = completions[place]
     if fault in ("unsupported", "abort"):
         victim.status = CompletionStatus.UR if fault == "unsupported" else CompletionStatus.CA
@@ -126,6 +125,8 @@ def spoil(rng: random.Random, completions: list[Completion], fault: str) -> list
         victim.dwords += victim.byte_count // 4
     elif fault == "lost":
         return completions[:place] + completions[place + 1 :]
+    elif fault == "duplicated":
+        return [*completions[: place + 1], replace(victim), *completions[place + 1 :]]
     return completions
 
 
@@ -158,7 +159,8 @@ class CompletionModel:
         fault = None
         if self.rng.random() < self.fault_rate:
             fault = self.rng.choice(FAULTS)
-            if fault == "lost" and len(completions) == 1 and self.rng.random() < 0.5:
+            alone = len(completions) == 1
+            if alone and (fault == "duplicated" or (fault == "lost" and self.rng.random() < 0.5)):
                 fault = "poisoned"
             completions = spoil(self.rng, completions, fault)
             self.faults.append((fault, tag))

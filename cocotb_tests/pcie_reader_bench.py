@@ -74,7 +74,8 @@ class Bench:
         self.failing: set[tuple[Kind, int]] = set()
         self.answers: dict[tuple[Kind, int], bool] = {}
         self.wanted: list[tuple[Kind, int, int, int, int]] = []
-        self.owner: dict[int, tuple[Kind, int]] = {}
+        # Of blocks and not: who asked for a word, and what belongs there.
+        self.places: dict[bool, dict[int, tuple[tuple[Kind, int], int]]] = {False: {}, True: {}}
         self.hold = False
 
         def layouts(name, layout, sink=None, **more):
@@ -165,10 +166,21 @@ class Bench:
 
     def _line(self, beat):
         self.beat_cycles.append(self.cycle)
-        apply_beat(self.lines, self.config, beat.address, beat.data, beat.mask)
+        self._land(self.lines, True, beat)
 
     def _inbox(self, beat):
-        apply_beat(self.inbox, self.config, beat.address, beat.data, beat.mask)
+        self._land(self.inbox, False, beat)
+
+    def _land(self, memory: dict[int, int], of_block: bool, beat):
+        """Nothing is written but for a transfer that has not been answered, to its places, and what
+        belongs there unless it will fail."""
+        words: dict[int, int] = {}
+        apply_beat(words, self.config, beat.address, beat.data, beat.mask)
+        for word, value in words.items():
+            key, wanted = self.places[of_block][word]
+            assert key not in self.answers, f"word {word:#x} of {key} is written after its end"
+            assert key in self.failing or value == wanted, f"word {word:#x} of {key} is another's"
+        memory.update(words)
 
     def _tlp(self, beat):
         assert beat.kind == RequestKind.READ
@@ -222,6 +234,10 @@ class Bench:
         requests = []
         for number, (address, dwords, target) in enumerate(parts):
             self.wanted.append((kind, index, address, dwords, target))
+            self.places[kind is Kind.BLOCK].update(
+                (target + place, ((kind, index), host_word(address + 4 * place)))
+                for place in range(dwords)
+            )
             requests.append(
                 {
                     "kind": kind,

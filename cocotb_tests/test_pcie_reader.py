@@ -64,6 +64,17 @@ async def faulty_completions(dut):
     await bench.finish(errors=False)
 
 
+@cocotb.test(timeout_time=40, timeout_unit="ms")
+async def many_faulty_completions(dut):
+    """Nothing of them lands outside of what their read is for."""
+    bench = Bench(dut, active=float(os.environ["ACTIVE"]), fault_rate=0.2, most=512)
+    await bench.start()
+    while len(bench.model.faults) < 150:
+        bench.forget()
+        bench.request.send_all(bench.random_transfers(40))
+        await bench.finish()
+
+
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def repeated_completions(dut):
     """What comes twice belongs to nobody, also if its tag is given to a like request meanwhile."""
@@ -392,6 +403,11 @@ def test_random_reads(width, active, mrrs, rcb):
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_faulty_completions(seed):
     run("faulty_completions", seed=seed)
+
+
+@pytest.mark.parametrize("active", ["1.0", "0.8"])
+def test_many_faulty_completions(active):
+    run("many_faulty_completions", active=active)
 
 
 @pytest.mark.parametrize(("tags", "active"), [(2, "1.0"), (4, "0.8"), (16, "1.0")])

@@ -253,7 +253,7 @@ class Landing(wiring.Component):
 
         # Stage 2: merge with what the previous beat left over; a last beat may need one more.
         s2_valid = Signal()
-        s2_first = Signal()
+        s2_joins = Signal()  # what the beat before it left over is of the same completion
         s2_last = Signal()
         s2_closes = Signal()
         s2_words = Signal(config.data_width)
@@ -274,7 +274,7 @@ class Landing(wiring.Component):
             amount = base[:shift]
             m.d.sync += [
                 s2_valid.eq(s1_valid & s1_goes),
-                s2_first.eq(s1_beat.first),
+                s2_joins.eq(writes & ~s1_beat.first),
                 s2_last.eq(s1_beat.last),
                 s2_closes.eq(closes),
                 s2_words.eq(Cat(rotate_left(words_of(s1_beat.data), amount))),
@@ -323,7 +323,7 @@ class Landing(wiring.Component):
             m.d.comb += [mask.eq(s2_mask & s2_low), coming.address.eq(s2_address + 1)]
         with m.Else():
             m.d.comb += [
-                mask.eq((s2_mask & ~s2_low) | Mux(s2_first, 0, kept_mask & s2_low)),
+                mask.eq((s2_mask & ~s2_low) | Mux(s2_joins, kept_mask & s2_low, 0)),
                 coming.address.eq(s2_address),
             ]
         m.d.comb += [
