@@ -174,8 +174,11 @@ class Bench:
         alone: int = 0,
         elsewhere: int = 0,
         dated: int = 0,
+        restarts: int | None = None,
     ) -> bool:
-        """Sends an operation unless its blocks, an index or a line are in use."""
+        """Sends an operation unless its blocks, an index or a line are in use.
+
+        ``restarts``: of its port as it was asked for, if not now."""
         no_data = opcode in (Opcode.FLUSH, Opcode.WRITE_UNCORRECTABLE)
         span = set(range(block, block + blocks)) if opcode is not Opcode.FLUSH else set()
         if span & self.in_use[port] or not self.indices[owner]:
@@ -236,7 +239,10 @@ class Bench:
             line=line or 0,
             **({"elsewhere": elsewhere} if self.config.slow_read_ms else {}),
             **(
-                {"dated": dated, "restarts": self.restarts[port]}
+                {
+                    "dated": dated,
+                    "restarts": self.restarts[port] if restarts is None else restarts,
+                }
                 if self.config.background
                 else {}
             ),

@@ -206,8 +206,9 @@ async def breaks_off_behind_an_end(dut):
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def ends_what_is_dated_from_before_a_restart(dut):
     """Operations that are dated wait while their drive restarts, and end as those do that it had;
-    merged ones too, but nothing else of their port, nor what is asked for after that. What they
-    would have written is not."""
+    merged ones too, but nothing else of their port, nor what is asked for after that, though it
+    is the neighbour of what was decided before and comes late. What they would have written is
+    not."""
     config, seed = environment()
     bench = Bench(dut, config, seed=seed, timing=Timing(latency=(2000, 2000)))
     await start(dut)
@@ -235,12 +236,14 @@ async def ends_what_is_dated_from_before_a_restart(dut):
     for turn in range(3):
         block = 3000 + 100 * turn
         bench.submit(**host, block=block, blocks=2, dated=1)
+        bench.submit(**host, block=block + 2, blocks=2, dated=1, restarts=0)
+        bench.submit(**host, block=block + 4, blocks=2, dated=1)
     counts = dict(bench.statuses)
     await wait_until(dut, lambda: bench.operations.idle, cycles=1000, what="taken")
     await bench.drain()
     ended = {status: bench.statuses[status] - counts[status] for status in DriveStatus}
-    # Of each turn three commands' first blocks; the second block of one was not reached.
-    assert ended[DriveStatus.ABORTED] == 9 and ended[DriveStatus.UNREACHED] == 3, ended
+    # Of each turn four commands' first blocks; the second block of two was not reached.
+    assert ended[DriveStatus.ABORTED] == 12 and ended[DriveStatus.UNREACHED] == 6, ended
     assert before == [drive.read_block(2010 + 100 * turn) for turn in range(3)]
     await bench.settle()
 

@@ -29,9 +29,13 @@ CONFIG = replace(
     drive_resets=1,
     drive_reset_window_s=1,
 )
+CONFIG_1 = replace(CONFIG, drive_tags=1)
+
 LONGEST = 7680
 """Cycles that a command may stay in a port, but for the walk over the tags: 6 ms and 1 ms, each to
 the next tick but one. A tick is the greatest power of two in half of 1 ms: 256 cycles."""
+
+TICK = 256
 
 ABORT = 990
 """Cycles that an abort takes which is still in time."""
@@ -291,6 +295,54 @@ async def one_hang_is_one_in_two_windows(dut):
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
+async def ends_as_it_is_judged(dut):
+    """A command that is late ends by itself in any cycle of the walk that finds it so: what is over
+    is not waited for, and its port is not reset."""
+    bench = Ladders(dut, timing=replace(QUICK, latency=(0, 0), ending=(0, 0)), config=CONFIG_1)
+    await start(dut)
+    drive = bench.drives[1]
+    walk = 2 * PORTS + 12
+
+    async def ticks(count: int) -> None:
+        for _ in range(count):
+            bench.time = (bench.time // TICK + 1) * TICK - 1
+            await bench.passes(2 * walk)
+
+    async def hangs() -> None:
+        """At the beginning of a tick, long after whatever was before."""
+        await bench.drain()
+        bench.time = (bench.time // WINDOW + 2) * WINDOW
+        bench.stop(1, 1, deaf=True)
+        bench.submit(port=1, opcode=Opcode.FLUSH, owner=Owner.ROW)
+        stuck = drive.counts.stuck + 1
+        await wait_until(dut, lambda: drive.counts.stuck == stuck, cycles=200, what="hang")
+
+    def ends_in(cycles: int) -> None:
+        (command,) = drive._commands.values()
+        command.ready = drive._cycle + cycles
+
+    # How many ticks it takes to be late.
+    await hangs()
+    late = 0
+    while not drive.counts.aborts:
+        await ticks(1)
+        late += 1
+    assert late == 1 + -(-6000 // TICK), late
+    ends_in(0)
+    aborted = 0
+    for cycles in range(walk):
+        await hangs()
+        await ticks(late - 1)
+        aborts = drive.counts.aborts
+        ends_in(cycles)
+        await ticks(8)
+        aborted += drive.counts.aborts - aborts
+        assert not drive.counts.resets and not bench.given_up, f"{cycles}: the port is reset"
+    assert 0 < aborted < walk, "not around the moment"
+    await bench.settle()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
 async def asks_nothing_after_a_restart(dut):
     """Whatever is about to be done with an operation as its drive restarts: from the next cycle on
     nothing is offered, as the drive would do that with what it has then."""
@@ -546,6 +598,10 @@ def test_ladder(testcase):
 @pytest.mark.parametrize("tags", [1, 2, 4])
 def test_few_tags(tags):
     run("cut_writes", tags=tags)
+
+
+def test_what_ends_as_it_is_judged():
+    run("ends_as_it_is_judged", tags=1)
 
 
 @pytest.mark.slow
