@@ -246,6 +246,47 @@ async def pages_in_parts(dut):
         assert await reported(bench, event) == 0
 
 
+@cocotb.test(timeout_time=8, timeout_unit="ms")
+async def a_reset_forgets(dut):
+    """What was told before a reset of the controller masks nothing after it, and what was not told
+    then is not told any more; nor are requests of before it answered."""
+    bench = await admin_bench(dut)
+
+    async def reset() -> None:
+        # A warning that is still there would be told again.
+        dut.warning.value = 0
+        bench.warning = WARNINGS[1]
+        dut.clear.value = 1
+        await ClockCycles(dut.clk, 1)
+        dut.clear.value = 0
+        bench.held = 0
+        await bench.run(opcode=nvme.SET_FEATURES, cdw10=11, cdw11=sum(WARNINGS))
+
+    for event in (EventType.ERROR, EventType.HEALTH, EventType.VENDOR):
+        for waits in (False, True):
+            await bench.happen(event)
+            assert await reported(bench, event) == 1
+            if waits:
+                # Another one, which is masked.
+                await bench.happen(event)
+                assert await reported(bench, event) == 0
+            await reset()
+            if waits:
+                await bench.happen(event)
+                await ClockCycles(dut.clk, TOLD_CYCLES)
+                assert not bench.reports, "a request of before the reset is answered"
+            assert await reported(bench, event) == 0, "told what was before the reset"
+            assert bench.held == HELD
+            if waits:
+                # Now there are requests.
+                assert await reported(bench, event) == 1, "an event of before the requests is lost"
+            else:
+                await bench.happen(event)
+                assert await reported(bench, event) == 1, "masked from before the reset"
+            await bench.read(event)
+            assert await reported(bench, event) == 0
+
+
 @cocotb.test(timeout_time=16, timeout_unit="ms")
 async def pages_and_events_agree(dut):
     """On the front end: what a page does not show is told after it, however they meet."""
@@ -310,7 +351,12 @@ def test_events_of_admin():
         AdminTop(),
         name="nvme_events",
         module=__name__,
-        testcase=["no_event_is_forgotten", "what_is_told_stays_masked", "pages_in_parts"],
+        testcase=[
+            "no_event_is_forgotten",
+            "what_is_told_stays_masked",
+            "pages_in_parts",
+            "a_reset_forgets",
+        ],
     )
 
 
