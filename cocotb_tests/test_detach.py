@@ -7,16 +7,18 @@ import pytest
 from cocotb.triggers import RisingEdge
 
 import hdl.drive.ladder
-from cocotb_tests.drive_model import Timing
+from cocotb_tests.drive_model import IDEAL, Timing
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import start, wait_until
 from cocotb_tests.test_ladder import CONFIG as LADDER
-from cocotb_tests.test_ladder import PORTS, QUICK, SLACK, Ladders
+from cocotb_tests.test_ladder import PORTS, QUICK, SLACK, TICK, Ladders
+from hdl.config import Config
 from hdl.drive.detach import Detach
 from hdl.drive.drives import Drives
 from hdl.drive.interface import DriveStatus, Opcode, Owner
 
 CONFIG = replace(LADDER, slow_read_ms=2)
+CONFIG_1 = replace(CONFIG, drive_tags=1)
 SOON = 9 * 256 + SLACK
 """Cycles after which a slow read has ended at the latest: 2 ms, to the next tick but one."""
 
@@ -28,8 +30,8 @@ TRICKLE = Timing(latency=(0, 50), ending=(0, 20), read=0.05, write=0.8, grant=0.
 class Slow(Ladders):
     """A bench with reads whose blocks can be had elsewhere."""
 
-    def __init__(self, dut):
-        super().__init__(dut, config=CONFIG)
+    def __init__(self, dut, config: Config = CONFIG):
+        super().__init__(dut, config=config)
         self.began: dict[int, int] = {}
 
     def read(self, port: int, blocks: int = 1, *, elsewhere: int = 1) -> bool:
@@ -147,6 +149,35 @@ async def waits_for_a_tag(dut):
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
+async def takes_the_tag(dut):
+    """The drive ends a detached read that has the only tag, in any cycle around that in which there
+    is something to send: it is sent soon."""
+    bench = Slow(dut, CONFIG_1)
+    await start(dut)
+    drive = bench.drives[3]
+    drive.timing, drive.cut_beats = IDEAL, 0
+    bench.operations.active = 1.0
+    around = 24
+    for after in range(2 * around):
+        bench.stop(3, 1, deaf=True)
+        bench.read(3)
+        stuck = drive.counts.stuck + 1
+        await wait_until(dut, lambda: drive.counts.stuck == stuck, cycles=100, what="hang")
+        while bench.pending:
+            bench.time = (bench.time // TICK + 1) * TICK - 1
+            await bench.passes(TICK // 2)
+        assert bench.ended(DriveStatus.SLOW) == 1
+        (command,) = drive._commands.values()
+        drive.bad_reads = {command.block}
+        command.ready = drive._cycle + around
+        await bench.passes(after)
+        bench.submit(port=3, opcode=Opcode.WRITE, owner=Owner.ROW, block=7)
+        await answered(bench, 600)
+    assert not drive.counts.aborts and not drive.counts.resets
+    await bench.settle()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
 async def passes_by(dut):
     """Until a drive has ended what it was slow with, only what nobody else has is asked of it."""
     bench = Slow(dut)
@@ -190,6 +221,12 @@ TESTS = ("detaches", "breaks_off", "escalates", "waits_for_a_tag", "passes_by")
 @pytest.mark.parametrize("testcase", TESTS)
 def test_detach(testcase):
     run(testcase)
+
+
+def test_the_only_tag():
+    simulate(
+        Drives(config=CONFIG_1), name="detach_one", module=__name__, testcase="takes_the_tag"
+    )
 
 
 def free_tags(inner):
