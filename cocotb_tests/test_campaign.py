@@ -17,7 +17,8 @@ from sim.campaign.run import Run
 from sim.campaign.sizes import SIZES, size_of
 from sim.campaign.volume import Volume
 from sim.golden.layout import Layout
-from sim.golden.nvme import UNRECOVERED_READ, WRITE_FAULT
+from sim.golden.nvme import UNRECOVERED_READ, WRITE_FAULT, WRITE_ZEROES
+from sw.driver.commands import Io
 from sw.driver.nvme import Nvme
 
 SEED = int(os.environ.get("SEED") or "1")
@@ -212,6 +213,33 @@ def test_flushes_past_tolerance_are_found(monkeypatch):
 
     monkeypatch.setattr(Nvme, "flush", well)
     find(monkeypatch, {"past"}, "a flush has succeeded")
+
+
+@pytest.mark.parametrize(
+    ("opcode", "message"), [(WRITE_ZEROES, "is wrong"), (Io.COMPARE, "finds no difference")]
+)
+def test_commands_that_do_nothing_are_found(monkeypatch, opcode, message):
+    """They succeed, and that is all."""
+    send = Volume._send
+
+    async def nothing(volume, what, command, *arguments) -> int:
+        done = command.opcode == opcode
+        return 0 if done else await send(volume, what, command, *arguments)
+
+    monkeypatch.setattr(Volume, "_send", nothing)
+    find(monkeypatch, {"others"}, message)
+
+
+def test_aborts_that_lie_are_found(monkeypatch):
+    """A command goes on, or ends well, though it has been aborted."""
+    abort = Nvme.abort
+
+    async def lie(*arguments) -> bool:
+        await abort(*arguments)
+        return True
+
+    monkeypatch.setattr(Nvme, "abort", lie)
+    find(monkeypatch, {"aborts", "hang"}, "ends before the command|were said to be aborted")
 
 
 def test_what_an_old_array_writes_is_found(monkeypatch):

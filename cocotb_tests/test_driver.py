@@ -451,6 +451,29 @@ def test_sleepers_wake_in_order(times):
     assert woken == sorted((time, index) for index, time in enumerate(times))
 
 
+def test_who_waits_is_ended_with_the_loop():
+    """Where it waits, and only once; who has ended is left alone."""
+    loop = Loop(Clock())
+    ended: list[int] = []
+
+    async def waiter(number: int) -> None:
+        try:
+            await loop.event().wait()
+        finally:
+            ended.append(number)
+
+    async def main() -> None:
+        loop.spawn(waiter(1))
+        loop.spawn(loop.sleep(1))
+        await loop.sleep(5)
+
+    loop.run(main())
+    assert not ended
+    loop.close()
+    loop.close()
+    assert ended == [1]
+
+
 def test_sleep_between_two_instants():
     """A machine that stops a little early does not keep a sleeper from waking."""
     loop = Loop(Clock(step=0.0005))

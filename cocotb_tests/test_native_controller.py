@@ -23,9 +23,11 @@ from sim.golden.layout import (
     Place,
 )
 from sim.golden.nvme import (
+    ABORT_REQUESTED,
     COMPARE_FAILURE,
     INVALID_FIELD,
     UNRECOVERED_READ,
+    VERIFY,
     WRITE_FAULT,
     dataset,
     serial_number,
@@ -42,6 +44,7 @@ from sim.native.parameters import (
 from sw.characterise.measure import Point, measure
 from sw.driver import raid
 from sw.driver.commands import BLOCK_BYTES, Command, Io, NvmeError, read_write
+from sw.driver.queue import QueueStoppedError
 from sw.workload.generator import Load
 from sw.workload.profiles import PROFILES
 
@@ -183,6 +186,81 @@ def test_compares_and_hints():
             return busy, quiet
 
         card.finish(*card.run(main()))
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_queues_are_deleted_and_created_again(deaf):
+    """What the card has fetched ends, what it has not is dropped, and the host is told which; the
+    new queue begins anew. A host that is deaf learns nothing of either."""
+    with Card([FAST] * PORTS, seed=SEED) as card:
+        nvme, transport = card.nvme, card.card.transport
+        volume = card.run(card.create(Level.RAID5, range(4)))
+        ended = {"well": 0, "stopped": 0}
+
+        async def write(block: int, address: int) -> None:
+            data = transport.memory.read(address, BLOCK_BYTES)
+            write = volume.model.begin_write(block, [data])
+            try:
+                await nvme.write(volume.namespace, block, 1, address, 0)
+            except QueueStoppedError:
+                volume.model.end_write(write, done=False)
+                ended["stopped"] += 1
+            else:
+                volume.model.end_write(write)
+                ended["well"] += 1
+
+        async def main() -> None:
+            blocks = range(len(volume.model))
+            for pause_ns in (0, 1_000, 20_000):
+                address = card.buffer(1)
+                transport.memory.write(address, card.random.randbytes(BLOCK_BYTES))
+                for block in blocks:
+                    transport.spawn(write(block, address))
+                await transport.sleep(pause_ns)
+                old = nvme.queues[0]
+                await nvme.renew_queue(0, deaf=deaf)
+                assert nvme.queues[0] is not old and not old.outstanding
+                with pytest.raises(QueueStoppedError):
+                    await old.submit(Command(Io.FLUSH, volume.namespace))
+                await card.read_all(volume)
+            await card.load(volume, COMMANDS)
+            assert sum(ended.values()) == 3 * len(blocks) and ended["stopped"]
+            assert deaf or ended["well"]
+
+        card.run(main())
+        card.finish(volume)
+
+
+def test_only_commands_that_are_there_are_aborted():
+    """What has ended is not; a Verify of several transfers is, and ends first."""
+    with Card([FAST] * PORTS, seed=SEED) as card:
+        nvme, transport = card.nvme, card.card.transport
+        volume = card.run(card.create(Level.RAID5, range(4)))
+        queue = nvme.queues[1]
+        statuses: list[int] = []
+
+        async def verify() -> None:
+            blocks = len(volume.model)
+            fields = read_write(Io.READ, volume.namespace, 0, blocks, 0, 0).dwords
+            done = await queue.submit(Command(VERIFY, volume.namespace, dwords=fields))
+            statuses.append(done.status)
+
+        async def main() -> None:
+            assert not await nvme.abort(1, 5)
+            for _ in range(10):
+                transport.spawn(verify())
+                await transport.sleep(card.random.uniform(0, 10_000))
+                (identifier,) = queue.commands
+                aborted = await nvme.abort(1, identifier)
+                await queue.take()
+                while queue.outstanding:
+                    await transport.sleep(1_000)
+                await transport.sleep(1_000)
+                assert statuses[-1] == (ABORT_REQUESTED if aborted else 0)
+            assert ABORT_REQUESTED in statuses
+
+        card.run(main())
+        card.finish(volume)
 
 
 def test_phases_add_up():

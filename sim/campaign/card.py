@@ -2,7 +2,8 @@
 
 import random
 from collections import Counter
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from sim.campaign.volume import Volume
 
 STOPPED = -1
-"""The queue has gone before the command has ended: the controller was reset."""
+"""The queue has gone before the command has ended: it was deleted, or the controller was reset."""
 
 MEMORY_BYTES = 64 << 20
 GUARD = b"\xa5"
@@ -49,6 +50,7 @@ class Begun:
 
     volume: "Volume"
     what: str
+    queue: int
     since_ns: float
 
 
@@ -119,6 +121,8 @@ class Card:
         self.random = random.Random(f"{seed}/contents")
         self.chance = random.Random(f"{seed}/fetch")
         """Which data of writes the host cannot give."""
+        self.whim = random.Random(f"{seed}/others")
+        """When commands are others than Read, Write and Flush."""
         self._card = SimulatedCard(
             config, [drive] * config.ports, link=link, memory_bytes=MEMORY_BYTES, seed=seed
         )
@@ -135,6 +139,8 @@ class Card:
         self.arrays: list[Array] = []
         self.stops = False
         """The controller is about to be reset: no more commands are sent."""
+        self.renewed: set[int] = set()
+        """Queues that are being deleted and created again: who waits there waits for all of it."""
         self._outstanding: list[Begun] = []
         self._buffers: list[int] = []
         self._done = False
@@ -182,7 +188,7 @@ class Card:
 
     def _in_time(self, begun: Begun) -> None:
         # A controller that is being disabled posts no more completions.
-        if self.stops:
+        if self.stops or begun.queue in self.renewed:
             return
         took = self.harness.now_ns - begun.since_ns
         most = begun.volume.array.longest_ns()
@@ -196,9 +202,9 @@ class Card:
                 f" {len(ports) - own} of others"
             )
 
-    async def timed(self, volume: "Volume", what: str, command: Coroutine) -> int:
-        """The status of a command, which must end in time; or `STOPPED`."""
-        begun = Begun(volume, what, self.harness.now_ns)
+    async def timed(self, volume: "Volume", what: str, command: Coroutine, queue: int) -> int:
+        """The status of a command of a queue, which must end in time; or `STOPPED`."""
+        begun = Begun(volume, what, queue, self.harness.now_ns)
         self._outstanding.append(begun)
         self.outcome.commands += 1
         status = 0
@@ -212,6 +218,13 @@ class Card:
         self._outstanding.remove(begun)
         self._in_time(begun)
         return status
+
+    @contextmanager
+    def renewing(self, queue: int) -> Iterator[None]:
+        """A queue is being deleted and created again."""
+        self.renewed.add(queue)
+        yield
+        self.renewed.discard(queue)
 
     # Memory
 

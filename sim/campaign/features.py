@@ -30,6 +30,9 @@ FEATURES = {
     "mid-power": "that happens in the middle of a rebuild, a copy or a resync",
     "past": "reads, writes and flushes past what the level tolerates",
     "fetch": "the host cannot give some data of a write: it fails, and each block is whole",
+    "others": "Write Zeroes, Verify, Compare and Dataset Management among the load",
+    "aborts": "the host aborts commands under load",
+    "queues": "queues are deleted and created again under load, and as drives restart",
     "link": "some runs on a link that makes trouble: few credits, waits, completions in any order",
     "sizes": "some runs on other controllers: narrow, starved, wide, deep, plain",
 }

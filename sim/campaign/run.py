@@ -19,6 +19,7 @@ from sim.campaign.links import link_of
 from sim.campaign.members import Members
 from sim.campaign.past import Past
 from sim.campaign.power import Power
+from sim.campaign.queues import Queues
 from sim.campaign.refusals import Refusals
 from sim.campaign.resets import Resets
 from sim.campaign.shapes import layout_of_most, turn_rows
@@ -146,7 +147,8 @@ class Run:
         refusals = Refusals(card, features, self._generator("refusals"))
         members = Members(card, arrays, features, self._generator("members"), faults, refusals)
         jobs = Jobs(card, features, self._generator("jobs"), faults)
-        torn = Torn(features, self._generator("torn"))
+        queues = Queues(card, features, self._generator("queues"))
+        torn = Torn(features, self._generator("torn"), queues)
         power = Power(card, arrays, lifetimes, features, self._generator("power"))
         resets = Resets(card, arrays, features, self._generator("resets"), faults)
         card.transport.spawn(card.watch())
@@ -158,7 +160,8 @@ class Run:
             hit = [array for array in arrays if len(arrays) == 1 or choose.random() < 0.7]
             faults.plant(hit, choose.randint(*FAULTS))
             load = card.spawn(array.load() for array in hit)
-            await card.together(self._beside(card, a, load) for a in arrays if a not in hit)
+            beside = [self._beside(card, a, load) for a in arrays if a not in hit]
+            await card.together([*beside, queues.work(load)])
             await load.join()
             for array in arrays:
                 await array.rest()

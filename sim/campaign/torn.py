@@ -15,6 +15,7 @@ from hdl.background.supervisor import DEFAULT_SHARE
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
 from sim.campaign.array import Array
 from sim.campaign.card import STOPPED, Card, Group
+from sim.campaign.queues import Queues
 from sim.campaign.resets import UNEXPECTED
 from sim.campaign.volume import Volume, pieces
 from sim.native.harness import Flow
@@ -48,13 +49,14 @@ class Torn:
 
     Parameters
     ----------
-    features, choose
+    features, choose, queues
         What the campaign does.
     """
 
-    def __init__(self, features: frozenset[str], choose: random.Random):
+    def __init__(self, features: frozenset[str], choose: random.Random, queues: Queues):
         self._features = features
         self._choose = choose
+        self._queues = queues
         self._restarted = False
 
     async def work(self, array: Array) -> None:
@@ -173,17 +175,23 @@ class Torn:
         statuses.append(await volume.flush(self._choose.randrange(len(queues))))
 
     async def _reset(self, card: Card, inside: list[Group]) -> None:
-        """The controller is reset, and the host enables it again. A Flush that it gets no answer to
-        has told nobody."""
+        """The controller is reset, and the host enables it again, or only the queues are deleted. A
+        Flush that it gets no answer to has told nobody."""
         choose = self._choose
         card.stops = True
-        way = choose.choice(("disable", *UNEXPECTED))
+        ways = ["disable", *UNEXPECTED]
+        ways += ["queues deleted"] if "queues" in self._features else []
+        way = choose.choice(ways)
         if way in UNEXPECTED:
             await UNEXPECTED[way](card, choose)
-        await card.nvme.stop()
+        if way == "queues deleted":
+            await self._queues.renew_all()
+        else:
+            await card.nvme.stop()
         for group in inside:
             await group.join()
-        await card.nvme.start(queue_pairs=card.config.queue_pairs)
+        if way != "queues deleted":
+            await card.nvme.start(queue_pairs=card.config.queue_pairs)
         card.stops = False
         card.outcome.seen[f"{way} as drives restart"] += 1
 
@@ -225,7 +233,7 @@ class Torn:
         async def read(number: int, block: int) -> None:
             buffer, queue = card.take_buffer(), number % len(queues)
             command = card.nvme.read(volume.namespace, block, 1, buffer, queue, size)
-            if await card.timed(volume, "a read", command) == 0:
+            if await card.timed(volume, "a read", command, queue) == 0:
                 given.append((block, card.transport.memory.read(buffer, size)))
             card.give_buffer(buffer)
 

@@ -4,18 +4,24 @@ import random
 from collections.abc import Callable, Container, Coroutine, Iterable
 from typing import TYPE_CHECKING
 
-from cocotb_tests.volume_model import ANYTHING, DataError
+from cocotb_tests.volume_model import ANYTHING, Access, DataError
 from hdl.config import BLOCK_BYTES
+from sim.campaign.card import STOPPED
 from sim.campaign.durable import DurableModel
 from sim.golden.nvme import (
     ABORT_REQUESTED,
     COMMAND_INTERRUPTED,
+    COMPARE_FAILURE,
     DATA_TRANSFER_ERROR,
     INVALID_FIELD,
     INVALID_NAMESPACE,
     UNRECOVERED_READ,
+    VERIFY,
+    WRITE_ZEROES,
+    dataset,
 )
 from sim.native.harness import ReadEnd
+from sw.driver.commands import Command, Io, NvmeError, read_write
 from sw.driver.transport import PAGE_BYTES
 
 if TYPE_CHECKING:
@@ -29,6 +35,14 @@ UNFETCHED = 0.06
 """Share of writes of which the host cannot give all data."""
 ENDS = (ReadEnd.UNSUPPORTED, ReadEnd.ABORTED, ReadEnd.POISONED, ReadEnd.DISCONTINUED)
 """How the read of that ends; none takes long."""
+
+OTHERS = 0.12
+"""Share of commands that are neither Read nor Write nor Flush."""
+LONGEST_OTHERS = 40
+"""Blocks of 4096 bytes of a Write Zeroes or Verify, which is several transfers then."""
+
+STOPPED_NS = 2_000
+"""Pause of a worker whose queue has gone."""
 
 AT_ONCE = 8
 """Commands of a pass over a volume."""
@@ -153,16 +167,19 @@ class Volume:
         card.transport.memory.write(address, data)
         write = self.model.begin_write(first, pieces(data, size))
         command = card.nvme.write(self.namespace, first, count, address, queue, fua, size)
-        status = await card.timed(self, "a write", command)
+        status = await card.timed(self, "a write", command, queue)
         assert status or not unfetched, f"{self}: a write succeeds without its data"
+        self._end_write(write, status, fua=fua)
+        return status
+
+    def _end_write(self, write: Access, status: int, *, fua: bool) -> None:
         self.model.end_write(write, done=status == 0, fua=fua)
-        sectors = BLOCK_BYTES // size
+        sectors, first, count = BLOCK_BYTES // self.sector_bytes, write.first, write.blocks
         if status:
             last = (first + count - 1) // sectors
             self.doubtful |= dict.fromkeys(range(first // sectors, last + 1), self.model.moment)
         else:
             self._trust(first, count, write.begin)
-        return status
 
     def _trust(self, first: int, count: int, begin: int) -> None:
         """What has been read, or written, since then may not be unreadable."""
@@ -177,7 +194,7 @@ class Volume:
         pages = card.guard(address, count * size)
         read = self.model.begin_read(first, count)
         command = card.nvme.read(self.namespace, first, count, address, queue, size)
-        status = await card.timed(self, "a read", command)
+        status = await card.timed(self, "a read", command, queue)
         if status:
             self.model.end_read(read, None)
             return status
@@ -194,10 +211,88 @@ class Volume:
         """Flushes."""
         card = self.array.card
         begun = self.model.begin_flush()
-        status = await card.timed(self, "a flush", card.nvme.flush(self.namespace, queue))
+        command = card.nvme.flush(self.namespace, queue)
+        status = await card.timed(self, "a flush", command, queue)
         if status == 0:
             self.model.end_flush(begun)
         return status
+
+    # Commands that are seldom sent
+
+    async def other(self, first: int, count: int, address: int, queue: int) -> int:
+        """Write Zeroes, Verify, Compare, or a Dataset Management that says what is not needed."""
+        card = self.array.card
+        whim, ways = card.whim, [self._zero, self._verify]
+        ways += [self._compare, self._hint] if card.config.compare_and_deallocate else []
+        way = whim.choice(ways)
+        if way in (self._zero, self._verify) and whim.random() < 0.5:
+            most = LONGEST_OTHERS * BLOCK_BYTES // self.sector_bytes
+            count = whim.randint(1, min(most, len(self.model) - first))
+        card.outcome.seen["other commands"] += 1
+        return await way(first, count, address, queue)
+
+    async def _send(
+        self, what: str, command: Command, queue: int, address: int = 0, length: int = 0
+    ) -> int:
+        """The status of a command with so much data."""
+        card = self.array.card
+
+        async def send() -> None:
+            pair = card.nvme.queues[queue]
+            sent = pair.transfer(command, address, length) if length else pair.submit(command)
+            done = await sent
+            if not done.ok:
+                raise NvmeError(what, done)
+
+        return await card.timed(self, what, send(), queue)
+
+    def _of_blocks(self, opcode: int, first: int, count: int, *, fua: bool = False) -> Command:
+        dwords = read_write(Io.WRITE, self.namespace, first, count, 0, 0, fua).dwords
+        return Command(opcode, self.namespace, dwords=dwords)
+
+    async def _zero(self, first: int, count: int, address: int, queue: int) -> int:
+        fua = self.array.card.whim.random() < FUAS
+        write = self.model.begin_write(first, [bytes(self.sector_bytes)] * count)
+        command = self._of_blocks(WRITE_ZEROES, first, count, fua=fua)
+        status = await self._send("a Write Zeroes", command, queue)
+        self._end_write(write, status, fua=fua)
+        return status
+
+    async def _verify(self, first: int, count: int, address: int, queue: int) -> int:
+        return await self._send("a Verify", self._of_blocks(VERIFY, first, count), queue)
+
+    async def _compare(self, first: int, count: int, address: int, queue: int) -> int:
+        """With what may be there, or with a bit changed."""
+        card, size = self.array.card, self.sector_bytes
+        held = [self.model.possible(first + place) - {ANYTHING} for place in range(count)]
+        if not all(held):
+            return await self._verify(first, count, address, queue)
+        data = bytearray(b"".join(card.whim.choice(sorted(choices)) for choices in held))
+        differs = card.whim.random() < 0.5
+        if differs:
+            data[card.whim.randrange(len(data))] ^= 1 << card.whim.randrange(8)
+        card.transport.memory.write(address, bytes(data))
+        read = self.model.begin_read(first, count)
+        command = self._of_blocks(Io.COMPARE, first, count)
+        status = await self._send("a Compare", command, queue, address, len(data))
+        alike = pieces(bytes(data), size)
+        if status == 0:
+            assert not differs, f"{self}: a Compare finds no difference, though there is one"
+            self.model.end_read(read, alike)
+            return 0
+        self.model.end_read(read, None)
+        if status != COMPARE_FAILURE:
+            return status
+        sure = all(allowed == {held} for allowed, held in zip(read.allowed, alike, strict=True))
+        assert differs or not sure, f"{self}: a Compare finds a difference where there is none"
+        return 0
+
+    async def _hint(self, first: int, count: int, address: int, queue: int) -> int:
+        """Data stays, whatever is said of it."""
+        fields, ranges = dataset(self.namespace, [(first, count)])
+        self.array.card.transport.memory.write(address, ranges)
+        command = Command(fields["opcode"], fields["nsid"], dwords=fields["dwords"])
+        return await self._send("a Dataset Management", command, queue, address, len(ranges))
 
     # Load
 
@@ -221,7 +316,9 @@ class Volume:
         card = self.array.card
         most = min(longest, self.blocks) * BLOCK_BYTES // self.sector_bytes
         left = commands
-        fetches = "fetch" in self.array.features
+        fetches, others, aborts = (
+            name in self.array.features for name in ("fetch", "others", "aborts")
+        )
 
         async def access(number: int, buffer: int) -> tuple[int, bool]:
             """A status, and whether some data of it could not be fetched."""
@@ -233,6 +330,8 @@ class Volume:
                 address += 4 * choose.randrange(PAGE_BYTES // 4)
             queues = len(card.nvme.queues)
             queue = number % queues if in_turn else choose.randrange(queues)
+            if others and card.whim.random() < OTHERS:
+                return await self.other(first, count, address, queue), False
             if choose.random() < FLUSHES:
                 return await self.flush(queue), False
             if choose.random() < writes:
@@ -256,6 +355,12 @@ class Volume:
                 if unfetched:
                     # It ended before: what reads this buffer next would fail.
                     buffer = card.new_buffer()
+                if status == STOPPED and card.renewed:
+                    await card.sleep(STOPPED_NS)
+                    continue
+                if aborts and status == ABORT_REQUESTED and not self.deleted:
+                    card.outcome.seen["commands aborted"] += 1
+                    continue
                 if self.deleted and status in DELETED:
                     card.outcome.seen["commands of deleted volumes refused"] += 1
                     continue

@@ -58,7 +58,8 @@ class SimulatedCard:
         self.close()
 
     def close(self) -> None:
-        """Frees the simulation."""
+        """Frees the simulation; who waits for something is not told."""
+        self.transport.close()
         self.harness.close()
 
     def run(self, main: Coroutine[Any, Any, Any]) -> Any:

@@ -7,7 +7,6 @@ next interrupt or to the next sleeper's time.
 import heapq
 from collections import deque
 from collections.abc import Coroutine, Generator
-from contextlib import suppress
 from itertools import count
 from typing import Any, Protocol
 
@@ -75,6 +74,7 @@ class Loop:
     def __init__(self, machine: Machine):
         self._machine = machine
         self.ready: deque[Coroutine[Any, Any, None]] = deque()
+        self._tasks: set[Coroutine[Any, Any, None]] = set()
         self._sleepers: list[tuple[float, int, LoopEvent]] = []
         self._order = count()
         self._interrupts: dict[int, LoopEvent] = {}
@@ -92,7 +92,14 @@ class Loop:
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Runs a coroutine beside the others."""
+        self._tasks.add(coroutine)
         self.ready.append(coroutine)
+
+    def close(self) -> None:
+        """Ends whatever still runs, where it waits: nothing is run any more."""
+        tasks, self._tasks = self._tasks, set()
+        for task in tasks:
+            task.close()
 
     async def sleep(self, nanoseconds: float) -> None:
         """Returns after ``nanoseconds`` of simulated time."""
@@ -127,5 +134,7 @@ class Loop:
         ready = self.ready
         while ready:
             task = ready.popleft()
-            with suppress(StopIteration):
+            try:
                 task.send(None).add_waiter(task)
+            except StopIteration:
+                self._tasks.discard(task)

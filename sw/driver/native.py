@@ -101,6 +101,10 @@ class NativeTransport:
         """Runs ``main`` to its end in simulated time; its result."""
         return self._loop.run(main)
 
+    def close(self) -> None:
+        """Ends whatever still runs, where it waits."""
+        self._loop.close()
+
     async def read32(self, offset: int) -> int:
         """Reads a 32-bit register."""
         return self.harness.mmio_read32(offset)

@@ -41,6 +41,8 @@ class Nvme:
         self.queues: list[QueuePair] = []
         self.identity: IdentifyController | None = None
         self._pages: list[int] = []
+        self._shape = 0, 0
+        """Entries of an I/O queue, and pages of a transfer."""
 
     async def start(self, queue_pairs: int = 1, depth: int = 1024) -> IdentifyController:
         """Resets and enables the controller, creates up to ``queue_pairs`` I/O queue pairs.
@@ -78,8 +80,9 @@ class Nvme:
         )
         allowed = min(granted.result & 0xFFFF, granted.result >> 16) + 1
         pages = min(identity.max_transfer_pages or MOST_TRANSFER_PAGES, MOST_TRANSFER_PAGES)
+        self._shape = depth, pages
         for identifier in range(1, min(queue_pairs, allowed, vectors - 1) + 1):
-            await self._create_queue(identifier, depth, pages)
+            self.queues.append(await self._create_queue(identifier))
         return identity
 
     async def stop(self) -> None:
@@ -144,6 +147,30 @@ class Nvme:
         command = read_write(Io.WRITE, namespace, block, blocks, 0, 0, fua)
         await self._data(command, address, blocks * block_bytes, queue, f"Write of block {block}")
 
+    async def abort(self, queue: int, identifier: int) -> bool:
+        """Asks for the end of a command of an I/O queue (NVMe 1.4 section 5.1); whether the card
+        has aborted it."""
+        dword = identifier << 16 | self.queues[queue].identifier
+        completion = await self.admin(Command(Admin.ABORT, dwords=(dword,)), "Abort")
+        return not completion.result & 1
+
+    async def renew_queue(self, queue: int, *, deaf: bool = False) -> None:
+        """Deletes an I/O queue pair and creates it again (NVMe 1.4 sections 5.3 to 5.6).
+
+        What the card has fetched ends first. Whoever waits for a command that it has not fetched
+        gets a `QueueStoppedError`; with ``deaf`` everybody does, since from now on no completion is
+        taken.
+        """
+        old = self.queues[queue]
+        number = (old.identifier,)
+        old.close(deaf=deaf)
+        await self.admin(Command(Admin.DELETE_SQ, dwords=number), "Delete I/O Submission Queue")
+        if not deaf:
+            await old.take()
+        await self.admin(Command(Admin.DELETE_CQ, dwords=number), "Delete I/O Completion Queue")
+        old.stop()
+        self.queues[queue] = await self._create_queue(old.identifier)
+
     async def flush(self, namespace: int, queue: int = 0) -> None:
         """Makes completed writes durable; raises `NvmeError`."""
         self._check("Flush", await self.queues[queue].submit(Command(Io.FLUSH, namespace)))
@@ -169,7 +196,8 @@ class Nvme:
             raise NvmeError(what, completion)
         return completion
 
-    async def _create_queue(self, identifier: int, depth: int, pages: int) -> None:
+    async def _create_queue(self, identifier: int) -> QueuePair:
+        depth, pages = self._shape
         queue = QueuePair(self.transport, identifier, depth, pages)
         size = ((depth - 1) << 16) | identifier
         contiguous, interrupts = 1, 2
@@ -190,7 +218,7 @@ class Nvme:
             "Create I/O Submission Queue",
         )
         queue.start()
-        self.queues.append(queue)
+        return queue
 
     async def _wait_ready(self, wanted: int) -> None:
         for _ in range(READY_POLLS):

@@ -55,15 +55,20 @@ class QueuePair:
         self._waiting: dict[int, Event] = {}
         self._done: dict[int, Completion] = {}
         self._room = transport.event()
-        self._stopped = False
+        self._closed = self._deaf = self._stopped = False
 
     def start(self) -> None:
         """Begins to take completions."""
         self._transport.spawn(self._complete())
 
+    def close(self, *, deaf: bool = False) -> None:
+        """Sends no more commands; with ``deaf`` it takes no more completions, either."""
+        self._closed, self._deaf = True, deaf
+        self._room.set()
+
     def stop(self) -> None:
         """Takes no more completions; whoever waits for one gets a `QueueStoppedError`."""
-        self._stopped = True
+        self._closed = self._stopped = True
         self._transport.interrupt(self.identifier).set()
         self._room.set()
         for event in self._waiting.values():
@@ -74,6 +79,11 @@ class QueuePair:
     def outstanding(self) -> int:
         """Commands submitted and not completed."""
         return len(self._waiting)
+
+    @property
+    def commands(self) -> dict[int, Event]:
+        """Those, by identifier, with what is set as each completes."""
+        return dict(self._waiting)
 
     async def submit(self, command: Command) -> Completion:
         """Sends a command, with its PRPs in place, and returns its completion."""
@@ -110,10 +120,10 @@ class QueuePair:
         return await self._send(full, identifier)
 
     async def _take_identifier(self) -> int:
-        while not self._free and not self._stopped:
+        while not self._free and not self._closed:
             self._room.clear()
             await self._room.wait()
-        if self._stopped:
+        if self._closed:
             raise QueueStoppedError(f"queue {self.identifier} is stopped")
         return self._free.popleft()
 
@@ -141,25 +151,29 @@ class QueuePair:
 
     async def _complete(self) -> None:
         interrupt = self._transport.interrupt(self.identifier)
-        memory = self._transport.memory
         while True:
             await interrupt.wait()
             interrupt.clear()
             if self._stopped:
                 return
-            taken = 0
-            while True:
-                raw = memory.read(self.cq_address + self._cq_head * CQE_BYTES, CQE_BYTES)
-                if raw[14] & 1 != self._phase:
-                    break
-                self._take(Completion.unpack(raw))
-                taken += 1
-                self._cq_head += 1
-                if self._cq_head == self.depth:
-                    self._cq_head = 0
-                    self._phase ^= 1
-            if taken:
-                await self._transport.write32(self._doorbell(1), self._cq_head)
+            if not self._deaf:
+                await self.take()
+
+    async def take(self) -> None:
+        """Takes the completions that are there."""
+        memory, taken = self._transport.memory, 0
+        while True:
+            raw = memory.read(self.cq_address + self._cq_head * CQE_BYTES, CQE_BYTES)
+            if raw[14] & 1 != self._phase:
+                break
+            self._take(Completion.unpack(raw))
+            taken += 1
+            self._cq_head += 1
+            if self._cq_head == self.depth:
+                self._cq_head = 0
+                self._phase ^= 1
+        if taken:
+            await self._transport.write32(self._doorbell(1), self._cq_head)
 
     def _take(self, completion: Completion) -> None:
         if completion.sq_identifier != self.identifier:
