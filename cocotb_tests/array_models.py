@@ -4,9 +4,10 @@ import cocotb
 from cocotb.triggers import RisingEdge
 
 from cocotb_tests.streams import pack
-from hdl.array.interface import Level, Rotation, geometry, volume
 from hdl.config import ERA_BITS, MAX_DRIVES, Config
-from hdl.nvme.interface import ROUNDS
+from hdl.flow.geometry import Level, Rotation, geometry
+from hdl.flow.recovery import ROUNDS
+from hdl.flow.table_read import volume
 from sim.golden.layout import (
     LEAST_DRIVES,
     MIRRORED,

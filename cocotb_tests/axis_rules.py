@@ -12,7 +12,7 @@ import cocotb
 from cocotb.triggers import RisingEdge
 
 from cocotb_tests.streams import unpack
-from hdl.pcie.sideband import user_shape
+from hdl.pcie.phy.sideband import user_shape
 
 WORD_BITS = 32
 PAGE_BYTES = 4096

@@ -10,21 +10,10 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from cocotb.triggers import FallingEdge, RisingEdge
 
 from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
-from hdl.array.interface import (
-    ArrayState,
-    Level,
-    ManageOpcode,
-    ManageStatus,
-    TableRead,
-    manage_request,
-    manage_response,
-)
-from hdl.array.references import answer, command_begin, telling
-from hdl.array.tables import ArrayTables
+from hdl.array.tables.tables import ArrayTables
 from hdl.background.background import Background
-from hdl.background.interface import WalkKind, WalkResult, flushing, intention, walk, walked
 from hdl.background.jobs import JobState
-from hdl.background.report import Section, report_address, report_read
+from hdl.background.rows import flushing
 from hdl.config import (
     BLOCK_NUMBER_BITS,
     DATA_OFFSET_BLOCKS,
@@ -32,8 +21,16 @@ from hdl.config import (
     TIME_BITS,
     Config,
 )
-from hdl.drive.interface import IDENTITY_BITS
-from hdl.nvme.interface import completion
+from hdl.flow.array_state import ArrayState
+from hdl.flow.drive_port import IDENTITY_BITS
+from hdl.flow.geometry import Level
+from hdl.flow.host_command import completion
+from hdl.flow.intention import intention
+from hdl.flow.manage import ManageOpcode, ManageStatus, manage_request, manage_response
+from hdl.flow.reference import answer, command_begin, telling
+from hdl.flow.report import Section, report_address, report_read
+from hdl.flow.table_read import TableRead
+from hdl.flow.walk import WalkKind, WalkResult, walk, walked
 
 CONFIG = Config(ports=8, rows=16, arrays=4, volumes=4, walk_window=4, intent_chunks=32)
 ROWS = 24

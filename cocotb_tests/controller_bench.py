@@ -19,9 +19,9 @@ from cocotb_tests.row_check import checked_row
 from cocotb_tests.runner import simulate
 from cocotb_tests.transport import CocotbTransport
 from cocotb_tests.volume_model import VolumeModel
-from hdl.array.interface import Level
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, TIME_BITS, Config
 from hdl.controller import Controller
+from hdl.flow.geometry import Level
 from sim.golden import parity
 from sim.golden.layout import Layout
 from sw.driver import raid

@@ -3,7 +3,7 @@
 
 
 from cocotb_tests.controller_bench import CONFIG, Bench, code
-from hdl.array.interface import Level
+from hdl.flow.geometry import Level
 from sw.driver.commands import NvmeError
 
 PAUSES = 0.15

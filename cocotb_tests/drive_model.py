@@ -1,4 +1,4 @@
-"""cocotb model of a drive and its link core, at one port of `hdl.drive.interface.DrivePort`.
+"""cocotb model of a drive and its link core, at one port of `hdl.flow.drive_port.DrivePort`.
 
 Sparse storage, commands served out of order, random latency and data timing, errors on demand,
 removal. It checks the controller's side of the port: stream rules, tags used once, requests within
@@ -14,14 +14,8 @@ from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.streams import pack, unpack
 from hdl.config import BLOCK_BYTES, Config
-from hdl.drive.interface import (
-    DriveStatus,
-    Opcode,
-    drive_command,
-    drive_completion,
-    read_data,
-    write_data,
-)
+from hdl.flow.drive_port import drive_command, drive_completion, read_data, write_data
+from hdl.flow.operation import DriveStatus, Opcode
 
 FIRST_IDENTITY = 0x0255_5300_0000_0001
 """Of the drive at port 0: an EUI-64, locally administered."""

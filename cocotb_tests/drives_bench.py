@@ -13,16 +13,8 @@ from cocotb_tests.drive_model import DriveModel, Timing
 from cocotb_tests.store_model import STORE_DELAY, StoreModel
 from cocotb_tests.streams import StreamSink, StreamSource, busy_after, wait_until
 from hdl.config import BLOCK_BYTES, PIECES, Config
-from hdl.drive.interface import (
-    PIECE_CYCLES,
-    DriveStatus,
-    Opcode,
-    Owner,
-    finished,
-    landed,
-    operation,
-    piece,
-)
+from hdl.flow.operation import DriveStatus, Opcode, Owner, finished, landed, operation
+from hdl.flow.piece import PIECE_CYCLES, piece
 
 LONGEST_REFUSAL = 3
 """Cycles that a piece may have to wait until it is taken."""

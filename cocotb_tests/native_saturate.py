@@ -11,8 +11,9 @@ from amaranth.lib.wiring import In, Out
 
 from cocotb_tests.native_stand_in import REQUEST_WRITE, WIDTH, axi_members
 from hdl.config import BLOCK_BYTES, TIME_BITS, Config
-from hdl.drive.interface import MERGE_BLOCKS, DrivePort, Opcode
-from hdl.pcie.interface import PcieStatus
+from hdl.flow.drive_port import MERGE_BLOCKS, DrivePort
+from hdl.flow.operation import Opcode
+from hdl.flow.pcie_status import PcieStatus
 
 READS = 48
 WRITE_DWORDS = 64

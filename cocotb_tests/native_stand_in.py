@@ -15,8 +15,9 @@ from amaranth.lib import memory, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import BLOCK_BYTES, TIME_BITS, Config
-from hdl.drive.interface import DrivePort, Opcode
-from hdl.pcie.interface import PcieStatus
+from hdl.flow.drive_port import DrivePort
+from hdl.flow.operation import Opcode
+from hdl.flow.pcie_status import PcieStatus
 
 BLOCK, BLOCKS, HOST_LOW, HOST_HIGH, PORT, JOB, BUG = (4 * index for index in range(7))
 JOB_READ, JOB_WRITE, JOB_FLUSH, JOB_SLEEP, JOB_FETCH = range(5)

@@ -11,31 +11,23 @@ from cocotb_tests.nvme_model import ADMIN_LINES, KEPT_LINES, DataPath
 from cocotb_tests.runner import simulate
 from cocotb_tests.store_model import STORE_DELAY
 from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
-from hdl.array.interface import (
-    manage_request,
-    manage_response,
-)
 from hdl.config import Config
-from hdl.memory.interface import write_beat
-from hdl.memory.store import READ_LATENCY
-from hdl.nvme.front_end import NvmeFrontEnd
-from hdl.nvme.interface import (
-    command,
-    completion,
-    delivered,
-    fetched,
-    transfer,
-)
-from hdl.pcie.interface import (
+from hdl.flow.host_command import command, completion
+from hdl.flow.host_data import delivered, fetched, transfer
+from hdl.flow.host_memory import (
     Kind,
-    RegisterBus,
     inbox_beat,
     inbox_dwords,
-    post,
     read_done,
     read_request,
     write_request,
 )
+from hdl.flow.line import write_beat
+from hdl.flow.manage import manage_request, manage_response
+from hdl.flow.post import post
+from hdl.flow.register_bus import RegisterBus
+from hdl.memory.store import READ_LATENCY
+from hdl.nvme.front_end import NvmeFrontEnd
 from sim.golden import nvme
 from sim.golden.nvme import PAGE, Cqe, Sqe
 

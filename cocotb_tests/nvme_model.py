@@ -6,9 +6,11 @@ import cocotb
 from cocotb.triggers import ClockCycles, Event, RisingEdge
 
 from cocotb_tests.streams import StreamSource, pack
-from hdl.array.interface import Level, ManageOpcode, ManageStatus, geometry, port_use, volume
 from hdl.config import Config
-from hdl.nvme.interface import HostOpcode, Status
+from hdl.flow.geometry import Level, geometry
+from hdl.flow.host_command import HostOpcode, Status
+from hdl.flow.manage import ManageOpcode, ManageStatus
+from hdl.flow.table_read import port_use, volume
 from sim.golden import nvme
 from sim.golden.nvme import PAGE
 

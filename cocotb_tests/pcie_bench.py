@@ -15,22 +15,15 @@ from cocotb_tests.runner import simulate
 from cocotb_tests.series7_model import Series7Host
 from cocotb_tests.streams import StreamSink, StreamSource, wait_until
 from hdl.config import TIME_BITS, Config
-from hdl.memory.interface import line_stream
+from hdl.flow.host_memory import Kind, inbox_beat, read_done, read_request, write_request
+from hdl.flow.line import line_stream
+from hdl.flow.pcie_status import PcieStatus
+from hdl.flow.post import Messages, post
+from hdl.flow.register_bus import RegisterBus
 from hdl.memory.store import LineStore
 from hdl.pcie.endpoint import Endpoint
-from hdl.pcie.interface import (
-    Kind,
-    Messages,
-    PcieStatus,
-    RegisterBus,
-    inbox_beat,
-    post,
-    read_done,
-    read_request,
-    write_request,
-)
-from hdl.pcie.series7 import Series7Shim
-from hdl.pcie.ultrascale import UltrascaleShim
+from hdl.pcie.phy.series7 import Series7Shim
+from hdl.pcie.phy.ultrascale import UltrascaleShim
 
 
 def config_of(width: int, shim: str = "ultrascale", straddle: bool = True) -> Config:

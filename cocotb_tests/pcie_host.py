@@ -5,8 +5,8 @@
     address, memory = host.allocate(1 << 20)
     await host.write_register(0x14, 1, 4)
 
-The device under test has the ports of `hdl.pcie.ultrascale.UltrascaleShim` (``rq_``, ``rc_``,
-``cq_``, ``cc_``), ``status__*`` of `hdl.pcie.interface.PcieStatus`, ``now``, ``clk`` and ``rst``.
+The device under test has the ports of `hdl.pcie.phy.ultrascale.UltrascaleShim` (``rq_``, ``rc_``,
+``cq_``, ``cc_``), ``status__*`` of `hdl.flow.pcie_status.PcieStatus`, ``now``, ``clk`` and ``rst``.
 The model drives clock and reset.
 """
 
@@ -30,8 +30,9 @@ from cocotbext.pcie.xilinx.us.tlp import ErrorCode, Tlp_us
 from cocotb_tests.axis_rules import UltrascaleRules
 from cocotb_tests.streams import unpack
 from hdl.config import STRADDLE_WIDTH, TIME_BITS
-from hdl.pcie.interface import BAR_BITS, PcieStatus
-from hdl.pcie.sideband import user_shape
+from hdl.flow.pcie_status import PcieStatus
+from hdl.flow.register_bus import BAR_BITS
+from hdl.pcie.phy.sideband import user_shape
 
 CLOCK_HZ = 250e6
 STATUS_PERIOD = 4

@@ -13,7 +13,7 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.streams import pack
 from hdl.config import Config
-from hdl.pcie.interface import CompletionStatus, completion_beat
+from hdl.pcie.tlp import CompletionStatus, completion_beat
 
 PAGE_BYTES = 4096
 
@@ -189,7 +189,7 @@ class CompletionModel:
 
 
 class LineMemory:
-    """Answers a `hdl.memory.interface.ReadPort` from a dictionary of words, after ``latency``."""
+    """Answers a `hdl.flow.line.ReadPort` from a dictionary of words, after ``latency``."""
 
     def __init__(self, dut, name: str, config: Config, *, latency: int, seed, active: float = 1.0):
         self.words: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""`hdl.pcie.reader.HostReader` between a host that answers and two memories."""
+"""`hdl.pcie.dma.reader.HostReader` between a host that answers and two memories."""
 
 import os
 import random
@@ -9,18 +9,10 @@ from cocotb.triggers import RisingEdge
 from cocotb_tests.pcie_models import CompletionModel, apply_beat, host_word
 from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
 from hdl.config import Config
-from hdl.memory.interface import write_beat
-from hdl.pcie.interface import (
-    Kind,
-    PcieStatus,
-    RequestKind,
-    completion_beat,
-    inbox_beat,
-    inbox_dwords,
-    read_done,
-    read_request,
-    request_beat,
-)
+from hdl.flow.host_memory import Kind, inbox_beat, inbox_dwords, read_done, read_request
+from hdl.flow.line import write_beat
+from hdl.flow.pcie_status import PcieStatus
+from hdl.pcie.tlp import RequestKind, completion_beat, request_beat
 
 TIMEOUT = 4000
 CALM_CYCLES = 8

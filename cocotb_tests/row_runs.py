@@ -6,7 +6,7 @@ import pytest
 
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.sequencer_bench import CONFIG
-from hdl.stripe.sequencer import Sequencer
+from hdl.stripe.rows.sequencer import Sequencer
 
 
 def run_rows(

@@ -19,12 +19,12 @@ from cocotb_tests.stripe_models import (
     Tables,
     TableServer,
 )
-from hdl.array.interface import Rotation
-from hdl.background.interface import MEND_TAG, WalkKind, walk
 from hdl.config import Config
-from hdl.drive.interface import Opcode, landed
-from hdl.nvme.interface import Status
-from hdl.stripe.interface import RowKind, committed, row_state, strip_state
+from hdl.flow.geometry import Rotation
+from hdl.flow.host_command import Status
+from hdl.flow.operation import Opcode, landed
+from hdl.flow.row import RowKind, committed, row_state, strip_state
+from hdl.flow.walk import MEND_TAG, WalkKind, walk
 
 CONFIG = Config(
     data_width=64, ports=8, lines=64, banks=4, commands=64, rows=8, operations=64, arrays=2,

@@ -258,7 +258,7 @@ class _RequestSource(_Source):
 
 
 class Series7Host(PcieHost):
-    """`cocotb_tests.pcie_host.PcieHost` around a device with a `hdl.pcie.series7.Series7Shim`."""
+    """`cocotb_tests.pcie_host.PcieHost` for a device with a `hdl.pcie.phy.series7.Series7Shim`."""
 
     TRACKS = False
 

@@ -8,7 +8,7 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.streams import unpack
 from hdl.config import BLOCK_BYTES, Config
-from hdl.memory.interface import write_beat
+from hdl.flow.line import write_beat
 from hdl.memory.store import READ_LATENCY
 
 STORE_DELAY = 11

@@ -12,11 +12,13 @@ import cocotb
 from cocotb.triggers import Event, RisingEdge
 
 from cocotb_tests.streams import StreamSink, StreamSource, pack, unpack
-from hdl.array.interface import Rotation, geometry, member_address
-from hdl.background.interface import intention
 from hdl.config import DATA_OFFSET_BLOCKS, PIECES, Config
-from hdl.drive.interface import DriveStatus, Opcode, Owner, finished, operation, piece
-from hdl.parity.interface import StepKind, pass_done, step
+from hdl.flow.geometry import Rotation, geometry
+from hdl.flow.intention import intention
+from hdl.flow.operation import DriveStatus, Opcode, Owner, finished, operation
+from hdl.flow.parity_pass import StepKind, pass_done, step
+from hdl.flow.piece import piece
+from hdl.flow.table_read import member_address
 
 BLOCK = 8
 """Bytes that stand for a block, one for each of its pieces."""

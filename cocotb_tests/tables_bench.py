@@ -1,4 +1,4 @@
-"""`hdl.array.tables.ArrayTables` beside its model: drives, requests, and a look at every entry."""
+"""`hdl.array.tables.tables.ArrayTables` beside its model: drives, requests, every entry read."""
 
 import os
 import random
@@ -9,22 +9,13 @@ from cocotb_tests.array_models import rotation_fields, rotation_of
 from cocotb_tests.runner import simulate
 from cocotb_tests.streams import StreamSink, StreamSource, unpack
 from cocotb_tests.tables_model import Model
-from hdl.array.copies import COPY_READERS
-from hdl.array.interface import (
-    Level,
-    ManageOpcode,
-    ManageStatus,
-    RotationBits,
-    copy_entry,
-    geometry,
-    manage_request,
-    manage_response,
-    port_use,
-    reference,
-    volume,
-)
-from hdl.array.tables import ArrayTables
+from hdl.array.tables.copies import COPY_READERS
+from hdl.array.tables.tables import ArrayTables
 from hdl.config import MAX_DRIVES, Config, small
+from hdl.flow.geometry import Level, RotationBits, geometry
+from hdl.flow.manage import ManageOpcode, ManageStatus, manage_request, manage_response
+from hdl.flow.reference import reference
+from hdl.flow.table_read import copy_entry, port_use, volume
 
 CONFIGS = {
     "board": Config(ports=24, parities=3, intent_chunks=32),

@@ -16,8 +16,8 @@ from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
 from hdl.config import Config, small
 from hdl.core import Core
+from hdl.kit.free_list import FreeList
 from hdl.memory.allocator import LineAllocator
-from hdl.memory.free_list import FreeList
 
 LINES = 32
 USERS = 4

@@ -12,13 +12,15 @@ from cocotb.triggers import ClockCycles, FallingEdge
 from cocotb_tests.background_bench import CAPACITY, CONFIG, ROWS, Assembly, Bench
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import pack
-from hdl.array.interface import ArrayState, Level, ManageOpcode, ManageStatus
-from hdl.array.tables import ArrayTables
-from hdl.background.interface import WalkKind, WalkResult
+from hdl.array.tables.tables import ArrayTables
 from hdl.background.jobs import JobState
 from hdl.background.pace import Pace
-from hdl.background.report import FINDINGS, Section, report_address
 from hdl.config import DATA_OFFSET_BLOCKS
+from hdl.flow.array_state import ArrayState
+from hdl.flow.geometry import Level
+from hdl.flow.manage import ManageOpcode, ManageStatus
+from hdl.flow.report import FINDINGS, Section, report_address
+from hdl.flow.walk import WalkKind, WalkResult
 
 
 def bench(dut) -> Bench:

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from hdl.array.interface import Level
 from hdl.config import BLOCK_BYTES, board
+from hdl.flow.geometry import Level
 from sim.native.models import bench_read, bench_write
 from sim.native.parameters import MICROSECOND, Ideal, LinkParameters, Ssd, link_rate
 from sim.native.presets import PRESETS, SAS_12G_HDD, SAS_12G_SSD

@@ -11,11 +11,11 @@ from cocotb_tests.controller_situations import ALL_PORTS, PAUSES, busy_host, ref
 from cocotb_tests.drive_model import IDEAL
 from cocotb_tests.runner import SimulationError
 from cocotb_tests.volume_model import DataError, VolumeModel
-from hdl.array.interface import Level
 from hdl.config import BLOCK_BYTES
 from hdl.core import Core
-from hdl.parity.interface import StepKind
-from hdl.stripe.sequencer import Sequencer
+from hdl.flow.geometry import Level
+from hdl.flow.parity_pass import StepKind
+from hdl.stripe.rows.sequencer import Sequencer
 from sim.golden import nvme
 from sw.driver import raid
 

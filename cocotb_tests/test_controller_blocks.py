@@ -12,10 +12,10 @@ from cocotb_tests.controller_situations import busy_host
 from cocotb_tests.pcie_host import PcieHost
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.series7_model import Series7Host
-from hdl.array.interface import Level
 from hdl.config import Config
-from hdl.pcie.series7 import RawStripper, Series7Shim
-from hdl.pcie.ultrascale import UltrascaleShim
+from hdl.flow.geometry import Level
+from hdl.pcie.phy.series7 import RawStripper, Series7Shim
+from hdl.pcie.phy.ultrascale import UltrascaleShim
 
 BLOCKS = {"ultrascale": (UltrascaleShim, PcieHost), "series7": (Series7Shim, Series7Host)}
 LANES = {64: 2, 128: 4, 256: 8, 512: 16}
@@ -85,6 +85,6 @@ class SwapsNothing(RawStripper):
 
 @pytest.mark.slow
 def test_planted_bug_is_found(monkeypatch):
-    monkeypatch.setattr("hdl.pcie.series7.RawStripper", SwapsNothing)
+    monkeypatch.setattr("hdl.pcie.phy.series7.RawStripper", SwapsNothing)
     with pytest.raises(SimulationError):
         run("series7", 128)

@@ -9,11 +9,12 @@ from cocotb.triggers import ClockCycles
 from cocotb_tests.controller_bench import LIMIT, Bench, Volume, code, run_controller
 from cocotb_tests.controller_situations import ALL_PORTS, PAUSES, busy_host, setting
 from cocotb_tests.drive_model import IDEAL
-from hdl.array.interface import ArrayState, Level
-from hdl.background.interface import WalkKind
 from hdl.background.jobs import JobState
 from hdl.config import DATA_OFFSET_BLOCKS
-from hdl.drive.interface import DriveStatus
+from hdl.flow.array_state import ArrayState
+from hdl.flow.geometry import Level
+from hdl.flow.operation import DriveStatus
+from hdl.flow.walk import WalkKind
 from sim.golden import nvme
 from sw.driver import background, raid
 from sw.driver.commands import NvmeError

@@ -12,11 +12,11 @@ from cocotb_tests.controller_situations import PAUSES, busy_host, plant
 from cocotb_tests.drive_model import RANDOM, Timing
 from cocotb_tests.runner import SimulationError
 from cocotb_tests.transport import MSIX_ENTRY_BYTES, MSIX_TABLE
-from hdl.array.interface import Level
 from hdl.config import BLOCK_BYTES
-from hdl.nvme.function_reset import FunctionReset
+from hdl.flow.geometry import Level
+from hdl.nvme.registers.function_reset import FunctionReset
 from hdl.pcie.ordering import GIVEN_UP
-from hdl.stripe.gather import Gather
+from hdl.stripe.gather.gather import Gather
 from sim.golden import nvme
 from sw.driver.commands import Admin, Command, Io, Register, read_write
 from sw.driver.queue import PRP_ENTRY_BYTES

@@ -8,7 +8,9 @@ from cocotb.triggers import FallingEdge, RisingEdge
 
 from cocotb_tests.streams import start, unpack
 from cocotb_tests.tables_bench import CONFIGS, Bench, run_tables, this_config
-from hdl.array.interface import CopyEnd, Level, ManageOpcode, ManageStatus, copy_entry
+from hdl.flow.geometry import Level
+from hdl.flow.manage import CopyEnd, ManageOpcode, ManageStatus
+from hdl.flow.table_read import copy_entry
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")

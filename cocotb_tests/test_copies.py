@@ -9,10 +9,12 @@ from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.background_bench import CONFIG, ROWS, Assembly, Bench
 from cocotb_tests.runner import SimulationError, simulate
-from hdl.array.interface import ArrayState, CopyEnd, Level, ManageOpcode, ManageStatus
-from hdl.background.interface import WalkKind, WalkResult
 from hdl.background.jobs import JobState
 from hdl.background.supervisor import Supervisor
+from hdl.flow.array_state import ArrayState
+from hdl.flow.geometry import Level
+from hdl.flow.manage import CopyEnd, ManageOpcode, ManageStatus
+from hdl.flow.walk import WalkKind, WalkResult
 
 
 def rows_of(host: Bench, kind: WalkKind) -> list[int]:

@@ -15,15 +15,15 @@ from cocotb_tests.sequencer_bench import ARRAYS, CONFIG, ROW_STEP, Row, random_r
 from cocotb_tests.streams import start
 from cocotb_tests.stripe_models import BLOCK, ArrayModel, TableServer, pack
 from cocotb_tests.walk_bench import WalkBench
-from hdl.array.interface import copy_entry
-from hdl.background.interface import WalkKind, WalkResult
-from hdl.nvme.interface import Status
-from hdl.stripe.admission import Admission
-from hdl.stripe.duplicate import Duplicate
-from hdl.stripe.interface import PlanKind
-from hdl.stripe.program import copy_target
-from hdl.stripe.sequencer import Sequencer
-from hdl.stripe.walk_plan import WalkPlan
+from hdl.flow.host_command import Status
+from hdl.flow.table_read import copy_entry
+from hdl.flow.walk import WalkKind, WalkResult
+from hdl.stripe.planning.admission import Admission
+from hdl.stripe.planning.duplicate import Duplicate
+from hdl.stripe.planning.plan import PlanKind
+from hdl.stripe.planning.program import copy_target
+from hdl.stripe.rows.sequencer import Sequencer
+from hdl.stripe.walks.walk_plan import WalkPlan
 from sim.golden.walks import Walk, outcome
 
 SPAN = 6

@@ -1,4 +1,4 @@
-"""Reads that are slow are taken off their ports (`hdl.drive.detach`)."""
+"""Reads that are slow are taken off their ports (`hdl.drive.recovery.detach`)."""
 
 from dataclasses import replace
 
@@ -6,16 +6,16 @@ import cocotb
 import pytest
 from cocotb.triggers import RisingEdge
 
-import hdl.drive.ladder
+import hdl.drive.recovery.ladder
 from cocotb_tests.drive_model import IDEAL, Timing
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import start, wait_until
 from cocotb_tests.test_ladder import CONFIG as LADDER
 from cocotb_tests.test_ladder import PORTS, QUICK, SLACK, TICK, Ladders
 from hdl.config import Config
-from hdl.drive.detach import Detach
 from hdl.drive.drives import Drives
-from hdl.drive.interface import DriveStatus, Opcode, Owner
+from hdl.drive.recovery.detach import Detach
+from hdl.flow.operation import DriveStatus, Opcode, Owner
 
 CONFIG = replace(LADDER, slow_read_ms=2)
 CONFIG_1 = replace(CONFIG, drive_tags=1)
@@ -266,7 +266,7 @@ FAULTS = {
     "uses tags again": ("detaches", Detach, "elaborate", free_tags(Detach.elaborate)),
     "tells nobody": ("waits_for_a_tag", Detach, "elaborate", tells_nobody(Detach.elaborate)),
     "asks it again": ("passes_by", Drives, "elaborate", asks_it_again(Drives.elaborate)),
-    "never": ("detaches", hdl.drive.ladder, "ticks", lambda config, ms: 4000),
+    "never": ("detaches", hdl.drive.recovery.ladder, "ticks", lambda config, ms: 4000),
 }
 
 

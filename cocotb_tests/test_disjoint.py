@@ -14,8 +14,8 @@ from cocotb.triggers import RisingEdge
 from cocotb_tests.runner import simulate
 from cocotb_tests.streams import start
 from hdl.config import Config
-from hdl.memory.disjoint import DISJOINT
-from hdl.nvme.prp_lists import ListMemory
+from hdl.kit.disjoint import DISJOINT
+from hdl.nvme.prp.prp_lists import ListMemory
 from sim.verilog import to_rtlil
 
 WIDTH = 12

@@ -13,13 +13,14 @@ from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
 from cocotb_tests.array_models import Table, pack_geometry, random_layout, random_recovery
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
-from hdl.array.interface import copy_entry, expected, extent, member_address
-from hdl.background.interface import MEND_TAG, WalkKind, walk
 from hdl.config import DATA_OFFSET_BLOCKS, ERA_BITS, MAX_DRIVES, Config, board, small
-from hdl.drive.interface import Opcode, Owner, operation
-from hdl.nvme.interface import HostOpcode, Status, completion
+from hdl.flow.extent import expected, extent
+from hdl.flow.host_command import HostOpcode, Status, completion
+from hdl.flow.operation import Opcode, Owner, operation
+from hdl.flow.row import committed
+from hdl.flow.table_read import copy_entry, member_address
+from hdl.flow.walk import MEND_TAG, WalkKind, walk
 from hdl.stripe.dispatch import FOLLOW_BITS, Dispatch
-from hdl.stripe.interface import committed
 from sim.golden.layout import Layout
 
 CONFIGS = {"board": board(MAX_DRIVES), "small": small()}

@@ -18,7 +18,7 @@ from cocotb_tests.driver_bench import (
     Bench,
     pattern,
 )
-from hdl.array.interface import Level
+from hdl.flow.geometry import Level
 from sim.golden import nvme as golden
 from sim.golden.card import HostError
 from sw.driver import raid

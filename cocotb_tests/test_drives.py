@@ -15,8 +15,8 @@ from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import start, wait_until
 from hdl.config import PIECES, Config
 from hdl.drive.drives import Drives
-from hdl.drive.interface import DriveStatus, Opcode, Owner
 from hdl.drive.records import BURST_BEATS
+from hdl.flow.operation import DriveStatus, Opcode, Owner
 
 LONGEST = 64
 """Blocks of the longest command to a drive: 256 KiB."""
@@ -465,13 +465,13 @@ def test_rates(ports, kind):
 
 
 def test_pieces_told_too_soon_are_caught(monkeypatch):
-    monkeypatch.setattr("hdl.drive.tell_pieces.write_delay", lambda writers: 2)
+    monkeypatch.setattr("hdl.drive.data.tell_pieces.write_delay", lambda writers: 2)
     with pytest.raises(SimulationError, match="cycles after it was written"):
         run(4, "random_traffic")
 
 
 def test_lines_given_back_too_soon_are_caught(monkeypatch):
-    monkeypatch.setattr("hdl.drive.block_control.write_delay", lambda writers: 2)
+    monkeypatch.setattr("hdl.drive.data.block_control.write_delay", lambda writers: 2)
     with pytest.raises(SimulationError, match="cycles after it was written"):
         run(4, "breaks_off_behind_an_end")
 

@@ -1,4 +1,4 @@
-"""`hdl.stripe.early.Early`: rows whose blocks land in any order, between passes of other rows."""
+"""`hdl.stripe.rows.early.Early`: rows whose blocks land in any order, between passes of others."""
 
 import os
 import random
@@ -11,11 +11,11 @@ from cocotb.triggers import RisingEdge
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
 from hdl.config import PIECES, Config, board
-from hdl.drive.interface import PIECE_CYCLES, piece
-from hdl.parity.interface import StepKind, pass_done, step
-from hdl.stripe import early as early_module
-from hdl.stripe import piece_count as count_module
-from hdl.stripe.early import Early
+from hdl.flow.parity_pass import StepKind, pass_done, step
+from hdl.flow.piece import PIECE_CYCLES, piece
+from hdl.stripe.rows import early as early_module
+from hdl.stripe.rows import piece_count as count_module
+from hdl.stripe.rows.early import Early
 
 SEATS = 4
 CONFIG = Config(data_width=64, ports=8, rows=32, operations=64, early_rows=SEATS)

@@ -14,12 +14,12 @@ from cocotb_tests.nvme_bench import bench_config
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, start
 from hdl.background.findings import Findings
-from hdl.background.interface import WalkKind, WalkResult
-from hdl.background.report import FINDINGS, REPORT_WORDS, Section
 from hdl.background.walker import finding
-from hdl.memory.interface import write_beat, write_port
-from hdl.nvme.identify import Identity
-from hdl.nvme.pages import PageGenerator
+from hdl.flow.line import write_beat, write_port
+from hdl.flow.report import FINDINGS, REPORT_WORDS, Section
+from hdl.flow.walk import WalkKind, WalkResult
+from hdl.nvme.pages.identify import Identity
+from hdl.nvme.pages.pages import PageGenerator
 from hdl.nvme.records import PageKind, page_request
 from sim.golden.nvme import PAGE
 

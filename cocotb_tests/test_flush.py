@@ -13,11 +13,11 @@ from cocotb.triggers import RisingEdge
 from cocotb_tests.array_models import Table, pack_geometry
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
-from hdl.array.interface import geometry_read, member_address, member_read
 from hdl.array.tracker import Tracker
 from hdl.config import MAX_DRIVES, Config, board, small
-from hdl.drive.interface import DriveStatus, Opcode, finished, operation
-from hdl.nvme.interface import HostOpcode, Status, command, completion
+from hdl.flow.host_command import HostOpcode, Status, command, completion
+from hdl.flow.operation import DriveStatus, Opcode, finished, operation
+from hdl.flow.table_read import geometry_read, member_address, member_read
 from hdl.stripe.dispatch import Dispatch
 from sim.golden.layout import Layout
 

@@ -16,7 +16,7 @@ from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
 from hdl.array.tracker import FLUSH_ROUNDS
 from hdl.config import MAX_DRIVES, Config
 from hdl.drive.flusher import FlushAll, Flusher
-from hdl.drive.interface import DriveStatus, Opcode, Owner, finished, operation
+from hdl.flow.operation import DriveStatus, Opcode, Owner, finished, operation
 
 CONFIG = Config(ports=24)
 REQUESTS = 150

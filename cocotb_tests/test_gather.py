@@ -11,12 +11,13 @@ from cocotb.triggers import RisingEdge
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, busy_after, start, unpack, wait_until
 from cocotb_tests.stripe_models import BLOCK, Allocator, ArrayModel, Lines, Tables
-from hdl.array.interface import extent
 from hdl.config import Config
-from hdl.nvme.interface import HostOpcode, Status, fetched, transfer
-from hdl.stripe.gather import Gather
-from hdl.stripe.interface import RowKind, committed, row_state, strip_state
-from hdl.stripe.patience import NEVER
+from hdl.flow.extent import extent
+from hdl.flow.host_command import HostOpcode, Status
+from hdl.flow.host_data import fetched, transfer
+from hdl.flow.row import RowKind, committed, row_state, strip_state
+from hdl.stripe.gather.gather import Gather
+from hdl.stripe.gather.patience import NEVER
 
 CONFIG = Config(
     data_width=64, ports=8, lines=64, banks=4, commands=32, rows=16, operations=64, arrays=2

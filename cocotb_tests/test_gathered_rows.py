@@ -10,10 +10,10 @@ from cocotb_tests.row_runs import KeepsLines, TrustsStaleDrives, must_catch, run
 from cocotb_tests.sequencer_bench import ARRAYS, ROW_STEP, Bench, random_rows, some_rows
 from cocotb_tests.streams import start
 from hdl.config import DATA_OFFSET_BLOCKS
-from hdl.drive.interface import Opcode
-from hdl.nvme.interface import Status
-from hdl.stripe.interface import RowKind
-from hdl.stripe.sequencer import Sequencer
+from hdl.flow.host_command import Status
+from hdl.flow.operation import Opcode
+from hdl.flow.row import RowKind
+from hdl.stripe.rows.sequencer import Sequencer
 
 SPAN = 8
 """Rows that are written, and then read again and again."""

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from cocotb_tests.guest_host import MIB, GuestHost, message
-from hdl.array.interface import Level
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, board
-from hdl.nvme.identify import Identity
+from hdl.flow.geometry import Level
+from hdl.nvme.pages.identify import Identity
 from sim.golden.layout import Layout
 from sim.native.harness import Harness
 from sim.native.parameters import MICROSECOND, Ideal

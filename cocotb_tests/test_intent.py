@@ -13,9 +13,10 @@ from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, start, unpack, wait_until
 from hdl.background.epochs import SETTLE_CYCLES, Epochs
 from hdl.background.intent import Intent, tally
-from hdl.background.interface import array_row, flushing, intention, stretch
+from hdl.background.rows import array_row, flushing, stretch
 from hdl.config import BLOCK_NUMBER_BITS, Config
-from hdl.nvme.interface import Status, completion
+from hdl.flow.host_command import Status, completion
+from hdl.flow.intention import intention
 
 CONFIG = Config(rows=16, commands=16, arrays=4, intent_chunks=64)
 ROWS = (20, 64, 1000, (1 << 39) + 12345)

@@ -10,10 +10,10 @@ from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
-from hdl.background.interface import WalkKind
 from hdl.background.jobs import JobOrder, Jobs, JobState, job, job_order
 from hdl.background.walker import SliceEnd, slice_request
 from hdl.config import Config
+from hdl.flow.walk import WalkKind
 
 CONFIG = Config(rows=16, commands=16, arrays=4)
 SLICES = 150

@@ -1,4 +1,4 @@
-"""Drives that do not end their commands: aborts, port resets, giving up (`hdl.drive.ladder`)."""
+"""Drives that end no commands: aborts, port resets, giving up (`hdl.drive.recovery.ladder`)."""
 
 import os
 from dataclasses import replace
@@ -8,17 +8,18 @@ import pytest
 from cocotb.triggers import RisingEdge
 
 import hdl.drive.drives
-import hdl.drive.ladder
+import hdl.drive.recovery.ladder
 from cocotb_tests.drive_model import RANDOM, Timing
 from cocotb_tests.drives_bench import Bench, sizes
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import start, wait_until
 from hdl.config import Config
+from hdl.drive.data.write_path import WritePath
 from hdl.drive.drives import Drives
-from hdl.drive.fence import Fence
-from hdl.drive.interface import DriveStatus, Opcode, Owner
-from hdl.drive.ladder import Ladder, given_up_ms, longest_ms
-from hdl.drive.write_path import WritePath
+from hdl.drive.recovery.fence import Fence
+from hdl.drive.recovery.ladder import Ladder
+from hdl.flow.drive_time import given_up_ms, longest_ms
+from hdl.flow.operation import DriveStatus, Opcode, Owner
 
 PORTS = 4
 CONFIG = replace(
@@ -615,7 +616,7 @@ def test_times():
     """What the sizes promise: a tick is at most half an abort's time, and nothing is too early."""
     for clock in (1_000_000, 80_000_000, 250_000_000):
         config = replace(CONFIG, clock_hz=clock, command_timeout_ms=8000, abort_timeout_ms=500)
-        tick_ms = (1 << hdl.drive.ladder.tick_shift(config)) * 1000 / clock
+        tick_ms = (1 << hdl.flow.drive_time.tick_shift(config)) * 1000 / clock
         assert 100 < tick_ms <= 250
         assert 8500 <= longest_ms(config) <= 8500 + 4 * tick_ms
 
@@ -655,8 +656,8 @@ FAULTS = {
         "Ladder",
         hurried(drive_reset_window_s=1 << 20),
     ),
-    "no aborts": ("aborts", hdl.drive.ladder, "ticks", lambda config, ms: 4000),
-    "too early": ("aborts", hdl.drive.ladder, "ticks", lambda config, ms: 4),
+    "no aborts": ("aborts", hdl.drive.recovery.ladder, "ticks", lambda config, ms: 4000),
+    "too early": ("aborts", hdl.drive.recovery.ladder, "ticks", lambda config, ms: 4),
     "keeps data": ("storms", Fence, "elaborate", stopping_fence(Fence.elaborate)),
 }
 LESS_OFTEN = ("no aborts", "keeps data")

@@ -17,11 +17,11 @@ from cocotb_tests.array_models import (
 )
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
-from hdl.array.interface import extent
-from hdl.array.mapper import Mapper
-from hdl.array.strip import NextStrip
+from hdl.array.mapping.mapper import Mapper
+from hdl.array.mapping.strip import NextStrip
 from hdl.config import BLOCK_NUMBER_BITS, Config, small
-from hdl.nvme.interface import HostOpcode, Status, command
+from hdl.flow.extent import extent
+from hdl.flow.host_command import HostOpcode, Status, command
 from sim.golden.layout import Layout
 
 CONFIGS = {"board": Config(), "small": small(), "wide": Config(transfer_blocks=64)}
@@ -223,7 +223,7 @@ class NeverTurns(NextStrip):
 
 @pytest.mark.parametrize("bug", [NeverRotates, NeverTurns])
 def test_planted_bugs_are_found(bug, monkeypatch):
-    monkeypatch.setattr("hdl.array.mapper.NextStrip", bug)
+    monkeypatch.setattr("hdl.array.mapping.mapper.NextStrip", bug)
     with pytest.raises(SimulationError, match="maps_like_the_reference"):
         simulate(
             Mapper(config=CONFIGS["board"]),

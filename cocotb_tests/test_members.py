@@ -10,9 +10,10 @@ from cocotb.triggers import FallingEdge, RisingEdge
 from cocotb_tests.runner import SimulationError
 from cocotb_tests.streams import start
 from cocotb_tests.tables_bench import CONFIGS, Bench, run_tables, this_config
-from hdl.array.identities import Identities
-from hdl.array.interface import Level, ManageOpcode, ManageStatus
+from hdl.array.tables.identities import Identities
 from hdl.config import DATA_OFFSET_BLOCKS
+from hdl.flow.geometry import Level
+from hdl.flow.manage import ManageOpcode, ManageStatus
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
@@ -126,7 +127,7 @@ class TakesAnyDrive(Identities):
 
 
 def test_another_drive_is_found(monkeypatch):
-    monkeypatch.setattr("hdl.array.tables.Identities", TakesAnyDrive)
+    monkeypatch.setattr("hdl.array.tables.tables.Identities", TakesAnyDrive)
     with pytest.raises(SimulationError, match="takes_members_back"):
         run_tables(
             "board",

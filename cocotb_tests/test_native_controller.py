@@ -9,8 +9,8 @@ import pytest
 
 from cocotb_tests.native_card import PORTS, Card, Volume
 from cocotb_tests.volume_model import DataError
-from hdl.array.interface import Level
 from hdl.config import DATA_OFFSET_BLOCKS
+from hdl.flow.geometry import Level
 from sim.golden.layout import (
     DDF,
     DDF_N_CONTINUE,

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from cocotb_tests.native_card import PORTS, Card, Volume
-from hdl.array.interface import Level
 from hdl.config import DATA_OFFSET_BLOCKS
-from hdl.drive.ladder import longest_ms
+from hdl.flow.drive_time import longest_ms
+from hdl.flow.geometry import Level
 from sim.campaign.sizes import USUAL
 from sim.native.parameters import MICROSECOND, Ideal, link_rate
 from sw.driver import raid

@@ -7,12 +7,13 @@ from amaranth.hdl import Module
 
 from cocotb_tests.native_card import PORTS, Card, Volume
 from cocotb_tests.test_native_background import finished
-from hdl.array.interface import ArrayState, Level
-from hdl.background.interface import WalkKind
 from hdl.background.jobs import JobState
 from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.controller import Controller
-from hdl.stripe.sequencer import Sequencer
+from hdl.flow.array_state import ArrayState
+from hdl.flow.geometry import Level
+from hdl.flow.walk import WalkKind
+from hdl.stripe.rows.sequencer import Sequencer
 from sim.campaign.sizes import USUAL
 from sim.golden.nvme import (
     DRIVE_UNAVAILABLE,

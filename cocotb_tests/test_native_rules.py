@@ -31,7 +31,7 @@ from cocotb_tests.test_native_harness import (
     start,
 )
 from hdl.config import BLOCK_BYTES
-from hdl.drive.interface import DriveStatus
+from hdl.flow.operation import DriveStatus
 from sim.native.harness import Flow, Harness, HarnessError, ReadEnd, field_array
 from sim.native.models import Load, bench_read, bench_write, run_load
 from sim.native.parameters import MICROSECOND, NANOSECOND, Hdd, Ideal, LinkParameters, Ssd

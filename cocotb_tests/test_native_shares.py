@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from cocotb_tests.native_card import PORTS, Card, Volume
-from hdl.array.interface import Level
-from hdl.background.interface import WalkKind
 from hdl.config import DATA_OFFSET_BLOCKS, Config, board
+from hdl.flow.geometry import Level
+from hdl.flow.walk import WalkKind
 from sim.native.parameters import MICROSECOND, Ideal
 from sw.driver import background
 from sw.driver.commands import NvmeError

@@ -8,10 +8,11 @@ import pytest
 
 from cocotb_tests.native_card import PORTS, Card, Volume
 from cocotb_tests.test_native_background import FAST, POLL_NS, POLLS, ROWS, finished, replaced
-from hdl.array.interface import ArrayState, Level
-from hdl.background.interface import WalkKind
 from hdl.background.jobs import JobState
 from hdl.config import small
+from hdl.flow.array_state import ArrayState
+from hdl.flow.geometry import Level
+from hdl.flow.walk import WalkKind
 from sim.golden.nvme import DRIVE_UNAVAILABLE, INVALID_FIELD
 from sw.driver import background, raid
 from sw.driver.commands import NvmeError

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from cocotb_tests.native_card import PORTS, Card, Volume
-from hdl.array.interface import Level
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
+from hdl.flow.geometry import Level
 from sim.campaign.sizes import USUAL
 from sim.golden.nvme import DATA_TRANSFER_ERROR, WRITE_FAULT
 from sim.native.harness import Flow, ReadEnd

@@ -9,9 +9,11 @@ from cocotb.triggers import ClockCycles
 
 from cocotb_tests.background_bench import CONFIG, Assembly, Bench
 from cocotb_tests.runner import simulate
-from hdl.array.interface import ArrayState, Level, ManageOpcode
-from hdl.background.interface import WalkKind
 from hdl.config import DATA_OFFSET_BLOCKS
+from hdl.flow.array_state import ArrayState
+from hdl.flow.geometry import Level
+from hdl.flow.manage import ManageOpcode
+from hdl.flow.walk import WalkKind
 
 MANY = replace(CONFIG, ports=16)
 WIDTH = 13

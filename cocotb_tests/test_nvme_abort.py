@@ -9,9 +9,9 @@ from cocotb.triggers import ClockCycles
 from cocotb_tests.nvme_bench import Bench, bench_config, run_front_end
 from cocotb_tests.runner import SimulationError
 from cocotb_tests.streams import wait_until
-from hdl.nvme.admin import Admin
-from hdl.nvme.interface import Status
-from hdl.nvme.slots import SlotTable
+from hdl.flow.host_command import Status
+from hdl.nvme.admin.admin import Admin
+from hdl.nvme.commands.slots import SlotTable
 from sim.golden import nvme
 
 VOLUME_BLOCKS = 5000

@@ -9,7 +9,9 @@ from cocotb.triggers import ClockCycles, RisingEdge
 from cocotb_tests.nvme_bench import Bench, bench_config
 from cocotb_tests.nvme_model import MANAGE_OPCODES, fresh_geometry
 from cocotb_tests.runner import simulate
-from hdl.array.interface import ArrayState, Level, ManageStatus, Rotation
+from hdl.flow.array_state import ArrayState
+from hdl.flow.geometry import Level, Rotation
+from hdl.flow.manage import ManageStatus
 from hdl.nvme.front_end import NvmeFrontEnd
 from sim.golden import nvme
 from sim.golden.nvme import PAGE

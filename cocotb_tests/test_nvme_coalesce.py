@@ -13,7 +13,7 @@ from cocotb.triggers import FallingEdge, RisingEdge
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import start
 from hdl.config import TIME_BITS, small
-from hdl.nvme.coalesce import DELAYS_PER_SECOND, Coalesce
+from hdl.nvme.registers.coalesce import DELAYS_PER_SECOND, Coalesce
 
 DELAY_CYCLES = 12
 """Of an aggregation time of 1."""

@@ -13,9 +13,9 @@ from cocotb.triggers import ClockCycles, RisingEdge
 from cocotb_tests.nvme_bench import Bench, bench_config, run_front_end
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
-from hdl.nvme.admin import Admin
+from hdl.nvme.admin.admin import Admin
+from hdl.nvme.admin.events import LOGS, report
 from hdl.nvme.codes import EventType
-from hdl.nvme.events import LOGS, report
 from hdl.nvme.records import finish, sqe
 from sim.golden import nvme, nvme_logs
 

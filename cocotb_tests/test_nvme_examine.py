@@ -9,8 +9,8 @@ from cocotb.triggers import ClockCycles
 from cocotb_tests.nvme_bench import Bench, bench_config, run_front_end
 from cocotb_tests.nvme_model import contents
 from cocotb_tests.runner import SimulationError
-from hdl.nvme import examine
-from hdl.nvme.interface import Status
+from hdl.flow.host_command import Status
+from hdl.nvme.commands import examine
 from sim.golden import nvme, nvme_logs
 from sim.golden.nvme import PAGE
 

@@ -9,8 +9,8 @@ from cocotb.triggers import ClockCycles
 from cocotb_tests.nvme_bench import Bench, bench_config, run_front_end
 from cocotb_tests.runner import SimulationError
 from cocotb_tests.streams import wait_until
-from hdl.nvme import features
-from hdl.nvme.slots import SlotTable
+from hdl.nvme.admin import features
+from hdl.nvme.commands.slots import SlotTable
 from sim.golden import nvme
 
 CONFIG = bench_config()

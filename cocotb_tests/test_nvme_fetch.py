@@ -9,8 +9,8 @@ from cocotb.triggers import ClockCycles
 from cocotb_tests.nvme_bench import Bench, bench_config, run_front_end
 from cocotb_tests.runner import SimulationError
 from cocotb_tests.streams import wait_until
-from hdl.nvme.entries import EntryRing
-from hdl.nvme.queue_fetch import FetchPlan
+from hdl.nvme.queues.entries import EntryRing
+from hdl.nvme.queues.queue_fetch import FetchPlan
 from sim.golden import nvme, nvme_logs
 
 VOLUME_BLOCKS = 5000
@@ -232,13 +232,13 @@ class SharesRoom(FetchPlan):
     ("place", "mutant", "testcase", "message"),
     [
         (
-            "hdl.nvme.queues.EntryRing",
+            "hdl.nvme.queues.queues.EntryRing",
             TellsWhatWasAskedFor,
             "heads_tell_what_has_arrived",
             "has not arrived|has arrived",
         ),
         (
-            "hdl.nvme.queues.FetchPlan",
+            "hdl.nvme.queues.queues.FetchPlan",
             SharesRoom,
             "admin_waits_for_no_io",
             "of queue 0: not within",

@@ -9,8 +9,8 @@ from cocotb_tests.nvme_bench import Bench, bench_config, run_front_end
 from cocotb_tests.nvme_model import contents
 from cocotb_tests.runner import SimulationError
 from cocotb_tests.streams import wait_until
-from hdl.nvme import prp
-from hdl.nvme.interface import HostOpcode, Status
+from hdl.flow.host_command import HostOpcode, Status
+from hdl.nvme.prp import prp
 from sim.golden import nvme, nvme_logs
 from sim.golden.nvme import PAGE
 

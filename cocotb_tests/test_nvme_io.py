@@ -13,10 +13,11 @@ from cocotb_tests.nvme_bench import Bench, bench_config
 from cocotb_tests.nvme_model import contents
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import CLOCK_PERIOD_NS
-from hdl.nvme import prp_lists, slots
+from hdl.flow.host_command import HostOpcode, Status
 from hdl.nvme.codes import DATA_PATH_CODES, StatusCode
+from hdl.nvme.commands import slots
 from hdl.nvme.front_end import NvmeFrontEnd
-from hdl.nvme.interface import HostOpcode, Status
+from hdl.nvme.prp import prp_lists
 from sim.golden import nvme
 from sim.golden.nvme import PAGE
 

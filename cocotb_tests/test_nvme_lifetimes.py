@@ -9,9 +9,9 @@ from cocotb.triggers import ClockCycles, RisingEdge
 from cocotb_tests.nvme_bench import Bench, bench_config, run_front_end
 from cocotb_tests.runner import SimulationError
 from cocotb_tests.streams import pack, unpack, wait_until
-from hdl.array.interface import ManageOpcode, ManageStatus
-from hdl.array.references import answer, command_begin, telling
-from hdl.nvme.lifetimes import Lifetimes
+from hdl.flow.manage import ManageOpcode, ManageStatus
+from hdl.flow.reference import answer, command_begin, telling
+from hdl.nvme.commands.lifetimes import Lifetimes
 from sim.golden import nvme
 
 SPAN = 16

@@ -12,11 +12,12 @@ from cocotb_tests.nvme_bench import Bench, bench_config, run_front_end
 from cocotb_tests.nvme_model import report_word
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import CLOCK_PERIOD_NS
-from hdl.array.interface import ManageStatus
-from hdl.nvme import events, health
+from hdl.flow.host_command import Status
+from hdl.flow.manage import ManageStatus
+from hdl.nvme.admin import events
 from hdl.nvme.front_end import NvmeFrontEnd
-from hdl.nvme.interface import Status
-from hdl.nvme.pages import PageGenerator
+from hdl.nvme.pages import health
+from hdl.nvme.pages.pages import PageGenerator
 from sim.golden import nvme, nvme_logs
 from sim.golden.nvme import PAGE
 

@@ -9,8 +9,8 @@ from cocotb.triggers import ClockCycles
 from cocotb_tests.nvme_bench import Bench, bench_config, run_front_end
 from cocotb_tests.nvme_model import ADMIN_LINES
 from cocotb_tests.runner import SimulationError
-from hdl.array.interface import ManageStatus
-from hdl.nvme.names import Names, big_endian
+from hdl.flow.manage import ManageStatus
+from hdl.nvme.admin.names import Names, big_endian
 from sim.golden import nvme
 
 CONFIG = bench_config()

@@ -8,8 +8,8 @@ import pytest
 
 from cocotb_tests.nvme_bench import Bench, bench_config, run_front_end
 from cocotb_tests.runner import SimulationError
-from hdl.array.interface import ManageOpcode, ManageStatus
-from hdl.nvme import namespaces
+from hdl.flow.manage import ManageOpcode, ManageStatus
+from hdl.nvme.admin import namespaces
 from sim.golden import nvme, nvme_logs
 from sim.golden.nvme import PAGE
 

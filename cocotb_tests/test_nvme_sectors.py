@@ -8,8 +8,9 @@ import pytest
 from cocotb_tests.nvme_bench import Bench, bench_config, run_front_end
 from cocotb_tests.nvme_model import contents
 from cocotb_tests.runner import SimulationError
-from hdl.array.interface import ManageStatus
-from hdl.nvme import prp_lists, sector_span
+from hdl.flow.manage import ManageStatus
+from hdl.nvme.commands import sector_span
+from hdl.nvme.prp import prp_lists
 from sim.golden import nvme, nvme_logs
 from sim.golden.nvme import PAGE, SECTOR, Namespace
 

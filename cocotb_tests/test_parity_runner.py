@@ -12,14 +12,14 @@ from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
 from cocotb_tests.test_parity_engine import config_of
 from hdl.config import BLOCK_BYTES, PIECES
-from hdl.memory.interface import write_beat
+from hdl.flow.line import write_beat
+from hdl.flow.parity_pass import StepKind, pass_done, step
 from hdl.memory.store import READ_LATENCY
 from hdl.parity import engine as engine_module
 from hdl.parity import fetcher as fetcher_module
 from hdl.parity import solver as solver_module
 from hdl.parity.engine import BANKS
 from hdl.parity.galois import power_table
-from hdl.parity.interface import StepKind, pass_done, step
 from hdl.parity.runner import ParityPass
 from sim import isal
 from sim.golden.parity import UnsolvableError, generate, recover, weight

@@ -11,8 +11,8 @@ from cocotb.triggers import RisingEdge
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import pack, start, unpack
 from hdl.config import MAX_DRIVES, Config
+from hdl.flow.parity_pass import StepKind
 from hdl.parity import solver as solver_module
-from hdl.parity.interface import StepKind
 from hdl.parity.solver import Solver, solver_answer, solver_request
 from sim.golden.parity import UnsolvableError, recovery_matrix, recovery_weight, weight
 

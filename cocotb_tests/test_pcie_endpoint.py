@@ -24,13 +24,14 @@ from cocotb_tests.pcie_host import FAULTS, HARMLESS, PAGE_BYTES
 from cocotb_tests.runner import SimulationError
 from cocotb_tests.series7_model import Series7Host
 from cocotb_tests.streams import wait_until
-from hdl.pcie.interface import Kind, RequestKind
-from hdl.pcie.reader import HostReader
-from hdl.pcie.series7 import Series7Shim
-from hdl.pcie.straddle import StraddledStripper
-from hdl.pcie.tlp_receiver import STRADDLING, TlpReceiver
-from hdl.pcie.ultrascale import CompletionStripper, RequestInserter
-from hdl.pcie.writer import ChunkReader
+from hdl.flow.host_memory import Kind
+from hdl.pcie.dma.reader import HostReader
+from hdl.pcie.dma.writer import ChunkReader
+from hdl.pcie.phy.series7 import Series7Shim
+from hdl.pcie.phy.straddle import StraddledStripper
+from hdl.pcie.phy.tlp_receiver import STRADDLING, TlpReceiver
+from hdl.pcie.phy.ultrascale import CompletionStripper, RequestInserter
+from hdl.pcie.tlp import RequestKind
 
 LINK_BYTES = {256: 8e9 * 8 * 128 / 130 / 8 / 250e6, 512: 8e9 * 16 * 128 / 130 / 8 / 250e6}
 """Of a PCIe 3.0 link in a cycle, by the width of the hard block that goes with it."""
@@ -850,7 +851,7 @@ class ShortInserter(RequestInserter):
 
 
 def test_mutant_inserter(monkeypatch):
-    monkeypatch.setattr("hdl.pcie.ultrascale.RequestInserter", ShortInserter)
+    monkeypatch.setattr("hdl.pcie.phy.ultrascale.RequestInserter", ShortInserter)
     with pytest.raises(SimulationError):
         run("copies")
 
@@ -865,7 +866,7 @@ class MovesNothing(TlpReceiver):
 
 
 def test_mutant_receiver(monkeypatch):
-    monkeypatch.setattr("hdl.pcie.series7.TlpReceiver", MovesNothing)
+    monkeypatch.setattr("hdl.pcie.phy.series7.TlpReceiver", MovesNothing)
     with pytest.raises(SimulationError):
         run("copies", width=128, shim="series7")
 
@@ -885,7 +886,7 @@ def trusting(stripper):
 @pytest.mark.slow
 @pytest.mark.parametrize("stripper", [CompletionStripper, StraddledStripper])
 def test_mutant_stripper(monkeypatch, stripper):
-    monkeypatch.setattr(f"hdl.pcie.ultrascale.{stripper.__name__}", trusting(stripper))
+    monkeypatch.setattr(f"hdl.pcie.phy.ultrascale.{stripper.__name__}", trusting(stripper))
     with pytest.raises(SimulationError, match="poisoned"):
         run("read_faults", straddle=stripper is StraddledStripper)
 
@@ -959,7 +960,7 @@ class StartsEarly(ChunkReader):
 
 
 def test_mutant_early_start(monkeypatch):
-    monkeypatch.setattr("hdl.pcie.writer.ChunkReader", StartsEarly)
+    monkeypatch.setattr("hdl.pcie.dma.writer.ChunkReader", StartsEarly)
     with pytest.raises(SimulationError, match=r"(falls|fell) within a packet|is late"):
         run("crowded_copies", blocks=8)
 

@@ -16,8 +16,8 @@ from cocotb_tests.controller_bench import CONFIG, Bench, ObservedController
 from cocotb_tests.controller_situations import PAUSES, busy_host
 from cocotb_tests.pcie_host import FAULTS, HARMLESS
 from cocotb_tests.runner import simulate
-from hdl.array.interface import Level
 from hdl.config import BLOCK_BYTES
+from hdl.flow.geometry import Level
 from sim.golden import nvme
 
 WORKERS = 8

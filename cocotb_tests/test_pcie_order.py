@@ -12,8 +12,8 @@ from cocotb_tests.pcie_bench import CONFIG, PAGE_BYTES, SHIM, Bench, run_endpoin
 from cocotb_tests.pcie_host import DRAIN_CYCLES
 from cocotb_tests.runner import SimulationError
 from cocotb_tests.streams import wait_until
-from hdl.pcie.interface import CREDITS_MOST
 from hdl.pcie.ordering import GIVEN_UP, ReadCredits, SequenceNumbers, WritesAhead
+from hdl.pcie.tlp import CREDITS_MOST
 
 LIMIT = {"timeout_time": 4, "timeout_unit": "ms"}
 LETTER_BYTES = 16

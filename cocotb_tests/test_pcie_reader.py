@@ -12,9 +12,9 @@ from cocotb_tests.pcie_models import CompletionModel
 from cocotb_tests.pcie_reader_bench import TIMEOUT, Bench, reader_config
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import wait_until
-from hdl.pcie.interface import Kind
-from hdl.pcie.landing import Landing
-from hdl.pcie.reader import HostReader
+from hdl.flow.host_memory import Kind
+from hdl.pcie.dma.landing import Landing
+from hdl.pcie.dma.reader import HostReader
 
 CLEARING = 2000
 UNKNOWN_TAG = 255
@@ -530,13 +530,13 @@ class EveryTag(Landing):
     ("mutant", "testcase"), [(NoWrites, "random_reads"), (EveryTag, "faulty_completions")]
 )
 def test_mutant_landing(monkeypatch, mutant, testcase):
-    monkeypatch.setattr("hdl.pcie.reader.Landing", mutant)
+    monkeypatch.setattr("hdl.pcie.dma.reader.Landing", mutant)
     with pytest.raises(SimulationError):
         run(testcase)
 
 
 def test_mutant_rotation(monkeypatch):
     """Planted bug: payload is not moved to its target's alignment."""
-    monkeypatch.setattr("hdl.pcie.landing.rotate_left", lambda words, amount: words)
+    monkeypatch.setattr("hdl.pcie.dma.landing.rotate_left", lambda words, amount: words)
     with pytest.raises(SimulationError):
         run("random_reads")

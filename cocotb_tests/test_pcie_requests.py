@@ -16,8 +16,8 @@ from cocotbext.pcie.xilinx.us.tlp import Tlp_us
 from cocotb_tests.pcie_bench import SHIM, Bench, run_endpoint
 from cocotb_tests.runner import SimulationError
 from cocotb_tests.streams import wait_until
-from hdl.pcie.completer import NON_POSTED
-from hdl.pcie.interface import BAR_BITS
+from hdl.flow.register_bus import BAR_BITS
+from hdl.pcie.phy.completer import NON_POSTED
 
 REQUESTS = 600
 BURST = 12
@@ -210,6 +210,6 @@ def test_requests(shim, width):
 @pytest.mark.slow
 def test_planted_bugs_are_found(monkeypatch):
     """Locked reads are not answered."""
-    monkeypatch.setattr("hdl.pcie.completer.NON_POSTED", NON_POSTED[:-1])
+    monkeypatch.setattr("hdl.pcie.phy.completer.NON_POSTED", NON_POSTED[:-1])
     with pytest.raises(SimulationError, match="every request answered"):
         run_endpoint("requests", module=__name__)

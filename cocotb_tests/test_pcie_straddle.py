@@ -1,4 +1,4 @@
-"""`hdl.pcie.straddle.StraddledStripper` behind the straddled RC interface of cocotbext-pcie."""
+"""`hdl.pcie.phy.straddle.StraddledStripper` behind the straddled RC interface of cocotbext-pcie."""
 
 import logging
 import os
@@ -20,11 +20,11 @@ from cocotb_tests.pcie_host import straddle_strictly
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, pack, start, unpack, wait_until
 from hdl.config import UNSTRADDLED_COMPLETIONS, Config
-from hdl.pcie.descriptors import ErrorCode, RequesterCompletion
-from hdl.pcie.interface import CompletionStatus, completion_beat
-from hdl.pcie.sideband import user_shape
-from hdl.pcie.straddle import SEGMENT_DWORDS, StraddledStripper
-from hdl.pcie.tags import headers_within
+from hdl.pcie.dma.tags import headers_within
+from hdl.pcie.phy.descriptors import ErrorCode, RequesterCompletion
+from hdl.pcie.phy.sideband import user_shape
+from hdl.pcie.phy.straddle import SEGMENT_DWORDS, StraddledStripper
+from hdl.pcie.tlp import CompletionStatus, completion_beat
 
 DESCRIPTOR_DWORDS = 3
 RCB_DWORDS = 16

@@ -11,8 +11,10 @@ from cocotb_tests.pcie_models import LineMemory
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
 from hdl.config import Config
-from hdl.pcie.interface import RequestKind, post, request_beat, write_request
-from hdl.pcie.writer import HostWriter
+from hdl.flow.host_memory import write_request
+from hdl.flow.post import post
+from hdl.pcie.dma.writer import HostWriter
+from hdl.pcie.tlp import RequestKind, request_beat
 
 LATENCY = 3
 POST_BASE = 1 << 50
@@ -329,6 +331,6 @@ def test_mutant_wrong_line():
 
 def test_mutant_source_rotation(monkeypatch):
     """Planted bug: data keeps the alignment of the line store."""
-    monkeypatch.setattr("hdl.pcie.writer.rotate_right", lambda words, amount: words)
+    monkeypatch.setattr("hdl.pcie.dma.writer.rotate_right", lambda words, amount: words)
     with pytest.raises(SimulationError):
         run("random_writes")

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, start
 from hdl.config import Config, small
-from hdl.stripe import planner as planner_module
-from hdl.stripe.interface import PlanKind, RowKind, plan, plan_request
-from hdl.stripe.planner import Planner
+from hdl.flow.row import RowKind
+from hdl.stripe.planning import planner as planner_module
+from hdl.stripe.planning.plan import PlanKind, plan, plan_request
+from hdl.stripe.planning.planner import Planner
 from sim.golden import planner as golden
 from sim.golden.parity import generate, reconstruct
 

@@ -13,9 +13,9 @@ from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import pack, start
 from cocotb_tests.stripe_models import ArrayModel
 from cocotb_tests.test_gather import split
-from hdl.array.interface import extent
 from hdl.config import Config
-from hdl.nvme.interface import HostOpcode
+from hdl.flow.extent import extent
+from hdl.flow.host_command import HostOpcode
 from hdl.stripe.read_streams import ReadStreams
 
 CONFIG = Config(

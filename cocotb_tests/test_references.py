@@ -10,9 +10,10 @@ from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
 from cocotb_tests.array_models import Table
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSource, pack, start
-from hdl.array.interface import reference, volume
-from hdl.array.references import References, command_begin, row_begin
+from hdl.array.references import References
 from hdl.config import Config, small
+from hdl.flow.reference import command_begin, reference, row_begin
+from hdl.flow.table_read import volume
 
 CONFIGS = {"board": Config(commands=64, rows=32, arrays=4, volumes=8), "small": small()}
 CYCLES = 30_000

@@ -12,14 +12,14 @@ from cocotb_tests.row_runs import must_catch, run_rows
 from cocotb_tests.sequencer_bench import ARRAYS, ROW_STEP, Row, some_rows
 from cocotb_tests.streams import wait_until
 from cocotb_tests.walk_bench import WalkBench
-from hdl.background.interface import WalkKind, WalkResult
-from hdl.drive.interface import Opcode
-from hdl.nvme.interface import Status
-from hdl.stripe.dismissal import Dismissal
-from hdl.stripe.interface import RowKind
-from hdl.stripe.judgement import Judgement
-from hdl.stripe.row_end import end_states
-from hdl.stripe.sequencer import Sequencer
+from hdl.flow.host_command import Status
+from hdl.flow.operation import Opcode
+from hdl.flow.row import RowKind
+from hdl.flow.walk import WalkKind, WalkResult
+from hdl.stripe.rows.dismissal import Dismissal
+from hdl.stripe.rows.judgement import Judgement
+from hdl.stripe.rows.row_end import end_states
+from hdl.stripe.rows.sequencer import Sequencer
 
 SPAN = 6
 ROWS = some_rows(SPAN)

@@ -10,11 +10,13 @@ from cocotb.triggers import ClockCycles, RisingEdge
 from cocotb_tests.background_bench import ROWS, Assembly, Bench
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import pack, unpack
-from hdl.array.interface import ArrayState, Level, ManageOpcode, ManageStatus
-from hdl.array.references import answer, command_begin, telling
 from hdl.array.states import ArrayStates
-from hdl.background.interface import WalkKind
 from hdl.background.jobs import JobState
+from hdl.flow.array_state import ArrayState
+from hdl.flow.geometry import Level
+from hdl.flow.manage import ManageOpcode, ManageStatus
+from hdl.flow.reference import answer, command_begin, telling
+from hdl.flow.walk import WalkKind
 
 
 def rows_of(host: Bench, kind: WalkKind) -> list[int]:

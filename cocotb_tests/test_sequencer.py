@@ -20,11 +20,11 @@ from cocotb_tests.sequencer_bench import (
 from cocotb_tests.streams import CLOCK_PERIOD_NS, start
 from cocotb_tests.stripe_models import BLOCK, TableServer
 from hdl.config import PIECES
-from hdl.drive.interface import Opcode
-from hdl.nvme.interface import Status
-from hdl.parity.interface import StepKind
-from hdl.stripe.interface import RowKind
-from hdl.stripe.sequencer import Sequencer
+from hdl.flow.host_command import Status
+from hdl.flow.operation import Opcode
+from hdl.flow.parity_pass import StepKind
+from hdl.flow.row import RowKind
+from hdl.stripe.rows.sequencer import Sequencer
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
@@ -533,7 +533,7 @@ def test_rate(array):
 
 
 def test_pieces_that_begin_too_soon_are_caught(monkeypatch):
-    monkeypatch.setattr("hdl.stripe.piece_count.ones", lambda mask: mask.any())
+    monkeypatch.setattr("hdl.stripe.rows.piece_count.ones", lambda mask: mask.any())
     with pytest.raises(SimulationError, match=r"row \d+ strip|free but|never written"):
         sequence(Sequencer, array="raid6", testcase=EARLY)
 

@@ -15,8 +15,8 @@ from cocotb_tests.busy import BusyWatch
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.store_model import STORE_DELAY
 from cocotb_tests.streams import StreamSink, StreamSource, start
+from hdl.kit.cut import Relay
 from hdl.memory.settle import Settle
-from hdl.streams import Relay
 
 WIDTH = 9
 

@@ -1,4 +1,4 @@
-"""Rows of two arrays that have shares (`hdl.stripe.admission.Admission`): lines and operations."""
+"""Rows of two arrays with shares (`hdl.stripe.planning.admission.Admission`): lines, operations."""
 
 import os
 from collections import Counter
@@ -13,10 +13,10 @@ from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.sequencer_bench import random_rows, some_rows
 from cocotb_tests.stripe_models import ArrayModel
 from cocotb_tests.walk_bench import WalkBench
-from hdl.background.interface import WalkKind
-from hdl.stripe.admission import Admission
-from hdl.stripe.interface import RowKind
-from hdl.stripe.sequencer import Sequencer
+from hdl.flow.row import RowKind
+from hdl.flow.walk import WalkKind
+from hdl.stripe.planning.admission import Admission
+from hdl.stripe.rows.sequencer import Sequencer
 
 CONFIG = replace(
     sequencer_bench.CONFIG, lines=128, rows=128, commands=128, operations=512, walk_window=2,
@@ -163,6 +163,6 @@ class CountsLines(Admission):
     ],
 )
 def test_faults_are_caught(mutant, testcase, monkeypatch):
-    monkeypatch.setattr("hdl.stripe.sequencer.Admission", mutant)
+    monkeypatch.setattr("hdl.stripe.rows.sequencer.Admission", mutant)
     with pytest.raises(SimulationError, match=f"failed: {testcase}"):
         run(testcase, type(mutant.__name__, (Sequencer,), {}))

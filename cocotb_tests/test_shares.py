@@ -1,4 +1,4 @@
-"""Who may have how much (`hdl.array.shares`), and who waits for it: commands, and rows."""
+"""Who may have how much (`hdl.array.shares.shares`), and who waits for it: commands, and rows."""
 
 import os
 import random
@@ -11,12 +11,12 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
-from hdl.array.command_shares import CommandShares
-from hdl.array.interface import volume
-from hdl.array.shares import Shares
-from hdl.array.turnstile import Turnstile
+from hdl.array.shares.command_shares import CommandShares
+from hdl.array.shares.shares import Shares
+from hdl.array.shares.turnstile import Turnstile
 from hdl.config import OPERATIONS_PER_BLOCK, Config, board
-from hdl.nvme.interface import HostOpcode, command
+from hdl.flow.host_command import HostOpcode, command
+from hdl.flow.table_read import volume
 from hdl.stripe.mends import Mending
 from sim.campaign.sizes import SIZES
 
@@ -488,7 +488,7 @@ def run_rows(
     testcase: str, name: str = "row_shares", kind: type[Turnstile] = Turnstile,
     config: Config = CONFIG,
 ) -> None:
-    """As `hdl.stripe.admission.Admission` has it."""
+    """As `hdl.stripe.planning.admission.Admission` has it."""
     component = kind(
         config=config,
         count=config.rows,

@@ -1,4 +1,4 @@
-"""`hdl.nvme.slots.SlotTable`: Abort names a command, and its slot may be another's by then."""
+"""`hdl.nvme.commands.slots.SlotTable`: Abort names a command; its slot may be another's by then."""
 
 import os
 import random
@@ -9,11 +9,11 @@ from cocotb.triggers import FallingEdge, RisingEdge
 from cocotb_tests.nvme_bench import bench_config
 from cocotb_tests.runner import simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
+from hdl.flow.host_command import Status, completion
 from hdl.nvme.codes import StatusCode, status_field
-from hdl.nvme.health import note
-from hdl.nvme.interface import Status, completion
+from hdl.nvme.commands.slots import SlotTable
+from hdl.nvme.pages.health import note
 from hdl.nvme.records import carried, finish, rejected, target
-from hdl.nvme.slots import SlotTable
 
 CONFIG = bench_config()
 VICTIM, OTHER, ABORT = 0x1234, 0x4321, 0x5000

@@ -18,11 +18,11 @@ from cocotb_tests.sequencer_bench import (
 )
 from cocotb_tests.streams import start
 from cocotb_tests.stripe_models import BLOCK
-from hdl.drive.interface import DriveStatus
-from hdl.stripe.admission import Admission
-from hdl.stripe.interface import RowKind
-from hdl.stripe.judgement import Judgement
-from hdl.stripe.sequencer import Sequencer
+from hdl.flow.operation import DriveStatus
+from hdl.flow.row import RowKind
+from hdl.stripe.planning.admission import Admission
+from hdl.stripe.rows.judgement import Judgement
+from hdl.stripe.rows.sequencer import Sequencer
 
 SPAN = 8
 """Rows that are written, and then read again and again."""

@@ -11,9 +11,10 @@ from cocotb.triggers import RisingEdge
 from cocotb_tests.array_models import Table, pack_geometry, random_layout
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import pack, start, unpack, wait_until
-from hdl.array.interface import ArrayState, copy_entry
-from hdl.array.states import ArrayStates, judgement
+from hdl.array.states import ArrayStates
 from hdl.config import MAX_DRIVES, Config, small
+from hdl.flow.array_state import ArrayState, judgement
+from hdl.flow.table_read import copy_entry
 from sim.golden.layout import Layout
 
 CONFIGS = {"board": Config(), "small": small()}

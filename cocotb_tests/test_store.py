@@ -15,9 +15,9 @@ from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.store_model import STORE_DELAY
 from cocotb_tests.streams import pack, start
 from hdl.config import Config
-from hdl.memory.interface import write_beat
+from hdl.flow.line import write_beat
+from hdl.kit.cut import Relay
 from hdl.memory.store import DWORD_BITS, LineStore
-from hdl.streams import Relay
 
 READ_LATENCY = 3
 READERS = 4

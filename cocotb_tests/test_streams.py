@@ -1,4 +1,4 @@
-"""The test bench tried on `hdl.streams.Merge`, and shown to catch streams that break the rules."""
+"""The test bench, tried on `hdl.kit.merge.Merge`, catches streams that break the rules."""
 
 import os
 import random
@@ -12,7 +12,8 @@ from cocotb.triggers import RisingEdge, Timer
 
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, start, unpack
-from hdl.streams import Merge, Relay, Skid
+from hdl.kit.cut import Relay, Skid
+from hdl.kit.merge import Merge
 
 COUNT = 200
 PAYLOAD_BITS = 16

@@ -25,14 +25,16 @@ from cocotb_tests.stripe_models import (
     TableServer,
 )
 from cocotb_tests.test_gather import split
-from hdl.array.interface import Rotation, extent
-from hdl.background.interface import WalkKind, WalkResult, walk, walked
 from hdl.config import Config
-from hdl.drive.interface import landed
-from hdl.nvme.interface import HostOpcode, Status, fetched, transfer
-from hdl.stripe.gather import Gather
-from hdl.stripe.interface import committed
-from hdl.stripe.sequencer import Sequencer
+from hdl.flow.extent import extent
+from hdl.flow.geometry import Rotation
+from hdl.flow.host_command import HostOpcode, Status
+from hdl.flow.host_data import fetched, transfer
+from hdl.flow.operation import landed
+from hdl.flow.row import committed
+from hdl.flow.walk import WalkKind, WalkResult, walk, walked
+from hdl.stripe.gather.gather import Gather
+from hdl.stripe.rows.sequencer import Sequencer
 
 CONFIG = Config(
     data_width=64, ports=8, lines=64, banks=4, commands=32, rows=16, operations=64, arrays=2

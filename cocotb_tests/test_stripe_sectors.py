@@ -11,8 +11,8 @@ from cocotb_tests.streams import start
 from cocotb_tests.stripe_models import BLOCK
 from cocotb_tests.test_stripe import ARRAYS, CONFIG, Bench, Stripe, bench_of
 from hdl.config import DATA_OFFSET_BLOCKS
-from hdl.nvme.interface import Status
-from hdl.stripe import gather_fetch
+from hdl.flow.host_command import Status
+from hdl.stripe.gather import gather_fetch
 
 
 async def random_sectors(bench: Bench, *, count: int, room: int = 40) -> None:

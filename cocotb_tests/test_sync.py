@@ -11,10 +11,12 @@ from cocotb.triggers import FallingEdge, RisingEdge
 
 from cocotb_tests.background_bench import ROWS, Assembly, Bench
 from cocotb_tests.runner import SimulationError, simulate
-from hdl.array.interface import ArrayState, Level, ManageOpcode, ManageStatus
 from hdl.background.background import Background
-from hdl.background.interface import WalkKind, WalkResult
 from hdl.background.jobs import JobState, Sync
+from hdl.flow.array_state import ArrayState
+from hdl.flow.geometry import Level
+from hdl.flow.manage import ManageOpcode, ManageStatus
+from hdl.flow.walk import WalkKind, WalkResult
 
 START = {"opcode": ManageOpcode.START_JOB}
 

@@ -11,7 +11,7 @@ from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import small
-from hdl.memory.disjoint import DISJOINT
+from hdl.kit.disjoint import DISJOINT
 from sim.verilog import FIFO_STORAGE, to_rtlil, to_verilog
 from synth.blocks import BLOCKS, WHOLE
 from synth.count import count, main

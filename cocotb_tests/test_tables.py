@@ -18,9 +18,11 @@ from cocotb_tests.tables_bench import (
     run_tables,
     this_config,
 )
-from hdl.array.interface import Level, ManageOpcode, ManageStatus, geometry, volume
-from hdl.array.tables import ArrayTables
+from hdl.array.tables.tables import ArrayTables
 from hdl.config import DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
+from hdl.flow.geometry import Level, geometry
+from hdl.flow.manage import ManageOpcode, ManageStatus
+from hdl.flow.table_read import volume
 from sim.golden.layout import MAX_STRIP_BLOCKS, MIRRORED, PARITIES, rotations
 
 CHANGES = 260
@@ -370,7 +372,7 @@ def test_tables(config):
 
 def test_planted_bug_is_found(monkeypatch):
     """Strips of 2 MiB are let through."""
-    monkeypatch.setattr("hdl.array.admission.MAX_STRIP_SHIFT", 9)
+    monkeypatch.setattr("hdl.array.tables.admission.MAX_STRIP_SHIFT", 9)
     with pytest.raises(SimulationError, match="holds_what_the_model_holds"):
         run_tables(
             "board",

@@ -19,8 +19,8 @@ from cocotbext.pcie.core.tlp import Tlp, TlpType
 from cocotb_tests.controller_bench import Bench, ObservedController
 from cocotb_tests.drive_model import IDEAL
 from cocotb_tests.runner import simulate
-from hdl.array.interface import Level
 from hdl.config import DATA_OFFSET_BLOCKS, Config
+from hdl.flow.geometry import Level
 from sim.native.parameters import Ideal, LinkParameters
 from sim.verilog import BUILD
 from sw.driver import raid

@@ -10,12 +10,14 @@ from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import Fields, StreamSink, StreamSource, start, wait_until
-from hdl.array.interface import expected
 from hdl.array.tracker import FLUSH_ROUNDS, Tracker
 from hdl.config import ERA_BITS, Config, small
-from hdl.drive.interface import DriveStatus, Opcode, Owner, finished
-from hdl.nvme.interface import ROUNDS, HostOpcode, Status, command, completion, delivered
-from hdl.stripe.interface import committed
+from hdl.flow.extent import expected
+from hdl.flow.host_command import HostOpcode, Status, command, completion
+from hdl.flow.host_data import delivered
+from hdl.flow.operation import DriveStatus, Opcode, Owner, finished
+from hdl.flow.recovery import ROUNDS
+from hdl.flow.row import committed
 
 CONFIGS = {"board": Config(), "small": small()}
 COMMANDS = 400

@@ -19,11 +19,11 @@ from cocotb_tests.sequencer_bench import (
 from cocotb_tests.streams import CLOCK_PERIOD_NS, start, wait_until
 from cocotb_tests.stripe_models import BLOCK
 from cocotb_tests.walk_bench import WalkBench
-from hdl.background.interface import WalkKind, WalkResult
 from hdl.config import ERA_BITS
-from hdl.drive.interface import DriveStatus, Opcode
-from hdl.stripe.sequencer import Sequencer
-from hdl.stripe.walk_plan import WalkPlan
+from hdl.flow.operation import DriveStatus, Opcode
+from hdl.flow.walk import WalkKind, WalkResult
+from hdl.stripe.rows.sequencer import Sequencer
+from hdl.stripe.walks.walk_plan import WalkPlan
 
 SPAN = 6
 """Rows that have contents, unless a test says otherwise."""

@@ -7,11 +7,11 @@ from cocotb.triggers import ClockCycles, RisingEdge
 from cocotb_tests.sequencer_bench import ARRAY, PATIENCE, Bench, Row
 from cocotb_tests.streams import StreamSink, wait_until
 from cocotb_tests.stripe_models import BLOCK, TableServer
-from hdl.array.interface import Rotation
-from hdl.background.interface import WalkKind, WalkResult, walked
 from hdl.config import ERA_BITS, MAX_DRIVES
-from hdl.nvme.interface import tried_bits
-from hdl.stripe.interface import RowKind
+from hdl.flow.geometry import Rotation
+from hdl.flow.recovery import tried_bits
+from hdl.flow.row import RowKind
+from hdl.flow.walk import WalkKind, WalkResult, walked
 from sim.golden.walks import Walk, outcome
 
 

@@ -99,7 +99,7 @@ class Config:
         See `completions_outstanding` for how many of them are used.
     completion_straddle
         The RC interface of a block of 256 or 512 bits is configured with its straddle option, so
-        that a completion may begin in the beat in which another one ends (`hdl.pcie.straddle`).
+        that a completion may begin in the beat in which another one ends (`hdl.pcie.phy.straddle`).
         Narrower ones have no such option, and this means nothing to them.
     completion_address_bits
         Bits of a completion's lower address that the PCIe block reports: 12 (UltraScale+) or 7
@@ -155,8 +155,8 @@ class Config:
         A command that is aborted and takes longer to end has its port reset.
     array_shares
         Each array has a share of what all of them use, so that one whose drives hang does not make
-        the others wait (`hdl.array.shares`). It takes a controller that has enough for ``arrays``
-        reserves. Else, which is the default, an array may have everything.
+        the others wait (`hdl.array.shares.shares`). It takes a controller that has enough for
+        ``arrays`` reserves. Else, which is the default, an array may have everything.
     early_rows
         Rows of host reads whose lost block is worked out piece by piece while the others land, a
         power of two up to 16 and ``rows``; 0: each waits for whole blocks, and the logic is left

@@ -6,11 +6,11 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import TIME_BITS, Config
 from hdl.core import Core
-from hdl.drive.interface import DrivePort
-from hdl.nvme.names import IDENTITY_BITS, NONCE_BITS
-from hdl.pcie.interface import PcieStatus
-from hdl.pcie.series7 import Series7Shim
-from hdl.pcie.ultrascale import UltrascaleShim
+from hdl.flow.drive_port import DrivePort
+from hdl.flow.pcie_status import PcieStatus
+from hdl.nvme.admin.names import IDENTITY_BITS, NONCE_BITS
+from hdl.pcie.phy.series7 import Series7Shim
+from hdl.pcie.phy.ultrascale import UltrascaleShim
 
 INNER = ("request", "progress", "completion", "register", "status", "posted", "busy")
 """Members of a shim that face `Core`; the others are the hard block's."""

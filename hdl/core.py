@@ -4,46 +4,36 @@ from amaranth.hdl import Array, Cat, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from hdl.array.command_shares import CommandShares
-from hdl.array.mapper import Mapper
+from hdl.array.mapping.mapper import Mapper
 from hdl.array.references import References
-from hdl.array.tables import ArrayTables
+from hdl.array.shares.command_shares import CommandShares
+from hdl.array.tables.tables import ArrayTables
 from hdl.array.tracker import Tracker
 from hdl.background.background import Background
-from hdl.background.interface import MEND_TAG, walk
 from hdl.config import LINE_RETURNS, LINE_USERS, LINE_WRITERS, TIME_BITS, Config
 from hdl.drive.drives import Drives
 from hdl.drive.flusher import FlushAll, Flusher
-from hdl.drive.interface import (
-    DrivePort,
-    DriveStatus,
-    Opcode,
-    Owner,
-    finished,
-    landed,
-    operation,
-)
+from hdl.flow.drive_port import DrivePort
+from hdl.flow.operation import DriveStatus, Opcode, Owner, finished, landed, operation
+from hdl.flow.pcie_status import PcieStatus
+from hdl.flow.register_bus import RegisterBus
+from hdl.flow.row import committed
+from hdl.flow.walk import MEND_TAG, walk
+from hdl.kit.cut import Relay, Skid
+from hdl.kit.merge import Merge, split
 from hdl.memory.allocator import LineAllocator
 from hdl.memory.shared_read import SharedRead
 from hdl.memory.store import LineStore
+from hdl.nvme.admin.names import IDENTITY_BITS, NONCE_BITS
 from hdl.nvme.front_end import NvmeFrontEnd
-from hdl.nvme.names import IDENTITY_BITS, NONCE_BITS
 from hdl.parity.runner import ParityPass
 from hdl.pcie.endpoint import Endpoint
-from hdl.pcie.interface import (
-    PcieStatus,
-    RegisterBus,
-    RequestProgress,
-    completion_beat,
-    request_beat,
-)
-from hdl.streams import Merge, Relay, Skid, split
+from hdl.pcie.tlp import RequestProgress, completion_beat, request_beat
 from hdl.stripe.delivery_queue import DeliveryQueue
 from hdl.stripe.dispatch import Dispatch
-from hdl.stripe.gather import Gather
-from hdl.stripe.interface import committed
+from hdl.stripe.gather.gather import Gather
 from hdl.stripe.mends import Mending
-from hdl.stripe.sequencer import Sequencer
+from hdl.stripe.rows.sequencer import Sequencer
 
 
 class Core(wiring.Component):
@@ -58,7 +48,7 @@ class Core(wiring.Component):
     ``temperature``: of the board in kelvin; 0 without a sensor.
     ``identity``: no other card's (the FPGA's device DNA, an EEPROM); ``nonce``: another number each
     time that power comes back (a true random number generator, a counter in an EEPROM), see
-    `hdl.nvme.names`.
+    `hdl.nvme.admin.names`.
 
     Parameters
     ----------

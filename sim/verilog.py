@@ -18,7 +18,7 @@ from pathlib import Path
 from amaranth.back import rtlil, verilog  # pyright: ignore[reportAttributeAccessIssue]
 from amaranth.lib import wiring
 
-from hdl.simulation import SIMULATION
+from hdl.kit.simulation import SIMULATION
 
 ROOT = Path(__file__).resolve().parent.parent
 """The checkout."""

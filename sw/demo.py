@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from hdl.array.interface import Level
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, board
+from hdl.flow.geometry import Level
 from sim import isal
 from sim.golden.layout import ROTATIONS, Layout
 from sim.native.presets import SAS_12G_SSD

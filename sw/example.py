@@ -7,10 +7,10 @@ docs/driver.md explains it. Every step is checked; the program says what it has 
 
 import sys
 
-from hdl.array.interface import Level
-from hdl.background.interface import WalkKind
 from hdl.background.jobs import JobState
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, board
+from hdl.flow.geometry import Level
+from hdl.flow.walk import WalkKind
 from sim.native.parameters import MICROSECOND, Ideal
 from sw.cli import program
 from sw.driver import background, raid

@@ -5,37 +5,9 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from hdl.array.interface import reference, volume_read
 from hdl.config import MENDED, MENDS, Config
-
-
-def command_begin(config: Config) -> data.StructLayout:
-    """A host command of ``volume`` has got ``slot``. ``late``: it was submitted before the volume
-    was told that it has lost something (`hdl.background.debts.Debts`)."""
-    return data.StructLayout(
-        {"slot": config.slot_bits, "volume": config.volume_bits, "late": 1}
-    )
-
-
-def telling(config: Config) -> data.StructLayout:
-    """With ``any`` the end of a command tells ``volume`` that it has lost something."""
-    return data.StructLayout({"any": 1, "volume": config.volume_bits})
-
-
-def answer(config: Config) -> data.StructLayout:
-    """An end that was to tell ``volume`` has come to completion queue ``queue``: its entry is
-    ``posted``, or there is none, since the controller has been disabled."""
-    return data.StructLayout(
-        {"volume": config.volume_bits, "posted": 1, "queue": range(config.queue_pairs + 1)}
-    )
-
-
-def row_begin(config: Config) -> data.StructLayout:
-    """A row of ``array`` has got row slot ``slot``; ``mends``: it was asked for by `Mends`."""
-    return data.StructLayout(
-        {"slot": config.row_slot_bits, "array": config.array_bits, "mends": 1}
-    )
-
+from hdl.flow.reference import command_begin, reference, row_begin
+from hdl.flow.table_read import volume_read
 
 MEND_NOTES = 3
 """Who asks for rows to be mended: dispatch, and the sequencer for reads and for writes."""
@@ -54,7 +26,7 @@ class References(wiring.Component):
     Two epochs of each volume and of each array are counted apart. A request on ``quiesce`` ends an
     epoch: who comes later is not waited for, and has seen the tables as they are now. So nobody
     waits for other volumes or arrays, and a host that goes on cannot hold up the answer. What is
-    waited for is bounded by the ladder of the drive ports (`hdl.drive.ladder`).
+    waited for is bounded by the ladder of the drive ports (`hdl.drive.recovery.ladder`).
 
     Parameters
     ----------
@@ -75,8 +47,8 @@ class References(wiring.Component):
     volume_read
         Table of the volumes, which must hold while ``quiesce`` is offered.
     exists
-        Bit an array: it is there, as `hdl.array.tables.ArrayTables` has it. For an assertion: a row
-        has its array from its beginning to its end.
+        Bit an array: it is there, as `hdl.array.tables.tables.ArrayTables` has it. For an
+        assertion: a row has its array from its beginning to its end.
     busy
         Something but an end is being waited for.
 

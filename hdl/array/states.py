@@ -1,47 +1,13 @@
 """What every array has left: optimal, partially degraded, degraded, failed."""
 
 from amaranth.hdl import Module, Mux, Signal
-from amaranth.lib import data, wiring
+from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.array.interface import (
-    WIDTH_BITS,
-    ArrayState,
-    copy_read,
-    geometry,
-    geometry_read,
-    member_read,
-)
 from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config
-
-
-def judgement(config: Config) -> data.StructLayout:
-    """What was found of ``array``.
-
-    ``missing``: a member is failed, the first of them at ``position``. ``rebuilding``: one is
-    stale. ``halted``: a member is being copied, but one of the two drives is failed.
-    ``returns``: the failed member at ``place`` has only restarted; its drive is at ``port``.
-    ``loses``: suspect drives are kept that were not yet: what was written since they were flushed
-    may be lost, and with ``redundant`` rows of that may be inconsistent. ``recopies``: one of them
-    is a member that is being copied, so what has been copied may not be what it has.
-    """
-    return data.StructLayout(
-        {
-            "valid": 1,
-            "array": config.array_bits,
-            "state": ArrayState,
-            "missing": 1,
-            "position": 5,
-            "rebuilding": 1,
-            "halted": 1,
-            "returns": 1,
-            "place": 5,
-            "port": config.port_bits,
-            "loses": 1,
-            "recopies": 1,
-            "redundant": 1,
-        }
-    )
+from hdl.flow.array_state import ArrayState, judgement
+from hdl.flow.geometry import WIDTH_BITS, geometry
+from hdl.flow.table_read import copy_read, geometry_read, member_read
 
 
 class ArrayStates(wiring.Component):
@@ -62,7 +28,7 @@ class ArrayStates(wiring.Component):
     changed
         A pulse: judge again.
     failed, stale, suspect, kept, returns
-        Bit a port, as in `hdl.array.tables.ArrayTables`.
+        Bit a port, as in `hdl.array.tables.tables.ArrayTables`.
     yields, keeps
         Bit a port, a pulse with ``judged``: suspect members without which no group of the array has
         lost data, were all suspect drives failed, a suspect drive that a member is copied to, and

@@ -6,13 +6,16 @@ from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from hdl.array.interface import WIDTH_BITS, expected
 from hdl.config import BLOCK_NUMBER_BITS, Config
-from hdl.drive.interface import DriveStatus, finished
-from hdl.memory.interface import line_stream
-from hdl.nvme.interface import HostOpcode, Status, command, completion, delivered, recovery
-from hdl.simulation import SIMULATION
-from hdl.stripe.interface import committed
+from hdl.flow.extent import expected
+from hdl.flow.geometry import WIDTH_BITS
+from hdl.flow.host_command import HostOpcode, Status, command, completion
+from hdl.flow.host_data import delivered
+from hdl.flow.line import line_stream
+from hdl.flow.operation import DriveStatus, finished
+from hdl.flow.recovery import recovery
+from hdl.flow.row import committed
+from hdl.kit.simulation import SIMULATION
 
 FLUSH_ROUNDS = 16
 """Times that a FLUSH is sent to its drives while one of them aborts it or goes away: four drives

@@ -4,30 +4,24 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from hdl.array.interface import (
-    CopyEnd,
-    ManageOpcode,
-    ManageStatus,
-    TableRead,
-    copy_read,
-    geometry_read,
-    manage_request,
-    manage_response,
-    member_read,
-)
-from hdl.array.references import answer, command_begin, telling
 from hdl.array.states import ArrayStates
 from hdl.background.debts import Debts
 from hdl.background.findings import Findings
 from hdl.background.intent import Intent
-from hdl.background.interface import eras, flushing, intention, walk, walked
 from hdl.background.jobs import Jobs
 from hdl.background.pace import Pace
-from hdl.background.report import Section, report_address, report_read
+from hdl.background.rows import flushing
 from hdl.background.supervisor import Supervisor
 from hdl.background.walker import Walker
 from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, TIME_BITS, Config
-from hdl.nvme.interface import completion
+from hdl.flow.array_state import eras
+from hdl.flow.host_command import completion
+from hdl.flow.intention import intention
+from hdl.flow.manage import CopyEnd, ManageOpcode, ManageStatus, manage_request, manage_response
+from hdl.flow.reference import answer, command_begin, telling
+from hdl.flow.report import Section, report_address, report_read
+from hdl.flow.table_read import TableRead, copy_read, geometry_read, member_read
+from hdl.flow.walk import walk, walked
 
 
 class Background(wiring.Component):
@@ -70,7 +64,7 @@ class Background(wiring.Component):
     begun, retired, flush, flushing, completed, completion
         Of `hdl.background.intent.Intent` (not there without `Config.intent_chunks`).
     report_read, report_shows
-        The log pages (`hdl.background.report`); one of findings is being made.
+        The log pages (`hdl.flow.report`); one of findings is being made.
         Entries of ARRAYS: word 0: bit 31 the array exists, 1:0 `ArrayState`, 2 not in sync, 3
         assumed to be, 6:4 `JobState`, 10:8 `WalkKind`, 23:16 array; 1: share in percent; 2, 3:
         first row that is not done; 4, 5, 6: rows mended, mismatched, lost; 8, 9 and 10, 11: when

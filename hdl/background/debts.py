@@ -5,10 +5,11 @@ from amaranth.lib import data, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from hdl.array.interface import ManageOpcode, TableRead
-from hdl.array.references import answer, command_begin, telling
-from hdl.background.interface import eras
 from hdl.config import Config
+from hdl.flow.array_state import eras
+from hdl.flow.manage import ManageOpcode
+from hdl.flow.reference import answer, command_begin, telling
+from hdl.flow.table_read import TableRead
 
 TOLD_BITS = 8
 """Of how often a volume has been told; it wraps, as `ERA_BITS` do."""

@@ -4,9 +4,9 @@ from amaranth.hdl import Array, Module, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.background.interface import flushing
+from hdl.background.rows import flushing
 from hdl.config import Config
-from hdl.nvme.interface import Status, completion
+from hdl.flow.host_command import Status, completion
 
 SETTLE_CYCLES = 63
 """Longest from the end of a flush to the judgement of a drive that it found gone being under way.

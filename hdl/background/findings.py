@@ -5,10 +5,10 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from hdl.background.interface import WalkResult
-from hdl.background.report import FINDINGS
 from hdl.background.walker import finding
 from hdl.config import Config
+from hdl.flow.report import FINDINGS
+from hdl.flow.walk import WalkResult
 
 INDEX_BITS = FINDINGS.bit_length() - 1
 

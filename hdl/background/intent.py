@@ -6,12 +6,13 @@ from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from hdl.array.interface import TableRead
 from hdl.background.epochs import Epochs
-from hdl.background.interface import array_row, flushing, intention, stretch
+from hdl.background.rows import array_row, flushing, stretch
 from hdl.config import BLOCK_NUMBER_BITS, Config
-from hdl.nvme.arbitrate import lowest_set
-from hdl.nvme.interface import completion
+from hdl.flow.host_command import completion
+from hdl.flow.intention import intention
+from hdl.flow.table_read import TableRead
+from hdl.kit.pick import lowest_set
 
 BIT_BITS = 5
 WORD_BITS = 1 << BIT_BITS

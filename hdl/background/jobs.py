@@ -5,10 +5,12 @@ from amaranth.lib import data, enum, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from hdl.array.interface import CopyEnd, TableRead
-from hdl.background.interface import WalkKind, WalkResult, array_row, stretch
+from hdl.background.rows import array_row, stretch
 from hdl.background.walker import SliceEnd, finding, slice_request
 from hdl.config import BLOCK_NUMBER_BITS, TIME_BITS, Config
+from hdl.flow.manage import CopyEnd
+from hdl.flow.table_read import TableRead
+from hdl.flow.walk import WalkKind, WalkResult
 
 SLICE_ROWS = 256
 """Rows of an array after which another array's job has its turn."""

@@ -4,8 +4,8 @@ from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.array.interface import WIDTH_BITS, geometry
 from hdl.config import BLOCK_NUMBER_BITS, Config
+from hdl.flow.geometry import WIDTH_BITS, geometry
 
 PLACE_BITS = WIDTH_BITS - 1
 

@@ -5,21 +5,14 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from hdl.array.interface import (
-    ArrayState,
-    CopyEnd,
-    Level,
-    ManageOpcode,
-    ManageStatus,
-    manage_request,
-    manage_response,
-)
-from hdl.array.states import judgement
-from hdl.background.interface import WalkKind
 from hdl.background.jobs import JobOrder, Sync, job_order
 from hdl.background.pace import SHARE_BITS, WHOLE
 from hdl.config import MAX_DRIVES, Config
-from hdl.nvme.arbitrate import lowest_set
+from hdl.flow.array_state import ArrayState, judgement
+from hdl.flow.geometry import Level
+from hdl.flow.manage import CopyEnd, ManageOpcode, ManageStatus, manage_request, manage_response
+from hdl.flow.walk import WalkKind
+from hdl.kit.pick import lowest_set
 
 DEFAULT_SHARE = 30
 """Percent of the time that background work may take from a host that is there."""
@@ -61,7 +54,7 @@ class Supervisor(wiring.Component):
     request, response
         The host's changes (`ManageOpcode`).
     table_request, table_response
-        Changes to `hdl.array.tables.ArrayTables`.
+        Changes to `hdl.array.tables.tables.ArrayTables`.
     order, running, rebuilds, zeroes, copies, resyncs, unsynced, rebuilt, rebuilt_array, complete,
     handed, outcome
         Of `hdl.background.jobs.Jobs`.

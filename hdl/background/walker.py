@@ -5,10 +5,11 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from hdl.array.interface import geometry, geometry_read
-from hdl.background.interface import MEND_TAG, WalkKind, WalkResult, walk, walked
 from hdl.background.row_order import RowOrder
 from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config, bits_for_count
+from hdl.flow.geometry import geometry
+from hdl.flow.table_read import geometry_read
+from hdl.flow.walk import MEND_TAG, WalkKind, WalkResult, walk, walked
 
 MERGE_SHIFT = 4
 """log2 of the rows that may be one drive command: with longer ones fewer would be on their way."""

@@ -4,20 +4,22 @@ from amaranth.hdl import Cat, Module, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from hdl.array.interface import TableRead
 from hdl.config import MAX_DRIVES, TIME_BITS, Config
-from hdl.drive.block_control import BlockControl
-from hdl.drive.command_queue import CommandQueue
-from hdl.drive.detach import Detach
-from hdl.drive.fence import Fence
-from hdl.drive.interface import DrivePort, finished, landed, load_bits, operation, piece
-from hdl.drive.ladder import Ladder
-from hdl.drive.read_path import ReadPath
+from hdl.drive.data.block_control import BlockControl
+from hdl.drive.data.read_path import ReadPath
+from hdl.drive.data.write_path import WritePath
+from hdl.drive.queue.command_queue import CommandQueue
 from hdl.drive.records import PATHS, path_ports
-from hdl.drive.write_path import WritePath
-from hdl.memory.interface import ReadPort, line_stream, write_port
-from hdl.nvme.interface import tried_bits
-from hdl.streams import Merge
+from hdl.drive.recovery.detach import Detach
+from hdl.drive.recovery.fence import Fence
+from hdl.drive.recovery.ladder import Ladder
+from hdl.flow.drive_port import DrivePort
+from hdl.flow.line import ReadPort, line_stream, write_port
+from hdl.flow.operation import finished, landed, load_bits, operation
+from hdl.flow.piece import piece
+from hdl.flow.recovery import tried_bits
+from hdl.flow.table_read import TableRead
+from hdl.kit.merge import Merge
 
 
 class Drives(wiring.Component):
@@ -36,10 +38,10 @@ class Drives(wiring.Component):
     Ports
     -----
     operation
-        What to do; see `hdl.drive.interface.operation`. Taken in about 2 cycles; waits while
+        What to do; see `hdl.flow.operation.operation`. Taken in about 2 cycles; waits while
         ``config.operations`` are in the block.
     finished
-        Ends of operations; `hdl.drive.interface.finished`. Order is that of the drives.
+        Ends of operations; `hdl.flow.operation.finished`. Order is that of the drives.
     landed
         Blocks read for host commands. A block is offered 6 cycles after its last beat was
         taken by the line store, when the block control has nothing else to do.

@@ -6,9 +6,9 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.array.tracker import FLUSH_ROUNDS
 from hdl.config import MAX_DRIVES, Config, bits_for_count
-from hdl.drive.interface import DriveStatus, Opcode, Owner, finished, operation
-from hdl.memory.round_robin import RoundRobin
-from hdl.nvme.interface import tried_bits
+from hdl.flow.operation import DriveStatus, Opcode, Owner, finished, operation
+from hdl.flow.recovery import tried_bits
+from hdl.kit.round_robin import RoundRobin
 
 
 class Flusher(wiring.Component):
@@ -39,7 +39,8 @@ class Flusher(wiring.Component):
     busy
         Something but a drive or a user is being waited for.
 
-    Latency: 2 cycles a port and 4, and what the drives take: `hdl.drive.ladder` bounds each FLUSH.
+    Latency: 2 cycles a port and 4, and what the drives take: `hdl.drive.recovery.ladder` bounds
+    each FLUSH.
     """
 
     def __init__(self, *, config: Config, users: int):

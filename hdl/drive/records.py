@@ -4,7 +4,9 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config, bits_for_count
-from hdl.drive.interface import MERGE_BLOCKS, DriveStatus, early, operation
+from hdl.flow.drive_port import MERGE_BLOCKS
+from hdl.flow.operation import DriveStatus, operation
+from hdl.flow.piece import early
 
 PATHS = 2
 """Paths each way between the line store and the ports; port p is on path p mod 2."""

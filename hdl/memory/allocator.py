@@ -5,11 +5,11 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import Config, bits_for_count
-from hdl.memory.free_list import FreeList
-from hdl.memory.interface import line_stream
-from hdl.memory.round_robin import RoundRobin
-from hdl.simulation import SIMULATION
-from hdl.streams import Skid
+from hdl.flow.line import line_stream
+from hdl.kit.cut import Skid
+from hdl.kit.free_list import FreeList
+from hdl.kit.round_robin import RoundRobin
+from hdl.kit.simulation import SIMULATION
 
 
 class LineAllocator(wiring.Component):

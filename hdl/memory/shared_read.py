@@ -5,7 +5,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
-from hdl.memory.interface import ReadPort
+from hdl.flow.line import ReadPort
 from hdl.memory.store import READ_LATENCY
 
 

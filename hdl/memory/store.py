@@ -9,11 +9,11 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import Config, bits_for_count
-from hdl.memory.disjoint import DISJOINT
-from hdl.memory.interface import ReadPort, write_beat, write_port
+from hdl.flow.line import ReadPort, write_beat, write_port
+from hdl.kit.cut import Relay
+from hdl.kit.disjoint import DISJOINT
+from hdl.kit.simulation import SIMULATION
 from hdl.memory.recent import RecentWrites
-from hdl.simulation import SIMULATION
-from hdl.streams import Relay
 
 READ_LATENCY = 3
 """Cycles from a beat address taken to its beat: bank registers, memory, output registers."""

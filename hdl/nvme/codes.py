@@ -2,7 +2,7 @@
 
 from amaranth.lib import enum
 
-from hdl.nvme.interface import Status
+from hdl.flow.host_command import Status
 
 DO_NOT_RETRY = 1 << 14
 """DNR in the 15-bit status field (section 4.6.1)."""

@@ -4,56 +4,51 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import fifo, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from hdl.array.interface import (
-    geometry_read,
-    manage_request,
-    manage_response,
-    member_read,
-    port_read,
-    volume_read,
-)
-from hdl.array.references import answer, command_begin, telling
-from hdl.background.report import report_read
 from hdl.config import MAX_DRIVES, TIME_BITS, Config
-from hdl.memory.interface import ReadPort, line_stream, write_port
-from hdl.memory.settle import Settle
-from hdl.nvme.admin import Admin
-from hdl.nvme.coalesce import Coalesce
-from hdl.nvme.codes import CRITICAL_KELVIN, SQE_DWORDS, WARNING_KELVIN
-from hdl.nvme.commands import AdminEntry, Decode, EntryMemory
-from hdl.nvme.delivery import Delivery
-from hdl.nvme.examine import Examine
-from hdl.nvme.formats import Formats
-from hdl.nvme.function_reset import FunctionReset
-from hdl.nvme.health import Health
-from hdl.nvme.identify import Identity
-from hdl.nvme.interface import command, completion, delivered, fetched, transfer
-from hdl.nvme.interrupts import Interrupts
-from hdl.nvme.lifetimes import Lifetimes
-from hdl.nvme.names import IDENTITY_BITS, NONCE_BITS, Names
-from hdl.nvme.pages import PageGenerator, capacity_read
-from hdl.nvme.prp import Prp
-from hdl.nvme.queue_fetch import ADMIN_FETCH
-from hdl.nvme.queues import QueueEngine
-from hdl.nvme.records import again, finish, rejected, unsent
-from hdl.nvme.registers import Registers
-from hdl.nvme.requests import moves as fifo_moves
-from hdl.nvme.sender import PageSender
-from hdl.nvme.slots import SlotTable
-from hdl.pcie.interface import (
+from hdl.flow.host_command import command, completion
+from hdl.flow.host_data import delivered, fetched, transfer
+from hdl.flow.host_memory import (
     Kind,
-    Messages,
-    PcieStatus,
-    RegisterBus,
     inbox_beat,
     inbox_dwords,
-    post,
     read_done,
     read_request,
     sqe_slots,
     write_request,
 )
-from hdl.streams import Merge, Skid, split
+from hdl.flow.line import ReadPort, line_stream, write_port
+from hdl.flow.manage import manage_request, manage_response
+from hdl.flow.pcie_status import PcieStatus
+from hdl.flow.post import Messages, post
+from hdl.flow.reference import answer, command_begin, telling
+from hdl.flow.register_bus import RegisterBus
+from hdl.flow.report import report_read
+from hdl.flow.table_read import geometry_read, member_read, port_read, volume_read
+from hdl.kit.cut import Skid
+from hdl.kit.merge import Merge, split
+from hdl.memory.settle import Settle
+from hdl.nvme.admin.admin import Admin
+from hdl.nvme.admin.names import IDENTITY_BITS, NONCE_BITS, Names
+from hdl.nvme.codes import CRITICAL_KELVIN, SQE_DWORDS, WARNING_KELVIN
+from hdl.nvme.commands.decode import AdminEntry, Decode, EntryMemory
+from hdl.nvme.commands.delivery import Delivery
+from hdl.nvme.commands.examine import Examine
+from hdl.nvme.commands.formats import Formats
+from hdl.nvme.commands.lifetimes import Lifetimes
+from hdl.nvme.commands.slots import SlotTable
+from hdl.nvme.pages.health import Health
+from hdl.nvme.pages.identify import Identity
+from hdl.nvme.pages.pages import PageGenerator, capacity_read
+from hdl.nvme.pages.sender import PageSender
+from hdl.nvme.prp.prp import Prp
+from hdl.nvme.prp.requests import moves as fifo_moves
+from hdl.nvme.queues.queue_fetch import ADMIN_FETCH
+from hdl.nvme.queues.queues import QueueEngine
+from hdl.nvme.records import again, finish, rejected, unsent
+from hdl.nvme.registers.coalesce import Coalesce
+from hdl.nvme.registers.function_reset import FunctionReset
+from hdl.nvme.registers.interrupts import Interrupts
+from hdl.nvme.registers.registers import Registers
 
 
 class NvmeFrontEnd(wiring.Component):
@@ -109,15 +104,16 @@ class NvmeFrontEnd(wiring.Component):
         for each array, whether it is not in sync, or assumed to be, and a pulse when a state has
         changed; what the pages say of background work, and that one of findings is being made.
     told, tells, answers, answer
-        Not there without `Config.background`. Those of `hdl.nvme.lifetimes.Lifetimes`,
-        `hdl.nvme.slots.SlotTable` (for ``ended``) and `hdl.nvme.queues.QueueEngine`.
+        Not there without `Config.background`. Those of `hdl.nvme.commands.lifetimes.Lifetimes`,
+        `hdl.nvme.commands.slots.SlotTable` (for ``ended``) and
+        `hdl.nvme.queues.queues.QueueEngine`.
     begins, begun, ends, ended
         I/O commands that come and go, for `hdl.array.references.References`: pulses when one gets a
         slot, before its namespace matters, and when its slot is free again.
     temperature
         Composite temperature in kelvin; 0: no sensor, `Config.temperature_kelvin` is reported.
     identity, nonce
-        What makes the names of this card and its namespaces (`hdl.nvme.names.Names`).
+        What makes the names of this card and its namespaces (`hdl.nvme.admin.names.Names`).
     line_write, allocate, free
         The line that an admin page is built in.
     line_read, size_read

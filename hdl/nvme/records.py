@@ -3,12 +3,13 @@
 from amaranth.hdl import Value
 from amaranth.lib import data, enum
 
-from hdl.array.references import telling
 from hdl.config import SECTOR_BITS, Config, bits_for_count
+from hdl.flow.host_command import HostOpcode, Status, command
+from hdl.flow.host_data import transfer
+from hdl.flow.host_memory import sqe_slots
+from hdl.flow.reference import telling
 from hdl.nvme.codes import SQE_BITS, STATUS_BITS
-from hdl.nvme.interface import HostOpcode, Status, command, transfer
-from hdl.nvme.lifetimes import AGE_BITS
-from hdl.pcie.interface import sqe_slots
+from hdl.nvme.commands.lifetimes import AGE_BITS
 
 BLOCK_COUNT_BITS = 16
 """NLB in CDW12 of I/O commands: blocks - 1."""
@@ -49,7 +50,7 @@ def doorbell(config: Config) -> data.StructLayout:
 def entry(config: Config) -> data.StructLayout:
     """A submission queue entry is at ``place`` of the inbox, or (``error``) never will be.
 
-    ``age``: when it was submitted (`hdl.nvme.lifetimes`), or (``mixed``) not before that.
+    ``age``: when it was submitted (`hdl.nvme.commands.lifetimes`), or (``mixed``) not before that.
     """
     return data.StructLayout(
         {
@@ -229,10 +230,10 @@ def sqe() -> data.StructLayout:
 
 
 class PageKind(enum.Enum, shape=5):
-    """Pages that `hdl.nvme.pages.PageGenerator` builds.
+    """Pages that `hdl.nvme.pages.pages.PageGenerator` builds.
 
     The first five have an image in ROM; ALLOCATED_NAMESPACE has that of NAMESPACE, of which it has
-    the low `IMAGE_BITS` bits. The low bits of the last three are a `hdl.background.report.Section`.
+    the low `IMAGE_BITS` bits. The low bits of the last three are a `hdl.flow.report.Section`.
     """
 
     CONTROLLER = 0

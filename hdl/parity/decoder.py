@@ -5,8 +5,8 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
+from hdl.flow.parity_pass import StepKind, piece_field, step
 from hdl.parity.engine import coefficients, syndrome_bits
-from hdl.parity.interface import StepKind, piece_field, step
 from hdl.parity.solver import Solver
 
 
@@ -51,7 +51,7 @@ class StepDecoder(wiring.Component):
     Ports
     -----
     step
-        Steps of passes, whole passes in order (`hdl.parity.interface.step`).
+        Steps of passes, whole passes in order (`hdl.flow.parity_pass.step`).
     inputs, outputs
         Blocks to read and to write. Outputs of a pass follow its last input.
     busy

@@ -6,10 +6,10 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config, bits_for_count
-from hdl.memory.disjoint import DISJOINT
+from hdl.flow.parity_pass import piece_field
+from hdl.kit.disjoint import DISJOINT
 from hdl.parity.field import ELEMENT_BITS, RAID_FIELD
 from hdl.parity.galois import bit_matrix, multiply_word
-from hdl.parity.interface import piece_field
 from hdl.parity.pieces import beat_number, is_last
 
 BANKS = 2

@@ -5,12 +5,12 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import Config, bits_for_count
-from hdl.memory.interface import ReadPort
+from hdl.flow.line import ReadPort
+from hdl.flow.parity_pass import piece_field
+from hdl.kit.cut import Skid
 from hdl.parity.decoder import input_block
 from hdl.parity.engine import BANKS, coefficients, engine_beat
-from hdl.parity.interface import piece_field
 from hdl.parity.pieces import beat_number, is_last
-from hdl.streams import Skid
 
 BLOCKS_IN_FLIGHT = 2
 """Blocks whose beats may be on their way at once: one that ends and the next that begins."""

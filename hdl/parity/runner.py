@@ -6,11 +6,11 @@ from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import Config
-from hdl.memory.interface import ReadPort, write_port
+from hdl.flow.line import ReadPort, write_port
+from hdl.flow.parity_pass import pass_done, piece_field, step
 from hdl.parity.decoder import StepDecoder, input_block, output_block
 from hdl.parity.engine import ParityEngine, syndrome_bits
 from hdl.parity.fetcher import BlockFetcher
-from hdl.parity.interface import pass_done, piece_field, step
 
 INPUT_BLOCKS = 8
 """Input blocks decoded ahead: their transfer covers the decoding of the pass after them."""
@@ -35,7 +35,7 @@ class ParityPass(wiring.Component):
     Ports
     -----
     step
-        Passes as `hdl.parity.interface.step` defines them, whole and in order. Steps of the next
+        Passes as `hdl.flow.parity_pass.step` defines them, whole and in order. Steps of the next
         passes may be sent at any time; they wait while eight blocks to read are ahead.
     done
         One answer a pass, in order, after the last beat of its last output was taken; with

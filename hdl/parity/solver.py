@@ -6,16 +6,16 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import MAX_DRIVES, Config, bits_for_count
+from hdl.flow.parity_pass import StepKind
 from hdl.parity.engine import coefficients
 from hdl.parity.field import ELEMENT_BITS, MAX_PARITIES, RAID_FIELD
 from hdl.parity.galois import inverse_table, multiply, power_table
-from hdl.parity.interface import StepKind
 
 ROLE_BITS = bits_for_count(MAX_DRIVES)
 
 
 def solver_request(config: Config) -> data.StructLayout:
-    """A begin or an input, as in `hdl.parity.interface.step`."""
+    """A begin or an input, as in `hdl.flow.parity_pass.step`."""
     return data.StructLayout(
         {"kind": StepKind, "role": ROLE_BITS, "erased": MAX_DRIVES, "parities": MAX_PARITIES}
     )

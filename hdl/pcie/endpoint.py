@@ -5,26 +5,16 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import TIME_BITS, Config
-from hdl.memory.interface import ReadPort, line_stream, write_port
-from hdl.pcie.interface import (
-    CREDITS_MOST,
-    Messages,
-    PcieStatus,
-    RegisterBus,
-    RequestKind,
-    RequestProgress,
-    completion_beat,
-    inbox_beat,
-    post,
-    read_done,
-    read_request,
-    request_beat,
-    write_request,
-)
+from hdl.flow.host_memory import inbox_beat, read_done, read_request, write_request
+from hdl.flow.line import ReadPort, line_stream, write_port
+from hdl.flow.pcie_status import PcieStatus
+from hdl.flow.post import Messages, post
+from hdl.flow.register_bus import RegisterBus
+from hdl.pcie.dma.reader import HostReader
+from hdl.pcie.dma.writer import HostWriter
 from hdl.pcie.ordering import AHEAD_BITS, WritesAhead
 from hdl.pcie.packets import PacketMerge
-from hdl.pcie.reader import HostReader
-from hdl.pcie.writer import HostWriter
+from hdl.pcie.tlp import CREDITS_MOST, RequestKind, RequestProgress, completion_beat, request_beat
 
 
 class Endpoint(wiring.Component):

@@ -7,7 +7,7 @@ from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.pcie.interface import CREDITS_MOST
+from hdl.pcie.tlp import CREDITS_MOST
 
 AHEAD_BITS = 10
 """Width of a number of memory writes on their way: more than a stage, or the hard block, holds."""
@@ -84,7 +84,7 @@ class ReadCredits(wiring.Component):
     given, sent
         Pulses: the shim is given a read; the block has taken one.
     credits
-        See `hdl.pcie.interface.RequestProgress`.
+        See `hdl.pcie.tlp.RequestProgress`.
     """
 
     def __init__(self, *, delay: int, bits: int):
@@ -139,7 +139,7 @@ class SequenceNumbers(wiring.Component):
     valid, returned
         Numbers that come back, `RETURNS` a cycle at most.
     bus_master
-        As in `hdl.pcie.interface.PcieStatus`.
+        As in `hdl.flow.pcie_status.PcieStatus`.
     ahead, leave
         Writes that have not come back; how many do in this cycle, or are gone.
     stuck

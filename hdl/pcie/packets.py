@@ -5,8 +5,8 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
-from hdl.pcie.interface import request_beat
-from hdl.streams import Relay
+from hdl.kit.cut import Relay
+from hdl.pcie.tlp import request_beat
 
 
 class PacketMerge(wiring.Component):

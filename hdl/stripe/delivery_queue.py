@@ -6,7 +6,7 @@ from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
-from hdl.drive.interface import landed
+from hdl.flow.operation import landed
 
 
 class DeliveryQueue(wiring.Component):
@@ -16,8 +16,8 @@ class DeliveryQueue(wiring.Component):
     each; meanwhile other rows can go on. Each block in the queue has a line of its own, so it is
     never full.
 
-    ``input``, ``output``: as `hdl.stripe.sequencer.Sequencer` says ``recovered``. Latency 2 cycles,
-    one block a cycle.
+    ``input``, ``output``: as `hdl.stripe.rows.sequencer.Sequencer` says ``recovered``. Latency 2
+    cycles, one block a cycle.
 
     Parameters
     ----------

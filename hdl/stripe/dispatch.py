@@ -5,21 +5,16 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from hdl.array.interface import (
-    WIDTH_BITS,
-    TableRead,
-    copy_read,
-    expected,
-    extent,
-    geometry,
-    geometry_read,
-    member_read,
-)
-from hdl.background.interface import eras, walk
 from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
-from hdl.drive.interface import Opcode, Owner, load_bits, operation
-from hdl.nvme.interface import ROUNDS, HostOpcode, Status, completion, tried_bits
-from hdl.stripe.interface import committed
+from hdl.flow.array_state import eras
+from hdl.flow.extent import expected, extent
+from hdl.flow.geometry import WIDTH_BITS, geometry
+from hdl.flow.host_command import HostOpcode, Status, completion
+from hdl.flow.operation import Opcode, Owner, load_bits, operation
+from hdl.flow.recovery import ROUNDS, tried_bits
+from hdl.flow.row import committed
+from hdl.flow.table_read import TableRead, copy_read, geometry_read, member_read
+from hdl.flow.walk import walk
 from hdl.stripe.mends import Mends
 from hdl.stripe.read_streams import ReadStreams
 
@@ -48,10 +43,10 @@ class Dispatch(wiring.Component):
       drives in long runs. Ties go to the first copy from the strip's turn upwards (the bit-reversed
       sum of stripe and index).
     - READ of mirrors of which the copies may differ: the first copy that is live. That is the one
-      which RESYNC takes (`hdl.stripe.walk_plan.WalkPlan`), so what the host has been given stays.
-      If its drive cannot read the block, the next one, as RESYNC does; if the drive aborts that, or
-      is slow, it is asked again. What a copy could not give that was chosen otherwise, before the
-      copies could differ, says nothing of those before it.
+      which RESYNC takes (`hdl.stripe.walks.walk_plan.WalkPlan`), so what the host has been given
+      stays. If its drive cannot read the block, the next one, as RESYNC does; if the drive aborts
+      that, or is slow, it is asked again. What a copy could not give that was chosen otherwise,
+      before the copies could differ, says nothing of those before it.
     - READ tried before, of others without parity: the next live copy, upwards from the one asked
       last; a single copy again.
     - READ without parity, when every copy has been asked or passed over `ROUNDS` times, of mirrors

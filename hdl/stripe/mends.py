@@ -5,13 +5,13 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from hdl.background.interface import MEND_TAG, ROLE_BITS, WalkKind, walk
 from hdl.config import BLOCK_NUMBER_BITS, ERA_BITS, MENDED, MENDS, Config
-from hdl.streams import Merge
+from hdl.flow.walk import MEND_TAG, ROLE_BITS, WalkKind, walk
+from hdl.kit.merge import Merge
 
 
 def row_place(config: Config) -> data.StructLayout:
-    """Where a row lies, and its ``source`` and ``era``, as `hdl.background.interface.walk` says."""
+    """Where a row lies, and its ``source`` and ``era``, as `hdl.flow.walk.walk` says."""
     return data.StructLayout(
         {
             "array": config.array_bits,

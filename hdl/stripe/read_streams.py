@@ -5,10 +5,11 @@ from amaranth.lib import data, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from hdl.array.interface import extent, geometry
 from hdl.config import Config
-from hdl.nvme.interface import HostOpcode
-from hdl.stripe.stream_detector import StreamDetector
+from hdl.flow.extent import extent
+from hdl.flow.geometry import geometry
+from hdl.flow.host_command import HostOpcode
+from hdl.stripe.gather.stream_detector import StreamDetector
 
 STREAMS_BITS = 9
 """log2 of the entries for streams; one that is lost to a collision costs three stripes."""

@@ -5,10 +5,10 @@ from typing import Any
 
 from cocotb_tests.array_models import rotation_of
 from cocotb_tests.row_check import checked_row
-from hdl.array.interface import Level
-from hdl.background.interface import WalkKind
 from hdl.background.jobs import JobState
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, SECTOR_BYTES
+from hdl.flow.geometry import Level
+from hdl.flow.walk import WalkKind
 from sim.campaign.bounds import given_up_ns, work_ns
 from sim.campaign.budget import Budget
 from sim.campaign.card import Card, Stuck

@@ -2,8 +2,8 @@
 
 import random
 
-from hdl.background.interface import WalkKind
 from hdl.background.jobs import JobState
+from hdl.flow.walk import WalkKind
 from sim.campaign.array import Array
 from sim.campaign.card import Card
 from sim.campaign.faults import FAULT_TIME_NS, Faults

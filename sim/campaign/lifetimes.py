@@ -10,9 +10,9 @@ import random
 from contextlib import suppress
 
 from cocotb_tests.volume_model import ANYTHING
-from hdl.background.interface import WalkKind
 from hdl.background.jobs import JobState
 from hdl.config import BLOCK_BYTES, SECTOR_BYTES
+from hdl.flow.walk import WalkKind
 from sim.campaign.array import Array
 from sim.campaign.faults import FAULT_TIME_NS, Faults
 from sim.campaign.shapes import layout_for

@@ -3,8 +3,8 @@
 import random
 from contextlib import suppress
 
-from hdl.background.interface import WalkKind
 from hdl.background.jobs import JobState
+from hdl.flow.walk import WalkKind
 from sim.campaign.array import Array
 from sim.campaign.card import Card
 from sim.campaign.faults import Faults

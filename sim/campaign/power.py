@@ -12,9 +12,9 @@ Until the power goes it only reads, as the write hole may take blocks of a degra
 import random
 from dataclasses import dataclass
 
-from hdl.background.interface import WalkKind
 from hdl.background.jobs import JobState
 from hdl.background.supervisor import DEFAULT_SHARE
+from hdl.flow.walk import WalkKind
 from sim.campaign.array import POLL_NS, Array
 from sim.campaign.card import Card
 from sim.campaign.faults import FAULT_TIME_NS

@@ -8,8 +8,8 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import connect, flipped
 
 from hdl.config import Config
+from hdl.kit.free_list import FreeList
 from hdl.memory.allocator import LineAllocator
-from hdl.memory.free_list import FreeList
 from sim.formal.runner import Proof, any_constant
 from sim.formal.stream_rules import StreamRules
 

@@ -26,12 +26,13 @@ from amaranth.hdl import (
 from amaranth.lib import data
 from amaranth.lib.wiring import connect, flipped
 
-from hdl.array.division import DIGIT_BITS, REMAINDER_BITS, DivideDigit
-from hdl.array.interface import WIDTH_BITS, Rotation, geometry, volume
-from hdl.array.mapper import Mapper
-from hdl.array.strip import NextStrip, strip
+from hdl.array.mapping.division import DIGIT_BITS, REMAINDER_BITS, DivideDigit
+from hdl.array.mapping.mapper import Mapper
+from hdl.array.mapping.strip import NextStrip, strip
 from hdl.config import MAX_DRIVES, small
-from hdl.nvme.interface import HostOpcode, Status, command
+from hdl.flow.geometry import WIDTH_BITS, Rotation, geometry
+from hdl.flow.host_command import HostOpcode, Status, command
+from hdl.flow.table_read import volume
 from sim.formal.runner import Proof, any_constant, any_sequence
 
 CONFIG = small()
@@ -332,7 +333,7 @@ class SloppyMapper(Mapper):
     """Mutant: the divisions of the mapper are sloppy."""
 
     def elaborate(self, platform) -> Module:
-        with patch("hdl.array.mapper.DivideDigit", SloppyDigit):
+        with patch("hdl.array.mapping.mapper.DivideDigit", SloppyDigit):
             return super().elaborate(platform)
 
 

@@ -1,4 +1,4 @@
-"""`hdl.streams.Merge` keeps the rules of streams, loses nothing and invents nothing.
+"""`hdl.kit.merge.Merge` keeps the rules of streams, loses nothing and invents nothing.
 
 One payload that the solver chose is marked: it enters once, at an input the solver chose, and must
 leave once. Its neighbours are arbitrary but unmarked.
@@ -8,7 +8,7 @@ from amaranth.hdl import Assert, Assume, Elaboratable, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import connect, flipped
 
-from hdl.streams import Merge
+from hdl.kit.merge import Merge
 from sim.formal.runner import Proof, any_constant
 from sim.formal.stream_rules import StreamRules
 

@@ -10,9 +10,10 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import connect, flipped
 
 from hdl.config import small
-from hdl.stripe import planner as planner_module
-from hdl.stripe.interface import PlanKind, RowKind, plan_request
-from hdl.stripe.planner import Planner
+from hdl.flow.row import RowKind
+from hdl.stripe.planning import planner as planner_module
+from hdl.stripe.planning.plan import PlanKind, plan_request
+from hdl.stripe.planning.planner import Planner
 from sim.formal.runner import Proof
 from sim.formal.stream_rules import StreamRules
 

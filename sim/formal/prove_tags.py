@@ -1,4 +1,4 @@
-"""`hdl.pcie.tags.TagTable` never hands out a tag in use, and loses neither tags nor headers.
+"""`hdl.pcie.dma.tags.TagTable` never hands out a tag in use, and loses neither tags nor headers.
 
 The specification keeps its own account of every tag: *out* from its allocation to its retirement,
 *closed* once no completion is accepted, *banned* while quarantined. The environment closes only
@@ -13,7 +13,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, connect, flipped
 
 from hdl.config import TIME_BITS, Config
-from hdl.pcie.tags import READ_HEADERS_MOST, TagTable
+from hdl.pcie.dma.tags import READ_HEADERS_MOST, TagTable
 from sim.formal.runner import Proof
 from sim.formal.stream_rules import StreamRules
 

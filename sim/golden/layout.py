@@ -73,7 +73,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Extent:
-    """Consecutive rows of one strip, as `hdl.array.interface.extent` names them."""
+    """Consecutive rows of one strip, as `hdl.flow.extent.extent` names them."""
 
     base: int
     shift: int

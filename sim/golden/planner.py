@@ -1,7 +1,7 @@
 """Plans for a row in plain Python, and what carrying one out does to the row's blocks.
 
-The reference for `hdl.stripe.planner`: `plan` chooses by listing every way that works and counting
-its reads; `carry_out` does the arithmetic, and refuses to touch a dead drive.
+The reference for `hdl.stripe.planning.planner`: `plan` chooses by listing every way that works and
+counting its reads; `carry_out` does the arithmetic, and refuses to touch a dead drive.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ class DeadDriveError(AssertionError):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to read, recover and write; `hdl.stripe.interface.plan` with sets for masks."""
+    """What to read, recover and write; `hdl.stripe.planning.plan.plan` with sets for masks."""
 
     kind: str
     read_data: frozenset[int] = frozenset()

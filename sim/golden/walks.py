@@ -1,6 +1,6 @@
 """How a row that is walked in the background ends, in plain Python.
 
-The reference for `hdl.stripe.walk_plan` and what the sequencer makes of it.
+The reference for `hdl.stripe.walks.walk_plan` and what the sequencer makes of it.
 """
 
 from dataclasses import dataclass

@@ -15,7 +15,7 @@ from amaranth.hdl import Shape
 from amaranth.lib import wiring
 
 from hdl.config import TIME_BITS, Config
-from hdl.pcie.interface import PcieStatus
+from hdl.flow.pcie_status import PcieStatus
 from sim import verilator
 from sim.verilog import BUILD, ROOT, Netlist, digest, to_verilog, write_atomically
 

@@ -208,8 +208,8 @@ class Harness:
     seed
         Of what drives with ``volatile_cache`` forget.
     identity, nonce
-        What names the card and its namespaces (`hdl.nvme.names`), 64 bits each; by default each
-        harness of a process is another card, always in the same order.
+        What names the card and its namespaces (`hdl.nvme.admin.names`), 64 bits each; by default
+        each harness of a process is another card, always in the same order.
     component
         Makes the Amaranth component to verilate instead of ``Controller(config=config)``; it has
         the same ports.
@@ -490,7 +490,7 @@ class Harness:
 
     def restart_drive(self, port: int) -> None:
         """A drive begins anew by itself, and says so (``restarted`` of
-        `hdl.drive.interface.DrivePort`): its commands end with ABORTED; with ``volatile_cache`` it
+        `hdl.flow.drive_port.DrivePort`): its commands end with ABORTED; with ``volatile_cache`` it
         forgets some of what it was not asked to flush."""
         self._call("restart_drive", port)
 
@@ -570,7 +570,7 @@ class Harness:
     # Settings and measurements
 
     def set_status(self, name: str, value: int) -> None:
-        """Drives an input of the controller's ``status`` (`hdl.pcie.interface.PcieStatus`).
+        """Drives an input of the controller's ``status`` (`hdl.flow.pcie_status.PcieStatus`).
 
         The link keeps to the same value, and holds the controller to it.
         """

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from hdl.drive.interface import MERGE_BLOCKS
+from hdl.flow.drive_port import MERGE_BLOCKS
 from sim.native.build import build_models
 from sim.native.harness import field_array, int_array
 from sim.native.parameters import SECOND, DriveParameters, LinkParameters, check

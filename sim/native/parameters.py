@@ -188,7 +188,7 @@ class DriveParameters:
         written with FUA: each block has then its newest contents or any that it had since.
     reset_loses_cache
         With ``volatile_cache``: so does a drive whose port is reset, and it says that it has
-        restarted (``restarted`` of `hdl.drive.interface.DrivePort`).
+        restarted (``restarted`` of `hdl.flow.drive_port.DrivePort`).
     """
 
     capacity: int = 1 << 18

@@ -7,8 +7,8 @@ host link does.
 import random
 from collections.abc import Callable
 
-from hdl.array.interface import Level
 from hdl.config import board
+from hdl.flow.geometry import Level
 from sim.golden.layout import Layout
 from sim.native.parameters import MICROSECOND, Ideal, link_rate
 from sw.bench.healthy import (

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from hdl.array.interface import Level
 from hdl.config import board
+from hdl.flow.geometry import Level
 from sim.native.parameters import MICROSECOND, NANOSECOND
 from sim.native.presets import SATA_6G_SSD as SSD
 from sw.bench.run import LINK, Measurement, load_card

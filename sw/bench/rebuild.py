@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from hdl.array.interface import Level
 from hdl.background.jobs import JobState
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, board
+from hdl.flow.geometry import Level
 from sim.native.parameters import DriveParameters
 from sim.native.presets import SATA_6G_SSD
 from sw.bench.healthy import Figure

@@ -3,8 +3,8 @@
 import resource
 from dataclasses import dataclass
 
-from hdl.array.interface import Level
 from hdl.config import board
+from hdl.flow.geometry import Level
 from sim.native.parameters import NANOSECOND, DriveParameters, Ideal, LinkParameters
 from sw.driver import raid
 from sw.driver.card import SimulatedCard

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from hdl.array.interface import Level
 from hdl.config import board
+from hdl.flow.geometry import Level
 from sim.native.parameters import DriveParameters, LinkParameters, Ssd
 from sw.characterise.predict import Prediction, predict
 from sw.characterise.record import Record

@@ -9,8 +9,8 @@ sequential with parity: the parities of full stripes).
 from dataclasses import dataclass
 from functools import cache
 
-from hdl.array.interface import Level
 from hdl.config import BLOCK_BYTES
+from hdl.flow.geometry import Level
 from sim.native.models import Load as DriveLoad
 from sim.native.models import run_load
 from sim.native.parameters import MILLISECOND, SECOND, DriveParameters, Hdd, LinkParameters

@@ -6,7 +6,7 @@ FJ16: Fujitsu, "RAID Controller Performance 2016", white paper, version 1.0d, 20
 
 from dataclasses import dataclass
 
-from hdl.array.interface import Level
+from hdl.flow.geometry import Level
 
 
 @dataclass(frozen=True)

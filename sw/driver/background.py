@@ -3,10 +3,11 @@
 import struct
 from dataclasses import dataclass
 
-from hdl.array.interface import ArrayState, Level
-from hdl.background.interface import WalkKind, WalkResult
 from hdl.background.jobs import JobState
 from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BLOCKS
+from hdl.flow.array_state import ArrayState
+from hdl.flow.geometry import Level
+from hdl.flow.walk import WalkKind, WalkResult
 from sw.driver import raid
 from sw.driver.commands import BLOCK_BYTES, Command, NvmeError, number
 from sw.driver.nvme import Nvme

@@ -4,8 +4,10 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hdl.array.interface import ArrayState, Emulation, Level, Rotation
 from hdl.config import BLOCK_BYTES, BLOCK_NUMBER_BITS, SECTOR_BYTES
+from hdl.flow.array_state import ArrayState
+from hdl.flow.geometry import Level, Rotation
+from hdl.flow.manage import Emulation
 from sw.driver.commands import Command, number
 from sw.driver.nvme import Nvme
 

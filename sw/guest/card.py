@@ -10,7 +10,7 @@ import mmap
 import os
 from collections.abc import Callable, Sequence
 
-from hdl.nvme.identify import Identity
+from hdl.nvme.pages.identify import Identity
 from sim.native.harness import Harness
 from sw.guest.config_space import BAR_BYTES, ConfigSpace
 from sw.guest.proxy import ProxyError, Region

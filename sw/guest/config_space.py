@@ -2,7 +2,7 @@
 
 import struct
 
-from hdl.nvme.identify import Identity
+from hdl.nvme.pages.identify import Identity
 
 CONFIG_BYTES = 256
 BAR_BYTES = 16 << 10

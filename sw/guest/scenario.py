@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from hdl.array.interface import Level
 from hdl.config import Config, board
+from hdl.flow.geometry import Level
 from sim.native.presets import SAS_12G_SSD
 from sim.verilog import ROOT
 from sw.driver import raid

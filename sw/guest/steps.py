@@ -2,9 +2,10 @@
 
 import re
 
-from hdl.array.interface import Emulation, Level
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, SECTOR_BYTES
-from hdl.nvme.identify import Identity
+from hdl.flow.geometry import Level
+from hdl.flow.manage import Emulation
+from hdl.nvme.pages.identify import Identity
 from sim import isal
 from sim.golden import nvme
 from sim.golden.layout import Layout

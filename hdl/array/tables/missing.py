@@ -1,0 +1,81 @@
+"""Whether an array can do without the members that are not there."""
+
+from amaranth.hdl import Module, Mux, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from hdl.config import MAX_DRIVES
+from hdl.flow.geometry import WIDTH_BITS
+
+
+class Missing(wiring.Component):
+    """Looks for a group of members that can replace each other, and of which too many are missing.
+
+    Groups are those of `hdl.array.states.ArrayStates`: the drives of a span, of which as many may
+    be missing as there are parities; without parity the drives that hold the copies of one strip,
+    all but one.
+
+    Ports
+    -----
+    start
+        Pulse: begin; the inputs stay stable until ``done``.
+    members
+        Bit a position, over all spans: no drive is there.
+    width, parities, copies, spans
+        As in `hdl.flow.geometry.geometry`.
+    done, tolerated
+        ``done`` at most 2 cycles for each member of each group after ``start``, at most some 1000;
+        ``tolerated`` holds with it.
+    """
+
+    start: In(1)
+    members: In(MAX_DRIVES)
+    width: In(WIDTH_BITS)
+    parities: In(3)
+    copies: In(WIDTH_BITS)
+    spans: In(WIDTH_BITS)
+    done: Out(1)
+    tolerated: Out(1)
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        parity = self.parities != 0
+        size, tolerance, end = (
+            Signal(WIDTH_BITS, name=name) for name in ("size", "tolerance", "end")
+        )
+        m.d.sync += [
+            size.eq(Mux(parity, self.width, self.copies)),
+            tolerance.eq(Mux(parity, self.parities, self.copies - 1)),
+            # Groups of copies may wrap, and end where one begins at place 0 again.
+            end.eq(Mux(parity, self.width * self.spans, self.width)),
+        ]
+        first, place = Signal(WIDTH_BITS + 1), Signal(WIDTH_BITS + 1)
+        seen, gone = Signal(WIDTH_BITS), Signal(WIDTH_BITS)
+        after, following = Signal(WIDTH_BITS + 1), Signal(WIDTH_BITS + 1)
+        m.d.comb += [
+            after.eq(Mux(first + size >= end, first + size - end, first + size)),
+            following.eq(Mux(place + 1 == end, 0, place + 1)),
+        ]
+        with m.FSM(name="tolerate"):
+            with m.State("REST"):
+                m.d.sync += [first.eq(0), place.eq(0), seen.eq(0), gone.eq(0)]
+                with m.If(self.start):
+                    m.next = "LOOK"
+            with m.State("LOOK"):
+                m.d.sync += [
+                    seen.eq(seen + 1),
+                    gone.eq(gone + self.members.bit_select(place[:5], 1)),
+                    place.eq(following),
+                ]
+                with m.If(seen + 1 == size):
+                    m.next = "WEIGH"
+            with m.State("WEIGH"):
+                m.d.sync += [first.eq(after), place.eq(after), seen.eq(0), gone.eq(0)]
+                m.next = "LOOK"
+                with m.If(gone > tolerance):
+                    m.d.comb += self.done.eq(1)
+                    m.next = "REST"
+                with m.Elif(after == 0):
+                    m.d.comb += [self.done.eq(1), self.tolerated.eq(1)]
+                    m.next = "REST"
+        return m

@@ -1,0 +1,20 @@
+"""Rows and stretches of rows as the parts of background work name them."""
+
+from amaranth.lib import data
+
+from hdl.config import BLOCK_NUMBER_BITS, Config
+
+
+def flushing(config: Config) -> data.StructLayout:
+    """The host command in ``slot`` is a FLUSH of ``array``; its drives have not been asked yet."""
+    return data.StructLayout({"slot": config.slot_bits, "array": config.array_bits})
+
+
+def array_row(config: Config) -> data.StructLayout:
+    """Row ``row`` of ``array``."""
+    return data.StructLayout({"array": config.array_bits, "row": BLOCK_NUMBER_BITS})
+
+
+def stretch() -> data.StructLayout:
+    """Rows from ``first`` up to ``end``, which is not one of them; 0: up to the last."""
+    return data.StructLayout({"first": BLOCK_NUMBER_BITS, "end": BLOCK_NUMBER_BITS})

@@ -1,0 +1,56 @@
+"""A host command on its way through the data path, and how it ends."""
+
+from amaranth.lib import data, enum
+
+from hdl.config import BLOCK_NUMBER_BITS, SECTOR_BITS, Config
+from hdl.flow.recovery import recovery
+
+
+class HostOpcode(enum.Enum, shape=2):
+    """I/O commands that reach the data path."""
+
+    READ = 0
+    WRITE = 1
+    FLUSH = 2
+
+
+class Status(enum.Enum, shape=4):
+    """How a host command ended; the NVMe front end turns it into the specification's status."""
+
+    SUCCESS = 0
+    LBA_OUT_OF_RANGE = 1
+    INVALID_NAMESPACE = 2
+    DATA_TRANSFER_ERROR = 3
+    UNRECOVERED_READ = 4
+    WRITE_FAULT = 5
+    INTERNAL_ERROR = 6
+    COMPARE_FAILURE = 7
+
+
+def command(config: Config) -> data.StructLayout:
+    """A host command, PRPs already at hand. ``blocks`` + 1 blocks from ``block`` of ``volume``.
+
+    ``offset`` is the index in the host's command of the first block (0 from the host).
+    ``recover``: what has been tried before, when a block is read again. ``head`` and ``tail``: the
+    first sectors of the first block, and the last ones of the last, that the host does not mean
+    (not there without `Config.sector_emulation`).
+    """
+    sectors = {"head": SECTOR_BITS, "tail": SECTOR_BITS} if config.sector_emulation else {}
+    return data.StructLayout(
+        {
+            "slot": config.slot_bits,
+            "opcode": HostOpcode,
+            "fua": 1,
+            "recover": recovery(config),
+            "volume": config.volume_bits,
+            "block": BLOCK_NUMBER_BITS,
+            "blocks": config.offset_bits,
+            "offset": config.offset_bits,
+        }
+        | sectors
+    )
+
+
+def completion(config: Config) -> data.StructLayout:
+    """The one completion of a host command."""
+    return data.StructLayout({"slot": config.slot_bits, "status": Status})

@@ -1,0 +1,106 @@
+"""Reads and writes of host memory, and the inbox that small reads land in."""
+
+from amaranth.lib import data, enum
+
+from hdl.config import BLOCK_BYTES, Config
+
+
+class Kind(enum.Enum, shape=2):
+    """What a host read is for, and so which memory it lands in."""
+
+    BLOCK = 0
+    """A block of user data: into the line store, ``index`` is the line."""
+    ENTRIES = 1
+    """Submission queue entries: into the inbox, ``index`` chosen by the queue engine."""
+    LIST = 2
+    """A PRP list: into the inbox, ``index`` is the command slot."""
+    PARAMETER = 3
+    """The first word of a command's data: into the inbox, ``index`` is 0."""
+
+
+def read_index_bits(config: Config) -> int:
+    """Width of the index that names a host read, within its kind."""
+    return max(config.line_bits, config.slot_bits)
+
+
+def inbox_dwords(config: Config) -> int:
+    """32-bit words of the inbox: PRP lists first (one entry a page and slot), then SQ entries of
+    I/O queues, then one of the admin queue.
+
+    One beat with a `Kind.PARAMETER` follows.
+    """
+    return config.commands * config.transfer_blocks * 2 + (sqe_slots(config) + 1) * SQE_DWORDS
+
+
+SQE_DWORDS = 16
+"""32-bit words of a submission queue entry."""
+
+
+def sqe_slots(config: Config) -> int:
+    """Submission queue entries of I/O queues that the inbox holds."""
+    return 32
+
+
+def inbox_address_bits(config: Config) -> int:
+    """Width of a 32-bit word address in the inbox."""
+    return (inbox_dwords(config) + config.beat_dwords - 1).bit_length()
+
+
+def target_bits(config: Config) -> int:
+    """Width of a 32-bit word address in the line store or the inbox."""
+    return max(config.dword_address_bits, inbox_address_bits(config))
+
+
+def read_request(config: Config) -> data.StructLayout:
+    """Fetch ``dwords`` (1..1024) from host ``address`` to word address ``target``.
+
+    ``address`` is a multiple of 4. (``kind``, ``index``) names a transfer: it may take several
+    requests, the last of which carries ``last``; one `read_done` answers all of them.
+    ``target`` is a word address in the line store (BLOCK) or the inbox (others).
+    """
+    return data.StructLayout(
+        {
+            "kind": Kind,
+            "index": read_index_bits(config),
+            "last": 1,
+            "address": 64,
+            "dwords": 11,
+            "target": target_bits(config),
+        }
+    )
+
+
+def read_done(config: Config) -> data.StructLayout:
+    """Every byte of a transfer is in its memory, or (``error``) never will be."""
+    return data.StructLayout({"kind": Kind, "index": read_index_bits(config), "error": 1})
+
+
+def inbox_beat(config: Config) -> data.StructLayout:
+    """One beat into the inbox: beat address, data, a mask bit per 32-bit word."""
+    return data.StructLayout(
+        {
+            "address": inbox_address_bits(config) - (config.beat_dwords.bit_length() - 1),
+            "data": config.data_width,
+            "mask": config.beat_dwords,
+        }
+    )
+
+
+def write_request(config: Config) -> data.StructLayout:
+    """Send ``dwords`` (1..1024) from word address ``source`` of the line store to host ``address``.
+
+    ``last`` ends the transfer of ``line``; one `write_done` with the line number answers it once
+    its last TLP has been handed over, so that anything posted later arrives later.
+    """
+    return data.StructLayout(
+        {
+            "line": config.line_bits,
+            "last": 1,
+            "address": 64,
+            "dwords": 11,
+            "source": config.dword_address_bits,
+        }
+    )
+
+
+assert BLOCK_BYTES == 4096, "requests are split at 4 KiB, the block and the PCIe page alike"

@@ -1,0 +1,28 @@
+"""Small posted writes to the host: completion queue entries and interrupts."""
+
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+
+class Messages(wiring.Signature):
+    """The one MSI-X message that may be under way, seen from who sends it.
+
+    ``withhold``: it must not leave any more. ``left``, ``dropped``: it has been handed to the hard
+    block, or it will never be; pulses, one of them for each message.
+    """
+
+    def __init__(self):
+        super().__init__({"withhold": Out(1), "left": In(1), "dropped": In(1)})
+
+
+POST_DWORDS = 4
+
+
+def post() -> data.StructLayout:
+    """A small posted write: a completion queue entry or an interrupt; ``dwords`` is 1..4.
+
+    ``message``: an MSI-X message, one word.
+    """
+    return data.StructLayout(
+        {"address": 64, "dwords": 3, "message": 1, "data": 32 * POST_DWORDS}
+    )

@@ -1,0 +1,120 @@
+"""What tells this card and its namespaces from all others: from an identity and a nonce."""
+
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
+from amaranth.lib import wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+
+from hdl.config import Config
+from hdl.flow.manage import ManageOpcode, ManageStatus, manage_request, manage_response
+
+IDENTITY_BITS = 64
+NONCE_BITS = 64
+
+COUNT_BITS = 40
+"""Volumes since power-up are counted as wide as the last part of an NGUID is."""
+
+DIGITS = 4
+"""Characters of a word."""
+
+CHUNK_BITS = 4 * DIGITS
+CHUNKS = IDENTITY_BITS // CHUNK_BITS
+
+
+def in_digits(chunk: Value) -> Value:
+    """Hexadecimal digits of 16 bits as a word of text, the highest first."""
+    digits = []
+    for place in reversed(range(DIGITS)):
+        digit = chunk.word_select(place, 4)
+        digits.append(Mux(digit < 10, digit + ord("0"), digit + (ord("a") - 10))[:8])
+    return Cat(*digits)
+
+
+def big_endian(word: Value) -> Value:
+    """The bytes of a 32-bit word in reverse."""
+    return Cat(word.word_select(byte, 8) for byte in reversed(range(4)))
+
+
+class Names(wiring.Component):
+    """Numbers each volume as it is created, and spells what names card and namespaces.
+
+    A volume's name is made of 64 bits, the card's identity exclusive-or the nonce of this power-up
+    with its bits in reverse, and of how many volumes have been created since power-up. The nonce is
+    taken once, when the first volume is created, and kept until power is lost; so a name does not
+    change while its volume lives, and no other volume gets it: neither on this card, as the count
+    or the nonce differs, nor on another, as its identity does. In reverse, so that identities and
+    nonces that both count up from 0 meet only after 2**32.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+
+    Ports
+    -----
+    identity
+        Of the card; does not change once the controller has been enabled.
+    nonce
+        Another number each time that power comes back; may change at any time.
+    requests, request, answers, response
+        A change to the tables has been taken; it has been answered.
+    volume
+        Which volume ``name`` is about, one cycle before.
+    chunk, digits
+        A quarter of the identity, the highest first, and one cycle later its hexadecimal digits as
+        a word of text.
+    name
+        Words of the volume's NGUID without the OUI: the upper and lower half of the 64 bits, then
+        the count's upper byte and lower word.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        super().__init__(
+            {
+                "identity": In(IDENTITY_BITS),
+                "nonce": In(NONCE_BITS),
+                "requests": In(1),
+                "request": In(manage_request(config)),
+                "answers": In(1),
+                "response": In(manage_response(config)),
+                "volume": In(config.volume_bits),
+                "chunk": In(range(CHUNKS)),
+                "digits": Out(32),
+                "name": Out(32).array(4),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        config = self._config
+        m = Module()
+        m.submodules.counts = counts = Memory(shape=COUNT_BITS, depth=config.volumes, init=[])
+        write, read = counts.write_port(), counts.read_port()
+        creates = Signal()
+        count = Signal(COUNT_BITS)
+        taken = Signal()
+        nonce = Signal(NONCE_BITS, reset_less=True)
+        with m.If(self.requests):
+            m.d.sync += creates.eq(self.request.opcode == ManageOpcode.CREATE_VOLUME)
+        m.d.comb += [
+            write.addr.eq(self.response.index),
+            write.data.eq(count),
+            write.en.eq(self.answers & creates & (self.response.status == ManageStatus.DONE)),
+            read.addr.eq(self.volume),
+        ]
+        with m.If(write.en):
+            m.d.sync += [count.eq(count + 1), taken.eq(1)]
+            with m.If(~taken):
+                m.d.sync += nonce.eq(self.nonce)
+
+        chunks = Array(self.identity.word_select(n, CHUNK_BITS) for n in reversed(range(CHUNKS)))
+        mixed = Signal(IDENTITY_BITS)
+        m.d.sync += self.digits.eq(in_digits(chunks[self.chunk]))
+        m.d.comb += [
+            mixed.eq(self.identity ^ Cat(reversed(nonce))),
+            self.name[0].eq(big_endian(mixed[32:])),
+            self.name[1].eq(big_endian(mixed[:32])),
+            self.name[2].eq(Cat(Const(0, 24), read.data[32:])),
+            self.name[3].eq(big_endian(read.data[:32])),
+        ]
+        return m

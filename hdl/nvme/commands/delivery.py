@@ -1,0 +1,103 @@
+"""Blocks on their way to the host: which command each line in flight belongs to."""
+
+from amaranth.hdl import Module, Mux, Signal
+from amaranth.lib import memory, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from hdl.config import Config
+from hdl.flow.host_command import Status
+from hdl.flow.host_data import delivered
+from hdl.flow.line import line_stream
+from hdl.nvme.records import assign, unsent
+
+
+class Delivery(wiring.Component):
+    """Turns the line numbers of finished writes to the host into `delivered`.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+
+    Ports
+    -----
+    begin, begin_slot, begin_line
+        A pulse: a line is about to be sent for a slot.
+    page_line, has_page
+        The line of an admin page on its way, if any.
+    write_done, discarded
+        Lines that have been sent, and lines that are not sent.
+    delivered
+        Blocks that are done with. What was sent is a SUCCESS: posted writes cannot fail.
+    page_sent
+        A pulse: the admin page has been sent.
+
+    Rate: a line in 2 cycles. Back-pressure from ``delivered``.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        super().__init__(
+            {
+                "begin": In(1),
+                "begin_slot": In(config.slot_bits),
+                "begin_line": In(config.line_bits),
+                "page_line": In(config.line_bits),
+                "has_page": In(1),
+                "write_done": In(line_stream(config)),
+                "discarded": In(stream.Signature(unsent(config))),
+                "delivered": Out(stream.Signature(delivered(config))),
+                "page_sent": Out(1),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        config = self._config
+        m = Module()
+        m.submodules.slots = slots = memory.Memory(
+            shape=config.slot_bits, depth=config.lines, init=[]
+        )
+        store, load = slots.write_port(), slots.read_port()
+        line = Signal(config.line_bits)
+        status = Signal(Status)
+        of_page = self.has_page & (self.write_done.payload == self.page_line)
+        m.d.comb += [
+            store.addr.eq(self.begin_line),
+            store.data.eq(self.begin_slot),
+            store.en.eq(self.begin),
+            *assign(self.delivered.payload, slot=load.data, line=line, status=status),
+        ]
+        with m.FSM(name="deliver") as fsm:
+            with m.State("TAKE"):
+                ended = Mux(
+                    self.write_done.valid, self.write_done.payload, self.discarded.payload.line
+                )
+                m.d.comb += [
+                    self.write_done.ready.eq(1),
+                    self.discarded.ready.eq(~self.write_done.valid),
+                    load.addr.eq(ended),
+                ]
+                m.d.sync += line.eq(ended)
+                with m.If(self.write_done.valid):
+                    m.d.sync += status.eq(Status.SUCCESS)
+                with m.Else():
+                    m.d.sync += status.eq(self.discarded.payload.status)
+                with m.If(self.write_done.valid):
+                    with m.If(of_page):
+                        m.d.comb += self.page_sent.eq(1)
+                    with m.Else():
+                        m.next = "REPORT"
+                with m.Elif(self.discarded.valid):
+                    m.next = "REPORT"
+
+            with m.State("REPORT"):
+                m.d.comb += [load.addr.eq(line), self.delivered.valid.eq(1)]
+                with m.If(self.delivered.ready):
+                    m.next = "TAKE"
+
+            waits = (
+                fsm.ongoing("TAKE") & ~self.write_done.valid & ~self.discarded.valid
+            ) | (self.delivered.valid & ~self.delivered.ready)
+            m.d.comb += self.busy.eq(~waits)
+        return m

@@ -1,0 +1,104 @@
+"""Where the sectors of a block lie: in its line, and in the pages of the host's transfer."""
+
+from amaranth.hdl import Module, Mux, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from hdl.config import DWORDS_PER_BLOCK, SECTOR_BITS, SECTORS_PER_BLOCK, Config, bits_for_count
+from hdl.nvme.codes import PAGE_SHIFT
+
+SECTOR_SHIFT = PAGE_SHIFT - SECTOR_BITS
+DWORD_SHIFT = SECTOR_SHIFT - 2
+"""log2 of the 32-bit words of a sector."""
+
+
+class SectorSpan(wiring.Component):
+    """Sectors of a block of a command.
+
+    The host's bytes follow each other in its pages, but for the sectors before the first one:
+    block k begins (k - 1) * 4096 bytes after the end of what block 0 has of them.
+
+    Latency: a cycle. Without `Config.sector_emulation` none, and all but ``within`` is fixed.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+
+    Ports
+    -----
+    block, blocks, head, tail
+        The block's index in its command, and of that what `hdl.flow.host_command.command` has.
+    within
+        Bytes of PRP1 from the beginning of its page.
+    first, last
+        Sectors of the block that the host means.
+    entry, offset
+        The PRP entry in whose page the first one lies, and its byte there.
+    source, dwords
+        The first 32-bit word in the line, and how many lie in that page.
+    spans, rest_source, rest
+        There are more: the first one in the line, and how many; they begin the next page.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        super().__init__(
+            {
+                "block": In(config.offset_bits),
+                "blocks": In(config.offset_bits),
+                "head": In(SECTOR_BITS),
+                "tail": In(SECTOR_BITS),
+                "within": In(PAGE_SHIFT),
+                "first": Out(SECTOR_BITS),
+                "last": Out(SECTOR_BITS),
+                "entry": Out(config.offset_bits),
+                "offset": Out(PAGE_SHIFT),
+                "source": Out(bits_for_count(DWORDS_PER_BLOCK)),
+                "dwords": Out(PAGE_SHIFT - 1),
+                "spans": Out(1),
+                "rest_source": Out(bits_for_count(DWORDS_PER_BLOCK)),
+                "rest": Out(PAGE_SHIFT - 1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        room = Signal(PAGE_SHIFT - 1)
+        if not self._config.sector_emulation:
+            m.d.comb += [
+                room.eq(DWORDS_PER_BLOCK - self.within[2:]),
+                self.last.eq(SECTORS_PER_BLOCK - 1),
+                self.entry.eq(self.block),
+                self.offset.eq(self.within),
+                self.dwords.eq(room),
+                self.spans.eq(self.within != 0),
+                self.rest_source.eq(room),
+                self.rest.eq(self.within[2:]),
+            ]
+            return m
+        begins, ends = self.block == 0, self.block == self.blocks
+        first, last = Signal(SECTOR_BITS), Signal(SECTOR_BITS)
+        dwords, source = Signal(PAGE_SHIFT - 1), Signal(PAGE_SHIFT - 2)
+        # Below 0: in the page before.
+        place = Signal(PAGE_SHIFT + 1)
+        m.d.comb += [
+            first.eq(Mux(begins, self.head, 0)),
+            last.eq(SECTORS_PER_BLOCK - 1 - Mux(ends, self.tail, 0)),
+            source.eq(first << DWORD_SHIFT),
+            dwords.eq((last - first + 1) << DWORD_SHIFT),
+            place.eq(self.within - Mux(begins, 0, self.head << SECTOR_SHIFT)),
+            room.eq(DWORDS_PER_BLOCK - place[2:PAGE_SHIFT]),
+            self.spans.eq(self.rest != 0),
+        ]
+        m.d.sync += [
+            self.first.eq(first),
+            self.last.eq(last),
+            self.source.eq(source),
+            self.entry.eq(self.block - place[PAGE_SHIFT]),
+            self.offset.eq(place),
+            self.dwords.eq(Mux(dwords > room, room, dwords)),
+            self.rest_source.eq(source + room),
+            self.rest.eq(Mux(dwords > room, dwords - room, 0)),
+        ]
+        return m

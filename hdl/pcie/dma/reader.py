@@ -1,0 +1,287 @@
+"""Host memory reads: requests cut into TLPs, tags, completions placed, transfers reported."""
+
+from amaranth.hdl import Module, Mux, Signal, Value
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out, connect
+
+from hdl.config import DWORDS_PER_BLOCK, TIME_BITS, Config, bits_for_count
+from hdl.flow.host_memory import Kind, inbox_beat, read_done, read_request
+from hdl.flow.line import write_port
+from hdl.flow.pcie_status import PcieStatus
+from hdl.kit.cut import Skid
+from hdl.pcie.dma.landing import PAGE_DWORD_BITS, Landing
+from hdl.pcie.dma.tags import BOUNDARIES, TagTable, headers_within
+from hdl.pcie.dma.transfers import TransferTable, read_ended
+from hdl.pcie.tlp import RequestKind, completion_beat, request_beat
+
+SIZE_CODE_MOST = 5
+"""Largest meaningful size in Device Control: 128 << 5 is 4096 bytes."""
+
+SIZE_CODE_DWORDS = 32
+"""Words of size code 0: 128 bytes."""
+
+DEFAULT_TIMEOUT = 0
+"""Completion Timeout Value of the default range."""
+
+TIMEOUTS_US = {
+    DEFAULT_TIMEOUT: 10_000,  # 50 us to 50 ms, not sooner than 10 ms
+    0b0001: 55,  # 50 us to 100 us
+    0b0010: 3_000,  # 1 ms to 10 ms
+    0b0101: 25_000,  # 16 ms to 55 ms
+    0b0110: 100_000,  # 65 ms to 210 ms
+    0b1001: 400_000,  # 260 ms to 900 ms
+    0b1010: 1_500_000,  # 1 s to 3.5 s
+    0b1101: 6_000_000,  # 4 s to 13 s
+    0b1110: 30_000_000,  # 17 s to 64 s
+}
+"""Shortest time until a request is given up, by Completion Timeout Value: the longest is half as
+long again, and both lie in the range of the value (PCIe base specification 7.8.16). Other values
+are reserved, and taken for the default."""
+
+
+def timeout_cycles(config: Config, code: int) -> int:
+    """Fewest cycles until a request is given up, by Completion Timeout Value."""
+    return TIMEOUTS_US[code] * config.clock_hz // 1_000_000
+
+
+def size_limit(code: Value) -> Value:
+    """The size of a Device Control code (MPS, MRRS) in words, less one: a mask."""
+    clamped = Mux(code > SIZE_CODE_MOST, SIZE_CODE_MOST, code)
+    return (SIZE_CODE_DWORDS << clamped) - 1
+
+
+class HostReader(wiring.Component):
+    """Fetches host memory into the line store and the inbox.
+
+    Every transfer, that is all requests with one (``kind``, ``index``) up to the one marked
+    ``last``, is answered by exactly one `read_done`, after the last of its bytes has been accepted
+    by its memory; transfers may overlap and interleave. Requests are cut at multiples of the
+    maximum read request size, so none crosses 4 KiB; up to `Config.read_tags` are outstanding (32
+    without extended tags), and no more than the hard block has room for completions of.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+    timeout
+        In place of the completion timeout of the default range, in cycles.
+
+    Ports
+    -----
+    request, done
+        `read_request` in, `read_done` out.
+    tlp, completion
+        Memory read requests out (one beat each), completions in.
+    drop_valid, drop_tag, drop_taken
+        A request taken from ``tlp`` that will not be sent: its transfer ends with ``error``.
+    given_valid, given_tag
+        A request taken from ``tlp`` has gone to the shim: it is not dropped any more. A pulse.
+    sent_valid, sent_tag
+        The hard block has taken a read: from now on it can time out. A pulse.
+    hold
+        Requests cannot be sent for now: none times out meanwhile.
+    hurry
+        All must end: no completion timeout is longer than the default one, nor disabled.
+    lost
+        No completion of a read from before will ever come: all that have gone to the shim end at
+        once, with ``error``; others are to be dropped.
+    tracks
+        See `hdl.pcie.tlp.RequestProgress`.
+    outstanding, unanswered
+        A tag is in use or in quarantine; one is in use.
+    line_write, inbox_write
+        Where the data goes.
+    status, now, deadline
+        Configuration space, time in cycles, and the next time something expires (or all ones).
+
+    A read that is not answered is given up within the range of Device Control 2, and its tag stays
+    out of use for as long again, or until the hard block knows nothing of it (`hdl.pcie.dma.tags`).
+
+    Rate: a TLP every 4 cycles plus one a request; completion payload one beat a cycle (see
+    `hdl.pcie.dma.landing`). Not ready for some thousand cycles after reset, while tables are
+    cleared. Errors: see `hdl.pcie.dma.landing` and `hdl.pcie.dma.tags`; all surface as ``error`` of
+    `read_done`.
+    """
+
+    def __init__(self, *, config: Config, timeout: int | None = None):
+        self._config = config
+        self._timeout = timeout or timeout_cycles(config, DEFAULT_TIMEOUT)
+        super().__init__(
+            {
+                "request": In(stream.Signature(read_request(config))),
+                "done": Out(stream.Signature(read_done(config))),
+                "tlp": Out(stream.Signature(request_beat(config))),
+                "completion": In(stream.Signature(completion_beat(config))),
+                "line_write": Out(write_port(config)),
+                "inbox_write": Out(stream.Signature(inbox_beat(config))),
+                "drop_valid": In(1),
+                "drop_tag": In(bits_for_count(config.read_tags)),
+                "drop_taken": Out(1),
+                "given_valid": In(1),
+                "given_tag": In(8),
+                "sent_valid": In(1),
+                "sent_tag": In(8),
+                "hold": In(1),
+                "hurry": In(1),
+                "lost": In(1),
+                "tracks": In(1),
+                "outstanding": Out(1),
+                "unanswered": Out(1),
+                "status": Out(PcieStatus()),
+                "now": In(TIME_BITS),
+                "deadline": Out(TIME_BITS),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        config = self._config
+        m.submodules.tags = tags = TagTable(config=config)
+        m.submodules.transfers = transfers = TransferTable(config=config)
+        m.submodules.landing = landing = Landing(config=config)
+
+        connect(m, wiring.flipped(self.completion), landing.completion)
+        connect(m, landing.line_write, wiring.flipped(self.line_write))
+        connect(m, landing.inbox_write, wiring.flipped(self.inbox_write))
+        m.submodules.ends = ends = Skid(read_ended(config))
+        connect(m, landing.ended, ends.input)
+        connect(m, ends.output, transfers.ended)
+        connect(m, transfers.done, wiring.flipped(self.done))
+
+        job = Signal(read_request(config))  # what is left of a request
+        job_low = job.address[2:64]
+        chunk = Signal(11)
+        tag = Signal.like(tags.allocate.payload)
+        room = Signal(11)
+        length = Signal(11)
+        # A request is no longer than what the completion buffer holds.
+        limit = size_limit(self.status.max_read_request)
+        most = min(headers_within(config, boundary) * boundary // 4 for boundary in BOUNDARIES)
+        if most < DWORDS_PER_BLOCK:
+            limit &= (1 << most.bit_length() - 1) - 1
+
+        def headers(boundary: int) -> Value:
+            """Most completions of the request that ``job`` begins with."""
+            words = boundary // 4
+            shift = words.bit_length() - 1
+            return (job_low[:shift] + length + words - 1) >> shift
+
+        m.d.comb += [
+            room.eq((~job_low & limit) + 1),
+            length.eq(Mux(job.dwords > room, room, job.dwords)),
+            # Completion timeout, or a request that has not been sent.
+            landing.abandon_valid.eq(tags.expire_valid | self.drop_valid),
+            landing.abandon_tag.eq(Mux(self.drop_valid, self.drop_tag, tags.expire_tag)),
+            landing.abandon_quarantine.eq(~self.drop_valid & ~self.lost),
+            landing.cut.eq(self.status.link_reset),
+            tags.given_valid.eq(self.given_valid),
+            tags.given_tag.eq(self.given_tag),
+            tags.sent_valid.eq(self.sent_valid),
+            tags.sent_tag.eq(self.sent_tag),
+            tags.lost.eq(self.lost),
+            tags.patient.eq(self.status.timeout_disable & ~self.hurry),
+            self.drop_taken.eq(landing.abandon_taken & self.drop_valid),
+            tags.expire_taken.eq(landing.abandon_taken & ~self.drop_valid),
+            tags.now.eq(self.now),
+            tags.hold.eq(self.hold),
+            tags.extended.eq(self.status.extended_tag),
+            tags.tracks.eq(self.tracks),
+            # In a hurry sweeps come sooner, and the block's timer may not run at all.
+            tags.stays.eq(self.status.timeout_disable | self.hurry),
+            tags.completed.eq(landing.completed & self.tracks),
+            self.outstanding.eq(tags.held != 0),
+            self.unanswered.eq(tags.unanswered),
+            self.deadline.eq(tags.deadline),
+            tags.lookup.eq(landing.lookup),
+            tags.close.eq(landing.close),
+            landing.live.eq(tags.live),
+            tags.retire_valid.eq(transfers.retire_valid),
+            tags.retire_tag.eq(transfers.retire_tag),
+            tags.retire_quarantine.eq(transfers.retire_quarantine),
+            landing.origin_tag.eq(tags.allocate.payload),
+            landing.origin.kind.eq(job.kind),
+            landing.origin.index.eq(job.index),
+            landing.origin.target.eq(job.target),
+            landing.origin.low.eq(job_low[:PAGE_DWORD_BITS]),
+            landing.origin.dwords.eq(chunk),
+            transfers.begun.payload.kind.eq(job.kind),
+            transfers.begun.payload.index.eq(job.index),
+            transfers.begun.payload.last.eq(job.last & (chunk == job.dwords)),
+            self.tlp.payload.kind.eq(RequestKind.READ),
+            self.tlp.payload.address.eq(job.address),
+            self.tlp.payload.dwords.eq(chunk),
+            self.tlp.payload.tag.eq(tag),
+            self.tlp.payload.relaxed.eq(job.kind == Kind.BLOCK),
+            self.tlp.payload.first.eq(1),
+            self.tlp.payload.last.eq(1),
+        ]
+
+        # Tags expire after 2 to 3 sweeps.
+        m.d.sync += tags.period.eq(self._timeout // 2)
+        with m.Switch(self.status.completion_timeout):
+            for code in TIMEOUTS_US:
+                cycles = timeout_cycles(config, code)
+                if code == DEFAULT_TIMEOUT:
+                    continue
+                with m.Case(code):
+                    chosen = -(-cycles // 2)
+                    m.d.sync += tags.period.eq(
+                        chosen if cycles <= self._timeout else Mux(
+                            self.hurry, self._timeout // 2, chosen
+                        )
+                    )
+
+        issuing = Signal()
+
+        with m.FSM(name="issue"):
+            with m.State("TAKE"):
+                m.d.comb += self.request.ready.eq(transfers.cleared & landing.cleared)
+                m.d.sync += job.eq(self.request.payload)
+                with m.If(self.request.valid & self.request.ready):
+                    m.next = "CUT"
+            with m.State("CUT"):
+                m.d.comb += issuing.eq(1)
+                m.d.sync += [
+                    chunk.eq(length),
+                    tags.rcb.eq(self.status.rcb),
+                    tags.headers.eq(
+                        Mux(self.status.rcb, headers(BOUNDARIES[1]), headers(BOUNDARIES[0]))
+                        if config.completion_bytes
+                        else headers(BOUNDARIES[0])
+                    ),
+                ]
+                m.next = "CLAIM"
+            with m.State("CLAIM"):
+                m.d.comb += [
+                    tags.allocate.ready.eq(1),
+                    landing.origin_valid.eq(tags.allocate.valid),
+                    issuing.eq(tags.allocate.valid),
+                ]
+                m.d.sync += tag.eq(tags.allocate.payload)
+                with m.If(tags.allocate.valid):
+                    m.next = "COUNT"
+            with m.State("COUNT"):
+                m.d.comb += [transfers.begun.valid.eq(1), issuing.eq(1)]
+                with m.If(transfers.begun.ready):
+                    m.next = "SEND"
+            with m.State("SEND"):
+                m.d.comb += [self.tlp.valid.eq(1), issuing.eq(1)]
+                with m.If(self.tlp.ready):
+                    m.d.sync += [
+                        job.address[2:64].eq(job_low + chunk),
+                        job.target.eq(job.target + chunk),
+                        job.dwords.eq(job.dwords - chunk),
+                    ]
+                    m.next = "CUT"
+                    with m.If(chunk == job.dwords):
+                        m.next = "TAKE"
+        m.d.comb += self.busy.eq(
+            issuing
+            | (self.request.valid & self.request.ready)  # not while all wait for a tag
+            | self.completion.valid
+            | tags.busy
+            | transfers.busy
+            | landing.busy
+        )
+        return m

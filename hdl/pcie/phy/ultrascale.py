@@ -1,0 +1,452 @@
+"""Shim between the internal TLP streams and the Xilinx UltraScale+ PCIe block (PG213)."""
+
+from amaranth.hdl import Cat, Module, Mux, ResetInserter, Signal, Value
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out, connect, flipped
+
+from hdl.config import Config
+from hdl.flow.pcie_status import PcieStatus
+from hdl.flow.register_bus import RegisterBus
+from hdl.kit.simulation import SIMULATION
+from hdl.pcie.dma.rotate import below
+from hdl.pcie.ordering import (
+    NUMBER_BITS,
+    RETURNS,
+    ReadCredits,
+    SequenceNumbers,
+    WritesAhead,
+)
+from hdl.pcie.phy.axis import all_axis_ports, axis_ports, watch_packets
+from hdl.pcie.phy.completer import Completer
+from hdl.pcie.phy.descriptors import (
+    RC_DESCRIPTOR_DWORDS,
+    RQ_DESCRIPTOR_DWORDS,
+    RequesterRequest,
+    RequestType,
+    describe_completion,
+)
+from hdl.pcie.phy.sideband import user_shape
+from hdl.pcie.phy.straddle import StraddledStripper
+from hdl.pcie.tlp import RequestKind, RequestProgress, completion_beat, request_beat
+
+CREDIT_DELAY = 4
+"""Cycles from a read to ``pcie_tfc_nph_av``: it tells of those of the two cycles before (PG213,
+"Avoiding Head-of-Line Blocking for Posted Requests"), and one is added for either end."""
+
+
+class RequestInserter(wiring.Component):
+    """Puts the RQ descriptor before a request: payload moves up by four words.
+
+    Throughput one beat a cycle and no idle beat between packets (one below 256 bits when
+    `HostWriter` rotates data): n words of payload are ceil((n + 4) / w) beats of w words. The
+    output is registered.
+
+    Attributes (PCIe base specification 2.2.6.4, 2.4.1): relaxed ordering for user data only, since
+    completion queue entries, interrupts and the entries they speak of rely on order; ID-based
+    ordering for every request, since it keeps the order of one requester. Never no-snoop.
+
+    ``sent``: a pulse, a memory write begins; it takes ``number`` along as its sequence number.
+    ``unfinished``: the block has not taken all of it (`hdl.pcie.ordering.SequenceNumbers`).
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        super().__init__(
+            {
+                "request": In(stream.Signature(request_beat(config))),
+                "progress": Out(RequestProgress()),
+                "status": Out(PcieStatus()),
+                "sent": Out(1),
+                "number": In(NUMBER_BITS),
+                "unfinished": Out(1),
+                "busy": Out(1),
+                **axis_ports("rq", config.data_width),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        beat = self.request.payload
+        width = self._config.beat_dwords
+        descriptor = Signal(RequesterRequest)
+        user = Signal(user_shape("rq", self._config.data_width))
+        left = Signal(12)  # words of the packet not sent yet, valid inside it
+        due = Signal(12)  # words not sent yet, descriptor included
+        begins = Signal()  # the beat to send is the first of its packet
+        valid = Signal()
+        room = Signal()
+        last = Signal()
+        is_read = Signal()  # of the packet whose beat is offered
+        sequence = Cat(self.number, beat.kind == RequestKind.READ)
+        m.d.comb += [
+            self.progress.sent_valid.eq(self.rq_tvalid & self.rq_tready & is_read & self.rq_tlast),
+            descriptor.address.eq(beat.address[2:]),
+            descriptor.dwords.eq(beat.dwords),
+            descriptor.kind.eq(
+                Mux(
+                    beat.kind == RequestKind.READ,
+                    RequestType.MEMORY_READ,
+                    RequestType.MEMORY_WRITE,
+                )
+            ),
+            descriptor.tag.eq(beat.tag),
+            descriptor.attributes.eq(
+                Cat(0, beat.relaxed & self.status.relaxed_ordering, self.status.id_ordering)
+            ),
+            user.first_enable.eq(~0),
+            user.last_enable.eq(Mux(beat.dwords > 1, 0b1111, 0)),
+            user.sequence.eq(sequence),
+            self.sent.eq(room & valid & begins & (beat.kind == RequestKind.WRITE)),
+            room.eq(~self.rq_tvalid | self.rq_tready),
+            self.progress.clear.eq(room),
+            last.eq(due <= width),
+        ]
+        if hasattr(user, "sequence_high"):
+            m.d.comb += user.sequence_high.eq(sequence[4:])
+        with m.If(self.sent):
+            m.d.sync += self.unfinished.eq(1)
+        with m.Elif(self.rq_tvalid & self.rq_tready & self.rq_tlast & ~is_read):
+            m.d.sync += self.unfinished.eq(0)
+        with m.If(room):
+            m.d.sync += [
+                self.rq_tvalid.eq(valid),
+                self.rq_tlast.eq(last),
+                self.rq_tkeep.eq(below(due, width)),
+            ]
+            with m.If(valid):
+                m.d.sync += left.eq(due - width)
+            with m.If(valid & begins):
+                m.d.sync += [
+                    self.rq_tuser.eq(user),
+                    is_read.eq(beat.kind == RequestKind.READ),
+                    self.progress.sent_tag.eq(beat.tag),
+                ]
+        with m.If(begins):
+            m.d.comb += due.eq(
+                Mux(beat.kind == RequestKind.READ, 0, beat.dwords) + RQ_DESCRIPTOR_DWORDS
+            )
+        with m.Else():
+            m.d.comb += due.eq(left)
+        if width > RQ_DESCRIPTOR_DWORDS:
+            self._shift(m, descriptor, valid, begins, room, last)
+        else:
+            self._precede(m, descriptor, valid, begins, room)
+        return m
+
+    def _shift(self, m: Module, descriptor, valid, begins, room, last) -> None:
+        """Descriptor and first words of payload share a beat."""
+        beat = self.request.payload
+        high = self._config.beat_dwords - RQ_DESCRIPTOR_DWORDS
+        kept = Signal(32 * RQ_DESCRIPTOR_DWORDS)  # words of the previous beat that did not fit
+        tail = Signal()  # the last beat was taken, `kept` has words that must still go
+        m.d.comb += [
+            begins.eq(~tail & beat.first),
+            valid.eq(tail | self.request.valid),
+            self.request.ready.eq(room & ~tail),
+            self.progress.clear.eq(room & ~tail),
+            self.busy.eq(self.request.valid | tail | self.rq_tvalid),
+        ]
+        with m.If(room & valid):
+            m.d.sync += [
+                kept.eq(beat.data[32 * high :]),
+                tail.eq(~tail & beat.last & ~last),
+                self.rq_tdata.eq(
+                    Cat(
+                        Mux(begins, descriptor.as_value(), kept),
+                        beat.data[: 32 * high],
+                    )
+                ),
+            ]
+
+    def _precede(self, m: Module, descriptor, valid, begins, room) -> None:
+        """The descriptor takes beats of its own."""
+        beat = self.request.payload
+        beats = RQ_DESCRIPTOR_DWORDS // self._config.beat_dwords
+        sent = Signal(range(beats + 1))  # beats of the descriptor; all of them before payload
+        ends = (beat.kind == RequestKind.READ) & (sent == beats - 1)
+        heads = sent != beats
+        m.d.comb += [
+            begins.eq(sent == 0),
+            valid.eq(self.request.valid),
+            self.request.ready.eq(room & (~heads | ends)),
+            self.busy.eq(self.request.valid | self.rq_tvalid),
+        ]
+        with m.If(room & valid):
+            m.d.sync += self.rq_tdata.eq(
+                Mux(
+                    heads,
+                    descriptor.as_value().word_select(
+                        sent[: max(1, (beats - 1).bit_length())], self._config.data_width
+                    )
+                    if beats > 1
+                    else descriptor.as_value(),
+                    beat.data,
+                )
+            )
+            with m.If(heads):
+                m.d.sync += sent.eq(sent + 1)
+            with m.If(Mux(heads, ends, beat.last)):
+                m.d.sync += sent.eq(0)
+
+
+class CompletionStripper(wiring.Component):
+    """Takes the RC descriptor off a completion: payload moves down by three words.
+
+    A completion of n words comes in ceil((n + 3) / w) beats and leaves in ceil(n / w), without a
+    pause beyond the descriptor's: the last words of one packet leave while the next begins.
+    Packets that the block itself found to belong to no request (mismatched fields, unknown tag)
+    are dropped; a request that the block gave up appears as a completer abort. The output is
+    registered.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        self._layout = completion_beat(config)
+        super().__init__(
+            {
+                "completion": Out(stream.Signature(self._layout)),
+                "busy": Out(1),
+                **axis_ports("rc", config.data_width),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        width = self._config.beat_dwords
+        low = RC_DESCRIPTOR_DWORDS % width  # words of the descriptor in the beat that ends it
+        high = width - low
+        descriptor = Signal(32 * RC_DESCRIPTOR_DWORDS)
+        leads = Signal()  # a beat of nothing but descriptor, before the one that ends it
+        if width < RC_DESCRIPTOR_DWORDS:
+            lead = Signal(self._config.data_width)
+            led = Signal()
+            m.d.comb += [leads.eq(~led), descriptor.eq(Cat(lead, self.rc_tdata[: 32 * low]))]
+            with m.If(self.rc_tvalid & self.rc_tready):
+                m.d.sync += led.eq(~self.rc_tlast)
+                with m.If(leads):
+                    m.d.sync += lead.eq(self.rc_tdata)
+        else:
+            m.d.comb += descriptor.eq(self.rc_tdata[: 32 * low])
+        header = Signal(self._layout)  # of the packet whose beat arrives
+        kept_header = Signal(self._layout)
+        kept = Signal(32 * high)
+        begins = Signal(init=1)  # the next beat starts a packet
+        owed = Signal()  # part of the packet being sent has left: the next is not its first beat
+        tail = Signal()  # `kept` ends a packet and must still leave
+        strays = Signal()
+        stray = Signal()  # the rest of a packet to be dropped
+        emits = Signal()  # the arriving beat completes a beat of payload
+        tails = Signal()
+        taken = Signal()
+        room = Signal()
+        is_stray, fields = self._describe(descriptor)
+        broken = self._broken()
+        m.d.comb += [
+            strays.eq(Mux(begins, is_stray, stray)),
+            emits.eq(~leads & ~strays & (~begins | self.rc_tlast)),
+            # Words of the last beat beyond those that complete a beat of payload.
+            tails.eq(~begins & ~strays & self.rc_tlast & self.rc_tkeep[low]),
+            room.eq(~self.completion.valid | self.completion.ready),
+            self.rc_tready.eq(room & ~(tail & emits)),
+            taken.eq(self.rc_tvalid & self.rc_tready),
+        ]
+        with m.If(begins):
+            m.d.comb += [getattr(header, name).eq(value) for name, value in fields.items()]
+            m.d.comb += header.poisoned.eq(fields["poisoned"] | broken)
+        with m.Else():
+            m.d.comb += [
+                header.eq(kept_header),
+                header.poisoned.eq(kept_header.poisoned | broken),
+            ]
+        with m.If(taken & ~leads):
+            m.d.sync += [
+                begins.eq(self.rc_tlast),
+                stray.eq(strays),
+                kept.eq(self.rc_tdata[32 * low :]),
+                kept_header.eq(header),
+            ]
+        output = self.completion.payload
+        with m.If(room):
+            m.d.sync += [
+                self.completion.valid.eq(tail | (taken & emits)),
+                tail.eq(taken & tails),
+            ]
+            with m.If(tail):
+                m.d.sync += [
+                    output.eq(kept_header),
+                    output.data.eq(self._payload(kept)),
+                    output.first.eq(0),
+                    output.last.eq(1),
+                ]
+            with m.Elif(taken & emits):
+                m.d.sync += [
+                    output.eq(header),
+                    output.data.eq(
+                        self._payload(
+                            Mux(
+                                begins,
+                                self.rc_tdata[32 * low :],
+                                Cat(kept, self.rc_tdata[: 32 * low]),
+                            )
+                        )
+                    ),
+                    output.first.eq(~owed),
+                    output.last.eq(self.rc_tlast & ~tails),
+                    owed.eq(~self.rc_tlast),
+                ]
+        m.d.comb += self.busy.eq(self.rc_tvalid | tail | self.completion.valid)
+        return m
+
+    def _describe(self, words: Value) -> tuple[Value, dict[str, Value]]:
+        """Whether a completion is nobody's, and the fields of `completion_beat`, by its header."""
+        return describe_completion(words)
+
+    def _broken(self) -> Value:
+        """The block found an error in the data that arrives."""
+        return user_shape("rc", self._config.data_width)(self.rc_tuser).discontinue
+
+    def _payload(self, words: Value) -> Value:
+        """Words of payload as they lie in memory."""
+        return words
+
+
+class UltrascaleShim(wiring.Component):
+    """Connects the controller to the UltraScale+ PCIe block: `Config.data_width` is its width.
+
+    The block is configured for dword alignment, client tags, and BAR 0 as described in
+    `hdl.flow.register_bus`; drive its ``pcie_cq_np_req`` with 1. RC straddles if
+    `Config.straddles`, which is the default at 256 and 512 bits (PG213, "Straddle Option on RC
+    Interface"): ``AXISTEN_IF_RC_STRADDLE`` of the IP at 256 bits,
+    ``AXISTEN_IF_EXT_512_RC_4TLP_STRADDLE`` at 512. RQ, CQ and CC do not straddle. Ports are named
+    as its AXI4-Stream interfaces without the ``s_axis_`` and ``m_axis_``.
+
+    Ports
+    -----
+    rq_*, rc_*, cq_*, cc_*
+        The block's interfaces.
+    rq_seq_num0, rq_seq_num_vld0, rq_seq_num1, rq_seq_num_vld1
+        Its ``pcie_rq_seq_num0`` and so on.
+    tfc_nph_av
+        Its ``pcie_tfc_nph_av``: reads are offered only while it has credits for them.
+    posted
+        It has memory writes that a completion could pass. Completions wait for those that were
+        there first.
+    status
+        Configuration space: which attribute bits requests and completions may have.
+    request, progress, completion, register
+        The controller's side: `RequestInserter`, `CompletionStripper` or
+        `hdl.pcie.phy.straddle.StraddledStripper`, `Completer`.
+
+    A link reset (``status.link_reset``) ends every packet and every access that has begun.
+
+    Throughput and latency at 256 bits: a 256-byte write in 9 beats, back to back, latency 1; a
+    256-byte completion in 8.5 beats (9 without straddling) gives 8, latency 2; a register access
+    about 6 cycles.
+    Back-pressure on each interface acts on that one alone.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        super().__init__(
+            {
+                "request": In(stream.Signature(request_beat(config))),
+                "progress": Out(RequestProgress()),
+                "completion": Out(stream.Signature(completion_beat(config))),
+                "register": Out(RegisterBus()),
+                "status": Out(PcieStatus()),
+                "posted": Out(1),
+                "busy": Out(1),
+                **all_axis_ports(config.data_width),
+                **{f"rq_seq_num{place}": In(NUMBER_BITS + 1) for place in range(RETURNS)},
+                **{f"rq_seq_num_vld{place}": In(1) for place in range(RETURNS)},
+                "tfc_nph_av": In(4),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        config = self._config
+        cut = self.status.link_reset
+        inserter = RequestInserter(config=config)
+        stripper = (StraddledStripper if config.straddles else CompletionStripper)(config=config)
+        m.submodules.inserter = ResetInserter(cut)(inserter)
+        m.submodules.stripper = ResetInserter(cut)(stripper)
+        m.submodules.completer = completer = Completer(config=config)
+        connect(m, flipped(self.request), inserter.request)
+        m.submodules.read_credits = read_credits = ResetInserter(cut)(
+            ReadCredits(delay=CREDIT_DELAY, bits=len(self.tfc_nph_av))
+        )
+        m.d.comb += [
+            read_credits.available.eq(self.tfc_nph_av),
+            read_credits.given.eq(
+                self.request.valid
+                & self.request.ready
+                & (self.request.payload.kind == RequestKind.READ)
+            ),
+            read_credits.sent.eq(inserter.progress.sent_valid),
+            self.progress.credits.eq(read_credits.credits),
+            self.progress.tracks.eq(1),
+        ]
+        for name in ("sent_valid", "sent_tag", "clear"):
+            m.d.comb += getattr(self.progress, name).eq(getattr(inserter.progress, name))
+        connect(m, stripper.completion, flipped(self.completion))
+        connect(m, completer.register, flipped(self.register))
+        for prefix, block in (
+            ("rq", inserter),
+            ("rc", stripper),
+            ("cq", completer),
+            ("cc", completer),
+        ):
+            members = block.signature.members
+            for name in members:
+                if not name.startswith(f"{prefix}_"):
+                    continue
+                if members[name].flow is Out:
+                    m.d.comb += getattr(self, name).eq(getattr(block, name))
+                else:
+                    m.d.comb += getattr(block, name).eq(getattr(self, name))
+        m.d.comb += [
+            inserter.status.relaxed_ordering.eq(self.status.relaxed_ordering),
+            inserter.status.id_ordering.eq(self.status.id_ordering),
+            completer.id_completion.eq(self.status.id_completion),
+            completer.cut.eq(cut),
+        ]
+
+        # A completion does not begin before the writes that were there when it came have gone.
+        numbers, order = SequenceNumbers(), WritesAhead()
+        m.submodules.numbers = ResetInserter(cut)(numbers)
+        m.submodules.order = ResetInserter(cut)(order)
+        places = range(RETURNS)
+        passed, begun = Signal(), Signal()
+        m.d.sync += begun.eq(~cut & self.cc_tvalid & ~(self.cc_tready & self.cc_tlast))
+        m.d.comb += [
+            numbers.sent.eq(inserter.sent),
+            inserter.number.eq(numbers.number),
+            numbers.returned.eq(Cat(getattr(self, f"rq_seq_num{place}") for place in places)),
+            numbers.valid.eq(Cat(getattr(self, f"rq_seq_num_vld{place}") for place in places)),
+            numbers.bus_master.eq(self.status.bus_master),
+            numbers.unfinished.eq(inserter.unfinished),
+            numbers.offered.eq(self.rq_tvalid),
+            numbers.taken.eq(self.rq_tvalid & self.rq_tready),
+            self.progress.stuck.eq(numbers.stuck),
+            order.ahead.eq(numbers.ahead),
+            order.leave.eq(numbers.leave),
+            order.waits.eq(completer.cc_tvalid),
+            order.taken.eq(self.cc_tvalid & self.cc_tready & self.cc_tlast),
+            passed.eq(order.passed | numbers.stuck | begun),
+            self.cc_tvalid.eq(completer.cc_tvalid & passed),
+            completer.cc_tready.eq(self.cc_tready & passed),
+            self.posted.eq(numbers.ahead != 0),
+            self.busy.eq(inserter.busy | stripper.busy | completer.busy | numbers.busy),
+        ]
+        if platform == SIMULATION:
+            for bus in ("rq", "cc"):
+                data, keep, last, user, valid, ready = (
+                    getattr(self, f"{bus}_{part}")
+                    for part in ("tdata", "tkeep", "tlast", "tuser", "tvalid", "tready")
+                )
+                beat = Cat(data, keep, last, user)
+                watch_packets(
+                    m, name=bus, valid=valid, ready=ready, last=last, beat=beat, reset=cut
+                )
+        return m

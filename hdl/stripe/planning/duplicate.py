@@ -1,0 +1,80 @@
+"""Which port a role is at while a member of the array is being copied, and whether both get it."""
+
+from amaranth.hdl import Module, Mux, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from hdl.config import MAX_DRIVES, Config
+from hdl.flow.table_read import copy_entry
+
+
+class Duplicate(wiring.Component):
+    """Looks at each member as it is found.
+
+    While both drives live, the member stays where it is and what it gets is to be written to the
+    drive that it is copied to as well. Once the member has failed, that drive is the member at
+    once, and as good as stale until the row has been copied, so no write is missed between the
+    failure and the tables' knowing of it. Once the other one has failed there is no copy.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+
+    Ports
+    -----
+    entry
+        The copy of the array, as of the same cycle as ``member``.
+    position
+        Of the member, a cycle before ``member``, the port that it is at.
+    failed, stale
+        Bit a port.
+    beyond
+        The row has not been copied, or rebuilt.
+    port, gone, distrusted
+        Where the member is; nothing is there; what is there is not to be read.
+    copied
+        What is written there goes to ``entry.port`` as well.
+
+    Combinational but for ``position``, which is registered.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        super().__init__(
+            {
+                "entry": In(copy_entry(config)),
+                "position": In(5),
+                "member": In(config.port_bits),
+                "failed": In(MAX_DRIVES),
+                "stale": In(MAX_DRIVES),
+                "beyond": In(1),
+                "port": Out(config.port_bits),
+                "gone": Out(1),
+                "distrusted": Out(1),
+                "copied": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        position = Signal(5)
+        # A cycle old: a drive that fails meanwhile refuses the write.
+        useless = Signal()
+        m.d.sync += [
+            position.eq(self.position),
+            useless.eq(self.failed.bit_select(self.entry.port, 1)),
+        ]
+        lost = self.failed.bit_select(self.member, 1)
+        here = self.entry.valid & (self.entry.position == position) & ~useless
+        takes_over = Signal()
+        m.d.comb += [
+            takes_over.eq(here & lost),
+            self.copied.eq(here & ~lost),
+            self.port.eq(Mux(takes_over, self.entry.port, self.member)),
+            self.gone.eq(lost & ~takes_over),
+            self.distrusted.eq(
+                self.beyond & (self.stale.bit_select(self.member, 1) | takes_over)
+            ),
+        ]
+        return m

@@ -1,0 +1,69 @@
+"""Operations and parity steps on their way out of the sequencer, whole phases at a time."""
+
+from amaranth.hdl import Cat, Module
+from amaranth.lib import stream, wiring
+from amaranth.lib.fifo import SyncFIFOBuffered
+from amaranth.lib.wiring import In, Out
+
+from hdl.config import Config
+from hdl.flow.operation import operation
+from hdl.flow.parity_pass import step
+from hdl.stripe.planning.program import targets
+
+
+class PhaseQueues(wiring.Component):
+    """Keeps what a row sends, so that a row that has begun a phase never waits for a consumer.
+
+    ``room``: every operation and every step of the longest phase fits. ``send_operation`` and
+    ``send_step`` queue ``next_operation`` and ``next_step``; only after ``room`` was seen at the
+    beginning of the phase. Latency 2 cycles.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        super().__init__(
+            {
+                "next_operation": In(operation(config)),
+                "send_operation": In(1),
+                "next_step": In(step(config)),
+                "send_step": In(1),
+                "room": Out(1),
+                "operation": Out(stream.Signature(operation(config))),
+                "step": Out(stream.Signature(step(config))),
+                "busy": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        config = self._config
+        m = Module()
+        # Longest phase: every target of a mirrored row; old and new data and the parities.
+        most_operations = targets(config)
+        most_steps = 2 * config.ports + 2 * config.parities + 2
+        moves = []
+        rooms = []
+        for name, payload, send, output, most in (
+            ("operations", self.next_operation, self.send_operation, self.operation,
+             most_operations),
+            ("steps", self.next_step, self.send_step, self.step, most_steps),
+        ):  # fmt: skip
+            depth = 1 << (2 * most - 1).bit_length()
+            m.submodules[name] = fifo = SyncFIFOBuffered(
+                width=payload.shape().size, depth=depth
+            )
+            m.d.comb += [
+                fifo.w_data.eq(payload),
+                fifo.w_en.eq(send),
+                output.payload.eq(fifo.r_data),
+                output.valid.eq(fifo.r_rdy),
+                fifo.r_en.eq(output.ready),
+            ]
+            rooms.append(fifo.level <= depth - most)
+            moves.append((output.valid & output.ready) | ((fifo.level != 0) & ~fifo.r_rdy))
+        m.d.comb += [self.room.eq(Cat(rooms).all()), self.busy.eq(Cat(moves).any())]
+        return m

@@ -1,0 +1,61 @@
+"""How a row that was walked in the background ended."""
+
+from amaranth.hdl import Module, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from hdl.config import Config
+from hdl.flow.walk import WalkResult, walked
+from hdl.stripe.planning.program import copy_target, program
+from hdl.stripe.rows.progress import progress
+
+
+class Verdict(wiring.Component):
+    """``walked`` of a row whose ``program`` has come to its end with ``progress``. Combinational.
+
+    ``abandoned``: its erasures could not be solved.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        super().__init__(
+            {
+                "program": In(program(config)),
+                "progress": In(progress(config)),
+                "abandoned": In(1),
+                "walked": Out(walked(config)),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        todo, done = self.program, self.progress
+        mended = (todo.bad & ~todo.stale & ~todo.dead) | done.blank[: len(todo.dead)]
+        m.d.comb += self.walked.tag.eq(todo.walk.tag)
+
+        def say(result: WalkResult, roles) -> None:
+            m.d.comb += [self.walked.result.eq(result), self.walked.roles.eq(roles)]
+
+        # What is copied to does not count if it is given up, nor what failed meanwhile and is not
+        # written.
+        lost = Signal.like(done.lost)
+        gone = done.left & (1 << copy_target(self._config))
+        m.d.comb += lost.eq(done.lost & todo.write & ~gone)
+        with m.If(lost.any()):
+            say(WalkResult.FAILED, lost[: len(todo.dead)])
+        with m.Elif(todo.withheld):
+            say(WalkResult.FAILED, todo.dead | todo.bad)
+        with m.Elif(~todo.possible | self.abandoned):
+            say(WalkResult.LOST, todo.dead | todo.bad)
+        with m.Elif(done.found):
+            say(WalkResult.MISMATCH, done.wrong)
+        with m.Elif(mended.any()):
+            say(WalkResult.MENDED, mended)
+        with m.Else():
+            say(WalkResult.GOOD, 0)
+        return m
