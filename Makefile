@@ -87,7 +87,7 @@ test: lint types smoke unit ## what every change must pass; ends with pytest's s
 test-full: lint types smoke ## as test, slow tests too (as root it installs what only those use)
 	@FULL=1 tools/setup.sh
 	$(PYTEST) $(PARALLEL)
-	$(VENV) -m sim.campaign --runs $(RUNS) --processes $(PROCESSES) \
+	$(VENV) -m campaign --runs $(RUNS) --processes $(PROCESSES) \
 		$(if $(SEED),--seed $(SEED))
 
 synth: $(STAMP) ## area and clock frequency of each block on an ECP5 (BLOCKS='mapper ..')
@@ -100,7 +100,7 @@ characterise: $(STAMP) ## load profiles beside the published figures (QUICK=1, I
 	$(VENV) -m sw.characterise $(if $(filter-out 0,$(QUICK)),--quick) $(JOBS) $(IDS)
 
 campaign: $(STAMP) ## random loads, random faults, nothing lost (RUNS=n, SEED=n, ONLY=, WITHOUT=)
-	$(strip $(VENV) -m sim.campaign --runs $(RUNS) --processes $(PROCESSES) \
+	$(strip $(VENV) -m campaign --runs $(RUNS) --processes $(PROCESSES) \
 		$(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only "$(ONLY)") \
 		$(if $(WITHOUT),--without "$(WITHOUT)"))
 

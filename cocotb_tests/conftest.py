@@ -6,8 +6,8 @@ import tempfile
 
 import pytest
 
+from sim.cli import seed
 from sim.verilog import BUILD
-from sw.cli import seed
 
 
 def pytest_configure() -> None:

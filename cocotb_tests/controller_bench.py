@@ -15,13 +15,13 @@ from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.drive_model import RANDOM, DriveModel, Timing
 from cocotb_tests.pcie_host import PcieHost
-from cocotb_tests.row_check import checked_row
 from cocotb_tests.runner import simulate
 from cocotb_tests.transport import CocotbTransport
-from cocotb_tests.volume_model import VolumeModel
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, TIME_BITS, Config
 from hdl.controller import Controller
 from hdl.flow.geometry import Level
+from sim.card.row_check import checked_row
+from sim.card.volume_model import VolumeModel
 from sim.golden import parity
 from sim.golden.layout import Layout
 from sw.driver import raid

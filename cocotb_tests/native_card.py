@@ -4,11 +4,11 @@ import random
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, replace
 
-from cocotb_tests.array_models import rotation_of
-from cocotb_tests.row_check import checked_row
-from cocotb_tests.volume_model import VolumeModel
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, Config, board
 from hdl.flow.geometry import Level
+from sim.card.layouts import rotation_of
+from sim.card.row_check import checked_row
+from sim.card.volume_model import VolumeModel
 from sim.golden.image import members
 from sim.golden.layout import LEFT_SYMMETRIC, Layout, Place
 from sim.native.parameters import DriveParameters, LinkParameters

@@ -5,7 +5,6 @@ import random
 
 from cocotb.triggers import FallingEdge, RisingEdge
 
-from cocotb_tests.array_models import rotation_fields, rotation_of
 from cocotb_tests.runner import simulate
 from cocotb_tests.streams import StreamSink, StreamSource, unpack
 from cocotb_tests.tables_model import Model
@@ -16,6 +15,7 @@ from hdl.flow.geometry import Level, RotationBits, geometry
 from hdl.flow.manage import ManageOpcode, ManageStatus, manage_request, manage_response
 from hdl.flow.reference import reference
 from hdl.flow.table_read import copy_entry, port_use, volume
+from sim.card.layouts import rotation_fields, rotation_of
 
 CONFIGS = {
     "board": Config(ports=24, parities=3, intent_chunks=32),

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from cocotb_tests.array_models import rotation_of_name
 from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
 from hdl.flow.geometry import Level, Rotation
 from hdl.flow.manage import CopyEnd, ManageStatus
+from sim.card.layouts import rotation_of_name
 from sim.golden.layout import ROTATIONS, Layout
 
 ROTATION_NAMES = {rotation_of_name(name): name for name in ROTATIONS}

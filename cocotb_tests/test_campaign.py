@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-import sim.campaign.__main__ as command
-from sim.campaign.array import Array
-from sim.campaign.budget import Budget
-from sim.campaign.durable import DurableModel
-from sim.campaign.features import ALL, selected
-from sim.campaign.run import Run
-from sim.campaign.sizes import SIZES, size_of
-from sim.campaign.volume import Volume
+import campaign.__main__ as command
+from campaign.array import Array
+from campaign.budget import Budget
+from campaign.durable import DurableModel
+from campaign.features import ALL, selected
+from campaign.run import Run
+from campaign.sizes import SIZES, size_of
+from campaign.volume import Volume
 from sim.golden.layout import Layout
 from sim.golden.nvme import UNRECOVERED_READ, WRITE_FAULT, WRITE_ZEROES
 from sw.driver.commands import Io
@@ -151,9 +151,9 @@ def failure(seed: int, features: set[str]) -> str:
 
 def find(monkeypatch, features: set[str], message: str, runs: int = 12) -> None:
     """A few short runs, of which the first that fails must do so like this."""
-    monkeypatch.setattr("sim.campaign.run.PAST", 1)
-    monkeypatch.setattr("sim.campaign.power.SHARE", 1)
-    monkeypatch.setattr("sim.campaign.lifetimes.DELETED", 1)
+    monkeypatch.setattr("campaign.run.PAST", 1)
+    monkeypatch.setattr("campaign.power.SHARE", 1)
+    monkeypatch.setattr("campaign.lifetimes.DELETED", 1)
     failures = filter(None, (failure(seed, features) for seed in range(SEED, SEED + runs)))
     assert re.search(message, next(failures, "nothing"))
 
@@ -166,15 +166,15 @@ def test_each_run_has_its_own_coins(monkeypatch):
         seeds.append(seed)
         raise AssertionError("no card")
 
-    monkeypatch.setattr("sim.campaign.card.SimulatedCard", card)
+    monkeypatch.setattr("campaign.card.SimulatedCard", card)
     assert all(failure(seed, {"power"}) == "no card" for seed in (SEED, SEED + 1))
     assert seeds == [SEED, SEED + 1]
 
 
 def test_trust_in_half_a_rebuild_is_found(monkeypatch):
     """After a loss of power a host makes an array with the drive that was being rebuilt."""
-    monkeypatch.setattr("sim.campaign.power.WITHOUT_JOB", 0)
-    monkeypatch.setattr("sim.campaign.power.Work.rebuilds", False)
+    monkeypatch.setattr("campaign.power.WITHOUT_JOB", 0)
+    monkeypatch.setattr("campaign.power.Work.rebuilds", False)
     find(monkeypatch, {"power", "mid-power"}, "is wrong|parity")
 
 
@@ -252,7 +252,7 @@ def test_what_an_old_array_writes_is_found(monkeypatch):
             array.card.scribble(array.ports[0], array.rows)
 
     monkeypatch.setattr(Array, "create", spoil)
-    monkeypatch.setattr("sim.campaign.lifetimes.WHOLE", 1)
+    monkeypatch.setattr("campaign.lifetimes.WHOLE", 1)
     find(monkeypatch, {"delete"}, "is an old array's|is wrong")
 
 

@@ -10,12 +10,12 @@ from cocotb_tests.controller_bench import CONFIG, LIMIT, Bench, run_controller
 from cocotb_tests.controller_situations import ALL_PORTS, PAUSES, busy_host, refusal, setting
 from cocotb_tests.drive_model import IDEAL
 from cocotb_tests.runner import SimulationError
-from cocotb_tests.volume_model import DataError, VolumeModel
 from hdl.config import BLOCK_BYTES
 from hdl.core import Core
 from hdl.flow.geometry import Level
 from hdl.flow.parity_pass import StepKind
 from hdl.stripe.rows.sequencer import Sequencer
+from sim.card.volume_model import DataError, VolumeModel
 from sim.golden import nvme
 from sw.driver import raid
 

@@ -10,7 +10,7 @@ import pytest
 from amaranth.hdl import Const
 from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
 
-from cocotb_tests.array_models import Table, pack_geometry, random_layout, random_recovery
+from cocotb_tests.array_models import Table, pack_geometry, random_recovery
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
 from hdl.config import DATA_OFFSET_BLOCKS, ERA_BITS, MAX_DRIVES, Config, board, small
@@ -21,6 +21,7 @@ from hdl.flow.row import committed
 from hdl.flow.table_read import copy_entry, member_address
 from hdl.flow.walk import MEND_TAG, WalkKind, walk
 from hdl.stripe.dispatch import FOLLOW_BITS, Dispatch
+from sim.card.layouts import random_layout
 from sim.golden.layout import Layout
 
 CONFIGS = {"board": board(MAX_DRIVES), "small": small()}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cocotb_tests.array_models import random_layout, rotation_of_name
+from sim.card.layouts import random_layout, rotation_of_name
 from sim.golden import layouts
 from sim.golden.layout import DATA_OFFSET_BLOCKS, DDF, ROTATIONS, Layout, Place, rotations
 

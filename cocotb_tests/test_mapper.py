@@ -8,13 +8,7 @@ import pytest
 from amaranth.hdl import Module
 from cocotb.triggers import RisingEdge
 
-from cocotb_tests.array_models import (
-    Table,
-    pack_geometry,
-    pack_volume,
-    random_layout,
-    random_recovery,
-)
+from cocotb_tests.array_models import Table, pack_geometry, pack_volume, random_recovery
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
 from hdl.array.mapping.mapper import Mapper
@@ -22,6 +16,7 @@ from hdl.array.mapping.strip import NextStrip
 from hdl.config import BLOCK_NUMBER_BITS, Config, small
 from hdl.flow.extent import extent
 from hdl.flow.host_command import HostOpcode, Status, command
+from sim.card.layouts import random_layout
 from sim.golden.layout import Layout
 
 CONFIGS = {"board": Config(), "small": small(), "wide": Config(transfer_blocks=64)}

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cocotb_tests.array_models import rotation_of
 from cocotb_tests.md_arrays import LAYOUTS, array, differences, needs_linux
 from cocotb_tests.native_card import PORTS, Card
 from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.flow.geometry import Level
+from sim.card.layouts import rotation_of
 from sim.golden.layout import Layout
 from sim.md.arrays import BLOCK, Written, write_arrays
 from sim.native.parameters import MICROSECOND, Ideal

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from campaign.sizes import USUAL
 from cocotb_tests.native_card import PORTS, Card, Volume
 from hdl.background.jobs import JobState
 from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.flow.array_state import ArrayState
 from hdl.flow.geometry import Level
 from hdl.flow.walk import WalkKind
-from sim.campaign.sizes import USUAL
 from sim.golden.layout import Place
 from sim.golden.nvme import ASYNC_EVENT, JOB_RUNNING, UNRECOVERED_READ
 from sim.golden.nvme_logs import ARRAYS_LOG, VENDOR_EVENT

@@ -8,9 +8,9 @@ import os
 import pytest
 
 from cocotb_tests.native_card import PORTS, Card, Volume
-from cocotb_tests.volume_model import DataError
 from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.flow.geometry import Level
+from sim.card.volume_model import DataError
 from sim.golden.layout import (
     DDF,
     DDF_N_CONTINUE,

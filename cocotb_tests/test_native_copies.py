@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from campaign.sizes import USUAL
 from cocotb_tests.native_card import PORTS, Card, Volume
 from cocotb_tests.test_native_background import FAST, POLL_NS, POLLS, ROWS, finished, replaced
 from hdl.background.jobs import JobState
@@ -11,7 +12,6 @@ from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.flow.array_state import ArrayState
 from hdl.flow.geometry import Level
 from hdl.flow.walk import WalkKind
-from sim.campaign.sizes import USUAL
 from sim.golden.layout import Place
 from sim.golden.nvme import JOB_RUNNING, UNRECOVERED_READ
 from sim.native.parameters import MICROSECOND, Ideal

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from campaign.sizes import USUAL
 from cocotb_tests.native_card import PORTS, Card, Volume
 from cocotb_tests.test_native_background import POLL_NS, POLLS, finished, replaced
 from cocotb_tests.test_native_readd import FORGETFUL, ROWS
@@ -15,7 +16,6 @@ from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.flow.array_state import ArrayState
 from hdl.flow.geometry import Level
 from hdl.flow.walk import WalkKind
-from sim.campaign.sizes import USUAL
 from sim.golden.nvme import INTERNAL_ERROR, INVALID_FIELD, SET_FEATURES, WRITE_FAULT
 from sim.native.harness import Flow
 from sim.native.parameters import MICROSECOND, Ideal

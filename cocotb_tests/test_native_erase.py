@@ -4,11 +4,11 @@ import os
 
 import pytest
 
+from campaign.sizes import USUAL
 from cocotb_tests.native_card import PORTS, Card
 from cocotb_tests.test_native_background import FAST, ROWS
 from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.flow.geometry import Level
-from sim.campaign.sizes import USUAL
 from sim.golden.nvme import DRIVE_UNAVAILABLE
 from sw.driver import background, raid
 from sw.driver.commands import NvmeError

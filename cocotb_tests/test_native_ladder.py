@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from campaign.sizes import USUAL
 from cocotb_tests.native_card import PORTS, Card, Volume
 from hdl.config import DATA_OFFSET_BLOCKS, small
 from hdl.flow.geometry import Level
-from sim.campaign.sizes import USUAL
 from sim.native.parameters import MICROSECOND, Ideal, link_rate
 from sw.driver import raid
 

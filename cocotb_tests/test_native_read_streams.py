@@ -8,10 +8,10 @@ import os
 import pytest
 
 from cocotb_tests.native_card import PORTS, Card, Volume
-from cocotb_tests.volume_model import DataError
 from hdl.background.jobs import JobState
 from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.flow.geometry import Level
+from sim.card.volume_model import DataError
 from sim.golden.nvme import UNRECOVERED_READ
 from sim.native.parameters import MICROSECOND, Ideal, link_rate
 from sw.driver import background

@@ -5,6 +5,7 @@ import os
 import pytest
 from amaranth.hdl import Module
 
+from campaign.sizes import USUAL
 from cocotb_tests.native_card import PORTS, Card, Volume
 from cocotb_tests.test_native_background import finished
 from hdl.background.jobs import JobState
@@ -14,7 +15,6 @@ from hdl.flow.array_state import ArrayState
 from hdl.flow.geometry import Level
 from hdl.flow.walk import WalkKind
 from hdl.stripe.rows.sequencer import Sequencer
-from sim.campaign.sizes import USUAL
 from sim.golden.nvme import (
     DRIVE_UNAVAILABLE,
     IN_USE,

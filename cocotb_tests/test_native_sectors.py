@@ -6,10 +6,10 @@ import pytest
 
 from cocotb_tests.native_card import PORTS, Card, Volume
 from cocotb_tests.test_native_controller import FAST
-from cocotb_tests.volume_model import DataError
 from hdl.config import BLOCK_BYTES, SECTOR_BYTES, SECTORS_PER_BLOCK
 from hdl.flow.geometry import Level
 from hdl.flow.manage import Emulation
+from sim.card.volume_model import DataError
 from sim.golden.nvme import COMPARE_FAILURE, UNRECOVERED_READ
 from sw.driver import raid
 from sw.driver.commands import Command, Io, read_write

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from campaign.sizes import USUAL
 from cocotb_tests.native_card import PORTS, Card, Volume
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
 from hdl.flow.geometry import Level
-from sim.campaign.sizes import USUAL
 from sim.golden.nvme import DATA_TRANSFER_ERROR, WRITE_FAULT
 from sim.native.harness import Flow, ReadEnd
 from sim.native.parameters import MICROSECOND, NANOSECOND, Ideal, LinkParameters

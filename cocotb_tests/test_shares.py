@@ -9,6 +9,7 @@ import cocotb
 import pytest
 from cocotb.triggers import RisingEdge
 
+from campaign.sizes import SIZES
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
 from hdl.array.shares.command_shares import CommandShares
@@ -18,7 +19,6 @@ from hdl.config import OPERATIONS_PER_BLOCK, Config, board
 from hdl.flow.host_command import HostOpcode, command
 from hdl.flow.table_read import volume
 from hdl.stripe.mends import Mending
-from sim.campaign.sizes import SIZES
 
 CONFIG = Config(
     ports=4, lines=256, commands=64, rows=64, operations=512, arrays=4, volumes=4, walk_window=2,

@@ -8,13 +8,14 @@ import pytest
 from amaranth.hdl import Module
 from cocotb.triggers import RisingEdge
 
-from cocotb_tests.array_models import Table, pack_geometry, random_layout
+from cocotb_tests.array_models import Table, pack_geometry
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import pack, start, unpack, wait_until
 from hdl.array.states import ArrayStates
 from hdl.config import MAX_DRIVES, Config, small
 from hdl.flow.array_state import ArrayState, judgement
 from hdl.flow.table_read import copy_entry
+from sim.card.layouts import random_layout
 from sim.golden.layout import Layout
 
 CONFIGS = {"board": Config(), "small": small()}

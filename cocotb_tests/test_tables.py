@@ -8,7 +8,6 @@ import cocotb
 import pytest
 from cocotb.triggers import ClockCycles, RisingEdge
 
-from cocotb_tests.array_models import rotation_of_name
 from cocotb_tests.runner import SimulationError
 from cocotb_tests.streams import start
 from cocotb_tests.tables_bench import (
@@ -23,6 +22,7 @@ from hdl.config import DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
 from hdl.flow.geometry import Level, geometry
 from hdl.flow.manage import ManageOpcode, ManageStatus
 from hdl.flow.table_read import volume
+from sim.card.layouts import rotation_of_name
 from sim.golden.layout import MAX_STRIP_BLOCKS, MIRRORED, PARITIES, rotations
 
 CHANGES = 260

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import pytest
 
-import sim.campaign.__main__ as campaign
+import campaign.__main__ as campaign
 import sw.characterise.__main__ as characterise
 import sw.example
+from campaign.card import Outcome
 from cocotb_tests.test_characterise import RECORD
-from sim.campaign.card import Outcome
+from sim.cli import INTERRUPTED, WIDE, processes, program, terminal
 from sim.verilog import ROOT
-from sw.cli import INTERRUPTED, WIDE, processes, program, terminal
 
 NOBODY = 65534
 AT_ONCE_S = 1.0

@@ -8,13 +8,14 @@ import pytest
 from amaranth.hdl import Module
 from cocotb.triggers import RisingEdge
 
-from cocotb_tests.array_models import Table, pack_geometry, random_layout
+from cocotb_tests.array_models import Table, pack_geometry
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
 from hdl.background.row_order import RowOrder
 from hdl.background.walker import SliceEnd, Walker, finding, slice_request
 from hdl.config import BLOCK_NUMBER_BITS, Config, small
 from hdl.flow.walk import MEND_TAG, WalkKind, WalkResult, walk, walked
+from sim.card.layouts import random_layout
 from sim.golden.layout import Layout
 
 CONFIGS = {"board": Config(walk_window=32, intent_chunks=32), "small": small()}

@@ -9,12 +9,12 @@ import pytest
 from amaranth.hdl import Module
 from cocotb.triggers import Timer
 
-from cocotb_tests.array_models import rotation_of
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import pack, unpack
 from hdl.config import Config
 from hdl.flow.parity_pass import StepKind, step
 from hdl.stripe.planning.weights import Weights
+from sim.card.layouts import rotation_of
 from sim.golden.layout import Layout, rotations
 
 CONFIGS = {"board": Config(ports=8), "wide": Config(ports=32), "odd": Config(ports=6)}

@@ -14,9 +14,9 @@ from pathlib import Path
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, board
 from hdl.flow.geometry import Level
 from sim import isal
+from sim.cli import BAD_ARGUMENTS, Parser, program, seed
 from sim.golden.layout import ROTATIONS, Layout
 from sim.native.presets import SAS_12G_SSD
-from sw.cli import BAD_ARGUMENTS, Parser, program, seed
 from sw.driver import raid
 from sw.driver.card import SimulatedCard
 from sw.driver.commands import NvmeError

@@ -11,8 +11,8 @@ from hdl.background.jobs import JobState
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, board
 from hdl.flow.geometry import Level
 from hdl.flow.walk import WalkKind
+from sim.cli import program
 from sim.native.parameters import MICROSECOND, Ideal
-from sw.cli import program
 from sw.driver import background, raid
 from sw.driver.card import SimulatedCard
 from sw.driver.commands import Admin, Command, NvmeError

@@ -11,8 +11,8 @@ import sys
 from dataclasses import asdict
 
 from hdl.config import small
+from sim.cli import program
 from sim.verilog import BUILD, write_atomically
-from sw.cli import program
 from synth.blocks import BLOCKS
 from synth.flow import Result, synthesise
 from synth.remembered import recall

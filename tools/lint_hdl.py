@@ -10,8 +10,8 @@ from hdl.config import Config, board, small
 from hdl.controller import Controller
 from hdl.core import Core
 from sim import verilator
+from sim.cli import program
 from sim.verilog import BUILD, ROOT, Netlist, to_verilog
-from sw.cli import program
 
 WAIVERS = ROOT / "hdl" / "lint.vlt"
 

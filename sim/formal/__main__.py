@@ -3,9 +3,9 @@
 import argparse
 import sys
 
+from sim.cli import program
 from sim.formal.registry import registered
 from sim.formal.runner import ProofError
-from sw.cli import program
 
 
 def main() -> int:

@@ -19,10 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from hdl.config import board
+from sim.cli import Parser, positive, processes, program, terminal
 from sim.native.build import build_controller
 from sw.bench import degraded, healthy, rebuild
 from sw.bench.healthy import PORTS
-from sw.cli import Parser, positive, processes, program, terminal
 
 RESULTS = Path("build/bench.json")
 QUICK_SHARE = 0.5

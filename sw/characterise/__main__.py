@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from hdl.config import board
+from sim.cli import INTERRUPTED, Parser, positive, processes, program, seed, terminal
 from sim.native.build import build_controller, build_models
 from sw.characterise.measure import Point, measure
 from sw.characterise.points import points
@@ -24,7 +25,6 @@ from sw.characterise.published import CASES
 from sw.characterise.record import Record
 from sw.characterise.report import write_report
 from sw.characterise.table import print_interfaces, print_results
-from sw.cli import INTERRUPTED, Parser, positive, processes, program, seed, terminal
 
 OUTPUT = Path("build/characterise")
 

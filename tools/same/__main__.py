@@ -16,7 +16,7 @@ import tarfile
 from collections import Counter
 from pathlib import Path
 
-from sw.cli import BAD_ARGUMENTS, Parser, program
+from sim.cli import BAD_ARGUMENTS, Parser, program
 from tools.same.compare import Comparison, compare
 from tools.same.logic import Logic, logic_of
 

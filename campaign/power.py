@@ -12,13 +12,13 @@ Until the power goes it only reads, as the write hole may take blocks of a degra
 import random
 from dataclasses import dataclass
 
+from campaign.array import POLL_NS, Array
+from campaign.card import Card
+from campaign.faults import FAULT_TIME_NS
+from campaign.lifetimes import FAILING, Lifetimes
 from hdl.background.jobs import JobState
 from hdl.background.supervisor import DEFAULT_SHARE
 from hdl.flow.walk import WalkKind
-from sim.campaign.array import POLL_NS, Array
-from sim.campaign.card import Card
-from sim.campaign.faults import FAULT_TIME_NS
-from sim.campaign.lifetimes import FAILING, Lifetimes
 from sw.driver import background
 
 SHARE, WITHOUT_JOB = 0.25, 0.3

@@ -11,13 +11,13 @@ before that, or stays as well.
 import random
 from collections.abc import Collection
 
+from campaign.array import Array
+from campaign.card import STOPPED, Card, Group
+from campaign.queues import Queues
+from campaign.resets import UNEXPECTED
+from campaign.volume import Volume, pieces
 from hdl.background.supervisor import DEFAULT_SHARE
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
-from sim.campaign.array import Array
-from sim.campaign.card import STOPPED, Card, Group
-from sim.campaign.queues import Queues
-from sim.campaign.resets import UNEXPECTED
-from sim.campaign.volume import Volume, pieces
 from sim.native.harness import Flow
 from sw.driver import background
 

@@ -8,7 +8,7 @@ it succeeded or not, that did not end before one began that is durable.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from cocotb_tests.volume_model import Access, VolumeModel
+from sim.card.volume_model import Access, VolumeModel
 
 
 @dataclass(kw_only=True)

@@ -2,8 +2,8 @@
 
 import math
 
+from campaign.sizes import USUAL
 from hdl.config import Config
-from sim.campaign.sizes import USUAL
 from sim.native.parameters import DriveParameters, Ideal
 
 WORK_NS = 2_000_000

@@ -7,7 +7,7 @@ first; the rest is dropped. A host may also delete a queue without a look at the
 
 import random
 
-from sim.campaign.card import Card, Group
+from campaign.card import Card, Group
 
 SHARE = 0.5
 """Of rounds."""

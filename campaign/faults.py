@@ -2,8 +2,8 @@
 
 import random
 
+from campaign.array import Array
 from hdl.config import DATA_OFFSET_BLOCKS
-from sim.campaign.array import Array
 
 FAULT_TIME_NS = 120_000
 """Faults happen at any time of the first so many nanoseconds of a round."""

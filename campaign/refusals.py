@@ -2,11 +2,11 @@
 
 import random
 
+from campaign.array import Array
+from campaign.bounds import given_up_ns
+from campaign.card import Card, Stuck
 from hdl.background.jobs import JobState
 from hdl.config import DATA_OFFSET_BLOCKS
-from sim.campaign.array import Array
-from sim.campaign.bounds import given_up_ns
-from sim.campaign.card import Card, Stuck
 from sim.golden.nvme import UNRECOVERED_READ, WRITE_FAULT
 from sw.driver import background
 

@@ -3,8 +3,8 @@
 import math
 import random
 
-from cocotb_tests.array_models import random_layout
 from hdl.config import Config
+from sim.card.layouts import random_layout
 from sim.golden.layout import LEAST_DRIVES, PARITIES, Layout
 
 LONGEST_STRIP = 16

@@ -3,12 +3,12 @@
 import random
 from contextlib import suppress
 
+from campaign.array import Array
+from campaign.card import Card
+from campaign.faults import Faults
+from campaign.refusals import Refusals
 from hdl.background.jobs import JobState
 from hdl.flow.walk import WalkKind
-from sim.campaign.array import Array
-from sim.campaign.card import Card
-from sim.campaign.faults import Faults
-from sim.campaign.refusals import Refusals
 from sw.driver import background, raid
 from sw.driver.commands import NvmeError
 

@@ -3,16 +3,16 @@
 import random
 from typing import Any
 
-from cocotb_tests.array_models import rotation_of
-from cocotb_tests.row_check import checked_row
+from campaign.bounds import given_up_ns, work_ns
+from campaign.budget import Budget
+from campaign.card import Card, Stuck
+from campaign.volume import Volume, pieces
 from hdl.background.jobs import JobState
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, SECTOR_BYTES
 from hdl.flow.geometry import Level
 from hdl.flow.walk import WalkKind
-from sim.campaign.bounds import given_up_ns, work_ns
-from sim.campaign.budget import Budget
-from sim.campaign.card import Card, Stuck
-from sim.campaign.volume import Volume, pieces
+from sim.card.layouts import rotation_of
+from sim.card.row_check import checked_row
 from sim.golden.image import members
 from sim.golden.layout import Layout
 from sim.golden.nvme import UNRECOVERED_READ

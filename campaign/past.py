@@ -2,11 +2,11 @@
 
 import random
 
+from campaign.array import Array
+from campaign.budget import Budget
+from campaign.lifetimes import WRITE_FAULT
+from campaign.volume import Volume
 from hdl.config import DATA_OFFSET_BLOCKS
-from sim.campaign.array import Array
-from sim.campaign.budget import Budget
-from sim.campaign.lifetimes import WRITE_FAULT
-from sim.campaign.volume import Volume
 from sim.golden.layout import Place
 from sim.golden.nvme import UNRECOVERED_READ
 from sw.driver import background

@@ -4,10 +4,10 @@ import random
 from collections.abc import Callable, Container, Coroutine, Iterable
 from typing import TYPE_CHECKING
 
-from cocotb_tests.volume_model import ANYTHING, Access, DataError
+from campaign.card import STOPPED
+from campaign.durable import DurableModel
 from hdl.config import BLOCK_BYTES
-from sim.campaign.card import STOPPED
-from sim.campaign.durable import DurableModel
+from sim.card.volume_model import ANYTHING, Access, DataError
 from sim.golden.nvme import (
     ABORT_REQUESTED,
     COMMAND_INTERRUPTED,
@@ -25,7 +25,7 @@ from sw.driver.commands import Command, Io, NvmeError, read_write
 from sw.driver.transport import PAGE_BYTES
 
 if TYPE_CHECKING:
-    from sim.campaign.array import Array
+    from campaign.array import Array
 
 DELETED = (ABORT_REQUESTED, COMMAND_INTERRUPTED, INVALID_NAMESPACE, INVALID_FIELD)
 """How commands to a volume may end that is being deleted (NVMe 1.4 section 6.1.5)."""

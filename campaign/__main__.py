@@ -1,4 +1,4 @@
-"""``python -m sim.campaign [--runs N] [--seed N]``: random loads with random faults of drives.
+"""``python -m campaign [--runs N] [--seed N]``: random loads with random faults of drives.
 
 Every run has arrays of random levels, sizes and rotations on a simulated card of its own. Run
 number k uses seed + k. Ends with the counts, and status 1 after the first run that fails.
@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from sim.campaign.card import Outcome
-from sim.campaign.features import help_text, names, selected
-from sim.campaign.run import Run
-from sim.campaign.sizes import SIZES, size_of
+from campaign.card import Outcome
+from campaign.features import help_text, names, selected
+from campaign.run import Run
+from campaign.sizes import SIZES, size_of
+from sim.cli import INTERRUPTED, Parser, positive, processes, program, seed
 from sim.native.build import build_controller
-from sw.cli import INTERRUPTED, Parser, positive, processes, program, seed
 
 LINE_EVERY = 25
 

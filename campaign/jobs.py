@@ -2,11 +2,11 @@
 
 import random
 
+from campaign.array import Array
+from campaign.card import Card
+from campaign.faults import FAULT_TIME_NS, Faults
 from hdl.background.jobs import JobState
 from hdl.flow.walk import WalkKind
-from sim.campaign.array import Array
-from sim.campaign.card import Card
-from sim.campaign.faults import FAULT_TIME_NS, Faults
 from sim.golden.nvme import IN_USE, JOB_RUNNING, NOT_REDUNDANT
 from sw.driver import background
 from sw.driver.commands import NvmeError

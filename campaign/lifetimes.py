@@ -9,14 +9,14 @@ deletion returns is what the new array holds.
 import random
 from contextlib import suppress
 
-from cocotb_tests.volume_model import ANYTHING
+from campaign.array import Array
+from campaign.faults import FAULT_TIME_NS, Faults
+from campaign.shapes import layout_for
+from campaign.volume import Volume
 from hdl.background.jobs import JobState
 from hdl.config import BLOCK_BYTES, SECTOR_BYTES
 from hdl.flow.walk import WalkKind
-from sim.campaign.array import Array
-from sim.campaign.faults import FAULT_TIME_NS, Faults
-from sim.campaign.shapes import layout_for
-from sim.campaign.volume import Volume
+from sim.card.volume_model import ANYTHING
 from sim.golden.nvme import UNRECOVERED_READ
 from sw.driver import background, raid
 from sw.driver.commands import NvmeError

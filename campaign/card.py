@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from campaign.bounds import given_up_ns, ladder_ns
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, Config
-from sim.campaign.bounds import given_up_ns, ladder_ns
 from sim.native.parameters import DriveParameters, LinkParameters
 from sw.driver.card import SimulatedCard
 from sw.driver.commands import NvmeError
@@ -17,8 +17,8 @@ from sw.driver.queue import QueueStoppedError
 from sw.driver.transport import PAGE_BYTES
 
 if TYPE_CHECKING:
-    from sim.campaign.array import Array
-    from sim.campaign.volume import Volume
+    from campaign.array import Array
+    from campaign.volume import Volume
 
 STOPPED = -1
 """The queue has gone before the command has ended: it was deleted, or the controller was reset."""

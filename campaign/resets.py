@@ -9,10 +9,10 @@ and what was acknowledged stay. Drives may have faults meanwhile.
 import random
 import zlib
 
-from sim.campaign.array import Array
-from sim.campaign.bounds import given_up_ns
-from sim.campaign.card import STOPPED, Card, Stuck
-from sim.campaign.faults import FAULT_TIME_NS, Faults
+from campaign.array import Array
+from campaign.bounds import given_up_ns
+from campaign.card import STOPPED, Card, Stuck
+from campaign.faults import FAULT_TIME_NS, Faults
 from sw.driver.commands import Register
 from sw.driver.nvme import CC_ENABLE, CSTS_READY
 

@@ -8,23 +8,23 @@ every block what was written.
 
 import random
 
+from campaign.array import Array
+from campaign.card import Card, Group, Outcome, Stuck
+from campaign.faults import Faults
+from campaign.features import ALL
+from campaign.jobs import Jobs
+from campaign.lifetimes import Lifetimes
+from campaign.links import link_of
+from campaign.members import Members
+from campaign.past import Past
+from campaign.power import Power
+from campaign.queues import Queues
+from campaign.refusals import Refusals
+from campaign.resets import Resets
+from campaign.shapes import layout_of_most, turn_rows
+from campaign.sizes import SIZES, size_of
+from campaign.torn import Torn
 from hdl.config import DATA_OFFSET_BLOCKS
-from sim.campaign.array import Array
-from sim.campaign.card import Card, Group, Outcome, Stuck
-from sim.campaign.faults import Faults
-from sim.campaign.features import ALL
-from sim.campaign.jobs import Jobs
-from sim.campaign.lifetimes import Lifetimes
-from sim.campaign.links import link_of
-from sim.campaign.members import Members
-from sim.campaign.past import Past
-from sim.campaign.power import Power
-from sim.campaign.queues import Queues
-from sim.campaign.refusals import Refusals
-from sim.campaign.resets import Resets
-from sim.campaign.shapes import layout_of_most, turn_rows
-from sim.campaign.sizes import SIZES, size_of
-from sim.campaign.torn import Torn
 from sim.native.parameters import MICROSECOND, DriveParameters, Ideal, Ssd, link_rate
 
 __all__ = ["Outcome", "Run", "Stuck"]
@@ -51,7 +51,7 @@ class Run:
     seed
         Of everything.
     features
-        What is done (`sim.campaign.features`).
+        What is done (`campaign.features`).
     tamper
         Changes a block of a drive before the last check, which must find it.
     """

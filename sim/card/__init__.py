@@ -1,0 +1,1 @@
+"""Models of what a card holds, which tests, campaign and guest share."""
