@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from cocotb_tests.records import RECORD
 from hdl.config import BLOCK_BYTES, board
 from hdl.flow.geometry import Level
 from sim.native.models import bench_read, bench_write
@@ -27,7 +28,6 @@ from sw.characterise.measure import binding
 from sw.characterise.points import points
 from sw.characterise.predict import Prediction, predict
 from sw.characterise.published import CASES
-from sw.characterise.record import Record
 from sw.characterise.report import write_report
 from sw.characterise.table import best
 from sw.workload.generator import Load
@@ -50,22 +50,6 @@ FIELDS = {
     "seed",
     "binds",
 }
-RECORD = Record(
-    id="R1",
-    setup="RAID 0, 8 <drives>",
-    profile="Streaming",
-    outstanding=8,
-    unit="MB/s",
-    published=5900,
-    predicted=6000.0,
-    simulated=5800.0,
-    mb_s=5800.0,
-    io_s=92_800.0,
-    latency=Latency(80.0, 79.0, 99.0, 120.0),
-    cycles=1_000_000,
-    seed=1,
-    binds="host link",
-)
 NO_LATENCY = {"propagation_ps": 0, "memory_read_ps": 0, "credit_return_ps": 0}
 
 # Limits

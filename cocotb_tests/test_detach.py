@@ -8,10 +8,10 @@ from cocotb.triggers import RisingEdge
 
 import hdl.drive.recovery.ladder
 from cocotb_tests.drive_model import IDEAL, Timing
+from cocotb_tests.ladder_bench import CONFIG as LADDER
+from cocotb_tests.ladder_bench import PORTS, QUICK, SLACK, TICK, Ladders
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import start, wait_until
-from cocotb_tests.test_ladder import CONFIG as LADDER
-from cocotb_tests.test_ladder import PORTS, QUICK, SLACK, TICK, Ladders
 from hdl.config import Config
 from hdl.drive.drives import Drives
 from hdl.drive.recovery.detach import Detach

@@ -7,6 +7,7 @@ import pytest
 
 from campaign.sizes import USUAL
 from cocotb_tests.native_card import PORTS, Card, Volume
+from cocotb_tests.native_jobs import FAST, POLL_NS, POLLS, ROWS, finished, replaced
 from hdl.background.jobs import JobState
 from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.flow.array_state import ArrayState
@@ -15,31 +16,10 @@ from hdl.flow.walk import WalkKind
 from sim.golden.layout import Place
 from sim.golden.nvme import ASYNC_EVENT, JOB_RUNNING, UNRECOVERED_READ
 from sim.golden.nvme_logs import ARRAYS_LOG, VENDOR_EVENT
-from sim.native.parameters import MICROSECOND, Ideal
 from sw.driver import background, raid
 from sw.driver.commands import Command, NvmeError
 
 SEED = int(os.environ.get("SEED") or "1")
-ROWS = 64
-FAST = Ideal(capacity=DATA_OFFSET_BLOCKS + ROWS, latency_ps=5 * MICROSECOND)
-POLL_NS = 20_000
-POLLS = 3_000
-
-
-async def finished(card: Card, array: int = 0) -> background.Job:
-    """Waits until the job of an array has ended; what became of it."""
-    for _ in range(POLLS):
-        job = await background.job(card.nvme, array)
-        if job.state != JobState.RUNNING:
-            return job
-        await card.card.transport.sleep(POLL_NS)
-    raise AssertionError(f"the job has not ended: {job}")
-
-
-def replaced(card: Card, volume: Volume, old: int, new: int) -> None:
-    """The golden volume follows: ``new`` holds what ``old`` did."""
-    volume.ports[volume.ports.index(old)] = new
-    card.gone.discard(new)
 
 
 @pytest.mark.parametrize(

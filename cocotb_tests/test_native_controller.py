@@ -8,7 +8,7 @@ import os
 import pytest
 
 from cocotb_tests.native_card import PORTS, Card, Volume
-from hdl.config import DATA_OFFSET_BLOCKS
+from cocotb_tests.native_drives_of_tests import CAPACITY, FAST, ROWS
 from hdl.flow.geometry import Level
 from sim.card.volume_model import DataError
 from sim.golden.layout import (
@@ -49,10 +49,7 @@ from sw.workload.generator import Load
 from sw.workload.profiles import PROFILES
 
 SEED = int(os.environ.get("SEED") or "1")
-ROWS = 48
-CAPACITY = DATA_OFFSET_BLOCKS + ROWS
 COMMANDS = 150
-FAST = Ideal(capacity=CAPACITY, latency_ps=5 * MICROSECOND)
 SLOW_HDD = Hdd(
     capacity=CAPACITY,
     rate=link_rate(6),

@@ -9,8 +9,8 @@ import pytest
 
 from campaign.sizes import USUAL
 from cocotb_tests.native_card import PORTS, Card, Volume
-from cocotb_tests.test_native_background import POLL_NS, POLLS, finished, replaced
-from cocotb_tests.test_native_readd import FORGETFUL, ROWS
+from cocotb_tests.native_forgetful import FORGETFUL, ROWS
+from cocotb_tests.native_jobs import POLL_NS, POLLS, finished, replaced
 from hdl.background.jobs import JobState
 from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.flow.array_state import ArrayState

@@ -6,7 +6,7 @@ import pytest
 
 from campaign.sizes import USUAL
 from cocotb_tests.native_card import PORTS, Card
-from cocotb_tests.test_native_background import FAST, ROWS
+from cocotb_tests.native_jobs import FAST, ROWS
 from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.flow.geometry import Level
 from sim.golden.nvme import DRIVE_UNAVAILABLE

@@ -7,9 +7,9 @@ from amaranth.hdl import Module
 
 from campaign.sizes import USUAL
 from cocotb_tests.native_card import PORTS, Card, Volume
-from cocotb_tests.test_native_background import finished
+from cocotb_tests.native_forgetful import FORGETFUL
+from cocotb_tests.native_jobs import finished
 from hdl.background.jobs import JobState
-from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.controller import Controller
 from hdl.flow.array_state import ArrayState
 from hdl.flow.geometry import Level
@@ -23,16 +23,11 @@ from sim.golden.nvme import (
     OTHER_DRIVE,
 )
 from sim.native.harness import Harness
-from sim.native.parameters import MICROSECOND, Ideal
 from sw.driver import background, raid
 from sw.driver.commands import NvmeError
 
 SEED = int(os.environ.get("SEED") or "1")
-ROWS = 256
 CHUNKS = USUAL.intent_chunks
-FORGETFUL = Ideal(
-    capacity=DATA_OFFSET_BLOCKS + ROWS, latency_ps=5 * MICROSECOND, volatile_cache=True
-)
 SETTLE_NS = 100_000
 """Longer than the card thinks about the end of a flush."""
 

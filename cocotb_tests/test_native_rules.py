@@ -4,6 +4,17 @@ from itertools import pairwise
 
 import pytest
 
+from cocotb_tests.native_bench import (
+    CYCLE_NS,
+    DRIVES,
+    GONE,
+    MEDIUM_ERROR,
+    SIZES,
+    bench,
+    do,
+    random_jobs,
+    start,
+)
 from cocotb_tests.native_stand_in import (
     BLOCK,
     BLOCKS,
@@ -18,17 +29,6 @@ from cocotb_tests.native_stand_in import (
     MSI_ADDRESS,
     PORT,
     Bug,
-)
-from cocotb_tests.test_native_harness import (
-    CYCLE_NS,
-    DRIVES,
-    GONE,
-    MEDIUM_ERROR,
-    SIZES,
-    bench,
-    do,
-    random_jobs,
-    start,
 )
 from hdl.config import BLOCK_BYTES
 from hdl.flow.operation import DriveStatus

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from cocotb_tests.native_card import PORTS, Card, Volume
-from cocotb_tests.test_native_controller import FAST
+from cocotb_tests.native_drives_of_tests import FAST
 from hdl.config import BLOCK_BYTES, SECTOR_BYTES, SECTORS_PER_BLOCK
 from hdl.flow.geometry import Level
 from hdl.flow.manage import Emulation

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cocotb_tests.native_card import PORTS, Card, Volume
-from cocotb_tests.test_native_background import FAST, POLL_NS, POLLS, ROWS, finished, replaced
+from cocotb_tests.native_jobs import FAST, POLL_NS, POLLS, ROWS, finished, replaced
 from hdl.background.jobs import JobState
 from hdl.config import small
 from hdl.flow.array_state import ArrayState

@@ -8,9 +8,9 @@ import pytest
 from amaranth.hdl import Mux
 from cocotb.triggers import RisingEdge
 
+from cocotb_tests.parity_config import config_of
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, start
-from hdl.config import Config
 from hdl.parity import engine as engine_module
 from hdl.parity.engine import (
     ParityEngine,
@@ -25,7 +25,6 @@ from sim.golden.gf import RAID
 TAG_BITS = 8
 DRAIN_LATENCY = 5
 """Cycles from the last input beat taken to the first output beat taken."""
-
 
 
 class Bench:
@@ -94,11 +93,6 @@ class Bench:
         assert self.drain.idle
         assert self.output.idle
         assert not int(self.dut.busy.value)
-
-
-def config_of(environment) -> Config:
-    """The configuration that a test's process was started with."""
-    return Config(data_width=int(environment["DATA_WIDTH"]), parities=int(environment["PARITIES"]))
 
 
 async def _transfers(dut, name: str, cycles: list[int]) -> None:

@@ -8,9 +8,9 @@ import cocotb
 import pytest
 from cocotb.triggers import RisingEdge
 
+from cocotb_tests.parity_config import config_of
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
-from cocotb_tests.test_parity_engine import config_of
 from hdl.config import BLOCK_BYTES, PIECES
 from hdl.flow.line import write_beat
 from hdl.flow.parity_pass import StepKind, pass_done, step

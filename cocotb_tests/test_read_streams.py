@@ -11,8 +11,8 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import pack, start
+from cocotb_tests.stripe_extents import split
 from cocotb_tests.stripe_models import ArrayModel
-from cocotb_tests.test_gather import split
 from hdl.config import Config
 from hdl.flow.extent import extent
 from hdl.flow.host_command import HostOpcode

@@ -8,8 +8,8 @@ from amaranth.hdl import Const
 
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import start
+from cocotb_tests.stripe_bench import ARRAYS, CONFIG, Bench, Stripe, bench_of
 from cocotb_tests.stripe_models import BLOCK
-from cocotb_tests.test_stripe import ARRAYS, CONFIG, Bench, Stripe, bench_of
 from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.flow.host_command import Status
 from hdl.stripe.gather import gather_fetch

@@ -22,7 +22,7 @@ import campaign.__main__ as campaign
 import sw.characterise.__main__ as characterise
 import sw.example
 from campaign.card import Outcome
-from cocotb_tests.test_characterise import RECORD
+from cocotb_tests.records import RECORD
 from sim.cli import INTERRUPTED, WIDE, processes, program, terminal
 from sim.verilog import ROOT
 
