@@ -56,9 +56,10 @@ $(STAMP): requirements.txt tools/setup.sh
 	@tools/setup.sh
 	@touch $@
 
-lint: $(STAMP) ## ruff, codespell, verilator -Wall on the controller
+lint: $(STAMP) ## ruff, codespell, the order of imports, verilator -Wall on the controller
 	$(VENV) -m ruff check .
 	$(VENV) -m codespell_lib
+	$(VENV) -m tools.lint_order
 	$(VENV) -m tools.lint_hdl
 
 format: $(STAMP) ## sort imports and apply ruff's safe fixes

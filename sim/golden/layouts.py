@@ -23,9 +23,9 @@ INTRODUCTION = f"""\
 # Layouts
 
 Where the strips of an array lie, as the reference models (`sim/golden/layout.py`) draw it:
-`{COMMAND}`. A test fails when this
-page is stale. `cocotb_tests/test_mapper.py` and the proofs of `sim/formal/prove_mapper.py` hold the
-hardware to the same models, and `cocotb_tests/test_md.py` compares them, parity included, with what
+`{COMMAND}`. A test fails when this page is stale.
+`cocotb_tests/array/test_mapper.py` and the proofs of `sim/formal/prove_mapper.py` hold the hardware
+to the same models, and `cocotb_tests/array/test_md.py` compares them, parity included, with what
 Linux md writes (triple parity, which md has not, with Intel ISA-L).
 
 A column is a drive, a line a stripe; `D0`, `D1`, .. are the strips of the array in the order of

@@ -1,0 +1,199 @@
+"""`hdl.array.tables.tables.ArrayTables` beside its model: drives, requests, every entry read."""
+
+import os
+import random
+
+from cocotb.triggers import FallingEdge, RisingEdge
+
+from cocotb_tests.array.tables_model import Model
+from cocotb_tests.runner import simulate
+from cocotb_tests.streams import StreamSink, StreamSource, unpack
+from hdl.array.tables.copies import COPY_READERS
+from hdl.array.tables.tables import ArrayTables
+from hdl.config import MAX_DRIVES, Config, small
+from hdl.flow.geometry import Level, RotationBits, geometry
+from hdl.flow.manage import ManageOpcode, ManageStatus, manage_request, manage_response
+from hdl.flow.reference import reference
+from hdl.flow.table_read import copy_entry, port_use, volume
+from sim.card.layouts import rotation_fields, rotation_of
+
+CONFIGS = {
+    "board": Config(ports=24, parities=3, intent_chunks=32),
+    "full": Config(ports=32, arrays=4),
+    "small": small(),
+}
+READERS = 2
+TAKES_DRIVE = (ManageOpcode.REPLACE, ManageOpcode.RE_ADD, ManageOpcode.COPY)
+"""With these a drive is stale from then on, or copied to."""
+CHANGE_CYCLES = 1400
+
+
+class Bench:
+    """Drives, requests, and a look at every entry after each change."""
+
+    def __init__(self, dut, config: Config, generator: random.Random):
+        self.dut = dut
+        self.config = config
+        self.generator = generator
+        self.model = Model(config)
+        self.requests = StreamSource(dut, "manage_request", layout=manage_request(config))
+        self.responses = StreamSink(dut, "manage_response", layout=manage_response(config))
+        self.fail = StreamSource(dut, "fail")
+        self.quiesces = StreamSink(
+            dut, "quiesce", layout=reference(config), callback=self._quiesce, active=0.3
+        )
+        if config.background:
+            self.flushes = StreamSink(dut, "flush", callback=self._flush, active=0.3)
+            self.flushed = StreamSource(dut, "flushed")
+            self.rewinds = StreamSink(dut, "rewind", callback=self._rewind, active=0.3)
+            self.rewound: list[int] = []
+        self.seen: dict[ManageStatus, int] = dict.fromkeys(ManageStatus, 0)
+        dut.present.value = 0
+        self.reserve(0)
+        for port in range(config.ports):
+            getattr(dut, f"capacity__{port}").value = 0
+            self.name(port, 0)
+
+    def _quiesce(self, seen) -> None:
+        assert seen == self.model.quiesced.pop(0), f"{seen} must have nothing inside"
+
+    def _flush(self, ports: int) -> None:
+        assert ports == self.model.flushes.pop(0), f"{ports:#b} are flushed"
+        self.flushed.send(ports & ~self.model.refusing & ~int(self.dut.failed.value))
+
+    def _rewind(self, array: int) -> None:
+        """Before there is anything stale, or a copy, and only once."""
+        self.rewound.append(array)
+        self.stale_before = int(self.dut.stale.value)
+
+    def plug(self, port: int, capacity: int | None) -> None:
+        """A drive of ``capacity`` blocks comes, or (None) it goes."""
+        model = self.model
+        if capacity is None:
+            model.present &= ~(1 << port)
+        else:
+            model.present |= 1 << port
+            model.capacity[port] = capacity
+            getattr(self.dut, f"capacity__{port}").value = capacity
+            if self.generator.random() < 0.3 or not model.identity[port]:
+                self.name(port, self.generator.choice((0, self.generator.getrandbits(64))))
+        self.dut.present.value = model.present
+        model.watch()
+
+    def name(self, port: int, identity: int) -> None:
+        """The drive at a port is another one; 0: it does not say which."""
+        self.model.identity[port] = identity
+        if self.config.intent_chunks:
+            getattr(self.dut, f"identity__{port}").value = identity
+
+    def reserve(self, ports: int) -> None:
+        """No new array may have these ports."""
+        if self.config.background:
+            self.model.reserved = ports
+            self.dut.reserved.value = ports
+
+    async def change(self, opcode: ManageOpcode, **fields) -> ManageStatus:
+        """Makes a change and compares the answer."""
+        request = dict.fromkeys(
+            ("array", "volume", "level", "strip_shift", "copies", "spans", "rotation", "drives"),
+            0,
+        )
+        request |= {"start": 0, "blocks": 0} | fields
+        self.requests.send(opcode=opcode, **request)
+        if self.config.background:
+            self.rewound.clear()
+            stale = self.model.stale
+        status, index = getattr(self.model, opcode.name.lower())(request)
+        self.model.watch()
+        answer = await self.responses.receive(cycles=CHANGE_CYCLES)
+        assert answer.status == status, f"{opcode} {request}: {answer.status}, expected {status}"
+        assert index is None or answer.index == index
+        assert not self.model.quiesced, f"{opcode}: who is inside was not waited for"
+        assert not self.model.flushes, f"{opcode}: drives were not flushed"
+        if self.config.background:
+            joins = opcode in TAKES_DRIVE and status == ManageStatus.DONE
+            assert self.rewound == [request["array"]] * joins, f"{opcode}: {status}"
+            assert not joins or self.stale_before == stale, "stale, and the boundary is anywhere"
+        self.seen[status] += 1
+        return status
+
+    async def look(self, name: str, shape, address: int, readers: int | None) -> list:
+        """The entry at ``address``, as each reader sees it."""
+        ports = [name] if readers is None else [f"{name}__{reader}" for reader in range(readers)]
+        for port in ports:
+            getattr(self.dut, f"{port}__address").value = address
+        await RisingEdge(self.dut.clk)
+        await FallingEdge(self.dut.clk)
+        return [unpack(shape, int(getattr(self.dut, f"{port}__data").value)) for port in ports]
+
+    async def compare(self) -> None:
+        """Every table and the health of every port equal the model."""
+        config, model = self.config, self.model
+        for number in range(config.arrays):
+            wanted = model.arrays.get(number)
+            for entry in await self.look("geometry_read", geometry(config), number, READERS):
+                assert entry.valid == (wanted is not None), f"array {number}"
+                if wanted is None:
+                    continue
+                layout = wanted.layout
+                assert entry == {
+                    "valid": 1,
+                    "level": Level[layout.level],
+                    "width": layout.width,
+                    "data": layout.data,
+                    "parities": layout.parities,
+                    "copies": layout.copies,
+                    "spans": layout.spans,
+                    "strip_shift": layout.strip_blocks.bit_length() - 1,
+                    "rotate": rotation_fields(layout)["rotate"],
+                    "rotation": unpack(RotationBits, rotation_of(layout).value),
+                    "rows": wanted.rows,
+                    "blocks": wanted.blocks,
+                    **({} if config.background else {"assumed": wanted.assumed}),
+                }
+            for position, port in enumerate(wanted.members if wanted else []):
+                address = number << 5 | position
+                for entry in await self.look("member_read", config.port_bits, address, READERS):
+                    assert entry == port
+        for number in range(config.volumes):
+            for entry in await self.look("volume_read", volume(config), number, READERS):
+                if number in model.volumes:
+                    assert (entry.array, entry.start, entry.blocks) == model.volumes[number]
+                assert entry.valid == (number in model.volumes)
+        for port in range(MAX_DRIVES):
+            (entry,) = await self.look("port_read", port_use(config), port, None)
+            owner = [n for n, array in model.arrays.items() if port in array.members]
+            owner += [n for n, copy in model.copies.items() if port == copy[1]]
+            assert entry.used == len(owner)
+            assert not owner or entry.array == owner[0]
+        assert int(self.dut.failed.value) == model.failed
+        if config.background:
+            assert int(self.dut.stale.value) == model.stale
+            for number in range(config.arrays):
+                for entry in await self.look("copy_read", copy_entry(config), number, COPY_READERS):
+                    wanted = model.copies.get(number)
+                    assert entry.valid == (wanted is not None)
+                    assert not wanted or (entry.position, entry.port, entry.spare) == wanted
+
+
+def this_config() -> Config:
+    """Configuration of this simulation."""
+    return CONFIGS[os.environ["CONFIG"]]
+
+
+def run_tables(
+    config: str, *, module: str, name: str | None = None, testcase: str | None = None
+) -> None:
+    """Runs the cocotb tests of ``module``, or one of them, on tables of ``CONFIGS[config]``."""
+    simulate(
+        ArrayTables(
+            config=CONFIGS[config],
+            geometry_readers=READERS,
+            member_readers=READERS,
+            volume_readers=READERS,
+        ),
+        name=name or f"tables_{config}",
+        module=module,
+        testcase=testcase,
+        parameters={"CONFIG": config},
+    )

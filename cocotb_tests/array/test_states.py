@@ -1,0 +1,294 @@
+"""States of arrays against what the reference layout says of every block."""
+
+import os
+import random
+
+import cocotb
+import pytest
+from amaranth.hdl import Module
+from cocotb.triggers import RisingEdge
+
+from cocotb_tests.array.array_models import Table, pack_geometry
+from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.streams import pack, start, unpack, wait_until
+from hdl.array.states import ArrayStates
+from hdl.config import MAX_DRIVES, Config, small
+from hdl.flow.array_state import ArrayState, judgement
+from hdl.flow.table_read import copy_entry
+from sim.card.layouts import random_layout
+from sim.golden.layout import Layout
+
+CONFIGS = {"board": Config(), "small": small()}
+ROUNDS = 60
+CYCLES = 12_000
+
+
+def lost_blocks(layout: Layout, bad: set[int]) -> bool:
+    """Whether a block is lost when members ``bad`` are."""
+    if layout.parities:
+        spans = [position // layout.width for position in bad]
+        return any(spans.count(span) > layout.parities for span in set(spans))
+    # Copies repeat after as many stripes as there are drives.
+    blocks = layout.width * layout.strip_blocks * layout.width
+    return any(
+        all(place.position in bad for place in layout.copies_of(block))
+        for block in range(0, blocks, layout.strip_blocks)
+    )
+
+
+def golden_state(layout: Layout, bad: set[int]) -> ArrayState:
+    """By trying: what is lost, and what would be with one more drive."""
+    if lost_blocks(layout, bad):
+        return ArrayState.FAILED
+    if not bad:
+        return ArrayState.OPTIMAL
+    more = [position for position in range(layout.drives) if position not in bad]
+    # One more anywhere near a drive that is lost; elsewhere nothing has changed.
+    for position in more:
+        if lost_blocks(layout, bad | {position}) and not lost_blocks(layout, {position}):
+            return ArrayState.DEGRADED
+    return ArrayState.PARTIALLY_DEGRADED
+
+
+def golden_needed(layout: Layout, lost: set[int], suspects: set[int]) -> set[int]:
+    """The suspects without which blocks are lost that some of the other members have."""
+    bad = lost | suspects
+    if layout.parities:
+        spans = [position // layout.width for position in bad]
+        return {p for p in suspects - lost if spans.count(p // layout.width) > layout.parities}
+    blocks = layout.width * layout.strip_blocks * layout.width
+    needed = set()
+    for block in range(0, blocks, layout.strip_blocks):
+        copies = {place.position for place in layout.copies_of(block)}
+        if copies <= bad:
+            needed |= copies & suspects - lost
+    return needed
+
+
+def golden_groups(layout: Layout) -> set[frozenset[int]]:
+    """Members that can replace each other: of a span, or those with copies of one strip."""
+    if layout.parities:
+        return {
+            frozenset(range(span * layout.width, (span + 1) * layout.width))
+            for span in range(layout.spans)
+        }
+    blocks = layout.width * layout.strip_blocks * layout.width
+    return {
+        frozenset(place.position for place in layout.copies_of(block))
+        for block in range(0, blocks, layout.strip_blocks)
+    }
+
+
+class Bench:
+    """Tables, drives, and the states that must follow."""
+
+    def __init__(self, dut, config: Config):
+        self.dut = dut
+        self.config = config
+        self.geometries = Table(dut, "geometry_read")
+        self.members = Table(dut, "member_read")
+        self.copies = Table(dut, "copy_read")
+        self.copying: dict[int, tuple[int, int]] = {}
+        self.arrays: dict[int, tuple[Layout, list[int]]] = {}
+        self.judged: dict[int, dict] = {}
+        self.decided: dict[int, tuple[int, int]] = {}
+        self.news = 0
+        for name in ("changed", "failed", "stale", "suspect", "kept", "returns"):
+            getattr(dut, name).value = 0
+        cocotb.start_soon(self._watch())
+
+    async def _watch(self) -> None:
+        while True:
+            await RisingEdge(self.dut.clk)
+            self.news += int(self.dut.news.value)
+            if int(self.dut.judged.value):
+                seen = unpack(judgement(self.config), int(self.dut.judgement.value))
+                self.judged[seen.array] = seen
+                self.decided[seen.array] = int(self.dut.yields.value), int(self.dut.keeps.value)
+
+    def create(self, array: int, layout: Layout, ports: list[int]) -> None:
+        self.arrays[array] = layout, ports
+        rows = 4 * layout.strip_blocks
+        self.geometries.entries[array] = pack_geometry(self.config, layout, rows)
+        for position, port in enumerate(ports):
+            self.members.entries[array << 5 | position] = port
+
+    def copy(self, array: int, position: int, port: int) -> None:
+        """The member at ``position`` is being copied to ``port``."""
+        fields = {"valid": 1, "position": position, "port": port}
+        self.copying[array] = position, port
+        self.copies.entries[array] = pack(copy_entry(self.config), **fields)
+
+    def delete(self, array: int) -> None:
+        self.copying.pop(array, None)
+        self.copies.entries.pop(array, None)
+        self.arrays.pop(array, None)
+        self.geometries.entries.pop(array, None)
+
+    async def judge(self, failed: int, stale: int, suspect: int = 0) -> None:
+        """Pulses ``changed``, waits, and compares every array."""
+        dut = self.dut
+        dut.failed.value, dut.stale.value, dut.changed.value = failed, stale, 1
+        dut.suspect.value = suspect
+        await RisingEdge(dut.clk)
+        dut.changed.value = 0
+        await RisingEdge(dut.clk)
+        await wait_until(dut, lambda: int(dut.settled.value), cycles=CYCLES, what="states")
+        assert int(dut.busy.value) == 0
+        states, valid = int(dut.states.value), int(dut.valid.value)
+        essential: set[int] = set()
+        for array in range(self.config.arrays):
+            assert valid >> array & 1 == (array in self.arrays)
+            if array not in self.arrays:
+                continue
+            layout, ports = self.arrays[array]
+            gone = [position for position, port in enumerate(ports) if failed >> port & 1]
+            behind = [position for position, port in enumerate(ports) if stale >> port & 1]
+            wanted = golden_state(layout, {*gone, *behind})
+            where = f"{layout} lost {gone} stale {behind}"
+            assert states >> 2 * array & 3 == wanted.value, where
+            seen = self.judged[array]
+            assert seen.missing == bool(gone) and seen.rebuilding == bool(behind), where
+            assert not gone or seen.position in gone, where
+            copy = self.copying.get(array)
+            halted = copy and (copy[0] in gone or failed >> copy[1] & 1)
+            assert seen.halted == bool(halted), f"{where} copy {copy}"
+            doubted = {
+                position
+                for position, port in enumerate(ports)
+                if (suspect & ~failed) >> port & 1
+            }
+            needed = golden_needed(layout, {*gone, *behind}, doubted)
+            kept = sum(1 << ports[position] for position in needed)
+            yielded = sum(1 << ports[position] for position in doubted)
+            if copy:
+                yielded |= suspect & 1 << copy[1]
+            where = f"{where} suspect {sorted(doubted)} copy {copy}"
+            assert self.decided[array] == (yielded & ~kept, kept), where
+            known = int(self.dut.kept.value)
+            assert seen.loses == bool(kept & ~known), where
+            assert seen.redundant == bool(layout.parities or layout.copies > 1), where
+            bad = {*gone, *behind}
+            tolerated = layout.parities or layout.copies - 1
+            for group in golden_groups(layout):
+                # Suspect drives may be of no use, and what they have may be needed.
+                if len((bad | doubted) & group) >= tolerated:
+                    essential |= {ports[position] for position in group - bad}
+                    if copy and copy[0] in group & {*gone} and not failed >> copy[1] & 1:
+                        essential.add(copy[1])
+        said = int(dut.essential.value)
+        assert said == sum(1 << port for port in essential), f"{said:#x} {sorted(essential)}"
+
+
+@cocotb.test(timeout_time=20, timeout_unit="ms")
+async def judges_like_the_reference(dut):
+    generator = random.Random(int(os.environ["SEED"]))
+    config = CONFIGS[os.environ["CONFIG"]]
+    bench = Bench(dut, config)
+    await start(dut)
+    seen = dict.fromkeys(ArrayState, 0)
+    for _ in range(ROUNDS):
+        for array in range(config.arrays):
+            bench.delete(array)
+            if generator.random() < 0.6:
+                layout = random_layout(generator, drives=generator.choice((6, 12, 24)))
+                ports = generator.sample(range(MAX_DRIVES), layout.drives)
+                bench.create(array, layout, ports)
+                if generator.random() < 0.5:
+                    position = generator.randrange(layout.drives)
+                    bench.copy(array, position, generator.randrange(MAX_DRIVES))
+        count = generator.choice((0, 1, 2, 3, 6))
+        bad = generator.sample(range(MAX_DRIVES), count)
+        behind = [port for port in bad if generator.random() < 0.3]
+        stale = sum(1 << port for port in behind)
+        await bench.judge(sum(1 << port for port in bad) & ~stale, stale)
+        for array in bench.arrays:
+            seen[ArrayState(int(dut.states.value) >> 2 * array & 3)] += 1
+    dut._log.info("seen: %s", {state.name: count for state, count in seen.items()})
+    assert all(seen.values())
+
+
+@cocotb.test(timeout_time=20, timeout_unit="ms")
+async def keeps_who_is_needed(dut):
+    """Several drives restart at once, some of which were stale already: who is given up?"""
+    generator = random.Random(int(os.environ["SEED"]))
+    config = CONFIGS[os.environ["CONFIG"]]
+    bench = Bench(dut, config)
+    await start(dut)
+    kept = yielded = stale_ones = 0
+    for _ in range(ROUNDS):
+        layout = random_layout(generator, drives=generator.choice((4, 6, 12)))
+        ports = generator.sample(range(MAX_DRIVES), layout.drives)
+        bench.delete(0)
+        bench.create(0, layout, ports)
+        if generator.random() < 0.3:
+            others = [port for port in range(MAX_DRIVES) if port not in ports]
+            bench.copy(0, generator.randrange(layout.drives), generator.choice(others))
+        masks = []
+        for most in (1, 2, 3):
+            count = generator.randint(0, min(most, layout.drives))
+            masks.append(sum(1 << port for port in generator.sample(ports, count)))
+        failed, stale, suspect = masks
+        if generator.random() < 0.3:
+            suspect |= stale
+        dut.kept.value = suspect & generator.getrandbits(MAX_DRIVES)
+        await bench.judge(failed, stale & ~failed, suspect)
+        yields, keeps = bench.decided[0]
+        kept += bool(keeps)
+        yielded += bool(yields)
+        stale_ones += bool(keeps and yields & stale)
+    assert kept > ROUNDS // 10 and yielded > ROUNDS // 10 and stale_ones
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def tells_news_once(dut):
+    bench = Bench(dut, CONFIGS[os.environ["CONFIG"]])
+    await start(dut)
+    bench.create(0, Layout("RAID5", 4, 4), [0, 1, 2, 3])
+    bench.create(1, Layout("RAID1", 3, 4), [4, 5, 6])
+    for failed, stale, news in (
+        (0, 0, 0),
+        (0b1, 0, 1),
+        (0b1, 0, 0),
+        (0, 0b1, 0),
+        (0b10001, 0, 1),
+        (0b100000, 0, 1),
+        (0, 0, 1),
+        (0, 0, 0),
+    ):
+        before = bench.news
+        await bench.judge(failed, stale)
+        assert bench.news - before == news, f"{failed:#b} {stale:#b}"
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_states(config):
+    simulate(
+        ArrayStates(config=CONFIGS[config]),
+        name=f"states_{config}",
+        module=__name__,
+        parameters={"CONFIG": config},
+    )
+
+
+class StaleIsGood(ArrayStates):
+    """Planted bug: a drive counts as soon as its rebuild has begun."""
+
+    def elaborate(self, platform) -> Module:
+        hidden = self.stale
+        self.stale = hidden & 0
+        try:
+            return super().elaborate(platform)
+        finally:
+            self.stale = hidden
+
+
+def test_planted_bug_is_found():
+    with pytest.raises(SimulationError, match="judges_like_the_reference"):
+        simulate(
+            StaleIsGood(config=CONFIGS["board"]),
+            name="states_stale_is_good",
+            module=__name__,
+            testcase="judges_like_the_reference",
+            parameters={"CONFIG": "board"},
+        )

@@ -1,0 +1,400 @@
+"""Copies of members on the tables: begun, ended in each way there is, refused; spares."""
+
+import os
+import random
+
+import cocotb
+import pytest
+from cocotb.triggers import ClockCycles, RisingEdge
+
+from cocotb_tests.background.background_bench import CONFIG, ROWS, Assembly, Bench
+from cocotb_tests.runner import SimulationError, simulate
+from hdl.background.jobs import JobState
+from hdl.background.supervisor import Supervisor
+from hdl.flow.array_state import ArrayState
+from hdl.flow.geometry import Level
+from hdl.flow.manage import CopyEnd, ManageOpcode, ManageStatus
+from hdl.flow.walk import WalkKind, WalkResult
+
+
+def rows_of(host: Bench, kind: WalkKind) -> list[int]:
+    return [row.row for row in host.log if row.kind == kind]
+
+
+async def begin(dut, *, drives: int = 7) -> tuple[Bench, int]:
+    """A RAID 5 of ports 0 to 2."""
+    host = Bench(dut, random.Random(int(os.environ["SEED"])))
+    await host.begin(drives)
+    return host, await host.create(Level.RAID5, 0, 1, 2)
+
+
+def copy(array: int, position: int, port: int, **fields) -> dict:
+    return {
+        "opcode": ManageOpcode.COPY, "array": array, "position": position, "port": port, **fields
+    }  # fmt: skip
+
+
+async def half_way(host: Bench, array: int, **fields) -> None:
+    """A copy of member 1 to port 5 that has come to the middle, with rows on their way."""
+    host.log.clear()
+    host.paused = True
+    await host.good(**copy(array, 1, 5, **fields))
+    await host.until(lambda: len(host.out) == CONFIG.walk_window, "rows")
+    host.paused = False
+    await host.until(lambda: len(host.log) > ROWS // 2, "rows")
+    host.paused = True
+    await ClockCycles(host.dut.clk, 200)
+
+
+def used(dut) -> int:
+    return int(dut.used.value)
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def moves_members(dut):
+    """The array is optimal all the time; then the old drive is free, or a spare."""
+    host, array = await begin(dut)
+    for spare in (0, 1):
+        host.log.clear()
+        old, new = (1, 5) if not spare else (5, 1)
+        await host.good(**copy(array, 1, new, spare=spare))
+        assert used(dut) == 0b100111 and not int(dut.stale.value)
+        assert (await host.job(array))["state"] == JobState.RUNNING
+        refused = copy(array, 0, 4)
+        assert await host.change(**refused) == ManageStatus.JOB_RUNNING
+        assert await host.change(ManageOpcode.DELETE_ARRAY, array=array) == ManageStatus.JOB_RUNNING
+        await host.rest()
+        job = await host.job(array)
+        assert (job["state"], job["kind"], job["row"]) == (JobState.DONE, WalkKind.COPY, ROWS)
+        assert rows_of(host, WalkKind.COPY) == list(range(ROWS))
+        assert used(dut) == 0b101 | 1 << new and not int(dut.stale.value)
+        assert host.state(array) == ArrayState.OPTIMAL and not host.news
+        # What was the member is nothing to the array any more, the new one is.
+        host.pull(old)
+        await host.rest()
+        assert host.state(array) == ArrayState.OPTIMAL
+        host.plug(old)
+        await host.rest()
+    # It is a spare: for no new array, and it steps in.
+    taken = {"opcode": ManageOpcode.CREATE_ARRAY, "level": Level.JBOD.value, "drives": 1 << 5}
+    assert await host.change(**taken) == ManageStatus.DRIVE_UNAVAILABLE
+    host.pull(1)
+    await host.rest()
+    assert used(dut) == 0b100101 and host.state(array) == ArrayState.OPTIMAL
+    assert rows_of(host, WalkKind.REBUILD) == list(range(ROWS))
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def ends_badly(dut):
+    """The drive that is copied to fails, or the host ends it: nothing of it is left."""
+    host, array = await begin(dut)
+    for way in ("pull", "refuse", "stop"):
+        await half_way(host, array)
+        if way == "pull":
+            host.pull(5)
+        elif way == "refuse":
+            host.fails.send(5)
+        host.paused = False
+        if way == "stop":
+            await host.good(ManageOpcode.STOP_JOB, array=array)
+        await host.rest()
+        job = await host.job(array)
+        wanted = JobState.STOPPED if way == "stop" else JobState.FAILED
+        assert (job["state"], job["kind"]) == (wanted, WalkKind.COPY), way
+        assert used(dut) == 0b111 and not int(dut.stale.value), way
+        assert host.state(array) == ArrayState.OPTIMAL and not host.news
+        host.plug(5)
+        await host.rest()
+        if way == "stop":
+            resume = {"opcode": ManageOpcode.START_JOB, "kind": WalkKind.COPY.value, "resume": 1}
+            assert await host.change(**resume, array=array) == ManageStatus.INVALID_FIELD
+    # The next one begins from row 0.
+    host.log.clear()
+    await host.good(**copy(array, 1, 5))
+    await host.rest()
+    assert rows_of(host, WalkKind.COPY) == list(range(ROWS))
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def the_member_fails(dut):
+    """The drive that is copied to is the member at once, and the rest of it is rebuilt."""
+    host, array = await begin(dut)
+    await host.good(ManageOpcode.ADD_SPARE, port=6)
+    await half_way(host, array)
+    boundary = await host.boundary(array)
+    assert 0 < boundary < ROWS
+    host.pull(1)
+    host.paused = False
+    await host.until(lambda: bool(int(dut.stale.value)), "a stale drive")
+    await ClockCycles(dut.clk, 6)
+    assert int(dut.stale.value) == 1 << 5 and used(dut) == 0b100101
+    while int(dut.stale.value):
+        assert await host.boundary(array) >= boundary
+        await RisingEdge(dut.clk)
+    await host.rest()
+    job = await host.job(array)
+    assert (job["state"], job["kind"], job["row"]) == (JobState.DONE, WalkKind.REBUILD, ROWS)
+    copied, rebuilt = rows_of(host, WalkKind.COPY), rows_of(host, WalkKind.REBUILD)
+    assert sorted({*copied, *rebuilt}) == list(range(ROWS)) and rebuilt[0] >= boundary
+    assert host.state(array) == ArrayState.OPTIMAL and host.news == 2
+    assert used(dut) == 0b100101, "a spare has stepped in"
+    # Both at once: the array has lost a member, and a spare takes its place.
+    host.plug(1)
+    host.log.clear()
+    host.paused = True
+    await host.good(**copy(array, 1, 1))
+    await host.until(lambda: len(host.out) > 2, "rows")
+    host.pull(1, 5)
+    host.paused = False
+    await host.rest()
+    assert used(dut) == 0b1000101 and host.state(array) == ArrayState.OPTIMAL
+    assert rows_of(host, WalkKind.REBUILD) == list(range(ROWS))
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def another_member_fails(dut):
+    """A spare waits for the end of a copy."""
+    host, array = await begin(dut)
+    await host.good(ManageOpcode.ADD_SPARE, port=6)
+    await half_way(host, array)
+    host.pull(2)
+    await ClockCycles(dut.clk, 500)
+    assert not int(dut.stale.value) and host.state(array) == ArrayState.DEGRADED
+    host.paused = False
+    await host.rest()
+    assert rows_of(host, WalkKind.COPY) == list(range(ROWS))
+    assert rows_of(host, WalkKind.REBUILD) == list(range(ROWS))
+    assert used(dut) == 0b1100001 and host.state(array) == ArrayState.OPTIMAL
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def nobody_gets_a_drive_that_is_written(dut):
+    """What a copy leaves is anybody's, a spare too, once nobody is inside for its array."""
+    host, array = await begin(dut)
+    host.log.clear()
+    dut.occupied.value = 1
+    await host.good(**copy(array, 1, 5, spare=1))
+    await host.until(lambda: len(host.log) == ROWS, "rows")
+    host.pull(2)
+    await ClockCycles(dut.clk, 1000)
+    assert not int(dut.stale.value) and used(dut) == 0b100111
+    assert (await host.job(array))["state"] == JobState.RUNNING
+    dut.occupied.value = 0
+    await host.rest()
+    assert used(dut) == 0b100011 and host.state(array) == ArrayState.OPTIMAL
+    # Stopped by the host.
+    dut.occupied.value = 1
+    await host.good(**copy(array, 0, 4))
+    await host.until(lambda: bool(host.out), "rows")
+    host.requests.send(opcode=ManageOpcode.STOP_JOB, array=array)
+    host.requests.send(opcode=ManageOpcode.CREATE_ARRAY, level=Level.JBOD.value, drives=1 << 4)
+    await ClockCycles(dut.clk, 1000)
+    assert used(dut) == 0b110011
+    dut.occupied.value = 0
+    for _ in range(2):
+        assert (await host.responses.receive(cycles=2000)).status == ManageStatus.DONE
+    assert used(dut) == 0b110011
+    await host.rest()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def the_last_writes_count(dut):
+    """Rows that began before the end of a copy are refused, or not, by the new member; or it may
+    have lost them, as it restarts."""
+    host, _ = await begin(dut)
+    array = await host.create(Level.JBOD, 3)
+    new = 5
+    for delay in (*range(0, 60, 2), 200, 400, 199, 401, None):
+        host.log.clear()
+        dut.occupied.value = 1
+        await host.good(**copy(array, 0, new))
+        await host.until(lambda: len(rows_of(host, WalkKind.COPY)) == ROWS, "rows")
+        await host.until(lambda: not host.out, "the last rows")
+        if delay is not None:
+            await ClockCycles(dut.clk, delay)
+            if delay % 4 == 0:
+                await host.fail(new)
+            else:
+                dut.restarted.value = 1 << new
+                await ClockCycles(dut.clk, 1)
+                dut.restarted.value = 0
+        await ClockCycles(dut.clk, 600)
+        assert used(dut) == 0b101111, "a drive has left with writes on their way"
+        # What waits for the last ones finds a member that has everything.
+        assert host.state(array) == ArrayState.OPTIMAL, delay
+        dut.occupied.value = 0
+        await host.rest()
+        assert host.state(array) == ArrayState.OPTIMAL, delay
+        assert not int(dut.failed.value) & used(dut), delay
+        job = await host.job(array)
+        if delay is None:
+            assert job["state"] == JobState.DONE and used(dut) == 0b100111
+            break
+        assert job["state"] == JobState.FAILED and used(dut) == 0b001111, delay
+        # It is as new.
+        host.pull(new)
+        await ClockCycles(dut.clk, 4)
+        host.plug(new)
+        await host.rest()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def the_member_restarts(dut):
+    """It may have lost what the other drive has, so all is copied anew; but not once the other one
+    is the member."""
+    host, _ = await begin(dut)
+    array = await host.create(Level.JBOD, 3)
+    old, new = 3, 5
+    walked = []
+    for delay in ("copying", "flushing", *range(0, 60, 2)):
+        host.log.clear()
+        dut.flush_waits.value = 1
+        await host.good(**copy(array, 0, new))
+        if delay == "copying":
+            await host.until(lambda: len(host.log) > ROWS // 2, "rows")
+        else:
+            await host.until(lambda: len(host.log) == ROWS and not host.out, "rows")
+            await ClockCycles(dut.clk, 300)
+        assert (await host.job(array))["state"] == JobState.RUNNING, delay
+        if isinstance(delay, int):
+            dut.flush_waits.value = 0
+            await ClockCycles(dut.clk, delay)
+        before = len(host.log)
+        dut.restarted.value = 1 << old
+        await ClockCycles(dut.clk, 1)
+        dut.restarted.value = 0
+        await ClockCycles(dut.clk, 300)
+        dut.flush_waits.value = 0
+        await host.rest()
+        job = await host.job(array)
+        assert job["state"] == JobState.DONE and used(dut) == 0b111 | 1 << new, delay
+        rows = rows_of(host, WalkKind.COPY)
+        walked.append(len(rows) - before)
+        assert rows[-ROWS:] == list(range(ROWS)), delay
+        old, new = new, old
+    assert walked[:2] == [ROWS, ROWS], "not all is copied anew"
+    assert walked[2] == ROWS and walked[-1] == 0 and {*walked} == {0, ROWS}, walked
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def copies_are_refused(dut):
+    host, array = await begin(dut)
+    other = await host.create(Level.JBOD, 3)
+    await host.good(ManageOpcode.ADD_SPARE, port=6)
+    dut.capacity__4.value = 200
+    for fields, status in (
+        ((3, 0, 5), "NO_ENTRY"),
+        ((200, 0, 5), "NO_ENTRY"),
+        ((array, 3, 5), "INVALID_FIELD"),
+        ((array, 40, 5), "INVALID_FIELD"),
+        ((array, 0, 0), "DRIVE_UNAVAILABLE"),
+        ((array, 0, 3), "DRIVE_UNAVAILABLE"),
+        ((array, 0, 6), "DRIVE_UNAVAILABLE"),
+        ((array, 0, 7), "DRIVE_UNAVAILABLE"),
+        ((array, 0, 8), "DRIVE_UNAVAILABLE"),
+        ((array, 0, 255), "DRIVE_UNAVAILABLE"),
+        ((array, 0, 4), "NO_SPACE"),
+    ):
+        assert await host.change(**copy(*fields)) == ManageStatus[status], fields
+    assert await host.change(ManageOpcode.END_COPY, array=array) == ManageStatus.INVALID_FIELD
+    # Neither a failed member nor while one is rebuilt.
+    host.pull(0)
+    await host.until(lambda: bool(host.out), "rows")
+    assert await host.change(**copy(array, 1, 5)) == ManageStatus.JOB_RUNNING
+    await host.good(ManageOpcode.STOP_JOB, array=array)
+    assert await host.change(**copy(array, 1, 5)) == ManageStatus.JOB_RUNNING
+    host.pull(3)
+    await host.rest()
+    assert await host.change(**copy(other, 0, 5)) == ManageStatus.IN_USE
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def members_without_redundancy(dut):
+    """A JBOD is moved; lost half-way, what was copied is kept, and the rest is given up and told as
+    lost when the host says so."""
+    host, _ = await begin(dut)
+    array = await host.create(Level.JBOD, 3)
+    await host.good(**copy(array, 0, 5))
+    await host.rest()
+    assert used(dut) == 0b100111 and rows_of(host, WalkKind.COPY) == list(range(ROWS))
+    host.log.clear()
+    host.judge = lambda row: (
+        (WalkResult.LOST, 1) if row.kind == WalkKind.SALVAGE else (WalkResult.GOOD, 0)
+    )
+    host.paused = True
+    await host.good(**copy(array, 0, 3))
+    await host.until(lambda: len(host.out) > 2, "rows")
+    host.pull(5)
+    host.paused = False
+    await host.rest()
+    job = await host.job(array)
+    assert (job["state"], job["kind"]) == (JobState.FAILED, WalkKind.REBUILD)
+    assert host.state(array) == ArrayState.FAILED and used(dut) == 0b001111
+    assert not rows_of(host, WalkKind.REBUILD) and int(dut.stale.value) == 1 << 3
+    salvage = {"opcode": ManageOpcode.START_JOB, "kind": WalkKind.SALVAGE.value}
+    await host.good(**salvage, array=array)
+    await host.rest()
+    job = await host.job(array)
+    assert (job["state"], job["kind"]) == (JobState.DONE, WalkKind.SALVAGE)
+    assert job["found"][2] == len(rows_of(host, WalkKind.SALVAGE)) > 0
+    assert used(dut) == 0b001111 and host.state(array) == ArrayState.OPTIMAL
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def drives_that_do_not_flush_are_not_trusted(dut):
+    """A copy that its drive does not store is given up, and so is a rebuild."""
+    host, array = await begin(dut)
+    dut.refusing.value = 1 << 5
+    await host.good(**copy(array, 1, 5))
+    await host.rest()
+    job = await host.job(array)
+    assert (job["state"], job["kind"]) == (JobState.FAILED, WalkKind.COPY)
+    assert used(dut) == 0b111 and host.state(array) == ArrayState.OPTIMAL
+    assert not int(dut.stale.value)
+    host.pull(1)
+    await host.rest()
+    await host.good(ManageOpcode.REPLACE, array=array, position=1, port=5)
+    await host.rest()
+    job = await host.job(array)
+    assert (job["state"], job["kind"]) == (JobState.FAILED, WalkKind.REBUILD)
+    assert used(dut) == 0b100101 and host.state(array) == ArrayState.DEGRADED
+    assert int(dut.failed.value) >> 5 & 1 and not int(dut.stale.value)
+    dut.refusing.value = 0
+    await host.good(ManageOpcode.REPLACE, array=array, position=1, port=4)
+    await host.rest()
+    assert (await host.job(array))["state"] == JobState.DONE
+    assert host.state(array) == ArrayState.OPTIMAL
+
+
+def test_copies():
+    simulate(Assembly(), name="copies", module=__name__)
+
+
+class TakesAllRows(Supervisor):
+    """Planted bug: a copy that ends is complete."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        with m.If(self.table_request.payload.opcode == ManageOpcode.END_COPY):
+            m.d.comb += self.table_request.payload.complete.eq(1)
+        return m
+
+
+class NamesNobody(Supervisor):
+    """Planted bug: the job is not told that the drive it copied to is to be rebuilt."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.outcome.eq(CopyEnd.JOINED)
+        return m
+
+
+@pytest.mark.parametrize(
+    ("bug", "testcase"), [(TakesAllRows, "ends_badly"), (NamesNobody, "the_member_fails")]
+)
+def test_planted_bugs_are_found(bug, testcase, monkeypatch):
+    monkeypatch.setattr("hdl.background.background.Supervisor", bug)
+    with pytest.raises(SimulationError, match=testcase):
+        simulate(
+            Assembly(), name=f"copies_{bug.__name__}", module=__name__, testcase=testcase
+        )

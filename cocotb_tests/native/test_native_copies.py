@@ -1,0 +1,438 @@
+"""A member copied to another drive on the whole controller, on the native tier, under load."""
+
+import os
+
+import pytest
+
+from campaign.sizes import USUAL
+from cocotb_tests.native.native_card import PORTS, Card, Volume
+from cocotb_tests.native.native_jobs import FAST, POLL_NS, POLLS, ROWS, finished, replaced
+from hdl.background.jobs import JobState
+from hdl.config import DATA_OFFSET_BLOCKS
+from hdl.flow.array_state import ArrayState
+from hdl.flow.geometry import Level
+from hdl.flow.walk import WalkKind
+from sim.golden.layout import Place
+from sim.golden.nvme import JOB_RUNNING, UNRECOVERED_READ
+from sim.native.parameters import MICROSECOND, Ideal
+from sw.driver import background, raid
+from sw.driver.commands import NvmeError
+
+SEED = int(os.environ.get("SEED") or "1")
+OLD, NEW = 2, 6
+
+
+def foreign(card: Card, port: int) -> None:
+    """The drive holds something else."""
+    for row in range(ROWS):
+        card.store(port, row, card.random.randbytes(4096))
+
+
+async def half_way(card: Card) -> background.Job:
+    """Until some rows are copied, and not all."""
+    for _ in range(POLLS):
+        job = await background.job(card.nvme, 0)
+        if job.row:
+            break
+        await card.card.transport.sleep(POLL_NS // 20)
+    assert job.kind == WalkKind.COPY and 0 < job.row < ROWS, job
+    return job
+
+
+async def begin(card: Card, volume: Volume, *, share: int = 10, spare: bool = False) -> None:
+    """Member 2 is being copied to drive 6 while the host is at work."""
+    foreign(card, NEW)
+    await background.set_share(card.nvme, share)
+    card.card.transport.spawn(card.load(volume, 60))
+    await background.copy_member(card.nvme, 0, OLD, NEW, spare=spare)
+
+
+@pytest.mark.parametrize(
+    ("level", "members", "then"),
+    [
+        pytest.param(Level.RAID5, 6, (0,), id="RAID5"),
+        pytest.param(Level.RAID6, 6, (0, 1), id="RAID6", marks=pytest.mark.slow),
+        pytest.param(Level.RAID10, 6, (3,), id="RAID10", marks=pytest.mark.slow),
+        pytest.param(Level.RAID10, 5, (1,), id="RAID1E", marks=pytest.mark.slow),
+        pytest.param(Level.RAID0, 4, (), id="RAID0", marks=pytest.mark.slow),
+    ],
+)
+def test_copies_under_load(level, members, then):
+    """Optimal all the time; then the redundancy goes, and the old drive with it."""
+    with Card([FAST] * PORTS, seed=SEED) as card:
+        volume = card.run(card.create(level, range(members)))
+
+        async def scenario() -> None:
+            nvme = card.nvme
+            await begin(card, volume, spare=True)
+            with pytest.raises(NvmeError) as refused:
+                await background.copy_member(nvme, 0, 0, 7)
+            assert refused.value.status & 0x7FF == JOB_RUNNING
+            drives = await raid.drives(nvme)
+            assert drives[OLD].array == drives[NEW].array == 0
+            await card.load(volume, 120)
+            job = await finished(card)
+            assert (job.state, job.kind, job.row) == (JobState.DONE, WalkKind.COPY, ROWS), job
+            assert job.array_state == ArrayState.OPTIMAL and not (job.mended or job.lost)
+            (array,) = await raid.arrays(nvme)
+            assert array.members[OLD].port == NEW and not array.members[OLD].stale
+            replaced(card, volume, OLD, NEW)
+            assert (await raid.drives(nvme))[OLD].array is None
+            with pytest.raises(NvmeError):
+                await raid.create_array(nvme, Level.JBOD, [OLD])
+            await background.remove_spare(nvme, OLD)
+            card.pull(OLD)
+            await card.load(volume, 60)
+
+        card.run(scenario())
+        card.finish(volume)
+
+        async def after() -> None:
+            for port in then:
+                card.pull(port)
+            await card.load(volume, 40)
+            await card.read_all(volume)
+
+        card.run(after())
+        card.finish(volume)
+
+
+@pytest.mark.parametrize(
+    "level", [Level.RAID5, pytest.param(Level.RAID10, marks=pytest.mark.slow)]
+)
+def test_the_member_is_pulled(level):
+    """The drive that is copied to takes over in the middle and is rebuilt from there on."""
+    with Card([FAST] * PORTS, seed=SEED) as card:
+        volume = card.run(card.create(level, range(6)))
+
+        async def scenario() -> None:
+            await begin(card, volume)
+            job = await half_way(card)
+            card.pull(OLD)
+            await card.load(volume, 60)
+            copied = job.row
+            job = await finished(card)
+            assert (job.state, job.kind, job.lost) == (JobState.DONE, WalkKind.REBUILD, 0), job
+            assert job.array_state == ArrayState.OPTIMAL and copied < job.row == ROWS
+            (array,) = await raid.arrays(card.nvme)
+            assert array.members[OLD].port == NEW
+            replaced(card, volume, OLD, NEW)
+            await card.read_all(volume)
+
+        card.run(scenario())
+        card.finish(volume)
+
+        async def after() -> None:
+            card.pull(5)
+            await card.load(volume, 40)
+            await card.read_all(volume)
+
+        card.run(after())
+        card.finish(volume)
+
+
+@pytest.mark.parametrize(
+    "level", [Level.RAID0, pytest.param(Level.RAID6, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("way", ["pull", "stop"])
+def test_the_copy_is_given_up(level, way):
+    """The array is as it was, and no command has failed."""
+    with Card([FAST] * PORTS, seed=SEED) as card:
+        volume = card.run(card.create(level, range(4)))
+
+        async def scenario() -> None:
+            nvme = card.nvme
+            await begin(card, volume)
+            await half_way(card)
+            if way == "pull":
+                card.pull(NEW)
+            else:
+                await background.stop_job(nvme, 0)
+            await card.load(volume, 60)
+            job = await finished(card)
+            wanted = JobState.FAILED if way == "pull" else JobState.STOPPED
+            assert (job.state, job.kind) == (wanted, WalkKind.COPY), job
+            assert job.array_state == ArrayState.OPTIMAL
+            (array,) = await raid.arrays(nvme)
+            assert array.members[OLD].port == OLD
+            assert (await raid.drives(nvme))[NEW].array is None
+            await card.read_all(volume)
+
+        card.run(scenario())
+        card.finish(volume)
+
+
+@pytest.mark.parametrize("level", [Level.RAID5, Level.RAID0])
+def test_blocks_that_cannot_be_read(level):
+    """Worked out on the way, and the new drive has them; or lost there as they were here."""
+    with Card([FAST] * PORTS, seed=SEED) as card:
+        volume = card.run(card.create(level, range(5)))
+        places = [Place(OLD, row) for row in range(3, ROWS, 13)]
+        data = [place for place in places if OLD not in volume.layout.parity_places(place.row)]
+        lost = {volume.layout.inverse(place) for place in data} if level == Level.RAID0 else set()
+
+        async def scenario() -> None:
+            foreign(card, NEW)
+            for place in places:
+                card.spoil(volume, place)
+            await background.copy_member(card.nvme, 0, OLD, NEW)
+            job = await finished(card)
+            wanted = (0, len(places)) if lost else (len(places), 0)
+            assert (job.state, job.mended, job.lost) == (JobState.DONE, *wanted), job
+            replaced(card, volume, OLD, NEW)
+            if lost:
+                found = {finding.row for finding in await background.lost_blocks(card.nvme)}
+                assert found == {place.row for place in places}
+            address = card.buffer(1)
+            for block in range(len(volume.model)):
+                status = await card.read(volume, block, 1, address)
+                assert status == (UNRECOVERED_READ if block in lost else 0), f"block {block}"
+            for block in lost:
+                assert await card.write(volume, block, 1, address, 0, fua=False) == 0
+            await card.read_all(volume)
+
+        card.run(scenario())
+        card.finish(volume)
+
+
+@pytest.mark.parametrize(
+    ("level", "members"),
+    [
+        pytest.param(Level.JBOD, 1, id="JBOD"),
+        pytest.param(Level.RAID0, 3, id="RAID0", marks=pytest.mark.slow),
+    ],
+)
+def test_the_new_drive_refuses_the_last_writes(level, members):
+    """They began before the end of a copy, which then fails. The old drive has everything, and
+    nobody gets anything but that meanwhile, however long the last ones take."""
+    new, blocks = 6, 4
+    with Card([FAST] * PORTS, seed=SEED) as card:
+        volume = card.run(card.create(level, range(members)))
+        states: set[ArrayState] = set()
+        statuses: set[int] = set()
+        ended: list[int] = []
+
+        async def write(block: int) -> None:
+            await card.card.transport.sleep(40_000 * block)
+            ended.append(await card.write(volume, block, 1, card.buffer(1), 0, fua=False))
+
+        async def scenario() -> None:
+            nvme, transport = card.nvme, card.card.transport
+            await background.set_share(nvme, 100)
+            card.harness.drive_fault(new, -1, at_end=True, delay_ns=400_000)
+            await background.copy_member(nvme, volume.array, 0, new)
+            while (job := await background.job(nvme, volume.array)).row < ROWS:
+                assert job.state == JobState.RUNNING, job
+                await transport.sleep(5_000)
+            assert job.state == JobState.RUNNING, "too late"
+            card.harness.refuse_writes(new, DATA_OFFSET_BLOCKS, blocks)
+            for block in range(2 * blocks):
+                transport.spawn(write(block))
+            while len(ended) < 2 * blocks:
+                address = card.buffer(1)
+                statuses.add(await card.read(volume, 10, 1, address, 0))
+                statuses.add(await card.flush(volume))
+                states.add((await background.job(nvme, volume.array)).array_state)
+                await transport.sleep(2_000)
+            card.harness.drive_fault(new, 0)
+            job = await finished(card)
+            assert (job.kind, job.state) == (WalkKind.COPY, JobState.FAILED), job
+            (array,) = await raid.arrays(nvme)
+            assert array.members[0].port == 0 and not array.members[0].failed
+            await card.read_all(volume)
+
+        card.run(scenario())
+        assert statuses == {0} and set(ended) == {0}, (statuses, ended)
+        assert states == {ArrayState.OPTIMAL}
+        card.finish(volume)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_other_members_restart(first):
+    """In the middle of a copy, and the member that is copied fails before or after. What has been
+    copied is on the new drive, and is read there, though the rows of the others are torn."""
+    rows, new = 512, 6
+    kind = Ideal(
+        capacity=DATA_OFFSET_BLOCKS + rows, latency_ps=20 * MICROSECOND, volatile_cache=True
+    )
+    with Card([kind] * PORTS, seed=SEED, config=USUAL) as card:
+        volume = card.run(card.create(Level.RAID5, range(4), strip_blocks=1))
+        memory = card.card.transport.memory
+        address = card.buffer(1)
+        places = {block: volume.layout.copies_of(block)[0] for block in range(96)}
+        copied = [block for block, at in places.items() if at.position == 0]
+        by_row = {at.row: block for block, at in places.items() if at.position != 0}
+
+        async def write(block: int, byte: int) -> None:
+            memory.write(address, bytes([byte]) * 4096)
+            await card.nvme.write(volume.namespace, block, 1, address, 0)
+
+        async def scenario() -> None:
+            nvme, transport = card.nvme, card.card.transport
+            for block in places:
+                await write(block, block)
+            assert await card.flush(volume) == 0
+            await background.set_share(nvme, 100)
+            await background.copy_member(nvme, volume.array, 0, new)
+            while (await background.job(nvme, volume.array)).row < 64:
+                await transport.sleep(POLL_NS // 20)
+            await background.set_share(nvme, 1)
+            for block in by_row.values():
+                await write(block, 200)
+            if first:
+                card.harness.remove(0)
+            for port in (1, 2, 3):
+                card.harness.restart_drive(port)
+            await transport.sleep(100_000)
+            if not first:
+                card.harness.remove(0)
+                await transport.sleep(30_000)
+            for block in copied:
+                await card.nvme.read(volume.namespace, block, 1, address, 0)
+                assert memory.read(address, 4096) == bytes([block]) * 4096, block
+
+        card.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("level", "members"),
+    [
+        pytest.param(Level.JBOD, 1, id="JBOD"),
+        pytest.param(Level.RAID1, 2, id="RAID1"),
+        pytest.param(Level.RAID0, 2, id="RAID0", marks=pytest.mark.slow),
+        pytest.param(Level.RAID5, 3, id="RAID5", marks=pytest.mark.slow),
+    ],
+)
+def test_all_members_restart(level, members):
+    """In the middle of a copy, after writes that the new drive has, and they may not have any more.
+    Once the host has been told, what it reads and flushes stays so, when the copy ends too."""
+    blocks, new = 64, 6
+    kind = Ideal(
+        capacity=DATA_OFFSET_BLOCKS + 4 * blocks, latency_ps=20 * MICROSECOND, volatile_cache=True
+    )
+    with Card([kind] * PORTS, seed=SEED, config=USUAL) as card:
+        volume = card.run(card.create(level, range(members)))
+        memory = card.card.transport.memory
+        address = card.buffer(1)
+
+        async def fill(value: int) -> None:
+            for block in range(blocks):
+                memory.write(address, bytes([value]) * 4096)
+                await card.nvme.write(volume.namespace, block, 1, address, 0)
+
+        async def look() -> list[int]:
+            held = []
+            for block in range(blocks):
+                await card.nvme.read(volume.namespace, block, 1, address, 0)
+                held.append(memory.read(address, 1)[0])
+            return held
+
+        async def scenario() -> None:
+            nvme, transport = card.nvme, card.card.transport
+            await fill(1)
+            assert await card.flush(volume) == 0
+            await background.set_share(nvme, 5)
+            await background.copy_member(nvme, volume.array, 0, new)
+            while (await background.job(nvme, volume.array)).row < blocks:
+                await transport.sleep(POLL_NS // 20)
+            await fill(2)
+            for port in range(members):
+                card.harness.restart_drive(port)
+            await transport.sleep(5_000)
+            assert await card.flush(volume), "nothing is told"
+            held = await look()
+            assert set(held) == {1, 2}, "nothing was lost"
+            assert await card.flush(volume) == 0
+            job = await background.job(nvme, volume.array)
+            assert (job.kind, job.state) == (WalkKind.COPY, JobState.RUNNING), job
+            await background.set_share(nvme, 100)
+            for _ in range(POLLS):
+                (array,) = await raid.arrays(nvme)
+                job = await background.job(nvme, volume.array)
+                if job.state != JobState.RUNNING and array.members[0].port == new and job.in_sync:
+                    break
+                assert await look() == held
+            assert job.state == JobState.DONE and array.members[0].port == new, (job, array)
+            assert await look() == held
+
+        card.run(scenario())
+
+
+def mended_as_drives_restart(
+    level: Level, members: int, *, wait: int
+) -> dict[int, list[tuple[bool, int]]]:
+    """What reads give of some blocks that a drive cannot read, one a row, as all drives begin anew
+    after ``wait``: of each whether it began after that, and a byte, or a status. The last is of
+    long after."""
+    rows = 12
+    kind = Ideal(
+        capacity=DATA_OFFSET_BLOCKS + ROWS, latency_ps=10 * MICROSECOND, volatile_cache=True
+    )
+    seen: dict[int, list[tuple[bool, int]]] = {}
+    restarted: list[bool] = []
+    with Card([kind] * PORTS, seed=SEED + wait, config=USUAL) as card:
+        volume = card.run(card.create(level, range(members)))
+        nvme, memory, transport = card.nvme, card.card.transport.memory, card.card.transport
+        firsts = {volume.layout.copies_of(block)[0].row: block for block in range(4 * rows)}
+        blocks = [firsts[row] for row in range(rows)]
+        seen.update({block: [] for block in blocks})
+
+        async def fill(value: int) -> None:
+            address = card.buffer(1)
+            memory.write(address, bytes([value]) * 4096)
+            for block in blocks:
+                await nvme.write(volume.namespace, block, 1, address, 0)
+
+        async def look(block: int, times: int) -> None:
+            address = card.buffer(1)
+            for _ in range(times):
+                after = bool(restarted)
+                try:
+                    await nvme.read(volume.namespace, block, 1, address, block % 2)
+                except NvmeError as error:
+                    seen[block].append((after, error.status))
+                else:
+                    seen[block].append((after, memory.read(address, 1)[0]))
+
+        async def scenario() -> None:
+            await fill(1)
+            assert await card.flush(volume) == 0
+            await fill(2)
+            for block in blocks:
+                at = volume.layout.copies_of(block)[0]
+                port, row = volume.ports[at.position], at.row
+                card.harness.medium_error(port, DATA_OFFSET_BLOCKS + row)
+                transport.spawn(look(block, 8))
+            await transport.sleep(wait)
+            restarted.append(True)
+            for port in range(members):
+                card.harness.restart_drive(port)
+            await transport.sleep(1_000_000)
+            for block in blocks:
+                await look(block, 1)
+
+        card.run(scenario())
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("level", "members"),
+    [
+        pytest.param(Level.RAID1, 2, id="RAID1"),
+        pytest.param(Level.RAID1, 3, id="triple", marks=pytest.mark.slow),
+        pytest.param(Level.RAID5, 3, id="RAID5"),
+    ],
+)
+def test_what_is_mended_as_drives_restart(level, members):
+    """Blocks of which a drive could not read its copy are mended from others, as all drives begin
+    anew. What the host reads after that stays so: what is written late is not of before."""
+    changed = 0
+    for wait in range(0, 80_000, 2_500):
+        for block, reads in mended_as_drives_restart(level, members, wait=wait).items():
+            *earlier, (_, last) = reads
+            assert len(reads) == 9
+            for after, value in earlier:
+                kept = value == last or (value == 2 and not after)
+                assert kept, f"{wait}: block {block} is {last}, and was {reads}"
+            changed += last != 2
+    assert changed, "nothing was lost, so nothing is shown"

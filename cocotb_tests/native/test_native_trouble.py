@@ -1,0 +1,312 @@
+"""The whole controller on a link that makes trouble, and what its drives are told and keep."""
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from campaign.sizes import USUAL
+from cocotb_tests.native.native_card import PORTS, Card, Volume
+from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS
+from hdl.flow.geometry import Level
+from sim.golden.nvme import DATA_TRANSFER_ERROR, WRITE_FAULT
+from sim.native.harness import Flow, ReadEnd
+from sim.native.parameters import MICROSECOND, NANOSECOND, Ideal, LinkParameters
+
+SEED = int(os.environ.get("SEED") or "1")
+ROWS = 32
+FAST = Ideal(capacity=DATA_OFFSET_BLOCKS + ROWS, latency_ps=5 * MICROSECOND)
+FORGETFUL = FAST.changed(volatile_cache=True)
+LONG = replace(USUAL, transfer_blocks=32, array_shares=False)
+"""Commands of many rows, for which shares need more row slots."""
+
+COMMANDS = 60
+TROUBLE = LinkParameters(
+    hold_every=40,
+    hold_ps=2 * MICROSECOND,
+    ready_percent=70,
+    straddle_percent=80,
+    random_splits=True,
+    shuffle=True,
+    read_jitter_ps=400 * NANOSECOND,
+    np_req_ps=300 * NANOSECOND,
+    posted_headers=6,
+    non_posted_headers=4,
+    device_posted_headers=2,
+    device_non_posted_headers=1,
+    seed=SEED,
+)
+DRIVE_COUNTERS = ("writes", "written_blocks", "fua_writes", "fua_blocks", "flushes")
+
+
+@pytest.mark.parametrize("level", [Level.RAID1, Level.RAID6], ids=["RAID1", "RAID6"])
+def test_load_on_a_troubled_link(level):
+    """Held credits, few of them, a ``tready`` that falls at any time, completions in pieces."""
+    with Card([FAST] * PORTS, seed=SEED, config=USUAL, link=TROUBLE) as card:
+
+        async def main() -> Volume:
+            volume = await card.create(level, range(2 if level is Level.RAID1 else 6))
+            await card.load(volume, COMMANDS)
+            await card.read_all(volume)
+            return volume
+
+        card.finish(card.run(main()))
+        counted = card.harness.statistics()
+    assert counted["rq_stall_cycles"] > 1000
+    assert counted["rc_shared_beats"] > 10
+    assert not counted["stray_reads"] and not counted["stray_writes"]
+
+
+@pytest.mark.parametrize("end", ReadEnd)
+@pytest.mark.parametrize("late", [False, True], ids=["first", "last"])
+def test_failed_reads_of_data(end, late):
+    """A write whose data cannot be fetched says so, and its blocks are whole; all else goes on."""
+    with Card([FAST] * PORTS, seed=SEED, config=USUAL) as card:
+
+        async def main() -> Volume:
+            volume = await card.create(Level.RAID5, range(4))
+            address = card.buffer(4)
+            card.harness.fail_reads(end, address=address + 512, length=512, late=late)
+            status = await card.write(volume, 3, 2, address, 0, fua=False)
+            assert status == DATA_TRANSFER_ERROR
+            assert await card.write(volume, 3, 2, address, 0, fua=False) == 0
+            await card.load(volume, COMMANDS // 4)
+            await card.read_all(volume)
+            return volume
+
+        card.finish(card.run(main()))
+        assert card.harness.statistics()["reads_failed"] == 1
+
+
+def test_a_stalled_request_stream_loses_nothing():
+    """RQ and CC stand still for a long time amid load; credits run out both ways."""
+    with Card([FAST] * PORTS, seed=SEED, config=USUAL) as card:
+
+        async def stall() -> None:
+            for flow in Flow:
+                card.harness.hold(flow, 40_000)
+                await card.card.transport.sleep(60_000)
+
+        async def main() -> Volume:
+            volume = await card.create(Level.RAID5, range(4))
+            card.card.transport.spawn(stall())
+            await card.load(volume, 2 * COMMANDS)
+            await card.card.transport.sleep(len(Flow) * 60_000)
+            await card.read_all(volume)
+            return volume
+
+        card.finish(card.run(main()))
+
+
+NARROW = LinkParameters(
+    in_order=True,
+    late_credits=True,
+    non_posted_headers=2,
+    posted_headers=8,
+    device_posted_headers=2,
+    device_non_posted_headers=1,
+    seed=SEED,
+)
+VERSION, CSTS = 0x08, 0x1C
+BURST = 8
+
+
+def test_register_reads_close_no_cycle():
+    """The host gives a read's credit back once its completion has left, the hard block holds what
+    is behind a read without credit, and completions wait behind register writes: a register read
+    must not wait for a write that waits for all of them."""
+    with Card([FAST] * PORTS, seed=SEED, config=USUAL, link=NARROW) as card:
+        harness, transport = card.harness, card.card.transport
+        polls, working = 0, True
+
+        async def poll() -> None:
+            nonlocal polls
+            while working:
+                polls += 1
+                harness.begin_mmio_read(CSTS, 4)
+                for _ in range(BURST):
+                    harness.mmio_write32(VERSION, 0)  # it cannot be written
+                due = harness.now_ns + card.random.randrange(6_000, 12_000)
+                while harness.now_ns < due:  # an answer ends a sleep
+                    await transport.sleep(due - harness.now_ns)
+
+        async def main() -> Volume:
+            nonlocal working
+            volume = await card.create(Level.RAID0, range(4))
+            transport.spawn(poll())
+            await card.load(volume, 2 * COMMANDS, workers=24, writes=0.9, longest=8)
+            working = False
+            await transport.sleep(50_000)  # the last answers
+            await card.read_all(volume)
+            return volume
+
+        card.finish(card.run(main()))
+        counted = card.harness.statistics()
+    assert polls > 50
+    assert counted["mmio_reads"] > polls
+
+
+def test_a_tag_is_not_used_while_the_hard_block_waits_for_it():
+    """The card gives a lost read up after 10 to 15 ms, the hard block after 45: if the tag came
+    again before, the model would end the run."""
+    with Card([FAST] * PORTS, seed=SEED, config=USUAL) as card:
+        harness, transport = card.harness, card.card.transport
+
+        async def main() -> Volume:
+            volume = await card.create(Level.RAID0, range(4))
+            address = card.buffer(1)
+            began = harness.now_ns
+            harness.fail_reads(ReadEnd.LOST, address=address, length=BLOCK_BYTES)
+            status = await card.write(volume, 3, 1, address, 0, fua=False)
+            assert status == DATA_TRANSFER_ERROR
+            while harness.now_ns < began + 60_000_000:
+                # More reads than there are tags.
+                await card.load(volume, COMMANDS // 3, writes=0.9)
+                await transport.sleep(4_000_000)
+            await card.read_all(volume)
+            return volume
+
+        card.finish(card.run(main()))
+
+
+def counters(card: Card) -> list[dict[str, int]]:
+    """What each drive has been told so far."""
+    found = [card.harness.drive_statistics(port) for port in range(PORTS)]
+    return [{name: drive[name] for name in DRIVE_COUNTERS} for drive in found]
+
+
+def difference(card: Card, before: list[dict[str, int]]) -> list[dict[str, int]]:
+    """What each drive has been told since."""
+    return [
+        {name: now[name] - then[name] for name in DRIVE_COUNTERS}
+        for now, then in zip(counters(card), before, strict=True)
+    ]
+
+
+async def tell_durable(card: Card, level: Level, drives: int) -> Volume:
+    """Writes with FUA and without, and flushes; checks what each drive was told."""
+    volume = await card.create(level, range(drives))
+    address = card.buffer(16)
+    copies = {Level.RAID0: 1, Level.RAID5: 2, Level.RAID6: 3, Level.RAID10: 2}
+    least = copies.get(level, drives)
+    # Of a part of a row, of whole rows, and of more than one.
+    for first, blocks in ((1, 1), (5, 2), (0, 16), (20, 11)):
+        for fua in (False, True):
+            before = counters(card)
+            assert await card.write(volume, first, blocks, address, 0, fua=fua) == 0
+            told = difference(card, before)
+            written = sum(drive["written_blocks"] for drive in told)
+            assert written >= blocks + least - 1
+            for drive in told:
+                wanted = (drive["writes"], drive["written_blocks"]) if fua else (0, 0)
+                assert (drive["fua_writes"], drive["fua_blocks"]) == wanted
+            assert not any(drive["flushes"] for drive in told)
+    for gone in (None, drives - 1):
+        if gone is not None and level is not Level.RAID0:
+            card.pull(gone)
+            await card.write(volume, 0, 16, address, 0, fua=True)
+        before = counters(card)
+        assert await card.flush(volume) == 0
+        live = [port < drives and port not in card.gone for port in range(PORTS)]
+        told = difference(card, before)
+        assert [drive["flushes"] for drive in told] == [int(alive) for alive in live]
+        assert not any(drive["writes"] for drive in told)
+    return volume
+
+
+@pytest.mark.parametrize(
+    ("level", "drives"),
+    [(Level.RAID0, 3), (Level.RAID1, 3), (Level.RAID5, 5), (Level.RAID6, 6), (Level.RAID10, 4)],
+    ids=["RAID0", "RAID1", "RAID5", "RAID6", "RAID10"],
+)
+def test_fua_and_flush_reach_the_drives(level, drives):
+    """Every block that a write with FUA changes is written with FUA, parity too, and no other; a
+    flush reaches each live member, and no other drive."""
+    with Card([FAST] * PORTS, seed=SEED, config=LONG) as card:
+        card.finish(card.run(tell_durable(card, level, drives)))
+
+
+@pytest.mark.parametrize("lost", ["fua", "flush"])
+def test_lost_durability_is_found(lost, monkeypatch):
+    """The checks fail when FUA or flushes do not get to the card."""
+    with Card([FAST] * PORTS, seed=SEED, config=LONG) as card:
+        write = card.nvme.write
+
+        async def plain(namespace, block, blocks, address, queue, fua, size) -> None:
+            await write(namespace, block, blocks, address, queue, False, size)
+
+        async def nothing(*_) -> None:
+            await card.card.transport.sleep(1)
+
+        name, instead = ("write", plain) if lost == "fua" else ("flush", nothing)
+        monkeypatch.setattr(card.nvme, name, instead)
+        with pytest.raises(AssertionError):
+            card.run(tell_durable(card, Level.RAID5, 5))
+
+
+@pytest.mark.parametrize("level", [Level.RAID0, Level.RAID1], ids=["RAID0", "RAID1"])
+def test_what_is_durable_outlives_the_power(level):
+    """All drives lose power: what was flushed or written with FUA is there, of the rest a part."""
+    with Card([FORGETFUL] * PORTS, seed=SEED, config=USUAL) as card:
+        flushed, volatile, forced = range(8), range(8, 20), range(20, 24)
+
+        async def main() -> Volume:
+            volume = await card.create(level, range(3))
+            address = card.buffer(32)
+            assert await card.write(volume, flushed[0], len(flushed), address, 0, fua=False) == 0
+            assert await card.flush(volume) == 0
+            for block in volatile:
+                assert await card.write(volume, block, 1, address, 0, fua=False) == 0
+            assert await card.write(volume, forced[0], len(forced), address, 0, fua=True) == 0
+            return volume
+
+        volume = card.run(main())
+        card.harness.power_loss()
+        lost = 0
+        for block in (*flushed, *volatile, *forced):
+            (content,) = volume.model.possible(block)
+            for place in volume.layout.copies_of(block):
+                kept = card.stored(volume.ports[place.position], place.row) == content
+                assert kept or block in volatile, f"block {block} was durable"
+                lost += not kept
+        assert 0 < lost < len(volatile) * volume.layout.copies
+
+
+def test_a_port_reset_may_lose_the_cache():
+    """As a power-on attention would say: what was not flushed may be gone, the drive goes on."""
+    drive = FAST.changed(volatile_cache=True, reset_loses_cache=True)
+    with Card([drive] * PORTS, seed=SEED, config=USUAL) as card:
+
+        async def main() -> int:
+            volume = await card.create(Level.JBOD, [2])
+            address = card.buffer(16)
+            assert await card.write(volume, 0, 8, address, 0, fua=True) == 0
+            for block in (8, 16):
+                assert await card.write(volume, block, 8, address, 0, fua=False) == 0
+            card.harness.drive_fault(2, deaf=True)
+            assert await card.read(volume, 0, 8, address) == 0
+            assert card.harness.drive_statistics(2)["resets"] == 1
+            kept = [
+                card.stored(2, row) in volume.model.possible(row) for row in range(24)
+            ]
+            assert all(kept[:8])
+            return sum(kept[8:])
+
+        assert 0 < card.run(main()) < 16
+
+
+def test_refused_writes_of_a_single_drive():
+    """A block that cannot be written ends its command with Write Fault; all others are written."""
+    with Card([FAST] * PORTS, seed=SEED, config=USUAL) as card:
+
+        async def main() -> Volume:
+            volume = await card.create(Level.JBOD, [1])
+            address = card.buffer(8)
+            card.harness.refuse_writes(1, DATA_OFFSET_BLOCKS + 5)
+            assert await card.write(volume, 0, 4, address, 0, fua=False) == 0
+            assert await card.write(volume, 4, 4, address, 0, fua=False) == WRITE_FAULT
+            return volume
+
+        volume = card.run(main())
+        assert card.harness.drive_statistics(1)["refused"] >= 1
+        assert card.stored(1, 5) in volume.model.possible(5)

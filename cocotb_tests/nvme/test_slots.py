@@ -1,0 +1,134 @@
+"""`hdl.nvme.commands.slots.SlotTable`: Abort names a command; its slot may be another's by then."""
+
+import os
+import random
+
+import cocotb
+from cocotb.triggers import FallingEdge, RisingEdge
+
+from cocotb_tests.nvme.nvme_bench import bench_config
+from cocotb_tests.runner import simulate
+from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
+from hdl.flow.host_command import Status, completion
+from hdl.nvme.codes import StatusCode, status_field
+from hdl.nvme.commands.slots import SlotTable
+from hdl.nvme.pages.health import note
+from hdl.nvme.records import carried, finish, rejected, target
+
+CONFIG = bench_config()
+VICTIM, OTHER, ABORT = 0x1234, 0x4321, 0x5000
+ABORTED = status_field(StatusCode.ABORT_REQUESTED, more=False)
+
+
+class Bench:
+    """Slots 0 and up are taken in order; what each carries is noted as it is stored."""
+
+    def __init__(self, dut, generator: random.Random):
+        self.dut = dut
+        self.held: dict[int, tuple[int, int]] = {}
+        self.cancels: list[tuple[int, int] | None] = []
+        self.completion = StreamSource(dut, "completion", layout=completion(CONFIG))
+        self.rejected = StreamSource(dut, "rejected", layout=rejected(CONFIG))
+        self.abort = StreamSource(dut, "abort", layout=target(CONFIG))
+        self.finished = StreamSink(dut, "finish", layout=finish(CONFIG))
+        self.notes = StreamSink(dut, "note", layout=note(CONFIG))
+        dut.stop.value = dut.store.value = dut.again__ready.value = 0
+        dut.allocate__ready.value = dut.cancel__ready.value = 0
+        dut.cancelled.value = dut.held.value = 0
+        self.generator = generator
+        self.ends = 0
+
+    async def cancel(self) -> None:
+        """`Prp` takes some time; whatever the slot carries by then waits for its list, and ends."""
+        dut = self.dut
+        while True:
+            await RisingEdge(dut.clk)
+            self.ends += int(dut.aborted.value)
+            if not int(dut.cancel__valid.value):
+                continue
+            slot = int(dut.cancel__payload.value)
+            for _ in range(self.generator.randrange(4)):
+                await RisingEdge(dut.clk)
+                assert int(dut.cancel__valid.value), "taken back"
+            await FallingEdge(dut.clk)
+            dut.cancel__ready.value = 1
+            await RisingEdge(dut.clk)
+            self.cancels.append(self.held.get(slot))
+            await FallingEdge(dut.clk)
+            dut.cancel__ready.value = 0
+            dut.cancelled.value = 1
+            dut.held.value = int(slot in self.held)
+            await RisingEdge(dut.clk)
+            self.ends += int(dut.aborted.value)
+            await FallingEdge(dut.clk)
+            dut.cancelled.value = 0
+
+    async def store(self, queue: int, identifier: int) -> int:
+        """A command gets the next slot, in this cycle if there is one."""
+        dut = self.dut
+        await FallingEdge(dut.clk)
+        while not int(dut.allocate__valid.value):
+            await FallingEdge(dut.clk)
+        slot = int(dut.allocate__payload.value)
+        dut.allocate__ready.value = dut.store.value = 1
+        dut.store_slot.value = slot
+        dut.store_command.value = pack(carried(CONFIG), queue=queue, identifier=identifier)
+        dut.store_parts.value = 0
+        await RisingEdge(dut.clk)
+        self.held[slot] = (queue, identifier)
+        await FallingEdge(dut.clk)
+        dut.allocate__ready.value = dut.store.value = 0
+        return slot
+
+    async def end(self, slot: int) -> None:
+        """The command of a slot ends, and the slot is free."""
+        count = self.notes.received
+        self.completion.send(slot=slot, status=Status.SUCCESS)
+        await wait_until(
+            self.dut, lambda: self.notes.received > count, cycles=200, what="the end"
+        )
+        del self.held[slot]
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def aborts_hit_who_they_name(dut):
+    """A command has ended, and its slot is another's in each of the cycles in which an Abort of the
+    first one looks for it."""
+    host = Bench(dut, random.Random(int(os.environ["SEED"])))
+    await start(dut)
+    cocotb.start_soon(host.cancel())
+    slots = [await host.store(1, number) for number in range(CONFIG.commands - 1)]
+    for wait in range(4 * CONFIG.commands + 24):
+        # The last slot is the only one that is free.
+        slot = await host.store(2, VICTIM)
+        await host.end(slot)
+        ends = host.ends
+        host.abort.send(queue=2, identifier=VICTIM, by=ABORT)
+        for _ in range(wait):
+            await RisingEdge(dut.clk)
+        assert await host.store(2, OTHER) == slot
+        await wait_until(dut, lambda n=ends: host.ends > n, cycles=600, what="the Abort")
+        assert (2, OTHER) not in host.cancels, f"{wait}: another command has been aborted"
+        await host.end(slot)
+    # One that is there is found, once; its Abort ends right after it, whatever ends meanwhile.
+    for number in slots[:3]:
+        for tries in range(2):
+            ends = host.ends
+            host.abort.send(queue=1, identifier=number, by=ABORT + number)
+            await wait_until(dut, lambda n=ends: host.ends > n, cycles=600, what="the Abort")
+            assert host.cancels == [(1, number)][tries:], f"try {tries}"
+            host.cancels.clear()
+    while host.finished:
+        host.finished.receive_now()
+    for number in (slots[3], *slots[:3], slots[4]):
+        await host.end(number)
+    wanted = [(1, slots[3], 0)]
+    for number in slots[:3]:
+        wanted += [(1, number, ABORTED), (0, ABORT + number, 0)]
+    wanted += [(1, slots[4], 0)]
+    answers = await host.finished.receive_all(len(wanted))
+    assert [(end.queue, end.identifier, end.status) for end in answers] == wanted
+
+
+def test_slots():
+    simulate(SlotTable(config=CONFIG), name="slots", module=__name__)

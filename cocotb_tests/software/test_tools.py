@@ -1,0 +1,327 @@
+"""Set-up and programs where something is wrong with what they are given: one line, at once."""
+
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import as_completed
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import campaign.__main__ as campaign
+import sw.characterise.__main__ as characterise
+import sw.example
+from campaign.card import Outcome
+from cocotb_tests.software.records import RECORD
+from sim.cli import INTERRUPTED, WIDE, processes, program, terminal
+from sim.verilog import ROOT
+
+NOBODY = 65534
+AT_ONCE_S = 1.0
+LONG_S = 120.0
+SHORT_S = 0.1
+
+PYTHON = f"""#!/bin/sh
+# Of python, what the set-up asks of it; notes when it begins and ends to install.
+if [ "$1" = -m ] && [ "$2" = venv ]; then
+    mkdir -p "$3/bin"
+    cp "$0" "$3/bin/python"
+elif [ "$1" = -m ] && [ "$2" = pip ]; then
+    echo begin >> installs
+    sleep 0.5
+    echo end >> installs
+else
+    exec {sys.executable} "$@"
+fi
+"""
+
+# Set-up
+
+
+@pytest.fixture
+def checkout() -> Iterator[Path]:
+    """What the set-up needs of a checkout, in a directory that everybody may enter."""
+    directory = Path(tempfile.mkdtemp())
+    place = directory / "checkout"
+    (place / "tools").mkdir(parents=True)
+    shutil.copy(ROOT / "tools" / "setup.sh", place / "tools")
+    shutil.copy(ROOT / "requirements.txt", place)
+    shutil.copy(ROOT / "Makefile", place)
+    (place / "python").write_text(PYTHON)
+    for path in (directory, place / "tools" / "setup.sh", place / "python"):
+        path.chmod(path.stat().st_mode | stat.S_IRGRP | stat.S_IXGRP | stat.S_IROTH | stat.S_IXOTH)
+    yield place
+    for path in directory.rglob("*"):
+        path.chmod(0o755)
+    shutil.rmtree(directory)
+
+
+def set_up(place: Path, *before: str) -> subprocess.Popen:
+    """Begins a set-up."""
+    environment = {**os.environ, "PYTHON": str(place / "python")}
+    environment.pop("FULL", None)
+    return subprocess.Popen(
+        [*before, str(place / "tools" / "setup.sh")],
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def refused(process: subprocess.Popen) -> str:
+    """The one line with which it ended."""
+    output, error = process.communicate(timeout=LONG_S)
+    assert process.returncode == 1 and not output
+    assert error.startswith("setup: ") and error.count("\n") == 1, error
+    return error
+
+
+def test_two_set_ups_at_once(checkout):
+    """One installs; the other waits, and finds that all is there."""
+    both = [set_up(checkout) for _ in range(2)]
+    for process in both:
+        output, error = process.communicate(timeout=LONG_S)
+        assert process.returncode == 0, output + error
+    assert (checkout / "installs").read_text() == "begin\nend\n"
+
+
+@pytest.mark.parametrize("name", ["a b", "a\tb", "it's", "a:b", "a$b", "a#b", "a;b", "[a]", "a\\b"])
+def test_directory_that_tools_cannot_name(checkout, name):
+    """Refused before anything is installed."""
+    place = checkout.rename(checkout.with_name(name))
+    assert "without spaces" in refused(set_up(place))
+    assert not (place / ".venv").exists()
+
+
+@pytest.mark.parametrize("name", ["a-b_c.d+e@1,2~3=4", "größe"])
+def test_directory_that_tools_can_name(checkout, name):
+    """Other characters are as good as any."""
+    place = checkout.rename(checkout.with_name(name))
+    process = set_up(place)
+    output, error = process.communicate(timeout=LONG_S)
+    assert process.returncode == 0, output + error
+
+
+def test_checkout_that_cannot_be_written(checkout):
+    """Somebody who may read it is told so."""
+    checkout.chmod(0o555)
+    before = ["setpriv", f"--reuid={NOBODY}", "--clear-groups"] if os.getuid() == 0 else []
+    assert "cannot be written" in refused(set_up(checkout, *before))
+
+
+@pytest.mark.parametrize("python", ["python9", "/bin/ls"])
+def test_python_that_is_none(checkout, python):
+    """Nothing is installed for it."""
+    environment = {**os.environ, "PYTHON": python}
+    setup = [str(checkout / "tools" / "setup.sh")]
+    process = subprocess.Popen(
+        setup, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert f"not {python}" in refused(process)
+
+
+# Programs
+
+
+def test_example(capsys):
+    """What docs/driver.md shows runs, and sees what it says."""
+    assert sw.example.main() == 0
+    said = capsys.readouterr().out
+    for line in (
+        "event: type 7, log page C0h",
+        "lost: drives [1]",
+        "members are at ports [0, 4, 2, 3]",
+        "patrol: 1 mended, 0 lost",
+        "refused: delete array 0: In Use",
+    ):
+        assert line in said
+
+
+def test_tables_are_whole_in_a_file(monkeypatch):
+    """What is no terminal does not cut them."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert not sys.stdout.isatty()
+    assert terminal().width == WIDE
+
+
+# Arguments
+
+
+def make(place: Path, *arguments: str, **environment: str) -> str:
+    """The one line with which make refuses, before it does anything."""
+    done = subprocess.run(
+        ["make", "-C", str(place), "--no-print-directory", *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2 and not done.stdout, done.stdout
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("value", ["abc", "1x", "-1", "1 2", "0x1", "'", "$(shell date)"])
+@pytest.mark.parametrize("name", ["SEED", "PROCESSES"])
+def test_number_that_is_none(checkout, name, value):
+    """By its targets and from the environment."""
+    given = f"{name}={value}".replace("$", "$$")
+    assert f"{name} must be a number" in make(checkout, "test", **{name: value})
+    assert f"{name} must be a number" in make(checkout, "campaign", given)
+
+
+@pytest.mark.parametrize("target", ["characterise", "bench", "smoke", "campaign", "unit"])
+def test_processes_are_those_asked_for(target):
+    """Of every target that runs several; those that measure choose by themselves unless told."""
+    done = subprocess.run(
+        ["make", "-n", "--no-print-directory", target, "PROCESSES=7"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert re.search(r"(--jobs|--processes|-n) 7\b", done.stdout)
+
+
+def test_make_in_a_directory_with_a_space(checkout):
+    place = checkout.rename(checkout.with_name("a b"))
+    assert "without spaces" in make(place, "test")
+
+
+@pytest.mark.parametrize("seed", ["abc", "-1", "1_0", str(1 << 32)])
+def test_seed_that_pytest_refuses(seed):
+    """Before the first test."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "cocotb_tests/software/test_testplan.py"],
+        cwd=ROOT,
+        env={**os.environ, "SEED": seed},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 4 and not done.stdout
+    assert done.stderr.strip() == f"ERROR: SEED must be a number in 0..4294967295, not '{seed}'"
+
+
+@pytest.mark.parametrize("kind", [PermissionError(13, "no"), OSError(30, "Read-only file system")])
+def test_files_that_cannot_be_written(capsys, kind):
+    """A line, whichever program."""
+
+    def main() -> int:
+        raise kind
+
+    assert program("bench", main) == 2
+    assert re.fullmatch(r"bench: \[Errno \d+\] .*\n", capsys.readouterr().err)
+
+
+# Ctrl-C
+
+
+def interrupt_after(seconds: float, times: int = 1) -> None:
+    """As a terminal does. Tests that run in the background may have been told to ignore it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def interrupt() -> None:
+        for _ in range(times):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Timer(seconds, interrupt).start()
+
+
+def children() -> set[str]:
+    """Processes of this one."""
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError):  # a thread that has ended meanwhile
+            found.update((task / "children").read_text().split())
+    return found
+
+
+def work(seconds: float) -> float:
+    """A task of so many seconds."""
+    time.sleep(seconds)
+    return seconds
+
+
+def work_on(ended: list[float], tasks: Iterable[float]) -> None:
+    """Does these tasks on two processes; ``ended`` has those that did."""
+    with processes(2) as pool:
+        for future in as_completed([pool.submit(work, seconds) for seconds in tasks]):
+            ended.append(future.result())
+
+
+@pytest.mark.parametrize("times", [1, 2, 10])
+def test_processes_end_when_interrupted(times):
+    """Within a second, and none is left; what had ended before counts."""
+    before, ended = children(), []
+    interrupt_after(1.0, times)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        work_on(ended, (SHORT_S, LONG_S, LONG_S))
+    assert ended == [SHORT_S]
+    deadline = began + 1.0 + AT_ONCE_S
+    while children() - before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not children() - before and time.monotonic() < deadline
+
+
+FIRST = multiprocessing.Lock()
+
+
+def slow_measure(_):
+    """Stands in for a measurement. One is done at once; in the next, somebody loses patience."""
+    if not FIRST.acquire(block=False):
+        time.sleep(1.0)
+        os.kill(os.getppid(), signal.SIGINT)
+        time.sleep(LONG_S)
+    return RECORD
+
+
+def test_interrupted_characterisation(monkeypatch, capsys, tmp_path):
+    """Ends at once, and writes what is finished."""
+    monkeypatch.setattr(characterise, "measure", slow_measure)
+    for name in ("build_models", "build_controller"):
+        monkeypatch.setattr(characterise, name, lambda *_: None)
+    arguments = ["--quick", "--jobs", "2", "--out", str(tmp_path), "R1"]
+    monkeypatch.setattr(sys, "argv", ["characterise", *arguments])
+    began = time.monotonic()
+    assert program("characterise", characterise.main) == INTERRUPTED
+    # Predictions are worked out before, and a report of plots after: how soon the processes end is
+    # what the test before says. Nobody has waited for those that slept.
+    assert time.monotonic() - began < LONG_S / 2
+    error = capsys.readouterr().err
+    found = re.search(r"interrupted after (\d+) of (\d+) points\n$", error)
+    assert found and found[1] == "1", error
+    assert (tmp_path / "results.json").read_text().count('"id": "R1"') == 1
+
+
+def slow_attempt(_, seed: int):
+    """Stands in for a run of a campaign: the first two are at once there."""
+    time.sleep(LONG_S if seed > 2 else SHORT_S)
+    return campaign.Ended(seed=seed, outcome=Outcome(title="a run", commands=10))
+
+
+@pytest.mark.parametrize("count", ["1", "2"])
+def test_interrupted_campaign(monkeypatch, capsys, count):
+    """Ends at once, with the counts so far."""
+    monkeypatch.setattr(campaign, "attempt", slow_attempt)
+    monkeypatch.setattr(campaign, "build_controller", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["campaign", "--runs", "5", "--processes", count])
+    interrupt_after(1.0)
+    began = time.monotonic()
+    assert program("campaign", campaign.main) == INTERRUPTED
+    assert time.monotonic() - began < 1.0 + AT_ONCE_S
+    output, error = capsys.readouterr()
+    assert "2 runs, 20 commands" in output and "nothing lost" not in output
+    assert error == "campaign: interrupted after 2 of 5 runs\n"

@@ -1,0 +1,478 @@
+"""The row sequencer with everything around it, and the truth about every block."""
+
+import os
+import random
+from collections.abc import Mapping
+from typing import Self
+
+import cocotb
+from cocotb.triggers import RisingEdge
+
+from cocotb_tests.streams import StreamSink, StreamSource, busy_after, pack, start, wait_until
+from cocotb_tests.stripe.stripe_models import (
+    BLOCK,
+    Allocator,
+    ArrayModel,
+    DrivesModel,
+    Lines,
+    ParityModel,
+    Tables,
+    TableServer,
+)
+from hdl.config import Config
+from hdl.flow.geometry import Rotation
+from hdl.flow.host_command import Status
+from hdl.flow.operation import Opcode, landed
+from hdl.flow.row import RowKind, committed, row_state, strip_state
+from hdl.flow.walk import MEND_TAG, WalkKind, walk
+
+CONFIG = Config(
+    data_width=64, ports=8, lines=64, banks=4, commands=64, rows=8, operations=64, arrays=2,
+    parities=3, intent_chunks=32, slow_read_ms=1,
+)  # fmt: skip
+
+ARRAY = 1
+"""The number of the array under test; 0 is another one."""
+
+ROW_STEP = 8
+"""Rows of the benches are so far apart, so that copies which wrap do not meet."""
+
+PATIENCE = 20_000
+"""Cycles within which something must happen."""
+
+JUDGED_IN = 400
+"""Cycles at most until the states of arrays follow a drive that has failed."""
+
+ARRAYS = {
+    "raid0": ArrayModel(width=4, ports=(0, 1, 2, 3)),
+    "raid1": ArrayModel(width=3, copies=3, ports=(6, 1, 4)),
+    "raid10": ArrayModel(width=4, copies=2, ports=(3, 1, 7, 5)),
+    "raid1e": ArrayModel(width=3, copies=2, ports=(2, 4, 6)),
+    "raid5": ArrayModel(width=4, parities=1, ports=(7, 2, 5, 0)),
+    "raid5_wide": ArrayModel(width=8, parities=1, ports=tuple(range(8))),
+    "raid50": ArrayModel(width=3, parities=1, spans=2, ports=(0, 5, 1, 3, 6, 2)),
+    "raid6": ArrayModel(width=5, parities=2, ports=(1, 3, 5, 7, 0)),
+    "raid6_wide": ArrayModel(width=8, parities=2, ports=(7, 6, 5, 4, 3, 2, 1, 0)),
+    "raid6_ddf_continue": ArrayModel(
+        width=6, parities=2, rotation=Rotation.DDF_N_CONTINUE, ports=(1, 3, 5, 7, 0, 2)
+    ),
+    "raid6_ddf_restart": ArrayModel(
+        width=8, parities=2, rotation=Rotation.DDF_N_RESTART, ports=(7, 6, 5, 4, 3, 2, 1, 0)
+    ),
+    "triple": ArrayModel(width=7, parities=3, ports=(1, 3, 5, 7, 0, 2, 4)),
+}
+
+
+def some_rows(span: int) -> range:
+    """The first ``span`` rows of the benches."""
+    return range(0, span * ROW_STEP, ROW_STEP)
+
+
+class Row:
+    """One row that the test launches."""
+
+    def __init__(self, *, kind, base, shift, row, joined, gathered=False, fua=False):
+        self.kind = kind
+        self.gathered = gathered
+        self.fua = fua
+        self.base = base
+        self.shift = shift
+        self.row = row
+        self.joined = joined
+        self.strips: dict[int, tuple[int, int, int]] = {}
+        self.blocks: dict[int, bytes] = {}
+        self.statuses: list[Status] = []
+        self.walk: dict = {}
+
+
+class Bench:
+    """The sequencer with everything around it, and the truth about every block."""
+
+    def __init__(self, dut, config: Config, array: ArrayModel, *, seed: int, active: float):
+        self.dut = dut
+        self.config = config
+        self.array = array
+        self.random = random.Random(f"{seed}/bench")
+        self.wishes = random.Random(f"{seed}/fua")
+        self.lines = Lines(config.lines)
+        self.drives = DrivesModel(dut, config, self.lines, active=active, seed=seed)
+        self.drives.wants_fua = self._wants_fua
+        self.parity = ParityModel(dut, config, self.lines, active=active, seed=seed)
+        self.allocator = Allocator(
+            dut, self.lines, name="allocate", active=active, seed=seed
+        )
+        self.tables = Tables(dut, config, [ArrayModel(width=2, ports=(0, 1)), array])
+        self.slots: dict[int, Row] = {}
+        self.by_command: dict[int, tuple[Row, int]] = {}
+        self.rows: dict[int, dict[int, bytes]] = {}
+        self.places: dict[int, tuple[int, int]] = {}
+        self.torn: dict[tuple[int, int], set[bytes]] = {}
+        self.failed: set[int] = set()
+        self.stale: set[int] = set()
+        self.unsettled = False
+        self.write_faults = 0
+        self.read_faults = 0
+        self.committed = 0
+        self.recovered = 0
+        self.retired = 0
+        self.mended: set[tuple[int, int]] = set()
+        TableServer(dut, "row_read", self._row)
+        TableServer(dut, "strip_read", self._strip)
+        self.launch = StreamSource(dut, "launch", active=active, seed=seed)
+        dut.failed.value = 0
+        if config.background:
+            dut.settled.value = 0
+            cocotb.start_soon(self._judge_states())
+        cocotb.start_soon(busy_after(dut, "finished"))
+        if config.array_shares:
+            # One of two arrays.
+            dut.exists.value = 3
+
+        def sink(name, callback, layout=None):
+            StreamSink(dut, name, layout=layout, active=active, seed=seed, callback=callback)
+
+        sink("free", self.lines.give_back)
+        sink("committed", self._committed, committed(config))
+        sink("recovered", self._recovered, landed(config))
+        sink("recover_failed", self._recover_failed, committed(config))
+        sink("fail", self.fail)
+        sink("retired", self._retired)
+        for number in range(2):
+            sink(f"mend__{number}", self._mend, walk(config))
+
+    @classmethod
+    def from_environment(cls, dut, arrays: Mapping[str, ArrayModel] = ARRAYS) -> Self:
+        """As `cocotb_tests.stripe.row_runs.run_rows` says: of ``arrays``, with a seed."""
+        seed = int(os.environ["SEED"])
+        print(f"seed {seed}")
+        array = arrays[os.environ["ARRAY"]]
+        active = float(os.environ["ACTIVE"])
+        return cls(dut, CONFIG, array, seed=seed, active=active)
+
+    # Tables that the gatherer would hold.
+
+    def _row(self, slot: int) -> int:
+        row = self.slots.get(slot)
+        if row is None:
+            return 0
+        return pack(
+            row_state(self.config),
+            kind=row.kind,
+            gathered=row.gathered,
+            fua=row.fua,
+            array=ARRAY,
+            base=row.base,
+            shift=row.shift,
+            row=row.row,
+            joined=sum(1 << index for index in row.joined),
+            walk=row.walk,
+        )
+
+    def _strip(self, address: int) -> int:
+        slot, index = divmod(address, 32)
+        row = self.slots.get(slot)
+        if row is None or index not in row.strips:
+            return 0
+        command, offset, line = row.strips[index]
+        return pack(strip_state(self.config), slot=command, offset=offset, line=line)
+
+    # What the sequencer says.
+
+    def _wants_fua(self, operation) -> bool:
+        """What is written for a host that asked for it; and every write of a row is announced."""
+        row = self.slots[operation.index]
+        if operation.opcode != Opcode.READ and operation.index in self.drives.begun:
+            assert self.drives.begun[operation.index] == (ARRAY, row.row), "another row is marked"
+        return operation.opcode != Opcode.READ and row.fua
+
+    def fail(self, port: int) -> None:
+        self.failed.add(port)
+        self.drives.gone.add(port)
+        self.dut.failed.value = sum(1 << one for one in self.failed)
+        if self.config.background:
+            # As `changed` does it, in the cycle in which the drive is failed.
+            self.dut.settled.value = 0
+
+    def revive(self) -> None:
+        """All drives are as new."""
+        self.failed.clear()
+        self.drives.gone.clear()
+        self.dut.failed.value = 0
+
+    async def _judge_states(self) -> None:
+        """What `hdl.array.states.ArrayStates` says, some time after each change."""
+        dut = self.dut
+        judging = random.Random(f"{self.random.random()}/states")
+        seen, left = None, 0
+        while True:
+            await RisingEdge(dut.clk)
+            now = frozenset(self.failed), frozenset(self.stale), self.array.ports
+            if now != seen or self.unsettled:
+                seen, left = now, judging.randint(1, JUDGED_IN)
+                dut.settled.value = 0
+                continue
+            left -= 1
+            if left == 0:
+                dut.essential.value = sum(1 << port for port in self.essential())
+                dut.settled.value = 1
+
+    def groups(self) -> list[list[int]]:
+        """Ports of members that can replace each other."""
+        array = self.array
+        if not array.mirrored:
+            return [
+                [array.port(span * array.width + place) for place in range(array.width)]
+                for span in range(array.spans)
+            ]
+        found, first = [], 0
+        while not found or first:
+            places = [(first + copy) % array.width for copy in range(array.copies)]
+            found.append([array.port(place) for place in places])
+            first = (first + array.copies) % array.width
+        return found
+
+    def essential(self) -> set[int]:
+        """Ports of good members without which some group has lost data."""
+        bad = self.failed | self.stale
+        return {
+            port
+            for group in self.groups()
+            if len(bad.intersection(group)) >= self.tolerated
+            for port in group
+            if port not in bad
+        }
+
+    def lost_groups(self) -> list[list[int]]:
+        """Groups that have lost more than the level tolerates."""
+        groups = self.groups()
+        return [group for group in groups if len(self.failed & {*group}) > self.tolerated]
+
+    def _committed(self, event) -> None:
+        row, index = self.by_command.pop(event.slot)
+        assert row.kind == RowKind.WRITE
+        self.committed += 1
+        row.statuses.append(event.status)
+        if event.status == Status.SUCCESS:
+            self.rows[row.row][index] = row.blocks[index]
+            self.torn.pop((row.row, index), None)
+        else:
+            assert event.status == Status.WRITE_FAULT
+            self.write_faults += 1
+            self.torn[row.row, index] = self.allowed(row.row, index) | {row.blocks[index]}
+
+    def _recovered(self, event) -> None:
+        row, index = self.by_command.pop(event.slot)
+        assert row.kind == RowKind.RECOVER
+        assert event.offset == row.strips[index][1]
+        found = self.lines.read(event.line)
+        wanted = self.allowed(row.row, index)
+        assert found in wanted, f"row {row.row} strip {index}: {found!r}, not of {wanted!r}"
+        self.lines.give_back(event.line)
+        self.recovered += 1
+
+    def _recover_failed(self, event) -> None:
+        row, _ = self.by_command.pop(event.slot)
+        assert row.kind == RowKind.RECOVER
+        assert event.status == Status.UNRECOVERED_READ
+        self.read_faults += 1
+
+    def _retired(self, slot: int) -> None:
+        row = self.slots.pop(slot)
+        self.drives.begun.pop(slot, None)
+        assert not any(row is other for other, _ in self.by_command.values())
+        self.retired += 1
+
+    def _mend(self, one) -> None:
+        base, shift = self.place(one.row)
+        strip = (one.shift - shift) // self.array.copies if self.array.mirrored else 0
+        assert strip in range(self.strips(one.row)), one
+        wanted = shift + strip * self.array.copies if self.array.mirrored else shift
+        asked = one.kind, one.array, one.base, one.shift, one.tag, one.source
+        assert asked == (WalkKind.PATROL, 1, base, wanted, MEND_TAG, 0)
+        self.mended.add((one.row, strip))
+
+    def allowed(self, row: int, index: int) -> set[bytes]:
+        """What a block may hold: what was written last with success, or without since then."""
+        return self.torn.get((row, index)) or {self.rows[row].get(index, bytes(BLOCK))}
+
+    # What the test asks for.
+
+    @property
+    def tolerated(self) -> int:
+        """Drives that may fail, whichever they are."""
+        return self.array.parities + self.array.copies - 1
+
+    def place(self, row: int) -> tuple[int, int]:
+        """Base and shift of a row, the same every time."""
+        if row not in self.places:
+            base = self.array.width * (row % self.array.spans)
+            shift = 0
+            if self.array.parities or self.array.width % self.array.copies:
+                shift = self.random.randrange(self.array.width)
+            if self.array.mirrored:
+                shift %= self.array.copies
+            self.places[row] = base, shift
+        return self.places[row]
+
+    def strips(self, row: int) -> int:
+        """Data strips of a row (with copies: those whose first copy is in it)."""
+        _, shift = self.place(row)
+        if not self.array.mirrored:
+            return self.array.data
+        return -(-(self.array.width - shift) // self.array.copies)
+
+    async def fill(self, *, rows: int, span: int) -> None:
+        """Starts the clock and writes ``rows`` random rows of the first ``span``."""
+        await start(self.dut)
+        await random_rows(self, rows=rows, span=span, recover=0)
+        await self.settle()
+
+    def strip_places(self, row: int, index: int) -> list[tuple[int, int]]:
+        """Drive and block of each copy of data strip ``index``."""
+        base, shift = self.place(row)
+        return self.array.places(base=base, shift=shift, index=index, row=row)
+
+    def parity_places(self, row: int) -> list[tuple[int, int]]:
+        """Drive and block of each parity, P first."""
+        base, shift = self.place(row)
+        return [
+            self.array.parity_place(base=base, shift=shift, parity=parity, row=row)
+            for parity in range(self.array.parities)
+        ]
+
+    async def begin(self, row: int, *, joined, kind=RowKind.WRITE, gathered=False) -> Row:
+        """Launches a row once a row slot, commands and lines are free."""
+
+        def possible() -> bool:
+            return (
+                len(self.slots) < self.config.rows
+                and all(one.row != row for one in self.slots.values())
+                and len(self.lines.free) > self.config.line_reserve + len(joined)
+            )
+
+        await wait_until(self.dut, possible, cycles=PATIENCE, what="room for a row")
+        base, shift = self.place(row)
+        entry = Row(
+            kind=kind,
+            base=base,
+            shift=shift,
+            row=row,
+            joined=joined,
+            gathered=gathered,
+            fua=kind == RowKind.WRITE and self.wishes.random() < 0.3,
+        )
+        self.rows.setdefault(row, {})
+        for index in joined:
+            command = next(
+                slot for slot in range(self.config.commands) if slot not in self.by_command
+            )
+            self.by_command[command] = entry, index
+            line = 0
+            if kind == RowKind.WRITE:
+                line = self.lines.take("joined")
+                entry.blocks[index] = self.random.randbytes(BLOCK)
+                self.lines.contents[line] = entry.blocks[index]
+            entry.strips[index] = command, self.random.randrange(32), line
+        slot = next(
+            slot
+            for slot in self.random.sample(range(self.config.rows), self.config.rows)
+            if slot not in self.slots
+        )
+        self.slots[slot] = entry
+        self.launch.send(slot)
+        return entry
+
+    async def settle(self) -> None:
+        """Waits until everything is quiet, then checks that nothing is left over."""
+        for _ in range(PATIENCE):
+            quiet = not self.slots and not int(self.dut.busy.value) and not self.drives.outstanding
+            # What waits for its receiver is not busy.
+            offers = (self.dut.mend__0__valid, self.dut.mend__1__valid)
+            if quiet and not any(int(offer.value) for offer in offers):
+                break
+            await RisingEdge(self.dut.clk)
+        assert not self.slots, f"rows {sorted(self.slots)} never retired"
+        assert not self.by_command, "commands without an answer"
+        assert len(self.lines.taken) == self.allocator.offered(), f"leaked: {self.lines.taken}"
+        assert self.parity.idle and not int(self.dut.busy.value)
+
+    def check_drives(self) -> None:
+        """Every row satisfies its parity equations on the drives left, and holds what it should."""
+        for row, contents in self.rows.items():
+            if self.array.parities:
+                self._check_parity_row(row)
+                continue
+            for index in contents:
+                wanted = self.allowed(row, index)
+                found = self._readable_copies(row, index)
+                assert found <= wanted, f"row {row} strip {index}: {found!r}, not of {wanted!r}"
+                assert len(found) <= 1, f"row {row} strip {index}: copies differ"
+
+    def _readable_copies(self, row: int, index: int) -> set[bytes]:
+        """What can be read of a strip."""
+        return {
+            self.drives.blocks.get(place, bytes(BLOCK))
+            for place in self.strip_places(row, index)
+            if place[0] not in self.failed | self.stale_at(row)
+            and place not in self.drives.unreadable
+        }
+
+    def stale_at(self, row: int) -> set[int]:
+        """Ports that are not read there."""
+        return set()
+
+    def _check_parity_row(self, row: int) -> None:
+        _, shift = self.place(row)
+        known, lost, parities = {}, [], {}
+        away = self.failed | self.stale_at(row)
+        for index in range(self.array.data):
+            (place,) = self.strip_places(row, index)
+            if place[0] in away or place in self.drives.unreadable:
+                lost.append(index)
+            else:
+                known[index] = self.drives.blocks.get(place, bytes(BLOCK))
+        for parity, place in enumerate(self.parity_places(row)):
+            if place[0] not in away and place not in self.drives.unreadable:
+                parities[parity] = self.drives.blocks.get(place, bytes(BLOCK))
+        solved = self.array.solve(known, parities, lost, shift=shift)
+        if solved is None:
+            assert len(lost) > len(parities)
+            return
+        known |= solved
+        for index, block in known.items():
+            wanted = self.allowed(row, index)
+            assert block in wanted, f"row {row} strip {index}: {block!r}, not of {wanted!r}"
+        sums = self.array.sums(known, shift=shift)
+        for parity, block in parities.items():
+            assert block == sums[parity], f"row {row} parity {parity} is wrong"
+
+    def erase_unreadable(self, row: int, count: int) -> None:
+        """Makes ``count`` blocks of a row unreadable."""
+        places = self.parity_places(row)
+        for index in range(self.array.data):
+            places += self.strip_places(row, index)
+        for place in self.random.sample(places, count):
+            if place[0] not in self.failed:
+                self.drives.unreadable.add(place)
+
+
+def bench_of(dut) -> Bench:
+    return Bench.from_environment(dut)
+
+
+async def random_rows(
+    bench: Bench, *, rows: int, span: int, recover: float = 0.2, pause: int = 0
+) -> None:
+    """Launches random rows of a few row numbers, so that old contents matter, with up to ``pause``
+    cycles in between."""
+    for _ in range(rows):
+        for _ in range(bench.random.randint(0, pause)):
+            await RisingEdge(bench.dut.clk)
+        row = ROW_STEP * bench.random.randrange(span)
+        strips = bench.strips(row)
+        kind = RowKind.WRITE
+        if bench.array.parities and bench.random.random() < recover:
+            kind = RowKind.RECOVER
+        count = strips if bench.random.random() < 0.25 else bench.random.randint(1, strips)
+        joined = bench.random.sample(range(strips), 1 if kind == RowKind.RECOVER else count)
+        await bench.begin(row, joined=joined, kind=kind)

@@ -1,0 +1,591 @@
+"""Rows of an array of which a member is copied to another drive: both get every write."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import cocotb
+import pytest
+from amaranth.hdl import Signal
+from cocotb.triggers import Event
+
+from cocotb_tests.streams import start
+from cocotb_tests.stripe.row_runs import must_catch, run_rows
+from cocotb_tests.stripe.sequencer_bench import (
+    ARRAYS,
+    CONFIG,
+    ROW_STEP,
+    Row,
+    random_rows,
+    some_rows,
+)
+from cocotb_tests.stripe.stripe_models import BLOCK, ArrayModel, TableServer, pack
+from cocotb_tests.stripe.walk_bench import WalkBench
+from hdl.flow.host_command import Status
+from hdl.flow.table_read import copy_entry
+from hdl.flow.walk import WalkKind, WalkResult
+from hdl.stripe.planning.admission import Admission
+from hdl.stripe.planning.duplicate import Duplicate
+from hdl.stripe.planning.plan import PlanKind
+from hdl.stripe.planning.program import copy_target
+from hdl.stripe.rows.sequencer import Sequencer
+from hdl.stripe.walks.walk_plan import WalkPlan
+from sim.golden.walks import Walk, outcome
+
+SPAN = 6
+ROWS = some_rows(SPAN)
+
+REFUSALS = 8
+"""Rows that are refused as a copy ends."""
+
+COPIED = {
+    **{name: array for name, array in ARRAYS.items() if len(array.ports) < CONFIG.ports},
+    # Wide enough for rows that are read, modified and written.
+    "raid5": ArrayModel(width=6, parities=1, ports=(7, 2, 5, 0, 3, 6)),
+}
+
+
+class CopyBench(WalkBench):
+    """A `WalkBench` with a copy of the member at ``position``, which is at ``old``, to ``target``.
+
+    What ``target`` has of a row is distrusted until the row has been copied.
+    """
+
+    def __init__(self, dut, config, array, *, seed: int, active: float):
+        super().__init__(dut, config, array, seed=seed, active=active)
+        self.copying = False
+        self.position = self.random.randrange(array.width * array.spans)
+        self.old = array.ports[self.position]
+        self.target = self.random.choice(sorted({*range(config.ports)} - {*array.ports}))
+        self.copied_to = self.target
+        TableServer(dut, "copy_read", self._entry)
+
+    def _entry(self, array: int) -> int:
+        valid = array == 1 and self.copying
+        port = self.copied_to
+        return pack(copy_entry(self.config), valid=valid, position=self.position, port=port)
+
+    def begin_copy(self) -> None:
+        """Whatever the target had before."""
+        self.copying = True
+        self.boundary = 0
+        for key in [*self.drives.blocks]:
+            if key[0] == self.old:
+                self.drives.blocks[self.target, key[1]] = self.random.randbytes(BLOCK)
+        self.before = dict(self.drives.blocks)
+
+    def hand_over(self, *, stale: bool = False) -> None:
+        """The target becomes the member."""
+        ports = tuple(self.target if one == self.old else one for one in self.array.ports)
+        self.array = replace(self.array, ports=ports)
+        self.tables.replace(1, self.array)
+        self.copying = False
+        if stale:
+            self.stale.add(self.target)
+            self.dut.stale.value = 1 << self.target
+
+    def change_places(self) -> None:
+        """The target becomes the member, and the member what is copied to; or the other way."""
+        member, self.copied_to = self.copied_to, self.array.ports[self.position]
+        ports = tuple(member if one == self.copied_to else one for one in self.array.ports)
+        self.array = replace(self.array, ports=ports)
+        self.tables.replace(1, self.array)
+
+    def essential(self) -> set[int]:
+        """The target as well, once it stands for a member that has failed."""
+        member = self.array.ports[self.position]
+        if not self.copying or member not in self.failed or self.copied_to in self.failed:
+            return super().essential()
+        bad = self.failed | self.stale
+        groups = [group for group in self.groups() if member in group]
+        needed = any(len(bad.intersection(group)) >= self.tolerated for group in groups)
+        return super().essential() | ({self.copied_to} if needed else set())
+
+    def copied_place(self) -> tuple[int, int, tuple[int, int]]:
+        """A row with a block of the member, a strip of it, and where the target has that block."""
+        places = [
+            (row, strip, (self.target, block))
+            for row in ROWS
+            for strip in self.walked_strips(row)
+            for port, block in self.role_places(row, strip)
+            if port == self.old
+        ]
+        return self.random.choice(places)
+
+    async def is_refused(self, place: tuple[int, int], begun: Awaitable, then: Callable) -> Any:
+        """Only ``place`` is still to be stored of what is ``begun`` when ``then`` happens; it is
+        refused."""
+        drives = self.drives
+        drives.refusing = {place}
+        drives.spoils_refused = self.random.random() < 0.5
+        held = drives.held[place] = Event()
+        result = await begun
+        await self.pause(2000)
+        assert drives.outstanding == 1, "there is more to store"
+        then()
+        if self.random.random() < 0.5:
+            await self.pause(1000)
+        del drives.held[place]
+        held.set()
+        await self.settle()
+        drives.refusing.clear()
+        return result
+
+    async def write(self, row: int, strip: int) -> Row:
+        """Begins to write all of a row; of mirrors the strip."""
+        every = [strip] if self.array.mirrored else [*range(self.strips(row))]
+        return await self.begin(row, joined=every)
+
+    def lose_others(self, count: int) -> tuple[int, int, tuple[int, int]]:
+        """A `copied_place`, of which so many other drives that could stand in have failed."""
+        row, strip, place = self.copied_place()
+        others = sorted({port for port, _ in self.role_places(row, strip)} - {self.old})
+        for port in self.random.sample(others, max(count, 0)):
+            self.fail(port)
+        return row, strip, place
+
+    def faults_of(self, entry: Row) -> int:
+        """How many commands of a row fail when one block is not stored and cannot be spared."""
+        return len(entry.joined) if self.array.parities else 1
+
+    async def random_rows(self, *, rows: int) -> None:
+        """Host writes, half of them of one strip; of mirrors all, as the gatherer has them."""
+        for _ in range(rows):
+            if self.array.mirrored or self.random.random() < 0.5:
+                row = ROW_STEP * self.random.randrange(SPAN)
+                await self.begin(row, joined=[self.random.randrange(self.strips(row))])
+            else:
+                await random_rows(self, rows=1, span=SPAN)
+
+    async def walk_all(self, kind: WalkKind, *, first: int = 0, rows=ROWS) -> None:
+        """Walks all strips of rows; the boundary follows."""
+        for row in rows:
+            if row < first:
+                continue
+            strips = self.walked_strips(row)
+            for tag in [await self.walk(row, kind, strip=strip) for strip in strips]:
+                result, _ = await self.end_of(tag)
+                assert result in (WalkResult.GOOD, WalkResult.MENDED), f"row {row}: {result}"
+            self.boundary = row + 1
+            places = self.places_of([row])
+            self.drives.distrusted -= places | {(self.target, block) for _, block in places}
+
+    def check_written(self) -> None:
+        """What has been written to the member since the copy began is on the target as well."""
+        drives, seen = self.drives, 0
+        for (port, block), data in drives.blocks.items():
+            key = port, block
+            if port == self.old and (self.before.get(key) != data and key not in drives.unreadable):
+                assert drives.blocks.get((self.target, block)) == data, f"{key} is not on both"
+                seen += 1
+        assert seen, "the member was never written"
+
+    def check_copied(self) -> None:
+        """The target has all that the member has, as far as it can be read."""
+        for row in self.rows:
+            for strip in self.walked_strips(row):
+                for (port, block), truth in self.contents(row, strip):
+                    if port == self.old and not any(torn[0] == row for torn in self.torn):
+                        there = self.drives.blocks.get((self.target, block), bytes(BLOCK))
+                        assert there == truth, f"row {row}: {there!r}, not {truth!r}"
+
+    def golden(self, row: int, strip: int, kind: WalkKind) -> Walk:
+        walk = super().golden(row, strip, kind)
+        if not self.copying or {self.old, self.target} & self.failed:
+            return walk
+        places = self.role_places(row, strip)
+        copied = frozenset(role for role, place in enumerate(places) if place[0] == self.old)
+        return replace(walk, copied=copied)
+
+    async def check_copy(self, row: int, *, strip: int = 0) -> WalkResult:
+        """Copies a row; result, the row itself and the block of the target must be golden."""
+        walk = self.golden(row, strip, WalkKind.COPY)
+        truth = self.truth(row, strip)
+        block = next(
+            (place[1] for place in self.role_places(row, strip) if place[0] == self.old), None
+        )
+        lost = outcome(walk).result == "LOST"
+        result = await self.check_walk(row, WalkKind.COPY, strip=strip)
+        for role in walk.copied:
+            key = self.target, block
+            assert (key in self.drives.unreadable) == lost, f"{walk}: {key}"
+            if not lost:
+                assert self.drives.blocks.get(key, bytes(BLOCK)) == truth[role], f"{walk}"
+        return result
+
+
+async def begin(dut) -> CopyBench:
+    """Rows with contents, and a copy of a member that begins."""
+    bench = CopyBench.from_environment(dut, COPIED)
+    await start(dut)
+    await bench.random_rows(rows=20)
+    await bench.settle()
+    bench.begin_copy()
+    return bench
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def copies_under_load(dut):
+    """Whatever the drives do short of failing; then the target is the member."""
+    bench = await begin(dut)
+    bench.drives.aborts = 0.02
+    bench.drives.unreached = 0.1
+    for _ in range(6):
+        await bench.random_rows(rows=5)
+        await bench.settle()
+        bench.check_written()
+    loading = cocotb.start_soon(bench.random_rows(rows=25))
+    await bench.walk_all(WalkKind.COPY)
+    await loading
+    await bench.settle()
+    bench.check_copied()
+    loading = cocotb.start_soon(bench.random_rows(rows=20))
+    bench.hand_over()
+    await loading
+    await bench.random_rows(rows=20)
+    await bench.settle()
+    bench.check_drives()
+    assert not bench.failed and not bench.write_faults and not bench.read_faults
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def the_target_fails(dut):
+    """No command fails for it, and the array is as it was."""
+    bench = await begin(dut)
+    await end_badly(bench, lambda: bench.drives.gone.add(bench.target))
+    bench.failed.discard(bench.target)
+    bench.drives.gone.discard(bench.target)
+    dut.failed.value = 0
+    bench.drives.may_fail = lambda port: port == bench.target
+
+    def refuse() -> None:
+        bench.drives.write_errors = 0.7
+
+    await end_badly(bench, refuse)
+
+
+async def end_badly(bench: CopyBench, happens) -> None:
+    """``happens`` after some rows, and the target is given up."""
+    loading = cocotb.start_soon(bench.random_rows(rows=25))
+    await bench.walk_all(WalkKind.COPY, rows=ROWS[:2])
+    happens()
+    await bench.walk_all(WalkKind.COPY)
+    await loading
+    await bench.settle()
+    assert bench.failed == {bench.target} and not bench.write_faults
+    bench.check_drives()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def the_member_fails(dut):
+    """The target takes over at once: what has been copied is good, the rest is worked out."""
+    bench = await begin(dut)
+    bench.drives.distrusted = {
+        (bench.target, block) for port, block in bench.places_of(ROWS) if port == bench.old
+    }
+    loading = cocotb.start_soon(bench.random_rows(rows=40))
+    await bench.walk_all(WalkKind.COPY, rows=ROWS[:3])
+    # Those that were under way when it failed may still be told that it has.
+    bench.fail(bench.old)
+    await bench.walk_all(WalkKind.COPY, first=bench.boundary, rows=ROWS[:4])
+    await loading
+    await bench.random_rows(rows=20)
+    await bench.settle()
+    bench.hand_over(stale=True)
+    loading = cocotb.start_soon(bench.random_rows(rows=30))
+    await bench.walk_all(WalkKind.REBUILD, first=bench.boundary)
+    await loading
+    bench.trust()
+    await bench.random_rows(rows=20)
+    await bench.settle()
+    assert bench.failed == {bench.old} and not bench.write_faults
+    bench.check_drives()
+    # With no more redundancy than the level has, the target holds what it should.
+    for port in bench.random.sample(
+        sorted({*bench.array.ports[: bench.array.width]} - {bench.target}),
+        bench.tolerated,
+    ):
+        bench.fail(port)
+    bench.check_drives()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def copies_what_cannot_be_read(dut):
+    """Worked out from the others, or unreadable on the target too."""
+    bench = await begin(dut)
+    bench.drives.aborts = 0.01
+    bench.drives.unreached = 0.1
+    seen = set()
+    for turn in range(40):
+        if turn == 25:
+            other = bench.random.choice(sorted({*bench.array.ports} - {bench.old}))
+            bench.fail(other)
+        row = ROW_STEP * bench.random.randrange(SPAN)
+        strip = 0 if bench.array.parities else bench.random.randrange(bench.strips(row))
+        places = [one for one in bench.role_places(row, strip) if one[0] not in bench.failed]
+        mine = [one for one in places if one[0] == bench.old and bench.random.random() < 0.7]
+        count = bench.random.choice((0, 1, bench.tolerated))
+        rest = [one for one in places if one[0] != bench.old]
+        bench.drives.unreadable |= {*mine, *bench.random.sample(rest, min(count, len(rest)))}
+        seen.add(await bench.check_copy(row, strip=strip))
+        bench.drives.unreadable.clear()
+    assert {WalkResult.GOOD, WalkResult.LOST} <= seen
+    assert (WalkResult.MENDED in seen) == bool(bench.tolerated)
+    await bench.settle()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def what_no_drive_has_is_unreadable(dut):
+    """Without redundancy, and the member failed, what was not copied is lost and says so, once the
+    host gives it up."""
+    bench = await begin(dut)
+    await bench.walk_all(WalkKind.COPY, rows=ROWS[:3])
+    bench.fail(bench.old)
+
+    async def stops(kind: WalkKind, member: int) -> None:
+        for row in ROWS:
+            for strip in range(bench.strips(row)):
+                ((port, _),) = bench.role_places(row, strip)
+                result, _ = await bench.end_of(await bench.walk(row, kind, strip=strip))
+                left = row >= bench.boundary and port == member
+                assert result == (WalkResult.FAILED if left else WalkResult.GOOD), f"row {row}"
+        assert not bench.drives.unreadable
+
+    await stops(WalkKind.COPY, bench.old)
+    bench.hand_over(stale=True)
+    await stops(WalkKind.REBUILD, bench.target)
+    for row in ROWS:
+        for strip in range(bench.strips(row)):
+            ((port, block),) = bench.role_places(row, strip)
+            result, roles = await bench.end_of(
+                await bench.walk(row, WalkKind.SALVAGE, strip=strip)
+            )
+            lost = row >= bench.boundary and port == bench.target
+            assert result == (WalkResult.LOST if lost else WalkResult.GOOD), f"row {row}"
+            assert ((port, block) in bench.drives.unreadable) == lost
+            assert bool(roles) == lost
+    await bench.settle()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def the_target_refuses_as_the_copy_ends(dut):
+    """It is the member by then, and nothing can be spared: it goes, as the old one has the block.
+    """
+    bench = await begin(dut)
+    await bench.walk_all(WalkKind.COPY)
+    bench.lose_others(bench.tolerated)
+    failed = set(bench.failed)
+    for _ in range(REFUSALS):
+        row, strip, place = bench.copied_place()
+        faults = bench.write_faults
+        entry = await bench.is_refused(place, bench.write(row, strip), bench.change_places)
+        assert set(entry.statuses) == {Status.SUCCESS} and bench.write_faults == faults
+        assert bench.failed == failed | {bench.target}, "what it has is old, and it stays"
+        assert not bench.drives.unreadable
+        # The old one is the member again.
+        bench.change_places()
+        bench.check_drives()
+        # The next copy.
+        bench.failed.discard(bench.target)
+        bench.drives.gone.discard(bench.target)
+        dut.failed.value = sum(1 << port for port in bench.failed)
+        await bench.write(row, strip)
+        await bench.settle()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def the_target_refuses_as_the_member_fails(dut):
+    """Then it is the member, which cannot be spared: what it did not store is unreadable there, or
+    the write fails. The row may have been copied, or not."""
+    bench = await begin(dut)
+    bench.drives.distrusted = {
+        (bench.target, block) for port, block in bench.places_of(ROWS) if port == bench.old
+    }
+    await bench.walk_all(WalkKind.COPY, rows=ROWS[: SPAN // 2])
+    row, strip, place = bench.lose_others(bench.tolerated - 1)
+    failed = bench.failed | {bench.old}
+    before = bench.drives.blocks.get(place)
+    entry = await bench.is_refused(
+        place, bench.write(row, strip), lambda: bench.fail(bench.old)
+    )
+    assert bench.failed == failed, "nothing is left of the member"
+    stays = bench.tolerated and bench.drives.spoils_refused
+    faults = 0 if stays else bench.faults_of(entry)
+    assert bench.write_faults == faults, entry.statuses
+    assert place in bench.drives.unreadable or bench.drives.blocks.get(place) == before
+    assert not stays or place in bench.drives.unreadable
+    bench.hand_over(stale=True)
+    bench.check_drives()
+    await bench.write(row, strip)
+    await bench.settle()
+    if bench.tolerated:
+        await bench.walk_all(WalkKind.REBUILD, first=bench.boundary)
+        bench.trust()
+    bench.check_drives()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def the_target_refuses_a_copy_as_the_member_fails(dut):
+    """A row is not passed of which the target, which is the member then, has something else."""
+    bench = await begin(dut)
+    row, strip, place = bench.lose_others(bench.tolerated - 1)
+    failed = bench.failed | {bench.old}
+    tag = await bench.is_refused(
+        place, bench.walk(row, WalkKind.COPY, strip=strip), lambda: bench.fail(bench.old)
+    )
+    result, _ = await bench.end_of(tag)
+    assert bench.failed == failed
+    assert result == WalkResult.FAILED or place in bench.drives.unreadable, result
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def the_member_refuses(dut):
+    """It cannot be spared, and the write fails: what the host reads is the same once the target is
+    the member, or cannot be read."""
+    bench = await begin(dut)
+    await bench.walk_all(WalkKind.COPY)
+    row, strip, place = bench.lose_others(bench.tolerated)
+    await bench.pause(500)
+    old = bench.old, place[1]
+    bench.drives.refusing = {old}
+    bench.drives.spoils_refused = bench.random.random() < 0.5
+    entry = await bench.write(row, strip)
+    await bench.settle()
+    assert bench.write_faults == bench.faults_of(entry)
+    assert not {bench.old, bench.target} & bench.failed
+    bench.check_drives()
+    same = bench.drives.blocks.get(place) == bench.drives.blocks.get(old)
+    assert same or place in bench.drives.unreadable, "the two drives differ"
+    bench.hand_over()
+    bench.check_drives()
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def the_target_refuses_when_nothing_is_known(dut):
+    """Nobody waits for the states of arrays to rest: the target goes at once."""
+    bench = await begin(dut)
+    bench.unsettled = True
+    row, strip, place = bench.copied_place()
+    bench.drives.refusing = {place}
+    bench.drives.spoils_refused = True
+    entry = await bench.write(row, strip)
+    await bench.settle()
+    assert set(entry.statuses) == {Status.SUCCESS} and bench.failed == {bench.target}
+    assert not bench.drives.unreadable
+    bench.check_drives()
+
+
+LOAD = ("copies_under_load", "the_target_fails", "copies_what_cannot_be_read")
+
+
+class ForgetsUpdates(Admission):
+    """A planted bug: rows that are read, modified and written go to the member only."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        plan = m.submodules.planner.plan
+        updates = Signal()
+        with m.If(plan.valid):
+            m.d.sync += updates.eq(plan.payload.kind == PlanKind.UPDATE)
+        with m.If(updates):
+            written = m.submodules.programs.write_ports[0].data.write
+            m.d.comb += written[copy_target(CONFIG)].eq(0)
+        return m
+
+
+class WaitsForTheTables(Duplicate):
+    """A planted bug: once the member has failed nothing is written until there is another."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        lost = self.failed.bit_select(self.member, 1)
+        m.d.comb += [self.gone.eq(lost), self.port.eq(self.member)]
+        return m
+
+
+class CountsTheCopy(Sequencer):
+    """A planted bug: what the target does not store is lost to the row."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += m.submodules.judgement.copying.eq(0)
+        return m
+
+
+class FreesEarly(Sequencer):
+    """A planted bug: a line is given back when the first of two drives has it."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += m.submodules.judgement.paired.eq(0)
+        return m
+
+
+class MendsTheMember(WalkPlan):
+    """A planted bug: what a copy cannot read is written where it was, and nowhere else."""
+
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self.write.eq(self.bad & ~self.dead)
+        return m
+
+
+MUTANTS = {
+    ForgetsUpdates: ("sequencer.Admission", "raid5", "copies_under_load"),
+    WaitsForTheTables: ("row_members.Duplicate", "raid5", "the_member_fails"),
+    CountsTheCopy: ("", "raid0", "the_member_refuses"),
+    FreesEarly: ("", "raid5", "copies_under_load"),
+    MendsTheMember: ("admission.WalkPlan", "raid5", "copies_what_cannot_be_read"),
+}
+
+
+copy_rows = partial(run_rows, module=__name__)
+
+FEW = {"raid1e": "the_target_fails", "raid5": "the_member_fails"}
+"""Arrays of the default suite, and a test of each beside that of a load."""
+
+
+def cases(array: str) -> tuple[str, ...]:
+    if array == "raid0":
+        return (*LOAD, "what_no_drive_has_is_unreadable")
+    return (*LOAD, "the_member_fails")
+
+
+@pytest.mark.parametrize("array", FEW)
+def test_copies(array):
+    copy_rows(Sequencer, array=array, testcase=("copies_under_load", FEW[array]))
+
+
+REFUSED = (
+    "the_target_refuses_as_the_copy_ends",
+    "the_target_refuses_as_the_member_fails",
+    "the_target_refuses_a_copy_as_the_member_fails",
+    "the_member_refuses",
+    "the_target_refuses_when_nothing_is_known",
+)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pytest.param(array, marks=[] if array in ("raid0", "raid1", "raid5") else pytest.mark.slow)
+        for array in COPIED
+    ],
+)
+def test_refused_copies(array):
+    copy_rows(Sequencer, array=array, testcase=REFUSED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("active", [0.2, 1.0])
+@pytest.mark.parametrize("array", COPIED)
+def test_more_copies(array, active):
+    copy_rows(Sequencer, array=array, testcase=cases(array), active=active)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_planted_bug_is_caught(mutant):
+    place, array, testcase = MUTANTS[mutant]
+    must_catch(mutant, module=__name__, array=array, testcase=testcase, place=place)

@@ -1,0 +1,168 @@
+"""Rows of two arrays with shares (`hdl.stripe.planning.admission.Admission`): lines, operations."""
+
+import os
+from collections import Counter
+from dataclasses import replace
+
+import cocotb
+import pytest
+from cocotb.triggers import RisingEdge
+
+from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.stripe import sequencer_bench
+from cocotb_tests.stripe.sequencer_bench import random_rows, some_rows
+from cocotb_tests.stripe.stripe_models import ArrayModel
+from cocotb_tests.stripe.walk_bench import WalkBench
+from hdl.flow.row import RowKind
+from hdl.flow.walk import WalkKind
+from hdl.stripe.planning.admission import Admission
+from hdl.stripe.rows.sequencer import Sequencer
+
+CONFIG = replace(
+    sequencer_bench.CONFIG, lines=128, rows=128, commands=128, operations=512, walk_window=2,
+    sector_emulation=False, array_shares=True,
+)  # fmt: skip
+SHARE = 22
+"""Of 128 lines half are for data, and 20 are never shared; 8 are kept for each of two arrays, and
+half of the other 28 may be one's."""
+
+ARRAYS = {
+    "raid6": sequencer_bench.ARRAYS["raid6_wide"],
+    "mirrors": ArrayModel(width=8, copies=8, ports=(3, 1, 7, 5, 0, 2, 4, 6)),
+}
+SPAN = 24
+
+
+class Bench(WalkBench):
+    """Each row that is asked to be mended is counted, and the most that rows ever have."""
+
+    def __init__(self, dut, array: ArrayModel, *, seed: int):
+        self.mends: Counter[int] = Counter()
+        self.most_lines = self.most_operations = 0
+        super().__init__(dut, CONFIG, array, seed=seed, active=0.6)
+        cocotb.start_soon(self._watch())
+
+    def _mend(self, one) -> None:
+        super()._mend(one)
+        self.mends[one.row] += 1
+
+    async def _watch(self) -> None:
+        while True:
+            await RisingEdge(self.dut.clk)
+            lines = sum(owner == "allocate" for owner in self.lines.taken.values())
+            self.most_lines = max(self.most_lines, lines)
+            self.most_operations = max(self.most_operations, self.drives.outstanding)
+
+
+async def filled(dut) -> Bench:
+    """Rows with contents; from then on drives are slow, so that many rows are on their way."""
+    bench = Bench(dut, ARRAYS[os.environ["ARRAY"]], seed=int(os.environ["SEED"]))
+    await bench.fill(rows=30, span=SPAN)
+    assert bench.most_lines <= SHARE
+    bench.drives.latency = 400
+    bench.most_lines = bench.most_operations = 0
+    return bench
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def random_rows_are_right(dut):
+    """Rows that wait for their share end as any others, with faults too."""
+    bench = await filled(dut)
+    bench.drives.aborts = bench.drives.unreached = 0.05
+    for _ in range(4):
+        await random_rows(bench, rows=60, span=SPAN, recover=0.4)
+        await bench.settle()
+        bench.check_drives()
+    assert bench.most_lines > SHARE - CONFIG.ports, "nothing waited"
+    assert bench.most_lines <= SHARE
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def asks_once(dut):
+    """A row that waits for its share asks once to be mended."""
+    bench = await filled(dut)
+    rows = some_rows(SPAN)
+    for row in rows:
+        places = [bench.strip_places(row, index)[0] for index in range(1, bench.array.data)]
+        bench.drives.unreadable.add(bench.random.choice(places))
+    for row in rows:
+        await bench.begin(row, joined=[0], kind=RowKind.RECOVER)
+    await bench.settle()
+    assert bench.most_lines <= SHARE
+    assert len(bench.mends) == len(rows), "a row is not to be mended"
+    assert set(bench.mends.values()) == {1}, f"asked more than once: {bench.mends}"
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def counts_operations_of_walks(dut):
+    """Walks that write many blocks from one line have no more operations than the share."""
+    bench = await filled(dut)
+    bench.parity.dirty = True
+    bench.drives.latency = 4000
+    tags = [await bench.walk(row, WalkKind.ZERO) for row in some_rows(SPAN)]
+    for tag in tags:
+        await bench.end_of(tag)
+    assert SHARE - CONFIG.ports < bench.most_operations <= SHARE, bench.most_operations
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def counts_operations_of_copies(dut):
+    """Of a block with eight copies four operations are counted with its command."""
+    bench = await filled(dut)
+    bench.drives.latency = 4000
+    for row in some_rows(SPAN):
+        await bench.begin(row, joined=[0])
+    await bench.settle()
+    assert 8 * 3 < bench.most_operations <= 8 * (SHARE // 4), bench.most_operations
+    bench.check_drives()
+
+
+TESTS = {
+    "random_rows_are_right": "raid6",
+    "asks_once": "raid6",
+    "counts_operations_of_walks": "raid6",
+    "counts_operations_of_copies": "mirrors",
+}
+
+
+def run(testcase: str, kind: type[Sequencer] = Sequencer) -> None:
+    simulate(
+        kind(config=CONFIG),
+        name=f"shared_{kind.__name__}",
+        module=__name__,
+        testcase=testcase,
+        parameters={"ARRAY": TESTS[testcase]},
+    )
+
+
+@pytest.mark.parametrize("testcase", TESTS)
+def test_shared_rows(testcase):
+    run(testcase)
+
+
+class AsksAgain(Admission):
+    """A planted bug: a row asks to be mended each time that it is planned."""
+
+    def _is_news(self, waited):
+        return 1
+
+
+class CountsLines(Admission):
+    """A planted bug: nothing but lines is counted."""
+
+    def _counted(self, lines, operations):
+        return lines
+
+
+@pytest.mark.parametrize(
+    ("mutant", "testcase"),
+    [
+        (AsksAgain, "asks_once"),
+        (CountsLines, "counts_operations_of_walks"),
+        (CountsLines, "counts_operations_of_copies"),
+    ],
+)
+def test_faults_are_caught(mutant, testcase, monkeypatch):
+    monkeypatch.setattr("hdl.stripe.rows.sequencer.Admission", mutant)
+    with pytest.raises(SimulationError, match=f"failed: {testcase}"):
+        run(testcase, type(mutant.__name__, (Sequencer,), {}))
