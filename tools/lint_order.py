@@ -46,11 +46,10 @@ def room(parts: Sequence[str]) -> int | None:
 
 
 def imports(text: str) -> Iterator[tuple[int, str]]:
-    """(line, module) of each import in a file with contents ``text``."""
+    """(line, what) of each import in a file with contents ``text``."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom) and node.module:
-            yield node.lineno, node.module
-            for name in node.names:  # a module of a package, perhaps
+            for name in node.names:  # which may be a module
                 yield node.lineno, f"{node.module}.{name.name}"
         elif isinstance(node, ast.Import):
             for name in node.names:

@@ -27,7 +27,6 @@ LONGEST = 7680
 """Cycles that a command may stay in a port, but for the walk over the tags: 6 ms and 1 ms, each to
 the next tick but one. A tick is the greatest power of two in half of 1 ms: 256 cycles."""
 
-
 ABORT = 990
 """Cycles that an abort takes which is still in time."""
 
