@@ -14,11 +14,11 @@ from cocotb_tests.drive.ladder_bench import CONFIG, PORTS, QUICK, SLACK, TICK, L
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import start, wait_until
 from hdl.config import Config
+from hdl.config.drive_time import given_up_ms, longest_ms
 from hdl.drive.data.write_path import WritePath
 from hdl.drive.drives import Drives
 from hdl.drive.recovery.fence import Fence
 from hdl.drive.recovery.ladder import Ladder
-from hdl.flow.drive_time import given_up_ms, longest_ms
 from hdl.flow.operation import DriveStatus, Opcode, Owner
 
 CONFIG_1 = replace(CONFIG, drive_tags=1)
@@ -518,7 +518,7 @@ def test_times():
     """What the sizes promise: a tick is at most half an abort's time, and nothing is too early."""
     for clock in (1_000_000, 80_000_000, 250_000_000):
         config = replace(CONFIG, clock_hz=clock, command_timeout_ms=8000, abort_timeout_ms=500)
-        tick_ms = (1 << hdl.flow.drive_time.tick_shift(config)) * 1000 / clock
+        tick_ms = (1 << hdl.config.drive_time.tick_shift(config)) * 1000 / clock
         assert 100 < tick_ms <= 250
         assert 8500 <= longest_ms(config) <= 8500 + 4 * tick_ms
 

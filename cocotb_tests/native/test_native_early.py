@@ -9,7 +9,7 @@ import pytest
 from campaign.sizes import USUAL
 from cocotb_tests.native.native_card import PORTS, Card, Volume
 from hdl.config import DATA_OFFSET_BLOCKS
-from hdl.flow.drive_time import longest_ms
+from hdl.config.drive_time import longest_ms
 from hdl.flow.geometry import Level
 from sim.native.parameters import MICROSECOND, Ideal, link_rate
 from sw.driver import raid

@@ -8,9 +8,9 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import MAX_DRIVES, TIME_BITS, Config
+from hdl.config.drive_time import MILLISECONDS, longest_ms, tick_shift, ticks
 from hdl.drive.records import command_tag
 from hdl.flow.drive_port import drive_completion
-from hdl.flow.drive_time import MILLISECONDS, longest_ms, tick_shift, ticks
 from hdl.flow.operation import DriveStatus
 
 SETTLE_CYCLES = 4

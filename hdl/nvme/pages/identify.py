@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from hdl.config import BLOCK_BYTES, SECTOR_BYTES, Config
-from hdl.flow.drive_time import given_up_ms
+from hdl.config.drive_time import given_up_ms
 from hdl.nvme.codes import (
     CQ_ENTRY_EXPONENT,
     CRITICAL_KELVIN,

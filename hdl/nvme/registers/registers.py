@@ -7,7 +7,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config, bits_for_count
-from hdl.flow.drive_time import given_up_ms
+from hdl.config.drive_time import given_up_ms
 from hdl.flow.register_bus import RegisterBus
 from hdl.nvme.codes import (
     CQ_ENTRY_EXPONENT,

@@ -2,7 +2,7 @@
 
 from math import ceil
 
-from hdl.config import Config
+from hdl.config.controller import Config
 
 MILLISECONDS = 1000
 

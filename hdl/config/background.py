@@ -1,0 +1,45 @@
+"""Work that nobody asked for: rebuild, check, mend."""
+
+from dataclasses import dataclass
+
+from hdl.config.checks import power_of_two
+from hdl.config.sizes import bits_for_count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Background:
+    """Part of `hdl.config.Config`.
+
+    Parameters
+    ----------
+    background
+        Rows are initialised, rebuilt, checked and mended in the background (`hdl.background`), and
+        blocks that a drive cannot read are written anew; else none of it is there.
+    walk_window
+        Rows that are walked at once, a power of two up to 128.
+    intent_chunks
+        Bits an array of the write-intent bitmap (`hdl.background.intent`), a power of two of 32 and
+        up, so that the rebuild of a drive that comes back covers only what it missed; it needs
+        ``background``. 0: none, and a drive that comes back is rebuilt from the first row to the
+        last.
+    """
+
+    background: bool = True
+    walk_window: int = 128
+    intent_chunks: int = 0
+
+    def check_background(self) -> None:
+        """Whether the bitmap can be built."""
+        power_of_two("walk_window", self.walk_window, 2, 128)
+        chunks = self.intent_chunks
+        if chunks and (chunks & (chunks - 1) or not 32 <= chunks <= 1 << 15):
+            raise ValueError(
+                f"intent_chunks must be 0 or a power of two in 32..32768, not {chunks}"
+            )
+        if chunks and not self.background:
+            raise ValueError("intent_chunks needs background, which rebuilds")
+
+    @property
+    def chunk_bits(self) -> int:
+        """Width of a chunk number of the write-intent bitmap."""
+        return bits_for_count(self.intent_chunks)

@@ -1,0 +1,32 @@
+"""All sizes of a controller in one validated record."""
+
+from dataclasses import dataclass
+
+from hdl.config.pcie import Pcie
+from hdl.config.shares import Shares
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Pcie, Shares):
+    """Sizes of one controller: those of `hdl.config.data_path.DataPath`, `hdl.config.pcie.Pcie`,
+    `hdl.config.nvme.Nvme`, `hdl.config.arrays.Arrays`, `hdl.config.drives.Drives` and
+    `hdl.config.background.Background`.
+
+    Raises
+    ------
+    ValueError
+        A size is out of range, or does not fit another one; the message says which.
+    """
+
+    def __post_init__(self) -> None:
+        self.check_data_path()
+        self.check_pcie()
+        self.check_nvme()
+        self.check_arrays()
+        self.check_drives()
+        self.check_background()
+        if self.slow_read_ms and not self.background:
+            raise ValueError("slow_read_ms needs background, which knows what arrays have left")
+        if self.gather_reads and not self.background:
+            raise ValueError("gather_reads needs background, which knows what arrays have left")
+        self.check_shares()
