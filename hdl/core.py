@@ -21,6 +21,7 @@ from hdl.flow.row import committed
 from hdl.flow.walk import MEND_TAG, walk
 from hdl.kit.cut import Relay, Skid
 from hdl.kit.merge import Merge, split
+from hdl.kit.queue import Queue
 from hdl.memory.allocator import LineAllocator
 from hdl.memory.shared_read import SharedRead
 from hdl.memory.store import LineStore
@@ -29,7 +30,6 @@ from hdl.nvme.front_end import NvmeFrontEnd
 from hdl.parity.runner import ParityPass
 from hdl.pcie.endpoint import Endpoint
 from hdl.pcie.tlp import RequestProgress, completion_beat, request_beat
-from hdl.stripe.delivery_queue import DeliveryQueue
 from hdl.stripe.dispatch import Dispatch
 from hdl.stripe.gather.gather import Gather
 from hdl.stripe.mends import Mending
@@ -196,10 +196,12 @@ class Core(wiring.Component):
         connect(m, drives.landed, deliveries.inputs[0])
         recovered = sequencer.recovered
         if config.gather_reads:
-            m.submodules.delivery_queue = delivery_queue = DeliveryQueue(config=config)
-            connect(m, recovered, delivery_queue.input)
-            recovered = delivery_queue.output
-            blocks.append(delivery_queue)
+            # The link takes some 150 cycles for each block of a row; meanwhile the sequencer goes
+            # on. Each block has a line of its own, so this is never full.
+            m.submodules.recovered = queue = Queue(landed(config), config.lines)
+            connect(m, recovered, queue.input)
+            recovered = queue.output
+            blocks.append(queue)
         connect(m, recovered, deliveries.inputs[1])
         connect(m, deliveries.output, front_end.deliver)
 

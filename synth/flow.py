@@ -48,11 +48,11 @@ Placed anywhere else it has to cross the routing fabric, where router2 finds no 
 """
 
 BLOCK_RAMS = (
-    "*.fifo_?.storage",
-    "*reader.beats.storage",
-    "*reader.chunks.storage",
-    "*prp.requests.reads*.storage",
-    "*prp.requests.writes*.storage",
+    "*.fifo_?.fifo.storage",
+    "*reader.beats.fifo.storage",
+    "*reader.chunks.fifo.storage",
+    "*prp.requests.reads*.fifo.storage",
+    "*prp.requests.writes*.fifo.storage",
     "*queues.steps.storage",
 )
 """FIFOs that are block RAM: yosys would make them of LUTs, of which the core has fewer to spare.

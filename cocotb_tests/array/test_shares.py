@@ -540,7 +540,7 @@ def forgets(inner):
 
     def elaborate(self, platform):
         m = inner(self, platform)
-        m.d.comb += m.submodules.ends.w_en.eq(0)
+        m.d.comb += m.submodules.ends.input.valid.eq(0)
         return m
 
     return elaborate

@@ -247,7 +247,7 @@ class HandsOutTwice(FreeList):
 
     def elaborate(self, platform) -> Module:
         m = super().elaborate(platform)
-        m.d.comb += m.submodules.returned.r_en.eq(self.take.ready & (self.level == 1))
+        m.d.comb += m.submodules.returned.output.ready.eq(self.take.ready & (self.level == 1))
         return m
 
 

@@ -304,8 +304,8 @@ class EarlyReport(HostWriter):
         entering = m.submodules.tlp_relay.input
         ends = entering.valid & entering.ready & entering.payload.ends
         m.d.comb += [
-            m.submodules.done.w_en.eq(ends),
-            m.submodules.done.w_data.eq(entering.payload.line),
+            m.submodules.done.input.valid.eq(ends),
+            m.submodules.done.input.payload.eq(entering.payload.line),
         ]
         return m
 
@@ -320,7 +320,7 @@ class WrongLine(HostWriter):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += m.submodules.done.w_data.eq(m.submodules.reader.chunk.payload.line + 1)
+        m.d.comb += m.submodules.done.input.payload.eq(m.submodules.reader.chunk.payload.line + 1)
         return m
 
 

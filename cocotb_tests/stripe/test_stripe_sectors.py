@@ -12,7 +12,7 @@ from cocotb_tests.stripe.stripe_bench import ARRAYS, CONFIG, Bench, Stripe, benc
 from cocotb_tests.stripe.stripe_models import BLOCK
 from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.flow.host_command import Status
-from hdl.stripe.gather import gather_fetch
+from hdl.stripe.gather import gather
 
 
 async def random_sectors(bench: Bench, *, count: int, room: int = 40) -> None:
@@ -110,7 +110,7 @@ def test_stripe_sectors_elsewhere(array):
 @pytest.mark.slow
 def test_sectors_of_another_strip_are_caught(monkeypatch):
     """The host's sectors are fetched into the line of data strip 0."""
-    monkeypatch.setattr(gather_fetch, "lowest_bit", lambda m, mask, name: Const(0, 5))
+    monkeypatch.setattr(gather, "lowest_bit", lambda m, mask, name: Const(0, 5))
     with pytest.raises(SimulationError, match="stores_sectors"):
         run_sectors("raid5", Stripe(config=CONFIG), "stripe_mutant_strip")
 

@@ -2,9 +2,8 @@
 
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, enum, stream, wiring
-from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import BLOCK_NUMBER_BITS, Config
 from hdl.flow.extent import expected
@@ -15,6 +14,7 @@ from hdl.flow.line import line_stream
 from hdl.flow.operation import DriveStatus, finished
 from hdl.flow.recovery import recovery
 from hdl.flow.row import committed
+from hdl.kit.queue import Queue
 from hdl.kit.simulation import SIMULATION
 
 FLUSH_ROUNDS = 16
@@ -148,19 +148,13 @@ class Tracker(wiring.Component):
         attempt_read, attempt_write = attempts.read_port(), attempts.write_port()
 
         # Each slot is in either queue at most once, so they cannot overflow.
-        m.submodules.retries = retries = SyncFIFOBuffered(
-            width=config.slot_bits, depth=config.commands
-        )
+        m.submodules.retries = retries = Queue(config.slot_bits, config.commands)
         completion_shape = completion(config)
-        m.submodules.completions = completions = SyncFIFOBuffered(
-            width=completion_shape.size, depth=config.commands
-        )
+        m.submodules.completions = completions = Queue(completion_shape, config.commands)
         ending = Signal(completion_shape)
+        connect(m, completions.output, flipped(self.completion))
         m.d.comb += [
-            completions.w_data.eq(ending),
-            self.completion.valid.eq(completions.r_rdy),
-            self.completion.payload.eq(completions.r_data),
-            completions.r_en.eq(self.completion.ready),
+            completions.input.payload.eq(ending),
         ]
 
         with m.If(self.command.ready):
@@ -254,7 +248,8 @@ class Tracker(wiring.Component):
         waiting = Signal(sources)
         m.d.comb += waiting.eq(
             Cat(
-                *(port.valid & allowed for port, _, allowed in inputs), retries.r_rdy & command_free
+                *(port.valid & allowed for port, _, allowed in inputs),
+                retries.output.valid & command_free,
             )
         )
         turn = Signal(range(sources))
@@ -313,11 +308,11 @@ class Tracker(wiring.Component):
                         after.again.eq(0),
                         after.rounds.eq(before.rounds + 1),
                         after.retries.eq(1),
-                        retries.w_data.eq(slot),
-                        retries.w_en.eq(1),
+                        retries.input.payload.eq(slot),
+                        retries.input.valid.eq(1),
                     ]
                 with m.Else():
-                    m.d.comb += completions.w_en.eq(1)
+                    m.d.comb += completions.input.valid.eq(1)
 
         with m.FSM(name="track") as fsm:
             with m.State("TAKE"):
@@ -327,7 +322,7 @@ class Tracker(wiring.Component):
                         m.d.comb += port.ready.eq(1)
                         decode(port.payload)
                 with m.If((chosen == issue) & waiting[issue]):
-                    m.d.sync += [action.eq(Action.ISSUE), slot.eq(retries.r_data)]
+                    m.d.sync += [action.eq(Action.ISSUE), slot.eq(retries.output.payload)]
                 with m.If(waiting.any()):
                     m.d.sync += turn.eq(Mux(chosen == sources - 1, 0, chosen + 1))
                     m.next = "LOOK"
@@ -339,7 +334,8 @@ class Tracker(wiring.Component):
                 m.d.comb += write.en.eq(1)
                 m.next = "TAKE"
                 if platform == SIMULATION:
-                    self._check(m, slot, action, completes=completions.w_en, due=before.remaining)
+                    completes = completions.input.valid
+                    self._check(m, slot, action, completes=completes, due=before.remaining)
                 with m.Switch(action):
                     with m.Case(Action.START):
                         m.d.comb += [
@@ -351,7 +347,7 @@ class Tracker(wiring.Component):
                     with m.Case(Action.ISSUE):
                         m.d.comb += after.retries.eq(before.retries & (before.retries - 1))
                         with m.If(after.retries == 0):
-                            m.d.comb += retries.r_en.eq(1)
+                            m.d.comb += retries.output.ready.eq(1)
                         request = self.command.payload
                         m.next = "RECALL"
                         m.d.sync += [
@@ -375,8 +371,8 @@ class Tracker(wiring.Component):
                             attempt_write.en.eq(1),
                             after.retried.eq(1),
                             after.retries.bit_select(place, 1).eq(1),
-                            retries.w_data.eq(slot),
-                            retries.w_en.eq(before.retries == 0),
+                            retries.input.payload.eq(slot),
+                            retries.input.valid.eq(before.retries == 0),
                         ]
                     with m.Case(Action.COUNT):
                         end_blocks(before.remaining - 1)

@@ -2,7 +2,6 @@
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, enum, stream, wiring
-from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
@@ -13,6 +12,7 @@ from hdl.flow.host_command import completion
 from hdl.flow.intention import intention
 from hdl.flow.table_read import TableRead
 from hdl.kit.pick import lowest_set
+from hdl.kit.queue import Queue
 
 BIT_BITS = 5
 WORD_BITS = 1 << BIT_BITS
@@ -164,16 +164,16 @@ class Intent(wiring.Component):
 
         # Events in the order in which they were taken.
         event = data.StructLayout({"retires": 1, "row": intention(config)})
-        m.submodules.events = events = SyncFIFOBuffered(width=event.size, depth=EVENTS)
+        m.submodules.events = events = Queue(event, EVENTS)
         offered, waiting = Signal(event), Signal(event)
         m.d.comb += [
             offered.retires.eq(self.retired.valid),
             offered.row.eq(self.begun.payload),
-            events.w_data.eq(offered),
-            events.w_en.eq(self.begun.valid | self.retired.valid),
-            self.retired.ready.eq(events.w_rdy),
-            self.begun.ready.eq(events.w_rdy & ~self.retired.valid),
-            waiting.eq(events.r_data),
+            events.input.payload.eq(offered),
+            events.input.valid.eq(self.begun.valid | self.retired.valid),
+            self.retired.ready.eq(events.input.ready),
+            self.begun.ready.eq(events.input.ready & ~self.retired.valid),
+            waiting.eq(events.output.payload),
         ]
         with m.If(self.retired.valid):
             m.d.comb += offered.row.slot.eq(self.retired.payload)
@@ -265,8 +265,8 @@ class Intent(wiring.Component):
                 with m.If(sweeps):
                     m.d.sync += [array.eq(sweep_array), task.eq(Task.FILL)]
                     m.next = "LOOK"
-                with m.Elif(events.r_rdy):
-                    m.d.comb += events.r_en.eq(1)
+                with m.Elif(events.output.valid):
+                    m.d.comb += events.output.ready.eq(1)
                     m.next = "LOOK"
                 with m.Elif(self.ask.valid):
                     m.d.comb += self.ask.ready.eq(1)
@@ -471,8 +471,8 @@ class Intent(wiring.Component):
                     m.d.comb += epochs.closed.eq(1)
                     m.d.sync += [fold_word.eq(0), folds.eq(0)]
 
-            idle = ~sweeps & ~events.r_rdy & ~self.ask.valid & ~folds & ~epochs.over
-            filling = (events.level != 0) | events.w_en
+            idle = ~sweeps & ~events.output.valid & ~self.ask.valid & ~folds & ~epochs.over
+            filling = (events.level != 0) | events.input.valid
             waits = (fsm.ongoing("REST") & idle & ~filling) | (
                 fsm.ongoing("ANSWER") & ~self.answer.ready & ~filling
             )

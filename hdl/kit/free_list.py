@@ -2,11 +2,11 @@
 
 from amaranth.hdl import Assert, Format, Module, Mux, Signal
 from amaranth.lib import stream, wiring
-from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import bits_for_count
+from hdl.kit.queue import Queue
 from hdl.kit.simulation import SIMULATION
 
 
@@ -52,22 +52,20 @@ class FreeList(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         count = self._count
-        m.submodules.returned = returned = SyncFIFOBuffered(
-            width=bits_for_count(count), depth=count
-        )
+        m.submodules.returned = returned = Queue(bits_for_count(count), count)
         fresh = Signal(range(count + 1))
         counting = Signal()
         given = Signal()
         number = Signal(bits_for_count(count), reset_less=True)
         m.d.comb += [
             counting.eq(fresh != count),
-            self.take.valid.eq(counting | returned.r_rdy),
-            self.take.payload.eq(Mux(counting, fresh, returned.r_data)),
-            returned.r_en.eq(self.take.ready & ~counting),
-            returned.w_en.eq(given),
-            returned.w_data.eq(number),
+            self.take.valid.eq(counting | returned.output.valid),
+            self.take.payload.eq(Mux(counting, fresh, returned.output.payload)),
+            returned.output.ready.eq(self.take.ready & ~counting),
+            returned.input.valid.eq(given),
+            returned.input.payload.eq(number),
             self.give.ready.eq(1),
-            self.busy.eq(given | ((returned.level != 0) & ~returned.r_rdy)),
+            self.busy.eq(given | returned.filling),
         ]
         m.d.sync += [
             given.eq(self.give.valid),

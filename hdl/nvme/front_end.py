@@ -1,7 +1,7 @@
 """The NVMe controller as the host sees it: only instances and connections."""
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal
-from amaranth.lib import fifo, stream, wiring
+from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import MAX_DRIVES, TIME_BITS, Config
@@ -26,6 +26,7 @@ from hdl.flow.report import report_read
 from hdl.flow.table_read import geometry_read, member_read, port_read, volume_read
 from hdl.kit.cut import Skid
 from hdl.kit.merge import Merge, split
+from hdl.kit.queue import Queue
 from hdl.memory.settle import Settle
 from hdl.nvme.admin.admin import Admin
 from hdl.nvme.admin.names import IDENTITY_BITS, NONCE_BITS, Names
@@ -41,7 +42,6 @@ from hdl.nvme.pages.identify import Identity
 from hdl.nvme.pages.pages import PageGenerator, capacity_read
 from hdl.nvme.pages.sender import PageSender
 from hdl.nvme.prp.prp import Prp
-from hdl.nvme.prp.requests import moves as fifo_moves
 from hdl.nvme.queues.queue_fetch import ADMIN_FETCH
 from hdl.nvme.queues.queues import QueueEngine
 from hdl.nvme.records import again, finish, rejected, unsent
@@ -378,17 +378,9 @@ class NvmeFrontEnd(wiring.Component):
 
         # Data.
         # Each slot is in it once at most: an end, or an Abort, waits for no command to go on.
-        m.submodules.next_parts = next_parts = fifo.SyncFIFOBuffered(
-            width=again(config).size, depth=config.commands
-        )
-        m.d.comb += [
-            next_parts.w_data.eq(slots.again.payload),
-            next_parts.w_en.eq(slots.again.valid),
-            slots.again.ready.eq(next_parts.w_rdy),
-            prp.again.valid.eq(next_parts.r_rdy),
-            prp.again.payload.eq(next_parts.r_data),
-            next_parts.r_en.eq(prp.again.ready),
-        ]
+        m.submodules.next_parts = next_parts = Queue(again(config), config.commands)
+        connect(m, next_parts.output, prp.again)
+        connect(m, slots.again, next_parts.input)
         connect(m, admin.abort, slots.abort)
         connect(m, slots.cancel, prp.cancel)
         m.d.comb += [
@@ -600,7 +592,7 @@ class NvmeFrontEnd(wiring.Component):
                 Cat(block.busy for block in blocks).any()
                 | taken
                 | inbox.valid
-                | fifo_moves(next_parts, next_parts.r_en)
+                | next_parts.busy
             ),
             self.busy.eq(moves | moved | function_reset.busy),
         ]

@@ -2,12 +2,12 @@
 
 from amaranth.hdl import Cat, Module, Signal
 from amaranth.lib import data, stream, wiring
-from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import Config
 from hdl.flow.line import ReadPort, write_port
 from hdl.flow.parity_pass import pass_done, piece_field, step
+from hdl.kit.queue import Queue
 from hdl.parity.decoder import StepDecoder, input_block, output_block
 from hdl.parity.engine import ParityEngine, syndrome_bits
 from hdl.parity.fetcher import BlockFetcher
@@ -82,42 +82,30 @@ class ParityPass(wiring.Component):
         m.submodules.decoder = decoder = StepDecoder(config=config)
         m.submodules.fetcher = fetcher = BlockFetcher(config=config)
         m.submodules.engine = engine = ParityEngine(config=config, tag_bits=tag_layout.size)
-        m.submodules.inputs = inputs = SyncFIFOBuffered(
-            width=input_block(config).size, depth=INPUT_BLOCKS
-        )
-        m.submodules.outputs = outputs = SyncFIFOBuffered(
-            width=output_block(config).size, depth=OUTPUT_BLOCKS
-        )
+        m.submodules.inputs = inputs = Queue(input_block(config), INPUT_BLOCKS)
+        m.submodules.outputs = outputs = Queue(output_block(config), OUTPUT_BLOCKS)
 
         connect(m, flipped(self.step), decoder.step)
         connect(m, fetcher.line_read, flipped(self.line_read))
         connect(m, fetcher.beats, engine.beats)
         m.d.comb += fetcher.released.eq(engine.released)
         for source, fifo in ((decoder.inputs, inputs), (decoder.outputs, outputs)):
-            m.d.comb += [
-                fifo.w_data.eq(source.payload),
-                fifo.w_en.eq(source.valid),
-                source.ready.eq(fifo.w_rdy),
-            ]
-        m.d.comb += [
-            fetcher.inputs.payload.eq(inputs.r_data),
-            fetcher.inputs.valid.eq(inputs.r_rdy),
-            inputs.r_en.eq(fetcher.inputs.ready),
-        ]
+            connect(m, source, fifo.input)
+        connect(m, inputs.output, fetcher.inputs)
 
         # Outputs: to the engine, or, for a pass without any, straight to the answer.
-        block = data.View(output_block(config), outputs.r_data)
+        block = outputs.output.payload
         refused = Signal()
         tag = data.View(tag_layout, engine.drain.payload.tag)
         m.d.comb += [
-            engine.drain.valid.eq(outputs.r_rdy & ~block.error),
+            engine.drain.valid.eq(outputs.output.valid & ~block.error),
             engine.drain.payload.syndrome.eq(block.syndrome),
             engine.drain.payload.release.eq(block.last),
             tag.line.eq(block.line),
             tag.index.eq(block.index),
             tag.last.eq(block.last),
-            refused.eq(outputs.r_rdy & block.error & ~engine.draining & ~self.done.valid),
-            outputs.r_en.eq(engine.drain.ready | refused),
+            refused.eq(outputs.output.valid & block.error & ~engine.draining & ~self.done.valid),
+            outputs.output.ready.eq(engine.drain.ready | refused),
         ]
 
         if config.early_rows:
@@ -165,7 +153,7 @@ class ParityPass(wiring.Component):
                 *(self.done.payload[name].eq(block[name]) for name in piece_field(config)),
             ]
 
-        waiting = inputs.r_rdy | (inputs.level != 0) | (outputs.level != 0)
+        waiting = inputs.output.valid | (inputs.level != 0) | (outputs.level != 0)
         m.d.comb += self.busy.eq(
             decoder.busy | fetcher.busy | engine.busy | waiting | self.done.valid
         )

@@ -2,12 +2,12 @@
 
 from amaranth.hdl import Assert, Module, Signal
 from amaranth.lib import data, stream, wiring
-from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import BLOCK_NUMBER_BITS, ERA_BITS, MENDED, MENDS, Config
 from hdl.flow.walk import MEND_TAG, ROLE_BITS, WalkKind, walk
 from hdl.kit.merge import Merge
+from hdl.kit.queue import Queue
 
 
 def row_place(config: Config) -> data.StructLayout:
@@ -52,8 +52,9 @@ class Mends(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         layout = walk(self._config)
-        m.submodules.queue = queue = SyncFIFOBuffered(width=layout.size, depth=MENDS)
-        noted = self.walk.payload.shape()(queue.w_data)
+        m.submodules.queue = queue = Queue(layout, MENDS)
+        noted = queue.input.payload
+        connect(m, queue.output, flipped(self.walk))
         m.d.comb += [
             noted.kind.eq(WalkKind.PATROL),
             noted.array.eq(self.row.array),
@@ -63,12 +64,9 @@ class Mends(wiring.Component):
             noted.source.eq(self.row.source),
             noted.era.eq(self.row.era),
             noted.tag.eq(MEND_TAG),
-            queue.w_en.eq(self.note),
-            self.noted.eq(self.note & queue.w_rdy),
-            self.walk.payload.eq(queue.r_data),
-            self.walk.valid.eq(queue.r_rdy),
-            queue.r_en.eq(self.walk.ready),
-            self.busy.eq((queue.level != 0) & ~queue.r_rdy),
+            queue.input.valid.eq(self.note),
+            self.noted.eq(self.note & queue.input.ready),
+            self.busy.eq(queue.filling),
         ]
         return m
 

@@ -148,7 +148,7 @@ class ForgetfulFreeList(FreeList):
         m = super().elaborate(platform)
         given = Signal()
         m.d.sync += given.eq(self.give.valid)
-        m.d.comb += m.submodules.returned.w_en.eq(given & (self.level != 0))
+        m.d.comb += m.submodules.returned.input.valid.eq(given & (self.level != 0))
         return m
 
 
@@ -157,7 +157,7 @@ class RepeatingFreeList(FreeList):
 
     def elaborate(self, platform) -> Module:
         m = super().elaborate(platform)
-        m.d.comb += m.submodules.returned.r_en.eq(self.take.ready & (self.level == 1))
+        m.d.comb += m.submodules.returned.output.ready.eq(self.take.ready & (self.level == 1))
         return m
 
 

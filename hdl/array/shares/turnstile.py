@@ -2,13 +2,13 @@
 
 from amaranth.hdl import Assert, Module, Signal
 from amaranth.lib import data, stream, wiring
-from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.array.shares.shares import Shares
 from hdl.array.shares.waiting import Waiting
 from hdl.config import Config, bits_for_count
+from hdl.kit.queue import Queue
 
 
 class Turnstile(wiring.Component):
@@ -94,7 +94,7 @@ class Turnstile(wiring.Component):
         config, count = self._config, self._count
         m.submodules.shares = shares = self._shares
         m.submodules.queues = queues = Waiting(config=config, count=count)
-        m.submodules.ends = ends = SyncFIFOBuffered(width=len(self.number), depth=count)
+        m.submodules.ends = ends = Queue(len(self.number), count)
         charge = data.StructLayout(
             {"any": 1, "array": config.array_bits, "amount": self.amount.shape()}
         )
@@ -112,8 +112,8 @@ class Turnstile(wiring.Component):
         exists = Signal(config.arrays)
         m.d.sync += exists.eq(self.exists)
         m.d.comb += [
-            ends.w_en.eq(self.ended),
-            ends.w_data.eq(self.ended_number),
+            ends.input.valid.eq(self.ended),
+            ends.input.payload.eq(self.ended_number),
             shares.exists.eq(self.exists),
             shares.array.eq(array),
             shares.amount.eq(amount),
@@ -135,7 +135,7 @@ class Turnstile(wiring.Component):
         waits = queues.waiting.bit_select(array, 1)
         m.d.sync += [
             Assert(~self.ask | (self.amount <= self._least), "more than an array can always have"),
-            Assert(~self.ended | ends.w_rdy, "an end more than there are numbers"),
+            Assert(~self.ended | ends.input.ready, "an end more than there are numbers"),
         ]
 
         with m.FSM(name="pass") as fsm:
@@ -147,9 +147,9 @@ class Turnstile(wiring.Component):
                     m.d.sync += number.eq(0)
                     m.next = "REST"
             with m.State("REST"):
-                with m.If(ends.r_rdy & ~(self.ask & self.forced)):
-                    m.d.comb += ends.r_en.eq(1)
-                    m.d.sync += number.eq(ends.r_data)
+                with m.If(ends.output.valid & ~(self.ask & self.forced)):
+                    m.d.comb += ends.output.ready.eq(1)
+                    m.d.sync += number.eq(ends.output.payload)
                     m.next = "READ-END"
                 with m.Elif(self.ask):
                     m.d.sync += [

@@ -2,9 +2,8 @@
 
 from amaranth.hdl import Array, Assert, Cat, Module, Mux, Signal
 from amaranth.lib import data, enum, stream, wiring
-from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import LINE_WRITERS, Config, bits_for_count
 from hdl.drive.records import (
@@ -23,6 +22,7 @@ from hdl.flow.drive_port import drive_completion
 from hdl.flow.line import line_stream
 from hdl.flow.operation import DriveStatus, Owner, landed
 from hdl.flow.table_read import TableRead
+from hdl.kit.queue import Queue
 from hdl.kit.round_robin import RoundRobin
 from hdl.memory.store import write_delay
 
@@ -148,14 +148,8 @@ class BlockControl(wiring.Component):
             shape=block_state(config), depth=1 << (port_bits + 2), init=[]
         )
         write_block, read_block = blocks.write_port(), blocks.read_port()
-        m.submodules.landed_fifo = landed_fifo = SyncFIFOBuffered(
-            width=landed(config).size, depth=config.lines
-        )
-        m.d.comb += [
-            self.landed.valid.eq(landed_fifo.r_rdy),
-            self.landed.payload.eq(landed_fifo.r_data),
-            landed_fifo.r_en.eq(self.landed.ready),
-        ]
+        m.submodules.landed_fifo = landed_fifo = Queue(landed(config), config.lines)
+        connect(m, landed_fifo.output, flipped(self.landed))
 
         # What each port needs.
         starved = Signal(ports)
@@ -272,7 +266,7 @@ class BlockControl(wiring.Component):
             arrived.slot.eq(block.slot),
             arrived.offset.eq(block.offset),
             arrived.line.eq(block.line),
-            landed_fifo.w_data.eq(arrived),
+            landed_fifo.input.payload.eq(arrived),
         ]
         with m.If(allocates):
             m.d.comb += line.eq(self.allocate.payload)
@@ -378,7 +372,7 @@ class BlockControl(wiring.Component):
                         updated.eq(found),
                         updated.ended.eq(found.ended + 1),
                         write_progress.en.eq(1),
-                        landed_fifo.w_en.eq(~is_write & (block.owner == Owner.COMMAND)),
+                        landed_fifo.input.valid.eq(~is_write & (block.owner == Owner.COMMAND)),
                     ]
                     m.d.sync += stalled.eq(stalled & ~mask)
                     with m.If(is_write):
@@ -412,7 +406,7 @@ class BlockControl(wiring.Component):
                 | choose.any
                 | self.start.valid
                 | (self.end.valid & self.end.ready)
-                | ((landed_fifo.level != 0) & (self.landed.ready | ~landed_fifo.r_rdy))
+                | landed_fifo.busy
                 | (returns & ((settling != 0) | self.free.ready))
             )
         return m

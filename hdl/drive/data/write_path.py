@@ -2,7 +2,6 @@
 
 from amaranth.hdl import Cat, Module, Signal
 from amaranth.lib import data, stream, wiring
-from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import Config, bits_for_count
@@ -18,6 +17,7 @@ from hdl.drive.records import (
 from hdl.flow.drive_port import write_data
 from hdl.flow.line import ReadPort
 from hdl.kit.cut import Skid
+from hdl.kit.queue import Queue
 from hdl.memory.store import READ_LATENCY
 
 
@@ -104,7 +104,7 @@ class WritePath(wiring.Component):
 
         filling = []
         for index, port in enumerate(self.data):
-            fifo = SyncFIFOBuffered(width=config.data_width, depth=FIFO_BURSTS * BURST_BEATS + 1)
+            fifo = Queue(config.data_width, FIFO_BURSTS * BURST_BEATS + 1)
             m.submodules[f"fifo_{index}"] = fifo
             taken = Signal(
                 max(bits_for_count(config.beats), BURST_BITS + FIFO_BITS + 1),
@@ -114,12 +114,12 @@ class WritePath(wiring.Component):
             chosen = Signal(FIFO_BITS + 1, name=f"chosen_{index}")
             full = Signal(FIFO_BITS + 1, name=f"full_{index}")
             m.d.comb += [
-                fifo.w_en.eq(self.line_read.response_valid & (owner == index)),
-                fifo.w_data.eq(self.line_read.response),
-                port.valid.eq(fifo.r_rdy),
-                port.payload.data.eq(fifo.r_data),
+                fifo.input.valid.eq(self.line_read.response_valid & (owner == index)),
+                fifo.input.payload.eq(self.line_read.response),
+                port.valid.eq(fifo.output.valid),
+                port.payload.data.eq(fifo.output.payload),
                 port.payload.last.eq(taken[: bits_for_count(config.beats)].all()),
-                fifo.r_en.eq(port.ready),
+                fifo.output.ready.eq(port.ready),
                 full.eq(chosen - drained),
                 scheduler.able[index].eq(full != FIFO_BURSTS),
                 self.filled[index].eq(full != 0),
@@ -128,7 +128,7 @@ class WritePath(wiring.Component):
                 m.d.sync += taken.eq(taken + 1)
             with m.If(scheduler.chosen[index]):
                 m.d.sync += chosen.eq(chosen + 1)
-            filling.append((fifo.level != 0) & ~fifo.r_rdy)
+            filling.append(fifo.filling)
         moving = [scheduler.busy, active, line_request.valid, *flying, *filling]
         m.d.comb += self.busy.eq(Cat(*moving).any())
         return m

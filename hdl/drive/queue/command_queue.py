@@ -2,9 +2,8 @@
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal
 from amaranth.lib import stream, wiring
-from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import MAX_DRIVES, Config, bits_for_count
 from hdl.drive.queue.operation_walk import operation_walk, walk_states
@@ -23,6 +22,7 @@ from hdl.flow.recovery import tried_bits
 from hdl.flow.table_read import TableRead
 from hdl.kit.disjoint import DISJOINT
 from hdl.kit.free_list import FreeList
+from hdl.kit.queue import Queue
 from hdl.kit.round_robin import RoundRobin
 
 
@@ -134,9 +134,8 @@ class CommandQueue(wiring.Component):
             "load_table", load_bits(config), 1 << config.port_bits, 2
         )
         m.submodules.free = free = FreeList(count=config.operations)
-        m.submodules.finished_fifo = fifo = SyncFIFOBuffered(
-            width=finished(config).size, depth=config.operations
-        )
+        m.submodules.finished_fifo = fifo = Queue(finished(config), config.operations)
+        connect(m, fifo.output, flipped(self.finished))
         m.d.comb += [
             lookup_operation.addr.eq(self.operations.address),
             self.operations.data.eq(lookup_operation.data),
@@ -144,9 +143,6 @@ class CommandQueue(wiring.Component):
             self.next_operation.data.eq(lookup_next.data),
             show_load.addr.eq(self.load_read.address),
             self.load_read.data.eq(show_load.data),
-            self.finished.valid.eq(fifo.r_rdy),
-            self.finished.payload.eq(fifo.r_data),
-            fifo.r_en.eq(self.finished.ready),
         ]
 
         # Ports whose queue or tags have changed, and whose command register is empty.
@@ -470,6 +466,6 @@ class CommandQueue(wiring.Component):
                 | (self.operation.valid & free.take.valid)
                 | free.busy
                 | start_valid
-                | ((fifo.level != 0) & (self.finished.ready | ~fifo.r_rdy))
+                | fifo.busy
             )
         return m

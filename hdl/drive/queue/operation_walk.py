@@ -82,7 +82,7 @@ def operation_walk(
         read_operation.addr.eq(cursor),
         read_next.addr.eq(cursor),
         free.give.payload.eq(cursor),
-        finished_fifo.w_data.eq(report),
+        finished_fifo.input.payload.eq(report),
         report.port.eq(port),
         report.opcode.eq(walked.opcode),
         report.recover.eq(walked.recover),
@@ -125,8 +125,8 @@ def walk_states(m: Module, walk: OperationWalk) -> None:
         with m.If(walk.by_block & all_moved):
             m.d.comb += advance.eq(1)
             m.d.sync += moved.eq(moved - operation.blocks - 1)
-        with m.Elif(walk.finished.w_rdy):
-            m.d.comb += walk.finished.w_en.eq(1)
+        with m.Elif(walk.finished.input.ready):
+            m.d.comb += walk.finished.input.valid.eq(1)
             with m.If(~walk.good & ~walk.gone):
                 m.d.sync += walk.status.eq(DriveStatus.UNREACHED)
             with m.If(~walk.by_block):

@@ -1,8 +1,8 @@
 """What the controller itself looks at in host data: Compare and Dataset Management."""
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal
-from amaranth.lib import fifo, stream, wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import (
     BLOCK_NUMBER_BITS,
@@ -16,6 +16,7 @@ from hdl.flow.host_data import fetched, transfer
 from hdl.flow.host_memory import Kind, read_request
 from hdl.flow.line import ReadPort, line_stream
 from hdl.flow.table_read import volume_read
+from hdl.kit.queue import Queue
 from hdl.nvme.codes import PAGE_SHIFT, STATUS_BITS, StatusCode, status_field
 from hdl.nvme.records import assign, comparison, ranges, rejected, unsent
 
@@ -95,24 +96,16 @@ class Examine(wiring.Component):
         beat_bits = bits_for_count(config.beats)
         job_shape, list_shape = comparison(config), ranges(config)
         # As many blocks as there are lines can wait, and as many lists as slots.
-        m.submodules.jobs = jobs = fifo.SyncFIFOBuffered(width=job_shape.size, depth=config.lines)
-        m.submodules.lists = lists = fifo.SyncFIFOBuffered(
-            width=list_shape.size, depth=config.commands
-        )
+        m.submodules.jobs = jobs = Queue(job_shape, config.lines)
+        m.submodules.lists = lists = Queue(list_shape, config.commands)
         job = Signal(job_shape)
         asked = Signal(list_shape)
-        m.d.comb += [
-            jobs.w_data.eq(self.compare.payload),
-            jobs.w_en.eq(self.compare.valid),
-            self.compare.ready.eq(jobs.w_rdy),
-            lists.w_data.eq(self.ranges.payload),
-            lists.w_en.eq(self.ranges.valid),
-            self.ranges.ready.eq(lists.w_rdy),
-        ]
+        connect(m, flipped(self.ranges), lists.input)
+        connect(m, flipped(self.compare), jobs.input)
 
         # What is taken next; the last was a block.
         takes_list, was_block = Signal(), Signal()
-        m.d.comb += takes_list.eq(lists.r_rdy & (~jobs.r_rdy | was_block))
+        m.d.comb += takes_list.eq(lists.output.valid & (~jobs.output.valid | was_block))
         comparing = Signal()
         verdict = Signal(Status)
         code = Signal(STATUS_BITS)
@@ -189,7 +182,7 @@ class Examine(wiring.Component):
                     m.next = "TAKE"
 
             with m.State("TAKE"):
-                m.d.comb += [jobs.r_en.eq(~takes_list), lists.r_en.eq(takes_list)]
+                m.d.comb += [jobs.output.ready.eq(~takes_list), lists.output.ready.eq(takes_list)]
                 m.d.sync += [
                     comparing.eq(~takes_list),
                     verdict.eq(Status.SUCCESS),
@@ -197,10 +190,10 @@ class Examine(wiring.Component):
                     Cat(place, answered).eq(0),
                 ]
                 with m.If(takes_list):
-                    m.d.sync += [asked.eq(lists.r_data), was_block.eq(0)]
+                    m.d.sync += [asked.eq(lists.output.payload), was_block.eq(0)]
                     m.next = "MEASURE"
-                with m.Elif(jobs.r_rdy):
-                    m.d.sync += [job.eq(jobs.r_data), was_block.eq(1)]
+                with m.Elif(jobs.output.valid):
+                    m.d.sync += [job.eq(jobs.output.payload), was_block.eq(1)]
                     m.next = "FETCH"
 
             with m.State("FETCH"):

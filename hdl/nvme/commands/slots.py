@@ -1,13 +1,14 @@
 """Command slots: which are free, and which command each one carries."""
 
 from amaranth.hdl import Const, Module, Mux, Signal
-from amaranth.lib import data, fifo, memory, stream, wiring
+from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
 from hdl.flow.host_command import HostOpcode, completion
 from hdl.flow.reference import telling
 from hdl.kit.disjoint import DISJOINT
+from hdl.kit.queue import Queue
 from hdl.nvme.codes import DATA_PATH_CODES, STATUS_BITS, StatusCode, status_field
 from hdl.nvme.pages.health import note
 from hdl.nvme.records import again, assign, carried, finish, part_bits, rejected, target
@@ -44,19 +45,17 @@ class SlotFreeList(wiring.Component):
     def elaborate(self, platform) -> Module:
         config = self._config
         m = Module()
-        m.submodules.returned = returned = fifo.SyncFIFOBuffered(
-            width=config.slot_bits, depth=config.commands
-        )
+        m.submodules.returned = returned = Queue(config.slot_bits, config.commands)
         fresh = Signal(range(config.commands + 1))
         has_fresh = fresh != config.commands
         m.d.comb += [
-            returned.w_data.eq(self.free.payload),
-            returned.w_en.eq(self.free.valid),
+            returned.input.payload.eq(self.free.payload),
+            returned.input.valid.eq(self.free.valid),
             self.free.ready.eq(1),
-            self.allocate.valid.eq(has_fresh | returned.r_rdy),
-            self.allocate.payload.eq(Mux(has_fresh, fresh, returned.r_data)),
-            returned.r_en.eq(self.allocate.ready & ~has_fresh),
-            self.busy.eq(self.free.valid | ((returned.level != 0) & ~returned.r_rdy)),
+            self.allocate.valid.eq(has_fresh | returned.output.valid),
+            self.allocate.payload.eq(Mux(has_fresh, fresh, returned.output.payload)),
+            returned.output.ready.eq(self.allocate.ready & ~has_fresh),
+            self.busy.eq(self.free.valid | returned.filling),
         ]
         with m.If(self.allocate.ready & has_fresh):
             m.d.sync += fresh.eq(fresh + 1)

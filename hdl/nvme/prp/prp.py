@@ -1,19 +1,20 @@
 """PRP entries: lists are fetched before a command is passed on, then blocks find their pages."""
 
 from amaranth.hdl import Cat, Module, Mux, Signal
-from amaranth.lib import data, fifo, memory, stream, wiring
+from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import SECTOR_BITS, Config, bits_for_count
 from hdl.flow.host_command import HostOpcode, command
 from hdl.flow.host_data import transfer
 from hdl.flow.host_memory import read_request, write_request
+from hdl.kit.queue import Queue
 from hdl.nvme.codes import PAGE_SHIFT
 from hdl.nvme.commands.sector_span import SectorSpan
 from hdl.nvme.prp.prp_blocks import BlockAtHand, block_states
 from hdl.nvme.prp.prp_commands import CommandAtHand, admit_states, cancel_states, list_states
 from hdl.nvme.prp.prp_lists import ENTRY_BITS, ListFates, ListMemory, Measure, list_beats
-from hdl.nvme.prp.requests import RequestQueues, moves
+from hdl.nvme.prp.requests import RequestQueues
 from hdl.nvme.records import admit, again, assign, comparison, rejected, unsent, zeros
 
 PART_STEP = 1
@@ -126,19 +127,17 @@ class Prp(wiring.Component):
         slot = Signal(config.slot_bits)
         aborts = config.abort_commands
         ended = data.StructLayout({"slot": config.slot_bits, "error": 1})
-        m.submodules.lists_done = lists_done = fifo.SyncFIFOBuffered(
-            width=ended.size, depth=config.commands
-        )
+        m.submodules.lists_done = lists_done = Queue(ended, config.commands)
         m.submodules.requests = requests = RequestQueues(config=config)
         wiring.connect(m, requests.read_request, wiring.flipped(self.read_request))
         wiring.connect(m, requests.write_request, wiring.flipped(self.write_request))
-        list_end = data.View(ended, lists_done.r_data)
+        list_end = lists_done.output.payload
         m.d.comb += [
             lists.write_beat.eq(self.write_beat),
             lists.write_data.eq(self.write_data),
             lists.write_mask.eq(self.write_mask),
-            lists_done.w_data.eq(Cat(self.list_done_slot, self.list_done_error)),
-            lists_done.w_en.eq(self.list_done),
+            lists_done.input.payload.eq(Cat(self.list_done_slot, self.list_done_error)),
+            lists_done.input.valid.eq(self.list_done),
         ]
 
         with m.If(self.command.ready):
@@ -237,7 +236,7 @@ class Prp(wiring.Component):
         can_fetch = self.fetch.valid & read_room & ~self.zero.valid
         # This one is never rejected, so it need not wait for a command that is.
         can_repeat = self.again.valid & ~self.command.valid
-        can_list = lists_done.r_rdy & ends_free & read_room
+        can_list = lists_done.output.valid & ends_free & read_room
         can_admit = self.admit.valid & ends_free & read_room
 
         command_at_hand = CommandAtHand(
@@ -307,7 +306,7 @@ class Prp(wiring.Component):
                         m.d.sync += slot.eq(self.cancel.payload)
                         m.next = "LOOK"
                 with m.Elif(can_list):
-                    m.d.comb += lists_done.r_en.eq(1)
+                    m.d.comb += lists_done.output.ready.eq(1)
                     m.d.sync += [slot.eq(list_end.slot), failed.eq(list_end.error)]
                     m.next = "LOAD_LIST"
                 with m.Elif(can_admit):
@@ -341,7 +340,7 @@ class Prp(wiring.Component):
                 ~idle
                 | self.list_done
                 | requests.busy
-                | moves(lists_done, 0)
+                | lists_done.filling
             ),
         ]
         return m

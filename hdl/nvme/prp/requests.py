@@ -1,19 +1,15 @@
 """Requests of blocks and lists on their way to the host, queued in each direction."""
 
 from amaranth.hdl import Cat, Module, Signal
-from amaranth.lib import fifo, stream, wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import Config
 from hdl.flow.host_memory import read_request, write_request
+from hdl.kit.queue import Queue
 
 REQUESTS = 8
 """Requests queued towards the host in each direction; a block takes up to two."""
-
-
-def moves(queue: fifo.SyncFIFOBuffered, taken):
-    """Whether ``queue`` changes by itself: an entry is on its way out, or is being taken."""
-    return ((queue.level != 0) & ~queue.r_rdy) | (queue.r_rdy & taken)
 
 
 class RequestQueues(wiring.Component):
@@ -55,31 +51,23 @@ class RequestQueues(wiring.Component):
     def elaborate(self, platform) -> Module:
         config = self._config
         m = Module()
-        m.submodules.reads = reads = fifo.SyncFIFOBuffered(
-            width=read_request(config).size, depth=REQUESTS
-        )
-        m.submodules.writes = writes = fifo.SyncFIFOBuffered(
-            width=write_request(config).size, depth=REQUESTS
-        )
+        m.submodules.reads = reads = Queue(read_request(config), REQUESTS)
+        m.submodules.writes = writes = Queue(write_request(config), REQUESTS)
         sends_read = Signal()
         read_sent = Signal(read_request(config).size)
         m.d.sync += [sends_read.eq(self.reads), read_sent.eq(self.read)]
+        connect(m, reads.output, flipped(self.read_request))
+        connect(m, writes.output, flipped(self.write_request))
         m.d.comb += [
-            reads.w_data.eq(read_sent),
-            reads.w_en.eq(sends_read),
-            writes.w_data.eq(self.write),
-            writes.w_en.eq(self.writes),
-            self.read_request.valid.eq(reads.r_rdy),
-            self.read_request.payload.eq(reads.r_data),
-            reads.r_en.eq(self.read_request.ready),
-            self.write_request.valid.eq(writes.r_rdy),
-            self.write_request.payload.eq(writes.r_data),
-            writes.r_en.eq(self.write_request.ready),
+            reads.input.payload.eq(read_sent),
+            reads.input.valid.eq(sends_read),
+            writes.input.payload.eq(self.write),
+            writes.input.valid.eq(self.writes),
             # Two for a block, one that is still on its way into the queue.
-            self.read_room.eq(reads.w_level <= REQUESTS - 3),
-            self.write_room.eq(writes.w_level <= REQUESTS - 2),
+            self.read_room.eq(reads.level <= REQUESTS - 3),
+            self.write_room.eq(writes.level <= REQUESTS - 2),
             self.busy.eq(
-                sends_read | Cat(moves(queue, queue.r_en) for queue in (reads, writes)).any()
+                sends_read | Cat(queue.busy for queue in (reads, writes)).any()
             ),
         ]
         return m

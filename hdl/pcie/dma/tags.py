@@ -2,10 +2,10 @@
 
 from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import memory, stream, wiring
-from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import TIME_BITS, Config, bits_for_count
+from hdl.kit.queue import Queue
 
 BOUNDARIES = (64, 128)
 """Read completion boundaries: fewest bytes of a completion that is neither the first nor the last
@@ -150,7 +150,7 @@ class TagTable(wiring.Component):
         m = Module()
         tags = self._tags
         short = min(tags, SHORT_TAGS)
-        m.submodules.freed = freed = SyncFIFOBuffered(width=len(self.lookup), depth=short)
+        m.submodules.freed = freed = Queue(len(self.lookup), short)
         m.submodules.headers = reserved = memory.Memory(
             shape=HEADERS_BITS, depth=tags, init=[]
         )
@@ -170,14 +170,12 @@ class TagTable(wiring.Component):
         room = Signal(range(self._headers + 1), init=self._headers)
 
         # Allocation: tags that were never used first, then freed ones in order.
-        ready, offer = freed.r_rdy, freed.r_data
+        ready, offer = freed.output.valid, freed.output.payload
         unused = fresh != tags
         if tags > SHORT_TAGS:
-            m.submodules.freed_long = freed_long = SyncFIFOBuffered(
-                width=len(self.lookup), depth=tags - SHORT_TAGS
-            )
-            takes_long = self.extended & freed_long.r_rdy
-            ready, offer = ready | takes_long, Mux(takes_long, freed_long.r_data, offer)
+            m.submodules.freed_long = freed_long = Queue(len(self.lookup), tags - SHORT_TAGS)
+            takes_long = self.extended & freed_long.output.valid
+            ready, offer = ready | takes_long, Mux(takes_long, freed_long.output.payload, offer)
             unused = Mux(self.extended, unused, fresh < SHORT_TAGS)
         needed = self.headers
         if self._fewer < self._headers:
@@ -192,12 +190,12 @@ class TagTable(wiring.Component):
         m.d.comb += [
             allocated.eq(self.allocate.valid & self.allocate.ready),
             reserve.en.eq(allocated),
-            freed.r_en.eq(allocated & ~unused),
+            freed.output.ready.eq(allocated & ~unused),
         ]
         if tags > SHORT_TAGS:
             m.d.comb += [
-                freed.r_en.eq(allocated & ~unused & ~takes_long),
-                freed_long.r_en.eq(allocated & ~unused & takes_long),
+                freed.output.ready.eq(allocated & ~unused & ~takes_long),
+                freed_long.output.ready.eq(allocated & ~unused & takes_long),
             ]
         with m.If(allocated & unused):
             m.d.sync += fresh.eq(fresh + 1)
@@ -212,15 +210,15 @@ class TagTable(wiring.Component):
             freeing.eq((self.retire_valid & ~self.retire_quarantine) | release),
             refund.addr.eq(Mux(self.retire_valid, self.retire_tag, index)),
             refund.en.eq(freeing),
-            freed.w_en.eq(s1_freeing),
-            freed.w_data.eq(s1_tag),
+            freed.input.valid.eq(s1_freeing),
+            freed.input.payload.eq(s1_tag),
         ]
         if tags > SHORT_TAGS:
             long = s1_tag >= SHORT_TAGS
             m.d.comb += [
-                freed.w_en.eq(s1_freeing & ~long),
-                freed_long.w_en.eq(s1_freeing & long),
-                freed_long.w_data.eq(s1_tag),
+                freed.input.valid.eq(s1_freeing & ~long),
+                freed_long.input.valid.eq(s1_freeing & long),
+                freed_long.input.payload.eq(s1_tag),
             ]
         m.d.sync += [
             s1_freeing.eq(freeing),

@@ -2,7 +2,6 @@
 
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
-from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out, connect
 
 from hdl.config import Config
@@ -11,6 +10,7 @@ from hdl.flow.line import ReadPort, line_stream
 from hdl.flow.pcie_status import PcieStatus
 from hdl.flow.post import POST_DWORDS, post
 from hdl.kit.cut import Relay, Skid
+from hdl.kit.queue import Queue
 from hdl.kit.simulation import SIMULATION
 from hdl.memory.store import READ_LATENCY
 from hdl.pcie.dma.reader import size_limit
@@ -97,9 +97,9 @@ class ChunkReader(wiring.Component):
         shift = (width - 1).bit_length()
         low = READ_LATENCY.bit_length()
         layout = write_chunk(config)
-        m.submodules.chunks = chunks = SyncFIFOBuffered(width=layout.size, depth=PREFETCH_CHUNKS)
+        m.submodules.chunks = chunks = Queue(layout, PREFETCH_CHUNKS)
         depth = prefetch_beats(config)
-        m.submodules.beats = beats = SyncFIFOBuffered(width=config.data_width, depth=depth)
+        m.submodules.beats = beats = Queue(config.data_width, depth)
 
         # Cut: what is left of a request, and its next chunk.
         cutting = Signal()
@@ -163,12 +163,12 @@ class ChunkReader(wiring.Component):
             skid.input.payload.delay.eq(delay),
             asked.eq(skid.input.valid & skid.input.ready),
             takes_chunk.eq(
-                cutting & chunks.w_rdy & (~reading | (asked & (left == 0)))
+                cutting & chunks.input.ready & (~reading | (asked & (left == 0)))
             ),
-            chunks.w_en.eq(takes_chunk),
-            chunks.w_data.eq(chunk),
-            beats.w_en.eq(self.line_read.response_valid),
-            beats.w_data.eq(self.line_read.response),
+            chunks.input.valid.eq(takes_chunk),
+            chunks.input.payload.eq(chunk),
+            beats.input.valid.eq(self.line_read.response_valid),
+            beats.input.payload.eq(self.line_read.response),
         ]
         m.d.sync += [
             taken.eq(self.beat.valid & self.beat.ready),  # a cycle late: what decides it is long
@@ -211,22 +211,18 @@ class ChunkReader(wiring.Component):
         m.submodules.chunk_relay = chunk_relay = Relay(layout)  # goes ahead of its beats anyway
         m.submodules.beat_skid = beat_skid = Skid(config.data_width)
         connect(m, beat_skid.output, wiring.flipped(self.beat))
+        connect(m, beats.output, beat_skid.input)
+        connect(m, chunks.output, chunk_relay.input)
         m.d.comb += [
             self.chunk.valid.eq(chunk_relay.output.valid & has_whole),
             self.chunk.payload.eq(chunk_relay.output.payload),
             chunk_relay.output.ready.eq(self.chunk.ready & has_whole),
-            chunk_relay.input.valid.eq(chunks.r_rdy),
-            chunk_relay.input.payload.eq(chunks.r_data),
-            chunks.r_en.eq(chunk_relay.input.ready),
-            beat_skid.input.valid.eq(beats.r_rdy),
-            beat_skid.input.payload.eq(beats.r_data),
-            beats.r_en.eq(beat_skid.input.ready),
             self.busy.eq(
                 self.request.valid
                 | cutting
                 | reading
                 | (free != depth)
-                | chunks.r_rdy
+                | chunks.output.valid
                 | chunk_relay.output.valid
             ),
         ]
@@ -284,15 +280,13 @@ class HostWriter(wiring.Component):
         shift = (width - 1).bit_length()
         m.submodules.reader = reader = ChunkReader(config=config)
         m.submodules.merge = merge = PacketMerge(config=config)
-        m.submodules.done = done = SyncFIFOBuffered(width=config.line_bits, depth=DONE_SLOTS)
+        m.submodules.done = done = Queue(config.line_bits, DONE_SLOTS)
         connect(m, wiring.flipped(self.request), reader.request)
         connect(m, reader.line_read, wiring.flipped(self.line_read))
         connect(m, merge.output, wiring.flipped(self.tlp))
+        connect(m, done.output, wiring.flipped(self.done))
         m.d.comb += [
             reader.status.max_payload.eq(self.status.max_payload),
-            self.done.valid.eq(done.r_rdy),
-            self.done.payload.eq(done.r_data),
-            done.r_en.eq(self.done.ready),
         ]
 
         # Emit: word i of the payload is word i + amount of the source, over two beats of it.
@@ -309,8 +303,8 @@ class HostWriter(wiring.Component):
             merge.first_input.payload.eq(leaving.payload.beat),
             merge.first_input.valid.eq(leaving.valid),
             leaving.ready.eq(merge.first_input.ready),
-            done.w_en.eq(leaving.valid & leaving.ready & leaving.payload.ends),
-            done.w_data.eq(leaving.payload.line),
+            done.input.valid.eq(leaving.valid & leaving.ready & leaving.payload.ends),
+            done.input.payload.eq(leaving.payload.line),
         ]
         # What is said of a line needs room before its last TLP begins.
         room = Signal(range(DONE_SLOTS + 1), init=DONE_SLOTS)
@@ -408,9 +402,11 @@ class HostWriter(wiring.Component):
             late = tlp_relay.input.ready & ~tlp.valid & ~outgoing.first
             m.d.sync += [
                 Assert(~late, "the data of a TLP that has begun is late"),
-                Assert(done.w_rdy | ~done.w_en, "no room to say that a line has been sent"),
+                Assert(
+                    done.input.ready | ~done.input.valid, "no room to say that a line has been sent"
+                ),
             ]
         m.d.comb += self.busy.eq(
-            Cat(reader.busy, tlp_relay.busy, merge.busy, self.post.valid, done.r_rdy).any()
+            Cat(reader.busy, tlp_relay.busy, merge.busy, self.post.valid, done.output.valid).any()
         )
         return m

@@ -1,8 +1,7 @@
 """Gatherer: collects blocks by row, fetches the data of writes, and launches rows."""
 
-from amaranth.hdl import Cat, Const, Module, Signal
-from amaranth.lib import stream, wiring
-from amaranth.lib.fifo import SyncFIFOBuffered
+from amaranth.hdl import Assert, Cat, Const, Module, Mux, Signal
+from amaranth.lib import enum, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -12,16 +11,13 @@ from hdl.flow.host_command import HostOpcode, Status
 from hdl.flow.host_data import fetched, transfer
 from hdl.flow.line import line_stream
 from hdl.flow.reference import row_begin
-from hdl.flow.row import committed, row_state, strip_state
+from hdl.flow.row import RowKind, committed, row_state, strip_state
 from hdl.flow.table_read import TableRead, geometry_read
 from hdl.flow.walk import MEND_TAG, walk
+from hdl.kit.bits import lowest_bit
 from hdl.kit.free_list import FreeList
+from hdl.kit.queue import Queue
 from hdl.stripe.gather.fill import fill, flight
-from hdl.stripe.gather.gather_close import close_states, open_row_states
-from hdl.stripe.gather.gather_fetch import fetched_states, filled_states
-from hdl.stripe.gather.gather_hand import After, ExtentInHand, RowInHand
-from hdl.stripe.gather.gather_join import extent_states, join_states
-from hdl.stripe.gather.gather_retire import retire_states
 from hdl.stripe.gather.intake import Intake
 from hdl.stripe.gather.open_rows import OpenRows
 from hdl.stripe.gather.parking import Parking, parked
@@ -29,6 +25,13 @@ from hdl.stripe.gather.patience import Patience
 from hdl.stripe.gather.row_index import RowIndex
 from hdl.stripe.gather.row_tables import RowTables
 from hdl.stripe.gather.stream_detector import StreamDetector
+
+
+class AfterClose(enum.Enum, shape=1):
+    """What follows the closing of a row."""
+
+    REST = 0
+    ADVANCE = 1
 
 
 class Gather(wiring.Component):
@@ -116,92 +119,126 @@ class Gather(wiring.Component):
             | ({"filled": In(stream.Signature(slot))} if config.sector_emulation else {})
         )
 
-    def elaborate(self, platform) -> Module:
-        config = self._config
-        m = Module()
-        slot_bits = config.row_slot_bits
-        m.submodules.intake = intake = Intake(config=config)
-        connect(m, flipped(self.extent), intake.extent)
-        if config.background:
-            connect(m, flipped(self.walk), intake.walk)
-        m.submodules.index = index = RowIndex(config=config)
-        m.submodules.parking = parking = Parking(config=config)
-        m.submodules.open_rows = open_rows = OpenRows(config=config)
-        m.submodules.detector = detector = StreamDetector(config=config)
-        m.submodules.launches = launches = SyncFIFOBuffered(width=slot_bits, depth=config.rows)
-        m.submodules.unused = unused = FreeList(count=config.rows)
+        # The extent of which one block after the other joins; its ``row``, ``index`` and
+        # ``offset`` are those of the next block.
+        self._item = Signal(parked(config))
+        self._extent, self._sequential = self._item.extent, self._item.sequential
+        self._walking = self._item.walk.any if config.background else Const(0)
+        self._gathered = self._extent.gathered if config.gather_reads else Const(0, 1)
+        self._writes = self._extent.opcode == HostOpcode.WRITE
+        self._partial = Const(0, 1)
+        if config.sector_emulation:
+            last = self._extent.blocks == 0
+            self._partial = self._extent.head | (self._extent.tail & last)
+        self._holding = Signal()
+        self._starved = Signal()  # its next block waits for a row slot
 
-        m.submodules.tables = tables = RowTables(config=config)
-        m.submodules.patience = patience = self._patience
+        # A row slot: its row, how full it is, one of its data strips.
+        self._slot = Signal(slot)
+        self._row = Signal(row_state(config))
+        self._level = Signal(fill(config))
+        self._strip = Signal(5)
+        self._walks = self._row.walk.any if config.background else Const(0)
+        self._after = Signal(AfterClose)
+
+        self._event = Signal(fetched(config))
+        self._closed_rows = Signal(slot + 1)  # that have not retired
+        self._open_lines = Signal(config.line_bits + 1)  # of rows that are not closed
+
+        self._intake = Intake(config=config)
+        self._index = RowIndex(config=config)
+        self._parking = Parking(config=config)
+        self._open_rows = OpenRows(config=config)
+        self._detector = StreamDetector(config=config)
+        self._launches = Queue(slot, config.rows)
+        self._unused = FreeList(count=config.rows)
+        self._tables = RowTables(config=config)
+        flights = Memory(shape=flight(config), depth=config.arrays, init=[])
+        self._flight_read, self._flight_write = flights.read_port(), flights.write_port()
+        self._flights = flights
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        self._add_parts(m)
+        self._connect_parts(m)
+        with m.If(self.fetch.valid & self.fetch.ready):
+            m.d.sync += self.fetch.valid.eq(0)
+        with m.FSM(name="gather") as fsm:
+            self._clear(m)
+            moves = self._rest(m)
+            self._take_extent(m)
+            self._join(m)
+            self._close(m)
+            self._note_fetched(m)
+            if self._config.sector_emulation:
+                self._refill(m)
+            self._retire(m)
+            self._look_at_open_rows(m)
+        m.d.comb += self.busy.eq(
+            ~fsm.ongoing("REST")
+            | moves
+            | self._parking.busy
+            | self._launches.busy
+            | (self.fetch.valid & self.fetch.ready)
+        )
+        return m
+
+    def _add_parts(self, m: Module) -> None:
+        m.submodules.intake = self._intake
+        m.submodules.index = self._index
+        m.submodules.parking = self._parking
+        m.submodules.open_rows = self._open_rows
+        m.submodules.detector = self._detector
+        m.submodules.launches = self._launches
+        m.submodules.unused = self._unused
+        m.submodules.tables = self._tables
+        m.submodules.patience = self._patience
+        m.submodules.flights = self._flights
+
+    def _connect_parts(self, m: Module) -> None:
+        """What the parts see: the extent, the row slot, and what the sequencer asks."""
+        slot, row, level, item = self._slot, self._row, self._level, self._item
+        tables, patience, open_rows = self._tables, self._patience, self._open_rows
+        detector, parking, index = self._detector, self._parking, self._index
+        connect(m, flipped(self.extent), self._intake.extent)
+        if self._config.background:
+            connect(m, flipped(self.walk), self._intake.walk)
+            m.d.comb += self.taken.mends.eq(self._walks & (row.walk.tag == MEND_TAG))
         connect(m, flipped(self.row_read), tables.row_read)
         connect(m, flipped(self.strip_read), tables.strip_read)
-        m.submodules.flights = flights = Memory(
-            shape=flight(config), depth=config.arrays, init=[]
-        )
-        flight_read, flight_write = flights.read_port(), flights.write_port()
-
-        # The extent in hand, of which one block after the other joins.
-        item = Signal(parked(config))
-        hand, sequential = item.extent, item.sequential
-        walking = item.walk.any if config.background else Const(0)
-        holding = Signal()
-        writes = hand.opcode == HostOpcode.WRITE
-        gathered = hand.gathered if config.gather_reads else Const(0, 1)
-        geometry = self.geometry_read.data
-
-        # The row slot in hand and what is known of it.
-        slot = Signal(slot_bits)
-        row = Signal(row_state(config))
-        level = Signal(fill(config))
-        strip = Signal(5)
-        event = Signal(fetched(config))
-        closed_rows = Signal(slot_bits + 1)
-        open_lines = Signal(config.line_bits + 1)
-        starved = Signal()
-        after = Signal(After)
-        walks = row.walk.any if config.background else Const(0)
-        if config.background:
-            m.d.comb += self.taken.mends.eq(walks & (row.walk.tag == MEND_TAG))
+        connect(m, self._launches.output, flipped(self.launch))
         m.d.comb += [
-            self.geometry_read.address.eq(hand.array),
-            detector.extent.eq(hand),
-            detector.geometry.eq(geometry),
+            self.geometry_read.address.eq(item.extent.array),
+            detector.extent.eq(item.extent),
+            detector.geometry.eq(self.geometry_read.data),
             parking.slot.eq(slot),
             parking.extent.eq(item),
             open_rows.slot.eq(slot),
             tables.slot.eq(slot),
             tables.row.eq(row),
             tables.level.eq(level),
-            tables.hand.eq(hand),
+            tables.hand.eq(item.extent),
             tables.line.eq(self.allocate.payload),
-            tables.arrived.eq(event.line),
-            tables.strip.eq(strip),
-            flight_read.addr.eq(row.array),
-            flight_write.addr.eq(row.array),
-            flight_write.data.eq(flight_read.data),
+            tables.arrived.eq(self._event.line),
+            tables.strip.eq(self._strip),
+            self._flight_read.addr.eq(row.array),
+            self._flight_write.addr.eq(row.array),
+            self._flight_write.data.eq(self._flight_read.data),
             index.slot.eq(slot),
             index.key.array.eq(row.array),
             index.key.base.eq(row.base),
             index.key.shift.eq(row.shift),
             index.key.row.eq(row.row),
-            launches.w_data.eq(slot),
-            unused.give.payload.eq(slot),
+            self._launches.input.payload.eq(slot),
+            self._unused.give.payload.eq(slot),
             self.takes.eq(index.insert),
             self.taken.slot.eq(slot),
             self.taken.array.eq(row.array),
-            self.gives.eq(unused.give.valid),
+            self.gives.eq(self._unused.give.valid),
             self.given.eq(slot),
-            self.launch.valid.eq(launches.r_rdy),
-            self.launch.payload.eq(launches.r_data),
-            launches.r_en.eq(self.launch.ready),
-            self.free.payload.eq(event.line),
+            self.free.payload.eq(self._event.line),
             self.fetch_failed.payload.slot.eq(tables.found_strip.slot),
             self.fetch_failed.payload.status.eq(Status.DATA_TRANSFER_ERROR),
-        ]
-        with m.If(self.fetch.valid & self.fetch.ready):
-            m.d.sync += self.fetch.valid.eq(0)
-
-        m.d.comb += [
             patience.now.eq(self.now),
             patience.any.eq(open_rows.count != 0),
             patience.head.eq(open_rows.head),
@@ -209,139 +246,414 @@ class Gather(wiring.Component):
             patience.newer.eq(open_rows.newer),
             patience.slot.eq(slot),
             patience.level.eq(level),
-            patience.flight.eq(flight_read.data),
+            patience.flight.eq(self._flight_read.data),
             self.deadline.eq(patience.deadline),
         ]
 
-        # What can be done next, most urgent first.
+    def _clear(self, m: Module) -> None:
+        """The state CLEAR, after a reset: no array has rows on their way."""
+        sweep = Signal(self._config.array_bits)
+        with m.State("CLEAR"):
+            m.d.comb += [
+                self._flight_write.addr.eq(sweep),
+                self._flight_write.data.eq(0),
+                self._flight_write.en.eq(1),
+            ]
+            m.d.sync += sweep.eq(sweep + 1)
+            with m.If(sweep == self._config.arrays - 1):
+                m.next = "REST"
+
+    def _rest(self, m: Module):
+        """The state REST: what can be done next, most urgent first; whether anything can."""
+        config, row, slot = self._config, self._row, self._slot
+        extent, holding, writes = self._extent, self._holding, self._writes
+        index, parking, intake = self._index, self._parking, self._intake
+        open_rows, patience = self._open_rows, self._patience
         # Lines on offer to somebody count as available, but cannot be had.
         short = self.available <= config.line_reserve + LINE_USERS
         wants_line = holding & writes & short
-        many_lines = (closed_rows == 0) | (open_lines > config.lines // 2)
-        many_rows = (closed_rows == 0) | (open_rows.count > config.rows // 2)
-        can_place = holding & ~starved & (~writes | (self.allocate.valid & ~self.fetch.valid))
+        many_lines = (self._closed_rows == 0) | (self._open_lines > config.lines // 2)
+        many_rows = (self._closed_rows == 0) | (open_rows.count > config.rows // 2)
+        has_line = self.allocate.valid & ~self.fetch.valid
+        can_place = holding & ~self._starved & (~writes | has_line)
         can_retry = ~holding & parking.retry.valid
         can_begin = ~holding & intake.arrival.valid & parking.room & ~parking.busy
-        partial, can_refill = Const(0, 1), Const(0, 1)
+        can_refill = Const(0, 1)
         if config.sector_emulation:
-            partial = hand.head | (hand.tail & (hand.blocks == 0))
             can_refill = self.filled.valid & ~self.fetch.valid
         squeezed = (open_rows.count != 0) & (
-            (wants_line & many_lines) | (holding & starved & many_rows)
+            (wants_line & many_lines) | (holding & self._starved & many_rows)
         )
-
-        extent = ExtentInHand(
-            hand=hand,
-            holding=holding,
-            writes=writes,
-            gathered=gathered,
-            walking=walking,
-            sequential=sequential,
-            partial=partial,
-            geometry=geometry,
-        )
-        in_hand = RowInHand(
-            config=config,
-            slot=slot,
-            row=row,
-            level=level,
-            walks=walks,
-            strip=strip,
-            after=after,
-            tables=tables,
-            flight_read=flight_read,
-            flight_write=flight_write,
-            open_rows=open_rows,
-            patience=patience,
-            closed_rows=closed_rows,
-            open_lines=open_lines,
-        )
-
-        sweep = Signal(config.array_bits)
-        with m.FSM(name="gather") as fsm:
-            with m.State("CLEAR"):
-                m.d.comb += [
-                    flight_write.addr.eq(sweep),
-                    flight_write.data.eq(0),
-                    flight_write.en.eq(1),
-                ]
-                m.d.sync += sweep.eq(sweep + 1)
-                with m.If(sweep == config.arrays - 1):
-                    m.next = "REST"
-            with m.State("REST"):
-                with m.If(~index.ready):
-                    m.next = "REST"
-                with m.Elif(self.retired.valid):
-                    m.d.comb += self.retired.ready.eq(1)
-                    m.d.sync += slot.eq(self.retired.payload)
-                    m.next = "READ-RETIRED"
-                with m.Elif(self.fetched.valid):
-                    m.d.comb += self.fetched.ready.eq(1)
-                    m.d.sync += event.eq(self.fetched.payload)
-                    m.next = "READ-PLACE"
-                if config.sector_emulation:
-                    with m.Elif(can_refill):
-                        m.d.comb += self.filled.ready.eq(1)
-                        m.d.sync += slot.eq(self.filled.payload)
-                        m.next = "READ-FILLED"
-                with m.Elif(can_place):
-                    m.d.sync += [
-                        row.eq(0),
-                        row.array.eq(hand.array),
-                        row.base.eq(hand.base),
-                        row.shift.eq(hand.shift),
-                        row.row.eq(hand.row),
-                    ]
-                    if config.background:
-                        m.d.sync += row.walk.eq(item.walk)
-                    m.next = "LOOK-UP"
-                with m.Elif(can_retry):
-                    m.d.comb += parking.retry.ready.eq(1)
-                    m.d.sync += [item.eq(parking.retry.payload), holding.eq(1)]
-                    m.next = "READ-GEOMETRY"
-                with m.Elif(can_begin):
-                    m.d.comb += intake.arrival.ready.eq(1)
-                    m.d.sync += [item.eq(intake.arrival.payload), holding.eq(1)]
-                    m.next = "DETECT"
-                with m.Elif(squeezed):
-                    m.d.sync += slot.eq(open_rows.head)
-                    m.next = "READ-OLDEST"
-                with m.Elif(patience.calls):
-                    m.d.comb += patience.visit.eq(1)
-                    m.d.sync += slot.eq(patience.visiting)
-                    m.next = "READ-OPEN"
-                with m.Elif(patience.idle):
-                    m.d.comb += patience.forget.eq(1)
-
-            extent_states(m, extent, detector=detector)
-            join_states(
-                m,
-                in_hand,
-                extent,
-                ports=self,
-                index=index,
-                unused=unused,
-                parking=parking,
-                starved=starved,
-            )
-            close_states(m, in_hand, launches=launches)
-            fetched_states(m, in_hand, ports=self, event=event)
+        with m.State("REST"):
+            with m.If(~index.ready):
+                m.next = "REST"
+            with m.Elif(self.retired.valid):
+                m.d.comb += self.retired.ready.eq(1)
+                m.d.sync += slot.eq(self.retired.payload)
+                m.next = "READ-RETIRED"
+            with m.Elif(self.fetched.valid):
+                m.d.comb += self.fetched.ready.eq(1)
+                m.d.sync += self._event.eq(self.fetched.payload)
+                m.next = "READ-PLACE"
             if config.sector_emulation:
-                filled_states(m, in_hand, ports=self)
-            retire_states(
-                m, in_hand, index=index, unused=unused, parking=parking, starved=starved
-            )
-            open_row_states(m, in_hand)
-
-        moves = (
+                with m.Elif(can_refill):
+                    m.d.comb += self.filled.ready.eq(1)
+                    m.d.sync += slot.eq(self.filled.payload)
+                    m.next = "READ-FILLED"
+            with m.Elif(can_place):
+                m.d.sync += [
+                    row.eq(0),
+                    row.array.eq(extent.array),
+                    row.base.eq(extent.base),
+                    row.shift.eq(extent.shift),
+                    row.row.eq(extent.row),
+                ]
+                if config.background:
+                    m.d.sync += row.walk.eq(self._item.walk)
+                m.next = "LOOK-UP"
+            with m.Elif(can_retry):
+                m.d.comb += parking.retry.ready.eq(1)
+                m.d.sync += [self._item.eq(parking.retry.payload), holding.eq(1)]
+                m.next = "READ-GEOMETRY"
+            with m.Elif(can_begin):
+                m.d.comb += intake.arrival.ready.eq(1)
+                m.d.sync += [self._item.eq(intake.arrival.payload), holding.eq(1)]
+                m.next = "DETECT"
+            with m.Elif(squeezed):
+                m.d.sync += slot.eq(open_rows.head)
+                m.next = "READ-OLDEST"
+            with m.Elif(patience.calls):
+                m.d.comb += patience.visit.eq(1)
+                m.d.sync += slot.eq(patience.visiting)
+                m.next = "READ-OPEN"
+            with m.Elif(patience.idle):
+                m.d.comb += patience.forget.eq(1)
+        return Cat(
             *(self.retired.valid, self.fetched.valid, can_place, can_retry, can_begin),
             *(squeezed, patience.calls, patience.idle, ~index.ready, can_refill),
-        )
-        m.d.comb += self.busy.eq(
-            ~fsm.ongoing("REST")
-            | Cat(moves).any()
-            | parking.busy
-            | ((launches.level != 0) & (~launches.r_rdy | self.launch.ready))
-            | (self.fetch.valid & self.fetch.ready)
-        )
-        return m
+        ).any()
+
+    def _take_extent(self, m: Module) -> None:
+        """The states DETECT, of a new extent, and READ-GEOMETRY, of one that was parked, and those
+        that follow, up to REST."""
+        extent, geometry, detector = self._extent, self.geometry_read.data, self._detector
+        writes, gathered, sequential = self._writes, self._gathered, self._sequential
+        with m.State("DETECT"):
+            m.next = "NOTE"
+        with m.State("NOTE"):
+            m.d.comb += detector.note.eq(writes)
+            m.next = "KEEP-NOTE"
+        with m.State("KEEP-NOTE"):
+            m.d.sync += sequential.eq(Mux(writes, detector.sequential, gathered))
+            with m.If(geometry.parities == 0):
+                # Each strip is a row of its own: strip 0 of a stripe that begins at its place.
+                m.d.sync += [
+                    extent.shift.eq(extent.shift + extent.index * geometry.copies),
+                    extent.index.eq(0),
+                ]
+            m.next = "REST"
+        with m.State("READ-GEOMETRY"):
+            m.next = "REST"
+
+    def _join(self, m: Module) -> None:
+        """The state LOOK-UP, of the next block of the extent, and those that follow: the block has
+        joined its row, or the extent is parked, or ``starved`` of row slots."""
+        config, extent, geometry = self._config, self._extent, self.geometry_read.data
+        writes, gathered, walking = self._writes, self._gathered, self._walking
+        sequential, partial, holding = self._sequential, self._partial, self._holding
+        starved, slot, row, level = self._starved, self._slot, self._row, self._level
+        tables, index, unused, parking = self._tables, self._index, self._unused, self._parking
+        open_rows, patience, flight_read = self._open_rows, self._patience, self._flight_read
+        flight_write, open_lines = self._flight_write, self._open_lines
+        with m.State("LOOK-UP"):
+            m.d.comb += index.find.eq(1)
+            m.next = "FIND"
+        with m.State("FIND"):
+            with m.If(index.done):
+                m.next = "JUDGE"
+        with m.State("JUDGE"):
+            m.d.sync += slot.eq(unused.take.payload)
+            with m.If(index.hit):
+                m.d.sync += slot.eq(index.found)
+                m.next = "READ-ROW"
+            with m.Elif(unused.take.valid):
+                m.d.comb += unused.take.ready.eq(1)
+                m.next = "INSERT"
+            with m.Else():
+                m.d.sync += starved.eq(1)
+                m.next = "REST"
+        with m.State("READ-ROW"):
+            m.next = "LOAD-ROW"
+        with m.State("LOAD-ROW"):
+            m.d.sync += [row.eq(tables.found_row), level.eq(tables.found_level)]
+            m.next = "TRY"
+        with m.State("TRY"):
+            fits = (row.shift == extent.shift) & ~row.joined.bit_select(extent.index, 1)
+            with m.If(~partial & writes & (row.kind == RowKind.WRITE) & ~level.launched & fits):
+                m.next = "JOIN"
+            if config.gather_reads:
+                with m.Elif(gathered & row.gathered & ~level.closed & fits):
+                    m.next = "JOIN"
+            with m.Else():
+                m.d.comb += parking.park.eq(1)
+                m.d.sync += holding.eq(0)
+                m.next = "REST"
+                with m.If(~level.closed):
+                    self._begin_close(m, then=AfterClose.REST)
+        with m.State("INSERT"):
+            m.d.sync += Assert(geometry.valid, "a row of no array gets a row slot")
+            m.d.comb += [index.insert.eq(1), parking.clear.eq(1)]
+            m.d.sync += [level.eq(0), level.first.eq(self.now)]
+            m.next = "JOIN"
+            with m.If(walking):
+                m.d.sync += row.more.eq(extent.last)
+                self._begin_close(m, then=AfterClose.ADVANCE)
+        with m.State("JOIN"):
+            m.d.comb += tables.write_strip.eq(1)
+            m.d.sync += [
+                row.joined.eq(row.joined | (1 << extent.index)),
+                row.fua.eq(row.fua | extent.fua),
+                row.more.eq(row.more | ((writes | gathered) & (extent.blocks != 0))),
+                level.settled.eq(0),
+                level.awaited.eq(flight_read.data.retired + flight_read.data.flying),
+                level.count.eq(level.count + 1),
+            ]
+            with m.If(writes):
+                m.d.comb += [self.allocate.ready.eq(1), tables.write_place.eq(1)]
+                m.d.sync += [
+                    level.missing.eq(level.missing + 1),
+                    self.fetch.valid.eq(1),
+                    self.fetch.payload.slot.eq(extent.slot),
+                    self.fetch.payload.offset.eq(extent.offset),
+                    self.fetch.payload.line.eq(self.allocate.payload),
+                ]
+                with m.If(~level.closed):
+                    m.d.sync += open_lines.eq(open_lines + 1)
+                m.next = "RECORD"
+            with m.Else():
+                m.d.sync += row.kind.eq(RowKind.RECOVER)
+                self._begin_close(m, then=AfterClose.ADVANCE)
+                if config.gather_reads:
+                    m.d.sync += row.gathered.eq(gathered)
+                    with m.If(gathered):
+                        m.next = "RECORD"
+            if config.sector_emulation:
+                with m.If(writes & partial):
+                    m.d.sync += [
+                        row.kind.eq(RowKind.RECOVER),
+                        row.fills.eq(1),
+                        level.missing.eq(0),
+                        self.fetch.valid.eq(0),
+                        open_lines.eq(open_lines),
+                    ]
+                    self._begin_close(m, then=AfterClose.ADVANCE)
+        with m.State("RECORD"):
+            enough = (level.count == geometry.data) | (geometry.parities == 0)
+            complete = extent.final & ~sequential
+            m.d.comb += [
+                tables.write_row.eq(1),
+                flight_write.data.latest.eq(self.now),
+                flight_write.en.eq(sequential),
+            ]
+            with m.If(level.closed):
+                m.d.comb += tables.write_level.eq(1)
+                m.next = "ADVANCE"
+            with m.Elif(enough | complete):
+                self._begin_close(m, then=AfterClose.ADVANCE)
+            with m.Else():
+                m.d.comb += tables.write_level.eq(1)
+                m.next = "ADVANCE"
+                with m.If(~level.listed):
+                    m.d.comb += [
+                        open_rows.append.eq(1),
+                        patience.appended.eq(1),
+                        tables.level.listed.eq(1),
+                    ]
+        with m.State("ADVANCE"):
+            m.d.sync += [
+                extent.row.eq(extent.row + 1),
+                extent.offset.eq(extent.offset + 1),
+                extent.blocks.eq(extent.blocks - 1),
+                holding.eq(extent.blocks != 0),
+            ]
+            if config.sector_emulation:
+                m.d.sync += extent.head.eq(0)
+            m.next = "REST"
+
+    def _begin_close(self, m: Module, *, then: AfterClose) -> None:
+        """Ends a state: ``row`` and ``level`` are loaded, and get no more partners."""
+        m.d.sync += self._after.eq(then)
+        m.next = "CLOSE"
+
+    def _close(self, m: Module) -> None:
+        """The state CLOSE, of a row that gets no more partners, and those that follow: it is
+        launched if its data is there. ``row`` and ``level`` are loaded; ``slot`` has held for a
+        cycle."""
+        row, level, walks, after = self._row, self._level, self._walks, self._after
+        tables, open_rows, patience = self._tables, self._open_rows, self._patience
+        launches, flight_read, flight_write = self._launches, self._flight_read, self._flight_write
+        closed_rows, open_lines = self._closed_rows, self._open_lines
+        with m.State("CLOSE"):
+            m.d.comb += tables.write_row.eq(1)
+            m.d.sync += [level.closed.eq(1), level.listed.eq(0)]
+            with m.If(row.kind == RowKind.WRITE):
+                m.d.sync += open_lines.eq(open_lines - level.count)
+            with m.If(level.listed):
+                m.d.comb += [open_rows.remove.eq(1), patience.removed.eq(1)]
+            m.d.sync += closed_rows.eq(closed_rows + 1)
+            m.next = "COUNT"
+        with m.State("COUNT"):
+            m.d.comb += [
+                flight_write.data.flying.eq(flight_read.data.flying + 1),
+                flight_write.en.eq(~walks),
+            ]
+            m.next = "LAUNCH"
+        with m.State("LAUNCH"):
+            m.d.comb += tables.write_level.eq(1)
+            m.next = "REST"
+            with m.If(after == AfterClose.ADVANCE):
+                m.next = "ADVANCE"
+            with m.If((level.missing == 0) & (row.joined.any() | walks)):
+                m.d.comb += [tables.level.launched.eq(1), launches.input.valid.eq(1)]
+            with m.Elif(level.missing == 0):
+                m.next = "REMOVE"
+
+    def _note_fetched(self, m: Module) -> None:
+        """The state READ-PLACE, of a block that has been fetched, and those that follow: its row is
+        launched if it waited for that block only."""
+        slot, row, level, strip = self._slot, self._row, self._level, self._strip
+        after, event, tables, open_lines = self._after, self._event, self._tables, self._open_lines
+        with m.State("READ-PLACE"):
+            m.next = "LOAD-PLACE"
+        with m.State("LOAD-PLACE"):
+            m.d.sync += [slot.eq(tables.place.slot), strip.eq(tables.place.index)]
+            m.next = "READ-ARRIVED"
+        with m.State("READ-ARRIVED"):
+            m.next = "LOAD-ARRIVED"
+        with m.State("LOAD-ARRIVED"):
+            m.d.sync += [
+                row.eq(tables.found_row),
+                level.eq(tables.found_level),
+                level.missing.eq(tables.found_level.missing - 1),
+                after.eq(AfterClose.REST),
+            ]
+            m.next = "ARRIVE"
+            with m.If(event.error):
+                m.next = "DROP"
+        with m.State("ARRIVE"):
+            m.d.comb += tables.write_level.eq(1)
+            m.next = "REST"
+            with m.If(level.closed & (level.missing == 0)):
+                m.next = "LAUNCH"
+        with m.State("DROP"):
+            m.d.comb += self.free.valid.eq(1)
+            with m.If(self.free.ready):
+                m.d.sync += [
+                    row.joined.eq(row.joined & ~(1 << strip)),
+                    level.count.eq(level.count - 1),
+                ]
+                with m.If(~level.closed):
+                    m.d.sync += open_lines.eq(open_lines - 1)
+                m.next = "REPORT"
+        with m.State("REPORT"):
+            m.d.comb += self.fetch_failed.valid.eq(1)
+            with m.If(self.fetch_failed.ready):
+                m.d.comb += tables.write_row.eq(1)
+                m.next = "ARRIVE"
+
+    def _refill(self, m: Module) -> None:
+        """The state READ-FILLED, of a row whose only block is written in part and has its old
+        contents now, and those that follow, up to the fetch of its sectors."""
+        config, row, level, strip = self._config, self._row, self._level, self._strip
+        tables = self._tables
+        only = lowest_bit(m, row.joined[: config.ports], "only")
+
+        with m.State("READ-FILLED"):
+            m.next = "LOAD-FILLED"
+        with m.State("LOAD-FILLED"):
+            m.d.sync += [
+                row.eq(tables.found_row),
+                row.kind.eq(RowKind.WRITE),
+                row.fills.eq(0),
+                level.eq(tables.found_level),
+                level.missing.eq(1),
+            ]
+            m.next = "FIND-FILLED"
+        with m.State("FIND-FILLED"):
+            m.d.comb += tables.write_row.eq(1)
+            m.d.sync += strip.eq(only)
+            m.next = "READ-OLD"
+        with m.State("READ-OLD"):
+            m.next = "REFILL"
+        with m.State("REFILL"):
+            m.d.sync += [
+                self.fetch.valid.eq(1),
+                self.fetch.payload.slot.eq(tables.found_strip.slot),
+                self.fetch.payload.offset.eq(tables.found_strip.offset),
+                self.fetch.payload.line.eq(tables.found_strip.line),
+            ]
+            m.next = "ARRIVE"
+
+    def _retire(self, m: Module) -> None:
+        """The states READ-RETIRED, of a row that has retired, and REMOVE, of one that has nothing
+        left, and those that follow: its row slot is unused. What is parked behind it may be tried
+        again, and so may what is starved of row slots."""
+        starved, row, walks, tables = self._starved, self._row, self._walks, self._tables
+        index, unused, parking, patience = self._index, self._unused, self._parking, self._patience
+        flight_read, flight_write = self._flight_read, self._flight_write
+        closed_rows = self._closed_rows
+        with m.State("READ-RETIRED"):
+            m.next = "LOAD-RETIRED"
+        with m.State("LOAD-RETIRED"):
+            m.d.sync += row.eq(tables.found_row)
+            m.next = "REMOVE"
+        with m.State("REMOVE"):
+            m.d.comb += [index.remove.eq(1), parking.release.eq(1)]
+            m.d.sync += [closed_rows.eq(closed_rows - 1), starved.eq(0)]
+            m.next = "UNCOUNT"
+        with m.State("UNCOUNT"):
+            with m.If(index.done):
+                m.d.comb += [
+                    flight_write.data.flying.eq(flight_read.data.flying - 1),
+                    flight_write.data.retired.eq(flight_read.data.retired + 1),
+                    flight_write.en.eq(~walks),
+                    unused.give.valid.eq(1),
+                    patience.retired.eq(1),
+                ]
+                m.next = "REST"
+
+    def _look_at_open_rows(self, m: Module) -> None:
+        """The states READ-OLDEST, of the oldest open row, which gives way, and READ-OPEN, of one
+        that `Patience` weighs, and those that follow: it is closed or left open."""
+        row, level, tables, patience = self._row, self._level, self._tables, self._patience
+        flight_read = self._flight_read
+        with m.State("READ-OLDEST"):
+            m.next = "LOAD-OLDEST"
+        with m.State("LOAD-OLDEST"):
+            m.d.sync += [row.eq(tables.found_row), level.eq(tables.found_level)]
+            self._begin_close(m, then=AfterClose.REST)
+
+        # One step of the walk over open rows.
+        with m.State("READ-OPEN"):
+            m.next = "LOAD-OPEN"
+        with m.State("LOAD-OPEN"):
+            m.d.comb += flight_read.addr.eq(tables.found_row.array)
+            m.d.sync += [row.eq(tables.found_row), level.eq(tables.found_level)]
+            m.next = "WEIGH"
+        with m.State("WEIGH"):
+            m.d.comb += patience.weigh.eq(1)
+            m.next = "EXPECT"
+        with m.State("EXPECT"):
+            m.d.comb += patience.expect.eq(1)
+            m.next = "WATCH"
+        with m.State("WATCH"):
+            m.d.comb += patience.watch.eq(1)
+            with m.If(patience.due):
+                self._begin_close(m, then=AfterClose.REST)
+            with m.Else():
+                m.d.comb += [
+                    tables.write_level.eq(patience.settles),
+                    tables.level.settled.eq(1),
+                    tables.level.since.eq(patience.weighed),
+                ]
+                m.next = "REST"

@@ -2,13 +2,13 @@
 
 from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
-from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config, bits_for_count
 from hdl.flow.extent import extent
 from hdl.flow.row import errand
+from hdl.kit.queue import Queue
 
 
 def parked(config: Config) -> data.StructLayout:
@@ -51,7 +51,7 @@ class Parking(wiring.Component):
         m.submodules.extents = extents = Memory(shape=parked(config), depth=places, init=[])
         m.submodules.links = links = Memory(shape=place, depth=places, init=[])
         m.submodules.queues = queues = Memory(shape=queue, depth=config.rows, init=[])
-        m.submodules.unused = unused = SyncFIFOBuffered(width=place, depth=places)
+        m.submodules.unused = unused = Queue(place, places)
         extent_read, extent_write = extents.read_port(), extents.write_port()
         link_read, link_write = links.read_port(), links.write_port()
         queue_read, queue_write = queues.read_port(), queues.write_port()
@@ -61,15 +61,15 @@ class Parking(wiring.Component):
         retry = Signal(queue)
         free_place = Signal(place)
         m.d.comb += [
-            self.room.eq((fresh != places) | unused.r_rdy),
-            free_place.eq(Mux(fresh != places, fresh, unused.r_data)),
+            self.room.eq((fresh != places) | unused.output.valid),
+            free_place.eq(Mux(fresh != places, fresh, unused.output.payload)),
             queue_read.addr.eq(self.slot),
             queue_write.addr.eq(self.slot),
             extent_write.addr.eq(free_place),
             extent_write.data.eq(self.extent),
             extent_read.addr.eq(retry.head),
             link_read.addr.eq(retry.head),
-            unused.w_data.eq(retry.head),
+            unused.input.payload.eq(retry.head),
             self.retry.payload.eq(extent_read.data),
         ]
         waiting = queue_read.data
@@ -78,7 +78,7 @@ class Parking(wiring.Component):
         with m.If(self.park):
             m.d.comb += [
                 extent_write.en.eq(1),
-                unused.r_en.eq(fresh == places),
+                unused.output.ready.eq(fresh == places),
                 link_write.addr.eq(waiting.tail),
                 link_write.data.eq(free_place),
                 link_write.en.eq(waiting.any),
@@ -108,7 +108,7 @@ class Parking(wiring.Component):
             with m.State("OFFER"):
                 m.d.comb += self.retry.valid.eq(1)
                 with m.If(self.retry.ready):
-                    m.d.comb += unused.w_en.eq(1)
+                    m.d.comb += unused.input.valid.eq(1)
                     m.next = "ADVANCE"
             with m.State("ADVANCE"):
                 # Not offering here, and nothing is released while an extent is in hand, so the

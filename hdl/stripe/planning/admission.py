@@ -2,7 +2,6 @@
 
 from amaranth.hdl import Assert, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
-from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -15,6 +14,7 @@ from hdl.flow.row import RowKind, row_state
 from hdl.flow.table_read import TableRead, copy_read, geometry_read, member_read
 from hdl.flow.walk import WalkKind, walk
 from hdl.kit.bits import lowest_bit, ones
+from hdl.kit.queue import Queue
 from hdl.stripe.mends import Mends
 from hdl.stripe.planning.plan import PlanKind
 from hdl.stripe.planning.planner import Planner
@@ -128,12 +128,12 @@ class Admission(wiring.Component):
         config = self._config
         m = Module()
         m.submodules.planner = planner = Planner(config=config)
-        launches = SyncFIFOBuffered(width=config.row_slot_bits, depth=config.rows)
-        retries = SyncFIFOBuffered(width=config.row_slot_bits, depth=config.rows)
+        launches = Queue(config.row_slot_bits, config.rows)
+        retries = Queue(config.row_slot_bits, config.rows)
         m.submodules.launches = launches
         m.submodules.retries = retries
-        connect(m, flipped(self.launch), launches.w_stream)
-        connect(m, flipped(self.again), retries.w_stream)
+        connect(m, flipped(self.launch), launches.input)
+        connect(m, flipped(self.again), retries.input)
 
         m.submodules.programs = programs = Memory(
             shape=program(config), depth=config.rows, init=[]
@@ -354,7 +354,7 @@ class Admission(wiring.Component):
 
         with m.FSM(name="admit") as fsm:
             with m.State("TAKE"):
-                m.d.sync += [retried.eq(retries.r_rdy), waited.eq(0)]
+                m.d.sync += [retried.eq(retries.output.valid), waited.eq(0)]
                 first_of = m.If
                 if share is not None:
                     first_of = m.Elif
@@ -364,13 +364,13 @@ class Admission(wiring.Component):
                         with m.If(share.woken.valid):
                             m.d.sync += [waited.eq(1), retried.eq(refused_read.data)]
                             m.next = "READ-ROW"
-                with first_of(retries.r_rdy):
-                    m.d.comb += retries.r_en.eq(1)
-                    m.d.sync += slot.eq(retries.r_data)
+                with first_of(retries.output.valid):
+                    m.d.comb += retries.output.ready.eq(1)
+                    m.d.sync += slot.eq(retries.output.payload)
                     m.next = "READ-ROW"
-                with m.Elif(launches.r_rdy):
-                    m.d.comb += launches.r_en.eq(1)
-                    m.d.sync += slot.eq(launches.r_data)
+                with m.Elif(launches.output.valid):
+                    m.d.comb += launches.output.ready.eq(1)
+                    m.d.sync += slot.eq(launches.output.payload)
                     m.next = "READ-ROW"
             with m.State("READ-ROW"):
                 m.next = "READ-GEOMETRY"
@@ -553,7 +553,8 @@ class Admission(wiring.Component):
                     m.next = "TAKE"
 
         waiting = fsm.ongoing("ALLOCATE") & (pending != 0) & ~self.allocate.valid
-        idle = fsm.ongoing("TAKE") & ~launches.r_rdy & ~retries.r_rdy & ~waits_for_share
+        offered = launches.output.valid | retries.output.valid
+        idle = fsm.ongoing("TAKE") & ~offered & ~waits_for_share
         m.d.comb += self.busy.eq(
             ~(waiting | idle) | (launches.level != 0) & idle | (retries.level != 0) & idle
         )

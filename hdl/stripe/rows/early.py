@@ -2,7 +2,6 @@
 
 from amaranth.hdl import Assert, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
-from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -10,6 +9,7 @@ from hdl.config import PIECES, Config, bits_for_count
 from hdl.flow.parity_pass import StepKind, pass_done, step
 from hdl.flow.piece import PIECE_CYCLES, early_seat, piece
 from hdl.kit.bits import lowest_bit, ones
+from hdl.kit.queue import Queue
 from hdl.stripe.rows.piece_count import PieceCount
 
 
@@ -106,9 +106,7 @@ class Early(wiring.Component):
         seats = config.early_rows
         m.submodules.count = count = PieceCount(config=config)
         connect(m, flipped(self.piece), count.piece)
-        m.submodules.queue = queue = SyncFIFOBuffered(
-            width=piece(config).size, depth=seats * PIECES
-        )
+        m.submodules.queue = queue = Queue(piece(config), seats * PIECES)
         m.submodules.slots = slots = Memory(shape=config.row_slot_bits, depth=seats, init=[])
         slot_read, slot_write = slots.read_port(), slots.write_port()
 
@@ -128,8 +126,8 @@ class Early(wiring.Component):
             slot_write.addr.eq(self.seat),
             slot_write.data.eq(self.slot),
             slot_write.en.eq(self.claim),
-            queue.w_data.eq(count.completed),
-            queue.w_en.eq(count.whole),
+            queue.input.payload.eq(count.completed),
+            queue.input.valid.eq(count.whole),
         ]
 
         # Recorded passes. What differs from piece to piece is not kept.
@@ -152,7 +150,7 @@ class Early(wiring.Component):
         # Out: passes of others, and between them one for the oldest piece.
         position = Signal(position_bits)
         inside = Signal()
-        head = data.View(piece(config), queue.r_data)
+        head = queue.output.payload
         turn = Mux(self.whole.valid, self.step.ready & _ends(self.whole.payload), ~inside)
         m.d.comb += [
             self.step.payload.eq(self.whole.payload),
@@ -166,7 +164,7 @@ class Early(wiring.Component):
                 ]
                 with m.If(self.whole.valid & self.step.ready):
                     m.d.sync += inside.eq(~_ends(self.whole.payload))
-                with m.If(queue.r_rdy & known.bit_select(head.seat, 1) & turn):
+                with m.If(queue.output.valid & known.bit_select(head.seat, 1) & turn):
                     m.next = "FETCH"
             with m.State("FETCH"):
                 m.next = "SEND"
@@ -182,7 +180,7 @@ class Early(wiring.Component):
                     m.d.sync += position.eq(position + 1)
                     m.next = "FETCH"
                     with m.If(_ends(step_read.data)):
-                        m.d.comb += queue.r_en.eq(1)
+                        m.d.comb += queue.output.ready.eq(1)
                         m.d.sync += position.eq(0)
                         m.next = "PASS"
 

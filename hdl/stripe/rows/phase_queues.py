@@ -2,12 +2,12 @@
 
 from amaranth.hdl import Cat, Module
 from amaranth.lib import stream, wiring
-from amaranth.lib.fifo import SyncFIFOBuffered
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import Config
 from hdl.flow.operation import operation
 from hdl.flow.parity_pass import step
+from hdl.kit.queue import Queue
 from hdl.stripe.planning.program import targets
 
 
@@ -53,17 +53,13 @@ class PhaseQueues(wiring.Component):
             ("steps", self.next_step, self.send_step, self.step, most_steps),
         ):  # fmt: skip
             depth = 1 << (2 * most - 1).bit_length()
-            m.submodules[name] = fifo = SyncFIFOBuffered(
-                width=payload.shape().size, depth=depth
-            )
+            m.submodules[name] = fifo = Queue(payload.shape(), depth)
+            connect(m, fifo.output, flipped(output))
             m.d.comb += [
-                fifo.w_data.eq(payload),
-                fifo.w_en.eq(send),
-                output.payload.eq(fifo.r_data),
-                output.valid.eq(fifo.r_rdy),
-                fifo.r_en.eq(output.ready),
+                fifo.input.payload.eq(payload),
+                fifo.input.valid.eq(send),
             ]
             rooms.append(fifo.level <= depth - most)
-            moves.append((output.valid & output.ready) | ((fifo.level != 0) & ~fifo.r_rdy))
+            moves.append(fifo.busy)
         m.d.comb += [self.room.eq(Cat(rooms).all()), self.busy.eq(Cat(moves).any())]
         return m

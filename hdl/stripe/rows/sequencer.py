@@ -4,7 +4,6 @@ from typing import Any
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
-from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -27,6 +26,7 @@ from hdl.flow.row import RowKind, committed, row_state, strip_state
 from hdl.flow.table_read import TableRead, copy_read, geometry_read, member_read
 from hdl.flow.walk import walk, walked
 from hdl.kit.bits import lowest_bit
+from hdl.kit.queue import Queue
 from hdl.stripe.mends import Mends
 from hdl.stripe.planning.admission import Admission
 from hdl.stripe.planning.pass_steps import PassSteps
@@ -202,7 +202,7 @@ class Sequencer(wiring.Component):
         m.submodules.queues = queues = PhaseQueues(config=config)
         connect(m, queues.operation, flipped(self.operation))
         room = queues.room
-        todo = SyncFIFOBuffered(width=config.row_slot_bits, depth=config.rows)
+        todo = Queue(config.row_slot_bits, config.rows)
         m.submodules.todo = todo
 
         m.submodules.states = states = Memory(shape=progress(config), depth=config.rows, init=[])
@@ -370,7 +370,7 @@ class Sequencer(wiring.Component):
             self.fail.payload.eq(event.port),
             self.retired.payload.eq(slot),
             admission.again.payload.eq(slot),
-            todo.w_data.eq(slot),
+            todo.input.payload.eq(slot),
             self.committed.payload.slot.eq(strip.slot),
             self.committed.payload.status.eq(
                 Mux(
@@ -468,9 +468,9 @@ class Sequencer(wiring.Component):
                     if config.background:
                         m.d.sync += syndromes.eq(pass_done.payload.nonzero)
                     m.next = "LOAD-PASS"
-                with m.Elif(todo.r_rdy & room):
-                    m.d.comb += todo.r_en.eq(1)
-                    m.d.sync += slot.eq(todo.r_data)
+                with m.Elif(todo.output.valid & room):
+                    m.d.comb += todo.output.ready.eq(1)
+                    m.d.sync += slot.eq(todo.output.payload)
                     m.next = "LOAD-ROW"
                 with m.Elif(admission.ready.valid & room):
                     m.d.comb += admission.ready.ready.eq(1)
@@ -515,7 +515,7 @@ class Sequencer(wiring.Component):
                 m.next = "STORE"
 
             with m.State("STORE"):
-                m.d.comb += [state_write.en.eq(1), todo.w_en.eq(ended)]
+                m.d.comb += [state_write.en.eq(1), todo.input.valid.eq(ended)]
                 m.next = "IDLE"
 
             phase_states(
@@ -562,8 +562,8 @@ class Sequencer(wiring.Component):
         arriving = self.finished.valid | pass_done.valid
         if early is not None:
             arriving |= early.busy
-        begins = room & (todo.r_rdy | admission.ready.valid)
-        filling = (todo.level != 0) & ~todo.r_rdy
+        begins = room & (todo.output.valid | admission.ready.valid)
+        filling = todo.filling
         asks = Const(0)
         if mends is not None:
             asks = mends.busy | (self.mend[1].valid & self.mend[1].ready)
