@@ -361,7 +361,7 @@ class ForgetsCommands(SlotTable):
 
 @pytest.mark.parametrize(
     ("name", "mutant"),
-    [("admin.Features", ForgetsCaches), ("front_end.SlotTable", ForgetsCommands)],
+    [("admin.admin.Features", ForgetsCaches), ("front_end.SlotTable", ForgetsCommands)],
 )
 def test_caches_that_are_not_stored_are_caught(monkeypatch, name, mutant):
     monkeypatch.setattr(f"hdl.nvme.{name}", mutant)

@@ -418,17 +418,17 @@ UNWRITTEN, UNCREDITED = "is not in memory", "a read was offered without a credit
 @pytest.mark.parametrize(
     ("place", "mutant", "testcase", "message"),
     [
-        ("ultrascale.WritesAhead", Overtakes, "reads_push_writes", UNWRITTEN),
+        ("phy.ultrascale.WritesAhead", Overtakes, "reads_push_writes", UNWRITTEN),
         ("endpoint.WritesAhead", Overtakes, "reads_push_writes", UNWRITTEN),
-        ("ultrascale.SequenceNumbers", LeavesAtOnce, "reads_push_writes", UNWRITTEN),
+        ("phy.ultrascale.SequenceNumbers", LeavesAtOnce, "reads_push_writes", UNWRITTEN),
         (
-            "ultrascale.ReadCredits",
+            "phy.ultrascale.ReadCredits",
             AlwaysCredits,
             "reads_without_credits_keep_nobody_waiting",
             UNCREDITED,
         ),
-        ("ultrascale.ReadCredits", TellsAtOnce, "reads_have_credits", "2 reads, 1 credits"),
-        ("series7.ReadCredits", TellsAtOnce, "reads_have_credits", "2 reads, 1 credits"),
+        ("phy.ultrascale.ReadCredits", TellsAtOnce, "reads_have_credits", "2 reads, 1 credits"),
+        ("phy.series7.ReadCredits", TellsAtOnce, "reads_have_credits", "2 reads, 1 credits"),
     ],
 )
 def test_planted_bugs_are_caught(monkeypatch, place, mutant, testcase, message):

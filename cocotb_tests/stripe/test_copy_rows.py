@@ -532,11 +532,11 @@ class MendsTheMember(WalkPlan):
 
 
 MUTANTS = {
-    ForgetsUpdates: ("sequencer.Admission", "raid5", "copies_under_load"),
-    WaitsForTheTables: ("row_members.Duplicate", "raid5", "the_member_fails"),
+    ForgetsUpdates: ("rows.sequencer.Admission", "raid5", "copies_under_load"),
+    WaitsForTheTables: ("planning.row_members.Duplicate", "raid5", "the_member_fails"),
     CountsTheCopy: ("", "raid0", "the_member_refuses"),
     FreesEarly: ("", "raid5", "copies_under_load"),
-    MendsTheMember: ("admission.WalkPlan", "raid5", "copies_what_cannot_be_read"),
+    MendsTheMember: ("planning.admission.WalkPlan", "raid5", "copies_what_cannot_be_read"),
 }
 
 

@@ -643,7 +643,7 @@ def test_refused_writes(array):
 )
 def test_planted_bug_is_caught(mutant, array, testcase):
     must_catch(
-        mutant, module=__name__, array=array, testcase=testcase, place="sequencer.Judgement"
+        mutant, module=__name__, array=array, testcase=testcase, place="rows.sequencer.Judgement"
     )
 
 
@@ -659,7 +659,7 @@ def test_planted_bug_is_caught(mutant, array, testcase):
 )
 def test_planted_bug_in_judging_is_caught(mutant, array, testcase):
     must_catch(
-        mutant, module=__name__, array=array, testcase=testcase, place="row_end.Dismissal"
+        mutant, module=__name__, array=array, testcase=testcase, place="rows.row_end.Dismissal"
     )
 
 
@@ -685,5 +685,5 @@ def test_planted_bug_in_the_end_is_caught(array):
         module=__name__,
         array=array,
         testcase=REBUILD,
-        place="sequencer.end_states",
+        place="rows.sequencer.end_states",
     )

@@ -266,10 +266,10 @@ class TakesSlowForUnreadable(Judgement):
 
 MUTANTS = {
     GivesUpSlowDrives: ("", "waits_for_slow_drives_it_needs"),
-    IsPatient: ("sequencer.Admission", "reads_around_slow_drives"),
-    HasNoPatience: ("sequencer.Admission", "waits_for_slow_drives_it_needs"),
-    MendsNothing: ("sequencer.Admission", "asks_for_rows_to_be_mended"),
-    TakesSlowForUnreadable: ("sequencer.Judgement", "waits_for_slow_drives_it_needs"),
+    IsPatient: ("rows.sequencer.Admission", "reads_around_slow_drives"),
+    HasNoPatience: ("rows.sequencer.Admission", "waits_for_slow_drives_it_needs"),
+    MendsNothing: ("rows.sequencer.Admission", "asks_for_rows_to_be_mended"),
+    TakesSlowForUnreadable: ("rows.sequencer.Judgement", "waits_for_slow_drives_it_needs"),
 }
 
 

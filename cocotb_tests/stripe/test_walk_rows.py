@@ -506,7 +506,7 @@ def test_planted_bug_of_mirrors_is_caught(mutant):
 
 def test_rows_given_up_are_found():
     testcase = "leaves_rows_of_which_too_much_is_missing"
-    place = "admission.WalkPlan"
+    place = "planning.admission.WalkPlan"
     must_catch(GivesUpRows, module=__name__, array="raid6", testcase=testcase, place=place)
 
 
