@@ -10,7 +10,7 @@ from cocotb_tests.nvme.nvme_bench import Bench, bench_config, run_front_end
 from cocotb_tests.runner import SimulationError
 from cocotb_tests.streams import wait_until
 from hdl.nvme.queues.entries import EntryRing
-from hdl.nvme.queues.queue_fetch import FetchPlan
+from hdl.nvme.queues.fetch_plan import FetchPlan
 from sim.golden import nvme, nvme_logs
 
 VOLUME_BLOCKS = 5000

@@ -42,7 +42,7 @@ from hdl.nvme.pages.identify import Identity
 from hdl.nvme.pages.pages import PageGenerator, capacity_read
 from hdl.nvme.pages.sender import PageSender
 from hdl.nvme.prp.prp import Prp
-from hdl.nvme.queues.queue_fetch import ADMIN_FETCH
+from hdl.nvme.queues.fetch_plan import ADMIN_FETCH
 from hdl.nvme.queues.queues import QueueEngine
 from hdl.nvme.records import again, finish, rejected, unsent
 from hdl.nvme.registers.coalesce import Coalesce

@@ -1,25 +1,31 @@
-"""Queue state: doorbells, fetch of submission entries, completion entries, create and delete."""
+"""Queues: doorbells, fetch of submission entries, completion entries, create and delete."""
 
-from amaranth.hdl import Cat, Module, Mux, Signal
-from amaranth.lib import enum, memory, stream, wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
+from amaranth.lib import data, enum, memory, stream, wiring
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import Config
-from hdl.flow.host_memory import read_request
+from hdl.flow.host_memory import Kind, inbox_dwords, read_request, sqe_slots
 from hdl.flow.post import post
 from hdl.flow.reference import answer
 from hdl.kit.pick import choose, following
 from hdl.nvme.admin.events import report
 from hdl.nvme.admin.features import BURST_BITS
-from hdl.nvme.codes import STATUS_BITS, StatusCode, status_field
+from hdl.nvme.codes import (
+    CQ_ENTRY_EXPONENT,
+    CQE_DWORDS,
+    PAGE_SHIFT,
+    SQ_ENTRY_EXPONENT,
+    SQE_DWORDS,
+    STATUS_BITS,
+    StatusCode,
+    status_field,
+)
 from hdl.nvme.commands.lifetimes import AGE_BITS
-from hdl.nvme.queues import queue_state
 from hdl.nvme.queues.entries import EntryRing
-from hdl.nvme.queues.queue_at_hand import QueueAtHand
-from hdl.nvme.queues.queue_change import QueueChange, change_states, open_states
-from hdl.nvme.queues.queue_doorbells import doorbell_checks, doorbell_states
-from hdl.nvme.queues.queue_fetch import ADMIN_FETCH, FetchPlan, fetch_states
-from hdl.nvme.queues.queue_finish import finish_states
+from hdl.nvme.queues.fetch_plan import ADMIN_FETCH, FetchPlan
+from hdl.nvme.queues.queue_change import Effect, QueueChange
+from hdl.nvme.queues.queue_state import cq_base, cq_state, sq_base, sq_state
 from hdl.nvme.records import (
     QueueOperation,
     assign,
@@ -162,138 +168,240 @@ class QueueEngine(wiring.Component):
             )
         )
 
-    def elaborate(self, platform) -> Module:
-        config = self._config
-        m = Module()
-        count = config.queue_pairs + 1
-        index = queue_bits(config)
         position = position_bits(config)
+        # The tables, an entry a queue. ``sq`` and ``cq`` are written back but for what a state
+        # changes.
+        self._tables: dict[str, memory.Memory] = {}
 
-        ports = {}
-        for name, shape in (
-            ("sq_base", queue_state.sq_base(config)),
-            ("cq_base", queue_state.cq_base(config)),
-            ("sq", queue_state.sq_state(config)),
-            ("cq", queue_state.cq_state(config)),
-        ):
-            table = memory.Memory(shape=shape, depth=count, init=[])
-            m.submodules[name] = table
-            ports[name] = (table.read_port(), table.write_port())
-        (sq_base_read, sq_base_write), (cq_base_read, cq_base_write) = (
-            ports["sq_base"],
-            ports["cq_base"],
+        def table(name: str, shape: data.StructLayout):
+            kept = memory.Memory(shape=shape, depth=count, init=[])
+            self._tables[name] = kept
+            return kept.read_port(), kept.write_port()
+
+        self._sq_base_read, self._sq_base_write = table("sq_base", sq_base(config))
+        self._cq_base_read, self._cq_base_write = table("cq_base", cq_base(config))
+        self._sq_read, self._sq_write = table("sq", sq_state(config))
+        self._cq_read, self._cq_write = table("cq", cq_state(config))
+        self._sq, self._cq = self._sq_read.data, self._cq_read.data
+        self._sq_base, self._cq_base = self._sq_base_read.data, self._cq_base_read.data
+        # Heads that SQHD may tell: those of I/O queues, of the admin queue, of the queue at hand.
+        self._heads = memory.Memory(shape=position, depth=count, init=[])
+        self._heads_read, self._heads_write = self._heads.read_port(), self._heads.write_port()
+        self._admin_head = Signal(position)
+        self._admin_asked = Signal(position)  # after the entry that has been asked for
+        self._arrived = Signal(position)
+
+        # A bit a queue: it exists; it may have entries to fetch; its completion queue has no room.
+        self._sq_valid = Signal(count)
+        self._cq_valid = Signal(count)
+        self._work = Signal(count)
+        self._stalled = Signal(count)
+        self._ready = Signal(count)  # it may be fetched from
+        self._turn = Signal(range(count))
+        self._total = Signal(range(count * ((1 << position) - 1)))  # commands inside
+        self._admin_inside = Signal()  # the admin queue's entry has not been taken
+
+        # The event, the submission queue, and the completion queue that goes with it.
+        self._event = Signal(Event)
+        self._queue = Signal(index)
+        self._cq_queue = Signal(index)
+        self._chosen_cq = Signal(index)
+        self._on_cq = Signal()  # the event is one of a completion queue
+        self._reporting = self._event == Event.REPORT
+        self._rang = Signal()  # a doorbell was the last event
+        self._change_waits = Signal()  # for commands to end
+        self._finished = Signal(finish(config))  # what ends, a report or a command
+        # No event is told any more: those that come are taken, and nobody waits for them.
+        self._silent = ~self.enable | (self.shutting & self.running)
+        self._posts = (
+            self._finished.post & self.enable & self.running & ~(self._reporting & self._silent)
         )
-        (sq_read, sq_write), (cq_read, cq_write) = ports["sq"], ports["cq"]
+        self._post_interrupt = Signal()
+        self._post_vector = Signal(index)
 
-        m.submodules.ring = ring = EntryRing(config=config)
-        wiring.connect(m, wiring.flipped(self.entry), ring.entry)
+        # Of the doorbell of a completion queue, in the cycle after its state: there is one, its
+        # value, the entries from the head to it, to the tail and to the last that tells what has
+        # been lost; the queue exists; it has such a place. Of a submission queue, at once: its
+        # value is not possible.
+        self._checks = Signal()
+        self._new_cq_head = Signal(position)
+        self._freed = Signal(position + 1)
+        self._filled = Signal(position + 1)
+        self._telling = Signal(position + 1)
+        self._cq_known = Signal()
+        self._frees = Signal()
+        self._misuses = Signal()
+
+        self._ring = EntryRing(config=config)
+        self._plan = FetchPlan(config=config)
+        self._judge = QueueChange()
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        for name, kept in self._tables.items():
+            m.submodules[name] = kept
+        m.submodules.ring = self._ring
+        m.submodules.heads = self._heads
+        m.submodules.plan = self._plan
+        m.submodules.judge = self._judge
+        for port in (self.post, self.read_request, self.changed):
+            with m.If(port.ready):
+                m.d.sync += port.valid.eq(0)
+        self._follow_heads(m)
+        self._look_up(m)
+        self._connect_parts(m)
+        self._take_end(m)
+        self._check_doorbell(m)
+        lowest = self._arbitrate(m)
+        with m.FSM(name="serve") as fsm:
+            arrives = self._choose(m, lowest)
+            self._join(m)
+            self._open_and_close(m)
+            self._ring_doorbell(m)
+            self._finish(m)
+            self._fetch(m)
+            self._change(m)
+            resting = fsm.ongoing("CHOOSE")
+        m.d.comb += [
+            self.io_queues.eq(self._cq_valid[1:].any()),
+            self.raised.eq(self.post.valid & self.post.ready & self._post_interrupt),
+            self.vector.eq(self._post_vector),
+            self.drained.eq((self._total == 0) & resting),
+            self.busy.eq(
+                ~(resting & ~(arrives | self._frees))
+                | self._ring.busy
+                | (self.post.valid & self.post.ready)
+            ),
+        ]
+        return m
+
+    def _follow_heads(self, m: Module) -> None:
+        """What SQHD may tell. A command that ends has arrived, so no entry of another life is
+        seen."""
+        ring, queue = self._ring, self._queue
+        m.d.comb += [
+            self._heads_write.addr.eq(ring.arrived_queue),
+            self._heads_write.data.eq(ring.arrived_head),
+            self._heads_write.en.eq(ring.arrived),
+            self._heads_read.addr.eq(queue),
+            self._arrived.eq(Mux(queue == 0, self._admin_head, self._heads_read.data)),
+        ]
+        with m.If(self.done & (self.done_index == ADMIN_FETCH)):
+            m.d.sync += self._admin_head.eq(self._admin_asked)
+        with m.If(self.admin_taken):
+            m.d.sync += self._admin_inside.eq(0)
+
+    def _look_up(self, m: Module) -> None:
+        """The entries of the queue at hand. ``cq_queue`` is chosen in JOIN and then kept."""
+        queue, cq_queue, asked = self._queue, self._cq_queue, self.change.payload
+        with m.Switch(self._event):
+            with m.Case(Event.DOORBELL):
+                m.d.comb += self._on_cq.eq(self.doorbell.payload.head)
+            with m.Case(Event.CHANGE):
+                m.d.comb += self._on_cq.eq(
+                    (asked.operation == QueueOperation.CREATE_CQ)
+                    | (asked.operation == QueueOperation.DELETE_CQ)
+                )
+        joins = (self._event == Event.CHANGE) & (asked.operation == QueueOperation.CREATE_SQ)
+        of_sq = Mux(joins, asked.completion, self._sq_base.completion)
+        m.d.comb += [
+            self._chosen_cq.eq(Mux(self._on_cq, queue, of_sq)),
+            self._sq_base_read.addr.eq(queue),
+            self._sq_read.addr.eq(queue),
+            self._cq_base_read.addr.eq(self._chosen_cq),
+            self._cq_read.addr.eq(self._chosen_cq),
+            self._sq_base_write.addr.eq(queue),
+            self._sq_write.addr.eq(queue),
+            self._cq_base_write.addr.eq(cq_queue),
+            self._cq_write.addr.eq(cq_queue),
+            self._sq_write.data.eq(self._sq),
+            self._cq_write.data.eq(self._cq),
+        ]
+
+    def _connect_parts(self, m: Module) -> None:
+        ring, plan, judge, sq, cq = self._ring, self._plan, self._judge, self._sq, self._cq
+        connect(m, flipped(self.entry), ring.entry)
         m.d.comb += [
             ring.done.eq(self.done & (self.done_index != ADMIN_FETCH)),
             ring.done_index.eq(self.done_index),
             ring.done_error.eq(self.done_error),
             ring.burst.eq(self.burst),
+            ring.queue.eq(self._queue),
+            ring.count.eq(plan.count),
+            ring.head.eq(plan.head),
+            ring.age.eq(Mux(sq.marked, sq.older, sq.age)),
+            ring.mixed.eq(sq.marked & sq.mixed),
+            plan.sq.eq(sq),
+            plan.cq.eq(cq),
+            plan.sq_last.eq(self._sq_base.last),
+            plan.cq_last.eq(self._cq_base.last),
+            plan.admin.eq(self._queue == 0),
+            plan.room.eq(ring.room),
+            judge.operation.eq(self.change.payload.operation),
+            judge.sq_exists.eq(self._sq_valid.bit_select(self._queue, 1)),
+            judge.cq_exists.eq(self._cq_valid.bit_select(self._cq_queue, 1)),
+            judge.shared.eq(cq.queues != 0),
+            judge.inside.eq(sq.inside != 0),
         ]
 
-        # What SQHD may tell. A command that ends has arrived, so no entry of another life is seen.
-        m.submodules.heads = heads = memory.Memory(shape=position, depth=count, init=[])
-        heads_write, heads_read = heads.write_port(), heads.read_port()
-        admin_head, admin_asked = Signal(position), Signal(position)
-        arrived = Signal(position)
-
-        sq_valid = Signal(count)
-        cq_valid = Signal(count)
-        work = Signal(count)
-        stalled = Signal(count)
-        total = Signal(range(count * ((1 << position) - 1)))
-        event = Signal(Event)
-        queue = Signal(index)
-        cq_queue = Signal(index)
-        turn = Signal(range(count))
-        rang = Signal()
-        change_waits = Signal()
-        admin_inside = Signal()
-        post_interrupt = Signal()
-        post_vector = Signal(index)
-        m.d.comb += [
-            heads_write.addr.eq(ring.arrived_queue),
-            heads_write.data.eq(ring.arrived_head),
-            heads_write.en.eq(ring.arrived),
-            heads_read.addr.eq(queue),
-            arrived.eq(Mux(queue == 0, admin_head, heads_read.data)),
-            self.io_queues.eq(cq_valid[1:].any()),
-            self.raised.eq(self.post.valid & self.post.ready & post_interrupt),
-            self.vector.eq(post_vector),
-        ]
-        with m.If(self.post.ready):
-            m.d.sync += self.post.valid.eq(0)
-        with m.If(self.read_request.ready):
-            m.d.sync += self.read_request.valid.eq(0)
-        with m.If(self.changed.ready):
-            m.d.sync += self.changed.valid.eq(0)
-        with m.If(self.done & (self.done_index == ADMIN_FETCH)):
-            m.d.sync += admin_head.eq(admin_asked)
-        with m.If(self.admin_taken):
-            m.d.sync += admin_inside.eq(0)
-
-        # Choice of the next queue to fetch from.
-        ready = Signal(count)
-        m.d.comb += ready.eq(work & Cat(~admin_inside, ring.any_room.replicate(count - 1)))
-        lowest = choose(m, ready, turn)
-
-        on_cq = Signal()
-        with m.Switch(event):
-            with m.Case(Event.DOORBELL):
-                m.d.comb += on_cq.eq(self.doorbell.payload.head)
-            with m.Case(Event.CHANGE):
-                m.d.comb += on_cq.eq(
-                    (self.change.payload.operation == QueueOperation.CREATE_CQ)
-                    | (self.change.payload.operation == QueueOperation.DELETE_CQ)
-                )
-        joins = (event == Event.CHANGE) & (
-            self.change.payload.operation == QueueOperation.CREATE_SQ
-        )
-        # cq_queue is chosen in JOIN and then kept.
-        chosen_cq = Signal(index)
-        m.d.comb += [
-            chosen_cq.eq(
-                Mux(
-                    on_cq,
-                    queue,
-                    Mux(joins, self.change.payload.completion, sq_base_read.data.completion),
-                )
-            ),
-            sq_base_read.addr.eq(queue),
-            sq_read.addr.eq(queue),
-            cq_base_read.addr.eq(chosen_cq),
-            cq_read.addr.eq(chosen_cq),
-            sq_base_write.addr.eq(queue),
-            sq_write.addr.eq(queue),
-            cq_base_write.addr.eq(cq_queue),
-            cq_write.addr.eq(cq_queue),
-            sq_write.data.eq(sq_read.data),
-            cq_write.data.eq(cq_read.data),
-        ]
-        sq, cq, sq_base, cq_base = sq_read.data, cq_read.data, sq_base_read.data, cq_base_read.data
-
-        reporting = event == Event.REPORT
-        report_waits = self.report_waits
-        finish_in = Signal(finish(config))
-        m.d.comb += finish_in.eq(self.finish.payload)
-        with m.If(reporting):
+    def _take_end(self, m: Module) -> None:
+        """What ends: a command, or an Asynchronous Event Request of the admin queue."""
+        m.d.comb += self._finished.eq(self.finish.payload)
+        with m.If(self._reporting):
             reported = self.report.payload
+            aborted = status_field(StatusCode.ABORT_REQUESTED, more=False)
             m.d.comb += assign(
-                finish_in,
+                self._finished,
                 queue=0,
                 identifier=reported.identifier,
-                status=Mux(
-                    reported.aborted, status_field(StatusCode.ABORT_REQUESTED, more=False), 0
-                ),
+                status=Mux(reported.aborted, aborted, 0),
                 result=reported.result,
                 post=1,
             )
-        # No event is told any more: those that come are taken, and nobody waits for them.
-        silent = ~self.enable | (self.shutting & self.running)
-        posts = finish_in.post & self.enable & self.running & ~(reporting & silent)
+
+    def _try_again(self, m: Module) -> None:
+        """A completion queue has more room."""
+        m.d.sync += [
+            self._work.eq(self._work | self._stalled),
+            self._stalled.eq(0),
+            self.report_waits.eq(0),
+        ]
+
+    def _check_doorbell(self, m: Module) -> None:
+        """Reports a doorbell that is wrong, and gives back the entries that the host has taken,
+        while the next event is chosen."""
+        cq, cq_write, freed = self._cq, self._cq_write, self._freed
+        m.d.sync += [self._frees.eq(0), self._checks.eq(0)]
+        fits = self._frees & (freed <= self._filled)
+        known = self._sq_valid.bit_select(self._queue, 1)
+        m.d.comb += [
+            self.misuse.eq(self._misuses | (self._checks & ~(fits & (freed != 0)))),
+            self.misuse_value.eq(Mux(self._misuses, known, self._cq_known)),
+        ]
+        with m.If(fits):
+            m.d.comb += [
+                *assign(cq_write.data, head=self._new_cq_head, used=cq.used - freed),
+                cq_write.en.eq(1),
+            ]
+            if self._config.background:
+                with m.If(cq.tells & (freed >= self._telling)):
+                    m.d.comb += [
+                        cq_write.data.tells.eq(0),
+                        self.heard.bit_select(self._cq_queue, 1).eq(1),
+                    ]
+            self._try_again(m)
+
+    def _arbitrate(self, m: Module) -> Value:
+        """The queue to fetch from next."""
+        ready = self._ready
+        has_room = Cat(~self._admin_inside, self._ring.any_room.replicate(len(ready) - 1))
+        m.d.comb += ready.eq(self._work & has_room)
+        return choose(m, ready, self._turn)
+
+    def _choose(self, m: Module, lowest: Value) -> Value:
+        """The state CHOOSE: what is served next; whether anything can be. Of the queues to fetch
+        from it is ``lowest``."""
+        event, queue, ready = self._event, self._queue, self._ready
         can_fetch = (
             self.running
             & self.enable
@@ -301,126 +409,327 @@ class QueueEngine(wiring.Component):
             & ready.any()
             & ~self.read_request.valid
         )
-        can_change = self.change.valid & ~change_waits & ~self.changed.valid
+        can_change = self.change.valid & ~self._change_waits & ~self.changed.valid
         can_finish = self.finish.valid & ~self.post.valid
-        waits_for_room = report_waits & ~silent & ~self.report.payload.aborted
+        waits_for_room = self.report_waits & ~self._silent & ~self.report.payload.aborted
         can_report = self.report.valid & ~self.post.valid & ~waits_for_room
         can_open = self.enable & ~self.running
         can_close = (
-            self.running & ~self.enable & (total == 0) & ~self.post.valid & self.settled
+            self.running
+            & ~self.enable
+            & (self._total == 0)
+            & ~self.post.valid
+            & self.settled
         )
         others = can_finish | can_report | can_change | can_fetch
+        with m.State("CHOOSE"):
+            m.d.sync += self._rang.eq(0)
+            with m.If(can_open):
+                m.d.sync += [queue.eq(0), self._cq_queue.eq(0)]
+                m.next = "OPEN"
+            with m.Elif(can_close):
+                m.next = "CLOSE"
+            with m.Elif(self.doorbell.valid & ~(self._rang & others)):
+                m.d.sync += [
+                    event.eq(Event.DOORBELL),
+                    queue.eq(self.doorbell.payload.queue),
+                    self._rang.eq(1),
+                ]
+                m.next = "LOAD"
+            with m.Elif(can_finish):
+                m.d.sync += [event.eq(Event.FINISH), queue.eq(self.finish.payload.queue)]
+                m.next = "LOAD"
+            with m.Elif(can_report):
+                m.d.sync += [event.eq(Event.REPORT), queue.eq(0)]
+                m.next = "LOAD"
+            with m.Elif(can_change):
+                m.d.sync += [event.eq(Event.CHANGE), queue.eq(self.change.payload.queue)]
+                m.next = "LOAD"
+            with m.Elif(can_fetch):
+                m.d.sync += [
+                    event.eq(Event.FETCH),
+                    queue.eq(lowest),
+                    self._turn.eq(following(lowest, len(ready) - 1)),
+                ]
+                m.next = "LOAD"
+        return can_open | can_close | self.doorbell.valid | others
 
-        m.submodules.plan = plan = FetchPlan(config=config)
-        m.submodules.judge = judge = QueueChange()
-        asked = self.change.payload
-        m.d.comb += [
-            plan.sq.eq(sq),
-            plan.cq.eq(cq),
-            plan.sq_last.eq(sq_base.last),
-            plan.cq_last.eq(cq_base.last),
-            plan.admin.eq(queue == 0),
-            plan.room.eq(ring.room),
-            judge.operation.eq(asked.operation),
-            judge.sq_exists.eq(sq_valid.bit_select(queue, 1)),
-            judge.cq_exists.eq(cq_valid.bit_select(cq_queue, 1)),
-            judge.shared.eq(cq.queues != 0),
-            judge.inside.eq(sq.inside != 0),
-        ]
+    def _join(self, m: Module) -> None:
+        """The states LOAD and JOIN: the queue's entries are read, its completion queue is known."""
+        with m.State("LOAD"):
+            m.next = "JOIN"
 
-        at_hand = QueueAtHand(
-            config=config,
-            queue=queue,
-            cq_queue=cq_queue,
-            sq=sq,
-            cq=cq,
-            sq_base=sq_base,
-            cq_base=cq_base,
-            sq_write=sq_write,
-            cq_write=cq_write,
-            sq_base_write=sq_base_write,
-            cq_base_write=cq_base_write,
-            sq_valid=sq_valid,
-            cq_valid=cq_valid,
-            work=work,
-            stalled=stalled,
-            total=total,
-            admin_inside=admin_inside,
-            admin_asked=admin_asked,
-            change_waits=change_waits,
-            report_waits=report_waits,
-        )
-        doorbells = doorbell_checks(m, at_hand, ports=self)
+        with m.State("JOIN"):
+            m.d.sync += self._cq_queue.eq(self._chosen_cq)
+            with m.Switch(self._event):
+                with m.Case(Event.DOORBELL):
+                    m.next = "RING_SQ"
+                    with m.If(self._on_cq):
+                        m.next = "RING_CQ"
+                with m.Case(Event.FINISH, Event.REPORT):
+                    m.next = "FINISH"
+                with m.Case(Event.CHANGE):
+                    m.next = "CHANGE"
+                with m.Case(Event.FETCH):
+                    m.next = "MEASURE"
 
-        with m.FSM(name="serve") as fsm:
-            with m.State("CHOOSE"):
-                m.d.sync += rang.eq(0)
-                with m.If(can_open):
-                    m.d.sync += [queue.eq(0), cq_queue.eq(0)]
-                    m.next = "OPEN"
-                with m.Elif(can_close):
-                    m.next = "CLOSE"
-                with m.Elif(self.doorbell.valid & ~(rang & others)):
-                    m.d.sync += [
-                        event.eq(Event.DOORBELL),
-                        queue.eq(self.doorbell.payload.queue),
-                        rang.eq(1),
+    def _open_and_close(self, m: Module) -> None:
+        """The states OPEN, of the admin queues, and CLOSE, of all."""
+        sq_write, cq_write, sq_base_write = self._sq_write, self._cq_write, self._sq_base_write
+        cq_base_write, sq_valid, cq_valid = self._cq_base_write, self._sq_valid, self._cq_valid
+        work, stalled, change_waits = self._work, self._stalled, self._change_waits
+        silent = {"tells": 0} if self._config.background else {}
+        with m.State("OPEN"):
+            m.d.comb += [
+                *assign(sq_base_write.data, page=self.admin.sq_page, last=self.admin.sq_last),
+                *assign(cq_base_write.data, page=self.admin.cq_page, last=self.admin.cq_last),
+                sq_base_write.data.completion.eq(0),
+                *assign(cq_base_write.data, vector=0, interrupt=1),
+                *assign(sq_write.data, head=0, tail=0, inside=0, marked=0),
+                *assign(cq_write.data, head=0, tail=0, phase=1, used=0, queues=1, **silent),
+                Cat(p.en for p in (sq_base_write, cq_base_write, sq_write, cq_write)).eq(~0),
+            ]
+            m.d.sync += [sq_valid.eq(1), cq_valid.eq(1), self.running.eq(1)]
+            m.next = "CHOOSE"
+
+        with m.State("CLOSE"):
+            m.d.sync += [
+                Cat(sq_valid, cq_valid, work, stalled).eq(0),
+                change_waits.eq(0),
+                self.report_waits.eq(0),
+                self.running.eq(0),
+            ]
+            if self._config.background:
+                m.d.comb += self.unheard.eq(~0)
+            m.next = "CHOOSE"
+
+    def _ring_doorbell(self, m: Module) -> None:
+        """The states RING_SQ and RING_CQ: the tail of a submission queue, the head of a completion
+        queue."""
+        queue, cq_queue, sq, cq = self._queue, self._cq_queue, self._sq, self._cq
+        sq_base, cq_base, sq_write = self._sq_base, self._cq_base, self._sq_write
+        sq_valid, cq_valid, work = self._sq_valid, self._cq_valid, self._work
+        change_waits = self._change_waits
+        with m.State("RING_SQ"):
+            value = self.doorbell.payload.value
+            m.d.comb += self.doorbell.ready.eq(1)
+            deleting = change_waits & (self.change.payload.queue == queue)
+            # The tail moves forward, and not past entries that have not been fetched.
+            after, before = value > sq.tail, value < sq.head
+            forward = Mux(sq.tail >= sq.head, after | before, after & before)
+            possible = sq_valid.bit_select(queue, 1) & (value <= sq_base.last) & forward
+            m.d.comb += self._misuses.eq(self.running & ~deleting & ~possible)
+            with m.If(self.running & ~deleting & possible):
+                m.d.comb += [sq_write.data.tail.eq(value), sq_write.en.eq(1)]
+                # What it rings for is as old as the doorbell. Two ages can be told apart; if there
+                # are more, what is in the middle counts as older than it is.
+                empty, younger = sq.head == sq.tail, sq.age != self.age
+                with m.If(empty | younger):
+                    m.d.comb += sq_write.data.age.eq(self.age)
+                with m.If(empty):
+                    m.d.comb += sq_write.data.marked.eq(0)
+                with m.Elif(younger):
+                    m.d.comb += assign(sq_write.data, marked=1, mark=sq.tail, mixed=sq.marked)
+                    with m.If(~sq.marked):
+                        m.d.comb += sq_write.data.older.eq(sq.age)
+                m.d.sync += work.bit_select(queue, 1).eq(1)
+            m.next = "CHOOSE"
+
+        with m.State("RING_CQ"):
+            value = self.doorbell.payload.value
+            m.d.comb += self.doorbell.ready.eq(1)
+
+            def from_head(to):
+                return to - cq.head + Mux(to < cq.head, cq_base.last + 1, 0)
+
+            if self._config.background:
+                m.d.sync += self._telling.eq(from_head(cq.news))
+            m.d.sync += [
+                self._new_cq_head.eq(value),
+                self._freed.eq(from_head(value)),
+                self._filled.eq(from_head(cq.tail)),
+                self._checks.eq(self.running),
+                self._cq_known.eq(cq_valid.bit_select(cq_queue, 1)),
+                self._frees.eq(
+                    self.running
+                    & cq_valid.bit_select(cq_queue, 1)
+                    & (value <= cq_base.last)
+                ),
+            ]
+            m.next = "CHOOSE"
+
+    def _finish(self, m: Module) -> None:
+        """The state FINISH: what ends gets an entry, if it is to have one, with the head of its
+        submission queue: slots before it have been read (NVMe 1.4, 4.6). For a report nothing is
+        reserved, and it is not inside."""
+        sq, cq, cq_base, sq_write = self._sq, self._cq, self._cq_base, self._sq_write
+        cq_write, total, change_waits = self._cq_write, self._total, self._change_waits
+        reporting, finished = self._reporting, self._finished
+        with m.State("FINISH"):
+            aborted = self.report.payload.aborted
+            no_room = reporting & self._posts & (cq.used == cq_base.last)
+            m.d.comb += [
+                self.finish.ready.eq(~reporting),
+                self.report.ready.eq(reporting & (~no_room | aborted)),
+                self.report_posted.eq(reporting & self._posts & ~no_room),
+                sq_write.data.inside.eq(sq.inside - 1),
+                sq_write.en.eq(~reporting),
+                cq_write.en.eq(~reporting | self._posts),
+            ]
+            if self._config.background:
+                m.d.comb += [
+                    self.answers.eq(~reporting & finished.tells.any),
+                    self.answer.volume.eq(finished.tells.volume),
+                    self.answer.posted.eq(self._posts),
+                    self.answer.queue.eq(self._cq_queue),
+                ]
+                with m.If(self.answers & self._posts):
+                    m.d.comb += assign(
+                        cq_write.data, news=following(cq.tail, cq_base.last), tells=1
+                    )
+            with m.If(~reporting):
+                m.d.sync += [total.eq(total - 1), change_waits.eq(0)]
+            with m.If(no_room):
+                m.d.comb += cq_write.en.eq(0)
+                m.d.sync += self.report_waits.eq(~aborted)
+            with m.Elif(self._posts):
+                with m.If(reporting):
+                    m.d.comb += cq_write.data.used.eq(cq.used + 1)
+                m.d.comb += [
+                    cq_write.data.tail.eq(following(cq.tail, cq_base.last)),
+                    cq_write.data.phase.eq(cq.phase ^ (cq.tail == cq_base.last)),
+                ]
+                m.d.sync += [
+                    self.post.valid.eq(1),
+                    *assign(
+                        self.post.payload,
+                        address=Cat(Const(0, PAGE_SHIFT), cq_base.page)
+                        + Cat(Const(0, CQ_ENTRY_EXPONENT), cq.tail),
+                        dwords=CQE_DWORDS,
+                        data=Cat(
+                            finished.result,
+                            Const(0, 32),
+                            self._arrived | Const(0, 16),
+                            finished.queue | Const(0, 16),
+                            finished.identifier,
+                            cq.phase,
+                            finished.status,
+                        ),
+                    ),
+                    self._post_interrupt.eq(cq_base.interrupt),
+                    self._post_vector.eq(cq_base.vector),
+                ]
+            with m.Elif(~reporting):
+                m.d.comb += cq_write.data.used.eq(cq.used - 1)
+                self._try_again(m)
+            m.next = "CHOOSE"
+
+    def _fetch(self, m: Module) -> None:
+        """The states MEASURE, in which the plan begins, LIMIT and FETCH: the read is on its way.
+        Entries go to the ring, but for those of the admin queue, which come one at a time."""
+        config, plan, ring = self._config, self._plan, self._ring
+        queue, sq, cq, sq_base = self._queue, self._sq, self._cq, self._sq_base
+        sq_write, cq_write, work = self._sq_write, self._cq_write, self._work
+        stalled, total, admin_inside = self._stalled, self._total, self._admin_inside
+        of_admin = queue == 0
+        place = Mux(of_admin, sqe_slots(config), ring.place)
+        with m.State("MEASURE"):
+            m.next = "LIMIT"
+
+        with m.State("LIMIT"):
+            m.next = "FETCH"
+
+        with m.State("FETCH"):
+            with m.If(plan.empty):
+                m.d.sync += work.bit_select(queue, 1).eq(0)
+            with m.Elif(plan.full):
+                m.d.sync += [
+                    work.bit_select(queue, 1).eq(0),
+                    stalled.bit_select(queue, 1).eq(1),
+                ]
+            with m.Else():
+                m.d.comb += [
+                    *assign(sq_write.data, head=plan.head, inside=sq.inside + plan.count),
+                    sq_write.data.marked.eq(sq.marked & (plan.head != sq.mark)),
+                    cq_write.data.used.eq(cq.used + plan.count),
+                    sq_write.en.eq(1),
+                    cq_write.en.eq(1),
+                    ring.begin.eq(~of_admin),
+                ]
+                with m.If(of_admin):
+                    m.d.sync += [admin_inside.eq(1), self._admin_asked.eq(plan.head)]
+                with m.If(plan.head == sq.tail):
+                    m.d.sync += work.bit_select(queue, 1).eq(0)
+                m.d.sync += [
+                    total.eq(total + plan.count),
+                    self.read_request.valid.eq(1),
+                    *assign(
+                        self.read_request.payload,
+                        kind=Kind.ENTRIES,
+                        index=Mux(of_admin, ADMIN_FETCH, ring.index),
+                        last=1,
+                        address=Cat(Const(0, PAGE_SHIFT), sq_base.page)
+                        + Cat(Const(0, SQ_ENTRY_EXPONENT), sq.head),
+                        dwords=plan.count * SQE_DWORDS,
+                        target=inbox_dwords(config)
+                        - (sqe_slots(config) + 1) * SQE_DWORDS
+                        + place * SQE_DWORDS,
+                    ),
+                ]
+            m.next = "CHOOSE"
+
+    def _change(self, m: Module) -> None:
+        """The state CHANGE, which does what is judged of the change."""
+        asked, judge = self.change.payload, self._judge
+        queue, cq_queue, sq, cq = self._queue, self._cq_queue, self._sq, self._cq
+        sq_write, cq_write, sq_base_write = self._sq_write, self._cq_write, self._sq_base_write
+        cq_base_write, sq_valid, cq_valid = self._cq_base_write, self._sq_valid, self._cq_valid
+        work, stalled, change_waits = self._work, self._stalled, self._change_waits
+        silent = {"tells": 0} if self._config.background else {}
+        with m.State("CHANGE"):
+            m.d.comb += [
+                *assign(cq_base_write.data, page=asked.page, last=asked.last),
+                *assign(cq_base_write.data, vector=asked.vector, interrupt=asked.interrupt),
+                *assign(sq_base_write.data, page=asked.page, last=asked.last),
+                sq_base_write.data.completion.eq(asked.completion),
+            ]
+            with m.Switch(judge.effect):
+                with m.Case(Effect.ADD_CQ):
+                    m.d.comb += [
+                        *assign(cq_write.data, head=0, tail=0, phase=1, used=0, queues=0, **silent),
+                        cq_write.en.eq(1),
+                        cq_base_write.en.eq(1),
                     ]
-                    m.next = "LOAD"
-                with m.Elif(can_finish):
-                    m.d.sync += [event.eq(Event.FINISH), queue.eq(self.finish.payload.queue)]
-                    m.next = "LOAD"
-                with m.Elif(can_report):
-                    m.d.sync += [event.eq(Event.REPORT), queue.eq(0)]
-                    m.next = "LOAD"
-                with m.Elif(can_change):
-                    m.d.sync += [event.eq(Event.CHANGE), queue.eq(self.change.payload.queue)]
-                    m.next = "LOAD"
-                with m.Elif(can_fetch):
-                    m.d.sync += [
-                        event.eq(Event.FETCH),
-                        queue.eq(lowest),
-                        turn.eq(following(lowest, count - 1)),
+                    m.d.sync += cq_valid.bit_select(cq_queue, 1).eq(1)
+                with m.Case(Effect.ADD_SQ):
+                    m.d.comb += [
+                        *assign(sq_write.data, head=0, tail=0, inside=0, marked=0),
+                        cq_write.data.queues.eq(cq.queues + 1),
+                        sq_write.en.eq(1),
+                        cq_write.en.eq(1),
+                        sq_base_write.en.eq(1),
                     ]
-                    m.next = "LOAD"
-
-            with m.State("LOAD"):
-                m.next = "JOIN"
-
-            with m.State("JOIN"):
-                m.d.sync += cq_queue.eq(chosen_cq)
-                with m.Switch(event):
-                    with m.Case(Event.DOORBELL):
-                        m.next = "RING_SQ"
-                        with m.If(on_cq):
-                            m.next = "RING_CQ"
-                    with m.Case(Event.FINISH, Event.REPORT):
-                        m.next = "FINISH"
-                    with m.Case(Event.CHANGE):
-                        m.next = "CHANGE"
-                    with m.Case(Event.FETCH):
-                        m.next = "MEASURE"
-
-            open_states(m, at_hand, ports=self)
-            doorbell_states(m, at_hand, doorbells, ports=self)
-            finish_states(
-                m,
-                at_hand,
-                config=config,
-                ports=self,
-                finish_in=finish_in,
-                posts=posts,
-                arrived=arrived,
-                reporting=reporting,
-                post_interrupt=post_interrupt,
-                post_vector=post_vector,
-            )
-            fetch_states(m, at_hand, ports=self, plan=plan, ring=ring)
-            change_states(m, at_hand, ports=self, judge=judge)
-
-            arrives = can_open | can_close | self.doorbell.valid | others
-            waits = ~(arrives | doorbells.frees)
-            m.d.comb += self.drained.eq((total == 0) & fsm.ongoing("CHOOSE"))
-            idle = fsm.ongoing("CHOOSE") & waits
-        m.d.comb += self.busy.eq(~idle | ring.busy | (self.post.valid & self.post.ready))
-        return m
+                    m.d.sync += sq_valid.bit_select(queue, 1).eq(1)
+                with m.Case(Effect.REMOVE_CQ):
+                    m.d.sync += cq_valid.bit_select(cq_queue, 1).eq(0)
+                    if self._config.background:
+                        m.d.comb += self.unheard.bit_select(cq_queue, 1).eq(1)
+                with m.Case(Effect.DRAIN_SQ, Effect.REMOVE_SQ):
+                    # No more is fetched.
+                    m.d.sync += [
+                        work.bit_select(queue, 1).eq(0),
+                        stalled.bit_select(queue, 1).eq(0),
+                    ]
+                    m.d.comb += [*assign(sq_write.data, tail=sq.head, marked=0), sq_write.en.eq(1)]
+                    with m.If(judge.effect == Effect.REMOVE_SQ):
+                        m.d.sync += sq_valid.bit_select(queue, 1).eq(0)
+                        m.d.comb += [
+                            cq_write.data.queues.eq(cq.queues - 1),
+                            cq_write.en.eq(1),
+                        ]
+            with m.If(judge.effect == Effect.DRAIN_SQ):
+                m.d.sync += change_waits.eq(1)
+            with m.Else():
+                m.d.comb += self.change.ready.eq(1)
+                m.d.sync += [self.changed.valid.eq(1), self.changed.payload.eq(judge.status)]
+            m.next = "CHOOSE"

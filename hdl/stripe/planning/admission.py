@@ -553,8 +553,12 @@ class Admission(wiring.Component):
                     m.next = "TAKE"
 
         waiting = fsm.ongoing("ALLOCATE") & (pending != 0) & ~self.allocate.valid
-        offered = launches.output.valid | retries.output.valid
-        idle = fsm.ongoing("TAKE") & ~offered & ~waits_for_share
+        idle = (
+            fsm.ongoing("TAKE")
+            & ~launches.output.valid
+            & ~retries.output.valid
+            & ~waits_for_share
+        )
         m.d.comb += self.busy.eq(
             ~(waiting | idle) | (launches.level != 0) & idle | (retries.level != 0) & idle
         )
