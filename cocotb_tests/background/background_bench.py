@@ -328,11 +328,12 @@ class Bench:
         return await self.good(ManageOpcode.CREATE_ARRAY, assumed=assumed, **shape, **fields)
 
     async def rest(self, *, cycles: int = 20_000) -> None:
-        """Until nothing moves any more: time may jump."""
+        """Until nothing moves any more, and no row is offered or on its way: time may jump."""
         quiet = 0
         for _ in range(cycles):
             await RisingEdge(self.dut.clk)
-            quiet = 0 if int(self.dut.busy.value) or self.out else quiet + 1
+            engine = self.out or not self.ends.idle or int(self.dut.walk__valid.value)
+            quiet = 0 if int(self.dut.busy.value) or engine else quiet + 1
             if quiet == 8:
                 return
         raise AssertionError("no rest")
