@@ -61,7 +61,7 @@ def follow_health(m: Module, ports: Any, *, config: Config, edited: Signal) -> H
 
     What is reported of a drive that has failed already says nothing new: operations that were on
     their way to it end one by one. A drive that joins is at its array's only after they all have
-    (`hdl.array.tables.members`), and one that is gone in that very cycle has failed.
+    (`ArrayTables`), and one that is gone in that very cycle has failed.
     """
     used = ports.used
     lost = Signal(MAX_DRIVES)
