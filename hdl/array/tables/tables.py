@@ -208,7 +208,7 @@ class ArrayTables(wiring.Component):
         self._position = Signal(WIDTH_BITS)
         self._port = self._number[: config.port_bits]
         self._last_port = self._number == MAX_DRIVES - 1
-        # Of the drive at that port, the least of those that were named, and of the new volume.
+        # Blocks of the drive at that port, and the least of those named; behind the new volume.
         self._blocks = Signal(BLOCK_NUMBER_BITS)
         self._smallest = Signal(BLOCK_NUMBER_BITS)
         self._end = Signal(BLOCK_NUMBER_BITS + 1)
