@@ -53,7 +53,7 @@ BLOCK_RAMS = (
     "*reader.chunks.fifo.storage",
     "*prp.requests.reads*.fifo.storage",
     "*prp.requests.writes*.fifo.storage",
-    "*queues.steps.storage",
+    "*queues.steps.fifo.storage",
 )
 """FIFOs that are block RAM: yosys would make them of LUTs, of which the core has fewer to spare.
 
