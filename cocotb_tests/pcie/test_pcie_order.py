@@ -433,7 +433,7 @@ UNWRITTEN, UNCREDITED = "is not in memory", "a read was offered without a credit
 )
 def test_planted_bugs_are_caught(monkeypatch, place, mutant, testcase, message):
     monkeypatch.setattr(f"hdl.pcie.{place}", mutant)
-    shim = place.split(".")[0]
+    shim = place.split(".")[-2]
     shim = "ultrascale" if shim == "endpoint" else shim
     with pytest.raises(SimulationError, match=message):
         run_endpoint(testcase, module=__name__, shim=shim, width=64 if shim == "series7" else 256)
