@@ -78,7 +78,7 @@ mutants: $(STAMP) ## bugs planted in the design, which the proofs must find
 	$(VENV) -m sim.formal --mutants
 
 same: $(STAMP) ## whether the netlists are those of COMMIT (default: the last), else a proof
-	$(VENV) -m tools.same $(COMMIT)
+	$(VENV) -m tools.same $(COMMIT) $(RENAMED:%=--renamed %)
 
 smoke: $(STAMP) ## a short characterisation run
 	$(VENV) -m sw.characterise --quick --out build/smoke $(JOBS) P2 R5

@@ -18,7 +18,6 @@ from hdl.flow.row import RowKind
 from hdl.flow.walk import WalkKind, WalkResult
 from hdl.stripe.rows.dismissal import Dismissal
 from hdl.stripe.rows.judgement import Judgement
-from hdl.stripe.rows.row_end import end_states
 from hdl.stripe.rows.sequencer import Sequencer
 
 SPAN = 6
@@ -549,26 +548,19 @@ class GivesUpEveryDrive(Judgement):
 
 
 class CountsStaleCopies(Sequencer):
-    """A planted bug: a copy that is not in sync counts."""
+    """A planted bug: what is written to a drive that is being rebuilt counts as stored."""
 
-    def _in_sync(self, program):
-        return Const(-1, len(program.synced))
-
-
-class KnowsNoStaleDrive:
-    """Ports of a sequencer that have every drive rebuilt."""
-
-    def __init__(self, ports):
-        self._ports = ports
-        self.stale = Const(0, len(ports.stale))
-
-    def __getattr__(self, name):
-        return getattr(self._ports, name)
+    def elaborate(self, platform):
+        m = super().elaborate(platform)
+        m.d.comb += self._synced.eq(-1)
+        return m
 
 
-def counts_rebuilt_drives(m, row, *, ports, **others):
-    """A planted bug: what only a drive has that is being rebuilt counts as stored."""
-    end_states(m, row, ports=KnowsNoStaleDrive(ports), **others)
+class CountsRebuiltDrives(Sequencer):
+    """A planted bug: what only a drive has that is being rebuilt by now counts as stored."""
+
+    def _is_stale(self, port):
+        return Const(0)
 
 
 class SharesSecondTries(Sequencer):
@@ -659,7 +651,7 @@ def test_planted_bug_is_caught(mutant, array, testcase):
 )
 def test_planted_bug_in_judging_is_caught(mutant, array, testcase):
     must_catch(
-        mutant, module=__name__, array=array, testcase=testcase, place="rows.row_end.Dismissal"
+        mutant, module=__name__, array=array, testcase=testcase, place="rows.refusals.Dismissal"
     )
 
 
@@ -680,10 +672,4 @@ def test_planted_bug_in_rows_is_caught(mutant, testcase):
 
 @pytest.mark.parametrize("array", ["raid1", "raid5"])
 def test_planted_bug_in_the_end_is_caught(array):
-    must_catch(
-        counts_rebuilt_drives,
-        module=__name__,
-        array=array,
-        testcase=REBUILD,
-        place="rows.sequencer.end_states",
-    )
+    must_catch(CountsRebuiltDrives, module=__name__, array=array, testcase=REBUILD)

@@ -37,6 +37,11 @@ def main() -> int:
     parser.add_argument(
         "--only", action="append", choices=DESIGNS, help="only this design; may be repeated"
     )
+    parser.add_argument(
+        "--renamed", action="append", default=[], metavar="OLD=NEW", type=_names,
+        help="a register, with modules if need be, and its name now; for the proof, where\n"
+             "something is made in another way: stripe/doomed=stripe/freed",
+    )  # fmt: skip
     arguments = parser.parse_args()
     name = f"{arguments.commit}^{{commit}}"
     commit = _git("rev-parse", "--verify", "--quiet", "--end-of-options", name).decode().strip()
@@ -46,10 +51,17 @@ def main() -> int:
     before = _checked_out(commit)
     worst = 0
     for design in arguments.only or DESIGNS:
-        found = compare(_logic(before, design), _logic(ROOT, design))
+        found = compare(_logic(before, design), _logic(ROOT, design), dict(arguments.renamed))
         print(f"{design}: {_verdict(found)}", flush=True)
         worst |= not found.proved
     return worst
+
+
+def _names(text: str) -> tuple[str, str]:
+    old, _, new = text.partition("=")
+    if not old or not new:
+        raise argparse.ArgumentTypeError(f"{text!r} is not OLD=NEW")
+    return old.lstrip("_"), new.lstrip("_")
 
 
 def _git(*arguments: str) -> bytes:

@@ -1,6 +1,8 @@
 """Two designs against each other: alike, proved equal, or different and where."""
 
+import re
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tools.same.classes import classes
@@ -9,6 +11,7 @@ from tools.same.prove import Joined
 
 MOST_STEPS = 3
 """How often states are tried again without those that were not proved equal: more rarely help."""
+
 
 @dataclass(kw_only=True)
 class Comparison:
@@ -39,8 +42,13 @@ class Comparison:
     sizes: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
 
 
-def compare(before: Logic, after: Logic) -> Comparison:
-    """Compares ``before`` with ``after``: first by structure, then by name and proof."""
+def compare(
+    before: Logic, after: Logic, renamed: Mapping[str, str] | None = None
+) -> Comparison:
+    """Compares ``before`` with ``after``: first by structure, then by name and proof.
+
+    ``renamed``: as for `pairs`.
+    """
     result = Comparison(
         sizes=(
             (len(before.gates), len(before.states)),
@@ -60,7 +68,7 @@ def compare(before: Logic, after: Logic) -> Comparison:
     if result.alike:
         result.proved = True
         return result
-    _prove(before, after, values, result)
+    _prove(before, after, values, result, pairs(before, after, renamed))
     return result
 
 
@@ -68,20 +76,28 @@ def _value(values: list[int], literal: int) -> int:
     return values[literal >> 1] ^ -(literal & 1)
 
 
-def pairs(before: Logic, after: Logic) -> list[tuple[int, int]]:
+def pairs(
+    before: Logic, after: Logic, renamed: Mapping[str, str] | None = None
+) -> list[tuple[int, int]]:
     """States of both designs that are taken for each other.
 
     Those of the same name in the same block; of the rest those whose signal has a name that no
-    other block's has, or the same in as many blocks in the same order.
+    other block's has, or the same in as many blocks in the same order. Underscores at the begin of
+    a name do not count. ``renamed``: names of before, modules and signal divided by ``/``, or ends
+    of such, and what they are called now; a bit is ``/number`` behind.
     """
     found: list[tuple[int, int]] = []
     rest: list[dict[int, State]] = [dict(before.states), dict(after.states)]
+    called = [
+        {node: _called(state, renames) for node, state in states.items()}
+        for states, renames in zip(rest, (renamed or {}, {}), strict=True)
+    ]
     for depth in (None, 4, 3):
         names: list[dict[tuple, list[int]]] = []
-        for states in rest:
+        for states, paths in zip(rest, called, strict=True):
             by_name: dict[tuple, list[int]] = defaultdict(list)
             for node, state in states.items():
-                name = state.name if depth is None else state.name[-depth:]
+                name = paths[node] if depth is None else paths[node][-depth:]
                 by_name[state.kind, name].append(node)
             names.append(by_name)
         for name, nodes in names[0].items():
@@ -93,8 +109,21 @@ def pairs(before: Logic, after: Logic) -> list[tuple[int, int]]:
     return found
 
 
-def _prove(before: Logic, after: Logic, values: list[list[int]], result: Comparison) -> None:
-    taken = pairs(before, after)
+def _called(state: State, renamed: Mapping[str, str]) -> tuple[str, ...]:
+    """Modules, signal and bit, without what only tells names of one module apart."""
+    path = "/" + "/".join(re.sub(r"\$\d+$", "", part).lstrip("_") for part in state.name) + "/"
+    for old, new in renamed.items():
+        path = path.replace(f"/{old}/", f"/{new}/")
+    return tuple(path.strip("/").split("/"))
+
+
+def _prove(
+    before: Logic,
+    after: Logic,
+    values: list[list[int]],
+    result: Comparison,
+    taken: list[tuple[int, int]],
+) -> None:
     for states, counted, place in (
         (before.states, result.only_before, 0),
         (after.states, result.only_after, 1),

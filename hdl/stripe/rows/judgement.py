@@ -19,7 +19,7 @@ class Judgement(wiring.Component):
     because it has gone away. ``written``: it was a write and will not be sent again. ABORTED
     operations are sent `attempts` times, a write that its drive cannot store twice, UNREACHED
     operations without being counted. What becomes of a drive that did not store a block depends on
-    the whole row (`hdl.stripe.rows.row_end`).
+    the whole row (`hdl.stripe.rows.refusals`).
 
     A read that is SLOW counts as one that failed, noted in ``slow``.
 

@@ -1,30 +1,22 @@
 """Row sequencer: runs each launched row's program on the drives and through the parity engine."""
 
-from typing import Any
-
-from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from hdl.config import (
-    BLOCK_NUMBER_BITS,
-    DATA_OFFSET_BLOCKS,
-    MAX_DRIVES,
-    Config,
-    bits_for_count,
-)
+from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config, bits_for_count
 from hdl.flow.array_state import eras
 from hdl.flow.host_command import Status
 from hdl.flow.intention import intention
 from hdl.flow.line import line_stream
-from hdl.flow.operation import Opcode, Owner, finished, landed, operation
+from hdl.flow.operation import finished, landed, operation
 from hdl.flow.parity_pass import pass_done, step
 from hdl.flow.piece import piece
 from hdl.flow.recovery import tried_bits
 from hdl.flow.row import RowKind, committed, row_state, strip_state
 from hdl.flow.table_read import TableRead, copy_read, geometry_read, member_read
-from hdl.flow.walk import walk, walked
+from hdl.flow.walk import WalkKind, walk, walked
 from hdl.kit.bits import lowest_bit
 from hdl.kit.queue import Queue
 from hdl.stripe.mends import Mends
@@ -35,63 +27,48 @@ from hdl.stripe.rows.early import Early
 from hdl.stripe.rows.judgement import Judgement
 from hdl.stripe.rows.phase_queues import PhaseQueues
 from hdl.stripe.rows.progress import Next, Phase, progress
-from hdl.stripe.rows.row_at_hand import RowAtHand
-from hdl.stripe.rows.row_end import end_states
-from hdl.stripe.rows.row_phases import phase_states
-from hdl.stripe.rows.row_sending import sending_states
+from hdl.stripe.rows.refusals import Refusals
+from hdl.stripe.rows.row_operation import RowOperation
 from hdl.stripe.walks.suspicion import Suspicion
 from hdl.stripe.walks.verdict import Verdict
+
+SETTLE_CYCLES = 4096
+"""Cycles that the sequencer waits for the states of arrays at most, for one block."""
 
 
 class Sequencer(wiring.Component):
     """Brings launched rows to their new contents, or recovers a block; many rows at once.
 
     A WRITE row ends in one ``committed`` for each joined block, after all its drives have answered,
-    and gives back all its lines; a RECOVER row in ``recovered`` (the line belongs to the receiver)
-    or ``recover_failed``, for each joined block if it is ``gathered``: then only those fail that
-    cannot be worked out. Then ``retired`` gives the row slot back. A row that ``fills`` ends in
-    ``filled``: the joined block's line has its old contents, and the row slot is to be launched
-    again; or as any RECOVER row, its line given back.
+    and gives back all its lines. A RECOVER row ends in ``recovered`` (the line belongs to the
+    receiver) or ``recover_failed``. If it is ``gathered``, it ends so for each joined block, and
+    only those fail that cannot be worked out. Then ``retired`` gives the row slot back. A row that
+    ``fills`` ends in ``filled``: the joined block's line has its old contents, and the row slot is
+    to be launched again. If that fails, it ends as any RECOVER row, and its line is given back.
 
     A role that cannot be read is planned around and, if its drive is alive and it belongs to the
     row's new contents, written anew. A write that fails loses its role. If row and array do without
     it, the drive is reported on ``fail`` (before any ``committed`` of the row), and the row
     succeeds. If the row does not, its blocks end with WRITE_FAULT, and the drive stays: what is
-    live and in sync when the row ends decides, not the level (`hdl.stripe.rows.row_end`). A copy
+    live and in sync when the row ends decides, not the level (`hdl.stripe.rows.refusals`). A copy
     that is not in sync does not make a write succeed. ABORTED operations are sent
-    `hdl.stripe.rows.progress.attempts` times first, UNREACHED ones and writes that end with
-    MEDIUM_ERROR once more; operations that are sent again go alone. GONE is always reported.
+    `hdl.stripe.rows.progress.attempts` times at most, UNREACHED ones and writes that end with
+    MEDIUM_ERROR once more. Operations that are sent again go alone. GONE is always reported.
 
-    ``restarts``, ``undecided``: as for `hdl.stripe.dispatch.Dispatch`. What a walk writes of what
-    it has read is `dated <hdl.flow.operation.operation>`: it is planned anew in another era.
-    ``unsynced``, ``sync_read``, ``doubts`` and ``eras`` are as for
-    `hdl.stripe.planning.admission.Admission`. What was read before drives restarted that are kept,
-    and what is read after it, may be of different times: a row that makes something of it, and has
-    not begun to write, is planned again.
+    What was read before drives restarted that are kept, and what is read after it, may be of
+    different times: a row that makes something of it, and has not begun to write, is planned again.
+    What a walk writes of what it has read is `dated <hdl.flow.operation.operation>`: it is planned
+    anew in another era.
 
-    With ``slow_read_ms``, a host's read that has redundancy left is one that may end as SLOW: then
-    it goes on as with a block that cannot be read, until it needs that block after all; and a block
-    to be recovered that cannot be, but may be read, is read.
+    With ``slow_read_ms``, a host's read that has redundancy left is one that may end as SLOW. Then
+    the row goes on as with a block that cannot be read, until it needs that block after all. If
+    recovery is impossible, the block is read from its own drive.
 
     With ``background``, a write to a row that is past repair because of blocks that cannot be read
-    succeeds; the row's parities are made unreadable until all of its data can be read again. A row
-    that is walked ends in one ``walked``, before ``retired``; ``stale`` and ``boundary_read`` are
-    as for `hdl.stripe.planning.admission.Admission`, and with ``intent_chunks`` so is ``begun``.
-    ``mend``: that, and rows that a host has written of which blocks were made unreadable;
-    ``noted``: bit for each of the two, of ``noted_arrays``. While a member is copied
-    (``copy_read``) what it gets is written to another drive as well, which is reported on ``fail``
-    if it does not store it, and nothing else comes of that. ``essential`` and ``settled`` are those
-    of `hdl.array.states.ArrayStates`: drives that are not given up for a block, and whether that is
-    known, for which the sequencer waits `hdl.stripe.rows.row_end.SETTLE_CYCLES` at most.
-
-    ``exists``, with ``Config.array_shares``, is a bit an array, as for `Admission`.
-
-    ``operation`` has owner ROW, index = row slot, place = target number (without mirroring the
-    role: data 0.., then P, Q, ..); ``finished`` brings both back. ``finished`` and ``pass_done``
-    are taken whatever ``operation``, ``step`` and ``allocate`` do: the operations of a row are
-    queued inside, and a row begins a phase only when all of them fit. ``committed``, ``recovered``,
-    ``recover_failed``, ``fail``, ``free`` and ``retired`` must be taken in the end without waiting
-    for anything of the sequencer.
+    succeeds. The row's parities are made unreadable until all of its data can be read again. A row
+    that is walked ends in one ``walked``, before ``retired``. While a member is copied, what it
+    gets is written to another drive as well. That drive is reported on ``fail`` if it does not
+    store it, and nothing else comes of that.
 
     About 5 cycles to send and 6 to finish an operation, 3 a parity step, 30 + width more a row.
 
@@ -99,6 +76,53 @@ class Sequencer(wiring.Component):
     ----------
     config
         Sizes.
+
+    Ports
+    -----
+    launch, row_read, strip_read
+        Row slots to run; their rows, and joined blocks at address row slot * 32 + data strip.
+    geometry_read, member_read, failed
+        Of the row's array; the ports whose drive has failed.
+    allocate, free
+        Lines of the rows' own; lines given back.
+    operation, finished
+        What the drives do, and how it ended: owner ROW, ``index`` the row slot, ``place`` the
+        target's number (without mirroring the role: data 0.., then P, Q, ..), which comes back.
+    step, pass_done
+        What the parity engine does, and how a pass ended.
+    piece
+        With ``early_rows``: pieces of blocks that have landed.
+    committed, recovered, recover_failed, filled, retired
+        How a row ends. ``filled`` with ``sector_emulation``.
+    fail
+        Ports whose drive is to be given up.
+    busy
+        Something moves.
+    stale, boundary_read, unsynced, doubts, eras, sync_read
+        With ``background``: as for `Admission`.
+    restarts, undecided
+        With ``background``: as for `hdl.stripe.dispatch.Dispatch`.
+    essential, settled
+        With ``background``: those of `hdl.array.states.ArrayStates`: drives that are not given up
+        for a block, and whether that is known. The sequencer, and all rows with it, waits for that
+        `SETTLE_CYCLES` at most for a block; after that the drive stays.
+    copy_read
+        With ``background``: the drive that a member is copied to.
+    walked
+        With ``background``: how a row ended that was walked.
+    mend, noted, noted_arrays
+        With ``background``: rows that are to be mended, of reads, and those that a host has written
+        of which blocks were made unreadable; ``noted``: bit for each of the two, of
+        ``noted_arrays``.
+    begun
+        With ``intent_chunks``: as for `Admission`.
+    exists
+        With ``array_shares``: bit an array, as for `Admission`.
+
+    ``finished`` and ``pass_done`` are taken whatever ``operation``, ``step`` and ``allocate`` do:
+    the operations of a row are queued inside, and a row begins a phase only when all of them fit.
+    ``committed``, ``recovered``, ``recover_failed``, ``fail``, ``free`` and ``retired`` must be
+    taken in the end without waiting for anything of the sequencer.
     """
 
     def __init__(self, *, config: Config):
@@ -153,40 +177,162 @@ class Sequencer(wiring.Component):
             | ({"piece": In(stream.Signature(piece(config)))} if config.early_rows else {})
         )
 
-    def _in_sync(self, program: Any) -> Value:
-        """Targets of ``program`` that hold all that they should of the row."""
-        return program.synced
+        self._admission = Admission(config=config)
+        self._queues = PhaseQueues(config=config)
+        self._todo = Queue(slot, config.rows)  # rows whose phase has ended
+        self._states = Memory(shape=progress(config), depth=config.rows, init=[])
+        self._state_read = self._states.read_port()
+        self._state_write = self._states.write_port()
+        self._unread_read = self._states.read_port()
+        self._operation = RowOperation(config=config)
+        self._steps = PassSteps(config=config)
+        self._judgement = Judgement(config=config)
+        self._refusals = Refusals(config=config)
+        self._early = Early(config=config) if config.early_rows else None
+        if config.background:
+            self._mends = Mends(config=config)
+            self._suspicion = Suspicion(config=config)
+            self._verdict = Verdict(config=config)
+
+        # The row at hand: its program and progress follow `slot` by one cycle. What belongs to
+        # target `number`, or to role `index`, follows that by one.
+        self._slot = Signal(slot)
+        self._number = Signal(target_bits(config))
+        self._index = Signal(role_bits(config))
+        self._now = Signal(progress(config))
+        self._program = program = self._admission.program_read.data
+        self._target = self._admission.target_read.data
+        self._own_line = self._admission.line_read.data
+        self._strip = self.strip_read.data
+
+        # Of the row's program; 0 where the configuration has no such rows.
+        self._recover = program.kind == RowKind.RECOVER
+        self._protected = program.parities != 0
+        self._redundant = self._protected | program.mirrored
+        self._unprotected = program.mirrored | ~self._protected  # by parity
+        self._fills = program.fills if config.sector_emulation else Const(0, 1)
+        self._gathered = program.gathered if config.gather_reads else Const(0, 1)
+        self._walks, self._single, self._checks = Const(0), Const(0), Const(0)
+        self._copied = Const(0, targets(config))
+        self._to_copy = 0
+        if config.background:
+            self._walks, self._single = program.walk.any, program.single
+            self._checks = program.checks
+            copies = program.write[copy_target(config)]
+            self._copied = Mux(copies, 1 << program.copied, 0)
+            self._to_copy = 1 << copy_target(config)
+        self._data_roles = Signal(config.ports)
+        self._synced = Signal(targets(config))
+        self._kept_lines = Signal(config.ports)  # roles whose own line the writes need
+        self._delivers = Signal(config.ports)  # joined blocks that the host gets
+        self._mixed = Signal()  # what was read may be of different times
+
+        # What is left to go through: targets or roles; roles whose own line goes back, and what
+        # follows that.
+        self._pending = Signal(targets(config))
+        self._lowest = Signal(target_bits(config))
+        self._freed = Signal(config.ports)
+        self._next_freed = Signal(role_bits(config))
+        self._afterwards = Signal(Next)
+
+        # The operations that are sent, and the one that has ended.
+        self._writing = Signal()
+        self._resending = Signal()
+        self._sends_step = Signal()
+        self._event = Signal(finished(config))
+        self._answer = Signal(pass_done(config))  # of the parity engine
+        self._release = Signal()  # its line goes back
+        self._report = Signal()  # its drive has gone away
+        self._ended = Signal()  # the row's phase has ended
+
+        # How the row ends.
+        self._abandoned = Signal()  # its erasures cannot be solved
+        self._filled = Signal()  # it goes back to the gatherer
+        self._fault = Signal()  # its commands fail
+        self._rebuilt = Signal(config.ports)  # roles with parity whose drives are being rebuilt
 
     def elaborate(self, platform) -> Module:
         config = self._config
         m = Module()
-        m.submodules.admission = admission = Admission(config=config)
+        self._add_parts(m)
+        self._connect_planning(m)
+        self._connect_row(m)
+        self._connect_sending(m)
+        self._connect_ends(m)
+        if config.background:
+            self._connect_walks(m)
+        with m.FSM(name="sequence") as fsm:
+            moves = self._rest(m)
+            self._end_operation(m)
+            self._end_pass(m)
+            self._begin(m)
+            self._resume(m)
+            if config.background:
+                self._compare(m)
+            self._send_operations(m)
+            self._send_steps(m)
+            self._free_lines(m)
+            self._note_drives(m)
+            self._close(m)
+            self._judge_refusals(m)
+            self._commit(m)
+            self._deliver(m)
+            if config.background:
+                self._end_walk(m)
+            self._retire(m)
+        m.d.comb += self.busy.eq(
+            ~fsm.ongoing("IDLE") | moves | self._queues.busy | self._admission.busy
+        )
+        return m
+
+    def _add_parts(self, m: Module) -> None:
+        m.submodules.admission = self._admission
+        m.submodules.queues = self._queues
+        m.submodules.todo = self._todo
+        m.submodules.states = self._states
+        m.submodules.row_operation = self._operation
+        m.submodules.steps = self._steps
+        m.submodules.judgement = self._judgement
+        m.submodules.refusals = self._refusals
+        if self._early is not None:
+            m.submodules.early = self._early
+        if self._config.background:
+            m.submodules.mends = self._mends
+            m.submodules.suspicion = self._suspicion
+            m.submodules.verdict = self._verdict
+
+    def _connect_planning(self, m: Module) -> None:
+        """What admission sees, and what it tells."""
+        config, admission, unread = self._config, self._admission, self._unread_read
         connect(m, flipped(self.launch), admission.launch)
         connect(m, admission.row_read, flipped(self.row_read))
         connect(m, admission.geometry_read, flipped(self.geometry_read))
         connect(m, admission.member_read, flipped(self.member_read))
         connect(m, flipped(self.allocate), admission.allocate)
-        m.d.comb += admission.failed.eq(self.failed)
+        m.d.comb += [
+            admission.failed.eq(self.failed),
+            admission.again.payload.eq(self._slot),
+            admission.program_read.address.eq(self._slot),
+            admission.target_read.address.eq(Cat(self._number, self._slot)),
+            admission.line_read.address.eq(Cat(self._index, self._slot)),
+            unread.addr.eq(admission.unread_read.address),
+            admission.unread_read.data.bad.eq(unread.data.bad),
+        ]
+        if config.slow_read_ms:
+            m.d.comb += admission.unread_read.data.slow.eq(unread.data.slow)
         if config.background:
             connect(m, admission.boundary_read, flipped(self.boundary_read))
             connect(m, admission.sync_read, flipped(self.sync_read))
+            connect(m, admission.copy_read, flipped(self.copy_read))
+            connect(m, admission.mend, flipped(self.mend[0]))
             m.d.comb += [
+                admission.stale.eq(self.stale),
                 admission.unsynced.eq(self.unsynced),
                 admission.doubts.eq(self.doubts),
                 admission.eras.eq(self.eras),
-            ]
-            connect(m, admission.copy_read, flipped(self.copy_read))
-            # Rows to be mended: of reads, and those that end with blocks made unreadable.
-            m.submodules.mends = mends = Mends(config=config)
-            connect(m, admission.mend, flipped(self.mend[0]))
-            connect(m, mends.walk, flipped(self.mend[1]))
-            m.d.comb += [
-                self.noted.eq(Cat(admission.noted, mends.noted)),
+                self.noted[0].eq(admission.noted),
                 self.noted_arrays[0].eq(admission.noted_array),
             ]
-            m.d.comb += admission.stale.eq(self.stale)
-        else:
-            mends = None
         if config.intent_chunks:
             connect(m, admission.begun, flipped(self.begun))
         if config.array_shares:
@@ -199,381 +345,773 @@ class Sequencer(wiring.Component):
                 admission.ended_slot.eq(self.retired.payload),
             ]
 
-        m.submodules.queues = queues = PhaseQueues(config=config)
+    def _connect_row(self, m: Module) -> None:
+        """What is known of the row at hand."""
+        config, program, now = self._config, self._program, self._now
+        m.d.comb += [
+            self.strip_read.address.eq((self._slot << bits_for_count(MAX_DRIVES)) | self._index),
+            self._state_read.addr.eq(self._slot),
+            self._state_write.addr.eq(self._slot),
+            self._state_write.data.eq(now),
+            self._todo.input.payload.eq(self._slot),
+            self._lowest.eq(lowest_bit(m, self._pending, "lowest_pending")),
+            self._next_freed.eq(lowest_bit(m, self._freed, "lowest_freed")),
+            self._data_roles.eq((1 << program.data) - 1),
+            self._synced.eq(-1),
+            self._kept_lines.eq(program.generate << program.data),
+            self._delivers.eq(program.joined),
+        ]
+        if config.background:
+            m.d.comb += self._synced.eq(program.synced)
+            with m.If(self._walks):
+                lines = Mux(self._single, program.aux, program.write | self._copied)
+                m.d.comb += self._kept_lines.eq(lines)
+            # Drives that are kept have restarted since the row was planned.
+            uses = Mux(self._recover, program.erased.any(), program.read.any())
+            restarted = program.era != self.eras[program.array]
+            m.d.comb += self._mixed.eq(uses & restarted)
+        if config.gather_reads:
+            # Of reads gathered, those that were not lost for good.
+            unsolvable = Mux(self._abandoned, program.erased, 0)
+            with m.If(self._gathered):
+                m.d.comb += self._delivers.eq(program.joined & program.aux & ~unsolvable)
+
+    def _connect_sending(self, m: Module) -> None:
+        """How operations and parity steps leave, and how those of passes come back."""
+        config, program, now = self._config, self._program, self._now
+        queues, steps, sent, early = self._queues, self._steps, self._operation, self._early
         connect(m, queues.operation, flipped(self.operation))
-        room = queues.room
-        todo = Queue(config.row_slot_bits, config.rows)
-        m.submodules.todo = todo
-
-        m.submodules.states = states = Memory(shape=progress(config), depth=config.rows, init=[])
-        state_read = states.read_port()
-        state_write = states.write_port()
-        unread_read = states.read_port()
         m.d.comb += [
-            unread_read.addr.eq(admission.unread_read.address),
-            admission.unread_read.data.bad.eq(unread_read.data.bad),
-        ]
-        if config.slow_read_ms:
-            m.d.comb += admission.unread_read.data.slow.eq(unread_read.data.slow)
-
-        # The row at hand: its program and progress follow `slot` by one cycle, and what belongs to
-        # target `number`, or to role `index`, follows that by one.
-        slot = Signal(config.row_slot_bits)
-        number = Signal(target_bits(config))
-        index = Signal(role_bits(config))
-        now = Signal(progress(config))
-        program = admission.program_read.data
-        target = admission.target_read.data
-        own_line = admission.line_read.data
-        strip = self.strip_read.data
-        m.d.comb += [
-            admission.program_read.address.eq(slot),
-            admission.target_read.address.eq(Cat(number, slot)),
-            admission.line_read.address.eq(Cat(index, slot)),
-            self.strip_read.address.eq((slot << bits_for_count(MAX_DRIVES)) | index),
-            state_read.addr.eq(slot),
-            state_write.addr.eq(slot),
-            state_write.data.eq(now),
-        ]
-        if mends is not None:
-            m.d.comb += [
-                self.noted_arrays[1].eq(program.array),
-                mends.row.array.eq(program.array),
-                mends.row.base.eq(program.base),
-                mends.row.shift.eq(program.place),
-                mends.row.row.eq(program.row),
-            ]
-        data_roles = Signal(config.ports)
-        parity_roles = Signal(config.ports)
-        held = Signal(config.ports)
-        recover = program.kind == RowKind.RECOVER
-        fills = program.fills if config.sector_emulation else Const(0, 1)
-        gathered = program.gathered if config.gather_reads else Const(0, 1)
-        filled = Signal()
-        walks, single, checks, copied = Const(0), Const(0), Const(0), Const(0)
-        synced = Const(-1, targets(config))
-        if config.background:
-            walks, single, checks = program.walk.any, program.single, program.checks
-            synced = self._in_sync(program)
-            copies = program.write[copy_target(config)]
-            copied = Mux(copies, 1 << program.copied, 0)
-        is_strip = ~walks & (program.mirrored | (index < program.data))
-        m.d.comb += [
-            data_roles.eq((1 << program.data) - 1),
-            parity_roles.eq(program.generate << program.data),
-            held.eq(Mux(walks, Mux(single, program.aux, program.write | copied), parity_roles)),
-        ]
-
-        # Operations of one phase: `pending` targets.
-        pending = Signal(targets(config))
-        lowest = lowest_bit(m, pending, "lowest")
-        writing = Signal()
-        resending = Signal()
-        sent = Signal(operation(config))
-        wrap = Mux(target.wrapped, 1 << program.strip_shift, 0)
-        m.d.comb += [
-            queues.next_operation.eq(sent),
-            sent.port.eq(target.port),
-            sent.opcode.eq(Mux(writing, Opcode.WRITE, Opcode.READ)),
-            sent.fua.eq(writing & program.fua),
-            sent.more.eq((writing | walks | gathered) & program.more & ~resending),
-            sent.alone.eq(resending),
-            sent.block.eq(program.row + DATA_OFFSET_BLOCKS + wrap),
-            sent.owner.eq(Owner.ROW),
-            sent.index.eq(slot),
-            sent.place.eq(number),
-            sent.line.eq(
-                Mux(
-                    (writing & is_strip) | (fills & program.joined.bit_select(index, 1)),
-                    strip.line,
-                    own_line,
-                )
-            ),
-        ]
-
-        if config.slow_read_ms:
-            m.d.comb += sent.elsewhere.eq(program.elsewhere)
-
-        has_line, dated = Const(1), Const(0)
-        if config.background:
-            # What a walk has read is not written once its drives have restarted since.
-            writes = walks & writing & (now.phase == Phase.WRITE)
-            dated = writes & program.read.any()
-            old = program.era != self.eras[program.array]
-            m.d.comb += [
-                sent.dated.eq(dated),
-                sent.restarts.eq(Array(self.restarts)[target.port] - old),
-            ]
-            unreadable = (now.phase == Phase.SPOIL) | (now.phase == Phase.BLANK)
-            has_line = program.possible & (is_strip | ~program.salvage) & ~unreadable
-            with m.If(writing & ~has_line):
-                m.d.comb += sent.opcode.eq(Opcode.WRITE_UNCORRECTABLE)
-
-        m.submodules.steps = steps = PassSteps(config=config)
-        m.d.comb += [
+            sent.program.eq(program),
+            sent.progress.eq(now),
+            sent.slot.eq(self._slot),
+            sent.number.eq(self._number),
+            sent.target.eq(self._target),
+            sent.role.eq(self._index),
+            sent.joined_line.eq(self._strip.line),
+            sent.own_line.eq(self._own_line),
+            sent.writing.eq(self._writing),
+            sent.resending.eq(self._resending),
+            queues.next_operation.eq(sent.operation),
             steps.program.eq(program),
-            steps.slot.eq(slot),
+            steps.slot.eq(self._slot),
             queues.next_step.eq(steps.step),
-            queues.next_step.line.eq(Mux(steps.own, own_line, strip.line)),
+            queues.next_step.line.eq(Mux(steps.own, self._own_line, self._strip.line)),
         ]
+        if config.background:
+            m.d.comb += sent.eras.eq(self.eras)
+            for restarts, given in zip(sent.restarts, self.restarts, strict=True):
+                m.d.comb += restarts.eq(given)
 
-        # Passes: those of whole blocks are queued; one for pieces is recorded in the row's seat.
-        sends_step, records = Signal(), Const(0)
-        pass_done, early = self.pass_done, None
-        if config.early_rows:
-            m.submodules.early = early = Early(config=config)
-            pass_done, records = early.done, now.early.any
-            connect(m, flipped(self.piece), early.piece)
-            connect(m, queues.step, early.whole)
-            connect(m, early.step, flipped(self.step))
-            connect(m, flipped(self.pass_done), early.pass_done)
-            m.d.comb += [
-                early.slot.eq(slot),
-                early.reads.eq(program.read),
-                early.record.eq(sends_step & records),
-                early.recorded.eq(queues.next_step),
-                early.record_seat.eq(now.early.seat),
-                early.settle_seat.eq(now.early.seat),
-                early.good.eq(~now.retry.any() & (now.bad == program.bad)),
-                sent.early.any.eq(now.early.any & ~writing),
-                sent.early.seat.eq(now.early.seat),
-            ]
-            if config.array_shares:
-                m.d.comb += early.array.eq(program.array)
-                m.d.sync += early.several.eq((self.exists & (self.exists - 1)).any())
-        else:
+        # Passes of whole blocks are queued; one for pieces is recorded in the row's seat.
+        if early is None:
             connect(m, queues.step, flipped(self.step))
-        m.d.comb += queues.send_step.eq(sends_step & ~records)
-
-        # Lines to give back, and what to do then.
-        doomed = Signal(config.ports)
-        doomed_role = lowest_bit(m, doomed, "doomed_role")
-
-        afterwards = Signal(Next)
-
-        event = Signal(finished(config))
-        unsolved = Signal()
-        ended = Signal()
-        report = Signal()
-        release = Signal()
-        abandoned = Signal()
-        fault = Signal()
-        unprotected = program.mirrored | (program.parities == 0)
-        m.submodules.judgement = judgement = Judgement(config=config)
+            m.d.comb += queues.send_step.eq(self._sends_step)
+            return
+        connect(m, flipped(self.piece), early.piece)
+        connect(m, queues.step, early.whole)
+        connect(m, early.step, flipped(self.step))
+        connect(m, flipped(self.pass_done), early.pass_done)
         m.d.comb += [
-            judgement.event.eq(event),
-            judgement.number.eq(number),
+            queues.send_step.eq(self._sends_step & ~now.early.any),
+            early.slot.eq(self._slot),
+            early.reads.eq(program.read),
+            early.record.eq(self._sends_step & now.early.any),
+            early.recorded.eq(queues.next_step),
+            early.record_seat.eq(now.early.seat),
+            early.settle_seat.eq(now.early.seat),
+            early.good.eq(~now.retry.any() & (now.bad == program.bad)),
+        ]
+        if config.array_shares:
+            m.d.comb += early.array.eq(program.array)
+            m.d.sync += early.several.eq((self.exists & (self.exists - 1)).any())
+
+    def _connect_ends(self, m: Module) -> None:
+        """How operations, and rows, are judged, and what is told of them."""
+        config, program, now = self._config, self._program, self._now
+        judgement, refusals, strip = self._judgement, self._refusals, self._strip
+        stored = now.good.bit_select(self._index, 1)
+        fails = self._fault | (self._unprotected & ~stored)
+        m.d.comb += [
+            judgement.event.eq(self._event),
+            judgement.number.eq(self._number),
             # Targets of a row of mirrors that is filled are told apart by number.
-            judgement.index.eq(Mux(fills & program.mirrored, number, index)),
-            judgement.synced.eq(synced.bit_select(number, 1)),
-            judgement.before.eq(now),
-            self.fail.payload.eq(event.port),
-            self.retired.payload.eq(slot),
-            admission.again.payload.eq(slot),
-            todo.input.payload.eq(slot),
-            self.committed.payload.slot.eq(strip.slot),
-            self.committed.payload.status.eq(
-                Mux(
-                    fault | (unprotected & ~now.good.bit_select(index, 1)),
-                    Status.WRITE_FAULT,
-                    Status.SUCCESS,
-                )
+            judgement.index.eq(
+                Mux(self._fills & program.mirrored, self._number, self._index)
             ),
+            judgement.synced.eq(self._synced.bit_select(self._number, 1)),
+            judgement.before.eq(now),
+            refusals.program.eq(program),
+            refusals.progress.eq(now),
+            refusals.synced.eq(self._synced),
+            refusals.copied.eq(self._copied),
+            refusals.number.eq(self._number),
+            refusals.target.eq(self._target),
+            refusals.fault.eq(self._fault),
+            refusals.settled.eq(1),
+            self.retired.payload.eq(self._slot),
+            self.committed.payload.slot.eq(strip.slot),
+            self.committed.payload.status.eq(Mux(fails, Status.WRITE_FAULT, Status.SUCCESS)),
             self.recovered.payload.slot.eq(strip.slot),
             self.recovered.payload.offset.eq(strip.offset),
-            self.recovered.payload.line.eq(own_line),
+            self.recovered.payload.line.eq(self._own_line),
             self.recover_failed.payload.slot.eq(strip.slot),
             self.recover_failed.payload.status.eq(Status.UNRECOVERED_READ),
         ]
-
-        suspicion, verdict = None, None
+        if config.sector_emulation:
+            m.d.comb += self.filled.payload.eq(self._slot)
         if config.background:
-            copying = number == copy_target(config)
-            both = copies & program.write.bit_select(program.copied, 1)
+            copying = self._number == copy_target(config)
+            both = program.write[copy_target(config)] & program.write.bit_select(program.copied, 1)
             m.d.comb += [
                 judgement.copying.eq(copying),
-                judgement.paired.eq(both & (copying | (number == program.copied))),
-            ]
-            # By syndrome, and by the role of the parity: Q is the first one in one DDF layout.
-            syndromes = Signal(config.parities)
-            nonzero = Signal(config.parities)
-            m.d.comb += nonzero.eq(syndromes)
-            with m.If(program.rotation.ddf & ~program.rotation.ascending):
-                m.d.comb += nonzero.eq(Cat(syndromes[1:2], syndromes[0]))
-            m.submodules.suspicion = suspicion = Suspicion(config=config)
-            m.d.comb += [
-                suspicion.program.eq(program),
-                suspicion.before.eq(now),
-                steps.suspect.eq(now.suspect),
-            ]
-            m.submodules.verdict = verdict = Verdict(config=config)
-            m.d.comb += [
-                verdict.program.eq(program),
-                verdict.progress.eq(now),
-                verdict.abandoned.eq(abandoned),
+                judgement.paired.eq(both & (copying | (self._number == program.copied))),
+                refusals.essential.eq(self.essential),
+                refusals.settled.eq(self.settled),
             ]
 
-        # Joined blocks that the host gets: of reads gathered, those that were not lost for good.
-        delivers = Signal(config.ports)
-        m.d.comb += delivers.eq(program.joined)
-        if config.gather_reads:
-            unsolvable = Mux(abandoned, program.erased, 0)
-            with m.If(gathered):
-                m.d.comb += delivers.eq(program.joined & program.aux & ~unsolvable)
+    def _connect_walks(self, m: Module) -> None:
+        """What walks see of the row, and rows that are to be mended."""
+        program, now, mends = self._program, self._now, self._mends
+        connect(m, mends.walk, flipped(self.mend[1]))
+        m.d.comb += [
+            self._suspicion.program.eq(program),
+            self._suspicion.before.eq(now),
+            self._steps.suspect.eq(now.suspect),
+            self._verdict.program.eq(program),
+            self._verdict.progress.eq(now),
+            self._verdict.abandoned.eq(self._abandoned),
+            mends.row.array.eq(program.array),
+            mends.row.base.eq(program.base),
+            mends.row.shift.eq(program.place),
+            mends.row.row.eq(program.row),
+            self.noted[1].eq(mends.noted),
+            self.noted_arrays[1].eq(program.array),
+        ]
 
-        row = RowAtHand(
-            config=config,
-            program=program,
-            now=now,
-            slot=slot,
-            number=number,
-            index=index,
-            strip=strip,
-            pending=pending,
-            lowest=lowest,
-            recover=recover,
-            fills=fills,
-            gathered=gathered,
-            walks=walks,
-            single=single,
-            checks=checks,
-            held=held,
-            doomed=doomed,
-            doomed_role=doomed_role,
-            afterwards=afterwards,
-            writing=writing,
-            resending=resending,
-            abandoned=abandoned,
-            filled=filled,
-            steps=steps,
-        )
+    # States. Each method has those of one step, and says which they are.
 
-        with m.FSM(name="sequence") as fsm:
-            with m.State("IDLE"):
-                m.d.sync += Cat(ended, abandoned, report, release, filled).eq(0)
-                with m.If(self.finished.valid):
-                    m.d.comb += self.finished.ready.eq(1)
-                    m.d.sync += [
-                        event.eq(self.finished.payload),
-                        slot.eq(self.finished.payload.index),
-                        number.eq(self.finished.payload.place),
-                    ]
-                    m.next = "LOAD-EVENT"
-                with m.Elif(pass_done.valid):
-                    m.d.comb += pass_done.ready.eq(1)
-                    m.d.sync += [
-                        slot.eq(pass_done.payload.index),
-                        unsolved.eq(pass_done.payload.error),
-                    ]
-                    if config.background:
-                        m.d.sync += syndromes.eq(pass_done.payload.nonzero)
-                    m.next = "LOAD-PASS"
-                with m.Elif(todo.output.valid & room):
-                    m.d.comb += todo.output.ready.eq(1)
-                    m.d.sync += slot.eq(todo.output.payload)
-                    m.next = "LOAD-ROW"
-                with m.Elif(admission.ready.valid & room):
-                    m.d.comb += admission.ready.ready.eq(1)
-                    m.d.sync += slot.eq(admission.ready.payload)
-                    m.next = "LOAD-PROGRAM"
-
-            # An operation has ended.
-            with m.State("LOAD-EVENT"):
-                m.next = "COPY-EVENT"
-            with m.State("COPY-EVENT"):
-                m.d.sync += [now.eq(state_read.data), index.eq(target.strip)]
-                m.next = "JUDGE-EVENT"
-            with m.State("JUDGE-EVENT"):
+    def _rest(self, m: Module) -> Value:
+        """The state IDLE: what can be done next, most urgent first; whether anything moves."""
+        config, admission, todo, early = self._config, self._admission, self._todo, self._early
+        pass_done = self.pass_done if early is None else early.done
+        room = self._queues.room
+        with m.State("IDLE"):
+            m.d.sync += [
+                self._ended.eq(0),
+                self._abandoned.eq(0),
+                self._report.eq(0),
+                self._release.eq(0),
+                self._filled.eq(0),
+            ]
+            with m.If(self.finished.valid):
+                m.d.comb += self.finished.ready.eq(1)
                 m.d.sync += [
-                    now.eq(judgement.after),
-                    ended.eq(judgement.ended),
-                    report.eq(judgement.report),
-                    release.eq(judgement.written & ~program.mirrored & ~single & has_line),
+                    self._event.eq(self.finished.payload),
+                    self._slot.eq(self.finished.payload.index),
+                    self._number.eq(self.finished.payload.place),
                 ]
-                m.next = "SETTLE-EVENT"
-            with m.State("SETTLE-EVENT"):
-                m.d.comb += [
-                    self.fail.valid.eq(report),
-                    self.free.valid.eq(release & ~report),
-                    self.free.payload.eq(Mux(is_strip, strip.line, own_line)),
+                m.next = "LOAD-EVENT"
+            with m.Elif(pass_done.valid):
+                m.d.comb += pass_done.ready.eq(1)
+                m.d.sync += [
+                    self._answer.eq(pass_done.payload),
+                    self._slot.eq(pass_done.payload.index),
                 ]
-                with m.If(report):
-                    with m.If(self.fail.ready):
-                        m.d.sync += report.eq(0)
-                with m.Elif(~release | self.free.ready):
-                    m.next = "STORE"
+                m.next = "LOAD-PASS"
+            with m.Elif(todo.output.valid & room):
+                m.d.comb += todo.output.ready.eq(1)
+                m.d.sync += self._slot.eq(todo.output.payload)
+                m.next = "LOAD-ROW"
+            with m.Elif(admission.ready.valid & room):
+                m.d.comb += admission.ready.ready.eq(1)
+                m.d.sync += self._slot.eq(admission.ready.payload)
+                m.next = "LOAD-PROGRAM"
+        # At rest, only what arrives, or room for what is queued, moves anything.
+        moves = self.finished.valid | pass_done.valid | todo.filling
+        moves |= room & (todo.output.valid | admission.ready.valid)
+        if early is not None:
+            moves |= early.busy
+        if config.background:
+            moves |= self._mends.busy | (self.mend[1].valid & self.mend[1].ready)
+        return moves
 
-            # A parity pass has ended.
-            with m.State("LOAD-PASS"):
-                m.next = "COPY-PASS"
-            with m.State("COPY-PASS"):
-                m.d.sync += [now.eq(state_read.data), ended.eq(1)]
-                if config.background:
-                    m.d.sync += now.nonzero.eq(nonzero)
-                with m.If(unsolved):
-                    m.d.sync += now.phase.eq(Phase.ABANDON)
+    def _end_operation(self, m: Module) -> None:
+        """The state LOAD-EVENT, when an operation has ended, and those that follow, up to STORE."""
+        program, now, judgement = self._program, self._now, self._judgement
+        own_line = program.mirrored | self._single
+        with m.State("LOAD-EVENT"):
+            m.next = "COPY-EVENT"
+        with m.State("COPY-EVENT"):
+            m.d.sync += [now.eq(self._state_read.data), self._index.eq(self._target.strip)]
+            m.next = "JUDGE-EVENT"
+        with m.State("JUDGE-EVENT"):
+            m.d.sync += [
+                now.eq(judgement.after),
+                self._ended.eq(judgement.ended),
+                self._report.eq(judgement.report),
+                self._release.eq(judgement.written & ~own_line & self._operation.has_line),
+            ]
+            m.next = "SETTLE-EVENT"
+        with m.State("SETTLE-EVENT"):
+            m.d.comb += [
+                self.fail.valid.eq(self._report),
+                self.fail.payload.eq(self._event.port),
+                self.free.valid.eq(self._release & ~self._report),
+                self.free.payload.eq(
+                    Mux(self._operation.has_joined, self._strip.line, self._own_line)
+                ),
+            ]
+            with m.If(self._report):
+                with m.If(self.fail.ready):
+                    m.d.sync += self._report.eq(0)
+            with m.Elif(~self._release | self.free.ready):
                 m.next = "STORE"
 
-            with m.State("STORE"):
-                m.d.comb += [state_write.en.eq(1), todo.input.valid.eq(ended)]
+    def _end_pass(self, m: Module) -> None:
+        """The state LOAD-PASS, when a parity pass has ended, and those that follow; STORE, which
+        ends the work on a row until its phase has ended."""
+        now, program, answer = self._now, self._program, self._answer
+        with m.State("LOAD-PASS"):
+            m.next = "COPY-PASS"
+        with m.State("COPY-PASS"):
+            m.d.sync += [now.eq(self._state_read.data), self._ended.eq(1)]
+            if self._config.background:
+                # By syndrome, and by the role of the parity: Q is the first one in one DDF layout.
+                m.d.sync += now.nonzero.eq(answer.nonzero)
+                with m.If(program.rotation.ddf & ~program.rotation.ascending):
+                    swapped = Cat(answer.nonzero[1:2], answer.nonzero[0])
+                    m.d.sync += now.nonzero.eq(swapped)
+            with m.If(answer.error):
+                m.d.sync += now.phase.eq(Phase.ABANDON)
+            m.next = "STORE"
+        with m.State("STORE"):
+            m.d.comb += [self._state_write.en.eq(1), self._todo.input.valid.eq(self._ended)]
+            m.next = "IDLE"
+
+    def _begin(self, m: Module) -> None:
+        """The state LOAD-PROGRAM, when a row begins, and BEGIN; WRITE, where its writes begin."""
+        config, program, now = self._config, self._program, self._now
+        admission, early, stored = self._admission, self._early, self._state_read.data
+        with m.State("LOAD-PROGRAM"):
+            m.next = "BEGIN"
+        with m.State("BEGIN"):
+            m.d.sync += [now.eq(0), now.bad.eq(program.bad)]
+            if config.background:
+                with m.If(program.again):
+                    m.d.sync += [now.found.eq(stored.found), now.wrong.eq(stored.wrong)]
+                    if config.slow_read_ms:
+                        m.d.sync += now.slow.eq(stored.slow & program.bad)
+            with m.If(~program.possible):
+                m.next = "CLOSE"
+                if config.background:
+                    with m.If(program.write.any()):
+                        m.next = "WRITE"
+            with m.Elif(program.read.any()):
+                self._begin_operations(m, targets=program.read, phase=Phase.READ)
+                if early is not None:
+                    # With other rows at its heels the next reads matter more.
+                    alone = early.free & ~admission.busy
+                    one = (program.joined & (program.joined - 1)) == 0
+                    lost = self._recover & one & ~self._fills & program.erased.any()
+                    with m.If(lost & alone):
+                        m.d.comb += early.claim.eq(1)
+                        m.d.sync += [now.early.any.eq(1), now.early.seat.eq(early.seat)]
+            with m.Elif(program.generate.any()):
+                self._begin_generation(m)
+            with m.Else():
+                m.next = "WRITE"
+                if config.background:
+                    m.d.sync += now.suspect.eq(program.source)
+                    with m.If(self._walks & (program.walk.kind == WalkKind.ZERO)):
+                        m.next = "COMPARE"
+        with m.State("WRITE"):
+            m.d.sync += now.attempts.eq(0)
+            self._begin_operations(m, targets=program.write, phase=Phase.WRITE)
+            with m.If(~program.write.any()):
+                m.next = "CLOSE"
+
+    def _resume(self, m: Module) -> None:
+        """The state LOAD-ROW, when a row's phase has ended, and those that follow, up to the begin
+        of its next phase, or its end."""
+        config, program, now = self._config, self._program, self._now
+        stored, early = self._state_read.data, self._early
+        with m.State("LOAD-ROW"):
+            m.next = "COPY-ROW"
+        with m.State("COPY-ROW"):
+            m.d.sync += now.eq(stored)
+            m.next = "RESUME"
+            if config.early_rows:
+                with m.If(stored.early.any):
+                    m.next = "SETTLE"
+        if early is not None:
+            with m.State("SETTLE"):
+                # Reads have ended; passes that are under way end before anything else.
+                m.d.comb += early.settle.eq(1)
+                m.d.sync += now.early.any.eq(0)
+                with m.If(early.good & ~self._mixed):
+                    m.d.sync += now.phase.eq(Phase.RECOVER)
+                m.next = "STORE"
+        with m.State("RESUME"):
+            with m.Switch(now.phase):
+                with m.Case(Phase.READ):
+                    self._after_reads(m)
+                with m.Case(Phase.RECOVER):
+                    self._after_recovery(m)
+                with m.Case(Phase.GENERATE):
+                    self._give_back(m, program.aux & ~self._kept_lines, then=Next.WRITE)
+                    if config.background:
+                        with m.If(self._mixed):
+                            self._plan_again(m)
+                        with m.Elif(self._checks):
+                            m.next = "SUSPECT"
+                with m.Case(Phase.WRITE):
+                    self._after_writes(m)
+                if config.background:
+                    with m.Case(Phase.COMPARE):
+                        m.next = "SUSPECT"
+                        with m.If(self._mixed):
+                            self._plan_again(m)
+                    for phase in (Phase.SPOIL, Phase.BLANK):
+                        with m.Case(phase):
+                            m.next = "FIND-REFUSALS"
+                            with m.If(now.retry.any()):
+                                self._try_again(m, phase=phase)
+                with m.Default():  # its erasures cannot be solved
+                    m.d.sync += self._abandoned.eq(1)
+                    self._give_back(m, program.aux, then=Next.CLOSE)
+                    if config.gather_reads:
+                        with m.If(self._gathered):
+                            self._deliver_joined(m)
+
+    def _after_reads(self, m: Module) -> None:
+        """What follows the reads of a row."""
+        config, program, now = self._config, self._program, self._now
+        with m.If(now.retry.any()):
+            self._try_again(m, phase=Phase.READ)
+        with m.Elif((now.bad != program.bad) | self._mixed):
+            self._plan_again(m)
+        with m.Elif(program.erased.any()):
+            m.d.comb += self._steps.recover.eq(1)
+            m.d.sync += now.phase.eq(Phase.RECOVER)
+            m.next = "BEGIN-PASS"
+        if config.gather_reads or config.slow_read_ms or config.background:
+            with m.Elif(self._recover & ~self._fills):
+                self._deliver_joined(m)
+        if config.sector_emulation:
+            with m.Elif(self._fills):
+                self._end_filling(m)
+        if config.background:
+            with m.Elif(self._checks & self._single):
+                m.next = "SUSPECT"
+            with m.Elif(self._walks & ~program.generate.any()):
+                self._give_back(m, program.aux & ~self._kept_lines, then=Next.WRITE)
+        with m.Else():
+            self._begin_generation(m)
+
+    def _after_recovery(self, m: Module) -> None:
+        """What follows once what was erased has been worked out."""
+        config, program = self._config, self._program
+        with m.If(self._recover & ~self._fills):
+            self._deliver_joined(m)
+        if config.sector_emulation:
+            with m.Elif(self._fills):
+                self._end_filling(m)
+        if config.background:
+            with m.Elif(self._walks & self._mixed):
+                self._plan_again(m)
+            with m.Elif(self._walks & ~program.generate.any()):
+                self._give_back(m, program.aux & ~self._kept_lines, then=Next.WRITE)
+        with m.Else():
+            self._begin_generation(m)
+
+    def _after_writes(self, m: Module) -> None:
+        """What follows the writes of a row."""
+        config, program, now = self._config, self._program, self._now
+        m.next = "CLOSE"
+        with m.If(now.lost.any()):
+            # Every role, but of mirrors what was written; and both drives of a copy.
+            every_role = (1 << (program.data + program.parities)) - 1
+            places = Mux(self._protected, every_role, program.write | program.read)
+            if config.background:
+                places = places | (program.write & self._to_copy) | self._copied
+            m.d.sync += [self._pending.eq(places), now.good.eq(0)]
+            m.next = "SELECT-PLACE"
+        with m.If(now.retry.any()):
+            self._try_again(m, phase=Phase.WRITE)
+            if config.background:
+                # What a walk writes may not be the row's any more.
+                again = now.retry[: config.ports] | Mux(
+                    now.retry[copy_target(config)], 1 << program.copied, 0
+                )
+                unwritten = program.aux & (again | self._single.replicate(config.ports))
+                with m.If(self._walks & self._mixed):
+                    self._give_back(m, unwritten, then=Next.PLAN)
+
+    def _compare(self, m: Module) -> None:
+        """The states SUSPECT, when parities or copies have been compared, and COMPARE, which begins
+        the next such pass."""
+        program, now, suspicion = self._program, self._now, self._suspicion
+        with m.State("SUSPECT"):
+            m.d.sync += now.eq(suspicion.after)
+            with m.If(suspicion.compare):
+                m.next = "COMPARE"
+            with m.Elif(suspicion.again):
+                self._plan_again(m)
+            with m.Else():
+                self._give_back(m, program.aux & ~self._kept_lines, then=Next.WRITE)
+        with m.State("COMPARE"):
+            m.d.comb += self._steps.compare.eq(1)
+            m.d.sync += now.phase.eq(Phase.COMPARE)
+            m.next = "BEGIN-PASS"
+
+    def _begin_generation(self, m: Module) -> None:
+        """Ends a state: generate parities."""
+        m.d.comb += self._steps.generate.eq(1)
+        m.d.sync += self._now.phase.eq(Phase.GENERATE)
+        m.next = "BEGIN-PASS"
+
+    def _begin_operations(
+        self, m: Module, *, targets: Value, phase: Phase, again: int = 0
+    ) -> None:
+        """Ends a state: read or write ``targets``, ``again`` or for the first time."""
+        m.d.sync += [
+            self._resending.eq(again),
+            self._now.phase.eq(phase),
+            self._pending.eq(targets),
+            self._writing.eq(phase != Phase.READ),
+        ]
+        m.next = "SELECT-TARGET"
+
+    def _make_unreadable(self, m: Module, *, targets: Value, phase: Phase) -> None:
+        """Ends a state: make ``targets`` unreadable, which their drives may refuse, too."""
+        now = self._now
+        m.d.sync += [now.lost.eq(0), now.refused.eq(0), now.attempts.eq(0)]
+        self._begin_operations(m, targets=targets, phase=phase)
+
+    def _try_again(self, m: Module, *, phase: Phase) -> None:
+        """Ends a state: send once more what did not come to an end."""
+        now = self._now
+        m.d.sync += [
+            now.retry.eq(0),
+            now.aborted.eq(0),
+            now.attempts.eq(now.attempts + now.aborted),
+        ]
+        self._begin_operations(m, targets=now.retry, phase=phase, again=1)
+
+    def _give_back(self, m: Module, roles: Value, *, then: Next) -> None:
+        """Ends a state: free the own lines of ``roles``."""
+        m.d.sync += [self._freed.eq(roles), self._afterwards.eq(then)]
+        m.next = "SELECT-LINE"
+
+    def _plan_again(self, m: Module) -> None:
+        """Ends a state: free the row's own lines and have it planned again."""
+        self._give_back(m, self._program.aux, then=Next.PLAN)
+
+    def _end_filling(self, m: Module) -> None:
+        """Ends a state: give the row back to the gatherer."""
+        m.d.sync += self._filled.eq(1)
+        self._give_back(m, self._program.aux, then=Next.RETIRE)
+
+    def _deliver_joined(self, m: Module) -> None:
+        """Ends a state: give the host the joined blocks."""
+        m.d.sync += self._pending.eq(self._program.joined)
+        m.next = "FIND-RECOVERED"
+
+    def _send_operations(self, m: Module) -> None:
+        """The states from SELECT-TARGET, which send an operation to each ``pending`` target, up to
+        STORE, or to the pass that is recorded for a row whose blocks are worked out in pieces."""
+        config, program, now = self._config, self._program, self._now
+        pending = self._pending
+        with m.State("SELECT-TARGET"):
+            m.d.sync += [self._number.eq(self._lowest), pending.eq(pending & (pending - 1))]
+            m.next = "FIND-TARGET"
+            with m.If(~pending.any()):
+                m.next = "STORE"
+                if config.early_rows:
+                    with m.If(now.early.any):
+                        m.d.comb += self._steps.recover.eq(1)
+                        m.next = "BEGIN-PASS"
+        with m.State("FIND-TARGET"):
+            m.next = "FIND-ROLE"
+        with m.State("FIND-ROLE"):
+            m.d.sync += [
+                self._index.eq(self._target.strip),
+                now.remaining.eq(now.remaining + 1),
+            ]
+            if config.background:
+                with m.If(self._writing & self._single):
+                    m.d.sync += self._index.eq(program.source)
+            m.next = "FIND-LINE"
+        with m.State("FIND-LINE"):
+            m.next = "SEND"
+        with m.State("SEND"):
+            m.d.comb += self._queues.send_operation.eq(1)
+            m.next = "SELECT-TARGET"
+            if config.background:
+                # Until then its era is not known.
+                with m.If(self._operation.dated & self.undecided):
+                    m.d.comb += self._queues.send_operation.eq(0)
+                    m.next = "SEND"
+
+    def _send_steps(self, m: Module) -> None:
+        """The states from BEGIN-PASS, which send the steps of a pass, up to STORE."""
+        steps = self._steps
+        with m.State("BEGIN-PASS"):
+            m.d.comb += [steps.begin.eq(1), self._sends_step.eq(1)]
+            m.next = "SELECT-STEP"
+        with m.State("SELECT-STEP"):
+            m.d.comb += steps.select.eq(1)
+            m.d.sync += self._index.eq(steps.role)
+            m.next = "FIND-STEP"
+            with m.If(steps.skips):
+                m.next = "SELECT-STEP"
+            with m.If(~steps.more):
+                m.next = "STORE"
+        with m.State("FIND-STEP"):
+            m.next = "SEND-STEP"
+        with m.State("SEND-STEP"):
+            m.d.comb += self._sends_step.eq(1)
+            m.next = "SELECT-STEP"
+
+    def _free_lines(self, m: Module) -> None:
+        """The states from SELECT-LINE, which give back the own lines of the ``freed`` roles, up to
+        what follows ``afterwards``; PLAN, which has the row planned again."""
+        freed = self._freed
+        with m.State("SELECT-LINE"):
+            m.d.sync += [self._index.eq(self._next_freed), freed.eq(freed & (freed - 1))]
+            m.next = "FIND-FREED"
+            with m.If(~freed.any()):
+                with m.Switch(self._afterwards):
+                    with m.Case(Next.PLAN):
+                        m.next = "PLAN"
+                    with m.Case(Next.WRITE):
+                        m.next = "WRITE"
+                    with m.Case(Next.CLOSE):
+                        m.next = "CLOSE"
+                    with m.Case(Next.RETIRE):
+                        m.next = "RETIRE"
+        with m.State("FIND-FREED"):
+            m.next = "FREE"
+        with m.State("FREE"):
+            m.d.comb += [self.free.valid.eq(1), self.free.payload.eq(self._own_line)]
+            with m.If(self.free.ready):
+                m.next = "SELECT-LINE"
+        with m.State("PLAN"):
+            m.d.comb += [self._admission.again.valid.eq(1), self._state_write.en.eq(1)]
+            with m.If(self._admission.again.ready):
                 m.next = "IDLE"
 
-            phase_states(
-                m,
-                row,
-                stored=state_read.data,
-                admission=admission,
-                eras=self.eras if config.background else None,
-                early=early,
-                suspicion=suspicion,
-                copied=copied,
-            )
+    def _is_stale(self, port: Value) -> Value:
+        """Whether the drive at ``port`` is being rebuilt now."""
+        return self.stale.bit_select(port, 1)
 
-            sending_states(
-                m,
-                row,
-                ports=self,
-                target=target,
-                queues=queues,
-                sends_step=sends_step,
-                records=records,
-                dated=dated,
-                own_line=own_line,
-                admission=admission,
-                state_write=state_write,
-            )
+    def _note_drives(self, m: Module) -> None:
+        """The states from SELECT-PLACE, of a row of which a drive did not store a block, up to
+        CLOSE: what has become of the drives since the row began."""
+        config, program, now = self._config, self._program, self._now
+        pending, port = self._pending, self._target.port
+        own = Signal.like(now.lost)
+        m.d.comb += own.eq(1 << self._number)
+        counts = own & program.write & self._synced & ~now.lost & ~self._to_copy
+        with m.State("SELECT-PLACE"):
+            m.d.sync += [self._number.eq(self._lowest), pending.eq(pending & (pending - 1))]
+            m.next = "FIND-PLACE"
+            with m.If(~pending.any()):
+                m.next = "CLOSE"
+        with m.State("FIND-PLACE"):
+            m.next = "NOTE-PLACE"
+        with m.State("NOTE-PLACE"):
+            with m.If(self.failed.bit_select(port, 1)):
+                m.d.sync += [now.lost.eq(now.lost | own), now.left.eq(now.left | own)]
+            if config.background:
+                with m.Elif(~self._walks & self._is_stale(port)):
+                    m.d.sync += self._rebuilt.eq(self._rebuilt | own)
+            with m.Elif(counts.any()):
+                m.d.sync += now.good.eq(now.good | (1 << self._target.strip))
+            m.next = "SELECT-PLACE"
 
-            end_states(
-                m,
-                row,
-                ports=self,
-                target=target,
-                data_roles=data_roles,
-                unprotected=unprotected,
-                copied=copied,
-                synced=synced,
-                fault=fault,
-                delivers=delivers,
-                verdict=verdict,
-                mends=mends,
-            )
+    def _close(self, m: Module) -> None:
+        """The state CLOSE, of any row that ends with statuses, and COUNT, which counts what has no
+        redundancy left."""
+        config, program, now = self._config, self._program, self._now
+        refusals, fault = self._refusals.refusals, self._fault
+        missing = Signal(config.ports)
+        tolerance = Signal(3)
+        with m.State("CLOSE"):
+            lost = now.lost[: config.ports]
+            replaced = Mux(self._walks, program.write[: config.ports], program.joined)
+            unread = now.bad & self._data_roles & ~replaced
+            m.d.sync += [
+                missing.eq(lost | program.dead | unread),
+                tolerance.eq(program.parities),
+                fault.eq(self._abandoned | ~program.possible),
+                self._pending.eq(program.joined),
+            ]
+            m.next = "COUNT"
+            if config.background:
+                rebuilt = program.stale | self._rebuilt
+                m.d.sync += [
+                    missing.eq(lost | program.dead | rebuilt | unread),
+                    self._rebuilt.eq(0),
+                ]
+                with m.If(program.salvage):
+                    # What joined is on its drives, or nowhere; the rest is lost already.
+                    m.d.sync += [
+                        missing.eq(lost | program.dead | program.stale),
+                        fault.eq((lost & program.joined).any() | self._refusals.needed.any()),
+                    ]
+                with m.If(self._walks & ~refusals.any()):
+                    m.next = "JUDGE-WALK"
+        with m.State("COUNT"):
+            m.d.sync += [missing.eq(missing & (missing - 1)), tolerance.eq(tolerance - 1)]
+            with m.If(self._unprotected | fault | (tolerance == 0)):
+                m.next = "SELECT-STRIP"
+                with m.If(refusals.any()):
+                    m.next = "FIND-REFUSALS"
+                with m.If(~self._unprotected & missing.any()):
+                    m.d.sync += fault.eq(1)
 
-        # With nothing at hand only what arrives, or room for what is queued, moves anything.
-        arriving = self.finished.valid | pass_done.valid
-        if early is not None:
-            arriving |= early.busy
-        begins = room & (todo.output.valid | admission.ready.valid)
-        filling = todo.filling
-        asks = Const(0)
-        if mends is not None:
-            asks = mends.busy | (self.mend[1].valid & self.mend[1].ready)
-        m.d.comb += self.busy.eq(
-            ~fsm.ongoing("IDLE")
-            | arriving
-            | begins
-            | filling
-            | queues.busy
-            | admission.busy
-            | asks
-        )
-        return m
+    def _judge_refusals(self, m: Module) -> None:
+        """The states from FIND-REFUSALS, which find the drives that are given up as they did not
+        store a block, up to SELECT-STRIP; or a phase begins that makes blocks unreadable."""
+        config, program, now = self._config, self._program, self._now
+        refusals, pending, fault = self._refusals, self._pending, self._fault
+        # Whether a drive stays that the row does not do without; those that stay and that it does
+        # without.
+        torn = Signal()
+        kept = Signal.like(now.lost)
+        waited = Signal(range(SETTLE_CYCLES + 1))
+        own = Signal.like(now.lost)
+        m.d.comb += own.eq(1 << self._number)
+        with m.State("FIND-REFUSALS"):
+            m.d.sync += [pending.eq(refusals.refusals), torn.eq(0), kept.eq(0)]
+            with m.If(program.mirrored & (program.joined & ~now.good).any()):
+                m.d.sync += fault.eq(1)
+            if config.background:
+                with m.Switch(now.phase):
+                    with m.Case(Phase.BLANK):
+                        m.d.sync += fault.eq(refusals.needed.any())
+                    with m.Case(Phase.SPOIL):
+                        m.d.sync += fault.eq(self._redundant)
+                    with m.Default():
+                        m.d.sync += now.old.eq(now.lost & now.refused)
+            m.next = "SELECT-REFUSAL"
+        with m.State("SELECT-REFUSAL"):
+            m.d.sync += [
+                self._number.eq(self._lowest),
+                pending.eq(pending & (pending - 1)),
+                waited.eq(0),
+            ]
+            m.next = "FIND-REFUSAL"
+            with m.If(~pending.any()):
+                m.d.sync += pending.eq(program.joined)
+                m.next = "SELECT-STRIP"
+                if config.background:
+                    spoils = torn & (now.phase != Phase.SPOIL) & refusals.spoilt.any()
+                    with m.If((now.phase == Phase.WRITE) & kept.any()):
+                        m.d.sync += now.blank.eq(kept)
+                        self._make_unreadable(m, targets=kept, phase=Phase.BLANK)
+                    with m.Elif(self._walks):
+                        m.next = "JUDGE-WALK"
+                    with m.Elif(spoils):
+                        self._make_unreadable(m, targets=refusals.spoilt, phase=Phase.SPOIL)
+        with m.State("FIND-REFUSAL"):
+            m.next = "REPORT"
+        with m.State("REPORT"):
+            m.next = "SELECT-REFUSAL"
+            if config.background:
+                m.d.comb += refusals.impatient.eq(waited == SETTLE_CYCLES)
+            with m.If(refusals.waits):
+                m.d.sync += waited.eq(waited + 1)
+                m.next = "REPORT"
+            with m.Elif(refusals.dismissed):
+                m.next = "GIVE-UP"
+            with m.Elif(~refusals.kept):
+                m.d.sync += torn.eq(1)
+            with m.Else():
+                m.d.sync += kept.eq(kept | own)
+        with m.State("GIVE-UP"):
+            m.d.comb += [self.fail.valid.eq(1), self.fail.payload.eq(self._target.port)]
+            with m.If(self.fail.ready):
+                m.next = "SELECT-REFUSAL"
+                if config.background:
+                    m.d.sync += now.left.eq(now.left | own)
+
+    def _commit(self, m: Module) -> None:
+        """The states from SELECT-STRIP, which end the ``pending`` joined blocks, up to RETIRE."""
+        config, program, now = self._config, self._program, self._now
+        pending, recover = self._pending, self._recover
+        with m.State("SELECT-STRIP"):
+            m.d.sync += [self._index.eq(self._lowest), pending.eq(pending & (pending - 1))]
+            m.next = "FIND-STRIP"
+            with m.If(~pending.any()):
+                m.next = "RETIRE"
+        with m.State("FIND-STRIP"):
+            m.next = "COMMIT"
+        with m.State("COMMIT"):
+            m.d.comb += [
+                self.committed.valid.eq(~recover),
+                self.recover_failed.valid.eq(recover),
+            ]
+            with m.If(Mux(recover, self.recover_failed.ready, self.committed.ready)):
+                m.next = "SELECT-STRIP"
+                if config.background:
+                    # What can be worked out has its redundancy again without anyone's reading it.
+                    unreadable = (now.phase == Phase.SPOIL) | (now.phase == Phase.BLANK)
+                    m.d.comb += self._mends.note.eq(
+                        self._redundant & ~recover & unreadable & ~pending.any()
+                    )
+                # Lines written have been freed one by one, but not those of mirrors.
+                written = program.write.bit_select(self._index, 1)
+                holds = program.mirrored | self._abandoned | ~written
+                with m.If((~recover | self._fills) & holds):
+                    m.next = "FREE-STRIP"
+        with m.State("FREE-STRIP"):
+            m.d.comb += [self.free.valid.eq(1), self.free.payload.eq(self._strip.line)]
+            with m.If(self.free.ready):
+                m.next = "SELECT-STRIP"
+
+    def _deliver(self, m: Module) -> None:
+        """The states from FIND-RECOVERED, of a row that ends with blocks for the host, the
+        ``pending`` ones, up to RETIRE."""
+        config, program, pending = self._config, self._program, self._pending
+        with m.State("FIND-RECOVERED"):
+            m.d.sync += [self._index.eq(self._lowest), pending.eq(pending & (pending - 1))]
+            m.next = "FETCH-RECOVERED"
+        with m.State("FETCH-RECOVERED"):
+            m.next = "DELIVER"
+        with m.State("DELIVER"):
+            delivered = Const(1)
+            if config.gather_reads:
+                delivered = self._delivers.bit_select(self._index, 1)
+                m.d.comb += self.recover_failed.valid.eq(~delivered)
+            m.d.comb += self.recovered.valid.eq(delivered)
+            with m.If(Mux(delivered, self.recovered.ready, self.recover_failed.ready)):
+                self._give_back(m, program.aux & ~self._delivers, then=Next.RETIRE)
+                if config.gather_reads:
+                    with m.If(pending.any()):
+                        m.next = "FIND-RECOVERED"
+
+    def _end_walk(self, m: Module) -> None:
+        """The states JUDGE-WALK and END-WALK, of a row that was walked, up to RETIRE."""
+        with m.State("JUDGE-WALK"):
+            m.d.sync += self.walked.payload.eq(self._verdict.walked)
+            m.next = "END-WALK"
+        with m.State("END-WALK"):
+            m.d.comb += self.walked.valid.eq(1)
+            with m.If(self.walked.ready):
+                m.next = "RETIRE"
+                with m.If(self._single):
+                    self._give_back(m, self._program.aux, then=Next.RETIRE)
+
+    def _retire(self, m: Module) -> None:
+        """The state RETIRE: the row slot goes back."""
+        with m.State("RETIRE"):
+            m.d.comb += self.retired.valid.eq(~self._filled)
+            with m.If(self.retired.valid & self.retired.ready):
+                m.next = "IDLE"
+            if self._config.sector_emulation:
+                m.d.comb += self.filled.valid.eq(self._filled)
+                with m.If(self.filled.valid & self.filled.ready):
+                    m.next = "IDLE"

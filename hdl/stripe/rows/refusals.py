@@ -1,0 +1,147 @@
+"""What becomes of the drives that did not store a block of a row, and of what the others stored."""
+
+from amaranth.hdl import Module, Mux, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from hdl.config import MAX_DRIVES, Config
+from hdl.stripe.planning.program import copy_target, program, target, target_bits, targets
+from hdl.stripe.rows.dismissal import Dismissal
+from hdl.stripe.rows.progress import Phase, progress
+
+
+class Refusals(wiring.Component):
+    """Judges the refused writes of a row when it ends. Combinational.
+
+    A drive *refuses* a write if it is there and did not store the block. The row, and its array,
+    are judged as they are now: drives that have failed since the row began count as failed,
+    whatever they have stored of it. A drive that refused is given up if row and array do without it
+    (`Dismissal`), before anything is said of the row: what it has is old.
+
+    - If the row does without the block and the array not without the drive, the block is made
+      unreadable there (`Phase.BLANK`), and the row succeeds. A drive that does not even do that
+      stays, too, and the commands fail.
+    - If the row does not do without it, the commands fail. The row may now be old in part. What may
+      be new is made unreadable (`Phase.SPOIL`), so that nothing is ever worked out from a mixture,
+      and copies do not differ: the blocks that can be read are the old ones. If no copy is old for
+      certain, one stays as it is. A drive that does not even do that is given up, unless it is
+      essential and what it has can do no harm to other blocks.
+    - The drive that a member is copied to is given up for a block, and nothing else comes of that,
+      even if it is the member in the tables by then: the other drive has the row. Once that has
+      failed, it is the member, and is judged as any other. If it has stored what the member has
+      not, that is made unreadable, without redundancy as well: the two do not differ.
+    - A drive that is being rebuilt does not count: what only it has of a host's write is not
+      stored. A walk brings nothing that is new, and takes it for the good copy that it is.
+
+    Without ``background`` no block can be made unreadable, and drives are given up at once if there
+    is parity, or a good copy.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+
+    Ports
+    -----
+    program, progress
+        Of the row. All targets of drives that have failed are in ``progress.lost`` and ``left``.
+    synced, copied
+        Targets that hold all that they should of the row; the target that is copied to another
+        drive, one bit, or none.
+    refusals, needed
+        Targets whose drive refused; those of them that count for the row, which are all but the
+        drive that a member is copied to while the member is there.
+    spoilt
+        Targets to make unreadable, if a drive stays that the row does not do without.
+    number, target
+        One of ``refusals``, and where it lies.
+    fault
+        The commands of the row fail.
+    essential, settled, impatient, waits, dismissed, kept
+        Of that target's drive, as for `Dismissal`.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        count = targets(config)
+        super().__init__(
+            {
+                "program": In(program(config)),
+                "progress": In(progress(config)),
+                "synced": In(count),
+                "copied": In(count),
+                "refusals": Out(count),
+                "needed": Out(count),
+                "spoilt": Out(count),
+                "number": In(target_bits(config)),
+                "target": In(target(config)),
+                "fault": In(1),
+                "essential": In(MAX_DRIVES),
+                "settled": In(1),
+                "impatient": In(1),
+                "waits": Out(1),
+                "dismissed": Out(1),
+                "kept": Out(1),
+            }
+        )
+
+    def elaborate(self, platform) -> Module:
+        config, program, progress = self._config, self.program, self.progress
+        m = Module()
+        m.submodules.dismissal = dismissal = Dismissal(config=config)
+        protected = program.parities != 0
+        to_copy = (1 << copy_target(config)) if config.background else 0
+        # While its member is there, the drive that it is copied to is not needed.
+        spare = Mux((progress.left & self.copied).any(), 0, to_copy)
+        does_without = Signal()
+        m.d.comb += [
+            self.refusals.eq(progress.lost & ~progress.left),
+            self.needed.eq(self.refusals & ~spare),
+            does_without.eq(
+                Mux(protected, 1, progress.good.bit_select(self.target.strip, 1)) & ~self.fault
+            ),
+            dismissal.port.eq(self.target.port),
+            dismissal.spared.eq(does_without),
+            dismissal.synced.eq(1),
+            dismissal.essential.eq(self.essential),
+            dismissal.settled.eq(self.settled),
+            dismissal.impatient.eq(self.impatient),
+            self.waits.eq(dismissal.waits),
+            self.dismissed.eq(dismissal.dismissed),
+            self.kept.eq(dismissal.kept),
+        ]
+        if not config.background:
+            with m.If(protected):
+                m.d.comb += does_without.eq(1)
+            return m
+
+        own = Signal(targets(config))
+        data_roles = Signal(config.ports)
+        stored = program.write & ~progress.lost & self.synced & ~to_copy
+        # Parities that can be read, of what has been made unreadable for the most part.
+        readable = progress.old | progress.lost
+        parities = program.write & ~progress.left & readable & ~to_copy & ~data_roles
+        m.d.comb += [
+            own.eq(1 << self.number),
+            data_roles.eq((1 << program.data) - 1),
+            dismissal.synced.eq((own & (self.synced | to_copy) & ~spare).any()),
+            dismissal.spoils.eq(progress.phase == Phase.SPOIL),
+            dismissal.mixes.eq(protected & parities.any()),
+        ]
+        with m.If(program.walk.any & ~protected):
+            m.d.comb += does_without.eq((program.read & ~progress.left).any() | stored.any())
+        with m.If(progress.phase == Phase.BLANK):
+            m.d.comb += does_without.eq(0)
+
+        maybe_new = program.write & ~progress.left & ~progress.old
+        # Of copies one stays that can be read.
+        has_old = (self.needed & progress.old & self.synced).any()
+        in_sync = maybe_new & self.synced
+        one = Mux(program.mirrored & ~has_old, in_sync & -in_sync, 0)
+        unknown = Mux(program.mirrored, self.needed & ~self.synced, 0)
+        m.d.comb += self.spoilt.eq((maybe_new | unknown) & ~one)
+        with m.If(~protected & ~program.mirrored):
+            # Without redundancy only the two drives of a copy can differ.
+            twin = Mux((self.needed & self.copied).any(), to_copy, 0)
+            m.d.comb += self.spoilt.eq(maybe_new & twin)
+        return m

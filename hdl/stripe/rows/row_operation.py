@@ -1,0 +1,124 @@
+"""The operation that a row sends to one of its targets."""
+
+from amaranth.hdl import Array, Const, Module, Mux
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from hdl.config import DATA_OFFSET_BLOCKS, Config
+from hdl.flow.array_state import eras
+from hdl.flow.operation import Opcode, Owner, operation
+from hdl.flow.recovery import tried_bits
+from hdl.stripe.planning.program import program, role_bits, target, target_bits
+from hdl.stripe.rows.progress import Phase, progress
+
+
+class RowOperation(wiring.Component):
+    """Makes an operation from a row's program. Combinational.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+
+    Ports
+    -----
+    program, progress, slot
+        The row's program, how far it is, and its row slot.
+    number, target
+        The target's number, and where it lies.
+    role, joined_line, own_line
+        The role whose block the target has, the line of the joined block of that role, and the
+        row's own line for it.
+    writing, resending
+        The phase writes. The operation is not sent for the first time.
+    restarts, eras
+        With ``background``: as for `hdl.stripe.rows.sequencer.Sequencer`.
+    operation
+        What to send.
+    has_joined
+        What is written to the target is in the joined line; else it is in the row's own.
+    has_line
+        The target's block is in a line. If not, it is to be made unreadable: a write is a
+        WRITE_UNCORRECTABLE. Always 1 without ``background``.
+    dated
+        The operation writes what a walk has read. It may not be sent while it is undecided in which
+        era its array is. Always 0 without ``background``.
+    """
+
+    def __init__(self, *, config: Config):
+        self._config = config
+        background = {}
+        if config.background:
+            background = {
+                "restarts": In(tried_bits(config)).array(config.ports),
+                "eras": In(eras(config)),
+            }
+        super().__init__(
+            {
+                "program": In(program(config)),
+                "progress": In(progress(config)),
+                "slot": In(config.row_slot_bits),
+                "number": In(target_bits(config)),
+                "target": In(target(config)),
+                "role": In(role_bits(config)),
+                "joined_line": In(config.line_bits),
+                "own_line": In(config.line_bits),
+                "writing": In(1),
+                "resending": In(1),
+                "operation": Out(operation(config)),
+                "has_joined": Out(1),
+                "has_line": Out(1),
+                "dated": Out(1),
+            }
+            | background
+        )
+
+    def elaborate(self, platform) -> Module:
+        config, program, target, sent = self._config, self.program, self.target, self.operation
+        m = Module()
+        walks = program.walk.any if config.background else Const(0)
+        gathered = program.gathered if config.gather_reads else Const(0)
+        fills = program.fills if config.sector_emulation else Const(0)
+        into_joined = fills & program.joined.bit_select(self.role, 1)
+        wrap = Mux(target.wrapped, 1 << program.strip_shift, 0)
+        m.d.comb += [
+            self.has_joined.eq(~walks & (program.mirrored | (self.role < program.data))),
+            self.has_line.eq(1),
+            sent.port.eq(target.port),
+            sent.opcode.eq(Mux(self.writing, Opcode.WRITE, Opcode.READ)),
+            sent.fua.eq(self.writing & program.fua),
+            sent.more.eq((self.writing | walks | gathered) & program.more & ~self.resending),
+            sent.alone.eq(self.resending),
+            sent.block.eq(program.row + DATA_OFFSET_BLOCKS + wrap),
+            sent.owner.eq(Owner.ROW),
+            sent.index.eq(self.slot),
+            sent.place.eq(self.number),
+            sent.line.eq(
+                Mux((self.writing & self.has_joined) | into_joined, self.joined_line, self.own_line)
+            ),
+        ]
+        if config.slow_read_ms:
+            m.d.comb += sent.elsewhere.eq(program.elsewhere)
+        if config.early_rows:
+            m.d.comb += [
+                sent.early.any.eq(self.progress.early.any & ~self.writing),
+                sent.early.seat.eq(self.progress.early.seat),
+            ]
+        if config.background:
+            phase = self.progress.phase
+            unreadable = (phase == Phase.SPOIL) | (phase == Phase.BLANK)
+            since = program.era != self.eras[program.array]
+            m.d.comb += [
+                # What a walk has read is not written once its drives have restarted since.
+                self.dated.eq(
+                    walks & self.writing & (phase == Phase.WRITE) & program.read.any()
+                ),
+                sent.dated.eq(self.dated),
+                sent.restarts.eq(Array(self.restarts)[target.port] - since),
+                self.has_line.eq(
+                    program.possible & (self.has_joined | ~program.salvage) & ~unreadable
+                ),
+            ]
+            with m.If(self.writing & ~self.has_line):
+                m.d.comb += sent.opcode.eq(Opcode.WRITE_UNCORRECTABLE)
+        return m
