@@ -29,8 +29,8 @@ from hdl.flow.intention import intention
 from hdl.flow.manage import ManageOpcode, ManageStatus, manage_request, manage_response
 from hdl.flow.reference import answer, command_begin, telling
 from hdl.flow.report import Section, report_address, report_read
-from hdl.flow.table_read import TableRead
 from hdl.flow.walk import WalkKind, WalkResult, walk, walked
+from hdl.kit.table import TableRead
 
 CONFIG = Config(ports=8, rows=16, arrays=4, volumes=4, walk_window=4, intent_chunks=32)
 ROWS = 24

@@ -20,8 +20,9 @@ from hdl.flow.intention import intention
 from hdl.flow.manage import CopyEnd, ManageOpcode, ManageStatus, manage_request, manage_response
 from hdl.flow.reference import answer, command_begin, telling
 from hdl.flow.report import Section, report_address, report_read
-from hdl.flow.table_read import TableRead, copy_read, geometry_read, member_read
+from hdl.flow.table_read import copy_read, geometry_read, member_read
 from hdl.flow.walk import walk, walked
+from hdl.kit.table import TableRead
 
 
 class Background(wiring.Component):

@@ -9,7 +9,7 @@ from hdl.config import Config
 from hdl.flow.array_state import eras
 from hdl.flow.manage import ManageOpcode
 from hdl.flow.reference import answer, command_begin, telling
-from hdl.flow.table_read import TableRead
+from hdl.kit.table import TableRead
 
 TOLD_BITS = 8
 """Of how often a volume has been told; it wraps, as `ERA_BITS` do."""

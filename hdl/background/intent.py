@@ -10,9 +10,9 @@ from hdl.background.rows import array_row, flushing, stretch
 from hdl.config import BLOCK_NUMBER_BITS, Config
 from hdl.flow.host_command import completion
 from hdl.flow.intention import intention
-from hdl.flow.table_read import TableRead
 from hdl.kit.pick import lowest_set
 from hdl.kit.queue import Queue
+from hdl.kit.table import TableRead
 
 BIT_BITS = 5
 WORD_BITS = 1 << BIT_BITS

@@ -9,8 +9,8 @@ from hdl.background.rows import array_row, stretch
 from hdl.background.walker import SliceEnd, finding, slice_request
 from hdl.config import BLOCK_NUMBER_BITS, TIME_BITS, Config
 from hdl.flow.manage import CopyEnd
-from hdl.flow.table_read import TableRead
 from hdl.flow.walk import WalkKind, WalkResult
+from hdl.kit.table import TableRead
 
 SLICE_ROWS = 256
 """Rows of an array after which another array's job has its turn."""

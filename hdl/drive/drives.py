@@ -18,8 +18,8 @@ from hdl.flow.line import ReadPort, line_stream, write_port
 from hdl.flow.operation import finished, landed, load_bits, operation
 from hdl.flow.piece import piece
 from hdl.flow.recovery import tried_bits
-from hdl.flow.table_read import TableRead
 from hdl.kit.merge import Merge
+from hdl.kit.table import TableRead
 
 
 class Drives(wiring.Component):

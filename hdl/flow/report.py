@@ -2,7 +2,7 @@
 
 from amaranth.lib import data, enum
 
-from hdl.flow.table_read import TableRead
+from hdl.kit.table import TableRead
 
 REPORT_SHIFT = 4
 REPORT_WORDS = 1 << REPORT_SHIFT

@@ -1,10 +1,10 @@
 """The tables of arrays, members, volumes, ports and copies, and how they are read."""
 
-from amaranth.lib import data, wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib import data
 
 from hdl.config import BLOCK_NUMBER_BITS, Config
 from hdl.flow.geometry import geometry
+from hdl.kit.table import TableRead
 
 
 def volume(config: Config) -> data.StructLayout:
@@ -22,13 +22,6 @@ def volume(config: Config) -> data.StructLayout:
 def member_address(config: Config) -> data.StructLayout:
     """Which member: array, and position 0..31 over all spans (span * width + place in the span)."""
     return data.StructLayout({"position": 5, "array": config.array_bits})
-
-
-class TableRead(wiring.Signature):
-    """A synchronous table read, seen from the reader: ``data`` follows ``address`` by one cycle."""
-
-    def __init__(self, address_shape, data_shape):
-        super().__init__({"address": Out(address_shape), "data": In(data_shape)})
 
 
 def geometry_read(config: Config) -> TableRead:

@@ -13,8 +13,9 @@ from hdl.flow.host_command import HostOpcode, Status, completion
 from hdl.flow.operation import Opcode, Owner, load_bits, operation
 from hdl.flow.recovery import ROUNDS, tried_bits
 from hdl.flow.row import committed
-from hdl.flow.table_read import TableRead, copy_read, geometry_read, member_read
+from hdl.flow.table_read import copy_read, geometry_read, member_read
 from hdl.flow.walk import walk
+from hdl.kit.table import TableRead
 from hdl.stripe.mends import Mends
 from hdl.stripe.read_streams import ReadStreams
 

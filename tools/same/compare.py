@@ -110,8 +110,10 @@ def pairs(
 
 
 def _called(state: State, renamed: Mapping[str, str]) -> tuple[str, ...]:
-    """Modules, signal and bit, without what only tells names of one module apart."""
-    path = "/" + "/".join(re.sub(r"\$\d+$", "", part).lstrip("_") for part in state.name) + "/"
+    """Modules, signal and bit, without what only tells names of one module apart. The memory of a
+    `hdl.kit.table.Table` is called as the table."""
+    parts = [re.sub(r"\$\d+$", "", part).lstrip("_") for part in state.name]
+    path = "/" + "/".join(part for part in parts if part != "entries") + "/"
     for old, new in renamed.items():
         path = path.replace(f"/{old}/", f"/{new}/")
     return tuple(path.strip("/").split("/"))

@@ -130,11 +130,12 @@ class _Reader:
         self.logic = Logic()
         self.literals: dict[int, int] = {}
         self.registers: list[tuple[Any, int, int]] = []
-        self.names = {
-            net: (signal.name, bit)
-            for signal, nets in netlist.signals.items()
-            for bit, net in enumerate(nets)
-        }
+        # Of the signals that are the same net the one with the shortest name, which is most likely
+        # to be the register itself.
+        self.names: dict[Any, tuple[str, int]] = {}
+        for signal in sorted(netlist.signals, key=lambda signal: (-len(signal.name), signal.name)):
+            for bit, net in enumerate(netlist.signals[signal]):
+                self.names[net] = (signal.name, bit)
         self.writers: dict[int, list[tuple[int, Any]]] = {}
         for index, cell in enumerate(self.cells):
             if type(cell).__name__ == "SyncWritePort":

@@ -21,9 +21,9 @@ from hdl.drive.records import (
 from hdl.flow.drive_port import drive_completion
 from hdl.flow.line import line_stream
 from hdl.flow.operation import DriveStatus, Owner, landed
-from hdl.flow.table_read import TableRead
 from hdl.kit.queue import Queue
 from hdl.kit.round_robin import RoundRobin
+from hdl.kit.table import TableRead
 from hdl.memory.store import write_delay
 
 

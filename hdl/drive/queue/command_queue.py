@@ -1,12 +1,11 @@
 """Operations waiting for their drives: merged into commands, launched, and reported at the end."""
 
-from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
-from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import MAX_DRIVES, Config, bits_for_count
-from hdl.drive.queue.operation_walk import operation_walk, walk_states
+from hdl.drive.queue.operation_report import OperationReport
 from hdl.drive.queue.port_queue import port_queue, run, span
 from hdl.drive.records import (
     BLOCK_COUNT_BITS,
@@ -19,11 +18,11 @@ from hdl.drive.records import (
 from hdl.flow.drive_port import MERGE_BLOCKS, drive_command
 from hdl.flow.operation import DriveStatus, finished, has_data, load_bits, operation
 from hdl.flow.recovery import tried_bits
-from hdl.flow.table_read import TableRead
 from hdl.kit.disjoint import DISJOINT
 from hdl.kit.free_list import FreeList
 from hdl.kit.queue import Queue
 from hdl.kit.round_robin import RoundRobin
+from hdl.kit.table import Table, TableRead, clear
 
 
 class CommandQueue(wiring.Component):
@@ -110,81 +109,148 @@ class CommandQueue(wiring.Component):
             }
         )
 
+        # What is kept: operations, and the next one of each in its run; runs, named by their first
+        # operation, and the next run of the port; commands; the queue and the load of each port.
+        tag_bits = command_tag(config).size
+        self._operations = Table(
+            queued_operation(config), config.operations, reads=2, attrs=DISJOINT
+        )
+        self._next = Table(number, config.operations, reads=2)
+        self._runs = Table(run(config), config.operations)
+        self._next_runs = Table(number, config.operations)
+        self._spans = Table(span(config), 1 << tag_bits)
+        self._queues = Table(port_queue(config), 1 << bits_for_count(config.ports))
+        self._loads = Table(load_bits(config), 1 << config.port_bits, reads=2)
+        self._free = FreeList(count=config.operations)
+        self._ends = Queue(finished(config), config.operations)
+        self._choose = RoundRobin(count=config.ports)
+
+        # A bit a port: its queue or tags have changed; its command register is not empty, and is
+        # being filled.
+        self._check = Signal(config.ports)
+        self._marked = Signal(config.ports)
+        self._cleared = Signal(config.ports)
+        self._offered = Signal(config.ports)
+        self._sent = Signal(config.ports)
+
+        # The port at hand, and its queue, which is read all the time.
+        self._port = Signal(bits_for_count(config.ports))
+        self._mask = Signal(config.ports)
+        self._queue = self._queues.reads[0].data
+
+        # An operation that is taken, and its number; the length of the run that it joins or begins.
+        self._incoming = Signal(operation(config))
+        self._new = Signal(number)
+        self._length = Signal(BLOCK_COUNT_BITS)
+        self._joins = Signal()
+        self._run = Signal(run(config))
+
+        # The run that is launched: all of its port, a cycle ago.
+        self._tag = Signal(config.tag_bits)
+        self._tag_mask = Signal(config.drive_tags)
+        self._free_tags = Signal(config.drive_tags)
+        self._launch_queue = Signal(port_queue(config))
+        self._launch_tag = Signal(config.tag_bits)
+        self._launch_tag_mask = Signal(config.drive_tags)
+        self._launch_failed = Signal()
+        self._launch_restarts = Signal(tried_bits(config))
+        self._launch_slow = Signal()
+        self._launch_sends = Signal()
+
+        # The command that is over: the operation at hand, and the last one.
+        self._ended = Signal(command_end(config))
+        self._cursor = Signal(number)
+        self._tail = Signal(number)
+        self._moved = Signal(BLOCK_COUNT_BITS)
+        self._status = Signal(DriveStatus)
+        self._several = Signal()
+        self._operation = self._operations.reads[0].data
+        self._report = OperationReport(config=config)
+
     def elaborate(self, platform) -> Module:
         m = Module()
-        config = self._config
-        ports, number = config.ports, operation_bits(config)
-        port_bits = bits_for_count(ports)
-        tag_address = command_tag(config).size
-
-        def table(name, shape, depth, readers=1, attrs=None):
-            memory = Memory(shape=shape, depth=depth, init=[], attrs=attrs)
-            m.submodules[name] = memory
-            return memory.write_port(), *(memory.read_port() for _ in range(readers))
-
-        write_operation, read_operation, lookup_operation = table(
-            "operation_table", queued_operation(config), config.operations, 2, DISJOINT
+        self._add_parts(m)
+        self._connect_ports(m)
+        self._connect_tables(m)
+        self._connect_incoming(m)
+        self._connect_launch(m)
+        self._connect_report(m)
+        with m.FSM(name="command_queue") as fsm:
+            with m.State("CLEAR"):
+                with m.If(clear(m, self._queues, self._loads)):
+                    m.next = "PICK"
+            moves = self._pick(m)
+            self._enqueue(m)
+            self._launch(m)
+            self._release(m)
+            self._walk(m)
+        m.d.comb += self.busy.eq(
+            ~fsm.ongoing("PICK") | moves | self._free.busy | self.start.valid | self._ends.busy
         )
-        write_next, read_next, lookup_next = table("next_table", number, config.operations, 2)
-        write_run, read_run = table("run_table", run(config), config.operations)
-        write_next_run, read_next_run = table("next_run_table", number, config.operations)
-        write_span, read_span = table("span_table", span(config), 1 << tag_address)
-        write_queue, read_queue = table("queue_table", port_queue(config), 1 << port_bits)
-        write_load, read_load, show_load = table(
-            "load_table", load_bits(config), 1 << config.port_bits, 2
-        )
-        m.submodules.free = free = FreeList(count=config.operations)
-        m.submodules.finished_fifo = fifo = Queue(finished(config), config.operations)
-        connect(m, fifo.output, flipped(self.finished))
-        m.d.comb += [
-            lookup_operation.addr.eq(self.operations.address),
-            self.operations.data.eq(lookup_operation.data),
-            lookup_next.addr.eq(self.next_operation.address),
-            self.next_operation.data.eq(lookup_next.data),
-            show_load.addr.eq(self.load_read.address),
-            self.load_read.data.eq(show_load.data),
-        ]
+        return m
 
-        # Ports whose queue or tags have changed, and whose command register is empty.
-        check = Signal(ports)
-        offered = Signal(ports)
-        accepted = Signal(ports)
-        m.submodules.choose = choose = RoundRobin(count=ports)
+    def _add_parts(self, m: Module) -> None:
+        m.submodules.operation_table = self._operations
+        m.submodules.next_table = self._next
+        m.submodules.run_table = self._runs
+        m.submodules.next_run_table = self._next_runs
+        m.submodules.span_table = self._spans
+        m.submodules.queue_table = self._queues
+        m.submodules.load_table = self._loads
+        m.submodules.free = self._free
+        m.submodules.ends = self._ends
+        m.submodules.choose = self._choose
+        m.submodules.report = self._report
+
+    def _connect_ports(self, m: Module) -> None:
+        """The command registers of the ports, and which port is looked at next."""
+        ports = self._config.ports
+        accepted = Cat(port.ready for port in self.command)
+        payload = Signal(drive_command(self._config))
         m.d.comb += [
-            choose.requests.eq(check & (~offered | self.failed[:ports]) & ~self.held),
-            accepted.eq(Cat(port.ready for port in self.command)),
+            self._choose.requests.eq(
+                self._check & (~self._offered | self.failed[:ports]) & ~self.held
+            ),
+            payload.tag.eq(self._launch_tag),
+            payload.opcode.eq(self._operation.opcode),
+            payload.fua.eq(self._operation.fua),
+            payload.block.eq(self._operation.block),
+            payload.blocks.eq(self._runs.reads[0].data.blocks - 1),
         ]
-        sent = Signal(ports)
-        m.d.sync += offered.eq((offered & ~accepted) | sent)
+        m.d.sync += [
+            self._offered.eq((self._offered & ~accepted) | self._sent),
+            self._check.eq((self._check & ~self._cleared) | self._marked | self.freed),
+        ]
         for index, port in enumerate(self.command):
-            m.d.comb += port.valid.eq(offered[index])
+            m.d.comb += port.valid.eq(self._offered[index])
+            with m.If(self._sent[index]):
+                m.d.sync += port.payload.eq(payload)
 
-        incoming = Signal(operation(config))
-        new = Signal(number)
-        port = Signal(port_bits)
-        mask = Signal(ports)
-        marked = Signal(ports)
-        cleared = Signal(ports)
-        m.d.sync += check.eq((check & ~cleared) | marked | self.freed)
-
-        queue = read_queue.data
-        updated = Signal(port_queue(config))
+    def _connect_tables(self, m: Module) -> None:
+        """Where tables are read and written, but for states that say otherwise."""
+        queue, queues, loads, runs = self._queue, self._queues, self._loads, self._runs
+        connect(m, self._ends.output, flipped(self.finished))
+        connect(m, flipped(self.operations), self._operations.reads[1])
+        connect(m, flipped(self.next_operation), self._next.reads[1])
+        connect(m, flipped(self.load_read), loads.reads[1])
         m.d.comb += [
-            read_queue.addr.eq(port),
-            write_queue.addr.eq(port),
-            write_queue.data.eq(updated),
-            updated.eq(queue),
-            read_load.addr.eq(read_queue.addr),
-            write_load.addr.eq(write_queue.addr),
-            write_load.en.eq(write_queue.en),
-            write_load.data.eq(read_load.data),
+            queues.reads[0].address.eq(self._port),
+            queues.write.address.eq(self._port),
+            queues.write.data.eq(queue),
+            loads.reads[0].address.eq(queues.reads[0].address),
+            loads.write.address.eq(queues.write.address),
+            loads.write.enable.eq(queues.write.enable),
+            loads.write.data.eq(loads.reads[0].data),
+            runs.reads[0].address.eq(queue.first),
+            self._next_runs.reads[0].address.eq(queue.first),
+            self._operations.reads[0].address.eq(self._cursor),
+            self._next.reads[0].address.eq(self._cursor),
         ]
 
-        # The run that a new operation joins or begins.
-        length = Signal(BLOCK_COUNT_BITS)
+    def _connect_incoming(self, m: Module) -> None:
+        """The run that a new operation joins or begins."""
+        config, queue, incoming, new = self._config, self._queue, self._incoming, self._new
         total = Signal(BLOCK_COUNT_BITS + 1)
-        joins = Signal()
-        joined = Signal(run(config))
         alike, same_haste = Const(1), Const(1)
         if config.slow_read_ms:
             same_haste = queue.elsewhere == incoming.elsewhere
@@ -192,9 +258,9 @@ class CommandQueue(wiring.Component):
             dated = incoming.dated
             alike = (queue.dated == dated) & (~dated | (queue.restarts == incoming.restarts))
         m.d.comb += [
-            length.eq(incoming.blocks + 1),
-            total.eq(queue.blocks + length),
-            joins.eq(
+            self._length.eq(incoming.blocks + 1),
+            total.eq(queue.blocks + self._length),
+            self._joins.eq(
                 queue.runs.any()
                 & (queue.opcode == incoming.opcode)
                 & (queue.fua == incoming.fua)
@@ -206,40 +272,135 @@ class CommandQueue(wiring.Component):
                 & alike
                 & (total <= MERGE_BLOCKS)
             ),
-            joined.tail.eq(new),
-            joined.blocks.eq(Mux(joins, total, length)),
-            write_operation.addr.eq(new),
-            write_next.addr.eq(queue.tail),
-            write_next.data.eq(new),
-            write_run.addr.eq(Mux(joins, queue.last, new)),
-            write_run.data.eq(joined),
-            write_next_run.addr.eq(queue.last),
-            write_next_run.data.eq(new),
+            self._run.tail.eq(new),
+            self._run.blocks.eq(Mux(self._joins, total, self._length)),
+            self._operations.write.address.eq(new),
+            self._next.write.address.eq(queue.tail),
+            self._next.write.data.eq(new),
+            self._runs.write.address.eq(Mux(self._joins, queue.last, new)),
+            self._runs.write.data.eq(self._run),
+            self._next_runs.write.address.eq(queue.last),
+            self._next_runs.write.data.eq(new),
         ]
         for name, _ in queued_operation(config):
-            m.d.comb += write_operation.data[name].eq(incoming[name])
+            m.d.comb += self._operations.write.data[name].eq(incoming[name])
 
-        # A free tag: the lowest.
-        tag = Signal(config.tag_bits)
-        tag_mask = Signal(config.drive_tags)
-        free_tags = Signal(config.drive_tags)
-        orphans = self.orphans.word_select(port, config.drive_tags)
-        m.d.comb += [free_tags.eq(~(queue.tags | orphans)), tag_mask.eq(free_tags & -free_tags)]
-        m.d.comb += tag.eq(
-            Cat(
-                (tag_mask & sum(1 << t for t in range(config.drive_tags) if t >> bit & 1)).any()
-                for bit in range(config.tag_bits)
-            )
-        )
-        port_failed = Signal()
-        port_held = Signal()
-        waits = Signal()
-        s_tag = Signal(config.tag_bits)
-        s_tag_mask = Signal(config.drive_tags)
-        s_queue = Signal(port_queue(config))
-        s_failed = Signal()
+    def _connect_launch(self, m: Module) -> None:
+        """The lowest tag that is free, and what is told of a command that is sent."""
+        config, spans, held, tag = self._config, self._spans, self._launch_queue, self._tag
+        tags = config.drive_tags
+        orphans = self.orphans.word_select(self._port, tags)
+        lowest = self._free_tags & -self._free_tags
         m.d.comb += [
-            port_failed.eq((self.failed[:ports] & mask).any()),
+            self._free_tags.eq(~(self._queue.tags | orphans)),
+            self._tag_mask.eq(lowest),
+            spans.write.address.eq(Cat(self._launch_tag, self._port)),
+            spans.write.data.head.eq(held.first),
+            spans.write.data.tail.eq(self._runs.reads[0].data.tail),
+            spans.write.data.blocks.eq(self._runs.reads[0].data.blocks),
+            spans.reads[0].address.eq(self.end.payload.command),
+            self.begun.tag.eq(self._launch_tag),
+            self.begun.port.eq(self._port),
+        ]
+        for bit in range(len(tag)):
+            chosen = sum(1 << number for number in range(tags) if number >> bit & 1)
+            m.d.comb += tag[bit].eq((self._tag_mask & chosen).any())
+        if config.slow_read_ms:
+            m.d.comb += self.elsewhere.eq(self._operation.elsewhere)
+        with m.If(self.start.ready):
+            m.d.sync += self.start.valid.eq(0)
+
+    def _connect_report(self, m: Module) -> None:
+        """The operation at hand of a command that is over."""
+        report = self._report
+        m.d.comb += [
+            report.operation.eq(self._operation),
+            report.port.eq(self._port),
+            report.status.eq(self._status),
+            report.moved.eq(self._moved),
+            report.several.eq(self._several),
+            self._ends.input.payload.eq(report.report),
+            self._free.give.payload.eq(self._cursor),
+        ]
+
+    def _pick(self, m: Module) -> Value:
+        """The state PICK: what can be done next, most urgent first; whether anything can."""
+        choose, free, end, arriving = self._choose, self._free, self.end, self.operation
+        queue_read = self._queues.reads[0]
+        can_take = arriving.valid & free.take.valid
+        with m.State("PICK"):
+            with m.If(end.valid):
+                m.d.comb += [
+                    end.ready.eq(1),
+                    queue_read.address.eq(end.payload.command.port),
+                ]
+                m.d.sync += [
+                    self._ended.eq(end.payload),
+                    self._port.eq(end.payload.command.port),
+                    self._moved.eq(end.payload.moved),
+                    self._status.eq(end.payload.status),
+                ]
+                m.next = "RELEASE"
+            with m.Elif(choose.any):
+                m.d.comb += [choose.advance.eq(1), queue_read.address.eq(choose.index)]
+                m.d.sync += [self._port.eq(choose.index), self._mask.eq(choose.chosen)]
+                m.next = "INSPECT"
+            with m.Elif(can_take):
+                m.d.comb += [
+                    arriving.ready.eq(1),
+                    free.take.ready.eq(1),
+                    queue_read.address.eq(arriving.payload.port),
+                ]
+                m.d.sync += [
+                    self._incoming.eq(arriving.payload),
+                    self._new.eq(free.take.payload),
+                    self._port.eq(arriving.payload.port),
+                ]
+                m.next = "ENQUEUE"
+        return end.valid | choose.any | can_take
+
+    def _enqueue(self, m: Module) -> None:
+        """The state ENQUEUE: the operation joins the last run of its port, or begins one."""
+        config, queue, incoming = self._config, self._queue, self._incoming
+        queues, joins = self._queues, self._joins
+        with m.State("ENQUEUE"):
+            m.d.comb += [
+                self._operations.store(),
+                self._next.write.enable.eq(joins),
+                self._runs.store(),
+                self._next_runs.write.enable.eq(~joins & queue.runs.any()),
+                queues.store(
+                    tail=self._new,
+                    opcode=incoming.opcode,
+                    fua=incoming.fua,
+                    more=incoming.more & ~incoming.alone,
+                    alone=incoming.alone,
+                    blocks=self._run.blocks,
+                    follows=incoming.block + self._length,
+                ),
+                self._loads.write.data.eq(self._loads.reads[0].data + self._length),
+                self._marked.eq(1 << self._port),
+            ]
+            if config.slow_read_ms:
+                m.d.comb += queues.store(elsewhere=incoming.elsewhere)
+            if config.background:
+                m.d.comb += queues.store(dated=incoming.dated, restarts=incoming.restarts)
+            with m.If(~joins):
+                m.d.comb += queues.store(last=self._new, runs=queue.runs + 1)
+                with m.If(~queue.runs.any()):
+                    m.d.comb += queues.store(first=self._new)
+            m.next = "PICK"
+
+    def _launch(self, m: Module) -> None:
+        """The states INSPECT, of a port whose queue or tags have changed, and LAUNCH, of its first
+        run: it is sent, or ended at once, or the port is looked at again later."""
+        config, queue, held, mask = self._config, self._queue, self._launch_queue, self._mask
+        queues, loads = self._queues, self._loads
+        operation, run = self._operation, self._runs.reads[0].data
+        port_failed, port_held, waits = Signal(), Signal(), Signal()
+        offered = (self._offered & mask).any()
+        m.d.comb += [
+            port_failed.eq((self.failed[: config.ports] & mask).any()),
             port_held.eq((self.held & mask).any()),
             waits.eq(
                 (queue.runs == 1)
@@ -248,224 +409,130 @@ class CommandQueue(wiring.Component):
                 & (queue.blocks < MERGE_BLOCKS)
                 & queue.tags.any()
             ),
-            read_run.addr.eq(queue.first),
-            read_next_run.addr.eq(queue.first),
         ]
-
-        ended = Signal(command_end(config))
-        walk = operation_walk(
-            m,
-            config=config,
-            port=port,
-            read_operation=read_operation,
-            read_next=read_next,
-            free=free,
-            finished_fifo=fifo,
-        )
-        slow, at_once = Const(0), s_failed
+        slow, aged, at_once = Const(0), Const(0), self._launch_failed
         if config.slow_read_ms:
             slow = (self.slow & mask).any()
-            s_slow = Signal()
-            s_sends = Signal()
-            at_once |= s_slow & walk.operation.elsewhere
-        aged = Const(0)
+            at_once |= self._launch_slow & operation.elsewhere
         if config.background:
-            s_restarts = Signal(tried_bits(config))
-            aged = walk.operation.dated & (walk.operation.restarts != s_restarts)
+            aged = operation.dated & (operation.restarts != self._launch_restarts)
             at_once |= aged
-
-        start_payload = Signal(command_start(config))
-        start_valid = Signal()
-        m.d.comb += [self.start.valid.eq(start_valid), self.start.payload.eq(start_payload)]
-        with m.If(self.start.ready):
-            m.d.sync += start_valid.eq(0)
-        m.d.comb += [
-            write_span.addr.eq(Cat(s_tag, port)),
-            write_span.data.head.eq(s_queue.first),
-            write_span.data.tail.eq(read_run.data.tail),
-            write_span.data.blocks.eq(read_run.data.blocks),
-            read_span.addr.eq(self.end.payload.command),
-        ]
-        payload = Signal(drive_command(config))
-        if config.slow_read_ms:
-            m.d.comb += self.elsewhere.eq(walk.operation.elsewhere)
-        m.d.comb += [
-            self.begun.tag.eq(s_tag),
-            self.begun.port.eq(port),
-            payload.tag.eq(s_tag),
-            payload.opcode.eq(walk.operation.opcode),
-            payload.fua.eq(walk.operation.fua),
-            payload.block.eq(walk.operation.block),
-            payload.blocks.eq(read_run.data.blocks - 1),
-        ]
-        for index, drive in enumerate(self.command):
-            with m.If(sent[index]):
-                m.d.sync += drive.payload.eq(payload)
-
-        cleaning = Signal(port_bits)
-        with m.FSM(name="command_queue") as fsm:
-            with m.State("CLEAR"):
-                m.d.comb += [
-                    write_queue.addr.eq(cleaning),
-                    write_queue.data.eq(0),
-                    write_queue.en.eq(1),
-                    write_load.data.eq(0),
-                ]
-                m.d.sync += cleaning.eq(cleaning + 1)
-                with m.If(cleaning == (1 << port_bits) - 1):
-                    m.next = "PICK"
-            with m.State("PICK"):
-                with m.If(self.end.valid):
-                    m.d.comb += read_queue.addr.eq(self.end.payload.command.port)
-                    m.d.sync += [
-                        ended.eq(self.end.payload),
-                        port.eq(self.end.payload.command.port),
-                        walk.moved.eq(self.end.payload.moved),
-                        walk.status.eq(self.end.payload.status),
-                    ]
-                    m.d.comb += self.end.ready.eq(1)
-                    m.next = "RELEASE"
-                with m.Elif(choose.any):
-                    m.d.comb += [choose.advance.eq(1), read_queue.addr.eq(choose.index)]
-                    m.d.sync += [port.eq(choose.index), mask.eq(choose.chosen)]
-                    m.next = "INSPECT"
-                with m.Elif(self.operation.valid & free.take.valid):
-                    m.d.comb += [
-                        self.operation.ready.eq(1),
-                        free.take.ready.eq(1),
-                        read_queue.addr.eq(self.operation.payload.port),
-                    ]
-                    m.d.sync += [
-                        incoming.eq(self.operation.payload),
-                        new.eq(free.take.payload),
-                        port.eq(self.operation.payload.port),
-                    ]
-                    m.next = "ENQUEUE"
-            with m.State("ENQUEUE"):
-                m.d.comb += [
-                    write_operation.en.eq(1),
-                    write_next.en.eq(joins),
-                    write_run.en.eq(1),
-                    write_next_run.en.eq(~joins & queue.runs.any()),
-                    write_queue.en.eq(1),
-                    updated.tail.eq(new),
-                    updated.opcode.eq(incoming.opcode),
-                    updated.fua.eq(incoming.fua),
-                    updated.more.eq(incoming.more & ~incoming.alone),
-                    updated.alone.eq(incoming.alone),
-                    *([updated.elsewhere.eq(incoming.elsewhere)] if config.slow_read_ms else []),
-                    *([updated.dated.eq(incoming.dated)] if config.background else []),
-                    *([updated.restarts.eq(incoming.restarts)] if config.background else []),
-                    updated.blocks.eq(joined.blocks),
-                    updated.follows.eq(incoming.block + length),
-                    marked.eq(1 << port),
-                    write_load.data.eq(read_load.data + length),
-                ]
-                with m.If(~joins):
-                    m.d.comb += [updated.last.eq(new), updated.runs.eq(queue.runs + 1)]
-                    with m.If(~queue.runs.any()):
-                        m.d.comb += updated.first.eq(new)
+        with m.State("INSPECT"):
+            m.d.comb += self._operations.reads[0].address.eq(queue.first)
+            m.d.sync += [
+                held.eq(queue),
+                self._launch_tag.eq(self._tag),
+                self._launch_tag_mask.eq(self._tag_mask),
+                self._launch_failed.eq(port_failed),
+            ]
+            if config.background:
+                m.d.sync += self._launch_restarts.eq(Array(self.restarts)[self._port])
+            sends = self._free_tags.any() & ~waits & ~offered
+            if config.slow_read_ms:
+                # It stays so until its tags change, but for what need not be sent.
+                m.d.sync += [self._launch_slow.eq(slow), self._launch_sends.eq(sends)]
+                with m.If(slow & ~sends & ~(port_failed | offered)):
+                    m.d.comb += self._cleared.eq(mask)
+            # A port that is held from now on is looked at again.
+            with m.If(port_held):
+                m.d.comb += self._cleared.eq(0)
                 m.next = "PICK"
-            with m.State("INSPECT"):
-                m.d.comb += read_operation.addr.eq(queue.first)
-                m.d.sync += [
-                    s_queue.eq(queue),
-                    s_tag.eq(tag),
-                    s_tag_mask.eq(tag_mask),
-                    s_failed.eq(port_failed),
-                ]
-                if config.background:
-                    m.d.sync += s_restarts.eq(Array(self.restarts)[port])
-                sends = free_tags.any() & ~waits & ~(offered & mask).any()
-                if config.slow_read_ms:
-                    # It stays so until its tags change, but for what need not be sent.
-                    m.d.sync += [s_slow.eq(slow), s_sends.eq(sends)]
-                    with m.If(slow & ~sends & ~(port_failed | (offered & mask).any())):
-                        m.d.comb += cleared.eq(mask)
-                # A port that is held from now on is looked at again.
-                with m.If(port_held):
-                    m.d.comb += cleared.eq(0)
-                    m.next = "PICK"
-                with m.Elif(queue.runs.any() & (port_failed | slow | sends)):
-                    m.next = "LAUNCH"
-                with m.Elif((offered & mask).any()):
-                    m.next = "PICK"
-                with m.Else():
-                    m.d.comb += cleared.eq(mask)
-                    m.next = "PICK"
-            with m.State("LAUNCH"):
-                # Hold the addresses: the run and its first operation are at hand.
+            with m.Elif(queue.runs.any() & (port_failed | slow | sends)):
+                m.next = "LAUNCH"
+            with m.Elif(offered):
+                m.next = "PICK"
+            with m.Else():
+                m.d.comb += self._cleared.eq(mask)
+                m.next = "PICK"
+        with m.State("LAUNCH"):
+            # Hold the addresses: the run and its first operation are at hand.
+            m.d.comb += [
+                self._runs.reads[0].address.eq(held.first),
+                self._next_runs.reads[0].address.eq(held.first),
+                self._operations.reads[0].address.eq(held.first),
+                self._next.reads[0].address.eq(held.first),
+                queues.write.data.eq(held),
+                queues.write.data.first.eq(self._next_runs.reads[0].data),
+                queues.write.data.runs.eq(held.runs - 1),
+            ]
+            with m.If(at_once):
                 m.d.comb += [
-                    read_run.addr.eq(s_queue.first),
-                    read_next_run.addr.eq(s_queue.first),
-                    read_operation.addr.eq(s_queue.first),
-                    read_next.addr.eq(s_queue.first),
-                    updated.eq(s_queue),
-                    updated.first.eq(read_next_run.data),
-                    updated.runs.eq(s_queue.runs - 1),
+                    queues.store(),
+                    loads.write.data.eq(loads.reads[0].data - run.blocks),
+                    self._marked.eq(mask),
                 ]
-                with m.If(at_once):
-                    m.d.comb += [
-                        marked.eq(mask),
-                        write_queue.en.eq(1),
-                        write_load.data.eq(read_load.data - read_run.data.blocks),
-                    ]
-                    m.d.sync += [
-                        walk.cursor.eq(s_queue.first),
-                        walk.tail.eq(read_run.data.tail),
-                        walk.moved.eq(0),
-                        walk.status.eq(
-                            Mux(
-                                s_failed,
-                                DriveStatus.GONE,
-                                Mux(aged, DriveStatus.ABORTED, DriveStatus.SLOW),
-                            )
-                        ),
-                    ]
-                    m.next = "WALK"
-                if config.slow_read_ms:
-                    with m.Elif(~s_sends):
-                        m.next = "PICK"
-                with m.Elif(port_held):
-                    m.next = "PICK"
-                with m.Elif(~start_valid):
-                    m.d.comb += [
-                        write_queue.en.eq(1),
-                        updated.tags.eq(s_queue.tags | s_tag_mask),
-                        write_span.en.eq(1),
-                        sent.eq(mask),
-                        self.began.eq(1),
-                    ]
-                    m.d.sync += [
-                        start_valid.eq(1),
-                        start_payload.command.tag.eq(s_tag),
-                        start_payload.command.port.eq(port),
-                        start_payload.operation.eq(s_queue.first),
-                    ]
-                    m.next = "PICK"
-            with m.State("RELEASE"):
-                m.d.comb += [
-                    updated.tags.eq(queue.tags & ~(1 << ended.command.tag)),
-                    write_queue.en.eq(1),
-                    marked.eq(1 << port),
-                    read_operation.addr.eq(read_span.data.head),
-                    read_next.addr.eq(read_span.data.head),
-                    write_load.data.eq(read_load.data - read_span.data.blocks),
-                ]
+                late = Mux(aged, DriveStatus.ABORTED, DriveStatus.SLOW)
                 m.d.sync += [
-                    walk.cursor.eq(read_span.data.head),
-                    walk.tail.eq(read_span.data.tail),
-                    walk.several.eq(read_span.data.head != read_span.data.tail),
+                    self._cursor.eq(held.first),
+                    self._tail.eq(run.tail),
+                    self._moved.eq(0),
+                    self._status.eq(Mux(self._launch_failed, DriveStatus.GONE, late)),
                 ]
                 m.next = "WALK"
-            walk_states(m, walk)
-            m.d.comb += self.busy.eq(
-                ~fsm.ongoing("PICK")
-                | self.end.valid
-                | choose.any
-                | (self.operation.valid & free.take.valid)
-                | free.busy
-                | start_valid
-                | fifo.busy
-            )
-        return m
+            if config.slow_read_ms:
+                with m.Elif(~self._launch_sends):
+                    m.next = "PICK"
+            with m.Elif(port_held):
+                m.next = "PICK"
+            with m.Elif(~self.start.valid):
+                m.d.comb += [
+                    queues.store(tags=held.tags | self._launch_tag_mask),
+                    self._spans.store(),
+                    self._sent.eq(mask),
+                    self.began.eq(1),
+                ]
+                m.d.sync += [
+                    self.start.valid.eq(1),
+                    self.start.payload.command.tag.eq(self._launch_tag),
+                    self.start.payload.command.port.eq(self._port),
+                    self.start.payload.operation.eq(held.first),
+                ]
+                m.next = "PICK"
+
+    def _release(self, m: Module) -> None:
+        """The state RELEASE: a command is over, and its tag is free."""
+        span, loads = self._spans.reads[0].data, self._loads
+        with m.State("RELEASE"):
+            m.d.comb += [
+                self._queues.store(tags=self._queue.tags & ~(1 << self._ended.command.tag)),
+                loads.write.data.eq(loads.reads[0].data - span.blocks),
+                self._operations.reads[0].address.eq(span.head),
+                self._next.reads[0].address.eq(span.head),
+                self._marked.eq(1 << self._port),
+            ]
+            m.d.sync += [
+                self._cursor.eq(span.head),
+                self._tail.eq(span.tail),
+                self._several.eq(span.head != span.tail),
+            ]
+            m.next = "WALK"
+
+    def _walk(self, m: Module) -> None:
+        """The states WALK, which tells how the operation at ``cursor`` ends, or its next block, and
+        FOLLOW, up to the last operation of the command."""
+        report, moved, blocks = self._report, self._moved, self._operation.blocks
+        advance = Signal()
+        with m.State("WALK"):
+            with m.If(report.by_block & (moved > blocks)):
+                m.d.comb += advance.eq(1)
+                m.d.sync += moved.eq(moved - blocks - 1)
+            with m.Elif(self._ends.input.ready):
+                m.d.comb += self._ends.input.valid.eq(1)
+                with m.If(~report.good & ~report.all_alike):
+                    m.d.sync += self._status.eq(DriveStatus.UNREACHED)
+                with m.If(~report.by_block):
+                    m.d.comb += advance.eq(1)
+                    m.d.sync += moved.eq(Mux(moved.any(), moved - 1, 0))
+                with m.Elif(moved == blocks):
+                    m.d.comb += advance.eq(1)
+                    m.d.sync += moved.eq(0)
+                with m.Else():
+                    m.d.sync += moved.eq(moved + 1)
+            with m.If(advance):
+                m.d.comb += self._free.give.valid.eq(1)
+                m.d.sync += self._cursor.eq(self._next.reads[0].data)
+                m.next = "PICK"
+                with m.If(self._cursor != self._tail):
+                    m.next = "FOLLOW"
+        with m.State("FOLLOW"):
+            m.next = "WALK"

@@ -8,7 +8,8 @@ from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, SECTOR_BITS, Config, bits_
 from hdl.flow.geometry import WIDTH_BITS
 from hdl.flow.line import line_stream, write_port
 from hdl.flow.report import FINDINGS, REPORT_SHIFT, report_read
-from hdl.flow.table_read import TableRead, geometry_read, member_read, port_read, volume_read
+from hdl.flow.table_read import geometry_read, member_read, port_read, volume_read
+from hdl.kit.table import TableRead
 from hdl.nvme.admin.names import CHUNKS
 from hdl.nvme.admin.tally import Tally
 from hdl.nvme.commands.formats import formats

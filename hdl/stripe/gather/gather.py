@@ -12,11 +12,12 @@ from hdl.flow.host_data import fetched, transfer
 from hdl.flow.line import line_stream
 from hdl.flow.reference import row_begin
 from hdl.flow.row import RowKind, committed, row_state, strip_state
-from hdl.flow.table_read import TableRead, geometry_read
+from hdl.flow.table_read import geometry_read
 from hdl.flow.walk import MEND_TAG, walk
 from hdl.kit.bits import lowest_bit
 from hdl.kit.free_list import FreeList
 from hdl.kit.queue import Queue
+from hdl.kit.table import TableRead
 from hdl.stripe.gather.fill import fill, flight
 from hdl.stripe.gather.intake import Intake
 from hdl.stripe.gather.open_rows import OpenRows

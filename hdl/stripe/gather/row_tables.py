@@ -8,8 +8,8 @@ from amaranth.lib.wiring import In, Out
 from hdl.config import Config
 from hdl.flow.extent import extent
 from hdl.flow.row import row_state, strip_state
-from hdl.flow.table_read import TableRead
 from hdl.kit.disjoint import DISJOINT
+from hdl.kit.table import TableRead
 from hdl.stripe.gather.fill import fill
 
 

@@ -11,10 +11,11 @@ from hdl.flow.array_state import eras
 from hdl.flow.intention import intention
 from hdl.flow.line import line_stream
 from hdl.flow.row import RowKind, row_state
-from hdl.flow.table_read import TableRead, copy_read, geometry_read, member_read
+from hdl.flow.table_read import copy_read, geometry_read, member_read
 from hdl.flow.walk import WalkKind, walk
 from hdl.kit.bits import lowest_bit, ones
 from hdl.kit.queue import Queue
+from hdl.kit.table import TableRead
 from hdl.stripe.mends import Mends
 from hdl.stripe.planning.plan import PlanKind
 from hdl.stripe.planning.planner import Planner

@@ -15,10 +15,11 @@ from hdl.flow.parity_pass import pass_done, step
 from hdl.flow.piece import piece
 from hdl.flow.recovery import tried_bits
 from hdl.flow.row import RowKind, committed, row_state, strip_state
-from hdl.flow.table_read import TableRead, copy_read, geometry_read, member_read
+from hdl.flow.table_read import copy_read, geometry_read, member_read
 from hdl.flow.walk import WalkKind, walk, walked
 from hdl.kit.bits import lowest_bit
 from hdl.kit.queue import Queue
+from hdl.kit.table import TableRead
 from hdl.stripe.mends import Mends
 from hdl.stripe.planning.admission import Admission
 from hdl.stripe.planning.pass_steps import PassSteps
