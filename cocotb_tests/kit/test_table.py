@@ -1,4 +1,4 @@
-"""`hdl.kit.table.Table`: what was stored last is read, and a reset clears it where it is asked to."""
+"""`hdl.kit.table.Table`: what was stored last is read; a reset clears it where that is asked for."""
 
 import os
 import random
@@ -42,9 +42,8 @@ class Bench(wiring.Component):
         for ours, theirs in zip(self.reads, table.reads, strict=True):
             connect(m, flipped(ours), theirs)
         with m.FSM():
-            with m.State("CLEAR"):
-                with m.If(self._clears(m, table)):
-                    m.next = "WORK"
+            with m.State("CLEAR"), m.If(self._clears(m, table)):
+                m.next = "WORK"
             with m.State("WORK"):
                 m.d.comb += self.ready.eq(1)
                 with m.If(self.stores & self.counts):
