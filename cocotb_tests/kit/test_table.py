@@ -1,4 +1,4 @@
-"""`hdl.kit.table.Table`: what was stored last is read; a reset clears it where that is asked for."""
+"""`hdl.kit.table.Table`: what was stored last is read; a reset clears it where it is asked to."""
 
 import os
 import random

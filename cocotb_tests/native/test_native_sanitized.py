@@ -48,7 +48,7 @@ def sanitized(arguments: list[str]) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_models_under_sanitizers():
     """The tests of the models and of the harness pass, and nothing is found."""
-    files = [f"cocotb_tests/test_native_{name}.py" for name in TESTS]
+    files = [str(Path(__file__).with_name(f"test_native_{name}.py")) for name in TESTS]
     result = sanitized(["-m", "pytest", "-q", "-p", "no:cacheprovider", *files, "-k", TOO_SLOW])
     print(result.stdout[-4000:])
     assert result.returncode == 0
