@@ -113,7 +113,7 @@ def _called(state: State, renamed: Mapping[str, str]) -> tuple[str, ...]:
     """Modules, signal and bit, without what only tells names of one module apart. The memory of a
     `hdl.kit.table.Table` is called as the table."""
     parts = [re.sub(r"\$\d+$", "", part).lstrip("_") for part in state.name]
-    path = "/" + "/".join(part for part in parts if part != "entries") + "/"
+    path = re.sub(r"/entries(\d*)/", r"\1/", "/" + "/".join(parts) + "/")
     for old, new in renamed.items():
         path = path.replace(f"/{old}/", f"/{new}/")
     return tuple(path.strip("/").split("/"))

@@ -133,13 +133,19 @@ class _Reader:
         # Of the signals that are the same net the one with the shortest name, which is most likely
         # to be the register itself.
         self.names: dict[Any, tuple[str, int]] = {}
-        for signal in sorted(netlist.signals, key=lambda signal: (-len(signal.name), signal.name)):
-            for bit, net in enumerate(netlist.signals[signal]):
-                self.names[net] = (signal.name, bit)
+        for signal, nets in netlist.signals.items():
+            for bit, net in enumerate(nets):
+                own, known = (signal.name, bit), self.names.get(net)
+                if known is None or (len(own[0]), own) < (len(known[0]), known):
+                    self.names[net] = own
         self.writers: dict[int, list[tuple[int, Any]]] = {}
+        self.readers: dict[int, list[int]] = {}
         for index, cell in enumerate(self.cells):
-            if type(cell).__name__ == "SyncWritePort":
-                self.writers.setdefault(cell.memory, []).append((index, cell))
+            match type(cell).__name__:
+                case "SyncWritePort":
+                    self.writers.setdefault(cell.memory, []).append((index, cell))
+                case "SyncReadPort":
+                    self.readers.setdefault(cell.memory, []).append(index)
         top = netlist.top
         for name, (start, width) in top.ports_i.items():
             for bit in range(width):
@@ -150,8 +156,13 @@ class _Reader:
             for bit, net in enumerate(value):
                 self.logic.outputs[name, bit] = self.literal(net)
         # What the states depend on brings further states.
+        found: list[tuple[int, int, int]] = []
         while self.registers:
-            self._state(*self.registers.pop())
+            register = self.registers.pop()
+            self._state(*register)
+            found.append(register)
+        # In the order of the netlist, not that of the search: two of one name stay in order.
+        self.logic.states = {node: self.logic.states[node] for _, _, node in sorted(found)}
 
     @staticmethod
     def _net(cell: int, bit: int) -> int:
@@ -378,9 +389,10 @@ class _Reader:
                     *(self.literal(net) for net in (port.clk, enable, port.data[bit], *port.addr)),
                 )
             )
+        reader = self.readers[cell.memory].index(index)
         contents = "".join(str(word >> bit & 1) for word in memory.init)
         return State(
-            name=(*modules, str(memory.name), str(bit)),
+            name=(*modules, f"{memory.name}{reader or ''}", str(bit)),
             kind=("memory", memory.depth, contents.rstrip("0"), cell.clk_edge),
             inputs=tuple(self.literal(net) for net in (cell.clk, cell.en, *cell.addr)),
             writes=tuple(writes),

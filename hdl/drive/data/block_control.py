@@ -1,8 +1,7 @@
 """Blocks of commands under way: which line each block moves to or from, and when it has moved."""
 
-from amaranth.hdl import Array, Assert, Cat, Module, Mux, Signal
+from amaranth.hdl import Array, Assert, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, enum, stream, wiring
-from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import LINE_WRITERS, Config, bits_for_count
@@ -23,7 +22,7 @@ from hdl.flow.line import line_stream
 from hdl.flow.operation import DriveStatus, Owner, landed
 from hdl.kit.queue import Queue
 from hdl.kit.round_robin import RoundRobin
-from hdl.kit.table import TableRead
+from hdl.kit.table import Table, TableRead
 from hdl.memory.store import write_delay
 
 
@@ -125,288 +124,313 @@ class BlockControl(wiring.Component):
             members[f"read_path_{path}"] = Out(PathControl(config, ports))
             members[f"write_path_{path}"] = Out(PathControl(config, ports))
         super().__init__(members)
+        self._read_controls = [getattr(self, f"read_control_{path}") for path in range(PATHS)]
+        self._read_paths = [getattr(self, f"read_path_{path}") for path in range(PATHS)]
+        self._write_paths = [getattr(self, f"write_path_{path}") for path in range(PATHS)]
 
-    def elaborate(self, platform) -> Module:
-        m = Module()
-        config = self._config
-        ports = config.ports
-        port_bits = bits_for_count(ports)
-        read_controls = [getattr(self, f"read_control_{path}") for path in range(PATHS)]
-        read_paths = [getattr(self, f"read_path_{path}") for path in range(PATHS)]
-        write_paths = [getattr(self, f"write_path_{path}") for path in range(PATHS)]
+        # Commands under way, and blocks in the slots of reads and writes.
+        port_bits = bits_for_count(config.ports)
+        self._progress = Table(progress(config), 1 << command_tag(config).size)
+        self._blocks = Table(block_state(config), 1 << (port_bits + 2))
+        self._found = self._progress.reads[0].data
+        self._block = self._blocks.reads[0].data
+        self._operation = self.operations.data
+        self._landed = Queue(landed(config), config.lines)
+        self._choose = RoundRobin(count=config.ports)
 
-        def vector(controls, name):
-            """A bit per port from a bit per place of each path."""
-            return Cat(getattr(controls[p % PATHS], name)[p // PATHS] for p in range(ports))
+        # What each port needs. Starved: a line; stalled: that one of its blocks ends.
+        self._wanted = {
+            kind: Signal(config.ports, name=f"wanted_{kind.name.lower()}") for kind in Event
+        }
+        self._next_kind = Signal(Event)
+        self._starved = Signal(config.ports)
+        self._stalled = Signal(config.ports)
 
-        # Memories: commands under way, blocks in the slots of reads and writes.
-        m.submodules.progress = progress_memory = Memory(
-            shape=progress(config), depth=1 << command_tag(config).size, init=[]
-        )
-        write_progress, read_progress = progress_memory.write_port(), progress_memory.read_port()
-        m.submodules.blocks = blocks = Memory(
-            shape=block_state(config), depth=1 << (port_bits + 2), init=[]
-        )
-        write_block, read_block = blocks.write_port(), blocks.read_port()
-        m.submodules.landed_fifo = landed_fifo = Queue(landed(config), config.lines)
-        connect(m, landed_fifo.output, flipped(self.landed))
-
-        # What each port needs.
-        starved = Signal(ports)
-        stalled = Signal(ports)
-        wanted = {kind: Signal(ports, name=f"wanted_{kind.name.lower()}") for kind in Event}
-        has_completion = Signal(ports)
-        failing = Signal(ports)
-        want = vector(read_controls, "want")
-        m.d.comb += [
-            has_completion.eq(Cat(port.valid for port in self.completion)),
-            failing.eq(Cat(port.payload.status != DriveStatus.GOOD for port in self.completion)),
-            wanted[Event.READ_ENDED].eq(vector(read_paths, "ended")),
-            wanted[Event.READ_BEGUN].eq(
-                want & vector(read_paths, "free") & ~Mux(self.allocate.valid, 0, starved)
-            ),
-            wanted[Event.WRITE_ENDED].eq(vector(write_paths, "ended")),
-            wanted[Event.GRANT].eq(
-                Cat(port.valid for port in self.grant) & vector(write_paths, "free")
-            ),
-            wanted[Event.COMPLETION].eq(
-                Mux(
-                    self.end.valid,
-                    0,
-                    has_completion & ~want & ~vector(read_paths, "ended") & ~stalled,
-                )
-            ),
-        ]
-        for path, control in enumerate(read_controls):
-            m.d.comb += control.hold.eq((has_completion & failing)[path::PATHS])
-
-        m.submodules.choose = choose = RoundRobin(count=ports)
-        any_wanted = Signal(ports)
-        m.d.comb += any_wanted.eq(
-            wanted[Event.READ_ENDED]
-            | wanted[Event.READ_BEGUN]
-            | wanted[Event.WRITE_ENDED]
-            | wanted[Event.GRANT]
-            | wanted[Event.COMPLETION]
-        )
-        m.d.comb += choose.requests.eq(any_wanted)
-        kind = Signal(Event)
-        next_kind = Signal(Event)
-        m.d.comb += next_kind.eq(Event.COMPLETION)
-        for event in reversed(Event):
-            with m.If((wanted[event] & choose.chosen).any()):
-                m.d.comb += next_kind.eq(event)
-
-        port = Signal(port_bits)
-        mask = Signal(ports)
-        is_write = Signal()
-        tag = Signal(config.tag_bits)
-        path_of_port = port[0]
-        for path in range(PATHS):
-            place = port >> 1
-            m.d.comb += [
-                read_controls[path].peek.eq(choose.index >> 1),
-                read_paths[path].place.eq(place),
-                write_paths[path].place.eq(place),
-            ]
-
-        def strobe(controls, name):
-            """Pulse ``name`` on the path of the port."""
-            return [
-                getattr(control, name).eq(path_of_port == path)
-                for path, control in enumerate(controls)
-            ]
-
-        # Tags of the port: of the block that begins, of the grant, of the completion.
-        begun_tag = Signal(config.tag_bits)
-        grant_tag = Signal(config.tag_bits)
-        completion = Signal(drive_completion(config))
-        m.d.comb += begun_tag.eq(Array(control.tag for control in read_controls)[path_of_port])
-        with m.Switch(port):
-            for index in range(ports):
-                with m.Case(index):
-                    m.d.comb += [
-                        grant_tag.eq(self.grant[index].payload.tag),
-                        completion.eq(self.completion[index].payload),
-                    ]
-
-        # Slots: where the next block goes, which block ends.
-        def bit(controls, name):
-            return (vector(controls, name) & mask).any()
-
-        load_slot = Mux(is_write, bit(write_paths, "load_slot"), bit(read_paths, "load_slot"))
-        end_slot = Mux(is_write, bit(write_paths, "end_slot"), bit(read_paths, "end_slot"))
-
-        ends = (kind == Event.READ_ENDED) | (kind == Event.WRITE_ENDED)
-        known_tag = Signal(config.tag_bits)
-        newest_tag = Signal(config.tag_bits)
-        state = Signal(progress(config))
-        updated = Signal(progress(config))
-        found = read_progress.data
-        block = read_block.data
-        operation = self.operations.data
-        allocates = Signal()
-        line = Signal(config.line_bits)
-        arrived = Signal(landed(config))
-        m.d.comb += [
-            read_block.addr.eq(Cat(end_slot, is_write, port)),
-            read_progress.addr.eq(Cat(known_tag, port)),
-            self.operations.address.eq(found.operation),
-            self.next_operation.address.eq(found.operation),
-            allocates.eq(~is_write & (operation.owner == Owner.COMMAND)),
-            line.eq(operation.line),
-            write_progress.addr.eq(Cat(tag, port)),
-            write_progress.data.eq(updated),
-            write_block.addr.eq(Cat(load_slot, is_write, port)),
-            write_block.data.tag.eq(tag),
-            write_block.data.owner.eq(Mux(allocates, Owner.COMMAND, Owner.ROW)),
-            write_block.data.slot.eq(operation.index),
-            write_block.data.offset.eq(operation.place + state.block),
-            write_block.data.line.eq(line),
-            arrived.slot.eq(block.slot),
-            arrived.offset.eq(block.offset),
-            arrived.line.eq(block.line),
-            landed_fifo.input.payload.eq(arrived),
-        ]
-        with m.If(allocates):
-            m.d.comb += line.eq(self.allocate.payload)
-        for control in (*read_paths, *write_paths):
-            m.d.comb += control.line.eq(line)
-        if config.early_rows:
-            for control in read_paths:
-                m.d.comb += control.early.eq(operation.early)
+        # The event at hand, and its command.
+        self._kind = Signal(Event)
+        self._ends = (self._kind == Event.READ_ENDED) | (self._kind == Event.WRITE_ENDED)
+        self._is_write = Signal()
+        self._port = Signal(port_bits)
+        self._mask = Signal(config.ports)
+        self._known_tag = Signal(config.tag_bits)
+        self._tag = Signal(config.tag_bits)
+        self._begun_tag = Signal(config.tag_bits)
+        self._grant_tag = Signal(config.tag_bits)
+        self._completion = Signal(drive_completion(config))
+        self._state = Signal(progress(config))
+        self._allocates = Signal()
 
         # A command is over when all its blocks have been moved but one that was cut off. The port
         # is inside a block of `newest_tag`: both are of the cycle in which the event was picked,
         # as another command's first beat may come in any later one.
-        inside = Signal()
-        cut_off = inside & (newest_tag == tag)
-        moving = Signal(BLOCK_COUNT_BITS)
-        # Its line. The line store has taken what came of it, but has it only `write_delay` later.
-        returns = Signal()
-        settling = Signal(range(write_delay(LINE_WRITERS) + 1))
-        m.d.comb += self.free.valid.eq(returns & (settling == 0))
-        with m.If(settling != 0):
-            m.d.sync += settling.eq(settling - 1)
-        with m.If(self.free.valid & self.free.ready):
-            m.d.sync += returns.eq(0)
-        # Nothing of the port is moving, nor has a block ended since the event was picked.
-        quiet = Array(control.quiet for control in read_controls)[path_of_port] & ~bit(
-            read_paths, "ended"
-        )
-        m.d.comb += moving.eq(found.begun - found.ended)
+        self._newest_tag = Signal(config.tag_bits)
+        self._inside = Signal()
+        # The line of the block that was cut off goes back. The line store has taken what came of
+        # the block, but has it only `write_delay` later.
+        self._returns = Signal()
+        self._settling = Signal(range(write_delay(LINE_WRITERS) + 1))
 
-        # Pulses to the port's link core.
-        completed = Signal(ports)
-        granted = Signal(ports)
-        for index in range(ports):
-            m.d.comb += [
-                self.completion[index].ready.eq(completed[index]),
-                self.grant[index].ready.eq(granted[index]),
-            ]
-
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.progress = self._progress
+        m.submodules.blocks = self._blocks
+        m.submodules.landed_fifo = self._landed
+        m.submodules.choose = self._choose
+        self._connect_needs(m)
+        self._connect_port(m)
+        self._connect_tables(m)
+        self._return_line(m)
         with m.If(self.end.ready):
             m.d.sync += self.end.valid.eq(0)
         with m.FSM(name="block_control") as fsm:
-            with m.State("PICK"):
-                m.d.comb += self.start.ready.eq(1)
-                with m.If(self.start.valid):
-                    m.d.comb += [
-                        write_progress.addr.eq(self.start.payload.command),
-                        updated.operation.eq(self.start.payload.operation),
-                        write_progress.en.eq(1),
-                    ]
-                with m.Elif(choose.any):
-                    m.d.comb += choose.advance.eq(1)
-                    m.d.sync += [
-                        port.eq(choose.index),
-                        mask.eq(choose.chosen),
-                        inside.eq((vector(read_controls, "inside") & choose.chosen).any()),
-                        kind.eq(next_kind),
-                        is_write.eq((next_kind == Event.WRITE_ENDED) | (next_kind == Event.GRANT)),
-                    ]
-                    m.next = "NAME"
-            with m.State("NAME"):
-                with m.Switch(kind):
-                    with m.Case(Event.GRANT):
-                        m.d.comb += known_tag.eq(grant_tag)
-                    with m.Case(Event.COMPLETION):
-                        m.d.comb += known_tag.eq(completion.tag)
-                    with m.Default():
-                        m.d.comb += known_tag.eq(begun_tag)
-                m.d.sync += [tag.eq(known_tag), newest_tag.eq(begun_tag)]
-                m.next = "FOLLOW"
-            with m.State("FOLLOW"):
-                m.d.sync += state.eq(found)
-                with m.If(ends):
-                    m.d.comb += known_tag.eq(block.tag)
-                    m.d.sync += tag.eq(known_tag)
-                m.next = "APPLY"
-                with m.If(kind == Event.COMPLETION):
-                    m.next = "PICK"
-                    m.d.sync += Assert(
-                        ~cut_off | moving.any(), "a block that has no line is cut off"
-                    )
-                    with m.If(moving != cut_off):
-                        m.d.sync += stalled.eq(stalled | mask)
-                    with m.Elif(~cut_off | (quiet & ~returns)):
-                        m.d.comb += completed.eq(mask)
-                        m.d.sync += [
-                            self.end.valid.eq(1),
-                            self.end.payload.command.tag.eq(tag),
-                            self.end.payload.command.port.eq(port),
-                            self.end.payload.status.eq(completion.status),
-                            self.end.payload.moved.eq(found.ended),
-                        ]
-                        with m.If(cut_off):
-                            m.d.comb += strobe(read_controls, "discard")
-                            m.d.sync += [
-                                returns.eq(block.owner == Owner.COMMAND),
-                                settling.eq(write_delay(LINE_WRITERS)),
-                                self.free.payload.eq(block.line),
-                            ]
-            with m.State("APPLY"):
-                m.next = "PICK"
-                with m.If(ends):
-                    m.d.comb += [
-                        updated.eq(found),
-                        updated.ended.eq(found.ended + 1),
-                        write_progress.en.eq(1),
-                        landed_fifo.input.valid.eq(~is_write & (block.owner == Owner.COMMAND)),
-                    ]
-                    m.d.sync += stalled.eq(stalled & ~mask)
-                    with m.If(is_write):
-                        m.d.comb += strobe(write_paths, "unload")
-                    with m.Else():
-                        m.d.comb += strobe(read_paths, "unload")
-                with m.Elif(allocates & ~self.allocate.valid):
-                    m.d.sync += starved.eq(starved | mask)
-                with m.Else():
-                    m.d.sync += starved.eq(starved & ~mask)
-                    m.d.comb += [
-                        updated.eq(state),
-                        updated.begun.eq(state.begun + 1),
-                        write_progress.en.eq(1),
-                        write_block.en.eq(1),
-                        self.allocate.ready.eq(allocates),
-                    ]
-                    with m.If(state.block == operation.blocks):
-                        m.d.comb += [
-                            updated.block.eq(0),
-                            updated.operation.eq(self.next_operation.data),
-                        ]
-                    with m.Else():
-                        m.d.comb += updated.block.eq(state.block + 1)
-                    with m.If(is_write):
-                        m.d.comb += [*strobe(write_paths, "load"), granted.eq(mask)]
-                    with m.Else():
-                        m.d.comb += strobe(read_paths, "load")
-            m.d.comb += self.busy.eq(
-                ~fsm.ongoing("PICK")
-                | choose.any
-                | self.start.valid
-                | (self.end.valid & self.end.ready)
-                | landed_fifo.busy
-                | (returns & ((settling != 0) | self.free.ready))
-            )
+            self._pick(m)
+            self._name(m)
+            self._follow(m)
+            self._apply(m)
+        m.d.comb += self.busy.eq(
+            ~fsm.ongoing("PICK")
+            | self._choose.any
+            | self.start.valid
+            | (self.end.valid & self.end.ready)
+            | self._landed.busy
+            | (self._returns & ((self._settling != 0) | self.free.ready))
+        )
         return m
+
+    def _of_ports(self, controls, name: str) -> Value:
+        """A bit a port from a bit a place of each path."""
+        return Cat(
+            getattr(controls[port % PATHS], name)[port // PATHS]
+            for port in range(self._config.ports)
+        )
+
+    def _of_port(self, controls, name: str) -> Value:
+        """The bit of the port at hand."""
+        return (self._of_ports(controls, name) & self._mask).any()
+
+    def _strobe(self, controls, name: str) -> list:
+        """Pulses ``name`` on the path of the port at hand."""
+        path_of_port = self._port[0]
+        return [
+            getattr(control, name).eq(path_of_port == path)
+            for path, control in enumerate(controls)
+        ]
+
+    def _connect_needs(self, m: Module) -> None:
+        """What each port needs, and whose turn it is."""
+        wanted, choose = self._wanted, self._choose
+        has_completion = Cat(port.valid for port in self.completion)
+        failing = Cat(port.payload.status != DriveStatus.GOOD for port in self.completion)
+        want = self._of_ports(self._read_controls, "want")
+        read_ended = self._of_ports(self._read_paths, "ended")
+        without_line = Mux(self.allocate.valid, 0, self._starved)
+        can_complete = has_completion & ~want & ~read_ended & ~self._stalled
+        m.d.comb += [
+            wanted[Event.READ_ENDED].eq(read_ended),
+            wanted[Event.READ_BEGUN].eq(
+                want & self._of_ports(self._read_paths, "free") & ~without_line
+            ),
+            wanted[Event.WRITE_ENDED].eq(self._of_ports(self._write_paths, "ended")),
+            wanted[Event.GRANT].eq(
+                Cat(port.valid for port in self.grant)
+                & self._of_ports(self._write_paths, "free")
+            ),
+            wanted[Event.COMPLETION].eq(Mux(self.end.valid, 0, can_complete)),
+            choose.requests.eq(
+                wanted[Event.READ_ENDED]
+                | wanted[Event.READ_BEGUN]
+                | wanted[Event.WRITE_ENDED]
+                | wanted[Event.GRANT]
+                | wanted[Event.COMPLETION]
+            ),
+            self._next_kind.eq(Event.COMPLETION),
+        ]
+        for event in reversed(Event):
+            with m.If((wanted[event] & choose.chosen).any()):
+                m.d.comb += self._next_kind.eq(event)
+        for path, control in enumerate(self._read_controls):
+            m.d.comb += [
+                control.hold.eq((has_completion & failing)[path::PATHS]),
+                control.peek.eq(choose.index >> 1),
+            ]
+
+    def _connect_port(self, m: Module) -> None:
+        """The port at hand: its place on its path, and the tags that it tells."""
+        begun_tags = Array(control.tag for control in self._read_controls)
+        m.d.comb += self._begun_tag.eq(begun_tags[self._port[0]])
+        for control in (*self._read_paths, *self._write_paths):
+            m.d.comb += control.place.eq(self._port >> 1)
+        with m.Switch(self._port):
+            for index in range(self._config.ports):
+                with m.Case(index):
+                    m.d.comb += [
+                        self._grant_tag.eq(self.grant[index].payload.tag),
+                        self._completion.eq(self.completion[index].payload),
+                    ]
+
+    def _connect_tables(self, m: Module) -> None:
+        """Where tables are read and written: commands, and the slots in which blocks begin and end;
+        a block's line."""
+        config, operation, port = self._config, self._operation, self._port
+        progress, blocks, is_write = self._progress, self._blocks, self._is_write
+        load_slot = Mux(
+            is_write,
+            self._of_port(self._write_paths, "load_slot"),
+            self._of_port(self._read_paths, "load_slot"),
+        )
+        end_slot = Mux(
+            is_write,
+            self._of_port(self._write_paths, "end_slot"),
+            self._of_port(self._read_paths, "end_slot"),
+        )
+        line = Signal(config.line_bits)
+        connect(m, self._landed.output, flipped(self.landed))
+        m.d.comb += [
+            progress.reads[0].address.eq(Cat(self._known_tag, port)),
+            progress.write.address.eq(Cat(self._tag, port)),
+            self.operations.address.eq(self._found.operation),
+            self.next_operation.address.eq(self._found.operation),
+            self._allocates.eq(~is_write & (operation.owner == Owner.COMMAND)),
+            line.eq(Mux(self._allocates, self.allocate.payload, operation.line)),
+            blocks.reads[0].address.eq(Cat(end_slot, is_write, port)),
+            blocks.write.address.eq(Cat(load_slot, is_write, port)),
+            blocks.write.data.tag.eq(self._tag),
+            blocks.write.data.owner.eq(Mux(self._allocates, Owner.COMMAND, Owner.ROW)),
+            blocks.write.data.slot.eq(operation.index),
+            blocks.write.data.offset.eq(operation.place + self._state.block),
+            blocks.write.data.line.eq(line),
+            self._landed.input.payload.slot.eq(self._block.slot),
+            self._landed.input.payload.offset.eq(self._block.offset),
+            self._landed.input.payload.line.eq(self._block.line),
+        ]
+        for control in (*self._read_paths, *self._write_paths):
+            m.d.comb += control.line.eq(line)
+        if config.early_rows:
+            for control in self._read_paths:
+                m.d.comb += control.early.eq(operation.early)
+
+    def _return_line(self, m: Module) -> None:
+        """Gives back the line of a block that was cut off, once nothing is on its way to it."""
+        m.d.comb += self.free.valid.eq(self._returns & (self._settling == 0))
+        with m.If(self._settling != 0):
+            m.d.sync += self._settling.eq(self._settling - 1)
+        with m.If(self.free.valid & self.free.ready):
+            m.d.sync += self._returns.eq(0)
+
+    def _pick(self, m: Module) -> None:
+        """The state PICK: a command that starts is noted, or an event is chosen."""
+        choose, start, next_kind = self._choose, self.start, self._next_kind
+        inside = self._of_ports(self._read_controls, "inside")
+        with m.State("PICK"):
+            m.d.comb += start.ready.eq(1)
+            with m.If(start.valid):
+                m.d.comb += self._progress.store(
+                    address=start.payload.command, operation=start.payload.operation
+                )
+            with m.Elif(choose.any):
+                m.d.comb += choose.advance.eq(1)
+                m.d.sync += [
+                    self._port.eq(choose.index),
+                    self._mask.eq(choose.chosen),
+                    self._inside.eq((inside & choose.chosen).any()),
+                    self._kind.eq(next_kind),
+                    self._is_write.eq(
+                        (next_kind == Event.WRITE_ENDED) | (next_kind == Event.GRANT)
+                    ),
+                ]
+                m.next = "NAME"
+
+    def _name(self, m: Module) -> None:
+        """The state NAME: which command of the port it is, but for blocks that have ended."""
+        with m.State("NAME"):
+            with m.Switch(self._kind):
+                with m.Case(Event.GRANT):
+                    m.d.comb += self._known_tag.eq(self._grant_tag)
+                with m.Case(Event.COMPLETION):
+                    m.d.comb += self._known_tag.eq(self._completion.tag)
+                with m.Default():
+                    m.d.comb += self._known_tag.eq(self._begun_tag)
+            m.d.sync += [
+                self._tag.eq(self._known_tag),
+                self._newest_tag.eq(self._begun_tag),
+            ]
+            m.next = "FOLLOW"
+
+    def _follow(self, m: Module) -> None:
+        """The state FOLLOW: the command of a block that has ended is in the block's slot; a command
+        that completes is over, or waits until none of its data is on the way."""
+        found, block, end = self._found, self._block, self.end
+        moving = Signal(BLOCK_COUNT_BITS)
+        m.d.comb += moving.eq(found.begun - found.ended)
+        cut_off = self._inside & (self._newest_tag == self._tag)
+        # Nothing of the port is moving, nor has a block ended since the event was picked.
+        quiet = Array(control.quiet for control in self._read_controls)[self._port[0]]
+        quiet &= ~self._of_port(self._read_paths, "ended")
+        with m.State("FOLLOW"):
+            m.d.sync += self._state.eq(found)
+            with m.If(self._ends):
+                m.d.comb += self._known_tag.eq(block.tag)
+                m.d.sync += self._tag.eq(self._known_tag)
+            m.next = "APPLY"
+            with m.If(self._kind == Event.COMPLETION):
+                m.next = "PICK"
+                m.d.sync += Assert(
+                    ~cut_off | moving.any(), "a block that has no line is cut off"
+                )
+                with m.If(moving != cut_off):
+                    m.d.sync += self._stalled.eq(self._stalled | self._mask)
+                with m.Elif(~cut_off | (quiet & ~self._returns)):
+                    for port, taken in zip(self.completion, self._mask, strict=True):
+                        m.d.comb += port.ready.eq(taken)
+                    m.d.sync += [
+                        end.valid.eq(1),
+                        end.payload.command.tag.eq(self._tag),
+                        end.payload.command.port.eq(self._port),
+                        end.payload.status.eq(self._completion.status),
+                        end.payload.moved.eq(found.ended),
+                    ]
+                    with m.If(cut_off):
+                        m.d.comb += self._strobe(self._read_controls, "discard")
+                        m.d.sync += [
+                            self._returns.eq(block.owner == Owner.COMMAND),
+                            self._settling.eq(write_delay(LINE_WRITERS)),
+                            self.free.payload.eq(block.line),
+                        ]
+
+    def _apply(self, m: Module) -> None:
+        """The state APPLY: a block has ended, or begins if it has a line."""
+        state, mask, progress = self._state, self._mask, self._progress
+        is_write, allocates = self._is_write, self._allocates
+        with m.State("APPLY"):
+            m.next = "PICK"
+            with m.If(self._ends):
+                m.d.comb += [
+                    progress.store(data=self._found, ended=self._found.ended + 1),
+                    self._landed.input.valid.eq(
+                        ~is_write & (self._block.owner == Owner.COMMAND)
+                    ),
+                ]
+                m.d.sync += self._stalled.eq(self._stalled & ~mask)
+                with m.If(is_write):
+                    m.d.comb += self._strobe(self._write_paths, "unload")
+                with m.Else():
+                    m.d.comb += self._strobe(self._read_paths, "unload")
+            with m.Elif(allocates & ~self.allocate.valid):
+                m.d.sync += self._starved.eq(self._starved | mask)
+            with m.Else():
+                m.d.sync += self._starved.eq(self._starved & ~mask)
+                m.d.comb += [
+                    progress.store(
+                        data=state, begun=state.begun + 1, block=state.block + 1
+                    ),
+                    self._blocks.store(),
+                    self.allocate.ready.eq(allocates),
+                ]
+                with m.If(state.block == self._operation.blocks):
+                    m.d.comb += progress.store(block=0, operation=self.next_operation.data)
+                with m.If(is_write):
+                    m.d.comb += self._strobe(self._write_paths, "load")
+                    for port, taken in zip(self.grant, mask, strict=True):
+                        m.d.comb += port.ready.eq(taken)
+                with m.Else():
+                    m.d.comb += self._strobe(self._read_paths, "load")
