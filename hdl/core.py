@@ -39,21 +39,33 @@ from hdl.stripe.rows.sequencer import Sequencer
 class Core(wiring.Component):
     """Everything between the PCIe transaction layer and the drive ports.
 
-    ``request``, ``completion``: memory requests to the host and what comes back; ``progress``: what
-    the shim says of them. ``register``: the host's register accesses; what is read must not pass
-    requests handed over before. ``posted``: memory writes handed over have not left. ``status``,
-    ``reset_done``: the hard block's configuration space, and the end of a function level reset.
-    ``drives``: the drive ports. ``now``: time in clock cycles, which may jump to ``deadline`` at
-    most while ``quiet`` is 1 and no stream offers anything.
-    ``temperature``: of the board in kelvin; 0 without a sensor.
-    ``identity``: no other card's (the FPGA's device DNA, an EEPROM); ``nonce``: another number each
-    time that power comes back (a true random number generator, a counter in an EEPROM), see
-    `hdl.nvme.admin.names`.
-
     Parameters
     ----------
     config
         Sizes.
+
+    Ports
+    -----
+    request, completion, progress
+        Memory requests to the host, what comes back, and what the shim says of requests.
+    register
+        The host's register accesses. What is read must not pass requests handed over before.
+    posted
+        Memory writes that were handed over have not left.
+    status, reset_done
+        The hard block's configuration space; the function level reset is done.
+    now, quiet, deadline
+        Time in clock cycles. It may jump, to ``deadline`` at most, while ``quiet`` is 1 and no
+        stream offers anything.
+    temperature
+        Of the board in kelvin; 0 without a sensor.
+    identity
+        A number that no other card has (the FPGA's device DNA, an EEPROM).
+    nonce
+        Another number each time that power comes back (a true random number generator, a counter in
+        an EEPROM), see `hdl.nvme.admin.names`.
+    drives
+        The drive ports.
     """
 
     def __init__(self, *, config: Config):
@@ -82,75 +94,132 @@ class Core(wiring.Component):
             }
         )
 
-    def elaborate(self, platform) -> Module:
-        config = self._config
-        m = Module()
-
-        m.submodules.endpoint = endpoint = Endpoint(config=config)
-        m.submodules.front_end = front_end = NvmeFrontEnd(config=config)
-        m.submodules.tables = tables = ArrayTables(
+        # In the order of the dataflow, from the host to the drives.
+        self._endpoint = Endpoint(config=config)
+        self._front_end = NvmeFrontEnd(config=config)
+        self._tables = ArrayTables(
             config=config,
             geometry_readers=5 + 2 * config.background,
             member_readers=3 + config.background,
             volume_readers=3 + config.compare_and_deallocate + config.array_shares,
         )
-        m.submodules.references = references = References(config=config)
-        m.submodules.tracker = tracker = Tracker(config=config)
-        m.submodules.mapper = mapper = Mapper(config=config)
-        m.submodules.dispatch = dispatch = Dispatch(config=config)
-        m.submodules.gather = gather = Gather(config=config)
-        m.submodules.sequencer = sequencer = Sequencer(config=config)
-        m.submodules.parity = parity = ParityPass(config=config)
-        m.submodules.drives = drives = Drives(config=config)
-        m.submodules.store = store = LineStore(config=config, readers=4, writers=LINE_WRITERS)
-        m.submodules.allocator = allocator = LineAllocator(
+        self._references = References(config=config)
+        self._tracker = Tracker(config=config)
+        self._mapper = Mapper(config=config)
+        self._dispatch = Dispatch(config=config)
+        self._gather = Gather(config=config)
+        self._sequencer = Sequencer(config=config)
+        self._parity = ParityPass(config=config)
+        self._drives = Drives(config=config)
+        self._store = LineStore(config=config, readers=4, writers=LINE_WRITERS)
+        self._allocator = LineAllocator(
             config=config,
             users=LINE_USERS,
             returns=LINE_RETURNS,
             reserves=config.line_reserves,
         )
-        m.submodules.flusher = flusher = Flusher(config=config, users=2 + config.background)
-        m.submodules.flush_all = flush_all = FlushAll()
-        m.submodules.flush_cache = flush_cache = FlushAll()
-        blocks = [endpoint, front_end, tables, tracker, mapper, dispatch, gather, sequencer]
-        blocks += [parity, drives, store, allocator, references, flusher]
-        blocks += [flush_all, flush_cache]
+        self._flusher = Flusher(config=config, users=2 + config.background)
+        self._flush_all, self._flush_cache = FlushAll(), FlushAll()
+        if config.array_shares:
+            self._shares = CommandShares(config=config)
+        if config.background:
+            self._background = Background(config=config)
+            # Rows to be mended, and of the row walker.
+            self._mending = Mending(config=config, inputs=3)
+            self._walks = Merge(walk(config), inputs=2)
 
-        # Host side: PCIe transactions and registers.
+    def elaborate(self, platform) -> Module:
+        config = self._config
+        m = Module()
+        blocks = self._add_blocks(m)
+        self._connect_host(m)
+        self._connect_commands(m)
+        plumbing = self._connect_operations(m)
+        plumbing += self._connect_data(m)
+        plumbing += self._connect_drive_answers(m)
+        plumbing += self._connect_completions(m)
+        self._connect_lines(m)
+        self._connect_table_reads(m)
+        self._connect_references(m)
+        self._connect_flushes(m)
+        self._connect_drives(m)
+        if config.background:
+            self._connect_background(m)
+            self._connect_health(m)
+            self._connect_in_sync(m)
+            self._connect_walks(m)
+        else:
+            connect(m, self._front_end.manage_request, self._tables.manage_request)
+            connect(m, self._tables.manage_response, self._front_end.manage_response)
+        if config.intent_chunks:
+            self._connect_intent(m)
+        else:
+            connect(m, self._sequencer.retired, self._gather.retired)
+
+        timed = [self._gather, self._endpoint, self._drives]
+        if config.background:
+            timed.append(self._background)
+        earliest = self._front_end.deadline
+        for block in timed:
+            earliest = Mux(block.deadline < earliest, block.deadline, earliest)
+        m.d.comb += [
+            self.quiet.eq(~Cat(block.busy for block in blocks + plumbing).any()),
+            self.deadline.eq(earliest),
+        ]
+        return m
+
+    def _add_blocks(self, m: Module) -> list:
+        """Returns the blocks."""
+        config = self._config
+        names = ["endpoint", "front_end", "tables", "references", "tracker", "mapper", "dispatch"]
+        names += ["gather", "sequencer", "parity", "drives", "store", "allocator", "flusher"]
+        names += ["flush_all", "flush_cache"]
+        if config.array_shares:
+            names.append("shares")
+        if config.background:
+            names += ["mending", "walks", "background"]
+        blocks = []
+        for name in names:
+            block = getattr(self, f"_{name}")
+            m.submodules[name] = block
+            blocks.append(block)
+        return blocks
+
+    def _connect_host(self, m: Module) -> None:
+        """PCIe transactions, registers, and time."""
+        endpoint, front_end = self._endpoint, self._front_end
         connect(m, flipped(self.request), endpoint.request)
         connect(m, flipped(self.progress), endpoint.progress)
         connect(m, front_end.messages, endpoint.messages)
         connect(m, flipped(self.completion), endpoint.completion)
         connect(m, flipped(self.register), endpoint.register)
         connect(m, endpoint.target, front_end.register)
-        for block in (endpoint, front_end):
-            for name in PcieStatus().members:
-                m.d.comb += getattr(block.status, name).eq(getattr(self.status, name))
-        for block in (endpoint, front_end, gather, drives):
-            m.d.comb += block.now.eq(self.now)
-        m.d.comb += [
-            endpoint.discard.eq(front_end.discard),
-            front_end.host_idle.eq(endpoint.idle & ~self.posted),
-            front_end.posted.eq(endpoint.posted | self.posted),
-            flush_all.flush.eq(front_end.flush),
-            front_end.flushed.eq(flush_all.flushed),
-            flush_cache.flush.eq(front_end.flush_cache),
-            front_end.cache_flushed.eq(flush_cache.flushed),
-            front_end.cache_stored.eq(flush_cache.stored),
-            self.reset_done.eq(front_end.reset_done),
-        ]
         connect(m, front_end.read_request, endpoint.read_request)
         connect(m, endpoint.read_done, front_end.read_done)
         connect(m, endpoint.inbox_write, front_end.inbox_write)
         connect(m, front_end.write_request, endpoint.write_request)
         connect(m, endpoint.write_done, front_end.write_done)
         connect(m, front_end.post, endpoint.post)
+        connect(m, flipped(self.status), endpoint.status, front_end.status)
+        for block in (endpoint, front_end, self._gather, self._drives):
+            m.d.comb += block.now.eq(self.now)
+        m.d.comb += [
+            endpoint.discard.eq(front_end.discard),
+            front_end.host_idle.eq(endpoint.idle & ~self.posted),
+            front_end.posted.eq(endpoint.posted | self.posted),
+            self.reset_done.eq(front_end.reset_done),
+            front_end.temperature.eq(self.temperature),
+            front_end.identity.eq(self.identity),
+            front_end.nonce.eq(self.nonce),
+        ]
 
-        # Commands down: host, tracker, mapper, dispatch, then drives or rows.
-        connect(m, front_end.command, tracker.host_command)
+    def _connect_commands(self, m: Module) -> None:
+        """Commands down: host, tracker, mapper, dispatch, rows."""
+        config, tracker, mapper, tables = self._config, self._tracker, self._mapper, self._tables
+        gather, sequencer, parity = self._gather, self._sequencer, self._parity
+        connect(m, self._front_end.command, tracker.host_command)
         if config.array_shares:
-            m.submodules.shares = shares = CommandShares(config=config)
-            blocks.append(shares)
+            shares = self._shares
             connect(m, tracker.command, shares.command)
             connect(m, shares.passed, mapper.command)
             m.d.comb += [
@@ -161,68 +230,69 @@ class Core(wiring.Component):
             ]
         else:
             connect(m, tracker.command, mapper.command)
-        connect(m, mapper.extent, dispatch.extent)
-        connect(m, dispatch.gather, gather.extent)
+        connect(m, mapper.extent, self._dispatch.extent)
+        connect(m, self._dispatch.gather, gather.extent)
         connect(m, gather.launch, sequencer.launch)
         connect(m, sequencer.row_read, gather.row_read)
         connect(m, sequencer.strip_read, gather.strip_read)
         connect(m, sequencer.step, parity.step)
         connect(m, parity.done, sequencer.pass_done)
-        if config.background:
-            # Of blocks that could not be read, and of the row walker.
-            m.submodules.mending = mending = Mending(config=config, inputs=3)
-            connect(m, dispatch.mend, mending.inputs[0])
-            connect(m, sequencer.mend[0], mending.inputs[1])
-            connect(m, sequencer.mend[1], mending.inputs[2])
-            m.submodules.walks = walks = Merge(walk(config), inputs=2)
-            connect(m, walks.output, gather.walk)
-            connect(m, mending.walk, walks.inputs[0])
-            blocks += [mending, walks]
+        if config.sector_emulation:
+            connect(m, sequencer.filled, gather.filled)
+
+    def _connect_operations(self, m: Module) -> list:
+        """Operations of rows, commands and flushes, to the drives."""
+        config, drives, sequencer = self._config, self._drives, self._sequencer
         m.submodules.operations = operations = Merge(operation(config), inputs=3)
+        m.submodules.operation_skid = skid = Skid(operation(config))
         connect(m, sequencer.operation, operations.inputs[0])
-        connect(m, dispatch.operation, operations.inputs[1])
-        connect(m, flusher.operation, operations.inputs[2])
-        m.submodules.operation_skid = operation_skid = Skid(operation(config))
-        connect(m, operations.output, operation_skid.input)
-        connect(m, operation_skid.output, drives.operation)
-        connect(m, dispatch.load_read, drives.load_read)
+        connect(m, self._dispatch.operation, operations.inputs[1])
+        connect(m, self._flusher.operation, operations.inputs[2])
+        connect(m, operations.output, skid.input)
+        connect(m, skid.output, drives.operation)
+        connect(m, self._dispatch.load_read, drives.load_read)
         if config.early_rows:
             connect(m, drives.piece, sequencer.piece)
+        return [operations, skid]
 
-        # Host data: into lines for writes, out of lines for reads.
+    def _connect_data(self, m: Module) -> list:
+        """Host data: into lines for writes, out of lines for reads."""
+        config, front_end, gather = self._config, self._front_end, self._gather
+        plumbing = []
         connect(m, gather.fetch, front_end.fetch)
         connect(m, front_end.fetched, gather.fetched)
-        m.submodules.deliveries = deliveries = Merge(landed(config), inputs=2)
-        connect(m, drives.landed, deliveries.inputs[0])
-        recovered = sequencer.recovered
+        recovered = self._sequencer.recovered
         if config.gather_reads:
             # The link takes some 150 cycles for each block of a row; meanwhile the sequencer goes
             # on. Each block has a line of its own, so this is never full.
             m.submodules.recovered = queue = Queue(landed(config), config.lines)
+            plumbing.append(queue)
             connect(m, recovered, queue.input)
             recovered = queue.output
-            blocks.append(queue)
+        m.submodules.deliveries = deliveries = Merge(landed(config), inputs=2)
+        connect(m, self._drives.landed, deliveries.inputs[0])
         connect(m, recovered, deliveries.inputs[1])
         connect(m, deliveries.output, front_end.deliver)
+        return [*plumbing, deliveries]
 
-        # Completions up.
-        m.submodules.finished_relay = finished_relay = Relay(finished(config))
-        connect(m, drives.finished, finished_relay.input)
+    def _connect_drive_answers(self, m: Module) -> list:
+        """How operations ended, to who asked for them."""
+        config, tables, tracker = self._config, self._tables, self._tracker
+        finishes = self._drives.finished
+        m.submodules.finished_relay = relay = Relay(finished(config))
+        connect(m, finishes, relay.input)
         # A drive that is failed by now, or may have lost what it held, has flushed nothing. Nor has
         # one that has restarted since the FLUSH was judged.
-        heard = finished_relay.input.payload
+        heard = relay.input.payload
         doubted = tables.failed.bit_select(heard.port, 1)
         if config.background:
             restarts = Array(tables.restarts)[heard.port]
             doubted |= tables.suspect.bit_select(heard.port, 1)
             doubted |= heard.recover.tried != restarts
-            for user in (flusher, dispatch, sequencer, drives):
-                for count, known in zip(user.restarts, tables.restarts, strict=True):
-                    m.d.comb += count.eq(known)
         with m.If((heard.opcode == Opcode.FLUSH) & doubted):
-            with m.If(drives.finished.payload.status == DriveStatus.GOOD):
+            with m.If(finishes.payload.status == DriveStatus.GOOD):
                 m.d.comb += heard.status.eq(DriveStatus.GONE)
-        ended = finished_relay.output
+        ended = relay.output
         of_row = ended.payload.owner == Owner.ROW
         of_command = ended.payload.owner == Owner.COMMAND
         of_flush = ended.payload.opcode == Opcode.FLUSH
@@ -230,19 +300,20 @@ class Core(wiring.Component):
             m,
             ended,
             [
-                (of_row, sequencer.finished),
-                (ended.payload.owner == Owner.FLUSHER, flusher.finished),
+                (of_row, self._sequencer.finished),
+                (ended.payload.owner == Owner.FLUSHER, self._flusher.finished),
                 (of_command & of_flush, tracker.flushed),
                 (of_command & ~of_flush, tracker.read_failed),
             ],
         )
-        if not config.intent_chunks:
-            connect(m, sequencer.retired, gather.retired)
-        if config.sector_emulation:
-            connect(m, sequencer.filled, gather.filled)
-        m.submodules.commits = commits = Merge(committed(config), inputs=3)
+        return [relay]
+
+    def _connect_completions(self, m: Module) -> list:
+        """Completions up: what is known of the blocks of commands, and when they end."""
+        sequencer, dispatch, tracker = self._sequencer, self._dispatch, self._tracker
+        m.submodules.commits = commits = Merge(committed(self._config), inputs=3)
         connect(m, sequencer.committed, commits.inputs[0])
-        connect(m, gather.fetch_failed, commits.inputs[1])
+        connect(m, self._gather.fetch_failed, commits.inputs[1])
         connect(m, dispatch.unreadable, commits.inputs[2])
         # The tracker takes one event at a time, so its choice would reach into every sender.
         events = []
@@ -257,22 +328,25 @@ class Core(wiring.Component):
             events.append(link)
         # Not this one: a flush must be expected before its first operation can end.
         connect(m, dispatch.expected, tracker.expected)
-        connect(m, front_end.delivered, tracker.delivered)
-        connect(m, tracker.completion, front_end.completion)
+        connect(m, self._front_end.delivered, tracker.delivered)
+        connect(m, tracker.completion, self._front_end.completion)
+        return [commits, *events]
 
-        # Lines: who gets them, who returns them, who moves their beats.
-        for user, port in zip(
-            (front_end, sequencer, drives, gather), allocator.allocate, strict=True
-        ):
+    def _connect_lines(self, m: Module) -> None:
+        """Lines: who gets them, who returns them, who moves their beats."""
+        endpoint, front_end, parity = self._endpoint, self._front_end, self._parity
+        sequencer, drives, gather = self._sequencer, self._drives, self._gather
+        allocator, store = self._allocator, self._store
+        takers = front_end, sequencer, drives, gather
+        for user, port in zip(takers, allocator.allocate, strict=True):
             connect(m, port, user.allocate)
-        for user, port in zip(
-            (front_end, sequencer, tracker, gather, drives), allocator.free, strict=True
-        ):
+        givers = front_end, sequencer, self._tracker, gather, drives
+        for user, port in zip(givers, allocator.free, strict=True):
             connect(m, user.free, port)
         m.d.comb += gather.available.eq(allocator.available)
         parity_read = parity.line_read
-        if config.compare_and_deallocate:
-            m.submodules.shared_read = shared_read = SharedRead(config=config)
+        if self._config.compare_and_deallocate:
+            m.submodules.shared_read = shared_read = SharedRead(config=self._config)
             connect(m, parity.line_read, shared_read.users[0])
             connect(m, front_end.line_read, shared_read.users[1])
             parity_read = shared_read.line_read
@@ -283,30 +357,35 @@ class Core(wiring.Component):
         for user, port in zip(writers, store.write, strict=True):
             connect(m, user, port)
 
-        # Tables and drive health.
+    def _connect_table_reads(self, m: Module) -> None:
+        """Who reads arrays, members, volumes and ports."""
+        config, tables, front_end = self._config, self._tables, self._front_end
+        mapper, dispatch, sequencer = self._mapper, self._dispatch, self._sequencer
         geometries = [
-            user.geometry_read for user in (front_end, mapper, dispatch, gather, sequencer)
+            user.geometry_read for user in (front_end, mapper, dispatch, self._gather, sequencer)
         ]
-        positions = [user.member_read for user in (front_end, dispatch, sequencer)]
-        if config.background:
-            m.submodules.background = background = Background(config=config)
-            blocks.append(background)
-            geometries += list(background.geometry_read)
-            positions.append(background.member_read)
-        for user, port in zip(geometries, tables.geometry_read, strict=True):
-            connect(m, user, port)
-        for user, port in zip(positions, tables.member_read, strict=True):
-            connect(m, user, port)
-        volumes = [front_end.volume_read, mapper.volume_read, references.volume_read]
+        members = [user.member_read for user in (front_end, dispatch, sequencer)]
+        volumes = [front_end.volume_read, mapper.volume_read, self._references.volume_read]
         if config.compare_and_deallocate:
             volumes.append(front_end.size_read)
         if config.array_shares:
-            volumes.append(shares.volume_read)
-        for user, port in zip(volumes, tables.volume_read, strict=True):
-            connect(m, user, port)
+            volumes.append(self._shares.volume_read)
+        if config.background:
+            geometries += list(self._background.geometry_read)
+            members.append(self._background.member_read)
+        for users, ports in (
+            (geometries, tables.geometry_read),
+            (members, tables.member_read),
+            (volumes, tables.volume_read),
+        ):
+            for user, port in zip(users, ports, strict=True):
+                connect(m, user, port)
         connect(m, front_end.port_read, tables.port_read)
 
-        # Who is inside, for changes that must wait until nobody is.
+    def _connect_references(self, m: Module) -> None:
+        """Who is inside, for changes that must wait until nobody is."""
+        front_end, gather = self._front_end, self._gather
+        tables, references = self._tables, self._references
         connect(m, tables.quiesce, references.quiesce)
         m.d.comb += [
             references.begins.eq(front_end.begins),
@@ -321,29 +400,47 @@ class Core(wiring.Component):
             references.exists.eq(tables.exists),
         ]
 
-        if config.background:
-            m.d.comb += tables.blamed.eq(dispatch.blamed | flush_cache.blamed)
-
-        # Drives that are flushed before the power goes, or before they are trusted.
+    def _connect_flushes(self, m: Module) -> None:
+        """Drives that are flushed before the power goes, or the cache is switched off."""
+        front_end, tables, flusher = self._front_end, self._tables, self._flusher
+        flush_all, flush_cache = self._flush_all, self._flush_cache
+        m.d.comb += [
+            flush_all.flush.eq(front_end.flush),
+            front_end.flushed.eq(flush_all.flushed),
+            flush_cache.flush.eq(front_end.flush_cache),
+            front_end.cache_flushed.eq(flush_cache.flushed),
+            front_end.cache_stored.eq(flush_cache.stored),
+        ]
+        if self._config.background:
+            states = self._background.array_states
+            has_failed = states[::2] & states[1::2]
+            lost = has_failed.any() | self._background.indebted.any()
+            settled = self._background.settled
+        else:
+            # Without the arrays' states any failed drive may be one too many.
+            lost, settled = (tables.used & tables.failed).any(), 1
         for number, user in enumerate((flush_all, flush_cache)):
             connect(m, user.ask, flusher.ask[number])
             connect(m, flusher.told[number], user.told)
-            m.d.comb += [user.used.eq(tables.used), user.failed.eq(tables.failed)]
-            if config.background:
-                has_failed = background.array_states[::2] & background.array_states[1::2]
-                m.d.comb += [
-                    user.lost.eq(has_failed.any() | background.indebted.any()),
-                    user.settled.eq(background.settled),
-                ]
-            else:
-                # Without the arrays' states any failed drive may be one too many.
-                lost = (tables.used & tables.failed).any()
-                m.d.comb += [user.lost.eq(lost), user.settled.eq(1)]
-        if not config.background:
-            connect(m, front_end.manage_request, tables.manage_request)
-            connect(m, tables.manage_response, front_end.manage_response)
-        # Always taken; a drive that is given up waits for one that failed to store data.
+            m.d.comb += [
+                user.used.eq(tables.used),
+                user.failed.eq(tables.failed),
+                user.lost.eq(lost),
+                user.settled.eq(settled),
+            ]
+
+    def _connect_drives(self, m: Module) -> None:
+        """The drive ports, what they say of their drives, and which drives are given up."""
+        config, tables, front_end = self._config, self._tables, self._front_end
+        sequencer, drives = self._sequencer, self._drives
+        present = Cat(port.present for port in self.drives)
         m.d.comb += [
+            tables.restarted.eq(Cat(port.restarted for port in self.drives)),
+            tables.present.eq(present),
+            front_end.drive_present.eq(present),
+            front_end.drive_used.eq(tables.used),
+            front_end.drive_failed.eq(tables.failed),
+            # Always taken; a drive that is given up waits for one that failed to store data.
             tables.fail.valid.eq(sequencer.fail.valid | drives.fail.valid),
             tables.fail.payload.eq(
                 Mux(sequencer.fail.valid, sequencer.fail.payload, drives.fail.payload)
@@ -351,91 +448,143 @@ class Core(wiring.Component):
             sequencer.fail.ready.eq(1),
             drives.fail.ready.eq(~sequencer.fail.valid),
         ]
-        if config.background:
-            self._connect_background(m, background, tables, front_end, tracker, dispatch, drives)
-            connect(m, background.walk, walks.inputs[1])
-            connect(m, sequencer.walked, background.walked)
-            walked = sequencer.walked
-            m.d.comb += mending.ended.eq(
-                walked.valid & walked.ready & (walked.payload.tag == MEND_TAG)
-            )
-            if config.intent_chunks:
-                self._connect_intent(m, background, tracker, dispatch, gather, sequencer)
-            m.d.comb += background.now.eq(self.now)
-            for user, port in zip((sequencer, dispatch), background.sync_read, strict=True):
-                connect(m, user.sync_read, port)
-                m.d.comb += user.unsynced.eq(background.unsynced)
-            m.d.comb += [
-                dispatch.doubts.eq(background.doubts),
-                sequencer.doubts.eq(
-                    background.doubts | Mux(tables.undecided, (1 << config.arrays) - 1, 0)
-                ),
-                sequencer.essential.eq(background.essential),
-                sequencer.settled.eq(background.settled),
-            ]
-            for user, port in zip((sequencer, dispatch), background.boundary_read, strict=True):
-                connect(m, user.boundary_read, port)
-                m.d.comb += user.stale.eq(tables.stale)
-            for user, port in zip((sequencer, dispatch, background), tables.copy_read, strict=True):
-                connect(m, user.copy_read, port)
-            connect(m, dispatch.late, background.late)
-            m.d.comb += [
-                front_end.told.eq(background.told),
-                front_end.tells.eq(background.tells),
-            ]
-            connect(m, tables.flush, flusher.ask[2])
-            connect(m, flusher.told[2], tables.flushed)
-            m.d.comb += references.notes.eq(Cat(dispatch.noted, sequencer.noted))
-            arrays = dispatch.noted_array, *sequencer.noted_arrays
-            for number, array in zip(references.noted, arrays, strict=True):
-                m.d.comb += number.eq(array)
-            m.d.comb += [
-                sequencer.eras.eq(background.eras),
-                sequencer.undecided.eq(tables.undecided),
-                dispatch.eras.eq(background.eras),
-            ]
-        present = Cat(port.present for port in self.drives)
-        m.d.comb += [
-            tables.restarted.eq(Cat(port.restarted for port in self.drives)),
-            tables.present.eq(present),
-            front_end.drive_present.eq(present),
-            front_end.drive_used.eq(tables.used),
-            front_end.temperature.eq(self.temperature),
-            front_end.identity.eq(self.identity),
-            front_end.nonce.eq(self.nonce),
-        ]
+        for block in (self._dispatch, sequencer, drives):
+            m.d.comb += block.failed.eq(tables.failed)
         if config.sector_emulation:
             m.d.comb += front_end.drive_emulated.eq(Cat(port.emulated for port in self.drives))
-        for block in (front_end, dispatch, sequencer, drives):
-            failed = block.drive_failed if block is front_end else block.failed
-            m.d.comb += failed.eq(tables.failed)
         if config.intent_chunks:
             for port, identity in zip(self.drives, tables.identity, strict=True):
                 m.d.comb += identity.eq(port.identity)
         capacities = Array(port.capacity for port in self.drives)
         asked = front_end.drive_capacity_read
         m.d.sync += asked.data.eq(capacities[asked.address])
-        for table_capacity, port, inner in zip(
-            tables.capacity, self.drives, drives.drives, strict=True
-        ):
-            m.d.comb += table_capacity.eq(port.capacity)
+        for port, capacity, inner in zip(self.drives, tables.capacity, drives.drives, strict=True):
+            m.d.comb += capacity.eq(port.capacity)
             connect(m, flipped(port), inner)
 
-        earliest = front_end.deadline
-        timed = [gather, endpoint, drives] + ([background] if config.background else [])
-        for block in timed:
-            earliest = Mux(block.deadline < earliest, block.deadline, earliest)
-        plumbing = [operations, operation_skid, finished_relay, deliveries, commits, *events]
+    def _connect_background(self, m: Module) -> None:
+        """Background work between the host's commands and the tables, and what it is told."""
+        background, tables, front_end = self._background, self._tables, self._front_end
+        dispatch, flusher, tracker = self._dispatch, self._flusher, self._tracker
+        connect(m, front_end.manage_request, background.request)
+        connect(m, background.response, front_end.manage_response)
+        connect(m, background.table_request, tables.manage_request)
+        connect(m, tables.manage_response, background.table_response)
+        connect(m, tables.rewind, background.rewind)
+        connect(m, tables.flush, flusher.ask[2])
+        connect(m, flusher.told[2], tables.flushed)
+        connect(m, front_end.report_read, background.report_read)
+        connect(m, dispatch.late, background.late)
+        commands = Signal(range(self._config.commands + 1))
+        begins = front_end.command.valid & front_end.command.ready
+        ends = tracker.completion.valid & tracker.completion.ready
+        m.d.sync += commands.eq(commands + begins - ends)
         m.d.comb += [
-            self.quiet.eq(~Cat(block.busy for block in blocks + plumbing).any()),
-            self.deadline.eq(earliest),
+            background.now.eq(self.now),
+            background.host_active.eq(commands != 0),
+            background.report_shows.eq(front_end.report_shows),
+            background.blames.eq(dispatch.blames),
+            background.blamed_volume.eq(dispatch.blamed_volume),
+            background.blamed_slot.eq(dispatch.blamed_slot),
+            background.slot_begins.eq(front_end.begins),
+            background.slot_begun.eq(front_end.begun),
+            background.slot_ends.eq(front_end.ends),
+            background.slot_ended.eq(front_end.ended),
+            background.answers.eq(front_end.answers),
+            background.answer.eq(front_end.answer),
+            background.heard.eq(front_end.heard),
+            background.unheard.eq(front_end.unheard),
+            front_end.told.eq(background.told),
+            front_end.tells.eq(background.tells),
         ]
-        return m
 
-    def _connect_intent(
-        self, m: Module, background, tracker, dispatch, gather, sequencer
-    ) -> None:
+    def _connect_health(self, m: Module) -> None:
+        """How drives and arrays are: what the tables know, what background work makes of it."""
+        config, background, tables = self._config, self._background, self._tables
+        dispatch, sequencer, drives = self._dispatch, self._sequencer, self._drives
+        front_end = self._front_end
+        for name in ("present", "used", "failed", "stale", "changed", "suspect", "kept"):
+            m.d.comb += getattr(background, name).eq(getattr(tables, name))
+        for user in (self._flusher, dispatch, sequencer, drives):
+            for count, known in zip(user.restarts, tables.restarts, strict=True):
+                m.d.comb += count.eq(known)
+        states = background.array_states
+        m.d.comb += [
+            background.undecided.eq(tables.undecided),
+            background.returns.eq(tables.returns),
+            tables.blamed.eq(dispatch.blamed | self._flush_cache.blamed),
+            tables.yields.eq(background.yields),
+            tables.keeps.eq(background.keeps),
+            tables.given_up.eq(background.given_up),
+            tables.doubts.eq(background.doubts),
+            tables.reserved.eq(background.reserved),
+            drives.doubted.eq(tables.suspect & ~tables.kept),
+            dispatch.suspect.eq(tables.suspect),
+            dispatch.undecided.eq(tables.undecided),
+            dispatch.indebted.eq(background.indebted),
+            front_end.drive_stale.eq(tables.stale),
+            front_end.array_states.eq(states),
+            front_end.array_unsynced.eq(background.unsynced),
+            front_end.array_assumed.eq(background.assumed),
+            front_end.array_news.eq(background.news),
+        ]
+        if config.gather_reads:
+            # Partially degraded, degraded: 1 and 2 of `ArrayState`.
+            low, high = (Cat(states[bit::2]) for bit in (0, 1))
+            ends = self._tracker.completion
+            m.d.comb += [
+                dispatch.impaired.eq(low ^ high),
+                dispatch.ended.eq(ends.valid & ends.ready),
+                dispatch.ended_slot.eq(ends.payload.slot),
+            ]
+        if config.slow_read_ms:
+            # Optimal or partially degraded: `ArrayState` has 0 in its upper bit.
+            m.d.comb += dispatch.redundant.eq(~Cat(states[1::2]))
+
+    def _connect_in_sync(self, m: Module) -> None:
+        """What of arrays and drives may be believed: boundaries, stale drives, copies, eras."""
+        background, tables = self._background, self._tables
+        dispatch, sequencer = self._dispatch, self._sequencer
+        for number, user in enumerate((sequencer, dispatch)):
+            connect(m, user.sync_read, background.sync_read[number])
+            connect(m, user.boundary_read, background.boundary_read[number])
+            m.d.comb += [
+                user.unsynced.eq(background.unsynced),
+                user.stale.eq(tables.stale),
+                user.eras.eq(background.eras),
+            ]
+        for user, port in zip((sequencer, dispatch, background), tables.copy_read, strict=True):
+            connect(m, user.copy_read, port)
+        undecided = Mux(tables.undecided, (1 << self._config.arrays) - 1, 0)
+        m.d.comb += [
+            dispatch.doubts.eq(background.doubts),
+            sequencer.doubts.eq(background.doubts | undecided),
+            sequencer.undecided.eq(tables.undecided),
+            sequencer.essential.eq(background.essential),
+            sequencer.settled.eq(background.settled),
+        ]
+
+    def _connect_walks(self, m: Module) -> None:
+        """Rows that are walked: those to be mended, and those of the row walker."""
+        dispatch, sequencer, mending = self._dispatch, self._sequencer, self._mending
+        references, walked = self._references, sequencer.walked
+        for sender, port in zip((dispatch.mend, *sequencer.mend), mending.inputs, strict=True):
+            connect(m, sender, port)
+        connect(m, mending.walk, self._walks.inputs[0])
+        connect(m, self._background.walk, self._walks.inputs[1])
+        connect(m, self._walks.output, self._gather.walk)
+        connect(m, walked, self._background.walked)
+        m.d.comb += [
+            mending.ended.eq(walked.valid & walked.ready & (walked.payload.tag == MEND_TAG)),
+            references.notes.eq(Cat(dispatch.noted, sequencer.noted)),
+        ]
+        arrays = dispatch.noted_array, *sequencer.noted_arrays
+        for number, array in zip(references.noted, arrays, strict=True):
+            m.d.comb += number.eq(array)
+
+    def _connect_intent(self, m: Module) -> None:
         """Rows that are written, and flushes, for the write-intent bitmap."""
+        background, sequencer, gather = self._background, self._sequencer, self._gather
         connect(m, sequencer.begun, background.begun)
         # A row slot is given back to both at once.
         retired = sequencer.retired
@@ -447,7 +596,7 @@ class Core(wiring.Component):
             ]
         m.d.comb += retired.ready.eq(users[0].ready & users[1].ready)
         # A drive that is flushed, or that found its row written, is heard of much later.
-        expects, ends = dispatch.expected, tracker.completion
+        expects, ends = self._dispatch.expected, self._tracker.completion
         m.d.sync += [
             background.flush.eq(expects.valid & expects.ready),
             background.flushing.slot.eq(expects.payload.slot),
@@ -455,68 +604,3 @@ class Core(wiring.Component):
             background.completed.eq(ends.valid & ends.ready),
             background.completion.eq(ends.payload),
         ]
-
-    def _connect_background(
-        self, m: Module, background, tables, front_end, tracker, dispatch, drives
-    ) -> None:
-        """Background work between the host's commands and the tables."""
-        config = self._config
-        connect(m, front_end.manage_request, background.request)
-        connect(m, background.response, front_end.manage_response)
-        connect(m, background.table_request, tables.manage_request)
-        connect(m, tables.manage_response, background.table_response)
-        connect(m, tables.rewind, background.rewind)
-        connect(m, front_end.report_read, background.report_read)
-        m.d.comb += background.report_shows.eq(front_end.report_shows)
-        commands = Signal(range(config.commands + 1))
-        begins = front_end.command.valid & front_end.command.ready
-        ends = tracker.completion.valid & tracker.completion.ready
-        m.d.sync += commands.eq(commands + begins - ends)
-        m.d.comb += [
-            background.host_active.eq(commands != 0),
-            background.present.eq(tables.present),
-            background.used.eq(tables.used),
-            background.failed.eq(tables.failed),
-            background.stale.eq(tables.stale),
-            background.changed.eq(tables.changed),
-            background.suspect.eq(tables.suspect),
-            background.kept.eq(tables.kept),
-            background.undecided.eq(tables.undecided),
-            background.blames.eq(dispatch.blames),
-            background.blamed_volume.eq(dispatch.blamed_volume),
-            drives.doubted.eq(tables.suspect & ~tables.kept),
-            dispatch.undecided.eq(tables.undecided),
-            dispatch.indebted.eq(background.indebted),
-            background.blamed_slot.eq(dispatch.blamed_slot),
-            background.slot_begins.eq(front_end.begins),
-            background.slot_begun.eq(front_end.begun),
-            background.slot_ends.eq(front_end.ends),
-            background.slot_ended.eq(front_end.ended),
-            background.answers.eq(front_end.answers),
-            background.answer.eq(front_end.answer),
-            background.heard.eq(front_end.heard),
-            background.unheard.eq(front_end.unheard),
-            background.returns.eq(tables.returns),
-            tables.yields.eq(background.yields),
-            tables.keeps.eq(background.keeps),
-            tables.given_up.eq(background.given_up),
-            tables.doubts.eq(background.doubts),
-            dispatch.suspect.eq(tables.suspect),
-            tables.reserved.eq(background.reserved),
-            front_end.drive_stale.eq(tables.stale),
-            front_end.array_states.eq(background.array_states),
-            front_end.array_unsynced.eq(background.unsynced),
-            front_end.array_assumed.eq(background.assumed),
-            front_end.array_news.eq(background.news),
-        ]
-        if config.gather_reads:
-            # Partially degraded, degraded: 1 and 2 of `ArrayState`.
-            low, high = (Cat(background.array_states[bit::2]) for bit in (0, 1))
-            m.d.comb += [
-                dispatch.impaired.eq(low ^ high),
-                dispatch.ended.eq(ends),
-                dispatch.ended_slot.eq(tracker.completion.payload.slot),
-            ]
-        if config.slow_read_ms:
-            # Optimal or partially degraded: `ArrayState` has 0 in its upper bit.
-            m.d.comb += dispatch.redundant.eq(~Cat(background.array_states[1::2]))
