@@ -1,7 +1,8 @@
 """Completions of host reads land in place: check, rotate to the target's alignment, write."""
 
 from amaranth.hdl import Cat, Module, Mux, Signal
-from amaranth.lib import data, memory, stream, wiring
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config, bits_for_count
@@ -42,14 +43,27 @@ class Landing(wiring.Component):
     given up. Completions of tags that are not live as they begin are dropped, whole. What was
     written for a read that ends with an error is undefined, but lies within its target.
 
+    Throughput one beat a cycle; a completion whose data straddles one more beat of its target than
+    it has itself takes one cycle more, which a completion's descriptor leaves idle anyway.
+    Latency 3 cycles to the write, 5 to ``ended``. Back-pressure from the memories stops the input.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+
     Ports
     -----
-    completion, line_write, inbox_write
-        See `hdl.pcie.tlp`, `hdl.flow.line`, `hdl.flow.host_memory`.
+    completion
+        Beats from the host, see `hdl.pcie.tlp`.
+    line_write, inbox_write
+        Where the data goes, see `hdl.flow.line` and `hdl.flow.host_memory`.
     origin_valid, origin_tag, origin
         Describes a tag, before its request is sent. Always accepted.
-    lookup, live, close, completed
-        To the tag table. ``completed``: what has been dealt with was marked as the last completion.
+    lookup, live, close
+        To the tag table: a tag, whether it is in use, and a pulse that closes it.
+    completed
+        A pulse: what has been dealt with was marked as the last completion of ``lookup``.
     abandon_valid, abandon_tag, abandon_quarantine, abandon_taken
         Gives up a tag, between completions; may be withdrawn.
     cut
@@ -58,10 +72,8 @@ class Landing(wiring.Component):
         A read is over, see `hdl.pcie.dma.transfers.read_ended`.
     cleared
         The progress of every tag has been cleared after reset (one cycle a tag).
-
-    Throughput one beat a cycle; a completion whose data straddles one more beat of its target than
-    it has itself takes one cycle more, which a completion's descriptor leaves idle anyway.
-    Latency 3 cycles to the write, 5 to ``ended``. Back-pressure from the memories stops the input.
+    busy
+        Something moves.
     """
 
     def __init__(self, *, config: Config):
@@ -90,280 +102,314 @@ class Landing(wiring.Component):
             }
         )
 
-    def elaborate(self, platform) -> Module:
-        m = Module()
-        config = self._config
+        tag_bits = bits_for_count(config.read_tags)
         width = config.beat_dwords
-        shift = (width - 1).bit_length()
-        tag_bits = len(self.lookup)
-        address_bits = config.completion_address_bits
-
-        m.submodules.origins = origins = memory.Memory(
-            shape=read_origin(config), depth=config.read_tags, init=[]
-        )
-        put_origin = origins.write_port()
-        get_origin = origins.read_port()
-        m.submodules.progress = progress = memory.Memory(
+        self._origins = Memory(shape=read_origin(config), depth=config.read_tags, init=[])
+        self._get_origin = self._origins.read_port()
+        self._progress = Memory(
             shape=data.StructLayout({"received": 11, "error": 1}), depth=config.read_tags, init=[]
         )
-        put_progress = progress.write_port()
-        get_progress = progress.read_port(transparent_for=(put_progress,))
+        self._put_progress = self._progress.write_port()
+        self._get_progress = self._progress.read_port(transparent_for=(self._put_progress,))
+
+        # Stage 0: a beat, or a tag that is given up.
+        self._s0_valid = Signal()
+        self._s0_abandon = Signal()
+        self._s0_tag = Signal(tag_bits)
+
+        # Stage 1: the beat that is checked, and what was found. Its tag's entries are read again
+        # with every beat and change only after the last.
+        self._s1_takes = Signal()
+        self._s1_valid = Signal()
+        self._s1_abandon = Signal()
+        self._s1_quarantine = Signal()
+        self._s1_beat = Signal(completion_beat(config))
+        self._s1_tag = Signal(tag_bits)
+        self._s1_goes = Signal()  # has something for stage 2
+        self._s1_moves = Signal()
+        self._base = Signal(target_bits(config))  # where the beat's first word goes
+        self._left = Signal(11)  # words of the completion from this beat on
+        self._total = Signal(12)  # words of the tag once the completion has ended
+        self._live = Signal()
+        self._writes = Signal()
+        self._bad_data = Signal()
+        self._refused = Signal()
+        self._broken = Signal()
+        self._closes = Signal()
+
+        # Stage 2: the words, rotated to their place in the target.
+        self._s2_takes = Signal()
+        self._s2_valid = Signal()
+        self._s2_joins = Signal()  # what the beat before it left over is of the same completion
+        self._s2_last = Signal()
+        self._s2_closes = Signal()
+        self._s2_words = Signal(config.data_width)
+        self._s2_mask = Signal(width)
+        self._s2_low = Signal(width)  # places below the rotation: their words are of the next beat
+        self._s2_address = Signal(target_bits(config) - (width - 1).bit_length())
+        self._s2_end = Signal(read_ended(config))
+        self._spills = Signal()
+        self._spilling = Signal()
+
+        # Stage 3: the write, and the end that may be reported once it is accepted.
+        self._s3 = Relay(
+            data.StructLayout(
+                {
+                    "line": 1,
+                    "inbox": 1,
+                    "ends": 1,
+                    "end": read_ended(config),
+                    "data": config.data_width,
+                    "mask": width,
+                    "address": len(self._s2_address),
+                }
+            )
+        )
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.origins = self._origins
+        m.submodules.progress = self._progress
+        m.submodules.s3 = self._s3
+        self._look_up(m)
+        self._check(m)
+        self._note_progress(m)
+        self._rotate(m)
+        self._merge(m)
+        self._write(m)
+        m.d.comb += self.busy.eq(
+            ~self.cleared
+            | self.completion.valid
+            | self.abandon_valid
+            | self._s1_valid
+            | self._s2_valid
+            | self._s3.busy
+            | self._s3.output.valid
+            | self.ended.valid
+        )
+        return m
+
+    def _look_up(self, m: Module) -> None:
+        """Stage 0: a beat, or between completions a tag that is given up; both look up their tag.
+        """
+        put_origin, get_origin = self._origins.write_port(), self._get_origin
+        between = Signal(init=1)
+        takes, abandon = self._s1_takes, self._s0_abandon
         m.d.comb += [
             put_origin.addr.eq(self.origin_tag),
             put_origin.data.eq(self.origin),
             put_origin.en.eq(self.origin_valid),
-        ]
-
-        # Stage 0: a beat, or between completions a tag that is given up; both look up their tag.
-        between = Signal(init=1)
-        s0_abandon = Signal()
-        s0_valid = Signal()
-        s0_tag = Signal(tag_bits)
-        s1_takes = Signal()
-        m.d.comb += [
-            s0_abandon.eq(between & self.abandon_valid),
-            s0_valid.eq(s0_abandon | self.completion.valid),
-            s0_tag.eq(Mux(s0_abandon, self.abandon_tag, self.completion.payload.tag)),
-            self.completion.ready.eq(s1_takes & ~s0_abandon),
-            self.abandon_taken.eq(s1_takes & s0_abandon),
-            get_origin.addr.eq(s0_tag),
-            get_origin.en.eq(s1_takes),
-            get_progress.addr.eq(s0_tag),
-            get_progress.en.eq(s1_takes),
+            abandon.eq(between & self.abandon_valid),
+            self._s0_valid.eq(abandon | self.completion.valid),
+            self._s0_tag.eq(Mux(abandon, self.abandon_tag, self.completion.payload.tag)),
+            self.completion.ready.eq(takes & ~abandon),
+            self.abandon_taken.eq(takes & abandon),
+            get_origin.addr.eq(self._s0_tag),
+            get_origin.en.eq(takes),
+            self._get_progress.addr.eq(self._s0_tag),
+            self._get_progress.en.eq(takes),
         ]
         with m.If(self.completion.valid & self.completion.ready):
             m.d.sync += between.eq(self.completion.payload.last)
         with m.If(self.cut):
             m.d.sync += between.eq(1)
 
-        # Stage 1: check the header, find the target, rotate.
-        s1_valid = Signal()
-        s1_abandon = Signal()
-        s1_quarantine = Signal()
-        s1_beat = Signal(completion_beat(config))
-        s1_tag = Signal(tag_bits)
-        s2_takes = Signal()
-        s1_goes = Signal()  # has something for stage 2
-        s1_moves = Signal()
-        m.d.comb += s1_takes.eq(self.cleared & (~s1_valid | s1_moves))
-        with m.If(s1_takes):
-            m.d.sync += [
-                s1_valid.eq(s0_valid),
-                s1_abandon.eq(s0_abandon),
-                s1_quarantine.eq(self.abandon_quarantine),
-                s1_beat.eq(self.completion.payload),
-                s1_tag.eq(s0_tag),
-            ]
-            with m.If(s0_abandon):
-                m.d.sync += [s1_beat.first.eq(1), s1_beat.last.eq(1)]
-        origin = get_origin.data
-        received = get_progress.data.received
-
+    def _check(self, m: Module) -> None:
+        """Stage 1: checks the header against what is due, and finds the target."""
+        config, beat, origin = self._config, self._s1_beat, self._get_origin.data
+        width, tag_bits = config.beat_dwords, len(self.lookup)
+        address_bits = config.completion_address_bits
+        received = self._get_progress.data.received
         due = Signal(11)
-        total = Signal(12)
-        refused = Signal()
         expected = Signal()
         fills = Signal()
-        kept_base = Signal(target_bits(config))
-        base = Signal.like(kept_base)
-        kept_left = Signal(11)
-        left = Signal.like(kept_left)
-        tainted = Signal()  # an earlier beat of the completion was bad
-        live = Signal()
-        kept_live = Signal()
-        writes = Signal()
         short = Signal()
         long = Signal()
-        bad_data = Signal()
-        broken = Signal()
-        closes = Signal()
+        # Of earlier beats of the completion: one was bad, the tag was live, and what was left.
+        tainted = Signal()
+        kept_live = Signal()
+        kept_base = Signal.like(self._base)
+        kept_left = Signal.like(self._left)
+        address = ((origin.low + received)[:PAGE_DWORD_BITS] << 2)[:address_bits]
+        known_tag = beat.tag[tag_bits:] == 0
         m.d.comb += [
-            # The tag's entries are read again with every beat and change only after the last.
+            self._s1_takes.eq(self.cleared & (~self._s1_valid | self._s1_moves)),
             due.eq(origin.dwords - received),
-            total.eq(received + s1_beat.dwords),
-            refused.eq(s1_beat.status != CompletionStatus.SC),
+            self._total.eq(received + beat.dwords),
+            self._refused.eq(beat.status != CompletionStatus.SC),
             expected.eq(
-                (s1_beat.byte_count == due << 2)
-                & (
-                    s1_beat.lower_address[:address_bits]
-                    == ((origin.low + received)[:PAGE_DWORD_BITS] << 2)[:address_bits]
-                )
-                & (s1_beat.dwords != 0)
-                & (s1_beat.dwords <= due)
+                (beat.byte_count == due << 2)
+                & (beat.lower_address[:address_bits] == address)
+                & (beat.dwords != 0)
+                & (beat.dwords <= due)
             ),
-            fills.eq(total == origin.dwords),
-            base.eq(Mux(s1_beat.first, origin.target + received, kept_base)),
-            left.eq(Mux(s1_beat.first, s1_beat.dwords, kept_left)),
-            self.lookup.eq(s1_tag),
+            fills.eq(self._total == origin.dwords),
+            self._base.eq(Mux(beat.first, origin.target + received, kept_base)),
+            self._left.eq(Mux(beat.first, beat.dwords, kept_left)),
+            self.lookup.eq(self._s1_tag),
             # A tag that is handed out in the middle of a completion has nothing to do with it.
-            live.eq(
-                self.live
-                & Mux(s1_beat.first, s1_abandon | (s1_beat.tag[tag_bits:] == 0), kept_live)
+            self._live.eq(
+                self.live & Mux(beat.first, self._s1_abandon | known_tag, kept_live)
             ),
-            writes.eq(live & expected & ~refused & ~s1_abandon),
-            short.eq(s1_beat.last & (left > width)),
-            long.eq(~s1_beat.last & (left <= width)),
-            bad_data.eq(s1_beat.poisoned | long | (tainted & ~s1_beat.first)),
-            broken.eq(~refused & (~expected | short | (s1_beat.request_completed & ~fills))),
-            closes.eq(live & s1_beat.last & (s1_abandon | refused | broken | fills)),
-            s1_goes.eq(writes | closes),
+            self._writes.eq(self._live & expected & ~self._refused & ~self._s1_abandon),
+            short.eq(beat.last & (self._left > width)),
+            long.eq(~beat.last & (self._left <= width)),
+            self._bad_data.eq(beat.poisoned | long | (tainted & ~beat.first)),
+            self._broken.eq(
+                ~self._refused & (~expected | short | (beat.request_completed & ~fills))
+            ),
+            self._closes.eq(
+                self._live
+                & beat.last
+                & (self._s1_abandon | self._refused | self._broken | fills)
+            ),
+            self._s1_goes.eq(self._writes | self._closes),
             # What is dropped waits as well: the check is too long to decide that in time.
-            s1_moves.eq(s1_valid & s2_takes),
-            self.close.eq(s1_moves & closes),
+            self._s1_moves.eq(self._s1_valid & self._s2_takes),
+            self.close.eq(self._s1_moves & self._closes),
             self.completed.eq(
-                s1_moves
-                & ~s1_abandon
-                & s1_beat.last
-                & s1_beat.request_completed
-                & (s1_beat.tag[tag_bits:] == 0)
-                & (live | ~self.live)
+                self._s1_moves
+                & ~self._s1_abandon
+                & beat.last
+                & beat.request_completed
+                & known_tag
+                & (self._live | ~self.live)
             ),
         ]
-        with m.If(s1_moves):
+        with m.If(self._s1_takes):
             m.d.sync += [
-                tainted.eq(bad_data),
-                kept_live.eq(live),
-                kept_base.eq(base + width),
-                kept_left.eq(Mux(left > width, left - width, 0)),
+                self._s1_valid.eq(self._s0_valid),
+                self._s1_abandon.eq(self._s0_abandon),
+                self._s1_quarantine.eq(self.abandon_quarantine),
+                beat.eq(self.completion.payload),
+                self._s1_tag.eq(self._s0_tag),
+            ]
+            with m.If(self._s0_abandon):
+                m.d.sync += [beat.first.eq(1), beat.last.eq(1)]
+        with m.If(self._s1_moves):
+            m.d.sync += [
+                tainted.eq(self._bad_data),
+                kept_live.eq(self._live),
+                kept_base.eq(self._base + width),
+                kept_left.eq(Mux(self._left > width, self._left - width, 0)),
             ]
 
-        # Progress of the tag: kept after a completion, cleared for the next use of a closed tag.
-        place = Signal(range(config.read_tags))
+    def _note_progress(self, m: Module) -> None:
+        """Progress of the tag: kept after a completion, cleared for the next use of a closed tag.
+        """
+        put, beat = self._put_progress, self._s1_beat
+        place = Signal(range(self._config.read_tags))
         with m.If(~self.cleared):
-            m.d.comb += [put_progress.addr.eq(place), put_progress.en.eq(1)]
+            m.d.comb += [put.addr.eq(place), put.en.eq(1)]
             m.d.sync += place.eq(place + 1)
-            with m.If(place == config.read_tags - 1):
+            with m.If(place == self._config.read_tags - 1):
                 m.d.sync += self.cleared.eq(1)
         with m.Else():
             m.d.comb += [
-                put_progress.addr.eq(s1_tag),
-                put_progress.en.eq(s1_moves & live & s1_beat.last),
+                put.addr.eq(self._s1_tag),
+                put.en.eq(self._s1_moves & self._live & beat.last),
             ]
-            with m.If(~closes):
+            with m.If(~self._closes):
                 m.d.comb += [
-                    put_progress.data.received.eq(total),
-                    put_progress.data.error.eq(get_progress.data.error | bad_data),
+                    put.data.received.eq(self._total),
+                    put.data.error.eq(self._get_progress.data.error | self._bad_data),
                 ]
 
-        # Stage 2: merge with what the previous beat left over; a last beat may need one more.
-        s2_valid = Signal()
-        s2_joins = Signal()  # what the beat before it left over is of the same completion
-        s2_last = Signal()
-        s2_closes = Signal()
-        s2_words = Signal(config.data_width)
-        s2_mask = Signal(width)
-        s2_low = Signal(width)  # places below the rotation: these words belong to the next beat
-        s2_address = Signal(len(base) - shift)
-        s2_end = Signal(read_ended(config))
-        kept_words = Signal(config.data_width)
-        kept_mask = Signal(width)
-        s3_takes = Signal()
-        spills = Signal()
-        spilling = Signal()
-        m.d.comb += [
-            spills.eq(s2_last & (s2_mask & s2_low).any()),
-            s2_takes.eq(~s2_valid | (s3_takes & (~spills | spilling))),
-        ]
-        with m.If(s2_takes):
-            amount = base[:shift]
+    def _rotate(self, m: Module) -> None:
+        """From stage 1 to stage 2: the words are rotated to their place in the target."""
+        beat, origin, end = self._s1_beat, self._get_origin.data, self._s2_end
+        width = self._config.beat_dwords
+        shift = (width - 1).bit_length()
+        amount = self._base[:shift]
+        mask = Cat(rotate_left(list(below(self._left, width)), amount))
+        failed = self._s1_abandon | self._refused | self._broken | self._bad_data
+        with m.If(self._s2_takes):
             m.d.sync += [
-                s2_valid.eq(s1_valid & s1_goes),
-                s2_joins.eq(writes & ~s1_beat.first),
-                s2_last.eq(s1_beat.last),
-                s2_closes.eq(closes),
-                s2_words.eq(Cat(rotate_left(words_of(s1_beat.data), amount))),
-                s2_mask.eq(
-                    Mux(writes, Cat(rotate_left(list(below(left, width)), amount)), 0)
-                ),
-                s2_low.eq(below(amount, width)),
-                s2_address.eq(base[shift:]),
-                s2_end.kind.eq(origin.kind),
-                s2_end.index.eq(origin.index),
-                s2_end.tag.eq(s1_tag),
-                s2_end.error.eq(
-                    s1_abandon | refused | broken | bad_data | get_progress.data.error
-                ),
-                s2_end.quarantine.eq(Mux(s1_abandon, s1_quarantine, broken)),
-            ]
-        with m.If(s2_valid & s3_takes):
-            m.d.sync += [
-                spilling.eq(spills & ~spilling),
-                kept_words.eq(s2_words),
-                kept_mask.eq(s2_mask),
+                self._s2_valid.eq(self._s1_valid & self._s1_goes),
+                self._s2_joins.eq(self._writes & ~beat.first),
+                self._s2_last.eq(beat.last),
+                self._s2_closes.eq(self._closes),
+                self._s2_words.eq(Cat(rotate_left(words_of(beat.data), amount))),
+                self._s2_mask.eq(Mux(self._writes, mask, 0)),
+                self._s2_low.eq(below(amount, width)),
+                self._s2_address.eq(self._base[shift:]),
+                end.kind.eq(origin.kind),
+                end.index.eq(origin.index),
+                end.tag.eq(self._s1_tag),
+                end.error.eq(failed | self._get_progress.data.error),
+                end.quarantine.eq(Mux(self._s1_abandon, self._s1_quarantine, self._broken)),
             ]
 
-        # Stage 3: the write, and the end that may be reported once it is accepted.
-        step = data.StructLayout(
-            {
-                "line": 1,
-                "inbox": 1,
-                "ends": 1,
-                "end": read_ended(config),
-                "data": config.data_width,
-                "mask": width,
-                "address": len(s2_address),
-            }
-        )
-        m.submodules.s3 = s3 = Relay(step)
-        coming, s3_step = s3.input.payload, s3.output.payload
-        mask = Signal(width)
+    def _merge(self, m: Module) -> None:
+        """Stage 2: merges with what the previous beat left over; a last beat may need one more."""
+        config, low, coming = self._config, self._s2_low, self._s3.input.payload
+        spills, spilling, end = self._spills, self._spilling, self._s2_end
+        takes = self._s3.input.ready
+        kept_words = Signal(config.data_width)
+        kept_mask = Signal(config.beat_dwords)
+        mask = Signal(config.beat_dwords)
+        m.d.comb += [
+            spills.eq(self._s2_last & (self._s2_mask & low).any()),
+            self._s2_takes.eq(~self._s2_valid | (takes & (~spills | spilling))),
+        ]
+        with m.If(self._s2_valid & takes):
+            m.d.sync += [
+                spilling.eq(spills & ~spilling),
+                kept_words.eq(self._s2_words),
+                kept_mask.eq(self._s2_mask),
+            ]
         merged = [
-            Mux(s2_low[place] & ~spilling, old, new)
+            Mux(low[place] & ~spilling, old, new)
             for place, (old, new) in enumerate(
-                zip(words_of(kept_words), words_of(s2_words), strict=True)
+                zip(words_of(kept_words), words_of(self._s2_words), strict=True)
             )
         ]
         with m.If(spilling):
-            m.d.comb += [mask.eq(s2_mask & s2_low), coming.address.eq(s2_address + 1)]
+            m.d.comb += [
+                mask.eq(self._s2_mask & low),
+                coming.address.eq(self._s2_address + 1),
+            ]
         with m.Else():
             m.d.comb += [
-                mask.eq((s2_mask & ~s2_low) | Mux(s2_joins, kept_mask & s2_low, 0)),
-                coming.address.eq(s2_address),
+                mask.eq((self._s2_mask & ~low) | Mux(self._s2_joins, kept_mask & low, 0)),
+                coming.address.eq(self._s2_address),
             ]
         m.d.comb += [
-            s3.input.valid.eq(s2_valid),
-            s3_takes.eq(s3.input.ready),
-            coming.line.eq(mask.any() & (s2_end.kind == Kind.BLOCK)),
-            coming.inbox.eq(mask.any() & (s2_end.kind != Kind.BLOCK)),
-            coming.ends.eq(s2_closes & (~spills | spilling)),
-            coming.end.eq(s2_end),
+            self._s3.input.valid.eq(self._s2_valid),
+            coming.line.eq(mask.any() & (end.kind == Kind.BLOCK)),
+            coming.inbox.eq(mask.any() & (end.kind != Kind.BLOCK)),
+            coming.ends.eq(self._s2_closes & (~spills | spilling)),
+            coming.end.eq(end),
             coming.data.eq(Cat(merged)),
             coming.mask.eq(mask),
         ]
+
+    def _write(self, m: Module) -> None:
+        """Stage 3: the write, then the end of the read."""
+        output = self._s3.output
+        beat = output.payload
         passed = Signal()  # the beat has been accepted, its end not yet
         written = Signal()
         reports = Signal()
-        s3_ends = s3.output.valid & s3_step.ends
         m.d.comb += [
-            self.line_write.valid.eq(s3.output.valid & s3_step.line & ~passed),
-            self.inbox_write.valid.eq(s3.output.valid & s3_step.inbox & ~passed),
+            self.line_write.valid.eq(output.valid & beat.line & ~passed),
+            self.inbox_write.valid.eq(output.valid & beat.inbox & ~passed),
             written.eq(
                 ~(self.line_write.valid & ~self.line_write.ready)
                 & ~(self.inbox_write.valid & ~self.inbox_write.ready)
             ),
             reports.eq(~self.ended.valid | self.ended.ready),
-            s3.output.ready.eq(written & (~s3_step.ends | reports)),
-            self.line_write.payload.address.eq(s3_step.address),
-            self.line_write.payload.data.eq(s3_step.data),
-            self.line_write.payload.mask.eq(s3_step.mask),
-            self.inbox_write.payload.address.eq(s3_step.address),
-            self.inbox_write.payload.data.eq(s3_step.data),
-            self.inbox_write.payload.mask.eq(s3_step.mask),
+            output.ready.eq(written & (~beat.ends | reports)),
         ]
-        m.d.sync += passed.eq(s3.output.valid & written & ~s3.output.ready)
+        for write in (self.line_write, self.inbox_write):
+            m.d.comb += [
+                write.payload.address.eq(beat.address),
+                write.payload.data.eq(beat.data),
+                write.payload.mask.eq(beat.mask),
+            ]
+        m.d.sync += passed.eq(output.valid & written & ~output.ready)
         with m.If(reports):
             m.d.sync += [
-                self.ended.valid.eq(s3_ends & written),
-                self.ended.payload.eq(s3_step.end),
+                self.ended.valid.eq(output.valid & beat.ends & written),
+                self.ended.payload.eq(beat.end),
             ]
-        m.d.comb += self.busy.eq(
-            ~self.cleared
-            | self.completion.valid
-            | self.abandon_valid
-            | s1_valid
-            | s2_valid
-            | s3.busy
-            | s3.output.valid
-            | self.ended.valid
-        )
-        return m
