@@ -7,6 +7,7 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.config import MAX_DRIVES, Config, bits_for_count
 from hdl.flow.parity_pass import StepKind
+from hdl.kit.bits import lowest_bit
 from hdl.parity.engine import coefficients
 from hdl.parity.field import ELEMENT_BITS, MAX_PARITIES, RAID_FIELD
 from hdl.parity.galois import inverse_table, multiply, power_table
@@ -53,6 +54,13 @@ class Solver(wiring.Component):
     config
         Uses ``parities``.
 
+    Ports
+    -----
+    request, answer
+        A begin or an input of a pass, and what follows for it.
+    busy
+        It works.
+
     Source: H. P. Anvin, The mathematics of RAID-6; J. S. Plank, A tutorial on Reed-Solomon coding.
     """
 
@@ -66,209 +74,240 @@ class Solver(wiring.Component):
             }
         )
 
-    def elaborate(self, platform) -> Module:
-        m = Module()
-        parities = self._config.parities
-        index_bits = bits_for_count(parities)
+        parities = config.parities
         vector_bits = parities * ELEMENT_BITS
-
+        index_bits = bits_for_count(parities)
         powers = power_table(RAID_FIELD, roles=MAX_DRIVES, parities=parities)
-        m.submodules.powers = power_rom = Memory(
+        inverses = inverse_table(RAID_FIELD)
+        self._powers = Memory(
             shape=vector_bits, depth=MAX_DRIVES, init=[_pack(row) for row in powers]
         )
-        table = inverse_table(RAID_FIELD)
-        m.submodules.inverses = inverse_rom = Memory(
-            shape=ELEMENT_BITS, depth=len(table), init=table, attrs={"rom_style": "block"}
+        self._inverses = Memory(
+            shape=ELEMENT_BITS,
+            depth=len(inverses),
+            init=inverses,
+            attrs={"rom_style": "block"},
         )
-        power_read = power_rom.read_port()
-        inverse_read = inverse_rom.read_port()
+        self._power_read = self._powers.read_port()
+        self._inverse_read = self._inverses.read_port()
 
-        # The pattern at hand, and whether it is that of a pass which recovers.
-        erased = Signal(MAX_DRIVES)
-        used = Signal(MAX_PARITIES)
-        kept = Signal()
-        recovering = Signal()
-        count = Signal(range(MAX_PARITIES + 1))
-        selected = [Signal(index_bits, name=f"selected_{a}") for a in range(parities)]
-        with m.Switch(used[:parities]):
-            for mask in range(1 << parities):
-                members = [j for j in range(parities) if mask >> j & 1]
-                with m.Case(mask):
-                    m.d.comb += count.eq(len(members))
-                    m.d.comb += [selected[a].eq(j) for a, j in enumerate(members)]
+        # The pattern: roles, parities used, how many and which; its inverse is kept; the pass
+        # recovers.
+        self._erased = Signal(MAX_DRIVES)
+        self._used = Signal(MAX_PARITIES)
+        self._count = Signal(range(MAX_PARITIES + 1))
+        self._selected = [Signal(index_bits, name=f"selected_{a}") for a in range(parities)]
+        self._kept = Signal()
+        self._recovering = Signal()
 
-        def chosen(vector: Value) -> list[Value]:
-            """The elements of ``vector`` that belong to the syndromes used, then zeros."""
-            elements = Array(_elements(vector))
-            return [Mux(a < count, elements[selected[a]], 0) for a in range(parities)]
+        # The matrix, by rows; the row and column at hand, and another row.
+        self._rows = [Signal(vector_bits, name=f"row_{b}") for b in range(parities)]
+        self._pivot = Signal(index_bits)
+        self._other = Signal(index_bits)
+        self._pivot_row = Signal(vector_bits)
+        self._other_row = Signal(vector_bits)
+        self._inverse = Signal(ELEMENT_BITS)
+        self._todo = Signal(MAX_DRIVES)  # erased roles that are not yet loaded
 
-        # One row operation: base + scalar * source.
-        rows = [Signal(vector_bits, name=f"row_{b}") for b in range(parities)]
-        pivot = Signal(index_bits)
-        other = Signal(index_bits)
-        total = Signal(vector_bits)
-        vector = Signal(vector_bits)
-        scalar = Signal(ELEMENT_BITS)
-        inverse = Signal(ELEMENT_BITS)
-        source = Signal(vector_bits)
-        base = Signal(vector_bits)
-        result = Signal(vector_bits)
-        m.d.comb += result.eq(
-            base ^ Cat(multiply(RAID_FIELD, scalar, lane) for lane in _elements(source))
-        )
-        pivot_row = Signal(vector_bits)
-        other_row = Signal(vector_bits)
-        pivot_lane = Signal(vector_bits)
-        m.d.comb += [
-            pivot_row.eq(Array(rows)[pivot]),
-            other_row.eq(Array(rows)[other]),
-            pivot_lane.eq(Cat((pivot == a).replicate(ELEMENT_BITS) for a in range(parities))),
-        ]
+        # One row operation: result = base + scalar * source.
+        self._scalar = Signal(ELEMENT_BITS)
+        self._source = Signal(vector_bits)
+        self._base = Signal(vector_bits)
+        self._result = Signal(vector_bits)
 
-        # The lowest erased role not yet loaded.
-        todo = Signal(MAX_DRIVES)
-        lowest = Signal(MAX_DRIVES)
-        lowest_role = Signal(ROLE_BITS)
-        m.d.comb += lowest.eq(todo & -todo)
-        for bit in range(ROLE_BITS):
-            choose = sum(1 << role for role in range(MAX_DRIVES) if role >> bit & 1)
-            m.d.comb += lowest_role[bit].eq((lowest & choose).any())
+        # An input: its weights in the syndromes, from the table or not, and in the outputs.
+        self._from_rom = Signal()
+        self._vector = Signal(vector_bits)
+        self._total = Signal(vector_bits)
 
-        request = self.request.payload
-        answer = self.answer.payload
-        same = kept & (request.erased == erased) & (request.parities == used)
-        from_rom = Signal()
-        ones = Const(_pack([1] * parities), vector_bits)
-        unit = Cat(Mux(request.role == j, Const(1, ELEMENT_BITS), 0) for j in range(parities))
-        m.d.comb += [
-            power_read.addr.eq(request.role),
-            inverse_read.addr.eq(Array(_elements(pivot_row))[pivot]),
-        ]
-
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.powers = self._powers
+        m.submodules.inverses = self._inverses
+        self._connect_rows(m)
+        self._count_parities(m)
         with m.FSM(name="solve") as fsm:
-            with m.State("TAKE"):
-                m.d.comb += self.request.ready.eq(1)
-                with m.If(self.request.valid):
-                    m.d.sync += [
-                        answer.unsolvable.eq(0),
-                        answer.coefficients.eq(0),
-                        pivot.eq(0),
-                    ]
-                    with m.Switch(request.kind):
-                        with m.Case(StepKind.GENERATE):
-                            m.d.sync += recovering.eq(0)
-                            m.next = "ANSWER"
-                        with m.Case(StepKind.RECOVER):
-                            m.d.sync += recovering.eq(1)
-                            with m.If(same):
-                                m.next = "ANSWER"
-                            with m.Else():
-                                m.d.sync += [
-                                    kept.eq(0),
-                                    erased.eq(request.erased),
-                                    used.eq(request.parities),
-                                    todo.eq(request.erased),
-                                ]
-                                m.d.sync += [row.eq(0) for row in rows]
-                                m.next = "PICK"
-                        with m.Default():
-                            m.d.sync += [
-                                from_rom.eq(request.kind == StepKind.DATA),
-                                vector.eq(unit),
-                            ]
-                            m.next = "WEIGH"
-
-            with m.State("PICK"):
-                # Row `pivot` is loaded next, until there are as many as syndromes.
-                with m.If((todo == 0) | (count == 0)):
-                    m.next = "REFUSE"
-                with m.Else():
-                    m.d.comb += power_read.addr.eq(lowest_role)
-                    m.d.sync += todo.eq(todo & (todo - 1))
-                    m.next = "LOAD"
-            with m.State("LOAD"):
-                with m.Switch(pivot):
-                    for b in range(parities):
-                        with m.Case(b):
-                            m.d.sync += rows[b].eq(Cat(*chosen(power_read.data)))
-                with m.If(pivot + 1 == count):
-                    m.d.sync += pivot.eq(0)
-                    m.next = "REFUSE"
-                    with m.If((todo == 0) & (used < 1 << parities)):
-                        m.next = "INVERT"
-                with m.Else():
-                    m.d.sync += pivot.eq(pivot + 1)
-                    m.next = "PICK"
-            with m.State("INVERT"):
-                # The inverse of the pivot is being looked up.
-                m.d.sync += other.eq(0)
-                m.next = "HOLD"
-            with m.State("HOLD"):
-                m.d.sync += inverse.eq(inverse_read.data)
-                m.next = "SCALE"
-            with m.State("SCALE"):
-                m.d.comb += [
-                    scalar.eq(inverse),
-                    source.eq((pivot_row & ~pivot_lane) | (pivot_lane & ones)),
-                ]
-                with m.Switch(pivot):
-                    for b in range(parities):
-                        with m.Case(b):
-                            m.d.sync += rows[b].eq(result)
-                m.next = "ELIMINATE"
-                with m.If(inverse == 0):
-                    m.next = "REFUSE"
-            with m.State("ELIMINATE"):
-                m.d.comb += [
-                    scalar.eq(Array(_elements(other_row))[pivot]),
-                    source.eq(pivot_row),
-                    base.eq(other_row & ~pivot_lane),
-                ]
-                with m.If(other != pivot):
-                    with m.Switch(other):
-                        for b in range(parities):
-                            with m.Case(b):
-                                m.d.sync += rows[b].eq(result)
-                m.d.sync += other.eq(other + 1)
-                with m.If(other + 1 == count):
-                    m.d.sync += pivot.eq(pivot + 1)
-                    m.next = "INVERT"
-                    with m.If(pivot + 1 == count):
-                        m.d.sync += kept.eq(1)
-                        m.next = "ANSWER"
-            with m.State("REFUSE"):
-                m.d.sync += answer.unsolvable.eq(1)
-                m.next = "ANSWER"
-
-            with m.State("WEIGH"):
-                weights = Mux(from_rom, power_read.data, vector)
-                m.d.sync += [total.eq(0), other.eq(0)]
-                with m.If(recovering):
-                    m.d.sync += vector.eq(Cat(*chosen(weights)))
-                    m.next = "ADD"
-                with m.Else():
-                    m.d.sync += answer.coefficients.eq(weights)
-                    m.next = "ANSWER"
-            with m.State("ADD"):
-                m.d.comb += [
-                    scalar.eq(Array(_elements(vector))[other]),
-                    source.eq(other_row),
-                    base.eq(total),
-                ]
-                m.d.sync += [
-                    total.eq(result),
-                    answer.coefficients.eq(result),
-                    other.eq(other + 1),
-                ]
-                with m.If(other + 1 == count):
-                    m.next = "ANSWER"
+            self._take(m)
+            self._load(m)
+            self._invert(m)
+            self._weigh(m)
             with m.State("ANSWER"):
                 m.d.comb += self.answer.valid.eq(1)
                 with m.If(self.answer.ready):
                     m.next = "TAKE"
-
         m.d.comb += self.busy.eq(~fsm.ongoing("TAKE") | self.request.valid)
         return m
+
+    def _connect_rows(self, m: Module) -> None:
+        """The rows at hand, the row operation, and what is looked up."""
+        rows = Array(self._rows)
+        products = (
+            multiply(RAID_FIELD, self._scalar, lane) for lane in _elements(self._source)
+        )
+        m.d.comb += [
+            self._pivot_row.eq(rows[self._pivot]),
+            self._other_row.eq(rows[self._other]),
+            self._result.eq(self._base ^ Cat(products)),
+            self._power_read.addr.eq(self.request.payload.role),
+            self._inverse_read.addr.eq(Array(_elements(self._pivot_row))[self._pivot]),
+        ]
+
+    def _count_parities(self, m: Module) -> None:
+        """How many parities are used, and which."""
+        parities = self._config.parities
+        with m.Switch(self._used[:parities]):
+            for mask in range(1 << parities):
+                members = [j for j in range(parities) if mask >> j & 1]
+                with m.Case(mask):
+                    m.d.comb += self._count.eq(len(members))
+                    m.d.comb += [self._selected[a].eq(j) for a, j in enumerate(members)]
+
+    def _chosen(self, vector: Value) -> Value:
+        """The elements of ``vector`` that belong to the syndromes used, then zeros."""
+        elements = Array(_elements(vector))
+        return Cat(
+            Mux(a < self._count, elements[selected], 0)
+            for a, selected in enumerate(self._selected)
+        )
+
+    def _replace_row(self, m: Module, number: Value, value: Value) -> None:
+        """Row ``number`` of the matrix becomes ``value``."""
+        with m.Switch(number):
+            for b, row in enumerate(self._rows):
+                with m.Case(b):
+                    m.d.sync += row.eq(value)
+
+    def _take(self, m: Module) -> None:
+        """The state TAKE: a begin, or an input."""
+        request, answer = self.request.payload, self.answer.payload
+        same = self._kept & (request.erased == self._erased) & (request.parities == self._used)
+        unit = Cat(
+            Mux(request.role == j, Const(1, ELEMENT_BITS), 0)
+            for j in range(self._config.parities)
+        )
+        with m.State("TAKE"):
+            m.d.comb += self.request.ready.eq(1)
+            with m.If(self.request.valid):
+                m.d.sync += [
+                    answer.unsolvable.eq(0),
+                    answer.coefficients.eq(0),
+                    self._pivot.eq(0),
+                ]
+                with m.Switch(request.kind):
+                    with m.Case(StepKind.GENERATE):
+                        m.d.sync += self._recovering.eq(0)
+                        m.next = "ANSWER"
+                    with m.Case(StepKind.RECOVER):
+                        m.d.sync += self._recovering.eq(1)
+                        with m.If(same):
+                            m.next = "ANSWER"
+                        with m.Else():
+                            m.d.sync += [
+                                self._kept.eq(0),
+                                self._erased.eq(request.erased),
+                                self._used.eq(request.parities),
+                                self._todo.eq(request.erased),
+                                [row.eq(0) for row in self._rows],
+                            ]
+                            m.next = "PICK"
+                    with m.Default():
+                        m.d.sync += [
+                            self._from_rom.eq(request.kind == StepKind.DATA),
+                            self._vector.eq(unit),
+                        ]
+                        m.next = "WEIGH"
+
+    def _load(self, m: Module) -> None:
+        """The states PICK and LOAD: the row of each erased role is loaded, the lowest first, until
+        there are as many as syndromes."""
+        todo, pivot, count, used = self._todo, self._pivot, self._count, self._used
+        lowest = lowest_bit(m, todo, "lowest_role")
+        with m.State("PICK"):
+            with m.If((todo == 0) | (count == 0)):
+                m.next = "REFUSE"
+            with m.Else():
+                m.d.comb += self._power_read.addr.eq(lowest)
+                m.d.sync += todo.eq(todo & (todo - 1))
+                m.next = "LOAD"
+        with m.State("LOAD"):
+            self._replace_row(m, pivot, self._chosen(self._power_read.data))
+            with m.If(pivot + 1 == count):
+                m.d.sync += pivot.eq(0)
+                m.next = "REFUSE"
+                with m.If((todo == 0) & (used < 1 << self._config.parities)):
+                    m.next = "INVERT"
+            with m.Else():
+                m.d.sync += pivot.eq(pivot + 1)
+                m.next = "PICK"
+
+    def _invert(self, m: Module) -> None:
+        """The states from INVERT, which eliminate a column after the other, and REFUSE."""
+        pivot, other, count = self._pivot, self._other, self._count
+        pivot_row, other_row = self._pivot_row, self._other_row
+        parities = self._config.parities
+        lane = Signal(parities * ELEMENT_BITS)
+        ones = Const(_pack([1] * parities), len(lane))
+        m.d.comb += lane.eq(Cat((pivot == a).replicate(ELEMENT_BITS) for a in range(parities)))
+        with m.State("INVERT"):
+            # The inverse of the pivot is being looked up.
+            m.d.sync += other.eq(0)
+            m.next = "HOLD"
+        with m.State("HOLD"):
+            m.d.sync += self._inverse.eq(self._inverse_read.data)
+            m.next = "SCALE"
+        with m.State("SCALE"):
+            m.d.comb += [
+                self._scalar.eq(self._inverse),
+                self._source.eq((pivot_row & ~lane) | (lane & ones)),
+            ]
+            self._replace_row(m, pivot, self._result)
+            m.next = "ELIMINATE"
+            with m.If(self._inverse == 0):
+                m.next = "REFUSE"
+        with m.State("ELIMINATE"):
+            m.d.comb += [
+                self._scalar.eq(Array(_elements(other_row))[pivot]),
+                self._source.eq(pivot_row),
+                self._base.eq(other_row & ~lane),
+            ]
+            with m.If(other != pivot):
+                self._replace_row(m, other, self._result)
+            m.d.sync += other.eq(other + 1)
+            with m.If(other + 1 == count):
+                m.d.sync += pivot.eq(pivot + 1)
+                m.next = "INVERT"
+                with m.If(pivot + 1 == count):
+                    m.d.sync += self._kept.eq(1)
+                    m.next = "ANSWER"
+        with m.State("REFUSE"):
+            m.d.sync += self.answer.payload.unsolvable.eq(1)
+            m.next = "ANSWER"
+
+    def _weigh(self, m: Module) -> None:
+        """The states WEIGH and ADD: the weights of an input in the outputs."""
+        other, vector, coefficients = self._other, self._vector, self.answer.payload.coefficients
+        with m.State("WEIGH"):
+            weights = Mux(self._from_rom, self._power_read.data, vector)
+            m.d.sync += [self._total.eq(0), other.eq(0)]
+            with m.If(self._recovering):
+                m.d.sync += vector.eq(self._chosen(weights))
+                m.next = "ADD"
+            with m.Else():
+                m.d.sync += coefficients.eq(weights)
+                m.next = "ANSWER"
+        with m.State("ADD"):
+            m.d.comb += [
+                self._scalar.eq(Array(_elements(vector))[other]),
+                self._source.eq(self._other_row),
+                self._base.eq(self._total),
+            ]
+            m.d.sync += [
+                self._total.eq(self._result),
+                coefficients.eq(self._result),
+                other.eq(other + 1),
+            ]
+            with m.If(other + 1 == self._count):
+                m.next = "ANSWER"
 
 
 def _elements(vector: Value) -> list[Value]:
