@@ -1,7 +1,8 @@
 """Tags of memory reads: which are free, waiting for completions, or quarantined."""
 
 from amaranth.hdl import Module, Mux, Signal
-from amaranth.lib import memory, stream, wiring
+from amaranth.lib import stream, wiring
+from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import TIME_BITS, Config, bits_for_count
@@ -104,6 +105,10 @@ class TagTable(wiring.Component):
         A closed tag's last byte has landed. Always accepted, one a cycle.
     expire_valid, expire_tag, expire_taken
         A tag has waited too long and should be closed. Withdrawn when it is no longer waiting.
+    held
+        Tags that are not free.
+    busy
+        Something moves.
 
     Latency: a retired tag is free after 3 cycles. A sweep takes a cycle a tag.
     """
@@ -146,132 +151,155 @@ class TagTable(wiring.Component):
             }
         )
 
+        tags = config.read_tags
+        self._freed = Queue(tag_bits, min(tags, SHORT_TAGS))
+        self._freed_long = None
+        if tags > SHORT_TAGS:
+            self._freed_long = Queue(tag_bits, tags - SHORT_TAGS)
+        self._reserved = Memory(shape=HEADERS_BITS, depth=tags, init=[])
+        self._reserve = self._reserved.write_port()
+        self._refund = self._reserved.read_port()
+
+        # A bit a tag.
+        self._waiting = Signal(tags)
+        self._quarantined = Signal(tags)
+        self._given = Signal(tags)
+        self._sent = Signal(tags)
+        self._aged = Signal(tags)  # a sweep has found it
+        self._older = Signal(tags)  # two have
+        self._completed = Signal(tags)  # the hard block has told of its end
+
+        self._allocated = Signal()
+        self._freeing = Signal()
+        self._s1_freeing = Signal()
+
+        # The sweep: the tag at hand, and what becomes of it.
+        self._index = Signal(tag_bits)
+        self._turn = Signal(range(BLOCK_SWEEPS))  # of which one is for quarantined tags
+        self._swept = Signal()
+        self._release = Signal()  # it leaves quarantine
+
     def elaborate(self, platform) -> Module:
         m = Module()
-        tags = self._tags
-        short = min(tags, SHORT_TAGS)
-        m.submodules.freed = freed = Queue(len(self.lookup), short)
-        m.submodules.headers = reserved = memory.Memory(
-            shape=HEADERS_BITS, depth=tags, init=[]
-        )
-        reserve = reserved.write_port()
-        refund = reserved.read_port()
+        m.submodules.freed = self._freed
+        m.submodules.headers = self._reserved
+        if self._freed_long is not None:
+            m.submodules.freed_long = self._freed_long
+        self._allocate(m)
+        self._free(m)
+        self._note(m)
+        self._sweep(m)
+        return m
 
-        waiting = Signal(tags)
-        quarantined = Signal(tags)
-        given = Signal(tags)
-        sent = Signal(tags)
-        aged = Signal(tags)  # a sweep has found it
-        older = Signal(tags)  # two have
-        completed = Signal(tags)  # the hard block has told of its end
-        banned = Signal(range(tags + 1))  # tags in quarantine
-        turn = Signal(range(BLOCK_SWEEPS))  # sweeps, of which only some are for quarantined tags
+    def _allocate(self, m: Module) -> None:
+        """Tags that were never used first, then freed ones in order."""
+        tags, freed, freed_long = self._tags, self._freed, self._freed_long
         fresh = Signal(range(tags + 1))  # tags never handed out: all from `fresh` on
         room = Signal(range(self._headers + 1), init=self._headers)
-
-        # Allocation: tags that were never used first, then freed ones in order.
         ready, offer = freed.output.valid, freed.output.payload
         unused = fresh != tags
-        if tags > SHORT_TAGS:
-            m.submodules.freed_long = freed_long = Queue(len(self.lookup), tags - SHORT_TAGS)
+        m.d.comb += self._allocated.eq(self.allocate.valid & self.allocate.ready)
+        if freed_long is None:
+            m.d.comb += freed.output.ready.eq(self._allocated & ~unused)
+        else:
             takes_long = self.extended & freed_long.output.valid
             ready, offer = ready | takes_long, Mux(takes_long, freed_long.output.payload, offer)
             unused = Mux(self.extended, unused, fresh < SHORT_TAGS)
+            m.d.comb += [
+                freed.output.ready.eq(self._allocated & ~unused & ~takes_long),
+                freed_long.output.ready.eq(self._allocated & ~unused & takes_long),
+            ]
         needed = self.headers
         if self._fewer < self._headers:
             needed = self.headers + Mux(self.rcb, self._headers - self._fewer, 0)
         m.d.comb += [
             self.allocate.payload.eq(Mux(unused, fresh, offer)),
             self.allocate.valid.eq((unused | ready) & (needed <= room)),
-            reserve.addr.eq(self.allocate.payload),
-            reserve.data.eq(self.headers),
+            self._reserve.addr.eq(self.allocate.payload),
+            self._reserve.data.eq(self.headers),
+            self._reserve.en.eq(self._allocated),
         ]
-        allocated = Signal()
-        m.d.comb += [
-            allocated.eq(self.allocate.valid & self.allocate.ready),
-            reserve.en.eq(allocated),
-            freed.output.ready.eq(allocated & ~unused),
-        ]
-        if tags > SHORT_TAGS:
-            m.d.comb += [
-                freed.output.ready.eq(allocated & ~unused & ~takes_long),
-                freed_long.output.ready.eq(allocated & ~unused & takes_long),
-            ]
-        with m.If(allocated & unused):
+        with m.If(self._allocated & unused):
             m.d.sync += fresh.eq(fresh + 1)
+        m.d.sync += room.eq(
+            room
+            - Mux(self._allocated, self.headers, 0)
+            + Mux(self._s1_freeing, self._refund.data, 0)
+        )
 
-        # Freeing: a retired tag, or else one that leaves quarantine.
-        release = Signal()
-        index = Signal.like(self.lookup)
-        freeing = Signal()
-        s1_freeing = Signal()
+    def _free(self, m: Module) -> None:
+        """A retired tag is free, or else one that leaves quarantine."""
+        freed, freed_long, refund = self._freed, self._freed_long, self._refund
         s1_tag = Signal.like(self.lookup)
+        banned = Signal(range(self._tags + 1))  # tags in quarantine
+        quarantines = self.retire_valid & self.retire_quarantine
         m.d.comb += [
-            freeing.eq((self.retire_valid & ~self.retire_quarantine) | release),
-            refund.addr.eq(Mux(self.retire_valid, self.retire_tag, index)),
-            refund.en.eq(freeing),
-            freed.input.valid.eq(s1_freeing),
+            self._freeing.eq((self.retire_valid & ~self.retire_quarantine) | self._release),
+            refund.addr.eq(Mux(self.retire_valid, self.retire_tag, self._index)),
+            refund.en.eq(self._freeing),
+            freed.input.valid.eq(self._s1_freeing),
             freed.input.payload.eq(s1_tag),
+            self.unanswered.eq(self.held != banned),
         ]
-        if tags > SHORT_TAGS:
+        if freed_long is not None:
             long = s1_tag >= SHORT_TAGS
             m.d.comb += [
-                freed.input.valid.eq(s1_freeing & ~long),
-                freed_long.input.valid.eq(s1_freeing & long),
+                freed.input.valid.eq(self._s1_freeing & ~long),
+                freed_long.input.valid.eq(self._s1_freeing & long),
                 freed_long.input.payload.eq(s1_tag),
             ]
         m.d.sync += [
-            s1_freeing.eq(freeing),
+            self._s1_freeing.eq(self._freeing),
             s1_tag.eq(refund.addr),
-            room.eq(
-                room
-                - Mux(allocated, self.headers, 0)
-                + Mux(s1_freeing, refund.data, 0)
-            ),
-            self.held.eq(self.held + allocated - s1_freeing),
-            banned.eq(banned + (self.retire_valid & self.retire_quarantine) - release),
+            self.held.eq(self.held + self._allocated - self._s1_freeing),
+            banned.eq(banned + quarantines - self._release),
         ]
 
-        # State bits of every tag.
-        swept = Signal()
-        allocate_mask = Signal(tags)
-        close_mask = Signal(tags)
-        retire_mask = Signal(tags)
-        sweep_mask = Signal(tags)
-        release_mask = Signal(tags)
-        given_mask = Signal(tags)
-        sent_mask = Signal(tags)
-        m.d.comb += [
-            allocate_mask.eq(allocated << self.allocate.payload),
-            close_mask.eq(self.close << self.lookup),
-            retire_mask.eq((self.retire_valid & self.retire_quarantine) << self.retire_tag),
-            sweep_mask.eq(swept << index),
-            release_mask.eq(release << index),
-            given_mask.eq(self.given_valid << self.given_tag[: len(self.lookup)]),
-            sent_mask.eq(self.sent_valid << self.sent_tag[: len(self.lookup)]),
-            self.unanswered.eq(self.held != banned),
-            self.live.eq(waiting.bit_select(self.lookup, 1)),
-        ]
+    def _note(self, m: Module) -> None:
+        """The bits of every tag."""
+        tags, number = self._tags, len(self.lookup)
+        quarantines = self.retire_valid & self.retire_quarantine
+
+        def mask(strobe, tag, name: str) -> Signal:
+            bits = Signal(tags, name=f"{name}_mask")
+            m.d.comb += bits.eq(strobe << tag)
+            return bits
+
+        allocated = mask(self._allocated, self.allocate.payload, "allocate")
+        closed = mask(self.close, self.lookup, "close")
+        retired = mask(quarantines, self.retire_tag, "retire")
+        swept = mask(self._swept, self._index, "sweep")
+        released = mask(self._release, self._index, "release")
+        given = mask(self.given_valid, self.given_tag[:number], "given")
+        sent = mask(self.sent_valid, self.sent_tag[:number], "sent")
+        anew = allocated | retired
+        told = self.completed << self.lookup
+        m.d.comb += self.live.eq(self._waiting.bit_select(self.lookup, 1))
         m.d.sync += [
-            waiting.eq((waiting & ~close_mask) | allocate_mask),
-            quarantined.eq((quarantined & ~release_mask) | retire_mask),
-            given.eq((given | given_mask) & ~allocate_mask),
-            sent.eq((sent | sent_mask) & ~allocate_mask),
-            completed.eq((completed | (self.completed << self.lookup)) & ~allocate_mask),
-            aged.eq((aged | sweep_mask) & ~(allocate_mask | retire_mask)),
-            older.eq((older | (sweep_mask & aged)) & ~(allocate_mask | retire_mask)),
+            self._waiting.eq((self._waiting & ~closed) | allocated),
+            self._quarantined.eq((self._quarantined & ~released) | retired),
+            self._given.eq((self._given | given) & ~allocated),
+            self._sent.eq((self._sent | sent) & ~allocated),
+            self._completed.eq((self._completed | told) & ~allocated),
+            self._aged.eq((self._aged | swept) & ~anew),
+            self._older.eq((self._older | (swept & self._aged)) & ~anew),
         ]
         with m.If(self.hold):
-            m.d.sync += [aged.eq(0), older.eq(0)]
+            m.d.sync += [self._aged.eq(0), self._older.eq(0)]
 
-        # Sweep.
-        is_waiting = waiting.bit_select(index, 1)
-        is_quarantined = quarantined.bit_select(index, 1)
-        is_old = older.bit_select(index, 1)
-        is_over = (is_old & ~self.patient) | (self.lost & given.bit_select(index, 1))
+    def _sweep(self, m: Module) -> None:
+        """The machine that looks at every tag once a period."""
+        index, turn = self._index, self._turn
+
+        def of_tag(bits: Signal):
+            return bits.bit_select(index, 1)
+
+        is_waiting, is_quarantined = of_tag(self._waiting), of_tag(self._quarantined)
+        is_old = of_tag(self._older)
+        is_over = (is_old & ~self.patient) | (self.lost & of_tag(self._given))
         sees = ~self.tracks | ((turn == 0) & ~self.stays)  # the sweep is for quarantined tags
-        leaves = (is_old & sees) | completed.bit_select(index, 1) | self.lost
-        ages = (is_quarantined & sees) | (is_waiting & sent.bit_select(index, 1) & ~self.patient)
+        leaves = (is_old & sees) | of_tag(self._completed) | self.lost
+        ages = (is_quarantined & sees) | (is_waiting & of_tag(self._sent) & ~self.patient)
         last_sweep = Signal(TIME_BITS)
         next_sweep = Signal(TIME_BITS)
         known = Signal()  # `next_sweep` belongs to `last_sweep`
@@ -286,7 +314,7 @@ class TagTable(wiring.Component):
         m.d.comb += [
             late.eq(self.now - next_sweep),
             self.expire_tag.eq(index),
-            self.busy.eq(freeing | s1_freeing),
+            self.busy.eq(self._freeing | self._s1_freeing),
         ]
         with m.FSM(name="sweep"):
             with m.State("IDLE"):
@@ -310,21 +338,14 @@ class TagTable(wiring.Component):
                 with m.If(is_waiting & is_over):
                     m.d.comb += [self.expire_valid.eq(~taken), step.eq(taken)]
                 with m.Elif(is_quarantined & leaves):
-                    m.d.comb += [
-                        release.eq(~self.retire_valid),
-                        step.eq(release),
-                    ]
+                    m.d.comb += [self._release.eq(~self.retire_valid), step.eq(self._release)]
                 with m.Else():
-                    m.d.comb += [
-                        swept.eq(ages),
-                        step.eq(1),
-                    ]
+                    m.d.comb += [self._swept.eq(ages), step.eq(1)]
                 with m.If(step):
                     m.d.sync += index.eq(index + 1)
-                    with m.If(index == tags - 1):
+                    with m.If(index == self._tags - 1):
                         m.d.sync += [
                             last_sweep.eq(self.now),
                             turn.eq(Mux(turn == BLOCK_SWEEPS - 1, 0, turn + 1)),
                         ]
                         m.next = "WAIT"
-        return m

@@ -70,11 +70,21 @@ class Completer(wiring.Component):
     config
         ``data_width`` of the interfaces.
 
-    Ports: ``register`` to the registers; ``id_completion`` as in `PcieStatus`; ``cut``: the link is
-    reset, what has begun is ended without an answer, and nothing is taken; ``cq_*``, ``cc_*``
-    to the block. Throughput: a write in 4
-    cycles, a read in 5 plus the registers' time; below 256 bits a cycle more for each further beat.
-    Back-pressure stops ``cq``.
+    Ports
+    -----
+    register
+        To the registers.
+    id_completion
+        As in `PcieStatus`.
+    cut
+        The link is reset. What has begun is ended without an answer, and nothing is taken.
+    busy
+        It works.
+    cq_*, cc_*
+        To the block.
+
+    Throughput: a write in 4 cycles, a read in 5 plus the registers' time; below 256 bits a cycle
+    more for each further beat. Back-pressure stops ``cq``.
     """
 
     def __init__(self, *, config: Config):
@@ -91,63 +101,81 @@ class Completer(wiring.Component):
             }
         )
 
-    def elaborate(self, platform) -> Module:
-        m = Module()
-        width = self._config.data_width
-        sideband = user_shape("cq", width)
-        user = Signal(sideband)
-        corrupt = Signal()
-        arriving = sideband(self.cq_tuser)
-
         # Descriptor and payload, collected from as many beats as they take.
         taken_dwords = CQ_DESCRIPTOR_DWORDS + ACCESS_DWORDS_MOST
-        beats = -(-32 * taken_dwords // width)
-        collected = Signal(beats * width)
-        request = CompleterRequest(collected[: 32 * CQ_DESCRIPTOR_DWORDS])
-        payload = collected[32 * CQ_DESCRIPTOR_DWORDS : 32 * taken_dwords]
-        beat = Signal(range(beats + 1))  # that arrives next, as long as it matters
+        self._beats = -(-32 * taken_dwords // width)
+        self._collected = Signal(self._beats * width)
+        self._request = CompleterRequest(self._collected[: 32 * CQ_DESCRIPTOR_DWORDS])
+        self._payload = self._collected[32 * CQ_DESCRIPTOR_DWORDS : 32 * taken_dwords]
+        self._beat = Signal(range(self._beats + 1))  # that arrives next, as long as it matters
+        self._user = Signal(user_shape("cq", width))
+        self._corrupt = Signal()
 
-        # The access in 8-byte parts: bytes and enables from the first part's byte 0 on.
-        two = request.dwords == 2
-        upper = request.address[0]  # begins in the upper word of its part
+        # What it is: a memory request to the registers, of a length that they have; one that is
+        # answered, and one that is refused.
+        self._is_read = self._request.kind == RequestType.MEMORY_READ
+        self._is_write = self._request.kind == RequestType.MEMORY_WRITE
+        self._two = self._request.dwords == 2
+        self._ours = Signal()
+        self._refused = Signal()
+
+        # The access in 8-byte parts.
+        self._upper = self._request.address[0]  # begins in the upper word of its part
+        self._part = Signal()
+        self._spans = Signal()  # has two parts
+        self._gathered = Signal(128)
+
+        # The completion: its length and beats, of which some have been sent.
+        self._descriptor = Signal(CompleterCompletion)
+        self._replies = max(1, 32 * (CC_DESCRIPTOR_DWORDS + ERROR_DWORDS) // width)
+        self._sent = Signal(range(max(2, self._replies)))
+        self._abandoned = Signal()  # nobody waits for it
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        self._connect_access(m)
+        self._measure(m)
+        self._describe(m)
+        self._connect_reply(m)
+        with m.If(self.cut):
+            m.d.sync += self._abandoned.eq(1)
+        with m.FSM(name="serve"):
+            self._collect(m)
+            self._decide(m)
+            self._access(m)
+            self._complete(m)
+        return m
+
+    def _connect_access(self, m: Module) -> None:
+        """The access, in parts: bytes and enables from the first part's byte 0 on."""
+        request, user, part = self._request, self._user, self._part
         enables = Signal(16)
         written = Signal(128)
-        gathered = Signal(128)
-        part = Signal()
-        spans = Signal()
+        enabled = Cat(user.first_enable, Mux(self._two, user.last_enable, 0))
+        access = self.register.request.payload
         m.d.comb += [
-            enables.eq(
-                Cat(user.first_enable, Mux(two, user.last_enable, 0)) << Mux(upper, 4, 0)
-            ),
-            written.eq(payload << Mux(upper, 32, 0)),
-            spans.eq(upper & two),
-        ]
-        is_read = request.kind == RequestType.MEMORY_READ
-        is_write = request.kind == RequestType.MEMORY_WRITE
-        ours = Signal()  # a memory request to the registers
-        supported = Signal()
-        answered = Signal()
-        refused = Signal()
-        m.d.comb += [
-            ours.eq((is_read | is_write) & (request.bar == REGISTER_BAR)),
-            supported.eq(ours & ((request.dwords == 1) | two)),
-            answered.eq(Cat(request.kind == kind for kind in NON_POSTED).any()),
+            enables.eq(enabled << Mux(self._upper, 4, 0)),
+            written.eq(self._payload << Mux(self._upper, 32, 0)),
+            self._spans.eq(self._upper & self._two),
+            access.address[3:].eq(request.address[1:] + part),
+            access.write.eq(self._is_write),
+            access.data.eq(Mux(part, written[64:], written[:64])),
+            access.enable.eq(Mux(part, enables[8:], enables[:8])),
+            self._ours.eq((self._is_read | self._is_write) & (request.bar == REGISTER_BAR)),
+            self.busy.eq(1),
         ]
 
-        # The completion.
+    def _measure(self, m: Module) -> None:
+        """Byte count and lower address of the completion."""
+        request, user, descriptor = self._request, self._user, self._descriptor
         first_skip = leading_zeros(m, user.first_enable, "first_skip")
         first_rest = leading_zeros(m, user.first_enable[::-1], "first_rest")
         last_rest = leading_zeros(m, user.last_enable[::-1], "last_rest")
-        descriptor = Signal(CompleterCompletion)
-        replies = max(1, 32 * (CC_DESCRIPTOR_DWORDS + ERROR_DWORDS) // width)
-        reply = Signal(replies * width)
-        sent = Signal(range(max(2, replies)))  # beats of the completion
-        left = Signal(range(CC_DESCRIPTOR_DWORDS + ERROR_DWORDS + 1))  # words of it
         is_swap = request.kind == RequestType.COMPARE_SWAP
         is_atomic = is_swap | Cat(request.kind == kind for kind in ONE_OPERAND).any()
         with m.If(is_atomic):
             m.d.comb += descriptor.byte_count.eq((request.dwords << 2) >> is_swap)
-        with m.Elif(~is_read & (request.kind != RequestType.LOCKED_READ)):
+        with m.Elif(~self._is_read & (request.kind != RequestType.LOCKED_READ)):
             m.d.comb += descriptor.byte_count.eq(4)
         with m.Else():
             m.d.comb += descriptor.lower_address.eq(Cat(first_skip, request.address[:5]))
@@ -159,137 +187,139 @@ class Completer(wiring.Component):
                 m.d.comb += descriptor.byte_count.eq(4 - first_skip - first_rest)
             with m.Else():
                 m.d.comb += descriptor.byte_count.eq(1)
+
+    def _describe(self, m: Module) -> None:
+        """The rest of the completion's descriptor."""
+        request, refused, descriptor = self._request, self._refused, self._descriptor
+        failed = Mux(self._ours, CompletionStatus.CA.value, CompletionStatus.UR.value)
         m.d.comb += [
             descriptor.locked.eq(request.kind == RequestType.LOCKED_READ),
             descriptor.dwords.eq(Mux(refused, 0, request.dwords)),
-            descriptor.status.eq(
-                Mux(
-                    refused,
-                    Mux(ours, CompletionStatus.CA.value, CompletionStatus.UR.value),
-                    CompletionStatus.SC.value,
-                )
-            ),
+            descriptor.status.eq(Mux(refused, failed, CompletionStatus.SC.value)),
             descriptor.requester_id.eq(request.requester_id),
             descriptor.tag.eq(request.tag),
             descriptor.completer_function.eq(request.target_function),
             descriptor.traffic_class.eq(request.traffic_class),
             # A completion's ID-based ordering is the completer's affair (2.2.9).
             descriptor.attributes.eq(Cat(request.attributes[:2], self.id_completion)),
-            reply.eq(
-                Cat(
-                    descriptor,
-                    Mux(
-                        refused,
-                        Cat(
-                            user.first_enable,
-                            user.last_enable,
-                            user.hint_present,
-                            user.hint_type,
-                            user.hint_tag,
-                        )
-                        | (request.as_value() << 32),
-                        gathered >> Mux(upper, 32, 0),
-                    ),
-                )
-            ),
+        ]
+
+    def _connect_reply(self, m: Module) -> None:
+        """The beats of the completion: the data, or what the block's error log wants."""
+        request, user, sent = self._request, self._user, self._sent
+        width = self._config.data_width
+        reply = Signal(self._replies * width)
+        left = Signal(range(CC_DESCRIPTOR_DWORDS + ERROR_DWORDS + 1))
+        about_request = Cat(
+            user.first_enable,
+            user.last_enable,
+            user.hint_present,
+            user.hint_type,
+            user.hint_tag,
+        ) | (request.as_value() << 32)
+        found = self._gathered >> Mux(self._upper, 32, 0)
+        m.d.comb += [
+            reply.eq(Cat(self._descriptor, Mux(self._refused, about_request, found))),
             left.eq(
                 CC_DESCRIPTOR_DWORDS
-                + Mux(refused, ERROR_DWORDS, request.dwords[:2])
+                + Mux(self._refused, ERROR_DWORDS, request.dwords[:2])
                 - sent * (width // 32)
             ),
-            self.cc_tdata.eq(reply.word_select(sent, width) if replies > 1 else reply),
+            self.cc_tdata.eq(reply.word_select(sent, width) if self._replies > 1 else reply),
             self.cc_tlast.eq(left <= width // 32),
             self.cc_tkeep.eq(below(left, width // 32)),
         ]
 
-        access = self.register.request
-        m.d.comb += [
-            access.payload.address[3:].eq(request.address[1:] + part),
-            access.payload.write.eq(is_write),
-            access.payload.data.eq(Mux(part, written[64:], written[:64])),
-            access.payload.enable.eq(Mux(part, enables[8:], enables[:8])),
-            self.busy.eq(1),
-        ]
-
+    def _collect(self, m: Module) -> None:
+        """The states TAKE and SKIP: the beats of a request."""
+        width = self._config.data_width
+        arriving = user_shape("cq", width)(self.cq_tuser)
         arrives = self.cq_tvalid & ~self.cut
-        abandoned = Signal()  # nobody waits for the answer
-        with m.If(self.cut):
-            m.d.sync += abandoned.eq(1)
+        with m.State("TAKE"):
+            m.d.comb += [self.cq_tready.eq(1), self.busy.eq(self.cq_tvalid)]
+            m.d.sync += [
+                self._abandoned.eq(0),
+                self._collected[:width].eq(self.cq_tdata),
+                self._beat.eq(1),
+                self._sent.eq(0),
+                self._user.eq(self.cq_tuser),
+                self._corrupt.eq(arriving.discontinue),
+                self._gathered.eq(0),
+                self._part.eq(0),
+                self._refused.eq(0),
+            ]
+            with m.If(arrives & self.cq_tlast):
+                m.next = "DECIDE"
+            with m.Elif(arrives):
+                m.next = "SKIP"
+        with m.State("SKIP"):
+            m.d.comb += self.cq_tready.eq(1)
+            with m.If(self.cq_tvalid & (self._beat != self._beats)):
+                m.d.sync += [
+                    self._collected.word_select(self._beat, width).eq(self.cq_tdata),
+                    self._beat.eq(self._beat + 1),
+                ]
+            with m.If(self.cq_tvalid & arriving.discontinue):
+                m.d.sync += self._corrupt.eq(1)
+            with m.If(self.cut):
+                m.next = "TAKE"
+            with m.Elif(self.cq_tvalid & self.cq_tlast):
+                m.next = "DECIDE"
 
-        def proceed():
-            """To the second part, or to the end."""
-            m.d.sync += part.eq(1)
-            with m.If(spans & ~part):
+    def _decide(self, m: Module) -> None:
+        """The state DECIDE: it is served, answered with an error, or dropped."""
+        request = self._request
+        supported = self._ours & ((request.dwords == 1) | self._two)
+        answered = Cat(request.kind == kind for kind in NON_POSTED).any()
+        with m.State("DECIDE"):
+            m.d.sync += self._refused.eq(~supported)
+            with m.If((self._is_write & self._corrupt) | self.cut):
+                m.next = "TAKE"
+            with m.Elif(supported):
                 m.next = "ACCESS"
-            with m.Elif(is_read):
+            with m.Elif(answered):
                 m.next = "COMPLETE"
             with m.Else():
                 m.next = "TAKE"
 
-        with m.FSM(name="serve"):
-            with m.State("TAKE"):
-                m.d.comb += [self.cq_tready.eq(1), self.busy.eq(self.cq_tvalid)]
-                m.d.sync += [
-                    abandoned.eq(0),
-                    collected[:width].eq(self.cq_tdata),
-                    beat.eq(1),
-                    sent.eq(0),
-                    user.eq(self.cq_tuser),
-                    corrupt.eq(arriving.discontinue),
-                    gathered.eq(0),
-                    part.eq(0),
-                    refused.eq(0),
-                ]
-                with m.If(arrives & self.cq_tlast):
-                    m.next = "DECIDE"
-                with m.Elif(arrives):
-                    m.next = "SKIP"
-            with m.State("SKIP"):
-                m.d.comb += self.cq_tready.eq(1)
-                with m.If(self.cq_tvalid & (beat != beats)):
-                    m.d.sync += [
-                        collected.word_select(beat, width).eq(self.cq_tdata),
-                        beat.eq(beat + 1),
-                    ]
-                with m.If(self.cq_tvalid & arriving.discontinue):
-                    m.d.sync += corrupt.eq(1)
-                with m.If(self.cut):
-                    m.next = "TAKE"
-                with m.Elif(self.cq_tvalid & self.cq_tlast):
-                    m.next = "DECIDE"
-            with m.State("DECIDE"):
-                m.d.sync += refused.eq(~supported)
-                with m.If((is_write & corrupt) | self.cut):
-                    m.next = "TAKE"
-                with m.Elif(supported):
-                    m.next = "ACCESS"
-                with m.Elif(answered):
-                    m.next = "COMPLETE"
+    def _access(self, m: Module) -> None:
+        """The states ACCESS and COLLECT: a part of the access, and what was read."""
+        access, response = self.register.request, self.register.response
+        with m.State("ACCESS"):
+            with m.If(access.payload.enable == 0):
+                self._proceed(m)
+            with m.Else():
+                m.d.comb += access.valid.eq(1)
+                with m.If(access.ready & self._is_read):
+                    m.next = "COLLECT"
+                with m.Elif(access.ready):
+                    self._proceed(m)
+        with m.State("COLLECT"):
+            m.d.comb += response.ready.eq(1)
+            with m.If(response.valid):
+                with m.If(self._part):
+                    m.d.sync += self._gathered[64:].eq(response.payload)
                 with m.Else():
+                    m.d.sync += self._gathered[:64].eq(response.payload)
+                self._proceed(m)
+
+    def _proceed(self, m: Module) -> None:
+        """Ends a state: to the second part, or to the end."""
+        m.d.sync += self._part.eq(1)
+        with m.If(self._spans & ~self._part):
+            m.next = "ACCESS"
+        with m.Elif(self._is_read):
+            m.next = "COMPLETE"
+        with m.Else():
+            m.next = "TAKE"
+
+    def _complete(self, m: Module) -> None:
+        """The state COMPLETE: the completion is sent, unless nobody waits for it."""
+        with m.State("COMPLETE"):
+            m.d.comb += self.cc_tvalid.eq(~self._abandoned & ~self.cut)
+            with m.If(~self.cc_tvalid):
+                m.next = "TAKE"
+            with m.Elif(self.cc_tready):
+                m.d.sync += self._sent.eq(self._sent + 1)
+                with m.If(self.cc_tlast):
                     m.next = "TAKE"
-            with m.State("ACCESS"):
-                with m.If(access.payload.enable == 0):
-                    proceed()
-                with m.Else():
-                    m.d.comb += access.valid.eq(1)
-                    with m.If(access.ready & is_read):
-                        m.next = "COLLECT"
-                    with m.Elif(access.ready):
-                        proceed()
-            with m.State("COLLECT"):
-                m.d.comb += self.register.response.ready.eq(1)
-                with m.If(self.register.response.valid):
-                    with m.If(part):
-                        m.d.sync += gathered[64:].eq(self.register.response.payload)
-                    with m.Else():
-                        m.d.sync += gathered[:64].eq(self.register.response.payload)
-                    proceed()
-            with m.State("COMPLETE"):
-                m.d.comb += self.cc_tvalid.eq(~abandoned & ~self.cut)
-                with m.If(~self.cc_tvalid):
-                    m.next = "TAKE"
-                with m.Elif(self.cc_tready):
-                    m.d.sync += sent.eq(sent + 1)
-                    with m.If(self.cc_tlast):
-                        m.next = "TAKE"
-        return m
