@@ -113,180 +113,204 @@ class ParityEngine(wiring.Component):
                 "busy": Out(1),
             }
         )
-        self._tag_bits = tag_bits
 
-    def elaborate(self, platform) -> Module:
-        m = Module()
-        config = self._config
-        width = config.data_width
-        parities = config.parities
+        width, parities = config.data_width, config.parities
         beat_bits = bits_for_count(config.beats)
-
-        memories = []
-        for bank in range(BANKS):
-            for syndrome in range(parities):
-                memory = Memory(shape=width, depth=config.beats, init=[], attrs=DISJOINT)
-                m.submodules[f"accumulator_{bank}_{syndrome}"] = memory
-                memories.append((memory.write_port(), memory.read_port()))
+        self._tag_bits = tag_bits
+        # Of each bank, of each syndrome.
+        self._accumulators = [
+            Memory(shape=width, depth=config.beats, init=[], attrs=DISJOINT)
+            for _ in range(BANKS * parities)
+        ]
+        self._reads = [memory.read_port() for memory in self._accumulators]
 
         # Rows that hold a bank: `claimed` from the last beat taken until drained, `complete` when
         # all sums are in memory and draining has not come to the end.
-        claimed = Signal(range(BANKS + 1))
-        complete = Signal(range(BANKS + 1))
-        fill_bank = Signal()
-        drain_bank = Signal()
+        self._claimed = Signal(range(BANKS + 1))
+        self._complete = Signal(range(BANKS + 1))
+        self._takes_last = Signal()
+        self._reads_last = Signal()
 
-        # Stage 0: a beat is taken. The matrices are made at the first beat of a block.
-        s0_beat = Signal(beat_bits)
-        s0_last = Signal()
-        beat = self.beats.payload
-        taken = self.beats.valid & self.beats.ready
-        m.d.comb += [
-            self.beats.ready.eq(claimed != BANKS),
-            s0_last.eq(is_last(config, s0_beat, beat)),
-        ]
-        s1_valid = Signal()
-        s1_data = Signal(width, reset_less=True)
-        s1_beat = Signal(beat_bits, reset_less=True)
-        s1_first = Signal(reset_less=True)
-        s1_end = Signal(reset_less=True)
-        s1_bank = Signal(reset_less=True)
-        s1_columns = [
+        self._s1_valid = Signal()
+        self._s1_data = Signal(width, reset_less=True)
+        self._s1_beat = Signal(beat_bits, reset_less=True)
+        self._s1_first = Signal(reset_less=True)
+        self._s1_end = Signal(reset_less=True)
+        self._s1_bank = Signal(reset_less=True)
+        self._s1_columns = [
             [
                 Signal(ELEMENT_BITS, reset_less=True, name=f"s1_column_{syndrome}_{bit}")
                 for bit in range(ELEMENT_BITS)
             ]
             for syndrome in range(parities)
         ]
-        m.d.sync += s1_valid.eq(taken)
+
+        self._s2_valid = Signal()
+        self._s2_products = [
+            Signal(width, reset_less=True, name=f"s2_product_{syndrome}")
+            for syndrome in range(parities)
+        ]
+        self._s2_beat = Signal(beat_bits, reset_less=True)
+        self._s2_first = Signal(reset_less=True)
+        self._s2_end = Signal(reset_less=True)
+        self._s2_bank = Signal(reset_less=True)
+
+        self._drain_bank = Signal()
+        self._d0_go = Signal()
+        self._d0_address = Signal(beat_bits)
+        self._d1_valid = Signal()
+        self._d1_move = Signal()
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        parities = self._config.parities
+        for index, memory in enumerate(self._accumulators):
+            bank, syndrome = divmod(index, parities)
+            m.submodules[f"accumulator_{bank}_{syndrome}"] = memory
+        self._take(m)
+        self._weigh(m)
+        self._add(m)
+        self._read(m)
+        self._send(m)
+        m.d.sync += [
+            self._claimed.eq(self._claimed + self._takes_last - self.released),
+            self._complete.eq(
+                self._complete + (self._s2_valid & self._s2_end) - self._reads_last
+            ),
+        ]
+        m.d.comb += self.busy.eq(
+            Cat(
+                self.beats.valid,
+                self._s1_valid,
+                self._s2_valid,
+                self.drain.valid & (self._complete != 0),
+                self.draining,
+            ).any()
+        )
+        return m
+
+    def _take(self, m: Module) -> None:
+        """Stage 0: a beat is taken. The matrices are made at the first beat of a block."""
+        config, beat = self._config, self.beats.payload
+        s0_beat = Signal(bits_for_count(config.beats))
+        last = Signal()
+        fill_bank = Signal()
+        taken = self.beats.valid & self.beats.ready
+        m.d.comb += [
+            self.beats.ready.eq(self._claimed != BANKS),
+            last.eq(is_last(config, s0_beat, beat)),
+            self._takes_last.eq(taken & beat.last_input & last),
+        ]
+        m.d.sync += self._s1_valid.eq(taken)
         with m.If(taken):
             m.d.sync += [
-                s1_data.eq(beat.data),
-                s1_beat.eq(beat_number(config, s0_beat, beat)),
-                s1_first.eq(beat.first_input),
-                s1_end.eq(beat.last_input & s0_last),
-                s1_bank.eq(fill_bank),
-                s0_beat.eq(Mux(s0_last, 0, s0_beat + 1)),
+                self._s1_data.eq(beat.data),
+                self._s1_beat.eq(beat_number(config, s0_beat, beat)),
+                self._s1_first.eq(beat.first_input),
+                self._s1_end.eq(beat.last_input & last),
+                self._s1_bank.eq(fill_bank),
+                s0_beat.eq(Mux(last, 0, s0_beat + 1)),
             ]
             with m.If(s0_beat == 0):
-                for syndrome, columns in enumerate(s1_columns):
+                for syndrome, columns in enumerate(self._s1_columns):
                     matrix = bit_matrix(RAID_FIELD, beat.coefficients[syndrome])
                     m.d.sync += [
                         column.eq(value) for column, value in zip(columns, matrix, strict=True)
                     ]
-            with m.If(beat.last_input & s0_last):
-                m.d.sync += fill_bank.eq(~fill_bank)
+        with m.If(self._takes_last):
+            m.d.sync += fill_bank.eq(~fill_bank)
 
-        # Stage 1: products; the accumulators are being read.
-        products = multiply_word(m, RAID_FIELD, s1_data, s1_columns, name="s1_word")
-        s2_valid = Signal()
-        s2_products = [
-            Signal(width, reset_less=True, name=f"s2_product_{syndrome}")
-            for syndrome in range(parities)
-        ]
-        s2_beat = Signal(beat_bits, reset_less=True)
-        s2_first = Signal(reset_less=True)
-        s2_end = Signal(reset_less=True)
-        s2_bank = Signal(reset_less=True)
-        m.d.sync += s2_valid.eq(s1_valid)
-        with m.If(s1_valid):
+    def _weigh(self, m: Module) -> None:
+        """Stage 1: products; the accumulators are being read."""
+        products = multiply_word(
+            m, RAID_FIELD, self._s1_data, self._s1_columns, name="s1_word"
+        )
+        m.d.sync += self._s2_valid.eq(self._s1_valid)
+        with m.If(self._s1_valid):
             m.d.sync += [
-                s2_beat.eq(s1_beat),
-                s2_first.eq(s1_first),
-                s2_end.eq(s1_end),
-                s2_bank.eq(s1_bank),
+                self._s2_beat.eq(self._s1_beat),
+                self._s2_first.eq(self._s1_first),
+                self._s2_end.eq(self._s1_end),
+                self._s2_bank.eq(self._s1_bank),
                 *(
                     register.eq(value)
-                    for register, value in zip(s2_products, products, strict=True)
+                    for register, value in zip(self._s2_products, products, strict=True)
                 ),
             ]
 
-        # Stage 2: add and write back. An address comes again after the beats of a piece (8) at
-        # the earliest, and its sum is in memory after two.
-        for index, (write, read) in enumerate(memories):
-            bank, syndrome = divmod(index, parities)
-            old = Mux(s2_first, 0, read.data)
+    def _add(self, m: Module) -> None:
+        """Stage 2: adds and writes back. An address comes again after the beats of a piece (8) at
+        the earliest, and its sum is in memory after two."""
+        for index, (memory, read) in enumerate(zip(self._accumulators, self._reads, strict=True)):
+            bank, syndrome = divmod(index, self._config.parities)
+            write = memory.write_port()
+            old = Mux(self._s2_first, 0, read.data)
             m.d.comb += [
-                write.addr.eq(s2_beat),
-                write.data.eq(s2_products[syndrome] ^ old),
-                write.en.eq(s2_valid & (s2_bank == bank)),
+                write.addr.eq(self._s2_beat),
+                write.data.eq(self._s2_products[syndrome] ^ old),
+                write.en.eq(self._s2_valid & (self._s2_bank == bank)),
             ]
 
-        # Drain: address, memory output (held while it cannot move on), output register.
+    def _read(self, m: Module) -> None:
+        """The accumulators are read: to be added to, or else to be drained."""
+        request = self.drain.payload
+        for index, read in enumerate(self._reads):
+            bank, syndrome = divmod(index, self._config.parities)
+            adding = self._s1_valid & ~self._s1_first & (self._s1_bank == bank)
+            reading = self._d0_go & (self._drain_bank == bank) & (request.syndrome == syndrome)
+            m.d.comb += [
+                read.addr.eq(Mux(adding, self._s1_beat, self._d0_address)),
+                read.en.eq(adding | reading),
+            ]
+
+    def _send(self, m: Module) -> None:
+        """Drain: address, memory output (held while it cannot move on), output register."""
+        config, request, output = self._config, self.drain.payload, self.output
+        beat_bits = bits_for_count(config.beats)
         d0_beat = Signal(beat_bits)
         d0_last = Signal()
-        d0_address = Signal(beat_bits)
-        d0_go = Signal()
-        d1_valid = Signal()
         d1_bank = Signal(reset_less=True)
         d1_release = Signal(reset_less=True)
         d1_syndrome = Signal(syndrome_bits(config), reset_less=True)
         d1_beat = Signal(beat_bits, reset_less=True)
         d1_last = Signal(reset_less=True)
         d1_tag = Signal(self._tag_bits, reset_less=True)
-        d1_move = Signal()
-        request = self.drain.payload
-        output = self.output
+        waiting = self.drain.valid & (self._complete != 0)
         m.d.comb += [
-            d1_move.eq(~output.valid | output.ready),
+            self._d1_move.eq(~output.valid | output.ready),
             d0_last.eq(is_last(config, d0_beat, request)),
-            d0_address.eq(beat_number(config, d0_beat, request)),
-            d0_go.eq(self.drain.valid & (complete != 0) & (~d1_valid | d1_move)),
-            self.drain.ready.eq(d0_go & d0_last),
-            self.released.eq(d1_valid & d1_move & d1_release),
-            self.draining.eq(d1_valid | output.valid),
+            self._d0_address.eq(beat_number(config, d0_beat, request)),
+            self._d0_go.eq(waiting & (~self._d1_valid | self._d1_move)),
+            self._reads_last.eq(self._d0_go & d0_last & request.release),
+            self.drain.ready.eq(self._d0_go & d0_last),
+            self.released.eq(self._d1_valid & self._d1_move & d1_release),
+            self.draining.eq(self._d1_valid | output.valid),
         ]
-        for index, (_, read) in enumerate(memories):
-            bank, syndrome = divmod(index, parities)
-            adding = s1_valid & ~s1_first & (s1_bank == bank)
-            reading = d0_go & (drain_bank == bank) & (request.syndrome == syndrome)
-            m.d.comb += [
-                read.addr.eq(Mux(adding, s1_beat, d0_address)),
-                read.en.eq(adding | reading),
-            ]
-        with m.If(d0_go):
+        with m.If(self._d0_go):
             m.d.sync += [
                 d0_beat.eq(Mux(d0_last, 0, d0_beat + 1)),
-                d1_valid.eq(1),
-                d1_bank.eq(drain_bank),
+                self._d1_valid.eq(1),
+                d1_bank.eq(self._drain_bank),
                 d1_release.eq(d0_last & request.release),
                 d1_syndrome.eq(request.syndrome),
-                d1_beat.eq(d0_address),
+                d1_beat.eq(self._d0_address),
                 d1_last.eq(d0_last),
                 d1_tag.eq(request.tag),
             ]
-        with m.Elif(d1_move):
-            m.d.sync += d1_valid.eq(0)
-        with m.If(d1_move):
-            m.d.sync += output.valid.eq(d1_valid)
-            with m.If(d1_valid):
+        with m.Elif(self._d1_move):
+            m.d.sync += self._d1_valid.eq(0)
+        with m.If(self._reads_last):
+            m.d.sync += self._drain_bank.eq(~self._drain_bank)
+        with m.If(self._d1_move):
+            m.d.sync += output.valid.eq(self._d1_valid)
+            with m.If(self._d1_valid):
                 m.d.sync += [
                     output.payload.beat.eq(d1_beat),
                     output.payload.last.eq(d1_last),
                     output.payload.tag.eq(d1_tag),
                 ]
                 with m.Switch(Cat(d1_bank, d1_syndrome)):
-                    for index, (_, read) in enumerate(memories):
-                        bank, syndrome = divmod(index, parities)
+                    for index, read in enumerate(self._reads):
+                        bank, syndrome = divmod(index, config.parities)
                         with m.Case(bank | syndrome * BANKS):
                             m.d.sync += output.payload.data.eq(read.data)
-
-        takes_last = taken & beat.last_input & s0_last
-        reads_last = d0_go & d0_last & request.release
-        m.d.sync += [
-            claimed.eq(claimed + takes_last - self.released),
-            complete.eq(complete + (s2_valid & s2_end) - reads_last),
-        ]
-        with m.If(reads_last):
-            m.d.sync += drain_bank.eq(~drain_bank)
-
-        m.d.comb += self.busy.eq(
-            Cat(
-                self.beats.valid,
-                s1_valid,
-                s2_valid,
-                self.drain.valid & (complete != 0),
-                self.draining,
-            ).any()
-        )
-        return m

@@ -1,6 +1,6 @@
 """Drives to line store: gathers arriving blocks in bursts and writes them to their lines."""
 
-from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
@@ -22,6 +22,7 @@ from hdl.flow.line import write_port
 from hdl.flow.piece import early, piece
 from hdl.kit.disjoint import DISJOINT
 from hdl.kit.round_robin import RoundRobin
+from hdl.kit.table import Table
 
 
 class ReadPath(wiring.Component):
@@ -31,7 +32,6 @@ class ReadPath(wiring.Component):
     turns beat by beat. The beats wait in one memory, `FIFO_BURSTS` bursts a port, and leave in
     bursts of `BURST_BEATS`, round robin, a beat a cycle without idle cycles. A beat whose burst is
     complete reaches ``line_write`` in 5 cycles.
-    ``told``, ``piece``: as of `TellPieces`, with ``Config.early_rows``.
     Back-pressure: a port whose block has no line yet fills its bursts and then waits alone.
 
     Parameters
@@ -40,6 +40,19 @@ class ReadPath(wiring.Component):
         Sizes.
     ports
         Ports on this path.
+
+    Ports
+    -----
+    control, reads
+        Of the block control, see `PathControl` and `ReadControl`.
+    data
+        From the drive ports.
+    line_write
+        To the line store, a beat a cycle.
+    told, piece
+        With ``Config.early_rows``: as of `TellPieces`.
+    busy
+        Something moves.
     """
 
     def __init__(self, *, config: Config, ports: int):
@@ -56,121 +69,169 @@ class ReadPath(wiring.Component):
             | ({"told": Out(1), "piece": Out(piece(config))} if config.early_rows else {})
         )
 
-    def elaborate(self, platform) -> Module:
-        m = Module()
-        config, ports = self._config, self._ports
-        place_width = bits_for_count(ports)
-        control, reads = self.control, self.reads
-        m.submodules.scheduler = scheduler = BurstScheduler(config=config, ports=ports)
-        connect(m, flipped(control), scheduler.control)
-        m.submodules.beats = memory = Memory(
+        place_bits = bits_for_count(ports)
+        self._scheduler = BurstScheduler(config=config, ports=ports)
+        self._beats = Memory(
             shape=config.data_width,
-            depth=(1 << place_width) * FIFO_BURSTS * BURST_BEATS,
+            depth=(1 << place_bits) * FIFO_BURSTS * BURST_BEATS,
             init=[],
             attrs=DISJOINT,
         )
-        store_beat, fetch_beat = memory.write_port(), memory.read_port()
-        m.submodules.tags = tags = Memory(shape=config.tag_bits, depth=1 << place_width, init=[])
-        store_tag, fetch_tag = tags.write_port(), tags.read_port()
+        self._tags = Table(config.tag_bits, 1 << place_bits)
+        self._turn = RoundRobin(count=ports)
 
         # A port's bursts: arrived, chosen to be moved, moved. Each wraps at twice the capacity.
         pointer = FIFO_BITS + 1
-        arrived = Array(Signal(pointer, name=f"arrived_{n}") for n in range(ports))
-        started = Array(Signal(pointer, name=f"started_{n}") for n in range(ports))
-        moved = Array(Signal(pointer, name=f"moved_{n}") for n in range(ports))
-        beat = Array(Signal(BURST_BITS, name=f"beat_{n}") for n in range(ports))
-        room = Signal(ports)
-        for n in range(ports):
-            held = Signal(pointer, name=f"held_{n}")
-            m.d.comb += [
-                held.eq(arrived[n] - moved[n]),
-                room[n].eq(held != FIFO_BURSTS),
-                scheduler.able[n].eq(arrived[n] != started[n]),
-            ]
-            with m.If(scheduler.chosen[n]):
-                m.d.sync += started[n].eq(started[n] + 1)
+        self._arrived = Array(Signal(pointer, name=f"arrived_{n}") for n in range(ports))
+        self._started = Array(Signal(pointer, name=f"started_{n}") for n in range(ports))
+        self._moved = Array(Signal(pointer, name=f"moved_{n}") for n in range(ports))
+        self._beat = Array(Signal(BURST_BITS, name=f"beat_{n}") for n in range(ports))
+        self._room = Signal(ports)
 
-        # In: the selected port; any other that offers data is selected next.
-        m.submodules.turn = turn = RoundRobin(count=ports)
-        selected = Signal(ports, init=1)
-        select = Signal(place_width)
-        offers = Signal(ports)
-        take = Signal()
+        # In: the port that is taken from, and its beat.
+        self._selected = Signal(ports, init=1)
+        self._select = Signal(place_bits)
+        self._take = Signal()
+        self._taken = Signal(read_data(config))
+        self._first = Signal()
+
+        # Out: the burst under way, then the beat that the line store is offered.
+        self._active = Signal()
+        self._advance = Signal()
+        self._out_beat = Signal(BURST_BITS)
+        self._place = Signal(place_bits)
+        self._top = Signal(config.beat_address_bits - BURST_BITS)
+        self._s1_place = Signal(place_bits)
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.scheduler = self._scheduler
+        m.submodules.beats = self._beats
+        m.submodules.tags = self._tags
+        m.submodules.turn = self._turn
+        connect(m, flipped(self.control), self._scheduler.control)
+        self._count_bursts(m)
+        self._select_port(m)
+        self._take_beat(m)
+        self._tell_control(m)
+        self._move_burst(m)
+        telling = self._tell_pieces(m) if self._config.early_rows else Const(0)
+        m.d.comb += self.busy.eq(
+            self._take
+            | self._turn.any
+            | self._scheduler.busy
+            | self._active
+            | self.line_write.valid
+            | telling
+        )
+        return m
+
+    def _count_bursts(self, m: Module) -> None:
+        """Which ports have room for a beat, and which have bursts to be moved."""
+        for n in range(self._ports):
+            filled = Signal(FIFO_BITS + 1, name=f"filled_{n}")
+            m.d.comb += [
+                filled.eq(self._arrived[n] - self._moved[n]),
+                self._room[n].eq(filled != FIFO_BURSTS),
+                self._scheduler.able[n].eq(self._arrived[n] != self._started[n]),
+            ]
+            with m.If(self._scheduler.chosen[n]):
+                m.d.sync += self._started[n].eq(self._started[n] + 1)
+
+    def _select_port(self, m: Module) -> None:
+        """The selected port is taken from; any other that offers data is selected next."""
+        turn, selected = self._turn, self._selected
+        offers = Signal(self._ports)
         m.d.comb += [
-            offers.eq(Cat(port.valid for port in self.data) & room & ~reads.hold),
-            take.eq((offers & selected).any()),
+            offers.eq(Cat(port.valid for port in self.data) & self._room & ~self.reads.hold),
+            self._take.eq((offers & selected).any()),
             turn.requests.eq(offers & ~selected),
             turn.advance.eq(turn.any),
         ]
         with m.If(turn.any):
-            m.d.sync += [selected.eq(turn.chosen), select.eq(turn.index)]
-        taken = Signal(read_data(config))
-        with m.Switch(select):
+            m.d.sync += [selected.eq(turn.chosen), self._select.eq(turn.index)]
+        with m.Switch(self._select):
             for n, port in enumerate(self.data):
-                m.d.comb += port.ready.eq(selected[n] & room[n] & ~reads.hold[n])
+                m.d.comb += port.ready.eq(selected[n] & self._room[n] & ~self.reads.hold[n])
                 with m.Case(n):
-                    m.d.comb += taken.eq(port.payload)
-        first = take & ~(reads.inside & selected).any()
+                    m.d.comb += self._taken.eq(port.payload)
+
+    def _take_beat(self, m: Module) -> None:
+        """The beat goes to its port's bursts, and with the first of a block its tag is noted."""
+        select, beat, arrived = self._select, self._beat, self._arrived
+        store = self._beats.write_port()
         m.d.comb += [
-            store_beat.addr.eq(Cat(beat[select], arrived[select][:FIFO_BITS], select)),
-            store_beat.data.eq(taken.data),
-            store_beat.en.eq(take),
-            store_tag.addr.eq(select),
-            store_tag.data.eq(taken.tag),
-            store_tag.en.eq(first),
-            fetch_tag.addr.eq(reads.peek[:place_width]),
-            reads.tag.eq(fetch_tag.data),
+            self._first.eq(self._take & ~(self.reads.inside & self._selected).any()),
+            store.addr.eq(Cat(beat[select], arrived[select][:FIFO_BITS], select)),
+            store.data.eq(self._taken.data),
+            store.en.eq(self._take),
+            self._tags.write.address.eq(select),
+            self._tags.write.data.eq(self._taken.tag),
+            self._tags.write.enable.eq(self._first),
         ]
-        with m.If(take):
+        with m.If(self._take):
             m.d.sync += beat[select].eq(beat[select] + 1)
             with m.If(beat[select] == BURST_BEATS - 1):
                 m.d.sync += arrived[select].eq(arrived[select] + 1)
 
-        target = Signal(ports)
+    def _tell_control(self, m: Module) -> None:
+        """What the block control knows of each port, and what it has forgotten."""
+        control, reads, burst = self.control, self.reads, self._scheduler.burst
+        asked = control.place[: len(self._place)]
+        target = Signal(self._ports)
+        m.d.comb += [
+            target.eq(1 << asked),
+            self._tags.reads[0].address.eq(reads.peek[: len(self._place)]),
+            reads.tag.eq(self._tags.reads[0].data),
+            reads.quiet.eq(
+                (self._arrived[asked] == self._started[asked])
+                & ~(burst.valid & (burst.payload.place == asked))
+                & ~(self._active & (self._place == asked))
+                & ~(self.line_write.valid & (self._s1_place == asked))
+            ),
+            self._scheduler.drop.eq(reads.discard),
+        ]
         loaded = Mux(control.load, target, 0)
         dropped = Mux(reads.discard, target, 0)
-        m.d.comb += target.eq(1 << control.place[:place_width])
+        ended = Mux(self._take, self._selected, 0)
+        begins = Mux(self._take & ~self._taken.last, self._selected, 0)
         m.d.sync += [
-            reads.want.eq((reads.want & ~loaded) | Mux(first, selected, 0)),
-            reads.inside.eq(
-                (reads.inside & ~Mux(take, selected, 0) & ~dropped)
-                | Mux(take & ~taken.last, selected, 0)
-            ),
+            reads.want.eq((reads.want & ~loaded) | Mux(self._first, self._selected, 0)),
+            reads.inside.eq((reads.inside & ~ended & ~dropped) | begins),
         ]
         with m.If(reads.discard):
-            m.d.sync += beat[control.place[:place_width]].eq(0)
-        m.d.comb += scheduler.drop.eq(reads.discard)
+            m.d.sync += self._beat[asked].eq(0)
 
-        # Out: the burst under way, then the beat that the line store is offered.
-        active = Signal()
-        out_beat = Signal(BURST_BITS)
-        place = Signal(place_width)
-        top = Signal(config.beat_address_bits - BURST_BITS)
+    def _is_last_beat(self) -> Value:
+        return self._out_beat == BURST_BEATS - 1
+
+    def _move_burst(self, m: Module) -> None:
+        """Bursts leave, a beat a cycle."""
+        config, place, moved = self._config, self._place, self._moved
+        burst, line_write = self._scheduler.burst, self.line_write
+        active, advance, last_beat = self._active, self._advance, self._is_last_beat()
+        fetch = self._beats.read_port()
         last = Signal()
         s1_address = Signal(config.beat_address_bits, reset_less=True)
-        s1_place = Signal(place_width)
         s1_end = Signal()
-        burst, line_write = scheduler.burst, self.line_write
-        advance = Signal()
-        last_beat = out_beat == BURST_BEATS - 1
         m.d.comb += [
             advance.eq(~line_write.valid | line_write.ready),
             burst.ready.eq(~active | (advance & last_beat)),
-            fetch_beat.addr.eq(Cat(out_beat, moved[place][:FIFO_BITS], place)),
-            fetch_beat.en.eq(active & advance),
+            fetch.addr.eq(Cat(self._out_beat, moved[place][:FIFO_BITS], place)),
+            fetch.en.eq(active & advance),
             line_write.payload.address.eq(s1_address),
-            line_write.payload.data.eq(fetch_beat.data),
+            line_write.payload.data.eq(fetch.data),
             line_write.payload.mask.eq(Const(-1, config.beat_dwords)),
-            scheduler.finish.eq(line_write.valid & line_write.ready & s1_end),
-            scheduler.finish_place.eq(s1_place),
+            self._scheduler.finish.eq(line_write.valid & line_write.ready & s1_end),
+            self._scheduler.finish_place.eq(self._s1_place),
         ]
         with m.If(advance):
             m.d.sync += line_write.valid.eq(active)
             with m.If(active):
                 m.d.sync += [
-                    out_beat.eq(out_beat + 1),
-                    s1_address.eq(Cat(out_beat, top)),
-                    s1_place.eq(place),
+                    self._out_beat.eq(self._out_beat + 1),
+                    s1_address.eq(Cat(self._out_beat, self._top)),
+                    self._s1_place.eq(place),
                     s1_end.eq(last & last_beat),
                 ]
                 with m.If(last_beat):
@@ -180,44 +241,35 @@ class ReadPath(wiring.Component):
             with m.If(burst.valid):
                 m.d.sync += [
                     place.eq(burst.payload.place),
-                    top.eq(Cat(burst.payload.index, burst.payload.line)),
+                    self._top.eq(Cat(burst.payload.index, burst.payload.line)),
                     last.eq(burst.payload.last),
                 ]
 
-        telling = Const(0)
-        if config.early_rows:
-            m.submodules.tell = tell = TellPieces(config=config)
-            telling = tell.busy
-            marked = Signal(early(config))
-            s1_early = Signal(early(config))
-            s1_number = Signal(tell.number.shape())
-            s1_ends = Signal()
-            with m.If(burst.ready & burst.valid):
-                m.d.sync += marked.eq(burst.payload.early)
-            bursts_of_piece = piece_bursts(config)
-            index = top[: len(burst.payload.index)]
-            with m.If(advance & active):
-                m.d.sync += [
-                    s1_early.eq(marked),
-                    s1_number.eq(index // bursts_of_piece),
-                    s1_ends.eq(last_beat & (index % bursts_of_piece == bursts_of_piece - 1)),
-                ]
-            m.d.comb += [
-                tell.written.eq(line_write.valid & line_write.ready & s1_ends),
-                tell.number.eq(s1_number),
-                tell.early.eq(s1_early),
-                self.told.eq(tell.told),
-                self.piece.eq(tell.piece),
+    def _tell_pieces(self, m: Module) -> Value:
+        """Tells of pieces that are in their lines; whether it is about to."""
+        config, burst, line_write = self._config, self._scheduler.burst, self.line_write
+        m.submodules.tell = tell = TellPieces(config=config)
+        marked = Signal(early(config))
+        s1_early = Signal(early(config))
+        s1_number = Signal(tell.number.shape())
+        s1_ends = Signal()
+        bursts_of_piece = piece_bursts(config)
+        index = self._top[: len(burst.payload.index)]
+        with m.If(burst.ready & burst.valid):
+            m.d.sync += marked.eq(burst.payload.early)
+        with m.If(self._advance & self._active):
+            m.d.sync += [
+                s1_early.eq(marked),
+                s1_number.eq(index // bursts_of_piece),
+                s1_ends.eq(
+                    self._is_last_beat() & (index % bursts_of_piece == bursts_of_piece - 1)
+                ),
             ]
-
-        asked = control.place[:place_width]
         m.d.comb += [
-            reads.quiet.eq(
-                (arrived[asked] == started[asked])
-                & ~(burst.valid & (burst.payload.place == asked))
-                & ~(active & (place == asked))
-                & ~(line_write.valid & (s1_place == asked))
-            ),
-            self.busy.eq(take | turn.any | scheduler.busy | active | line_write.valid | telling),
+            tell.written.eq(line_write.valid & line_write.ready & s1_ends),
+            tell.number.eq(s1_number),
+            tell.early.eq(s1_early),
+            self.told.eq(tell.told),
+            self.piece.eq(tell.piece),
         ]
-        return m
+        return tell.busy
