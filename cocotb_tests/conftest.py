@@ -1,4 +1,4 @@
-"""What every test needs, said in a line before the first one runs."""
+"""What every test needs, said in a line before the first one runs; what was run, after the last."""
 
 import argparse
 import os
@@ -6,8 +6,12 @@ import tempfile
 
 import pytest
 
+from cocotb_tests.runner import RUN_MARK
 from sim.cli import seed
 from sim.verilog import BUILD
+
+MOST_RUNS = 20
+"""Runs that are listed one by one."""
 
 
 def pytest_configure() -> None:
@@ -23,3 +27,16 @@ def pytest_configure() -> None:
             pass
     except OSError as error:
         raise pytest.UsageError(f"nothing can be built in this checkout: {error}") from None
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """Seed, log and waves of each simulation that has passed, if they are few; failures say so
+    themselves."""
+    passed = terminalreporter.getreports("passed")
+    runs = [line for report in passed for line in report.capstdout.splitlines() if RUN_MARK in line]
+    if 0 < len(runs) <= MOST_RUNS:
+        terminalreporter.section("simulations", sep="-")
+        for line in runs:
+            terminalreporter.line(line)
+    elif runs:
+        terminalreporter.line(f"{len(runs)} simulations; their logs are in build/runs")

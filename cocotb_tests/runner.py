@@ -25,6 +25,9 @@ from sim.verilog import BUILD, Netlist, digest, to_verilog
 TOP = "top"
 LOG_TAIL_LINES = 60
 
+RUN_MARK = "SEED="
+"""In the line that each run prints: its seed, and where its log and waves are."""
+
 RUN_TIME = "run_time"
 """Verilator's own run-time library, compiled once for all models; it takes longer than a block."""
 
@@ -155,7 +158,10 @@ def simulate(
     directory.mkdir(parents=True, exist_ok=True)
     results = directory / "results.xml"
     log = directory / "simulation.log"
-    print(f"{name}: SEED={environment['SEED']} log {log.relative_to(BUILD.parent)}")
+    told = f"{name}: {RUN_MARK}{environment['SEED']}, log {log.relative_to(BUILD.parent)}"
+    if waves:
+        told += f", waves {log.with_name('dump.vcd').relative_to(BUILD.parent)}"
+    print(told)
     runner.timeout = timeout
     runner.variables = environment
     started = time.monotonic()

@@ -2,6 +2,7 @@
 
 import ast
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -42,22 +43,47 @@ def _functions(root: Path, file: str) -> set[str]:
     }
 
 
+def unnamed(plan: dict, files: set[str], proofs: set[str]) -> list[str]:
+    """Test files and proofs that serve no feature, and what to do about each."""
+    tests = [test.partition("::") for entry in plan["feature"].values() for test in entry["tests"]]
+    named = {file for file, _, _ in tests}
+    proved = {name for file, _, name in tests if file == "proof"}
+    return [
+        f"no feature of docs/testplan.toml names a test of {file}.py: add \"{file}::<test>\" to the"
+        " tests of the feature whose promise it holds"
+        for file in sorted(files - named)
+    ] + [
+        f"no feature of docs/testplan.toml names the proof {name}: add \"proof::{name}\" to the"
+        " tests of the feature whose promise it holds"
+        for name in sorted(proofs - proved)
+    ]
+
+
 def test_plan_is_complete():
-    assert problems(tomllib.loads(PLAN.read_text())) == []
+    found = problems(tomllib.loads(PLAN.read_text()))
+    assert not found, "docs/testplan.toml: " + "; ".join(found)
 
 
 def test_files_of_tests_have_names_of_their_own():
     """The plan names no folder."""
-    names = [path.name for path in (ROOT / "cocotb_tests").rglob("test_*.py")]
-    assert len(set(names)) == len(names)
+    names = Counter(path.name for path in (ROOT / "cocotb_tests").rglob("test_*.py"))
+    twice = [name for name, count in names.items() if count > 1]
+    assert not twice, f"rename all but one of {', '.join(twice)}: the test plan names no folder"
 
 
 def test_every_test_file_and_proof_serves_a_feature():
     plan = tomllib.loads(PLAN.read_text())
-    tests = [test.partition("::") for entry in plan["feature"].values() for test in entry["tests"]]
     files = {path.stem for path in (ROOT / "cocotb_tests").rglob("test_*.py")}
-    assert files - {file for file, _, _ in tests} == set()
-    assert set(registered()) - {name for file, _, name in tests if file == "proof"} == set()
+    found = unnamed(plan, files, set(registered()))
+    assert not found, "; ".join(found)
+
+
+def test_what_serves_no_feature_is_named():
+    plan = {"feature": {"x": {"promise": "p", "tests": ["test_a::f", "proof::b"]}}}
+    assert unnamed(plan, {"test_a"}, {"b"}) == []
+    file, proof = unnamed(plan, {"test_a", "test_c"}, {"b", "d"})
+    assert '"test_c::<test>"' in file
+    assert '"proof::d"' in proof
 
 
 @pytest.mark.parametrize(
