@@ -51,6 +51,8 @@ class Mapper(wiring.Component):
         What they touch. A FLUSH is one extent; so is a command that fails, with its ``status``.
     volume_read, geometry_read
         Tables.
+    busy
+        It works, and waits for nobody.
 
     Latency: 21 cycles from command to first extent, mirrors 3 more and one for each bit of the
     number of copies; 3 cycles for each later extent. One command at a time. Back-pressure on
@@ -72,289 +74,334 @@ class Mapper(wiring.Component):
             }
         )
 
-    def elaborate(self, platform) -> Module:
-        config = self._config
-        m = Module()
-        m.submodules.next_strip = next_strip = NextStrip(config=config)
+        # The command, its array, and how far it is, in blocks.
+        self._request = Signal(command(config))
+        self._array = Signal(config.array_bits)
+        self._shape = Signal(geometry(config))
+        self._status = Signal(Status)
+        self._block = Signal(BLOCK_NUMBER_BITS)
+        self._remaining = Signal(config.offset_bits + 1)
+        self._offset = Signal(config.offset_bits)
 
-        request = Signal(command(config))
-        shape = Signal(geometry(config))
-        array = Signal(config.array_bits)
-        status = Signal(Status)
-        block = Signal(BLOCK_NUMBER_BITS)
-        at = Signal(strip())
-        # Progress in the command, in blocks.
-        remaining = Signal(config.offset_bits + 1)
-        offset = Signal(config.offset_bits)
-        within = Signal(STRIP_BITS)
+        # The strip at hand, and the block in it; the strip after it.
+        self._next_strip = NextStrip(config=config)
+        self._at = Signal(strip())
+        self._within = Signal(STRIP_BITS)
+        self._strip_blocks = Signal(STRIP_BITS + 1)
 
         # Chain of divisions, most significant digit first; a digit moves one stage a cycle.
-        number = Signal(DIGITS * DIGIT_BITS)
-        step = Signal(range(DIGITS + CHAIN))
-        stages = []
-        for stage in ("data", "spans", "width"):
-            divide = DivideDigit()
-            m.submodules[f"divide_{stage}"] = divide
-            remainder = Signal(PLACE_BITS, name=f"remainder_{stage}")
-            m.d.comb += divide.remainder.eq(remainder)
-            stages.append((divide, remainder))
-        (by_data, index), (by_spans, span), (by_width, turn) = stages
-        data_digit = Signal(DIGIT_BITS)
-        spans_digit = Signal(DIGIT_BITS)
-        spans_or_copies = Signal(WIDTH_BITS)
-        stripe = Signal(BLOCK_NUMBER_BITS)
-        m.d.comb += [
-            by_data.digit.eq(number[-DIGIT_BITS:]),
-            by_data.divisor.eq(shape.data),
-            by_spans.digit.eq(data_digit),
-            by_spans.divisor.eq(spans_or_copies),
-            by_width.digit.eq(spans_digit),
-            by_width.divisor.eq(shape.width),
-            next_strip.geometry.eq(shape),
-            next_strip.at.eq(at),
-        ]
+        self._by_data, self._by_spans, self._by_width = (DivideDigit() for _ in range(CHAIN))
+        self._number = Signal(DIGITS * DIGIT_BITS)
+        self._step = Signal(range(DIGITS + CHAIN))
+        self._index = Signal(PLACE_BITS)
+        self._data_digit = Signal(DIGIT_BITS)
+        self._span = Signal(PLACE_BITS)
+        self._spans_digit = Signal(DIGIT_BITS)
+        self._spans_or_copies = Signal(WIDTH_BITS)
+        self._turn = Signal(PLACE_BITS)
+        self._stripe = Signal(BLOCK_NUMBER_BITS)
 
         # Multiplication of the strip number by the copies.
-        addend = Signal(PLACE_NUMBER_BITS)
-        multiplier = Signal(WIDTH_BITS)
+        self._addend = Signal(PLACE_NUMBER_BITS)
+        self._multiplier = Signal(WIDTH_BITS)
 
-        # Rotation: data role 0 follows the parities, and begins here in stripe 0.
+        # Rotation: where data role 0 begins in stripe 0, and in this one; the data role.
+        self._begins = Signal(3)
+        self._rotated = Signal(WIDTH_BITS + 1)
+        self._role = Signal(WIDTH_BITS + 1)
+
+        # The extent: what the command has left in this strip, and beyond it; what of that is cut.
+        self._room = Signal(STRIP_BITS + 1)
+        self._length = Signal(config.offset_bits + 1)
+        self._beyond = Signal(config.offset_bits + 1)
+        self._piece = Signal(config.offset_bits + 1)
+        self._final = Signal()
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        self._connect_divisions(m)
+        self._rotate(m)
+        after = self._measure(m)
+        with m.FSM(name="map") as fsm:
+            self._take(m)
+            self._load(m)
+            self._divide(m)
+            self._locate(m)
+            self._cut(m, after)
+            self._report(m)
+            self._emit(m)
+        waits = (fsm.ongoing("TAKE") & ~self.command.valid) | (
+            fsm.ongoing("EMIT") & ~self.extent.ready
+        )
+        m.d.comb += self.busy.eq(~waits)
+        return m
+
+    def _connect_divisions(self, m: Module) -> None:
+        """What is divided by what: by data strips, by spans or copies, by drives."""
+        m.submodules.divide_data = by_data = self._by_data
+        m.submodules.divide_spans = by_spans = self._by_spans
+        m.submodules.divide_width = by_width = self._by_width
+        m.d.comb += [
+            by_data.digit.eq(self._number[-DIGIT_BITS:]),
+            by_data.remainder.eq(self._index),
+            by_data.divisor.eq(self._shape.data),
+            by_spans.digit.eq(self._data_digit),
+            by_spans.remainder.eq(self._span),
+            by_spans.divisor.eq(self._spans_or_copies),
+            by_width.digit.eq(self._spans_digit),
+            by_width.remainder.eq(self._turn),
+            by_width.divisor.eq(self._shape.width),
+        ]
+
+    def _rotate(self, m: Module) -> None:
+        """Where data begins in the stripe, and which data role has the strip."""
+        shape, at, begins = self._shape, self._at, self._begins
         rotation = shape.rotation
-        begins = Signal(3)
-        rotated = Signal(WIDTH_BITS + 1)
+        # Data role 0 follows the parities.
         with m.If(rotation.right):
             m.d.sync += begins.eq(shape.parities)
-            m.d.comb += rotated.eq(begins + turn)
+            m.d.comb += self._rotated.eq(begins + self._turn)
         with m.Else():
             m.d.sync += begins.eq(
                 Mux(rotation.fixed | rotation.ddf | ~shape.rotate, 0, shape.parities - 1)
             )
-            m.d.comb += rotated.eq(begins + shape.width - turn)
-
+            m.d.comb += self._rotated.eq(begins + shape.width - self._turn)
         # Where data ascends, the role at place 0, if that is data, begins the stripe.
         ascends = Signal(PLACE_BITS)
-        role = Signal(WIDTH_BITS + 1)
         m.d.sync += ascends.eq(0)
         with m.If(rotation.ascending & (shape.width - at.shift < shape.data)):
             m.d.sync += ascends.eq(shape.width - at.shift)
-        m.d.comb += role.eq(at.index + ascends)
+        m.d.comb += self._role.eq(at.index + ascends)
 
-        # Blocks in this strip, and the rows from 0 that later extents touch as well.
-        strip_blocks = Signal(STRIP_BITS + 1)
-        room = Signal(STRIP_BITS + 1)
-        m.d.comb += [
-            room.eq(strip_blocks - within),
-        ]
-        # Both are read two cycles or more after what they depend on has changed.
+    def _measure(self, m: Module):
+        """How much of the command is in this strip, and which of its rows, from 0 on, later extents
+        touch as well. Returns the strip after it."""
+        within, strip_blocks = self._within, self._strip_blocks
+        m.submodules.next_strip = next_strip = self._next_strip
+        # These are read two cycles or more after what they depend on has changed.
         turns = Signal()
-        after = Signal.like(at)
+        after = Signal.like(self._at)
         m.d.sync += [
-            strip_blocks.eq(1 << shape.strip_shift),
+            strip_blocks.eq(1 << self._shape.strip_shift),
             turns.eq(next_strip.turns),
             after.eq(next_strip.after),
         ]
-        length = Signal(config.offset_bits + 1)
-        beyond = Signal(config.offset_bits + 1)
         shared = Signal(STRIP_BITS + 1)
-        final = Signal()
-        piece = Signal(config.offset_bits + 1)
-        writes = request.opcode == HostOpcode.WRITE
+        writes = self._request.opcode == HostOpcode.WRITE
+        touched = Mux(self._beyond < strip_blocks, self._beyond, strip_blocks)
+        reaches = within + self._length > shared
         m.d.comb += [
-            shared.eq(
-                Mux(turns | ~writes, 0, Mux(beyond < strip_blocks, beyond, strip_blocks))
-            ),
-            final.eq(within >= shared),
-            piece.eq(Mux(~final & (within + length > shared), shared - within, length)),
+            next_strip.geometry.eq(self._shape),
+            next_strip.at.eq(self._at),
+            self._room.eq(strip_blocks - within),
+            shared.eq(Mux(turns | ~writes, 0, touched)),
+            self._final.eq(within >= shared),
+            self._piece.eq(Mux(~self._final & reaches, shared - within, self._length)),
         ]
+        return after
 
-        out = self.extent.payload
-        with m.FSM(name="map") as fsm:
-            with m.State("TAKE"):
-                m.d.comb += [
-                    self.command.ready.eq(1),
-                    self.volume_read.address.eq(self.command.payload.volume),
-                ]
-                m.d.sync += [
-                    request.eq(self.command.payload),
-                    remaining.eq(self.command.payload.blocks + 1),
-                    offset.eq(self.command.payload.offset),
-                ]
-                with m.If(self.command.valid):
-                    m.next = "CHECK"
+    def _take(self, m: Module) -> None:
+        """The states TAKE and CHECK: a command, and its volume."""
+        request, arriving, volume = self._request, self.command.payload, self.volume_read.data
+        with m.State("TAKE"):
+            m.d.comb += [
+                self.command.ready.eq(1),
+                self.volume_read.address.eq(arriving.volume),
+            ]
+            m.d.sync += [
+                request.eq(arriving),
+                self._remaining.eq(arriving.blocks + 1),
+                self._offset.eq(arriving.offset),
+            ]
+            with m.If(self.command.valid):
+                m.next = "CHECK"
+        with m.State("CHECK"):
+            flush = request.opcode == HostOpcode.FLUSH
+            beyond_end = request.block + request.blocks >= volume.blocks
+            m.d.comb += self.geometry_read.address.eq(volume.array)
+            m.d.sync += [
+                self._array.eq(volume.array),
+                self._block.eq(volume.start + request.block),
+                self._status.eq(Status.SUCCESS),
+            ]
+            m.next = "LOAD"
+            with m.If(~volume.valid):
+                m.d.sync += self._status.eq(Status.INVALID_NAMESPACE)
+                m.next = "REPORT"
+            with m.Elif(~flush & beyond_end):
+                m.d.sync += self._status.eq(Status.LBA_OUT_OF_RANGE)
+                m.next = "REPORT"
 
-            with m.State("CHECK"):
-                volume = self.volume_read.data
-                flush = request.opcode == HostOpcode.FLUSH
-                beyond_end = request.block + request.blocks >= volume.blocks
-                m.d.comb += self.geometry_read.address.eq(volume.array)
-                m.d.sync += [
-                    array.eq(volume.array),
-                    block.eq(volume.start + request.block),
-                    status.eq(Status.SUCCESS),
-                ]
-                m.next = "LOAD"
-                with m.If(~volume.valid):
-                    m.d.sync += status.eq(Status.INVALID_NAMESPACE)
-                    m.next = "REPORT"
-                with m.Elif(~flush & beyond_end):
-                    m.d.sync += status.eq(Status.LBA_OUT_OF_RANGE)
-                    m.next = "REPORT"
-
-            with m.State("LOAD"):
-                loaded = self.geometry_read.data
-                strip_number = Signal(BLOCK_NUMBER_BITS)
-                m.d.comb += strip_number.eq(block >> loaded.strip_shift)
-                m.d.sync += [
-                    shape.eq(loaded),
-                    within.eq(block & ((1 << loaded.strip_shift) - 1)),
-                    addend.eq(strip_number),
-                    number.eq(Mux(loaded.copies > 1, 0, strip_number)),
-                    multiplier.eq(loaded.copies),
-                    spans_or_copies.eq(loaded.spans),
-                    step.eq(0),
-                    index.eq(0),
-                    span.eq(0),
-                    turn.eq(0),
-                    data_digit.eq(0),
-                    spans_digit.eq(0),
-                    stripe.eq(0),
-                ]
-                with m.If(~loaded.valid):
-                    m.d.sync += status.eq(Status.INTERNAL_ERROR)
-                    m.next = "REPORT"
-                with m.Elif(request.opcode == HostOpcode.FLUSH):
-                    m.next = "REPORT"
-                with m.Elif(loaded.copies > 1):
-                    m.next = "MULTIPLY"
-                with m.Else():
-                    m.next = "DIVIDE"
-                m.d.sync += Assert(
-                    ~loaded.valid | (loaded.width != 0), "a command of an array of width 0"
-                )
-
-            with m.State("MULTIPLY"):
-                m.d.sync += [addend.eq(addend << 1), multiplier.eq(multiplier >> 1)]
-                with m.If(multiplier[0]):
-                    m.d.sync += number.eq(number + addend)
-                with m.If(multiplier == 0):
-                    m.next = "DIVIDE"
-
-            with m.State("DIVIDE"):
-                m.d.sync += step.eq(step + 1)
-                with m.If(step < DIGITS):
-                    m.d.sync += [
-                        number.eq(number << DIGIT_BITS),
-                        data_digit.eq(by_data.quotient),
-                        index.eq(by_data.rest),
-                    ]
-                with m.If(step < DIGITS + 1):
-                    m.d.sync += [spans_digit.eq(by_spans.quotient), span.eq(by_spans.rest)]
-                m.d.sync += [turn.eq(by_width.rest), stripe.eq(Cat(spans_digit, stripe))]
-                with m.If(step == DIGITS + CHAIN - 2):
-                    m.next = "LOCATE"
-                    with m.If(shape.copies > 1):
-                        m.d.sync += [
-                            data_digit.eq(index[DIGIT_BITS:]),
-                            spans_or_copies.eq(shape.copies),
-                        ]
-                        m.next = "SPLIT_HIGH"
-
-            # Mirrors: the remainder is a place; its index counts in steps of the copies.
-            with m.State("SPLIT_HIGH"):
-                m.d.sync += [
-                    spans_digit.eq(by_spans.quotient),
-                    span.eq(by_spans.rest),
-                    data_digit.eq(index[:DIGIT_BITS]),
-                ]
-                m.next = "SPLIT_LOW"
-
-            with m.State("SPLIT_LOW"):
-                m.d.sync += [
-                    at.place.eq(index),
-                    index.eq(Cat(by_spans.quotient, spans_digit)),
-                    turn.eq(by_spans.rest),
-                    span.eq(0),
-                ]
-                m.next = "LOCATE"
-
-            with m.State("LOCATE"):
-                m.d.sync += [
-                    at.index.eq(index),
-                    at.span.eq(span),
-                    at.base.eq(span * shape.width),
-                    at.row.eq(stripe << shape.strip_shift),
-                    at.shift.eq(0),
-                ]
-                with m.If(shape.copies > 1):
-                    m.d.sync += at.shift.eq(turn)
-                with m.Elif(shape.rotate):
-                    m.d.sync += at.shift.eq(
-                        Mux(rotated >= shape.width, rotated - shape.width, rotated)
-                    )
-                with m.Else():
-                    m.d.sync += at.shift.eq(begins)
-                m.next = "MEASURE"
-
-            with m.State("MEASURE"):
-                m.d.sync += [
-                    length.eq(Mux(remaining < room, remaining, room)),
-                    beyond.eq(Mux(remaining < room, 0, remaining - room)),
-                ]
-                m.next = "CUT"
-
-            with m.State("CUT"):
-                m.d.sync += [
-                    out.slot.eq(request.slot),
-                    out.opcode.eq(request.opcode),
-                    out.fua.eq(request.fua),
-                    out.recover.eq(request.recover),
-                    out.status.eq(status),
-                    out.array.eq(array),
-                    out.base.eq(at.base),
-                    out.shift.eq(at.shift),
-                    out.index.eq(Mux(role >= shape.data, role - shape.data, role)),
-                    out.ordinal.eq(at.index),
-                    out.row.eq(at.row | within),
-                    out.blocks.eq(piece - 1),
-                    out.offset.eq(offset),
-                    out.final.eq(final),
-                    out.last.eq(piece == remaining),
-                    offset.eq(offset + piece),
-                    remaining.eq(remaining - piece),
-                    within.eq(within + piece),
-                ]
-                if config.sector_emulation:
-                    m.d.sync += [
-                        out.head.eq((offset == request.offset) & request.head.any()),
-                        out.tail.eq((piece == remaining) & request.tail.any()),
-                    ]
-                with m.If(piece == length):
-                    m.d.sync += [at.eq(after), within.eq(0)]
-                m.next = "EMIT"
-
-            with m.State("REPORT"):
-                m.d.sync += [
-                    out.eq(Const(0, extent(config).size)),
-                    out.slot.eq(request.slot),
-                    out.opcode.eq(request.opcode),
-                    out.status.eq(status),
-                    out.array.eq(array),
-                    out.final.eq(1),
-                    out.last.eq(1),
-                ]
-                if config.background:
-                    m.d.sync += out.volume.eq(request.volume)
-                m.next = "EMIT"
-
-            with m.State("EMIT"):
-                m.d.comb += self.extent.valid.eq(1)
-                with m.If(self.extent.ready):
-                    m.next = "MEASURE"
-                    with m.If(out.last):
-                        m.next = "TAKE"
-
-            waits = (fsm.ongoing("TAKE") & ~self.command.valid) | (
-                fsm.ongoing("EMIT") & ~self.extent.ready
+    def _load(self, m: Module) -> None:
+        """The states LOAD, which begins with the strip number, and MULTIPLY, of mirrors."""
+        loaded, block, number = self.geometry_read.data, self._block, self._number
+        addend, multiplier = self._addend, self._multiplier
+        with m.State("LOAD"):
+            strip_number = Signal(BLOCK_NUMBER_BITS)
+            m.d.comb += strip_number.eq(block >> loaded.strip_shift)
+            m.d.sync += [
+                self._shape.eq(loaded),
+                self._within.eq(block & ((1 << loaded.strip_shift) - 1)),
+                addend.eq(strip_number),
+                number.eq(Mux(loaded.copies > 1, 0, strip_number)),
+                multiplier.eq(loaded.copies),
+                self._spans_or_copies.eq(loaded.spans),
+                self._step.eq(0),
+                self._index.eq(0),
+                self._span.eq(0),
+                self._turn.eq(0),
+                self._data_digit.eq(0),
+                self._spans_digit.eq(0),
+                self._stripe.eq(0),
+            ]
+            with m.If(~loaded.valid):
+                m.d.sync += self._status.eq(Status.INTERNAL_ERROR)
+                m.next = "REPORT"
+            with m.Elif(self._request.opcode == HostOpcode.FLUSH):
+                m.next = "REPORT"
+            with m.Elif(loaded.copies > 1):
+                m.next = "MULTIPLY"
+            with m.Else():
+                m.next = "DIVIDE"
+            m.d.sync += Assert(
+                ~loaded.valid | (loaded.width != 0), "a command of an array of width 0"
             )
-            m.d.comb += self.busy.eq(~waits)
-        return m
+        with m.State("MULTIPLY"):
+            m.d.sync += [addend.eq(addend << 1), multiplier.eq(multiplier >> 1)]
+            with m.If(multiplier[0]):
+                m.d.sync += number.eq(number + addend)
+            with m.If(multiplier == 0):
+                m.next = "DIVIDE"
+
+    def _divide(self, m: Module) -> None:
+        """The state DIVIDE, a digit a cycle, and for mirrors SPLIT_HIGH and SPLIT_LOW: the
+        remainder is a place, and its index counts in steps of the copies."""
+        index, by_spans, step = self._index, self._by_spans, self._step
+        with m.State("DIVIDE"):
+            m.d.sync += step.eq(step + 1)
+            with m.If(step < DIGITS):
+                m.d.sync += [
+                    self._number.eq(self._number << DIGIT_BITS),
+                    self._data_digit.eq(self._by_data.quotient),
+                    index.eq(self._by_data.rest),
+                ]
+            with m.If(step < DIGITS + 1):
+                m.d.sync += [
+                    self._spans_digit.eq(by_spans.quotient),
+                    self._span.eq(by_spans.rest),
+                ]
+            m.d.sync += [
+                self._turn.eq(self._by_width.rest),
+                self._stripe.eq(Cat(self._spans_digit, self._stripe)),
+            ]
+            with m.If(step == DIGITS + CHAIN - 2):
+                m.next = "LOCATE"
+                with m.If(self._shape.copies > 1):
+                    m.d.sync += [
+                        self._data_digit.eq(index[DIGIT_BITS:]),
+                        self._spans_or_copies.eq(self._shape.copies),
+                    ]
+                    m.next = "SPLIT_HIGH"
+        with m.State("SPLIT_HIGH"):
+            m.d.sync += [
+                self._spans_digit.eq(by_spans.quotient),
+                self._span.eq(by_spans.rest),
+                self._data_digit.eq(index[:DIGIT_BITS]),
+            ]
+            m.next = "SPLIT_LOW"
+        with m.State("SPLIT_LOW"):
+            m.d.sync += [
+                self._at.place.eq(index),
+                index.eq(Cat(by_spans.quotient, self._spans_digit)),
+                self._turn.eq(by_spans.rest),
+                self._span.eq(0),
+            ]
+            m.next = "LOCATE"
+
+    def _locate(self, m: Module) -> None:
+        """The state LOCATE: the strip is known."""
+        shape, at, rotated = self._shape, self._at, self._rotated
+        with m.State("LOCATE"):
+            m.d.sync += [
+                at.index.eq(self._index),
+                at.span.eq(self._span),
+                at.base.eq(self._span * shape.width),
+                at.row.eq(self._stripe << shape.strip_shift),
+                at.shift.eq(0),
+            ]
+            with m.If(shape.copies > 1):
+                m.d.sync += at.shift.eq(self._turn)
+            with m.Elif(shape.rotate):
+                m.d.sync += at.shift.eq(
+                    Mux(rotated >= shape.width, rotated - shape.width, rotated)
+                )
+            with m.Else():
+                m.d.sync += at.shift.eq(self._begins)
+            m.next = "MEASURE"
+
+    def _cut(self, m: Module, after) -> None:
+        """The states MEASURE and CUT: the next extent. ``after``: the strip after this one."""
+        config, request, out, at = self._config, self._request, self.extent.payload, self._at
+        remaining, room, within, offset = self._remaining, self._room, self._within, self._offset
+        role, data, piece = self._role, self._shape.data, self._piece
+        with m.State("MEASURE"):
+            m.d.sync += [
+                self._length.eq(Mux(remaining < room, remaining, room)),
+                self._beyond.eq(Mux(remaining < room, 0, remaining - room)),
+            ]
+            m.next = "CUT"
+        with m.State("CUT"):
+            m.d.sync += [
+                out.slot.eq(request.slot),
+                out.opcode.eq(request.opcode),
+                out.fua.eq(request.fua),
+                out.recover.eq(request.recover),
+                out.status.eq(self._status),
+                out.array.eq(self._array),
+                out.base.eq(at.base),
+                out.shift.eq(at.shift),
+                out.index.eq(Mux(role >= data, role - data, role)),
+                out.ordinal.eq(at.index),
+                out.row.eq(at.row | within),
+                out.blocks.eq(piece - 1),
+                out.offset.eq(offset),
+                out.final.eq(self._final),
+                out.last.eq(piece == remaining),
+                offset.eq(offset + piece),
+                remaining.eq(remaining - piece),
+                within.eq(within + piece),
+            ]
+            if config.sector_emulation:
+                m.d.sync += [
+                    out.head.eq((offset == request.offset) & request.head.any()),
+                    out.tail.eq((piece == remaining) & request.tail.any()),
+                ]
+            with m.If(piece == self._length):
+                m.d.sync += [at.eq(after), within.eq(0)]
+            m.next = "EMIT"
+
+    def _report(self, m: Module) -> None:
+        """The state REPORT: one extent for a FLUSH, or for a command that fails."""
+        out = self.extent.payload
+        with m.State("REPORT"):
+            m.d.sync += [
+                out.eq(Const(0, extent(self._config).size)),
+                out.slot.eq(self._request.slot),
+                out.opcode.eq(self._request.opcode),
+                out.status.eq(self._status),
+                out.array.eq(self._array),
+                out.final.eq(1),
+                out.last.eq(1),
+            ]
+            if self._config.background:
+                m.d.sync += out.volume.eq(self._request.volume)
+            m.next = "EMIT"
+
+    def _emit(self, m: Module) -> None:
+        """The state EMIT: the extent is offered."""
+        with m.State("EMIT"):
+            m.d.comb += self.extent.valid.eq(1)
+            with m.If(self.extent.ready):
+                m.next = "MEASURE"
+                with m.If(self.extent.payload.last):
+                    m.next = "TAKE"
