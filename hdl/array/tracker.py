@@ -2,7 +2,6 @@
 
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, enum, stream, wiring
-from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import BLOCK_NUMBER_BITS, Config
@@ -14,8 +13,10 @@ from hdl.flow.line import line_stream
 from hdl.flow.operation import DriveStatus, finished
 from hdl.flow.recovery import recovery
 from hdl.flow.row import committed
+from hdl.kit.bits import lowest_bit
 from hdl.kit.queue import Queue
 from hdl.kit.simulation import SIMULATION
+from hdl.kit.table import Table
 
 FLUSH_ROUNDS = 16
 """Times that a FLUSH is sent to its drives while one of them aborts it or goes away: four drives
@@ -37,6 +38,32 @@ class Action(enum.Enum, shape=3):
     """A block could not be read directly."""
     COUNT = 5
     """A block, or a drive's flush, is done."""
+
+
+def origin(config: Config) -> data.StructLayout:
+    """What a retry needs of the host's command."""
+    return data.StructLayout(
+        {"flush": 1, "volume": config.volume_bits, "block": BLOCK_NUMBER_BITS}
+    )
+
+
+def progress(config: Config) -> data.StructLayout:
+    """What a command still has to do.
+
+    ``remaining``: blocks, or drives of a FLUSH, that have not ended; ``status``: the first error.
+    ``retries``: blocks to be sent again, ``retried``: there was one. Of a FLUSH, ``again``: it is
+    to be sent once more, for which there have been ``rounds``.
+    """
+    return data.StructLayout(
+        {
+            "remaining": max(config.offset_bits + 1, WIDTH_BITS),
+            "status": Status,
+            "retried": 1,
+            "again": 1,
+            "rounds": range(FLUSH_ROUNDS),
+            "retries": config.command_blocks,
+        }
+    )
 
 
 class Tracker(wiring.Component):
@@ -82,6 +109,8 @@ class Tracker(wiring.Component):
         A block that could not be reconstructed.
     delivered, free
         A block sent to the host, or compared with the host's; its line goes back.
+    busy
+        It works, or something waits that it can do.
 
     Rate: 3 cycles an event, 4 a block sent again. Events take turns.
     """
@@ -105,6 +134,285 @@ class Tracker(wiring.Component):
             }
         )
 
+        self._origins = Table(origin(config), config.commands)
+        self._progresses = Table(progress(config), config.commands)
+        self._attempts = Table(recovery(config), config.commands << config.offset_bits)
+        # Each slot is in either queue at most once, so they cannot overflow.
+        self._retries = Queue(config.slot_bits, config.commands)
+        self._completions = Queue(completion(config), config.commands)
+
+        sources = len(self._events()) + 1
+        self._waiting = Signal(sources)
+        self._turn = Signal(range(sources))
+        self._chosen = Signal(range(sources))
+
+        # The event being served.
+        self._action = Signal(Action)
+        self._slot = Signal(config.slot_bits)
+        self._status = Signal(Status)
+        self._undone = Signal()  # of a FLUSH: nothing is known of what the drive has stored
+        self._count = Signal(WIDTH_BITS)
+        self._place = Signal(config.offset_bits)
+        self._attempt = Signal(recovery(config))
+
+        # Its command, before and after; what the event makes of its status.
+        self._before = Signal(progress(config))
+        self._after = Signal(progress(config))
+        self._once_more = Signal()
+        self._first_error = Signal(Status)
+        self._retry = Signal(config.offset_bits)  # the lowest block to be sent again
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.origins = self._origins
+        m.submodules.progresses = self._progresses
+        m.submodules.attempts = self._attempts
+        m.submodules.retries = self._retries
+        m.submodules.completions = self._completions
+        self._connect_tables(m)
+        self._judge(m)
+        self._choose(m)
+        with m.If(self.command.ready):
+            m.d.sync += self.command.valid.eq(0)
+        with m.If(self.free.ready):
+            m.d.sync += self.free.valid.eq(0)
+        with m.FSM(name="track") as fsm:
+            self._take(m)
+            self._update(m, platform)
+            self._recall(m)
+        completing = (self._completions.level > 0) & (
+            ~self.completion.valid | self.completion.ready
+        )
+        m.d.comb += self.busy.eq(
+            ~fsm.ongoing("TAKE")
+            | self._waiting.any()
+            | completing
+            | (self.command.valid & self.command.ready)
+            | (self.free.valid & self.free.ready)
+        )
+        return m
+
+    def _connect_tables(self, m: Module) -> None:
+        """Where tables are read and written."""
+        slot, origins, progresses = self._slot, self._origins, self._progresses
+        ending, started = self._completions.input.payload, self.command.payload
+        connect(m, self._completions.output, flipped(self.completion))
+        m.d.comb += [
+            progresses.reads[0].address.eq(slot),
+            progresses.write.address.eq(slot),
+            progresses.write.data.eq(self._after),
+            self._before.eq(progresses.reads[0].data),
+            self._after.eq(self._before),
+            origins.reads[0].address.eq(slot),
+            origins.write.address.eq(slot),
+            origins.write.data.volume.eq(started.volume),
+            origins.write.data.block.eq(started.block),
+            origins.write.data.flush.eq(started.opcode == HostOpcode.FLUSH),
+            self._retry.eq(lowest_bit(m, self._before.retries, "lowest_retry")),
+            self._attempts.reads[0].address.eq(Cat(self._retry, slot)),
+            self._attempts.write.address.eq(Cat(self._place, slot)),
+            self._attempts.write.data.eq(self._attempt),
+            self._retries.input.payload.eq(slot),
+            ending.slot.eq(slot),
+            ending.status.eq(self._after.status),
+        ]
+
+    def _judge(self, m: Module) -> None:
+        """What the event's status makes of the command's."""
+        before = self._before
+        again = Signal()
+        error = Signal(Status)
+        m.d.comb += [
+            again.eq(self._undone & (before.rounds != FLUSH_ROUNDS - 1)),
+            error.eq(Mux(again, Status.SUCCESS, self._status)),
+            self._once_more.eq(before.again | again),
+            self._first_error.eq(Mux(before.status == Status.SUCCESS, error, before.status)),
+        ]
+
+    # What an event means: each method gives the statements for its payload.
+
+    def _of_start(self, event) -> list:
+        return [
+            self._action.eq(Action.START),
+            self._slot.eq(event.slot),
+            self.command.payload.eq(event),
+        ]
+
+    def _of_rejected(self, event) -> list:
+        return [self._action.eq(Action.REJECT), *self._of_any(event)]
+
+    def _of_expected(self, event) -> list:
+        return [
+            self._action.eq(Action.EXPECT),
+            self._status.eq(Status.SUCCESS),
+            self._slot.eq(event.slot),
+            self._count.eq(event.count),
+        ]
+
+    def _of_flushed(self, event) -> list:
+        failed = event.status != DriveStatus.GOOD
+        return [
+            self._action.eq(Action.COUNT),
+            self._status.eq(Mux(failed, Status.WRITE_FAULT, Status.SUCCESS)),
+            self._undone.eq(
+                (event.status == DriveStatus.GONE) | (event.status == DriveStatus.ABORTED)
+            ),
+            self._slot.eq(event.index),
+        ]
+
+    def _of_read_failed(self, event) -> list:
+        attempt = self._attempt
+        reached = event.status != DriveStatus.UNREACHED
+        statements = [
+            self._action.eq(Action.RETRY),
+            self._slot.eq(event.index),
+            self._place.eq(event.place),
+            attempt.again.eq(1),
+            attempt.tried.eq(event.recover.tried + reached),
+            attempt.copy.eq(event.recover.copy),
+        ]
+        if self._config.background:
+            statements += [
+                attempt.medium.eq(event.status == DriveStatus.MEDIUM_ERROR),
+                attempt.ordered.eq(event.recover.ordered),
+                attempt.era.eq(event.recover.era),
+            ]
+        return statements
+
+    def _of_block(self, event) -> list:
+        return [self._action.eq(Action.COUNT), *self._of_any(event)]
+
+    def _of_delivered(self, event) -> list:
+        return [
+            *self._of_block(event),
+            self.free.payload.eq(event.line),
+            self.free.valid.eq(1),
+        ]
+
+    def _of_any(self, event) -> list:
+        return [self._status.eq(event.status), self._slot.eq(event.slot)]
+
+    def _events(self) -> list[tuple]:
+        """Each input, what its payload means, and when it may be taken."""
+        command_free = ~self.command.valid
+        return [
+            (self.host_command, self._of_start, command_free),
+            (self.rejected, self._of_rejected, 1),
+            (self.expected, self._of_expected, 1),
+            (self.flushed, self._of_flushed, 1),
+            (self.read_failed, self._of_read_failed, 1),
+            (self.committed, self._of_block, 1),
+            (self.recover_failed, self._of_block, 1),
+            (self.delivered, self._of_delivered, ~self.free.valid),
+        ]
+
+    def _choose(self, m: Module) -> None:
+        """Whose turn it is among the inputs, and slots with retries behind them: the lowest that
+        waits from ``turn`` on, else the lowest of all."""
+        m.d.comb += self._waiting.eq(
+            Cat(
+                *(port.valid & allowed for port, _, allowed in self._events()),
+                self._retries.output.valid & ~self.command.valid,
+            )
+        )
+        for first in (0, self._turn):
+            for index in reversed(range(len(self._waiting))):
+                with m.If(self._waiting[index] & (first <= index)):
+                    m.d.comb += self._chosen.eq(index)
+
+    def _take(self, m: Module) -> None:
+        """The state TAKE: an event."""
+        waiting, chosen = self._waiting, self._chosen
+        events = self._events()
+        issue = len(events)
+        with m.State("TAKE"):
+            m.d.sync += self._undone.eq(0)
+            for index, (port, meaning, allowed) in enumerate(events):
+                with m.If((chosen == index) & port.valid & allowed):
+                    m.d.comb += port.ready.eq(1)
+                    m.d.sync += meaning(port.payload)
+            with m.If((chosen == issue) & waiting[issue]):
+                m.d.sync += [
+                    self._action.eq(Action.ISSUE),
+                    self._slot.eq(self._retries.output.payload),
+                ]
+            with m.If(waiting.any()):
+                m.d.sync += self._turn.eq(Mux(chosen == issue, 0, chosen + 1))
+                m.next = "LOOK"
+
+    def _update(self, m: Module, platform) -> None:
+        """The states LOOK and UPDATE: what the event does to its command."""
+        before, after, slot = self._before, self._after, self._slot
+        retries, command = self._retries, self.command
+        with m.State("LOOK"):
+            m.next = "UPDATE"
+        with m.State("UPDATE"):
+            m.d.comb += self._progresses.store()
+            m.next = "TAKE"
+            if platform == SIMULATION:
+                completes = self._completions.input.valid
+                self._check(m, slot, self._action, completes=completes, due=before.remaining)
+            with m.Switch(self._action):
+                with m.Case(Action.START):
+                    m.d.comb += [
+                        self._origins.store(),
+                        after.eq(0),
+                        after.remaining.eq(command.payload.blocks + 1),
+                    ]
+                    m.d.sync += command.valid.eq(1)
+                with m.Case(Action.ISSUE):
+                    m.d.comb += after.retries.eq(before.retries & (before.retries - 1))
+                    with m.If(after.retries == 0):
+                        m.d.comb += retries.output.ready.eq(1)
+                    self._issue(m)
+                with m.Case(Action.REJECT):
+                    # Once a block was retried, the command as a whole has been mapped.
+                    self._end_blocks(m, Mux(before.retried, before.remaining - 1, 0))
+                with m.Case(Action.EXPECT):
+                    self._end_blocks(m, self._count)
+                with m.Case(Action.RETRY):
+                    m.d.comb += [
+                        self._attempts.store(),
+                        after.retried.eq(1),
+                        after.retries.bit_select(self._place, 1).eq(1),
+                        retries.input.valid.eq(before.retries == 0),
+                    ]
+                with m.Case(Action.COUNT):
+                    self._end_blocks(m, before.remaining - 1)
+
+    def _issue(self, m: Module) -> None:
+        """Ends a state: sends a block, or a FLUSH, again."""
+        request, known = self.command.payload, self._origins.reads[0].data
+        m.d.sync += [
+            request.slot.eq(self._slot),
+            request.opcode.eq(Mux(known.flush, HostOpcode.FLUSH, HostOpcode.READ)),
+            request.fua.eq(0),
+            request.volume.eq(known.volume),
+            request.block.eq(known.block + self._retry),
+            request.blocks.eq(0),
+            request.offset.eq(self._retry),
+        ]
+        m.next = "RECALL"
+
+    def _end_blocks(self, m: Module, remaining: Value) -> None:
+        """Notes the first error; completes when nothing is left."""
+        before, after = self._before, self._after
+        m.d.comb += [
+            after.remaining.eq(remaining),
+            after.again.eq(self._once_more),
+            after.status.eq(self._first_error),
+        ]
+        with m.If(remaining == 0):
+            with m.If(self._once_more & (self._first_error == Status.SUCCESS)):
+                m.d.comb += [
+                    after.again.eq(0),
+                    after.rounds.eq(before.rounds + 1),
+                    after.retries.eq(1),
+                    self._retries.input.valid.eq(1),
+                ]
+            with m.Else():
+                m.d.comb += self._completions.input.valid.eq(1)
+
     def _check(self, m: Module, slot: Value, action: Value, *, completes: Value, due: Value):
         """Asserts, of the event that is served, that its command is there and has not ended."""
         live = Signal(self._config.commands)
@@ -118,280 +426,14 @@ class Tracker(wiring.Component):
             lives.eq(starts | ~completes),
         ]
 
-    def elaborate(self, platform) -> Module:
-        config = self._config
-        m = Module()
-
-        # What a retry needs of the host's command, and what is still due.
-        origin = data.StructLayout(
-            {"flush": 1, "volume": config.volume_bits, "block": BLOCK_NUMBER_BITS}
-        )
-        progress = data.StructLayout(
-            {
-                "remaining": max(config.offset_bits + 1, WIDTH_BITS),
-                "status": Status,
-                "retried": 1,
-                "again": 1,
-                "rounds": range(FLUSH_ROUNDS),
-                "retries": config.command_blocks,
-            }
-        )
-        m.submodules.origins = origins = Memory(shape=origin, depth=config.commands, init=[])
-        m.submodules.progresses = progresses = Memory(
-            shape=progress, depth=config.commands, init=[]
-        )
-        origin_read, origin_write = origins.read_port(), origins.write_port()
-        read, write = progresses.read_port(), progresses.write_port()
-        m.submodules.attempts = attempts = Memory(
-            shape=recovery(config), depth=config.commands << config.offset_bits, init=[]
-        )
-        attempt_read, attempt_write = attempts.read_port(), attempts.write_port()
-
-        # Each slot is in either queue at most once, so they cannot overflow.
-        m.submodules.retries = retries = Queue(config.slot_bits, config.commands)
-        completion_shape = completion(config)
-        m.submodules.completions = completions = Queue(completion_shape, config.commands)
-        ending = Signal(completion_shape)
-        connect(m, completions.output, flipped(self.completion))
-        m.d.comb += [
-            completions.input.payload.eq(ending),
-        ]
-
-        with m.If(self.command.ready):
-            m.d.sync += self.command.valid.eq(0)
-        with m.If(self.free.ready):
-            m.d.sync += self.free.valid.eq(0)
-
-        # The event being served.
-        action = Signal(Action)
-        slot = Signal(config.slot_bits)
-        status = Signal(Status)
-        # Of a flush: nothing is known of what the drive has stored.
-        undone = Signal()
-        count = Signal(WIDTH_BITS)
-        place = Signal(config.offset_bits)
-        attempt = Signal(recovery(config))
-
-        def good_or(failed, error):
-            return Mux(failed, error, Status.SUCCESS)
-
-        def decode_read_failed(event):
-            reached = event.status != DriveStatus.UNREACHED
+    def _recall(self, m: Module) -> None:
+        """The state RECALL: what is sent again knows of its earlier attempts."""
+        request = self.command.payload
+        with m.State("RECALL"):
             m.d.sync += [
-                action.eq(Action.RETRY),
-                slot.eq(event.index),
-                place.eq(event.place),
-                attempt.again.eq(1),
-                attempt.tried.eq(event.recover.tried + reached),
-                attempt.copy.eq(event.recover.copy),
+                self.command.valid.eq(1),
+                request.recover.eq(self._attempts.reads[0].data),
             ]
-            if config.background:
-                m.d.sync += [
-                    attempt.medium.eq(event.status == DriveStatus.MEDIUM_ERROR),
-                    attempt.ordered.eq(event.recover.ordered),
-                    attempt.era.eq(event.recover.era),
-                ]
-
-        def decode_flushed(event):
-            m.d.sync += [
-                action.eq(Action.COUNT),
-                status.eq(good_or(event.status != DriveStatus.GOOD, Status.WRITE_FAULT)),
-                undone.eq(
-                    (event.status == DriveStatus.GONE) | (event.status == DriveStatus.ABORTED)
-                ),
-                slot.eq(event.index),
-            ]
-
-        def decode_status(event):
-            m.d.sync += [action.eq(Action.COUNT), status.eq(event.status), slot.eq(event.slot)]
-
-        def decode_delivered(event):
-            m.d.sync += [
-                action.eq(Action.COUNT),
-                status.eq(event.status),
-                slot.eq(event.slot),
-                self.free.payload.eq(event.line),
-                self.free.valid.eq(1),
-            ]
-
-        def decode_rejected(event):
-            m.d.sync += [action.eq(Action.REJECT), status.eq(event.status), slot.eq(event.slot)]
-
-        def decode_expected(event):
-            m.d.sync += [
-                action.eq(Action.EXPECT),
-                status.eq(Status.SUCCESS),
-                slot.eq(event.slot),
-                count.eq(event.count),
-            ]
-
-        def decode_start(event):
-            m.d.sync += [
-                action.eq(Action.START),
-                slot.eq(event.slot),
-                self.command.payload.eq(event),
-            ]
-
-        command_free = ~self.command.valid
-        inputs = [
-            (self.host_command, decode_start, command_free),
-            (self.rejected, decode_rejected, 1),
-            (self.expected, decode_expected, 1),
-            (self.flushed, decode_flushed, 1),
-            (self.read_failed, decode_read_failed, 1),
-            (self.committed, decode_status, 1),
-            (self.recover_failed, decode_status, 1),
-            (self.delivered, decode_delivered, ~self.free.valid),
-        ]
-        sources = len(inputs) + 1
-        issue = len(inputs)
-        waiting = Signal(sources)
-        m.d.comb += waiting.eq(
-            Cat(
-                *(port.valid & allowed for port, _, allowed in inputs),
-                retries.output.valid & command_free,
-            )
-        )
-        turn = Signal(range(sources))
-        chosen = Signal(range(sources))
-        # Lowest waiting source from `turn` on, else the lowest of all.
-        for first in (0, turn):
-            for index in reversed(range(sources)):
-                with m.If(waiting[index] & (first <= index)):
-                    m.d.comb += chosen.eq(index)
-
-        m.d.comb += [read.addr.eq(slot), origin_read.addr.eq(slot), write.addr.eq(slot)]
-        before, after = Signal(progress), Signal(progress)
-        m.d.comb += [before.eq(read.data), after.eq(before), write.data.eq(after)]
-        m.d.comb += [
-            origin_write.addr.eq(slot),
-            origin_write.data.volume.eq(self.command.payload.volume),
-            origin_write.data.block.eq(self.command.payload.block),
-            origin_write.data.flush.eq(self.command.payload.opcode == HostOpcode.FLUSH),
-            ending.slot.eq(slot),
-            ending.status.eq(after.status),
-        ]
-
-        # The lowest block to be retried.
-        retry = Signal(config.offset_bits)
-        for index in reversed(range(config.command_blocks)):
-            with m.If(before.retries[index]):
-                m.d.comb += retry.eq(index)
-
-        m.d.comb += [
-            attempt_read.addr.eq(Cat(retry, slot)),
-            attempt_write.addr.eq(Cat(place, slot)),
-            attempt_write.data.eq(attempt),
-        ]
-
-        error = Signal(Status)
-        again = Signal()
-        once_more = Signal()
-        first_error = Signal(Status)
-        m.d.comb += [
-            again.eq(undone & (before.rounds != FLUSH_ROUNDS - 1)),
-            once_more.eq(before.again | again),
-            error.eq(Mux(again, Status.SUCCESS, status)),
-            first_error.eq(Mux(before.status == Status.SUCCESS, error, before.status)),
-        ]
-
-        def end_blocks(remaining):
-            """Notes the first error; completes when nothing is left."""
-            m.d.comb += [
-                after.remaining.eq(remaining),
-                after.again.eq(once_more),
-                after.status.eq(first_error),
-            ]
-            with m.If(remaining == 0):
-                with m.If(once_more & (first_error == Status.SUCCESS)):
-                    m.d.comb += [
-                        after.again.eq(0),
-                        after.rounds.eq(before.rounds + 1),
-                        after.retries.eq(1),
-                        retries.input.payload.eq(slot),
-                        retries.input.valid.eq(1),
-                    ]
-                with m.Else():
-                    m.d.comb += completions.input.valid.eq(1)
-
-        with m.FSM(name="track") as fsm:
-            with m.State("TAKE"):
-                m.d.sync += undone.eq(0)
-                for index, (port, decode, allowed) in enumerate(inputs):
-                    with m.If((chosen == index) & port.valid & allowed):
-                        m.d.comb += port.ready.eq(1)
-                        decode(port.payload)
-                with m.If((chosen == issue) & waiting[issue]):
-                    m.d.sync += [action.eq(Action.ISSUE), slot.eq(retries.output.payload)]
-                with m.If(waiting.any()):
-                    m.d.sync += turn.eq(Mux(chosen == sources - 1, 0, chosen + 1))
-                    m.next = "LOOK"
-
-            with m.State("LOOK"):
-                m.next = "UPDATE"
-
-            with m.State("UPDATE"):
-                m.d.comb += write.en.eq(1)
-                m.next = "TAKE"
-                if platform == SIMULATION:
-                    completes = completions.input.valid
-                    self._check(m, slot, action, completes=completes, due=before.remaining)
-                with m.Switch(action):
-                    with m.Case(Action.START):
-                        m.d.comb += [
-                            origin_write.en.eq(1),
-                            after.eq(0),
-                            after.remaining.eq(self.command.payload.blocks + 1),
-                        ]
-                        m.d.sync += self.command.valid.eq(1)
-                    with m.Case(Action.ISSUE):
-                        m.d.comb += after.retries.eq(before.retries & (before.retries - 1))
-                        with m.If(after.retries == 0):
-                            m.d.comb += retries.output.ready.eq(1)
-                        request = self.command.payload
-                        m.next = "RECALL"
-                        m.d.sync += [
-                            request.slot.eq(slot),
-                            request.opcode.eq(
-                                Mux(origin_read.data.flush, HostOpcode.FLUSH, HostOpcode.READ)
-                            ),
-                            request.fua.eq(0),
-                            request.volume.eq(origin_read.data.volume),
-                            request.block.eq(origin_read.data.block + retry),
-                            request.blocks.eq(0),
-                            request.offset.eq(retry),
-                        ]
-                    with m.Case(Action.REJECT):
-                        # Once a block was retried, the command as a whole has been mapped.
-                        end_blocks(Mux(before.retried, before.remaining - 1, 0))
-                    with m.Case(Action.EXPECT):
-                        end_blocks(count)
-                    with m.Case(Action.RETRY):
-                        m.d.comb += [
-                            attempt_write.en.eq(1),
-                            after.retried.eq(1),
-                            after.retries.bit_select(place, 1).eq(1),
-                            retries.input.payload.eq(slot),
-                            retries.input.valid.eq(before.retries == 0),
-                        ]
-                    with m.Case(Action.COUNT):
-                        end_blocks(before.remaining - 1)
-
-            with m.State("RECALL"):
-                m.d.sync += [
-                    self.command.valid.eq(1),
-                    self.command.payload.recover.eq(attempt_read.data),
-                ]
-                with m.If(self.command.payload.opcode == HostOpcode.FLUSH):
-                    m.d.sync += self.command.payload.recover.eq(0)
-                m.next = "TAKE"
-
-            completing = (completions.level > 0) & (~self.completion.valid | self.completion.ready)
-            m.d.comb += self.busy.eq(
-                ~fsm.ongoing("TAKE")
-                | waiting.any()
-                | completing
-                | (self.command.valid & self.command.ready)
-                | (self.free.valid & self.free.ready)
-            )
-        return m
+            with m.If(request.opcode == HostOpcode.FLUSH):
+                m.d.sync += request.recover.eq(0)
+            m.next = "TAKE"
