@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -20,12 +21,24 @@ from pathlib import Path
 from typing import Literal
 
 from amaranth.back import rtlil  # pyright: ignore[reportAttributeAccessIssue]
-from amaranth.hdl import Assert, ClockDomain, Elaboratable, Module, Mux, Signal, Value
+from amaranth.hdl import (
+    Assert,
+    ClockDomain,
+    Elaboratable,
+    Module,
+    Mux,
+    Signal,
+    UnusedElaboratable,
+    Value,
+)
 from amaranth.hdl._ast import AnyValue
 from amaranth.lib import wiring
 
 from sim.verilator import build_once
 from sim.verilog import BUILD, digest
+
+# A mutant may be a component around the real one, whose own parts are then left over.
+warnings.filterwarnings("ignore", category=UnusedElaboratable)
 
 Mode = Literal["bmc", "prove", "cover"]
 

@@ -75,6 +75,24 @@ class ChunkReader(wiring.Component):
     later, and a request is taken each cycle at most. So once the last of n beats has been taken,
     beat k comes no later than n - k cycles before the last; it is enough to wait until the last
     beat will have come n cycles from then.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+
+    Ports
+    -----
+    request
+        See `hdl.flow.host_memory.write_request`.
+    status
+        Configuration space: the maximum payload size.
+    line_read
+        Where lines are read.
+    chunk, beat
+        TLPs, and their beats.
+    busy
+        Something moves.
     """
 
     def __init__(self, *, config: Config):
@@ -90,35 +108,76 @@ class ChunkReader(wiring.Component):
             }
         )
 
+        layout = write_chunk(config)
+        self._depth = prefetch_beats(config)
+        self._chunks = Queue(layout, PREFETCH_CHUNKS)
+        self._beats = Queue(config.data_width, self._depth)
+        self._chunk_relay = Relay(layout)  # goes ahead of its beats anyway
+        self._beat_skid = Skid(config.data_width)
+        self._question = Skid(
+            data.StructLayout(
+                {
+                    "address": config.beat_address_bits,
+                    "last": 1,
+                    "delay": range(READ_LATENCY + 1),
+                }
+            )
+        )
+
+        # What is left of a request, and its next chunk.
+        self._cutting = Signal()
+        self._chunk = Signal(layout)
+        self._takes_chunk = Signal()
+
+        # The beats of a chunk that are asked for.
+        self._reading = Signal()
+        self._left = Signal(range(1024 // config.beat_dwords + 2))  # less one
+        self._free = Signal(range(self._depth + 1), init=self._depth)
+        self._asked = Signal()
+
     def elaborate(self, platform) -> Module:
         m = Module()
-        config = self._config
-        width = config.beat_dwords
-        shift = (width - 1).bit_length()
-        low = READ_LATENCY.bit_length()
-        layout = write_chunk(config)
-        m.submodules.chunks = chunks = Queue(layout, PREFETCH_CHUNKS)
-        depth = prefetch_beats(config)
-        m.submodules.beats = beats = Queue(config.data_width, depth)
+        m.submodules.chunks = self._chunks
+        m.submodules.beats = self._beats
+        m.submodules.skid = self._question
+        m.submodules.chunk_relay = self._chunk_relay
+        m.submodules.beat_skid = self._beat_skid
+        self._cut(m)
+        self._ask(m)
+        self._count_room(m)
+        has_whole = self._count_whole(m)
+        relay = self._chunk_relay.output
+        connect(m, self._beat_skid.output, wiring.flipped(self.beat))
+        connect(m, self._beats.output, self._beat_skid.input)
+        connect(m, self._chunks.output, self._chunk_relay.input)
+        m.d.comb += [
+            self.chunk.valid.eq(relay.valid & has_whole),
+            self.chunk.payload.eq(relay.payload),
+            relay.ready.eq(self.chunk.ready & has_whole),
+            self.busy.eq(
+                self.request.valid
+                | self._cutting
+                | self._reading
+                | (self._free != self._depth)
+                | self._chunks.output.valid
+                | relay.valid
+            ),
+        ]
+        return m
 
-        # Cut: what is left of a request, and its next chunk.
-        cutting = Signal()
-        job = Signal(write_request(config))
-        chunk = Signal(layout)
+    def _cut(self, m: Module) -> None:
+        """The next chunk of a request."""
+        chunk, cutting = self._chunk, self._cutting
+        shift = (self._config.beat_dwords - 1).bit_length()
+        job = Signal(write_request(self._config))
         code = Signal(2)
         room = Signal(11)
         final = Signal()
-        takes_chunk = Signal()
-        job_low = job.address[2:64]
+        low = job.address[2:64]
+        most = self.status.max_payload > PAYLOAD_CODE_MOST
         m.d.comb += [
-            code.eq(
-                Mux(
-                    self.status.max_payload > PAYLOAD_CODE_MOST,
-                    PAYLOAD_CODE_MOST,
-                    self.status.max_payload,
-                )
-            ),
-            room.eq((~job_low & size_limit(code)) + 1),
+            code.eq(Mux(most, PAYLOAD_CODE_MOST, self.status.max_payload)),
+            room.eq((~low & size_limit(code)) + 1),
             final.eq(job.dwords <= room),
             chunk.line.eq(job.line),
             chunk.last.eq(job.last & final),
@@ -131,70 +190,75 @@ class ChunkReader(wiring.Component):
         ]
         with m.If(self.request.ready):
             m.d.sync += [cutting.eq(self.request.valid), job.eq(self.request.payload)]
-        with m.Elif(takes_chunk):
+        with m.Elif(self._takes_chunk):
             m.d.sync += [
                 cutting.eq(~final),
-                job.address[2:64].eq(job_low + room),
+                job.address[2:64].eq(low + room),
                 job.source.eq(job.source + room),
                 job.dwords.eq(job.dwords - room),
             ]
 
-        # Read: the beats of a chunk. Its description goes ahead.
-        reading = Signal()
-        address = Signal(config.beat_address_bits)
-        left = Signal(range(1024 // width + 2))  # beats still to ask for, less one
-        delay = Signal(range(READ_LATENCY + 1))  # see below
-        free = Signal(range(depth + 1), init=depth)
-        has_room = Signal()  # `free` is not 0, or has been and is not any more
-        asked = Signal()
-        taken = Signal()
-        question = data.StructLayout(
-            {"address": config.beat_address_bits, "last": 1, "delay": range(READ_LATENCY + 1)}
-        )
-        m.submodules.skid = skid = Skid(question)
-        asking = skid.output
+    def _ask(self, m: Module) -> None:
+        """The beats of a chunk are asked for. Its description goes ahead."""
+        chunk, left, asked = self._chunk, self._left, self._asked
+        shift = (self._config.beat_dwords - 1).bit_length()
+        address = Signal(self._config.beat_address_bits)
+        delay = Signal(range(READ_LATENCY + 1))  # see `_count_whole`
+        question, asking = self._question.input, self._question.output
         m.d.comb += [
             self.line_read.request.valid.eq(asking.valid),
             self.line_read.request.payload.eq(asking.payload.address),
             asking.ready.eq(self.line_read.request.ready),
-            skid.input.valid.eq(reading & has_room),
-            skid.input.payload.address.eq(address),
-            skid.input.payload.last.eq(left == 0),
-            skid.input.payload.delay.eq(delay),
-            asked.eq(skid.input.valid & skid.input.ready),
-            takes_chunk.eq(
-                cutting & chunks.input.ready & (~reading | (asked & (left == 0)))
+            question.payload.address.eq(address),
+            question.payload.last.eq(left == 0),
+            question.payload.delay.eq(delay),
+            asked.eq(question.valid & question.ready),
+            self._takes_chunk.eq(
+                self._cutting
+                & self._chunks.input.ready
+                & (~self._reading | (asked & (left == 0)))
             ),
-            chunks.input.valid.eq(takes_chunk),
-            chunks.input.payload.eq(chunk),
-            beats.input.valid.eq(self.line_read.response_valid),
-            beats.input.payload.eq(self.line_read.response),
+            self._chunks.input.valid.eq(self._takes_chunk),
+            self._chunks.input.payload.eq(chunk),
+            self._beats.input.valid.eq(self.line_read.response_valid),
+            self._beats.input.payload.eq(self.line_read.response),
         ]
+        late = READ_LATENCY - chunk.last_in[: READ_LATENCY.bit_length()]
+        with m.If(self._takes_chunk):
+            m.d.sync += [
+                self._reading.eq(1),
+                address.eq(chunk.source[shift:]),
+                left.eq(chunk.last_in),
+                delay.eq(Mux(chunk.last_in < READ_LATENCY, late, 0)),
+            ]
+        with m.Elif(asked):
+            m.d.sync += [
+                self._reading.eq(left != 0),
+                address.eq(address + 1),
+                left.eq(left - 1),
+            ]
+
+    def _count_room(self, m: Module) -> None:
+        """No more beats are asked for than there is room for."""
+        free, asked = self._free, self._asked
+        has_room = Signal()  # `free` is not 0, or has been and is not any more
+        taken = Signal()
+        m.d.comb += self._question.input.valid.eq(self._reading & has_room)
         m.d.sync += [
             taken.eq(self.beat.valid & self.beat.ready),  # a cycle late: what decides it is long
             free.eq(free - asked + taken),
             has_room.eq((free > 1) | ((free == 1) & ~asked)),
         ]
-        with m.If(takes_chunk):
-            m.d.sync += [
-                reading.eq(1),
-                address.eq(chunk.source[shift:]),
-                left.eq(chunk.last_in),
-                delay.eq(
-                    Mux(chunk.last_in < READ_LATENCY, READ_LATENCY - chunk.last_in[:low], 0)
-                ),
-            ]
-        with m.Elif(asked):
-            m.d.sync += [
-                reading.eq(left != 0),
-                address.eq(address + 1),
-                left.eq(left - 1),
-            ]
 
-        # Whole chunks. A chunk of n beats is one 2 cycles after its last has been taken, or
-        # `READ_LATENCY` + 1 - n more: a beat needs as many cycles to the head of the FIFO.
+    def _count_whole(self, m: Module) -> Signal:
+        """Whether there is a whole chunk that is not taken yet.
+
+        A chunk of n beats is whole 2 cycles after its last has been taken, or `READ_LATENCY` + 1 -
+        n more: a beat needs as many cycles to the head of the queue.
+        """
+        asking = self._question.output
         due = Signal(READ_LATENCY + 1)  # chunks that are whole in as many cycles as their place
-        whole = Signal(range(PREFETCH_CHUNKS + 4))  # not taken yet
+        whole = Signal(range(PREFETCH_CHUNKS + 4))
         has_whole = Signal()
         asked_all = Signal()
         leaves = Signal()
@@ -207,26 +271,7 @@ class ChunkReader(wiring.Component):
             whole.eq(whole + due[0] - leaves),
             has_whole.eq(due[0] | (whole > 1) | ((whole == 1) & ~leaves)),
         ]
-
-        m.submodules.chunk_relay = chunk_relay = Relay(layout)  # goes ahead of its beats anyway
-        m.submodules.beat_skid = beat_skid = Skid(config.data_width)
-        connect(m, beat_skid.output, wiring.flipped(self.beat))
-        connect(m, beats.output, beat_skid.input)
-        connect(m, chunks.output, chunk_relay.input)
-        m.d.comb += [
-            self.chunk.valid.eq(chunk_relay.output.valid & has_whole),
-            self.chunk.payload.eq(chunk_relay.output.payload),
-            chunk_relay.output.ready.eq(self.chunk.ready & has_whole),
-            self.busy.eq(
-                self.request.valid
-                | cutting
-                | reading
-                | (free != depth)
-                | chunks.output.valid
-                | chunk_relay.output.valid
-            ),
-        ]
-        return m
+        return has_whole
 
 
 class HostWriter(wiring.Component):
@@ -237,6 +282,11 @@ class HostWriter(wiring.Component):
     next, alternating with TLPs of lines. A TLP begins only when all of its beats are sure to come,
     so ``tlp.valid`` stays 1 from its first beat to its last (asserted in simulations): a hard block
     may nullify a TLP whose data is late (PG213, PG156 "Requester Memory Write Operation").
+
+    Parameters
+    ----------
+    config
+        Sizes.
 
     Ports
     -----
@@ -251,6 +301,8 @@ class HostWriter(wiring.Component):
         ``done`` and the taking of a post say nothing earlier.
     status
         Configuration space: the maximum payload size.
+    busy
+        Something moves.
 
     Rate: aligned data (source and payload in the same words of a beat) one beat a cycle without a
     pause between TLPs, requests and lines; rotated data one cycle more a TLP, which its header
@@ -273,49 +325,66 @@ class HostWriter(wiring.Component):
             }
         )
 
+        self._reader = ChunkReader(config=config)
+        self._merge = PacketMerge(config=config)
+        self._done = Queue(config.line_bits, DONE_SLOTS)
+        # A line is done when the merge has taken its last beat, so that no post overtakes it.
+        self._relay = Relay(
+            data.StructLayout(
+                {"beat": request_beat(config), "ends": 1, "line": config.line_bits}
+            )
+        )
+        self._sends = Signal()
+        self._has_room = Signal(init=1)
+
     def elaborate(self, platform) -> Module:
         m = Module()
-        config = self._config
-        width = config.beat_dwords
-        shift = (width - 1).bit_length()
-        m.submodules.reader = reader = ChunkReader(config=config)
-        m.submodules.merge = merge = PacketMerge(config=config)
-        m.submodules.done = done = Queue(config.line_bits, DONE_SLOTS)
+        m.submodules.reader = reader = self._reader
+        m.submodules.merge = merge = self._merge
+        m.submodules.done = done = self._done
+        m.submodules.tlp_relay = relay = self._relay
         connect(m, wiring.flipped(self.request), reader.request)
         connect(m, reader.line_read, wiring.flipped(self.line_read))
         connect(m, merge.output, wiring.flipped(self.tlp))
         connect(m, done.output, wiring.flipped(self.done))
-        m.d.comb += [
-            reader.status.max_payload.eq(self.status.max_payload),
-        ]
-
-        # Emit: word i of the payload is word i + amount of the source, over two beats of it.
-        chunk = reader.chunk.payload
-        # A line is done when the merge has taken its last beat, so that no post overtakes it.
-        tlp_beat = data.StructLayout(
-            {"beat": request_beat(config), "ends": 1, "line": config.line_bits}
-        )
-        m.submodules.tlp_relay = tlp_relay = Relay(tlp_beat)
-        leaving = tlp_relay.output
-        tlp = tlp_relay.input
-        outgoing = tlp.payload.beat
+        m.d.comb += reader.status.max_payload.eq(self.status.max_payload)
+        self._rotate(m)
+        self._count_room(m)
+        self._send_posts(m)
+        leaving = relay.output
         m.d.comb += [
             merge.first_input.payload.eq(leaving.payload.beat),
             merge.first_input.valid.eq(leaving.valid),
             leaving.ready.eq(merge.first_input.ready),
             done.input.valid.eq(leaving.valid & leaving.ready & leaving.payload.ends),
             done.input.payload.eq(leaving.payload.line),
+            self.entered.eq(
+                Cat(
+                    way.valid & way.ready & way.payload.last
+                    for way in (merge.first_input, merge.second_input)
+                ).any()
+            ),
+            self.busy.eq(
+                Cat(
+                    *(reader.busy, relay.busy, merge.busy, self.post.valid, done.output.valid)
+                ).any()
+            ),
         ]
-        # What is said of a line needs room before its last TLP begins.
-        room = Signal(range(DONE_SLOTS + 1), init=DONE_SLOTS)
-        has_room = Signal(init=1)
-        promises = Signal()
-        told = Signal()
-        m.d.sync += [
-            room.eq(room - promises + told),
-            has_room.eq((room > 1) | ((room == 1) & ~promises)),
-        ]
-        amount = chunk.source[:shift]
+        if platform == SIMULATION:
+            late = relay.input.ready & ~relay.input.valid & ~relay.input.payload.beat.first
+            told = done.input.ready | ~done.input.valid
+            m.d.sync += [
+                Assert(~late, "the data of a TLP that has begun is late"),
+                Assert(told, "no room to say that a line has been sent"),
+            ]
+        return m
+
+    def _rotate(self, m: Module) -> None:
+        """Word i of the payload is word i + amount of the source, over two beats of it."""
+        config, reader, tlp = self._config, self._reader, self._relay.input
+        chunk, outgoing, sends = reader.chunk.payload, tlp.payload.beat, self._sends
+        width = config.beat_dwords
+        amount = chunk.source[: (width - 1).bit_length()]
         place = Signal(range(1024 // width + 1))  # beats of the payload sent
         primed = Signal()  # the first beat of the source is in `kept`
         kept = Signal(config.data_width)
@@ -323,44 +392,36 @@ class HostWriter(wiring.Component):
         rotated = Signal()
         wants = Signal()
         holds = Signal(width)
-        sends = Signal()
         ends = Signal()
+        merged = (
+            Mux(hold, old, new)
+            for hold, old, new in zip(holds, words_of(kept), words_of(fresh), strict=True)
+        )
         m.d.comb += [
             rotated.eq(amount != 0),
             # The last beat of a rotated payload may lie wholly in the previous beat.
             wants.eq(~rotated | ~primed | (place != chunk.last_in)),
             fresh.eq(Cat(rotate_right(words_of(reader.beat.payload), amount))),
-            holds.eq(Cat(rotated & (place_ + amount < width) for place_ in range(width))),
+            holds.eq(Cat(rotated & (word + amount < width) for word in range(width))),
             outgoing.kind.eq(RequestKind.WRITE),
             outgoing.address.eq(chunk.address),
             outgoing.dwords.eq(chunk.dwords),
             outgoing.relaxed.eq(1),
-            outgoing.data.eq(
-                Cat(
-                    Mux(hold, old, new)
-                    for hold, old, new in zip(
-                        holds, words_of(kept), words_of(fresh), strict=True
-                    )
-                )
-            ),
+            outgoing.data.eq(Cat(merged)),
             outgoing.first.eq(place == 0),
             ends.eq(place == chunk.last_out),
             outgoing.last.eq(ends),
+            tlp.payload.ends.eq(ends & chunk.last),
+            tlp.payload.line.eq(chunk.line),
             tlp.valid.eq(
                 reader.chunk.valid
                 & (~rotated | primed)
                 & (~wants | reader.beat.valid)
-                & (has_room | ~chunk.last | ~outgoing.first)
+                & (self._has_room | ~chunk.last | ~outgoing.first)
             ),
-            promises.eq(sends & outgoing.first & chunk.last),
-            told.eq(self.done.valid & self.done.ready),
             sends.eq(tlp.valid & tlp.ready),
-            reader.beat.ready.eq(
-                reader.chunk.valid & wants & (sends | (rotated & ~primed))
-            ),
+            reader.beat.ready.eq(reader.chunk.valid & wants & (sends | (rotated & ~primed))),
             reader.chunk.ready.eq(sends & outgoing.last),
-            tlp.payload.ends.eq(ends & chunk.last),
-            tlp.payload.line.eq(chunk.line),
         ]
         with m.If(reader.beat.valid & reader.beat.ready):
             m.d.sync += kept.eq(fresh)
@@ -371,42 +432,38 @@ class HostWriter(wiring.Component):
         with m.Elif(reader.beat.valid & reader.beat.ready):
             m.d.sync += primed.eq(1)
 
-        # Posts.
-        small = self.post.payload
-        beats = max(1, 32 * POST_DWORDS // config.data_width)
+    def _count_room(self, m: Module) -> None:
+        """What is said of a line needs room before its last TLP begins."""
+        outgoing = self._relay.input.payload.beat
+        room = Signal(range(DONE_SLOTS + 1), init=DONE_SLOTS)
+        promises = Signal()
+        told = Signal()
+        m.d.comb += [
+            promises.eq(self._sends & outgoing.first & self._reader.chunk.payload.last),
+            told.eq(self.done.valid & self.done.ready),
+        ]
+        m.d.sync += [
+            room.eq(room - promises + told),
+            self._has_room.eq((room > 1) | ((room == 1) & ~promises)),
+        ]
+
+    def _send_posts(self, m: Module) -> None:
+        """Posts go between the TLPs of lines."""
+        width, small, letter = self._config.data_width, self.post.payload, self._merge.second_input
+        shift = (self._config.beat_dwords - 1).bit_length()
+        beats = max(1, 32 * POST_DWORDS // width)
         offset = Signal(range(max(2, beats)))
-        letter = merge.second_input
+        part = small.data.word_select(offset, width) if beats > 1 else small.data
         m.d.comb += [
             letter.valid.eq(self.post.valid),
             letter.payload.kind.eq(RequestKind.WRITE),
             letter.payload.address.eq(small.address),
             letter.payload.dwords.eq(small.dwords),
             letter.payload.message.eq(small.message),
-            letter.payload.data.eq(
-                small.data.word_select(offset, config.data_width) if beats > 1 else small.data
-            ),
+            letter.payload.data.eq(part),
             letter.payload.first.eq(offset == 0),
             letter.payload.last.eq(offset == (small.dwords - 1) >> shift),
             self.post.ready.eq(letter.ready & letter.payload.last),
         ]
         with m.If(letter.valid & letter.ready):
             m.d.sync += offset.eq(Mux(letter.payload.last, 0, offset + 1))
-
-        m.d.comb += self.entered.eq(
-            Cat(
-                way.valid & way.ready & way.payload.last
-                for way in (merge.first_input, merge.second_input)
-            ).any()
-        )
-        if platform == SIMULATION:
-            late = tlp_relay.input.ready & ~tlp.valid & ~outgoing.first
-            m.d.sync += [
-                Assert(~late, "the data of a TLP that has begun is late"),
-                Assert(
-                    done.input.ready | ~done.input.valid, "no room to say that a line has been sent"
-                ),
-            ]
-        m.d.comb += self.busy.eq(
-            Cat(reader.busy, tlp_relay.busy, merge.busy, self.post.valid, done.output.valid).any()
-        )
-        return m
