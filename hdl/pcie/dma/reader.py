@@ -134,106 +134,144 @@ class HostReader(wiring.Component):
             }
         )
 
+        self._tags = TagTable(config=config)
+        self._transfers = TransferTable(config=config)
+        self._landing = Landing(config=config)
+        self._ends = Skid(read_ended(config))
+
+        # What is left of a request, and the TLP that it begins with.
+        self._job = Signal(read_request(config))
+        self._low = self._job.address[2:64]
+        self._length = Signal(11)
+        self._chunk = Signal(11)
+        self._tag = Signal.like(self._tags.allocate.payload)
+
     def elaborate(self, platform) -> Module:
         m = Module()
-        config = self._config
-        m.submodules.tags = tags = TagTable(config=config)
-        m.submodules.transfers = transfers = TransferTable(config=config)
-        m.submodules.landing = landing = Landing(config=config)
-
+        m.submodules.tags = tags = self._tags
+        m.submodules.transfers = transfers = self._transfers
+        m.submodules.landing = landing = self._landing
+        m.submodules.ends = ends = self._ends
         connect(m, wiring.flipped(self.completion), landing.completion)
         connect(m, landing.line_write, wiring.flipped(self.line_write))
         connect(m, landing.inbox_write, wiring.flipped(self.inbox_write))
-        m.submodules.ends = ends = Skid(read_ended(config))
         connect(m, landing.ended, ends.input)
         connect(m, ends.output, transfers.ended)
         connect(m, transfers.done, wiring.flipped(self.done))
+        self._connect_tags(m)
+        self._choose_period(m)
+        self._describe(m)
+        issuing = self._issue(m)
+        m.d.comb += self.busy.eq(
+            issuing
+            | (self.request.valid & self.request.ready)  # not while all wait for a tag
+            | self.completion.valid
+            | tags.busy
+            | transfers.busy
+            | landing.busy
+        )
+        return m
 
-        job = Signal(read_request(config))  # what is left of a request
-        job_low = job.address[2:64]
-        chunk = Signal(11)
-        tag = Signal.like(tags.allocate.payload)
-        room = Signal(11)
-        length = Signal(11)
-        # A request is no longer than what the completion buffer holds.
-        limit = size_limit(self.status.max_read_request)
-        most = min(headers_within(config, boundary) * boundary // 4 for boundary in BOUNDARIES)
-        if most < DWORDS_PER_BLOCK:
-            limit &= (1 << most.bit_length() - 1) - 1
-
-        def headers(boundary: int) -> Value:
-            """Most completions of the request that ``job`` begins with."""
-            words = boundary // 4
-            shift = words.bit_length() - 1
-            return (job_low[:shift] + length + words - 1) >> shift
-
+    def _connect_tags(self, m: Module) -> None:
+        """What tags are told, and how they are given up."""
+        tags, landing, transfers = self._tags, self._landing, self._transfers
         m.d.comb += [
-            room.eq((~job_low & limit) + 1),
-            length.eq(Mux(job.dwords > room, room, job.dwords)),
-            # Completion timeout, or a request that has not been sent.
-            landing.abandon_valid.eq(tags.expire_valid | self.drop_valid),
-            landing.abandon_tag.eq(Mux(self.drop_valid, self.drop_tag, tags.expire_tag)),
-            landing.abandon_quarantine.eq(~self.drop_valid & ~self.lost),
-            landing.cut.eq(self.status.link_reset),
+            tags.now.eq(self.now),
             tags.given_valid.eq(self.given_valid),
             tags.given_tag.eq(self.given_tag),
             tags.sent_valid.eq(self.sent_valid),
             tags.sent_tag.eq(self.sent_tag),
+            tags.hold.eq(self.hold),
             tags.lost.eq(self.lost),
             tags.patient.eq(self.status.timeout_disable & ~self.hurry),
-            self.drop_taken.eq(landing.abandon_taken & self.drop_valid),
-            tags.expire_taken.eq(landing.abandon_taken & ~self.drop_valid),
-            tags.now.eq(self.now),
-            tags.hold.eq(self.hold),
             tags.extended.eq(self.status.extended_tag),
             tags.tracks.eq(self.tracks),
             # In a hurry sweeps come sooner, and the block's timer may not run at all.
             tags.stays.eq(self.status.timeout_disable | self.hurry),
             tags.completed.eq(landing.completed & self.tracks),
-            self.outstanding.eq(tags.held != 0),
-            self.unanswered.eq(tags.unanswered),
-            self.deadline.eq(tags.deadline),
             tags.lookup.eq(landing.lookup),
             tags.close.eq(landing.close),
             landing.live.eq(tags.live),
             tags.retire_valid.eq(transfers.retire_valid),
             tags.retire_tag.eq(transfers.retire_tag),
             tags.retire_quarantine.eq(transfers.retire_quarantine),
-            landing.origin_tag.eq(tags.allocate.payload),
+            # Completion timeout, or a request that has not been sent.
+            landing.abandon_valid.eq(tags.expire_valid | self.drop_valid),
+            landing.abandon_tag.eq(Mux(self.drop_valid, self.drop_tag, tags.expire_tag)),
+            landing.abandon_quarantine.eq(~self.drop_valid & ~self.lost),
+            landing.cut.eq(self.status.link_reset),
+            self.drop_taken.eq(landing.abandon_taken & self.drop_valid),
+            tags.expire_taken.eq(landing.abandon_taken & ~self.drop_valid),
+            self.outstanding.eq(tags.held != 0),
+            self.unanswered.eq(tags.unanswered),
+            self.deadline.eq(tags.deadline),
+        ]
+
+    def _choose_period(self, m: Module) -> None:
+        """Tags expire after 2 to 3 sweeps."""
+        period = self._tags.period
+        m.d.sync += period.eq(self._timeout // 2)
+        with m.Switch(self.status.completion_timeout):
+            for code in TIMEOUTS_US:
+                if code == DEFAULT_TIMEOUT:
+                    continue
+                cycles = timeout_cycles(self._config, code)
+                chosen = -(-cycles // 2)
+                if cycles > self._timeout:
+                    chosen = Mux(self.hurry, self._timeout // 2, chosen)
+                with m.Case(code):
+                    m.d.sync += period.eq(chosen)
+
+    def _describe(self, m: Module) -> None:
+        """The TLP that the request begins with, and what is noted of it."""
+        job, low, chunk, tlp = self._job, self._low, self._chunk, self.tlp.payload
+        landing, begun = self._landing, self._transfers.begun.payload
+        room = Signal(11)
+        # A request is no longer than what the completion buffer holds.
+        limit = size_limit(self.status.max_read_request)
+        most = min(
+            headers_within(self._config, boundary) * boundary // 4 for boundary in BOUNDARIES
+        )
+        if most < DWORDS_PER_BLOCK:
+            limit &= (1 << most.bit_length() - 1) - 1
+        m.d.comb += [
+            room.eq((~low & limit) + 1),
+            self._length.eq(Mux(job.dwords > room, room, job.dwords)),
+            landing.origin_tag.eq(self._tags.allocate.payload),
             landing.origin.kind.eq(job.kind),
             landing.origin.index.eq(job.index),
             landing.origin.target.eq(job.target),
-            landing.origin.low.eq(job_low[:PAGE_DWORD_BITS]),
+            landing.origin.low.eq(low[:PAGE_DWORD_BITS]),
             landing.origin.dwords.eq(chunk),
-            transfers.begun.payload.kind.eq(job.kind),
-            transfers.begun.payload.index.eq(job.index),
-            transfers.begun.payload.last.eq(job.last & (chunk == job.dwords)),
-            self.tlp.payload.kind.eq(RequestKind.READ),
-            self.tlp.payload.address.eq(job.address),
-            self.tlp.payload.dwords.eq(chunk),
-            self.tlp.payload.tag.eq(tag),
-            self.tlp.payload.relaxed.eq(job.kind == Kind.BLOCK),
-            self.tlp.payload.first.eq(1),
-            self.tlp.payload.last.eq(1),
+            begun.kind.eq(job.kind),
+            begun.index.eq(job.index),
+            begun.last.eq(job.last & (chunk == job.dwords)),
+            tlp.kind.eq(RequestKind.READ),
+            tlp.address.eq(job.address),
+            tlp.dwords.eq(chunk),
+            tlp.tag.eq(self._tag),
+            tlp.relaxed.eq(job.kind == Kind.BLOCK),
+            tlp.first.eq(1),
+            tlp.last.eq(1),
         ]
 
-        # Tags expire after 2 to 3 sweeps.
-        m.d.sync += tags.period.eq(self._timeout // 2)
-        with m.Switch(self.status.completion_timeout):
-            for code in TIMEOUTS_US:
-                cycles = timeout_cycles(config, code)
-                if code == DEFAULT_TIMEOUT:
-                    continue
-                with m.Case(code):
-                    chosen = -(-cycles // 2)
-                    m.d.sync += tags.period.eq(
-                        chosen if cycles <= self._timeout else Mux(
-                            self.hurry, self._timeout // 2, chosen
-                        )
-                    )
+    def _headers(self) -> Value:
+        """Most completions of the TLP that the request begins with."""
 
+        def within(boundary: int) -> Value:
+            words = boundary // 4
+            shift = words.bit_length() - 1
+            return (self._low[:shift] + self._length + words - 1) >> shift
+
+        if not self._config.completion_bytes:
+            return within(BOUNDARIES[0])
+        return Mux(self.status.rcb, within(BOUNDARIES[1]), within(BOUNDARIES[0]))
+
+    def _issue(self, m: Module) -> Signal:
+        """The machine that sends a request as TLPs; whether it works."""
+        job, chunk, tags = self._job, self._chunk, self._tags
+        transfers, landing = self._transfers, self._landing
         issuing = Signal()
-
         with m.FSM(name="issue"):
             with m.State("TAKE"):
                 m.d.comb += self.request.ready.eq(transfers.cleared & landing.cleared)
@@ -243,13 +281,9 @@ class HostReader(wiring.Component):
             with m.State("CUT"):
                 m.d.comb += issuing.eq(1)
                 m.d.sync += [
-                    chunk.eq(length),
+                    chunk.eq(self._length),
                     tags.rcb.eq(self.status.rcb),
-                    tags.headers.eq(
-                        Mux(self.status.rcb, headers(BOUNDARIES[1]), headers(BOUNDARIES[0]))
-                        if config.completion_bytes
-                        else headers(BOUNDARIES[0])
-                    ),
+                    tags.headers.eq(self._headers()),
                 ]
                 m.next = "CLAIM"
             with m.State("CLAIM"):
@@ -258,7 +292,7 @@ class HostReader(wiring.Component):
                     landing.origin_valid.eq(tags.allocate.valid),
                     issuing.eq(tags.allocate.valid),
                 ]
-                m.d.sync += tag.eq(tags.allocate.payload)
+                m.d.sync += self._tag.eq(tags.allocate.payload)
                 with m.If(tags.allocate.valid):
                     m.next = "COUNT"
             with m.State("COUNT"):
@@ -269,19 +303,11 @@ class HostReader(wiring.Component):
                 m.d.comb += [self.tlp.valid.eq(1), issuing.eq(1)]
                 with m.If(self.tlp.ready):
                     m.d.sync += [
-                        job.address[2:64].eq(job_low + chunk),
+                        job.address[2:64].eq(self._low + chunk),
                         job.target.eq(job.target + chunk),
                         job.dwords.eq(job.dwords - chunk),
                     ]
                     m.next = "CUT"
                     with m.If(chunk == job.dwords):
                         m.next = "TAKE"
-        m.d.comb += self.busy.eq(
-            issuing
-            | (self.request.valid & self.request.ready)  # not while all wait for a tag
-            | self.completion.valid
-            | tags.busy
-            | transfers.busy
-            | landing.busy
-        )
-        return m
+        return issuing
