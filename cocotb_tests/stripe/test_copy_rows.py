@@ -489,7 +489,7 @@ class ForgetsUpdates(Admission):
         with m.If(plan.valid):
             m.d.sync += updates.eq(plan.payload.kind == PlanKind.UPDATE)
         with m.If(updates):
-            written = m.submodules.programs.write_ports[0].data.write
+            written = m.submodules.programs.write.data.write
             m.d.comb += written[copy_target(CONFIG)].eq(0)
         return m
 

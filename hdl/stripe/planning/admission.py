@@ -2,7 +2,6 @@
 
 from amaranth.hdl import Assert, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
-from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.array.shares.turnstile import Turnstile
@@ -15,13 +14,13 @@ from hdl.flow.table_read import copy_read, geometry_read, member_read
 from hdl.flow.walk import WalkKind, walk
 from hdl.kit.bits import lowest_bit, ones
 from hdl.kit.queue import Queue
-from hdl.kit.table import TableRead
+from hdl.kit.table import Table, TableRead
 from hdl.stripe.mends import Mends
+from hdl.stripe.planning.duplicate import Duplicate
 from hdl.stripe.planning.plan import PlanKind
 from hdl.stripe.planning.planner import Planner
 from hdl.stripe.planning.program import copy_target, program, role_bits, target, target_bits
 from hdl.stripe.planning.program import targets as target_count
-from hdl.stripe.planning.row_members import RowMembers
 from hdl.stripe.rows.progress import unread
 from hdl.stripe.walks.walk_plan import WalkPlan
 
@@ -45,28 +44,9 @@ class Admission(wiring.Component):
     ``ended``, ``ended_slot``: a row has ended, or is planned again, so that operations of its last
     phase are counted although lines may be free by then.
 
-    ``launch``: row slots to begin. ``again``: row slots whose reads failed; ``bad`` is then read
-    for the roles that could not be read. ``ready``: row slots whose program may be run.
-    With ``slow_read_ms``, roles that are only ``slow`` among them are waited for once the others do
-    not do, unless another drive, which is to be rebuilt, has taken their place.
-    ``mend`` (with ``background``): the row of a host's read in which a drive could not read a
-    block; ``noted`` pulses when one of ``noted_array`` has been noted.
-    ``program_read``, ``target_read``, ``line_read``: what was worked out, for the sequencer;
-    addresses are the row slot, below it the target or the role. ``stale``: bit a port whose drive
-    is being rebuilt; ``boundary_read``: the first row of an array that is not yet. From there on
-    it is not read, and what is written to a row is written to it as well. ``copy_read``: the copy
-    of an array, whose drive gets what its member gets, as target `copy_target` (of mirrors in rows
-    of one strip, as the gatherer makes them). ``unsynced``: bit an array; ``sync_read``: the first
-    row of such an array whose parities may be anything, unless the host has written it since. From
-    there on no row is updated: all its parities are generated from data, and what a host reads is
-    worked out only if its drive has nothing. ``doubts``: bit an array of which that is so of every
-    row, as drives have restarted and ``unsynced`` may not say so yet. ``eras``: how often each
-    array has lost what was not flushed; the program says how often it had when the row was planned.
-    All with ``background``; without, no row of an array is updated that was not taken to be
-    consistent.
-    ``begun`` (with ``intent_chunks``): a row that may be written, before its drives are judged; of
-    walks that only write what they cannot read, once that has happened. What these write to stale
-    drives, as REBUILD does, is marked already or is there already.
+    A row's members are looked up, one a cycle. With ``slow_read_ms``, roles that are only ``slow``
+    among those that could not be read are waited for once the others do not do, unless another
+    drive, which is to be rebuilt, has taken their place.
 
     About 12 + width cycles a row, one more for each line (mirrors: one for each copy instead of
     width). Back-pressure: waits for lines and for ``ready``.
@@ -75,6 +55,54 @@ class Admission(wiring.Component):
     ----------
     config
         Sizes.
+
+    Ports
+    -----
+    launch, row_read
+        Row slots to begin, and their rows.
+    again, unread_read
+        Row slots whose reads failed, and the roles that could not be read.
+    ready
+        Row slots whose program may be run.
+    program_read, target_read, line_read
+        What was worked out, for the sequencer. The address is the row slot, below it the target or
+        the role.
+    geometry_read, member_read, failed
+        Of the row's array; the ports whose drive has failed.
+    allocate
+        Lines.
+    busy
+        Something moves.
+    stale, boundary_read
+        With ``background``: bit a port whose drive is being rebuilt; the first row of an array that
+        is not yet. From there on it is not read, and what is written to a row is written to it as
+        well.
+    unsynced, sync_read
+        With ``background``: bit an array; the first row of such an array whose parities may be
+        anything, unless the host has written it since. From there on no row is updated: all its
+        parities are generated from data, and what a host reads is worked out only if its drive has
+        nothing. Without ``background`` no row of an array is updated that was not taken to be
+        consistent.
+    doubts
+        With ``background``: bit an array of which that is so of every row, as drives have restarted
+        and ``unsynced`` may not say so yet.
+    eras
+        With ``background``: how often each array has lost what was not flushed. The program says
+        how often it had when the row was planned.
+    copy_read
+        With ``background``: the copy of an array. Its drive gets what its member gets, as target
+        `copy_target` (of mirrors in rows of one strip, as the gatherer makes them).
+    mend, noted, noted_array
+        With ``background``: the row of a host's read in which a drive could not read a block;
+        ``noted`` pulses when one of ``noted_array`` has been noted.
+    begun
+        With ``intent_chunks``: a row that may be written, before its drives are judged; of walks
+        that only write what they cannot read, once that has happened. What these write to stale
+        drives, as REBUILD does, is marked already or is there already.
+    exists
+        With ``array_shares``: bit an array.
+    ended, ended_slot
+        With ``array_shares``: a pulse, and the row that has ended.
     """
 
     def __init__(self, *, config: Config):
@@ -117,6 +145,93 @@ class Admission(wiring.Component):
             }
         )
 
+        self._planner = Planner(config=config)
+        self._launches = Queue(slot, config.rows)
+        self._retries = Queue(slot, config.rows)
+        self._programs = Table(program(config), config.rows)
+        self._targets = Table(target(config), config.rows << target_bits(config))
+        self._lines = Table(config.line_bits, config.rows << role_bits(config))
+        if config.background:
+            self._duplicate = Duplicate(config=config)
+            self._walk_plan = WalkPlan(config=config)
+            self._mends = Mends(config=config)
+            # What drives could not read in another era they may give now.
+            self._planned_eras = Table(ERA_BITS, config.rows)
+        self._share = None
+        if config.array_shares:
+            self._share = Turnstile(
+                config=config,
+                count=config.rows,
+                total=config.shared_lines,
+                least=config.ports,
+                most=config.rows * config.ports,
+            )
+            self._refusals = Table(1, config.rows)
+
+        # The row at hand.
+        self._slot = Signal(slot)
+        self._retried = Signal()  # its reads have failed
+        self._waited = Signal()  # for its share
+        self._todo = todo = Signal(program(config))
+        self._row = row = self.row_read.data
+        self._geometry = geometry = self.geometry_read.data
+        self._walks = row.walk.any if config.background else Const(0)
+        self._mirrored = (geometry.copies > 1) & ~self._walks
+        self._recover = row.kind == RowKind.RECOVER
+        self._fills = row.fills if config.sector_emulation else Const(0, 1)
+        self._gathered = row.gathered if config.gather_reads else Const(0, 1)
+        self._reads = self._recover & ~self._fills
+        self._joined = row.joined[: config.ports]
+        self._data = Signal(range(config.ports + 1))  # no more than there are drive ports
+        self._data_mask = Signal(config.ports)
+        self._live_parities = Signal(4)
+        # A walk without parity is about one strip: its row slot keeps others from no more.
+        one_strip = self._walks & (geometry.parities == 0)
+        self._roles = Mux(one_strip, geometry.copies, geometry.width)
+
+        # The lookup of its members. `strips` are those after `strip`; what `following` says of them
+        # is a cycle old.
+        self._strips = Signal(config.ports)
+        self._following = Signal(range(config.ports))
+        self._strip = Signal(range(config.ports))
+        self._place = Signal(7)
+        self._wrapped = Signal()
+        self._copy = Signal(6)
+        self._role = Signal(6)
+        self._number = Signal(target_bits(config))
+        self._ask = Signal()  # is answered in the next cycle
+        self._got = Signal()
+        self._got_role = Signal(5)
+        self._got_wrapped = Signal()
+        # The row may not satisfy its equations, unless the host has written it; holds from a few
+        # cycles after the row is at hand.
+        self._unsynced = Signal()
+        # A member of the row is copied; the target that its block goes to.
+        self._copies = Signal()
+        self._copied = Signal(target(config))
+
+        # A block to be filled is read where it lies, from the first copy that can be. Gathered
+        # reads, and others as far as they need not be worked out, are read where they lie, too.
+        self._readable = Signal(target_count(config))
+        self._in_place = Const(0, 1)
+        if config.sector_emulation:
+            self._in_place = self._fills & (self._readable.any() | (geometry.parities == 0))
+        self._in_reach = Signal(config.ports)
+        self._doubtful = self._reads & self._unsynced if config.background else Const(0)
+
+        # A host's read of a drive that is slow ends so while the others do; else it waits for it.
+        self._slow = Const(0, config.ports)
+        if config.slow_read_ms:
+            self._slow = Signal(config.ports)
+            self._patient = Signal()
+        self._unreadable = Const(0, config.ports)
+        if config.background:
+            self._unreadable = todo.bad & ~self._slow & ~todo.dead & ~todo.stale
+
+        self._pending = Signal(config.ports)  # roles that still need a line
+        self._wanted = Signal(range(config.ports))
+        self._planned = "PUBLISH" if self._share is None else "WEIGH"
+
     def _counted(self, lines: Value, operations: Value) -> Value:
         """What a row counts for: ``operations`` are those that nothing else counts."""
         return Mux(operations > lines, operations, lines)
@@ -128,55 +243,79 @@ class Admission(wiring.Component):
     def elaborate(self, platform) -> Module:
         config = self._config
         m = Module()
-        m.submodules.planner = planner = Planner(config=config)
-        launches = Queue(config.row_slot_bits, config.rows)
-        retries = Queue(config.row_slot_bits, config.rows)
-        m.submodules.launches = launches
-        m.submodules.retries = retries
-        connect(m, flipped(self.launch), launches.input)
-        connect(m, flipped(self.again), retries.input)
+        self._add_parts(m)
+        self._connect_tables(m)
+        self._note_roles(m)
+        self._connect_members(m)
+        self._take_member(m)
+        self._connect_planner(m)
+        self._judge_reads(m)
+        if config.background:
+            self._connect_background(m)
+        if self._share is not None:
+            self._connect_share(m, self._share)
+        with m.FSM(name="admit") as fsm:
+            self._take(m)
+            self._locate(m)
+            self._look_up(m)
+            self._plan(m)
+            self._answer(m)
+            self._count(m)
+            if self._share is not None:
+                self._weigh(m, self._share)
+            self._allocate(m)
+            self._publish(m)
 
-        m.submodules.programs = programs = Memory(
-            shape=program(config), depth=config.rows, init=[]
+        launches, retries = self._launches, self._retries
+        waiting = fsm.ongoing("ALLOCATE") & (self._pending != 0) & ~self.allocate.valid
+        calls = Const(0) if self._share is None else self._share.calls
+        idle = fsm.ongoing("TAKE") & ~launches.output.valid & ~retries.output.valid & ~calls
+        m.d.comb += self.busy.eq(
+            ~(waiting | idle) | (launches.level != 0) & idle | (retries.level != 0) & idle
         )
-        m.submodules.targets = targets = Memory(
-            shape=target(config), depth=config.rows << target_bits(config), init=[]
-        )
-        m.submodules.lines = lines = Memory(
-            shape=config.line_bits, depth=config.rows << role_bits(config), init=[]
-        )
-        for memory, port in (
-            (programs, self.program_read),
-            (targets, self.target_read),
-            (lines, self.line_read),
-        ):
-            read = memory.read_port()
-            m.d.comb += [read.addr.eq(port.address), port.data.eq(read.data)]
-        program_write = programs.write_port()
-        target_write = targets.write_port()
-        line_write = lines.write_port()
+        if self._share is not None:
+            with m.If(self._share.busy):
+                m.d.comb += self.busy.eq(1)
+        if config.background:
+            with m.If(self._mends.busy | (self.mend.valid & self.mend.ready)):
+                m.d.comb += self.busy.eq(1)
+        return m
 
-        slot = Signal(config.row_slot_bits)
-        retried = Signal()
-        todo = Signal(program(config))
-        row = self.row_read.data
-        geometry = self.geometry_read.data
-        walks = row.walk.any if config.background else Const(0)
-        has_copies = geometry.copies > 1
-        mirrored = has_copies & ~walks
-        recover = row.kind == RowKind.RECOVER
-        fills = row.fills if config.sector_emulation else Const(0, 1)
-        gathered = row.gathered if config.gather_reads else Const(0, 1)
-        reads = recover & ~fills
+    def _add_parts(self, m: Module) -> None:
+        m.submodules.planner = self._planner
+        m.submodules.launches = self._launches
+        m.submodules.retries = self._retries
+        m.submodules.programs = self._programs
+        m.submodules.targets = self._targets
+        m.submodules.lines = self._lines
+        if self._config.background:
+            m.submodules.duplicate = self._duplicate
+            m.submodules.walk_plan = self._walk_plan
+            m.submodules.mends = self._mends
+            m.submodules.planned = self._planned_eras
+        if self._share is not None:
+            m.submodules.share = self._share
+            m.submodules.refusals = self._refusals
+
+    def _connect_tables(self, m: Module) -> None:
+        """Row slots that come, tables that are read and written."""
+        config, slot, row = self._config, self._slot, self._row
+        connect(m, flipped(self.launch), self._launches.input)
+        connect(m, flipped(self.again), self._retries.input)
+        connect(m, flipped(self.program_read), self._programs.reads[0])
+        connect(m, flipped(self.target_read), self._targets.reads[0])
+        connect(m, flipped(self.line_read), self._lines.reads[0])
         m.d.comb += [
             self.row_read.address.eq(slot),
             self.unread_read.address.eq(slot),
             self.geometry_read.address.eq(row.array),
-            program_write.addr.eq(slot),
-            program_write.data.eq(todo),
+            self._programs.write.address.eq(slot),
+            self._programs.write.data.eq(self._todo),
+            self._wanted.eq(lowest_bit(m, self._pending, "lowest_pending")),
+            self._lines.write.address.eq(Cat(self._wanted, slot)),
+            self._lines.write.data.eq(self.allocate.payload),
             self.ready.payload.eq(slot),
         ]
-
         if config.intent_chunks:
             m.d.comb += [
                 self.begun.payload.slot.eq(slot),
@@ -184,389 +323,520 @@ class Admission(wiring.Component):
                 self.begun.payload.row.eq(row.row),
             ]
 
-        # A row has no more members than there are drive ports.
-        data = Signal(range(config.ports + 1))
-        m.d.comb += data.eq(geometry.data)
-
-        members = RowMembers(
-            config=config,
-            row=row,
-            geometry=geometry,
-            todo=todo,
-            walks=walks,
-            mirrored=mirrored,
-            fills=fills,
-        )
-        members.take_answers(m, ports=self, slot=slot, target_write=target_write)
-        copies, copied = members.copies, members.copied
-        # Copies that are not read, and are written anew.
-        passed = Signal(config.ports)
-        if config.background:
-            of_copy = walks & (row.walk.kind == WalkKind.COPY)
-            timely = row.walk.any & (row.walk.era == todo.era)
-            m.d.comb += passed.eq(Mux(timely, (1 << row.walk.source) - 1, 0))
-            # What drives could not read in another era they may give now: such a row begins anew.
-            m.submodules.planned = planned_eras = Memory(
-                shape=ERA_BITS, depth=config.rows, init=[]
-            )
-            planned_era, note_era = planned_eras.read_port(), planned_eras.write_port()
-            m.d.comb += [
-                planned_era.addr.eq(slot),
-                note_era.addr.eq(slot),
-                note_era.data.eq(todo.era),
-            ]
-            m.d.comb += program_write.data.write[copy_target(config)].eq(
-                copies & (of_copy | todo.write.bit_select(todo.copied, 1))
-            )
-
+    def _note_roles(self, m: Module) -> None:
+        """How many roles have data, and which parities are live."""
         parity_mask = Signal(4)
-        data_mask = Signal(config.ports)
         dead_parities = Signal(4)
-        live_parities = Signal(4)
-        salvage = Signal()
         m.d.comb += [
-            parity_mask.eq((1 << geometry.parities) - 1),
-            data_mask.eq((1 << data) - 1),
-            dead_parities.eq(todo.dead >> data),
-            live_parities.eq(parity_mask & ~dead_parities),
+            self._data.eq(self._geometry.data),
+            self._data_mask.eq((1 << self._data) - 1),
+            parity_mask.eq((1 << self._geometry.parities) - 1),
+            dead_parities.eq(self._todo.dead >> self._data),
+            self._live_parities.eq(parity_mask & ~dead_parities),
         ]
-        request = planner.request.payload
+
+    def _connect_members(self, m: Module) -> None:
+        """Where members are looked up, and what of their drives may be believed."""
+        config, row, number = self._config, self._row, self._number
+        write = self._targets.write
+        port = self.member_read.data
+        m.d.sync += [
+            self._following.eq(lowest_bit(m, self._strips, "lowest_strip")),
+            self._got.eq(self._ask),
+            self._got_role.eq(Mux(self._mirrored, self._strip, self._role)),
+            self._got_wrapped.eq(self._wrapped),
+        ]
         m.d.comb += [
-            request.kind.eq(Mux(walks, RowKind.RECOVER, row.kind)),
+            self.member_read.address.array.eq(row.array),
+            self.member_read.address.position.eq(row.base + self._place),
+        ]
+        if config.background:
+            duplicate = self._duplicate
+            open_array = self.unsynced.bit_select(row.array, 1)
+            doubted = self.doubts.bit_select(row.array, 1)
+            beyond = Signal()
+            m.d.comb += [
+                self.sync_read.address.eq(row.array),
+                self.boundary_read.address.eq(row.array),
+                self.copy_read.address.eq(row.array),
+                duplicate.entry.eq(self.copy_read.data),
+                duplicate.position.eq(self.member_read.address.position),
+                duplicate.member.eq(self.member_read.data),
+                duplicate.failed.eq(self.failed),
+                duplicate.stale.eq(self.stale),
+                duplicate.beyond.eq(beyond),
+            ]
+            m.d.sync += [
+                self._unsynced.eq((open_array & (row.row >= self.sync_read.data)) | doubted),
+                beyond.eq(row.row >= self.boundary_read.data),
+            ]
+            port = duplicate.port
+        else:
+            m.d.comb += self._unsynced.eq(~self._geometry.assumed)
+        m.d.comb += [
+            write.address.eq(Cat(number, self._slot)),
+            write.data.port.eq(port),
+            write.data.strip.eq(self._got_role),
+            write.data.wrapped.eq(self._got_wrapped),
+        ]
+
+    def _take_member(self, m: Module) -> None:
+        """A member has been looked up: its target is written, and of the program what follows for
+        its role. Of mirrors only live drives are targets, but in rows that are filled."""
+        config, todo, number, fills = self._config, self._todo, self._number, self._fills
+        role = 1 << self._got_role
+        gone, stale = self.failed.bit_select(self.member_read.data, 1), Const(0)
+        if config.background:
+            duplicate = self._duplicate
+            gone, stale = duplicate.gone, duplicate.distrusted
+            # The target that is copied, without mirroring its role, and where its block lies.
+            with m.If(self._got & duplicate.copied):
+                m.d.sync += [
+                    self._copies.eq(1),
+                    todo.copied.eq(Mux(self._mirrored, number, self._got_role)),
+                    self._copied.port.eq(duplicate.entry.port),
+                    self._copied.strip.eq(self._got_role),
+                    self._copied.wrapped.eq(self._got_wrapped),
+                ]
+        with m.If(self._got):
+            m.d.comb += self._targets.store()
+            if config.background:
+                to_copy = 1 << copy_target(config)
+                m.d.sync += todo.synced.eq(
+                    todo.synced
+                    | Mux(~gone & ~stale, 1 << number, 0)
+                    | Mux(self._duplicate.copied & ~self._duplicate.beyond, to_copy, 0)
+                )
+            with m.If(self._mirrored):
+                with m.If(~gone):
+                    m.d.sync += todo.write.eq(todo.write | (1 << number))
+                with m.If(~gone | fills):
+                    m.d.sync += number.eq(number + 1)
+                # To fill a block is to read it; else all live copies are only written.
+                with m.If(fills & stale):
+                    m.d.sync += todo.bad.eq(todo.bad | (1 << number))
+            with m.Else():
+                m.d.sync += number.eq(number + 1)
+                with m.If(gone):
+                    m.d.sync += todo.dead.eq(todo.dead | role)
+                if config.background:
+                    with m.If(stale & ~gone):
+                        m.d.sync += [
+                            todo.bad.eq(todo.bad | role),
+                            todo.stale.eq(todo.stale | role),
+                        ]
+
+    def _connect_planner(self, m: Module) -> None:
+        """What the planner is asked, and the plan of walks."""
+        config, row, todo, data = self._config, self._row, self._todo, self._data
+        geometry, request = self._geometry, self._planner.request.payload
+        m.d.comb += [
+            request.kind.eq(Mux(self._walks, RowKind.RECOVER, row.kind)),
             request.data.eq(data),
             request.parities.eq(geometry.parities),
-            request.joined.eq(Mux(gathered, 0, row.joined)),
+            request.joined.eq(Mux(self._gathered, 0, row.joined)),
             request.dead.eq(todo.dead),
             request.bad.eq(todo.bad & ~todo.dead),
-            request.unsynced.eq(members.unsynced),
+            request.unsynced.eq(self._unsynced),
         ]
-        plan = planner.plan.payload
         if config.background:
-            m.d.comb += request.stale.eq(todo.stale)
-            m.submodules.walk_plan = walk_plan = WalkPlan(config=config)
+            walk_plan = self._walk_plan
             m.d.comb += [
+                request.stale.eq(todo.stale),
                 walk_plan.kind.eq(row.walk.kind),
-                walk_plan.again.eq(retried),
-                walk_plan.mirrored.eq(has_copies),
-                walk_plan.every.eq((1 << members.roles) - 1),
+                walk_plan.again.eq(self._retried),
+                walk_plan.mirrored.eq(geometry.copies > 1),
+                walk_plan.every.eq((1 << self._roles) - 1),
                 walk_plan.data.eq(data),
                 walk_plan.parities.eq(geometry.parities),
                 walk_plan.dead.eq(todo.dead),
                 walk_plan.bad.eq(todo.bad),
                 walk_plan.stale.eq(todo.stale),
-                walk_plan.copied.eq(Mux(copies, 1 << todo.copied, 0)),
-                walk_plan.plan.eq(plan),
+                walk_plan.copied.eq(Mux(self._copies, 1 << todo.copied, 0)),
+                walk_plan.plan.eq(self._planner.plan.payload),
             ]
 
-        def follow_walk_plan() -> None:
-            names = ("possible", "read", "erased", "use_parity", "generate", "write")
-            of_walks = (*names, "checks", "withheld", "single", "source")
-            for name in of_walks if config.background else ():
-                m.d.sync += getattr(todo, name).eq(getattr(walk_plan, name))
-
-        # A block to be filled is read where it lies, from the first copy that can be.
-        readable = Signal(target_count(config))
-        in_place = Const(0, 1)
+    def _judge_reads(self, m: Module) -> None:
+        """Which blocks can be read where they lie, and whether any one can be done without."""
+        config, row, todo = self._config, self._row, self._todo
+        live = row.joined & ~todo.dead & self._data_mask
+        m.d.comb += self._in_reach.eq(live & ~todo.bad)
         if config.sector_emulation:
-            in_place = fills & (readable.any() | (geometry.parities == 0))
-            m.d.comb += readable.eq(
-                Mux(mirrored, todo.write, row.joined & ~todo.dead & data_mask) & ~todo.bad
-            )
-            m.d.sync += todo.fills.eq(fills)
-
-        # Reads gathered: the row is worked out for the sake of blocks that are lost, if it can be.
-        # Else, as any block that is to be had from others, they are read where they lie.
-        in_reach = Signal(config.ports)
-        m.d.comb += in_reach.eq(row.joined & ~todo.dead & ~todo.bad & data_mask)
+            m.d.comb += self._readable.eq(Mux(self._mirrored, todo.write, live) & ~todo.bad)
+            m.d.sync += todo.fills.eq(self._fills)
         if config.gather_reads:
-            m.d.sync += todo.gathered.eq(gathered)
-
-        # A host's read of a drive that is slow ends so while the others do; else it waits for it.
-        doubtful = reads & members.unsynced if config.background else Const(0)
-        unproven = doubtful & ~gathered
-        slow, answered = Const(0, config.ports), planner.plan.valid
+            m.d.sync += todo.gathered.eq(self._gathered)
         if config.slow_read_ms:
-            slow, waited_for = Signal(config.ports), Signal(config.ports)
-            # A drive that has taken the place of a slow one meanwhile has nothing to wait for.
-            m.d.comb += waited_for.eq(slow & ~todo.stale)
-            held_up = ((plan.kind == PlanKind.IMPOSSIBLE) | doubtful) & waited_for.any()
-            answered = planner.plan.valid & ~held_up
-            lost = todo.dead | todo.bad | Mux(gathered, 0, row.joined[: config.ports])
+            lost = todo.dead | todo.bad | Mux(self._gathered, 0, self._joined)
             spare = Signal()
-            patient = Signal()
-            m.d.comb += spare.eq(ones(lost) < geometry.parities)
-            m.d.sync += todo.elsewhere.eq(reads & spare & ~patient & ~doubtful)
+            m.d.comb += spare.eq(ones(lost) < self._geometry.parities)
+            m.d.sync += todo.elsewhere.eq(
+                self._reads & spare & ~self._patient & ~self._doubtful
+            )
 
-        # Blocks that a drive could not give to a host are written anew.
-        if config.background:
-            m.submodules.mends = mends = Mends(config=config)
-            connect(m, mends.walk, flipped(self.mend))
-            unreadable = todo.bad & ~slow & ~todo.dead & ~todo.stale
-            m.d.comb += [
-                self.noted.eq(mends.noted),
-                self.noted_array.eq(row.array),
-                mends.row.array.eq(row.array),
-                mends.row.base.eq(row.base),
-                mends.row.shift.eq(row.shift),
-                mends.row.row.eq(row.row),
-            ]
-
-        pending = Signal(config.ports)
-        wanted = lowest_bit(m, pending, "wanted")
+    def _connect_background(self, m: Module) -> None:
+        """Blocks that a drive could not give to a host, which are written anew; the era; whether
+        the drive that a member is copied to is written."""
+        row, todo, mends, eras = self._row, self._todo, self._mends, self._planned_eras
+        of_copy = self._walks & (row.walk.kind == WalkKind.COPY)
+        connect(m, mends.walk, flipped(self.mend))
         m.d.comb += [
-            line_write.addr.eq(Cat(wanted, slot)),
-            line_write.data.eq(self.allocate.payload),
+            self.noted.eq(mends.noted),
+            self.noted_array.eq(row.array),
+            mends.row.array.eq(row.array),
+            mends.row.base.eq(row.base),
+            mends.row.shift.eq(row.shift),
+            mends.row.row.eq(row.row),
+            eras.reads[0].address.eq(self._slot),
+            eras.write.address.eq(self._slot),
+            eras.write.data.eq(todo.era),
+            self._programs.write.data.write[copy_target(self._config)].eq(
+                self._copies & (of_copy | todo.write.bit_select(todo.copied, 1))
+            ),
         ]
 
-        share, waits_for_share, planned = None, Const(0), "PUBLISH"
-        waited = Signal()
-        if config.array_shares:
-            planned = "WEIGH"
-            m.submodules.share = share = Turnstile(
-                config=config,
-                count=config.rows,
-                total=config.shared_lines,
-                least=config.ports,
-                most=config.rows * config.ports,
-            )
-            m.submodules.refusals = refusals = Memory(shape=1, depth=config.rows, init=[])
-            refused_read, refused_write = refusals.read_port(), refusals.write_port()
-            given_back = self.again.valid & self.again.ready
-            uncounted, sends = Signal(), Signal(range(target_count(config) + 1))
-            held = Signal(range(config.ports + 1))
-            m.d.comb += [
-                uncounted.eq(walks | todo.salvage if config.background else 0),
-                share.exists.eq(self.exists),
-                # The sequencer does one of them at a time.
-                share.ended.eq(self.ended | given_back),
-                share.ended_number.eq(Mux(given_back, self.again.payload, self.ended_slot)),
-                share.number.eq(slot),
-                share.array.eq(row.array),
-                refused_read.addr.eq(share.woken.payload),
-                refused_write.addr.eq(slot),
-                refused_write.data.eq(retried),
-                refused_write.en.eq(share.refused),
-            ]
-            m.d.sync += [held.eq(ones(pending)), sends.eq(ones(program_write.data.write))]
-            beyond = Mux(sends > OPERATIONS_PER_BLOCK, sends - OPERATIONS_PER_BLOCK, 0)
-            others = Mux(uncounted, sends, Mux(mirrored, beyond, 0))
-            m.d.comb += share.amount.eq(self._counted(held, others))
-            waits_for_share = share.calls
+    def _connect_share(self, m: Module, share: Turnstile) -> None:
+        """What the row counts for, and what is given back."""
+        config, refusals = self._config, self._refusals
+        given_back = self.again.valid & self.again.ready
+        uncounted = Signal()
+        sends = Signal(range(target_count(config) + 1))
+        lines = Signal(range(config.ports + 1))
+        beyond = Mux(sends > OPERATIONS_PER_BLOCK, sends - OPERATIONS_PER_BLOCK, 0)
+        others = Mux(uncounted, sends, Mux(self._mirrored, beyond, 0))
+        m.d.sync += [
+            lines.eq(ones(self._pending)),
+            sends.eq(ones(self._programs.write.data.write)),
+        ]
+        m.d.comb += [
+            uncounted.eq(self._walks | self._todo.salvage if config.background else 0),
+            share.exists.eq(self.exists),
+            # The sequencer does one of them at a time.
+            share.ended.eq(self.ended | given_back),
+            share.ended_number.eq(Mux(given_back, self.again.payload, self.ended_slot)),
+            share.number.eq(self._slot),
+            share.array.eq(self._row.array),
+            share.amount.eq(self._counted(lines, others)),
+            refusals.reads[0].address.eq(share.woken.payload),
+            refusals.write.address.eq(self._slot),
+            refusals.write.data.eq(self._retried),
+            refusals.write.enable.eq(share.refused),
+        ]
 
-        with m.FSM(name="admit") as fsm:
-            with m.State("TAKE"):
-                m.d.sync += [retried.eq(retries.output.valid), waited.eq(0)]
-                first_of = m.If
-                if share is not None:
-                    first_of = m.Elif
-                    with m.If(share.calls):
-                        m.d.comb += share.woken.ready.eq(1)
-                        m.d.sync += slot.eq(share.woken.payload)
-                        with m.If(share.woken.valid):
-                            m.d.sync += [waited.eq(1), retried.eq(refused_read.data)]
-                            m.next = "READ-ROW"
-                with first_of(retries.output.valid):
-                    m.d.comb += retries.output.ready.eq(1)
-                    m.d.sync += slot.eq(retries.output.payload)
-                    m.next = "READ-ROW"
-                with m.Elif(launches.output.valid):
-                    m.d.comb += launches.output.ready.eq(1)
-                    m.d.sync += slot.eq(launches.output.payload)
-                    m.next = "READ-ROW"
-            with m.State("READ-ROW"):
-                m.next = "READ-GEOMETRY"
-            with m.State("READ-GEOMETRY"):
-                members.begin(m)
-                m.d.sync += todo.eq(0)
-                if config.background:
-                    m.d.sync += todo.era.eq(self.eras[row.array])
-                m.next = "LOCATE"
-                if config.intent_chunks:
-                    looks = Cat(row.walk.kind == kind for kind in SELDOM_WRITE).any()
-                    named = row.walk.source != 0
-                    intends = ~recover & ~(walks & ~retried & looks & ~named)
-                    m.d.comb += self.begun.valid.eq(intends)
-                    with m.If(intends & ~self.begun.ready):
-                        m.next = "READ-GEOMETRY"
-            with m.State("LOCATE"):
-                goes_on = retried
-                if config.background:
-                    goes_on = retried & (planned_era.data == todo.era)
-                m.d.sync += Assert(geometry.valid, "a row of no array is planned")
-                m.d.sync += Assert(geometry.width != 0, "a row of width 0 is planned")
-                m.d.sync += [
-                    todo.kind.eq(row.kind),
-                    todo.fua.eq(row.fua),
-                    todo.more.eq(row.more),
-                    todo.row.eq(row.row),
-                    todo.joined.eq(row.joined),
-                    todo.mirrored.eq(mirrored),
-                    todo.data.eq(data),
-                    todo.parities.eq(geometry.parities),
-                    todo.shift.eq(row.shift),
-                    todo.rotation.eq(geometry.rotation),
-                    todo.strip_shift.eq(geometry.strip_shift),
-                    todo.bad.eq(Mux(goes_on, self.unread_read.data.bad, passed)),
-                    retried.eq(goes_on),
-                    todo.possible.eq(1),
-                ]
-                if config.array_shares or config.background:
-                    m.d.sync += todo.array.eq(row.array)
-                if config.slow_read_ms:
-                    m.d.sync += slow.eq(Mux(goes_on, self.unread_read.data.slow, 0))
-                    m.d.sync += patient.eq(0)
-                if config.background:
-                    m.d.sync += [todo.walk.eq(row.walk), todo.again.eq(goes_on)]
-                    m.d.sync += [todo.base.eq(row.base), todo.place.eq(row.shift)]
-                members.locate(m)
-            members.states(m)
-            with m.State("PLAN"):
-                if config.background:
-                    with m.If(copies):
-                        m.d.comb += [
-                            target_write.addr.eq(Cat(Const(copy_target(config)), slot)),
-                            target_write.data.eq(copied),
-                            target_write.en.eq(1),
-                        ]
-                with m.If(mirrored & ~in_place):
-                    m.d.sync += todo.possible.eq(~recover)
-                    m.next = planned
-                with m.Elif((geometry.parities == 0) & ~walks & ~in_place):
-                    m.d.sync += [
-                        todo.possible.eq(~recover),
-                        todo.write.eq(row.joined & ~todo.dead),
-                    ]
-                    m.next = planned
-                if config.sector_emulation:
-                    with m.Elif(in_place):
-                        m.d.sync += [
-                            todo.possible.eq(readable.any()),
-                            todo.read.eq(readable & -readable),
-                            todo.write.eq(0),
-                        ]
-                        m.next = planned
-                if config.background:
-                    with m.Elif(walks & (geometry.parities == 0)):
-                        follow_walk_plan()
-                        m.next = "COUNT"
-                with m.Else():
-                    m.d.comb += planner.request.valid.eq(1)
-                    with m.If(planner.request.ready):
-                        m.next = "ANSWER"
-            with m.State("ANSWER"):
-                m.d.comb += planner.plan.ready.eq(1)
-                if config.slow_read_ms:
-                    with m.If(planner.plan.valid & held_up):
-                        m.d.sync += [todo.bad.eq(todo.bad & ~waited_for), slow.eq(0), patient.eq(1)]
-                        m.next = "PLAN"
-                with m.If(answered):
-                    m.d.sync += [
-                        todo.possible.eq(plan.kind != PlanKind.IMPOSSIBLE),
-                        todo.update.eq(plan.kind == PlanKind.UPDATE),
-                        todo.use_parity.eq(plan.use_parity),
-                        todo.erased.eq(plan.erased),
-                        todo.read.eq(plan.read_data | (plan.read_parity << data)),
-                    ]
-                    with m.If(~recover):
-                        with m.If(plan.kind != PlanKind.WRITE_ONLY):
-                            m.d.sync += todo.generate.eq(live_parities)
-                    with m.If(walks):
-                        follow_walk_plan()
-                    if config.background:
-                        solvable = plan.kind != PlanKind.IMPOSSIBLE
-                        m.d.comb += mends.note.eq(
-                            reads & solvable & unreadable.any() & self._is_news(waited)
-                        )
-                    if config.gather_reads or config.slow_read_ms or config.background:
-                        none_lost = (gathered | unproven) & (
-                            in_reach == row.joined[: config.ports]
-                        )
-                        falls_back = reads if config.slow_read_ms else gathered
-                        impossible = falls_back & (plan.kind == PlanKind.IMPOSSIBLE)
-                        with m.If(none_lost | impossible):
-                            m.d.sync += [
-                                todo.possible.eq(in_reach.any()),
-                                todo.read.eq(in_reach),
-                                todo.erased.eq(0),
-                                todo.use_parity.eq(0),
-                            ]
-                    if config.background:
-                        kept_by_parity = row.joined & (todo.dead | todo.stale)
-                        m.d.comb += salvage.eq(
-                            (plan.kind == PlanKind.IMPOSSIBLE)
-                            & ~(walks | recover | kept_by_parity.any() | walk_plan.too_many)
-                            & todo.bad.any()
-                        )
-                        with m.If(salvage):
-                            m.d.sync += [
-                                todo.possible.eq(1),
-                                todo.salvage.eq(1),
-                                todo.generate.eq(0),
-                            ]
-                    m.next = "COUNT"
-            with m.State("COUNT"):
-                outputs = Mux(recover, row.joined, todo.erased & ~row.joined)
-                if config.gather_reads:
-                    outputs = Mux(gathered, row.joined & (todo.read | todo.erased), outputs)
-                need = Signal(config.ports)
-                m.d.comb += need.eq(todo.read | Mux(fills, 0, outputs) | (todo.generate << data))
-                if config.background:
-                    with m.If(walks & (todo.walk.kind == WalkKind.ZERO)):
-                        m.d.comb += need.eq(1 << todo.source)
-                with m.If(todo.possible):
-                    m.d.sync += [todo.aux.eq(need), pending.eq(need)]
-                    written = todo.generate
-                    if config.background:
-                        written = Mux(todo.salvage, live_parities, todo.generate)
-                    with m.If(~recover & ~walks):
-                        m.d.sync += todo.write.eq(
-                            (row.joined & ~todo.dead & data_mask) | (written << data)
-                        )
-                    m.next = "ALLOCATE" if share is None else planned
-                with m.Else():
-                    m.next = planned
+    # States. Each method has those of one step, and says which they are.
+
+    def _take(self, m: Module) -> None:
+        """The states TAKE and READ-ROW: a row slot, the one that was called first."""
+        share = self._share
+        launches, retries = self._launches.output, self._retries.output
+        with m.State("TAKE"):
+            m.d.sync += [self._retried.eq(retries.valid), self._waited.eq(0)]
+            first_of = m.If
             if share is not None:
-                with m.State("WEIGH"):
-                    m.next = "SHARE"
-                with m.State("SHARE"):
-                    m.d.comb += share.ask.eq(1)
-                    with m.If(share.granted):
-                        m.next = "ALLOCATE"
-                    with m.If(share.refused):
-                        m.d.sync += pending.eq(0)
-                        m.next = "TAKE"
-            with m.State("ALLOCATE"):
-                with m.If(pending == 0):
-                    m.next = "PUBLISH"
-                with m.Else():
-                    m.d.comb += self.allocate.ready.eq(1)
-                    with m.If(self.allocate.valid):
-                        m.d.comb += line_write.en.eq(1)
-                        m.d.sync += pending.eq(pending & (pending - 1))
-            with m.State("PUBLISH"):
-                m.d.comb += program_write.en.eq(1)
-                if config.background:
-                    m.d.comb += note_era.en.eq(1)
-                m.next = "OFFER"
-            with m.State("OFFER"):
-                m.d.comb += self.ready.valid.eq(1)
-                with m.If(self.ready.ready):
-                    m.next = "TAKE"
+                first_of = m.Elif
+                with m.If(share.calls):
+                    m.d.comb += share.woken.ready.eq(1)
+                    m.d.sync += self._slot.eq(share.woken.payload)
+                    with m.If(share.woken.valid):
+                        m.d.sync += [
+                            self._waited.eq(1),
+                            self._retried.eq(self._refusals.reads[0].data),
+                        ]
+                        m.next = "READ-ROW"
+            with first_of(retries.valid):
+                m.d.comb += retries.ready.eq(1)
+                m.d.sync += self._slot.eq(retries.payload)
+                m.next = "READ-ROW"
+            with m.Elif(launches.valid):
+                m.d.comb += launches.ready.eq(1)
+                m.d.sync += self._slot.eq(launches.payload)
+                m.next = "READ-ROW"
+        with m.State("READ-ROW"):
+            m.next = "READ-GEOMETRY"
 
-        waiting = fsm.ongoing("ALLOCATE") & (pending != 0) & ~self.allocate.valid
-        idle = (
-            fsm.ongoing("TAKE")
-            & ~launches.output.valid
-            & ~retries.output.valid
-            & ~waits_for_share
-        )
-        m.d.comb += self.busy.eq(
-            ~(waiting | idle) | (launches.level != 0) & idle | (retries.level != 0) & idle
-        )
-        if share is not None:
-            with m.If(share.busy):
-                m.d.comb += self.busy.eq(1)
+    def _locate(self, m: Module) -> None:
+        """The states READ-GEOMETRY, which tells that the row may be written, and LOCATE, which
+        begins its program."""
+        config, row, todo = self._config, self._row, self._todo
+        with m.State("READ-GEOMETRY"):
+            m.d.sync += [
+                self._strips.eq(row.joined),
+                self._role.eq(0),
+                self._copy.eq(0),
+                self._wrapped.eq(0),
+                self._number.eq(0),
+                todo.eq(0),
+            ]
+            if config.background:
+                m.d.sync += todo.era.eq(self.eras[row.array])
+            m.next = "LOCATE"
+            if config.intent_chunks:
+                looks = Cat(row.walk.kind == kind for kind in SELDOM_WRITE).any()
+                named = row.walk.source != 0
+                only_looks = self._walks & ~self._retried & looks & ~named
+                intends = ~self._recover & ~only_looks
+                m.d.comb += self.begun.valid.eq(intends)
+                with m.If(intends & ~self.begun.ready):
+                    m.next = "READ-GEOMETRY"
+        with m.State("LOCATE"):
+            self._begin_program(m)
+            m.d.sync += [self._wrapped.eq(0), self._place.eq(row.shift)]
+            if config.background:
+                m.d.sync += self._copies.eq(0)
+            m.next = "WALK"
+            with m.If(self._mirrored):
+                m.next = "STEP"
+
+    def _begin_program(self, m: Module) -> None:
+        """What of the program the row and its array say."""
+        config, row, geometry, todo = self._config, self._row, self._geometry, self._todo
+        goes_on, passed = self._retried, Const(0, config.ports)
         if config.background:
-            with m.If(mends.busy | (self.mend.valid & self.mend.ready)):
-                m.d.comb += self.busy.eq(1)
-        return m
+            # In another era such a row begins anew.
+            goes_on = self._retried & (self._planned_eras.reads[0].data == todo.era)
+            # Copies that are not read, and are written anew.
+            timely = row.walk.any & (row.walk.era == todo.era)
+            passed = Mux(timely, (1 << row.walk.source) - 1, 0)
+        m.d.sync += [
+            Assert(geometry.valid, "a row of no array is planned"),
+            Assert(geometry.width != 0, "a row of width 0 is planned"),
+            todo.kind.eq(row.kind),
+            todo.fua.eq(row.fua),
+            todo.more.eq(row.more),
+            todo.row.eq(row.row),
+            todo.joined.eq(row.joined),
+            todo.mirrored.eq(self._mirrored),
+            todo.data.eq(self._data),
+            todo.parities.eq(geometry.parities),
+            todo.shift.eq(row.shift),
+            todo.rotation.eq(geometry.rotation),
+            todo.strip_shift.eq(geometry.strip_shift),
+            todo.bad.eq(Mux(goes_on, self.unread_read.data.bad, passed)),
+            todo.possible.eq(1),
+            self._retried.eq(goes_on),
+        ]
+        if config.array_shares or config.background:
+            m.d.sync += todo.array.eq(row.array)
+        if config.slow_read_ms:
+            m.d.sync += [
+                self._slow.eq(Mux(goes_on, self.unread_read.data.slow, 0)),
+                self._patient.eq(0),
+            ]
+        if config.background:
+            m.d.sync += [
+                todo.walk.eq(row.walk),
+                todo.again.eq(goes_on),
+                todo.base.eq(row.base),
+                todo.place.eq(row.shift),
+            ]
+
+    def _look_up(self, m: Module) -> None:
+        """The states WALK, over the copies of a strip or the roles, STEP to the next strip, and
+        SETTLE, up to PLAN."""
+        geometry, row, mirrored = self._geometry, self._row, self._mirrored
+        place, copy, role, strips = self._place, self._copy, self._role, self._strips
+        wrapped, following = self._wrapped, self._following
+        with m.State("WALK"):
+            m.d.comb += self._ask.eq(1)
+            m.d.sync += [copy.eq(copy + 1), role.eq(role + 1)]
+            with m.If(place + 1 >= geometry.width):
+                m.d.sync += [place.eq(0), wrapped.eq(geometry.copies > 1)]
+            with m.Else():
+                m.d.sync += place.eq(place + 1)
+            with m.If(mirrored):
+                with m.If(copy + 1 == geometry.copies):
+                    m.d.sync += copy.eq(0)
+                    m.next = "STEP"
+            with m.Elif(role + 1 == self._roles):
+                m.next = "SETTLE"
+        with m.State("STEP"):
+            # The walk of a strip takes two copies at least: `following` holds again by then.
+            m.d.sync += [
+                wrapped.eq(0),
+                self._strip.eq(following),
+                strips.eq(strips & (strips - 1)),
+                place.eq(row.shift + following * geometry.copies),
+            ]
+            m.next = "WALK"
+            with m.If(strips == 0):
+                m.next = "SETTLE"
+            if self._config.background:
+                # The gatherer makes such rows of one strip.
+                with m.Else():
+                    m.d.sync += self._todo.place.eq(row.shift + following * geometry.copies)
+        with m.State("SETTLE"):
+            # The last answer is being taken.
+            m.next = "PLAN"
+
+    def _plan(self, m: Module) -> None:
+        """The state PLAN: what to do, but for rows that the planner is asked about."""
+        config, row, todo, recover = self._config, self._row, self._todo, self._recover
+        no_parity, readable = self._geometry.parities == 0, self._readable
+        with m.State("PLAN"):
+            if config.background:
+                with m.If(self._copies):
+                    m.d.comb += self._targets.store(
+                        address=Cat(Const(copy_target(config)), self._slot), data=self._copied
+                    )
+            with m.If(self._mirrored & ~self._in_place):
+                m.d.sync += todo.possible.eq(~recover)
+                m.next = self._planned
+            with m.Elif(no_parity & ~self._walks & ~self._in_place):
+                m.d.sync += [
+                    todo.possible.eq(~recover),
+                    todo.write.eq(row.joined & ~todo.dead),
+                ]
+                m.next = self._planned
+            if config.sector_emulation:
+                with m.Elif(self._in_place):
+                    m.d.sync += [
+                        todo.possible.eq(readable.any()),
+                        todo.read.eq(readable & -readable),
+                        todo.write.eq(0),
+                    ]
+                    m.next = self._planned
+            if config.background:
+                with m.Elif(self._walks & no_parity):
+                    self._follow_walk_plan(m)
+                    m.next = "COUNT"
+            with m.Else():
+                m.d.comb += self._planner.request.valid.eq(1)
+                with m.If(self._planner.request.ready):
+                    m.next = "ANSWER"
+
+    def _follow_walk_plan(self, m: Module) -> None:
+        """The program is what the plan of walks says."""
+        names = ("possible", "read", "erased", "use_parity", "generate", "write")
+        for name in (*names, "checks", "withheld", "single", "source"):
+            m.d.sync += getattr(self._todo, name).eq(getattr(self._walk_plan, name))
+
+    def _answer(self, m: Module) -> None:
+        """The state ANSWER: the program is what the planner says."""
+        config, todo, plan = self._config, self._todo, self._planner.plan.payload
+        impossible = plan.kind == PlanKind.IMPOSSIBLE
+        answered = self._planner.plan.valid
+        with m.State("ANSWER"):
+            m.d.comb += self._planner.plan.ready.eq(1)
+            if config.slow_read_ms:
+                # A drive that has taken the place of a slow one meanwhile has nothing to wait for.
+                waited_for = self._slow & ~todo.stale
+                held_up = (impossible | self._doubtful) & waited_for.any()
+                with m.If(answered & held_up):
+                    m.d.sync += [
+                        todo.bad.eq(todo.bad & ~waited_for),
+                        self._slow.eq(0),
+                        self._patient.eq(1),
+                    ]
+                    m.next = "PLAN"
+                answered = answered & ~held_up
+            with m.If(answered):
+                m.d.sync += [
+                    todo.possible.eq(~impossible),
+                    todo.update.eq(plan.kind == PlanKind.UPDATE),
+                    todo.use_parity.eq(plan.use_parity),
+                    todo.erased.eq(plan.erased),
+                    todo.read.eq(plan.read_data | (plan.read_parity << self._data)),
+                ]
+                with m.If(~self._recover & (plan.kind != PlanKind.WRITE_ONLY)):
+                    m.d.sync += todo.generate.eq(self._live_parities)
+                if config.background:
+                    with m.If(self._walks):
+                        self._follow_walk_plan(m)
+                    news = self._unreadable.any() & self._is_news(self._waited)
+                    m.d.comb += self._mends.note.eq(self._reads & ~impossible & news)
+                self._fall_back(m, impossible)
+                if config.background:
+                    self._salvage(m, impossible)
+                m.next = "COUNT"
+
+    def _fall_back(self, m: Module, impossible: Value) -> None:
+        """Reads of which no block is lost, or that cannot be worked out, are read where they lie;
+        so are all that are gathered."""
+        config, todo = self._config, self._todo
+        if config.gather_reads or config.slow_read_ms or config.background:
+            unproven = self._doubtful & ~self._gathered
+            none_lost = (self._gathered | unproven) & (self._in_reach == self._joined)
+            falls_back = self._reads if config.slow_read_ms else self._gathered
+            with m.If(none_lost | (falls_back & impossible)):
+                m.d.sync += [
+                    todo.possible.eq(self._in_reach.any()),
+                    todo.read.eq(self._in_reach),
+                    todo.erased.eq(0),
+                    todo.use_parity.eq(0),
+                ]
+
+    def _salvage(self, m: Module, impossible: Value) -> None:
+        """A write to a row that is past repair because of unreadable blocks is done all the same.
+        """
+        todo = self._todo
+        kept_by_parity = self._row.joined & (todo.dead | todo.stale)
+        others = self._walks | self._recover | kept_by_parity.any() | self._walk_plan.too_many
+        with m.If(impossible & ~others & todo.bad.any()):
+            m.d.sync += [
+                todo.possible.eq(1),
+                todo.salvage.eq(1),
+                todo.generate.eq(0),
+            ]
+
+    def _count(self, m: Module) -> None:
+        """The state COUNT: which roles need a line of the row's own, and what is written."""
+        config, row, todo, recover = self._config, self._row, self._todo, self._recover
+        with m.State("COUNT"):
+            outputs = Mux(recover, row.joined, todo.erased & ~row.joined)
+            if config.gather_reads:
+                of_lost = row.joined & (todo.read | todo.erased)
+                outputs = Mux(self._gathered, of_lost, outputs)
+            need = Signal(config.ports)
+            m.d.comb += need.eq(
+                todo.read | Mux(self._fills, 0, outputs) | (todo.generate << self._data)
+            )
+            written = todo.generate
+            if config.background:
+                with m.If(self._walks & (todo.walk.kind == WalkKind.ZERO)):
+                    m.d.comb += need.eq(1 << todo.source)
+                written = Mux(todo.salvage, self._live_parities, todo.generate)
+            with m.If(todo.possible):
+                m.d.sync += [todo.aux.eq(need), self._pending.eq(need)]
+                with m.If(~recover & ~self._walks):
+                    m.d.sync += todo.write.eq(
+                        (row.joined & ~todo.dead & self._data_mask) | (written << self._data)
+                    )
+                m.next = "ALLOCATE" if self._share is None else self._planned
+            with m.Else():
+                m.next = self._planned
+
+    def _weigh(self, m: Module, share: Turnstile) -> None:
+        """The states WEIGH and SHARE: the row has its share of lines and operations, or waits."""
+        with m.State("WEIGH"):
+            m.next = "SHARE"
+        with m.State("SHARE"):
+            m.d.comb += share.ask.eq(1)
+            with m.If(share.granted):
+                m.next = "ALLOCATE"
+            with m.If(share.refused):
+                m.d.sync += self._pending.eq(0)
+                m.next = "TAKE"
+
+    def _allocate(self, m: Module) -> None:
+        """The state ALLOCATE: a line for each ``pending`` role."""
+        pending = self._pending
+        with m.State("ALLOCATE"):
+            with m.If(pending == 0):
+                m.next = "PUBLISH"
+            with m.Else():
+                m.d.comb += self.allocate.ready.eq(1)
+                with m.If(self.allocate.valid):
+                    m.d.comb += self._lines.store()
+                    m.d.sync += pending.eq(pending & (pending - 1))
+
+    def _publish(self, m: Module) -> None:
+        """The states PUBLISH and OFFER: the program is there."""
+        with m.State("PUBLISH"):
+            m.d.comb += self._programs.store()
+            if self._config.background:
+                m.d.comb += self._planned_eras.store()
+            m.next = "OFFER"
+        with m.State("OFFER"):
+            m.d.comb += self.ready.valid.eq(1)
+            with m.If(self.ready.ready):
+                m.next = "TAKE"
