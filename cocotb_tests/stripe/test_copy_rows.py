@@ -533,7 +533,7 @@ class MendsTheMember(WalkPlan):
 
 MUTANTS = {
     ForgetsUpdates: ("rows.sequencer.Admission", "raid5", "copies_under_load"),
-    WaitsForTheTables: ("planning.row_members.Duplicate", "raid5", "the_member_fails"),
+    WaitsForTheTables: ("planning.admission.Duplicate", "raid5", "the_member_fails"),
     CountsTheCopy: ("", "raid0", "the_member_refuses"),
     FreesEarly: ("", "raid5", "copies_under_load"),
     MendsTheMember: ("planning.admission.WalkPlan", "raid5", "copies_what_cannot_be_read"),
