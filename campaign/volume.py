@@ -219,10 +219,14 @@ class Volume:
 
     # Commands that are seldom sent
 
-    async def other(self, first: int, count: int, address: int, queue: int) -> int:
-        """Write Zeroes, Verify, Compare, or a Dataset Management that says what is not needed."""
+    async def other(
+        self, first: int, count: int, address: int, queue: int, *, writes: bool
+    ) -> int:
+        """Verify, Compare, a Dataset Management that says what is not needed, or if it ``writes``
+        Write Zeroes."""
         card = self.array.card
-        whim, ways = card.whim, [self._zero, self._verify]
+        whim, ways = card.whim, [self._verify]
+        ways += [self._zero] if writes else []
         ways += [self._compare, self._hint] if card.config.compare_and_deallocate else []
         way = whim.choice(ways)
         if way in (self._zero, self._verify) and whim.random() < 0.5:
@@ -331,7 +335,8 @@ class Volume:
             queues = len(card.nvme.queues)
             queue = number % queues if in_turn else choose.randrange(queues)
             if others and card.whim.random() < OTHERS:
-                return await self.other(first, count, address, queue), False
+                writing = writes > 0
+                return await self.other(first, count, address, queue, writes=writing), False
             if choose.random() < FLUSHES:
                 return await self.flush(queue), False
             if choose.random() < writes:

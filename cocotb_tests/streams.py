@@ -44,7 +44,7 @@ def pack(layout, /, **fields) -> int:
 def unpack(layout, value: int) -> Any:
     """The value of bits: `Fields` of a structure, list of an array, enum member or integer.
 
-    Bits that are no member of their enumeration are returned as an integer.
+    Fields without a bit, which a configuration leaves out, are not there. Bits that are no member of their enumeration are returned as an integer.
     """
     if isinstance(layout, type) and issubclass(layout, Enum):
         width = Shape.cast(layout).width
@@ -62,7 +62,13 @@ def unpack(layout, value: int) -> Any:
         return value
     if isinstance(inner, data.ArrayLayout):
         return [unpack(field.shape, value >> field.offset) for _, field in inner]
-    return Fields({str(key): unpack(field.shape, value >> field.offset) for key, field in inner})
+    return Fields(
+        {
+            str(key): unpack(field.shape, value >> field.offset)
+            for key, field in inner
+            if Shape.cast(field.shape).width
+        }
+    )
 
 
 def _layout(shape) -> data.Layout | None:

@@ -7,6 +7,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from tools.same.compare import Comparison, compare
+from tools.same.constants import without_constants
 from tools.same.logic import logic_of
 
 WORD = 4
@@ -164,3 +165,52 @@ def test_a_register_twice_is_seen_in_the_size():
     result = found("twice")
     assert result.proved
     assert result.sizes[1][1] == result.sizes[0][1] + 1
+
+
+class Optional(wiring.Component):
+    """Counts, and with an option adds what it has kept."""
+
+    step: In(WORD)
+    total: Out(WORD)
+
+    def __init__(self, *, option: str = "") -> None:
+        self.option = option
+        super().__init__()
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        total = Signal(WORD)
+        m.d.sync += total.eq(total + self.step)
+        m.d.comb += self.total.eq(total)
+        if self.option:
+            # A chain of registers that begins with a constant, and a memory that none writes.
+            wanted, first, second = Signal(), Signal(), Signal(WORD)
+            m.submodules.memory = memory = Memory(shape=WORD, depth=4, init=[])
+            writer, reader = memory.write_port(), memory.read_port()
+            m.d.comb += [
+                wanted.eq(self.option == "on"),
+                reader.addr.eq(total),
+                writer.data.eq(self.step),
+                writer.en.eq(wanted),
+                self.total.eq(total + Mux(first, second, 0) + reader.data),
+            ]
+            m.d.sync += [first.eq(first | wanted), second.eq(second + self.step)]
+        return m
+
+
+def test_what_an_option_leaves_behind_is_left_out():
+    without, off, on = (
+        without_constants(logic_of(Optional(option=option))) for option in ("", "off", "on")
+    )
+    assert len(without.states) == len(off.states) == WORD
+    assert compare(without, off).alike
+    assert len(on.states) == 3 * WORD + 1
+    assert not compare(without, on).proved
+
+
+@pytest.mark.parametrize("variant", ["", "contents", "init", "twice"])
+def test_nothing_else_is_left_out(variant):
+    logic = logic_of(Top(variant))
+    kept = without_constants(logic)
+    assert len(kept.states) == len(logic.states)
+    assert compare(logic, kept).alike

@@ -6,6 +6,7 @@ from hdl.config import BLOCK_NUMBER_BITS, Config
 from hdl.flow.geometry import WIDTH_BITS
 from hdl.flow.host_command import HostOpcode, Status
 from hdl.flow.recovery import recovery
+from hdl.kit.optional import optional
 
 
 def extent(config: Config) -> data.StructLayout:
@@ -27,9 +28,9 @@ def extent(config: Config) -> data.StructLayout:
     `Config.sector_emulation`). ``gathered``: a READ that waits for the other blocks of its rows;
     `hdl.stripe.dispatch` says so, and nobody before it (not there without `Config.gather_reads`).
     """
-    sectors = {"head": 1, "tail": 1} if config.sector_emulation else {}
-    gathered = {"gathered": 1} if config.gather_reads else {}
-    flushed = {"volume": config.volume_bits} if config.background else {}
+    sectors = optional(config.sector_emulation, {"head": 1, "tail": 1})
+    gathered = optional(config.gather_reads, {"gathered": 1})
+    flushed = optional(config.background, {"volume": config.volume_bits})
     return data.StructLayout(
         {
             "slot": config.slot_bits,
@@ -59,5 +60,5 @@ def expected(config: Config) -> data.StructLayout:
 
     ``array``: which (not there without `Config.intent_chunks`).
     """
-    array = {"array": config.array_bits} if config.intent_chunks else {}
+    array = optional(config.intent_chunks, {"array": config.array_bits})
     return data.StructLayout({"slot": config.slot_bits, "count": WIDTH_BITS, **array})

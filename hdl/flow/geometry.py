@@ -3,6 +3,7 @@
 from amaranth.lib import data, enum
 
 from hdl.config import BLOCK_NUMBER_BITS, Config
+from hdl.kit.optional import optional
 
 WIDTH_BITS = 6
 """Width of a number of drives, 1..32."""
@@ -65,7 +66,7 @@ def geometry(config: Config) -> data.StructLayout:
     rows were taken to be consistent when the array was made (only without `Config.background`,
     where nothing else can make them so; else `hdl.background.jobs.Jobs` knows).
     """
-    assumed = {} if config.background else {"assumed": 1}
+    assumed = optional(not config.background, {"assumed": 1})
     return data.StructLayout(
         {
             "valid": 1,

@@ -4,6 +4,7 @@ from amaranth.lib import data, enum
 
 from hdl.config import BLOCK_NUMBER_BITS, SECTOR_BITS, Config
 from hdl.flow.recovery import recovery
+from hdl.kit.optional import optional
 
 
 class HostOpcode(enum.Enum, shape=2):
@@ -35,7 +36,7 @@ def command(config: Config) -> data.StructLayout:
     first sectors of the first block, and the last ones of the last, that the host does not mean
     (not there without `Config.sector_emulation`).
     """
-    sectors = {"head": SECTOR_BITS, "tail": SECTOR_BITS} if config.sector_emulation else {}
+    sectors = optional(config.sector_emulation, {"head": SECTOR_BITS, "tail": SECTOR_BITS})
     return data.StructLayout(
         {
             "slot": config.slot_bits,

@@ -4,6 +4,7 @@ from amaranth.lib import data, enum
 
 from hdl.config import BLOCK_NUMBER_BITS, Config
 from hdl.flow.geometry import WIDTH_BITS
+from hdl.kit.optional import optional
 
 
 class ManageOpcode(enum.Enum, shape=4):
@@ -107,7 +108,7 @@ def manage_request(config: Config) -> data.StructLayout:
     ``initialise`` asks for what is done anyway. ``degraded``: named ports without a drive become
     failed members, as many as the level tolerates.
     """
-    formats = {"sectors": 1, "emulation": Emulation} if config.sector_emulation else {}
+    formats = optional(config.sector_emulation, {"sectors": 1, "emulation": Emulation})
     return data.StructLayout(
         {
             "opcode": ManageOpcode,
@@ -123,7 +124,8 @@ def manage_request(config: Config) -> data.StructLayout:
             "blocks": BLOCK_NUMBER_BITS,
             "assumed": 1,
         }
-        | (
+        | optional(
+            config.background,
             {
                 "position": 8,
                 "port": 8,
@@ -137,9 +139,7 @@ def manage_request(config: Config) -> data.StructLayout:
                 "share": 8,
                 "spare": 1,
                 "complete": 1,
-            }
-            if config.background
-            else {}
+            },
         )
         | formats
     )

@@ -6,6 +6,7 @@ from amaranth.lib import data, enum
 from hdl.config import BLOCK_NUMBER_BITS, Config, bits_for_count
 from hdl.flow.piece import early_field
 from hdl.flow.recovery import recovery, tried_bits
+from hdl.kit.optional import optional
 
 
 class Opcode(enum.Enum, shape=2):
@@ -69,8 +70,8 @@ def operation(config: Config) -> data.StructLayout:
     is not done. Of reads of one of several copies, and of what a walk writes: others may count by
     then. ``restarts``: how often the drive had restarted as that was decided.
     """
-    elsewhere = {"elsewhere": 1} if config.slow_read_ms else {}
-    restarts = {"dated": 1, "restarts": tried_bits(config)} if config.background else {}
+    elsewhere = optional(config.slow_read_ms, {"elsewhere": 1})
+    restarts = optional(config.background, {"dated": 1, "restarts": tried_bits(config)})
     return data.StructLayout(
         {
             "port": config.port_bits,

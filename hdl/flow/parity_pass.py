@@ -3,6 +3,7 @@
 from amaranth.lib import data, enum
 
 from hdl.config import PIECES, Config, bits_for_count
+from hdl.kit.optional import optional
 
 
 class StepKind(enum.Enum, shape=3):
@@ -23,9 +24,8 @@ class StepKind(enum.Enum, shape=3):
 def piece_field(config: Config) -> dict:
     """A field ``piece``, with ``Config.early_rows`` only: if ``any``, a pass, or what belongs to
     it, is about piece ``number`` of `PIECES` of each line, else about all of it."""
-    if not config.early_rows:
-        return {}
-    return {"piece": data.StructLayout({"any": 1, "number": bits_for_count(PIECES)})}
+    piece = data.StructLayout({"any": 1, "number": bits_for_count(PIECES)})
+    return optional(config.early_rows, {"piece": piece})
 
 
 def step(config: Config) -> data.StructLayout:
@@ -55,7 +55,7 @@ def pass_done(config: Config) -> data.StructLayout:
     ``nonzero`` (with ``background``): a bit per ``role`` of an OUTPUT: a block that went out there
     is not all zeros. ``piece``: that of the pass.
     """
-    background = {"nonzero": config.parities} if config.background else {}
+    background = optional(config.background, {"nonzero": config.parities})
     return data.StructLayout(
         {"index": config.row_slot_bits, "error": 1, **background, **piece_field(config)}
     )

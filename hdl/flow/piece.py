@@ -4,6 +4,7 @@ from amaranth.hdl import Shape, unsigned
 from amaranth.lib import data
 
 from hdl.config import PIECES, Config, bits_for_count
+from hdl.kit.optional import optional
 
 
 def early_seat(config: Config) -> Shape:
@@ -18,7 +19,7 @@ def early(config: Config) -> data.StructLayout:
 
 def early_field(config: Config) -> dict:
     """A field ``early``, with ``Config.early_rows`` only."""
-    return {"early": early(config)} if config.early_rows else {}
+    return optional(config.early_rows, {"early": early(config)})
 
 
 PIECE_CYCLES = 12

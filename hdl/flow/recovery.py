@@ -3,6 +3,7 @@
 from amaranth.lib import data
 
 from hdl.config import ERA_BITS, Config, bits_for_count
+from hdl.kit.optional import optional
 
 ROUNDS = 2
 """Times that each copy of a block is asked for it at most."""
@@ -23,7 +24,7 @@ def recovery(config: Config) -> data.StructLayout:
     asked because it is the only one, or those before it could not be read, as is done where copies
     may differ; ``era``, of its array as it was asked: in another one that says nothing.
     """
-    background = {"medium": 1, "ordered": 1, "era": ERA_BITS} if config.background else {}
+    background = optional(config.background, {"medium": 1, "ordered": 1, "era": ERA_BITS})
     return data.StructLayout(
         {
             "again": 1,

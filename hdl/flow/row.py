@@ -5,6 +5,7 @@ from amaranth.lib import data, enum
 from hdl.config import BLOCK_NUMBER_BITS, ERA_BITS, MAX_DRIVES, Config
 from hdl.flow.host_command import Status
 from hdl.flow.walk import ROLE_BITS, WalkKind
+from hdl.kit.optional import optional
 
 
 class RowKind(enum.Enum, shape=1):
@@ -20,10 +21,8 @@ class RowKind(enum.Enum, shape=1):
 def errand(config: Config) -> dict:
     """A field ``walk``, with ``Config.background`` only: the `hdl.flow.walk.walk` that a
     row slot, or an extent, stands for, if ``any``."""
-    if not config.background:
-        return {}
     fields = {"any": 1, "kind": WalkKind, "tag": 8, "source": ROLE_BITS, "era": ERA_BITS}
-    return {"walk": data.StructLayout(fields)}
+    return optional(config.background, {"walk": data.StructLayout(fields)})
 
 
 def row_state(config: Config) -> data.StructLayout:
@@ -51,8 +50,8 @@ def row_state(config: Config) -> data.StructLayout:
             "joined": MAX_DRIVES,
             **errand(config),
         }
-        | ({"fills": 1} if config.sector_emulation else {})
-        | ({"gathered": 1} if config.gather_reads else {})
+        | optional(config.sector_emulation, {"fills": 1})
+        | optional(config.gather_reads, {"gathered": 1})
     )
 
 

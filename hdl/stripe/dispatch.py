@@ -1,8 +1,7 @@
 """Reads go straight to a drive, flushes to all of them, the rest to the stripe engine."""
 
-from amaranth.hdl import Assert, Cat, Const, Module, Mux, Signal
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
-from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
@@ -15,7 +14,7 @@ from hdl.flow.recovery import ROUNDS, tried_bits
 from hdl.flow.row import committed
 from hdl.flow.table_read import copy_read, geometry_read, member_read
 from hdl.flow.walk import walk
-from hdl.kit.table import TableRead
+from hdl.kit.table import Table, TableRead
 from hdl.stripe.mends import Mends
 from hdl.stripe.read_streams import ReadStreams
 
@@ -141,9 +140,22 @@ class Dispatch(wiring.Component):
         self._config = config
         # A drive that hangs is given up with the last but one of these.
         self._attempts = config.drive_resets + 3
-        background = {}
-        if config.background:
-            background = {
+        super().__init__(
+            {
+                "extent": In(stream.Signature(extent(config))),
+                "operation": Out(stream.Signature(operation(config))),
+                "gather": Out(stream.Signature(extent(config))),
+                "rejected": Out(stream.Signature(completion(config))),
+                "unreadable": Out(stream.Signature(committed(config))),
+                "expected": Out(stream.Signature(expected(config))),
+                "geometry_read": Out(geometry_read(config)),
+                "member_read": Out(member_read(config)),
+                "load_read": Out(TableRead(config.port_bits, load_bits(config))),
+                "failed": In(MAX_DRIVES),
+                "redundant": In(config.arrays),
+                "impaired": In(config.arrays),
+                "ended": In(1),
+                "ended_slot": In(config.slot_bits),
                 "stale": In(MAX_DRIVES),
                 "suspect": In(MAX_DRIVES),
                 "restarts": In(tried_bits(config)).array(config.ports),
@@ -163,453 +175,493 @@ class Dispatch(wiring.Component):
                 "mend": Out(stream.Signature(walk(config))),
                 "noted": Out(1),
                 "noted_array": Out(config.array_bits),
-            }
-        if config.slow_read_ms:
-            background["redundant"] = In(config.arrays)
-        if config.gather_reads:
-            background["impaired"] = In(config.arrays)
-            background |= {"ended": In(1), "ended_slot": In(config.slot_bits)}
-        super().__init__(
-            {
-                **background,
-                "extent": In(stream.Signature(extent(config))),
-                "operation": Out(stream.Signature(operation(config))),
-                "gather": Out(stream.Signature(extent(config))),
-                "rejected": Out(stream.Signature(completion(config))),
-                "unreadable": Out(stream.Signature(committed(config))),
-                "expected": Out(stream.Signature(expected(config))),
-                "geometry_read": Out(geometry_read(config)),
-                "member_read": Out(member_read(config)),
-                "load_read": Out(TableRead(config.port_bits, load_bits(config))),
-                "failed": In(MAX_DRIVES),
                 "busy": Out(1),
             }
         )
 
-    def elaborate(self, platform) -> Module:
-        config = self._config
-        m = Module()
+        # What is in hand: an extent, its array, and the operation that is next.
+        self._item = Signal(extent(config))
+        self._shape = Signal(geometry(config))
+        self._port = Signal(config.port_bits)
+        self._row = Signal(BLOCK_NUMBER_BITS)
 
-        item = Signal(extent(config))
-        shape = Signal(geometry(config))
-        port = Signal(config.port_bits)
-        row = Signal(BLOCK_NUMBER_BITS)
-        first_row = Signal(BLOCK_NUMBER_BITS)
+        # Drives, asked by port or by what `member_read` gives.
+        self._unreadable = Signal()
+        # Not to be flushed; not to be counted on.
+        self._unflushed = Signal()
+        self._untrusted = Signal()
+        # The drive that was asked cannot read the block.
+        self._medium = Signal()
+        # How often drives had restarted when a FLUSH was judged, or whether copies may differ.
+        self._judged_restarts = Signal(data.ArrayLayout(tried_bits(config), config.ports))
+        self._redundant = Signal()
 
         # Reads: the place of copy 0, and the copies left to try.
-        first = Signal(WIDTH_BITS + 1)
-        copy = Signal(COPY_BITS)
-        tried = Signal(item.recover.tried.shape())
-        place = Signal(WIDTH_BITS + 1)
-        turns = Signal()
-        turn = Signal(COPY_BITS)
-        preferred = Signal(COPY_BITS)
-        mirrored = Signal()
-        weighs = Signal()
+        self._first = Signal(WIDTH_BITS + 1)
+        self._first_row = Signal(BLOCK_NUMBER_BITS)
+        self._copy = Signal(COPY_BITS)
+        self._tried = Signal(self._item.recover.tried.shape())
+        self._place = Signal(WIDTH_BITS + 1)
+        self._turns = Signal()
+        self._turn = Signal(COPY_BITS)
+        self._preferred = Signal(COPY_BITS)
+        self._mirrored = Signal()
+        self._weighs = Signal()
         # Copies may differ: whether that is so now, and whether the copy is chosen by it.
-        differ, in_order = Signal(), Signal()
+        self._differ = Signal()
+        self._in_order = Signal()
         # A row may be inconsistent: the same of what would be worked out.
-        unproven, in_place = Signal(), Signal()
-        m.d.comb += [
-            mirrored.eq(shape.copies > 1),
-            weighs.eq(mirrored & (item.recover.tried == 0) & ~in_order),
-            place.eq(first + copy),
-            turns.eq(place >= shape.width),
-            preferred.eq((Cat(*reversed(list(turn))) * shape.copies) >> COPY_BITS),
-        ]
+        self._unproven = Signal()
+        self._in_place = Signal()
 
         # A copy being weighed, and the best so far.
-        m.submodules.follows = follows = Memory(
-            shape=FOLLOW_BITS, depth=1 << config.port_bits, init=[]
-        )
-        follow_read, follow_write = follows.read_port(), follows.write_port()
-        left = Signal(WIDTH_BITS)
-        w_port = Signal(config.port_bits)
-        w_row = Signal(BLOCK_NUMBER_BITS)
-        w_failed = Signal()
-        w_weight = Signal(load_bits(config) + 1)
-        chosen = Signal(COPY_BITS)
-        weight = Signal.like(w_weight)
-        found = Signal()
-        m.d.comb += [
-            self.load_read.address.eq(self.member_read.data),
-            follow_read.addr.eq(self.member_read.data),
-            follow_write.addr.eq(port),
-            follow_write.data.eq(row + item.blocks + 1),
-        ]
+        self._follows = Table(FOLLOW_BITS, 1 << config.port_bits)
+        self._left = Signal(WIDTH_BITS)
+        self._w_port = Signal(config.port_bits)
+        self._w_row = Signal(BLOCK_NUMBER_BITS)
+        self._w_failed = Signal()
+        self._w_weight = Signal(load_bits(config) + 1)
+        self._chosen = Signal(COPY_BITS)
+        self._weight = Signal.like(self._w_weight)
+        self._found = Signal()
 
-        def copy_above(number):
-            return Mux(number + 1 == shape.copies, 0, number + 1)
+        # What becomes of a read: how often its copies are asked, and whether those have been; rows
+        # with a block that its drive could not read; whether it waits for the rest of its row.
+        self._most = Signal(self._tried.shape())
+        self._exhausted = Signal()
+        self._last_row = Signal(BLOCK_NUMBER_BITS)
+        self._mends = Mends(config=config)
+        self._gone_on = Signal()
+        self._streams = ReadStreams(config=config)
+        self._gathers = Signal()
+        self._starts = Signal()
 
         # Flushes: a walk over the members, group by group, then over the ports that they are at.
         # Members that can replace each other are a group: those of a span, or as many as there are
         # copies, which go on past the width from place 0 until a group ends there (RAID 1E).
-        position = Signal(WIDTH_BITS)
-        walk_place = Signal(WIDTH_BITS)
-        walk_span = Signal(WIDTH_BITS)
-        group = Signal(WIDTH_BITS)
-        tolerance = Signal(WIDTH_BITS)
-        dead = Signal(WIDTH_BITS)
-        live = Signal(WIDTH_BITS)
-        lost = Signal()
-        targets = Signal(MAX_DRIVES)
-        m.d.sync += [
-            group.eq(Mux(mirrored, shape.copies, shape.width)),
-            tolerance.eq(Mux(mirrored, shape.copies - 1, shape.parities)),
-        ]
-
-        port_failed = Signal()
-        unreadable = Signal()
-        # Not to be flushed; not to be counted on.
-        unflushed = Signal()
-        untrusted = Signal()
-        m.d.comb += [
-            port_failed.eq(self.failed.bit_select(self.member_read.data, 1)),
-            unreadable.eq(port_failed),
-            unflushed.eq(port_failed),
-            untrusted.eq(port_failed),
-        ]
-        if config.background:
-            suspects = Signal(MAX_DRIVES)
-            last_row = Signal(BLOCK_NUMBER_BITS)
-            boundary = Signal(BLOCK_NUMBER_BITS)
-            beyond = Signal()
-            m.submodules.mends = mends = Mends(config=config)
-            connect(m, mends.walk, flipped(self.mend))
-            redundant = mirrored | (shape.parities > 0)
-            port_stale = self.stale.bit_select(self.member_read.data, 1)
-            # In every cycle: a rebuild may begin while copies are being weighed.
-            m.d.sync += [
-                last_row.eq(item.row + item.blocks),
-                boundary.eq(self.boundary_read.data),
-                beyond.eq(last_row >= boundary),
-            ]
-            m.d.comb += [
-                self.boundary_read.address.eq(item.array),
-                self.sync_read.address.eq(item.array),
-                unreadable.eq(port_failed | (beyond & port_stale)),
-                unflushed.eq(port_failed | self.suspect.bit_select(self.member_read.data, 1)),
-                untrusted.eq(unflushed | port_stale),
-                self.noted.eq(mends.noted),
-                self.noted_array.eq(item.array),
-                mends.row.array.eq(item.array),
-                mends.row.base.eq(item.base),
-                mends.row.shift.eq(item.shift + Mux(mirrored, item.index * shape.copies, 0)),
-                mends.row.row.eq(item.row),
-                mends.row.source.eq(Mux(in_order, chosen, 0)),
-                mends.row.era.eq(self.eras[item.array]),
-            ]
-
+        self._position = Signal(WIDTH_BITS)
+        self._walk_place = Signal(WIDTH_BITS)
+        self._walk_span = Signal(WIDTH_BITS)
+        self._group = Signal(WIDTH_BITS)
+        self._tolerance = Signal(WIDTH_BITS)
+        self._dead = Signal(WIDTH_BITS)
+        self._live = Signal(WIDTH_BITS)
+        self._lost = Signal()
+        self._targets = Signal(MAX_DRIVES)
+        self._suspects = Signal(MAX_DRIVES)
         # The drive that the member at `position` is copied to, in bits a port.
-        copied = Signal(MAX_DRIVES)
-        if config.background:
-            entry = self.copy_read.data
-            fails = self.failed.bit_select(entry.port, 1) | self.suspect.bit_select(entry.port, 1)
-            lives = entry.valid & ~fails
-            with m.If(lives & (entry.position == position)):
-                m.d.comb += copied.eq(1 << entry.port)
-            m.d.comb += self.copy_read.address.eq(item.array)
+        self._copied = Signal(MAX_DRIVES)
+        self._indebted = Signal()
 
-        undecided, indebted, suspected = Const(0), Const(0), Const(0)
-        medium = Signal()
-        # How often drives had restarted when a FLUSH was judged, or whether copies may differ.
-        judged_restarts, restarts = None, Const(0)
-        # How often the copies are asked: in order it may be one of them that has to be given up.
-        most = Signal(tried.shape())
-        more = Mux(mirrored, self._attempts, 0) if config.background else 0
-        m.d.comb += most.eq(shape.copies * ROUNDS + more)
-        if config.background:
-            judged_restarts = Signal(data.ArrayLayout(tried_bits(config), config.ports))
-            restarts = judged_restarts[port]
-            suspected = suspects.any()
-            undecided = self.undecided
-            # What a drive could not read before it restarted it may give now.
-            known = ~undecided & (item.recover.era == self.eras[item.array])
-            m.d.comb += medium.eq(item.recover.medium & known)
-            indebted = self.indebted.bit_select(item.volume, 1) | self.late.data
-            m.d.comb += [self.late.address.eq(item.slot), self.blamed_slot.eq(item.slot)]
-            m.d.comb += self.blamed_volume.eq(item.volume)
-            open_row = self.unsynced.bit_select(item.array, 1) & (last_row >= self.sync_read.data)
-            torn = self.doubts.bit_select(item.array, 1) | undecided
-            m.d.comb += [
-                differ.eq(mirrored & (open_row | torn)),
-                unproven.eq((shape.parities > 0) & (open_row | torn)),
-            ]
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.follows = self._follows
+        self._look_up(m)
+        self._judge_member(m)
+        self._judge_rows(m)
+        self._judge_volume(m)
+        self._follow_streams(m)
+        self._mend(m)
+        self._send(m)
+        with m.FSM(name="dispatch") as fsm:
+            self._take(m)
+            self._look(m)
+            self._choose_copy(m)
+            self._weigh_copy(m)
+            self._read(m)
+            self._count_members(m)
+            self._judge_flush(m)
+            self._flush(m)
+            self._rest(m, fsm.ongoing("TAKE") & ~self.extent.valid)
+        return m
 
-        exhausted = Signal()
-        m.d.comb += exhausted.eq(item.recover.tried != 0)
-        if config.slow_read_ms:
-            lasts = self.redundant.bit_select(item.array, 1)
-            m.d.comb += [
-                self.operation.payload.elsewhere.eq(
-                    lasts
-                    & redundant
-                    & (item.opcode == HostOpcode.READ)
-                    & ~item.recover.tried.any()
-                    & ~in_order
-                    & ~in_place
-                ),
-                exhausted.eq(
-                    (item.recover.tried >= ROUNDS)
-                    | (item.recover.tried.any() & (lasts | item.recover.medium))
-                ),
-            ]
-
-        gathers, goes_on = Const(0), Signal()
-        if config.gather_reads:
-            m.submodules.streams = streams = ReadStreams(config=config)
-            gathers = streams.gathers
-            m.d.comb += [
-                streams.extent.eq(item),
-                streams.geometry.eq(shape),
-                streams.impaired.eq(self.impaired),
-                streams.ended.eq(self.ended),
-                streams.ended_slot.eq(self.ended_slot),
-                streams.note.eq(goes_on),
-            ]
-        if config.intent_chunks:
-            m.d.comb += self.expected.payload.array.eq(item.array)
-
-        def mend(gone_on) -> None:
-            if config.background:
-                m.d.comb += mends.note.eq(gone_on & medium & redundant)
-
+    def _look_up(self, m: Module) -> None:
+        """Addresses the tables; works out the place of the copy, and what a group is."""
+        item, shape = self._item, self._shape
         m.d.comb += [
             self.geometry_read.address.eq(self.extent.payload.array),
             self.member_read.address.array.eq(item.array),
+            self.load_read.address.eq(self.member_read.data),
+            self.boundary_read.address.eq(item.array),
+            self.sync_read.address.eq(item.array),
+            self.copy_read.address.eq(item.array),
+            self.late.address.eq(item.slot),
+            self._follows.reads[0].address.eq(self.member_read.data),
+            self._mirrored.eq(shape.copies > 1),
+            self._redundant.eq(self._mirrored | (shape.parities > 0)),
+            self._weighs.eq(self._mirrored & (item.recover.tried == 0) & ~self._in_order),
+            self._place.eq(self._first + self._copy),
+            self._turns.eq(self._place >= shape.width),
+            self._preferred.eq((Cat(*reversed(list(self._turn))) * shape.copies) >> COPY_BITS),
+        ]
+        m.d.sync += [
+            self._last_row.eq(item.row + item.blocks),
+            self._group.eq(Mux(self._mirrored, shape.copies, shape.width)),
+            self._tolerance.eq(Mux(self._mirrored, shape.copies - 1, shape.parities)),
+        ]
+
+    def _judge_member(self, m: Module) -> None:
+        """Says of the member that has been looked up whether it can be read and flushed."""
+        member = self.member_read.data
+        failed, stale = self.failed.bit_select(member, 1), self.stale.bit_select(member, 1)
+        # In every cycle: a rebuild may begin while copies are being weighed.
+        boundary = Signal(BLOCK_NUMBER_BITS)
+        beyond = Signal()
+        m.d.sync += [
+            boundary.eq(self.boundary_read.data),
+            beyond.eq(self._last_row >= boundary),
+        ]
+        entry = self.copy_read.data
+        copy_fails = (self.failed | self.suspect).bit_select(entry.port, 1)
+        m.d.comb += [
+            self._unreadable.eq(failed | (beyond & stale)),
+            self._unflushed.eq(failed | self.suspect.bit_select(member, 1)),
+            self._untrusted.eq(self._unflushed | stale),
+        ]
+        with m.If(entry.valid & ~copy_fails & (entry.position == self._position)):
+            m.d.comb += self._copied.eq(1 << entry.port)
+
+    def _judge_rows(self, m: Module) -> None:
+        """Says whether the rows of a read may be inconsistent, and how often drives are asked."""
+        item, shape = self._item, self._shape
+        unsynced = self.unsynced.bit_select(item.array, 1)
+        behind = unsynced & (self._last_row >= self.sync_read.data)
+        torn = self.doubts.bit_select(item.array, 1) | self.undecided
+        same_era = item.recover.era == self.eras[item.array]
+        # In order it may be one of the copies that has to be given up.
+        more = self._attempts if self._config.background else 0
+        m.d.comb += [
+            self._differ.eq(self._mirrored & (behind | torn)),
+            self._unproven.eq((shape.parities > 0) & (behind | torn)),
+            self._most.eq(shape.copies * ROUNDS + Mux(self._mirrored, more, 0)),
+            self._exhausted.eq(item.recover.tried != 0),
+            # What a drive could not read before it restarted it may give now.
+            self._medium.eq(item.recover.medium & ~self.undecided & same_era),
+        ]
+        if self._config.slow_read_ms:
+            lasts = self.redundant.bit_select(item.array, 1)
+            asked = item.recover.tried.any()
+            reads = item.opcode == HostOpcode.READ
+            m.d.comb += [
+                self._exhausted.eq(
+                    (item.recover.tried >= ROUNDS) | (asked & (lasts | item.recover.medium))
+                ),
+                self.operation.payload.elsewhere.eq(
+                    lasts & self._redundant & reads & ~asked & ~self._in_order & ~self._in_place
+                ),
+            ]
+
+    def _judge_volume(self, m: Module) -> None:
+        """Says whether a FLUSH must be refused for what its volume may have lost, and of whom."""
+        indebted = self.indebted.bit_select(self._item.volume, 1)
+        m.d.comb += [
+            self._indebted.eq(indebted | self.late.data),
+            self.blamed_slot.eq(self._item.slot),
+            self.blamed_volume.eq(self._item.volume),
+        ]
+
+    def _follow_streams(self, m: Module) -> None:
+        """Connects what recognises streams that had better wait for the rest of their rows."""
+        m.submodules.streams = streams = self._streams
+        m.d.comb += [
+            streams.extent.eq(self._item),
+            streams.geometry.eq(self._shape),
+            streams.impaired.eq(self.impaired),
+            streams.ended.eq(self.ended),
+            streams.ended_slot.eq(self.ended_slot),
+            streams.note.eq(self._starts),
+            self._gathers.eq(streams.gathers),
+        ]
+
+    def _mend(self, m: Module) -> None:
+        """Notes rows of which a drive could not read a block, as the read has gone on."""
+        m.submodules.mends = mends = self._mends
+        item, row = self._item, mends.row
+        connect(m, mends.walk, flipped(self.mend))
+        m.d.comb += [
+            row.array.eq(item.array),
+            row.base.eq(item.base),
+            row.shift.eq(item.shift + Mux(self._mirrored, item.index * self._shape.copies, 0)),
+            row.row.eq(item.row),
+            row.source.eq(Mux(self._in_order, self._chosen, 0)),
+            row.era.eq(self.eras[item.array]),
+            mends.note.eq(self._gone_on & self._medium & self._redundant),
+            self.noted.eq(mends.noted),
+            self.noted_array.eq(item.array),
+        ]
+
+    def _send(self, m: Module) -> None:
+        """Forms what is offered: operations, extents, refusals, and counts of flushes."""
+        item, sent = self._item, self.operation.payload
+        flushes = item.opcode == HostOpcode.FLUSH
+        restarts = self._judged_restarts[self._port]
+        m.d.comb += [
             self.gather.payload.eq(item),
-            *([self.gather.payload.gathered.eq(gathers)] if config.gather_reads else []),
+            self.gather.payload.gathered.eq(self._gathers),
             self.rejected.payload.slot.eq(item.slot),
             self.rejected.payload.status.eq(item.status),
             self.unreadable.payload.slot.eq(item.slot),
             self.unreadable.payload.status.eq(Status.UNRECOVERED_READ),
             self.expected.payload.slot.eq(item.slot),
-            self.expected.payload.count.eq(live),
-            self.operation.payload.port.eq(port),
-            self.operation.payload.opcode.eq(
-                Mux(item.opcode == HostOpcode.FLUSH, Opcode.FLUSH, Opcode.READ)
-            ),
-            self.operation.payload.fua.eq(item.fua),
-            self.operation.payload.recover.again.eq(item.recover.again),
-            self.operation.payload.recover.tried.eq(
-                Mux(item.opcode == HostOpcode.FLUSH, restarts, tried)
-            ),
-            self.operation.payload.recover.copy.eq(chosen),
-            self.operation.payload.alone.eq(item.recover.again),
-            self.operation.payload.block.eq(row),
-            self.operation.payload.blocks.eq(item.blocks),
-            self.operation.payload.owner.eq(Owner.COMMAND),
-            self.operation.payload.index.eq(item.slot),
-            self.operation.payload.place.eq(item.offset),
+            self.expected.payload.array.eq(item.array),
+            self.expected.payload.count.eq(self._live),
+            sent.port.eq(self._port),
+            sent.opcode.eq(Mux(flushes, Opcode.FLUSH, Opcode.READ)),
+            sent.fua.eq(item.fua),
+            sent.recover.again.eq(item.recover.again),
+            sent.recover.tried.eq(Mux(flushes, restarts, self._tried)),
+            sent.recover.copy.eq(self._chosen),
+            sent.recover.ordered.eq(self._in_order | ~self._mirrored),
+            sent.recover.era.eq(self.eras[item.array]),
+            sent.dated.eq(self._mirrored & (item.opcode == HostOpcode.READ)),
+            sent.restarts.eq(restarts),
+            sent.alone.eq(item.recover.again),
+            sent.block.eq(self._row),
+            sent.blocks.eq(item.blocks),
+            sent.owner.eq(Owner.COMMAND),
+            sent.index.eq(item.slot),
+            sent.place.eq(item.offset),
         ]
 
-        if config.background:
-            m.d.comb += [
-                self.operation.payload.recover.ordered.eq(in_order | ~mirrored),
-                self.operation.payload.recover.era.eq(self.eras[item.array]),
-                self.operation.payload.dated.eq(mirrored & (item.opcode == HostOpcode.READ)),
-                self.operation.payload.restarts.eq(restarts),
-            ]
-
-        def offer(output, following):
-            m.d.comb += output.valid.eq(1)
-            with m.If(output.ready):
-                m.next = following
-
-        with m.FSM(name="dispatch") as fsm:
-            with m.State("TAKE"):
-                m.d.comb += self.extent.ready.eq(1)
-                m.d.sync += item.eq(self.extent.payload)
-                with m.If(self.extent.valid):
-                    with m.If(self.extent.payload.status != Status.SUCCESS):
-                        m.next = "REJECT"
-                    with m.Elif(self.extent.payload.opcode == HostOpcode.WRITE):
-                        m.next = "GATHER"
-                    with m.Else():
-                        m.next = "LOOK"
-
-            with m.State("REJECT"):
-                offer(self.rejected, "TAKE")
-
-            with m.State("GATHER"):
-                offer(self.gather, "TAKE")
-                mend(self.gather.ready & (item.opcode == HostOpcode.READ))
-
-            with m.State("LOOK"):
-                m.d.sync += Assert(self.geometry_read.data.valid, "an extent of no array")
-                m.d.sync += Assert(
-                    self.geometry_read.data.width != 0, "an extent of an array of width 0"
-                )
-                m.d.sync += [
-                    shape.eq(self.geometry_read.data),
-                    turn.eq((item.row >> self.geometry_read.data.strip_shift) + item.index),
-                    first_row.eq(DATA_OFFSET_BLOCKS + item.row),
-                ]
-                m.next = "PREFER"
-                with m.If(item.opcode == HostOpcode.FLUSH):
-                    m.next = "MEASURE"
-
-            # What a group is follows the geometry by a cycle.
-            with m.State("MEASURE"):
-                m.d.sync += Cat(position, walk_place, walk_span, dead, live, lost, targets).eq(0)
-                if config.background:
-                    m.d.sync += suspects.eq(0)
-                    m.d.sync += Cat(judged_restarts).eq(Cat(self.restarts))
-                with m.If(~undecided):
-                    m.next = "ASK"
-
-            with m.State("PREFER"):
-                # `passes`: the block is nowhere up to the copy that was asked.
-                new, passes = item.recover.tried == 0, Const(1)
-                if config.background:
-                    passes = medium & item.recover.ordered
-                    m.d.sync += Cat(judged_restarts).eq(Cat(self.restarts))
-                following = Mux(new, preferred, copy_above(item.recover.copy))
-                m.d.sync += [
-                    first.eq(item.shift + item.index * shape.copies),
-                    in_order.eq(differ),
-                    in_place.eq(unproven),
-                    copy.eq(Mux(differ & (new | ~passes), 0, following)),
-                    left.eq(shape.copies),
-                    tried.eq(item.recover.tried),
-                    found.eq(0),
-                ]
-                m.d.comb += goes_on.eq(1)
-                m.next = "CHOOSE"
-                otherwise = m.If
-                if config.background:
-                    # What the others give may be anything: only if its drive has nothing.
-                    with m.If(unproven):
-                        with m.If(item.recover.tried.any() & medium):
-                            m.next = "GATHER"
-                    otherwise = m.Elif
-                with otherwise(exhausted & (shape.parities > 0)):
+    def _take(self, m: Module) -> None:
+        """TAKE, REJECT, GATHER: takes an extent; passes on what asks no drive here."""
+        taken = self.extent.payload
+        with m.State("TAKE"):
+            m.d.comb += self.extent.ready.eq(1)
+            m.d.sync += self._item.eq(taken)
+            with m.If(self.extent.valid):
+                with m.If(taken.status != Status.SUCCESS):
+                    m.next = "REJECT"
+                with m.Elif(taken.opcode == HostOpcode.WRITE):
                     m.next = "GATHER"
-                with m.Elif(item.recover.tried >= most):
-                    m.next = "REFUSE"
+                with m.Else():
+                    m.next = "LOOK"
 
-            with m.State("CHOOSE"):
-                m.d.comb += self.member_read.address.position.eq(
-                    item.base + Mux(turns, place - shape.width, place)
-                )
-                # Copies that do not fit in a stripe go on in the next one.
-                m.d.sync += w_row.eq(first_row + Mux(turns & mirrored, 1 << shape.strip_shift, 0))
-                m.next = "PROBE"
+        with m.State("REJECT"):
+            _offer(m, self.rejected, "TAKE")
 
-            with m.State("PROBE"):
-                m.d.sync += [w_port.eq(self.member_read.data), w_failed.eq(unreadable)]
-                m.next = "WEIGH"
-                with m.If(~weighs):
-                    m.d.sync += [port.eq(self.member_read.data), row.eq(w_row), chosen.eq(copy)]
-                    with m.If(~unreadable & ~gathers):
-                        m.next = "READ"
-                        if config.background:
-                            with m.If(in_place & (item.recover.tried >= self._attempts)):
-                                m.next = "REFUSE"
-                    with m.Elif(shape.parities > 0):
-                        m.next = "GATHER"
-                    with m.Else():
-                        m.d.sync += [tried.eq(tried + 1), copy.eq(copy_above(copy))]
-                        m.next = "CHOOSE"
-                        with m.If(tried + 1 >= most):
-                            m.next = "REFUSE"
+        with m.State("GATHER"):
+            _offer(m, self.gather, "TAKE")
+            reads = self._item.opcode == HostOpcode.READ
+            m.d.comb += self._gone_on.eq(self.gather.ready & reads)
 
-            with m.State("WEIGH"):
-                reads_on = follow_read.data == w_row[:FOLLOW_BITS]
-                m.d.sync += w_weight.eq(self.load_read.data + Mux(reads_on, 0, RUN_BLOCKS))
-                m.next = "COMPARE"
+    def _look(self, m: Module) -> None:
+        """LOOK, PREFER, MEASURE: reads the geometry; sets off the choice of a copy, or the walk
+        over the members."""
+        item, shape, found = self._item, self._shape, self.geometry_read.data
+        with m.State("LOOK"):
+            m.d.sync += [
+                Assert(found.valid, "an extent of no array"),
+                Assert(found.width != 0, "an extent of an array of width 0"),
+                shape.eq(found),
+                self._turn.eq((item.row >> found.strip_shift) + item.index),
+                self._first_row.eq(DATA_OFFSET_BLOCKS + item.row),
+            ]
+            m.next = "PREFER"
+            with m.If(item.opcode == HostOpcode.FLUSH):
+                m.next = "MEASURE"
 
-            with m.State("COMPARE"):
-                m.d.sync += [left.eq(left - 1), copy.eq(copy_above(copy))]
-                m.next = "CHOOSE"
-                with m.If(~w_failed & (~found | (w_weight < weight))):
-                    m.d.sync += [
-                        found.eq(1),
-                        weight.eq(w_weight),
-                        port.eq(w_port),
-                        row.eq(w_row),
-                        chosen.eq(copy),
-                    ]
-                with m.If(left == 1):
+        # What a group is follows the geometry by a cycle.
+        with m.State("MEASURE"):
+            m.d.sync += [
+                Cat(self._position, self._walk_place, self._walk_span).eq(0),
+                Cat(self._dead, self._live, self._lost, self._targets, self._suspects).eq(0),
+                Cat(self._judged_restarts).eq(Cat(self.restarts)),
+            ]
+            with m.If(~self.undecided):
+                m.next = "ASK"
+
+        with m.State("PREFER"):
+            asked = item.recover.tried != 0
+            # The block is nowhere up to the copy that was asked.
+            passes = self._medium & item.recover.ordered if self._config.background else 1
+            again = Mux(asked, ~passes, 1)
+            following = Mux(asked, _above(item.recover.copy, shape), self._preferred)
+            m.d.comb += self._starts.eq(1)
+            m.d.sync += [
+                Cat(self._judged_restarts).eq(Cat(self.restarts)),
+                self._first.eq(item.shift + item.index * shape.copies),
+                self._in_order.eq(self._differ),
+                self._in_place.eq(self._unproven),
+                self._copy.eq(Mux(self._differ & again, 0, following)),
+                self._left.eq(shape.copies),
+                self._tried.eq(item.recover.tried),
+                self._found.eq(0),
+            ]
+            m.next = "CHOOSE"
+            with m.If(self._unproven):
+                # What the others give may be anything: only if its drive has nothing.
+                with m.If(asked & self._medium):
+                    m.next = "GATHER"
+            with m.Elif(self._exhausted & (shape.parities > 0)):
+                m.next = "GATHER"
+            with m.Elif(item.recover.tried >= self._most):
+                m.next = "REFUSE"
+
+    def _choose_copy(self, m: Module) -> None:
+        """CHOOSE, PROBE: looks a copy up; takes it, unless several are weighed."""
+        item, shape, member = self._item, self._shape, self.member_read.data
+        with m.State("CHOOSE"):
+            place = Mux(self._turns, self._place - shape.width, self._place)
+            # Copies that do not fit in a stripe go on in the next one.
+            stripe = Mux(self._turns & self._mirrored, 1 << shape.strip_shift, 0)
+            m.d.comb += self.member_read.address.position.eq(item.base + place)
+            m.d.sync += self._w_row.eq(self._first_row + stripe)
+            m.next = "PROBE"
+
+        with m.State("PROBE"):
+            m.d.sync += [self._w_port.eq(member), self._w_failed.eq(self._unreadable)]
+            m.next = "WEIGH"
+            with m.If(~self._weighs):
+                m.d.sync += [
+                    self._port.eq(member),
+                    self._row.eq(self._w_row),
+                    self._chosen.eq(self._copy),
+                ]
+                with m.If(~self._unreadable & ~self._gathers):
                     m.next = "READ"
-                    with m.If(~found & w_failed):
+                    with m.If(self._in_place & (item.recover.tried >= self._attempts)):
+                        m.next = "REFUSE"
+                with m.Elif(shape.parities > 0):
+                    m.next = "GATHER"
+                with m.Else():
+                    m.d.sync += [
+                        self._tried.eq(self._tried + 1),
+                        self._copy.eq(_above(self._copy, shape)),
+                    ]
+                    m.next = "CHOOSE"
+                    with m.If(self._tried + 1 >= self._most):
                         m.next = "REFUSE"
 
-            with m.State("READ"):
-                m.d.comb += follow_write.en.eq(self.operation.ready)
-                mend(self.operation.ready)
-                offer(self.operation, "TAKE")
+    def _weigh_copy(self, m: Module) -> None:
+        """WEIGH, COMPARE: a live copy whose port has less to do is the best so far."""
+        with m.State("WEIGH"):
+            reads_on = self._follows.reads[0].data == self._w_row[:FOLLOW_BITS]
+            m.d.sync += self._w_weight.eq(self.load_read.data + Mux(reads_on, 0, RUN_BLOCKS))
+            m.next = "COMPARE"
 
-            with m.State("REFUSE"):
-                m.d.comb += self.unreadable.valid.eq(1)
-                with m.If(self.unreadable.ready):
-                    m.d.sync += item.blocks.eq(item.blocks - 1)
-                    with m.If(item.blocks == 0):
-                        m.next = "TAKE"
-
-            with m.State("ASK"):
-                m.d.comb += self.member_read.address.position.eq(position)
-                m.next = "COUNT"
-
-            with m.State("COUNT"):
-                group_dead, after = Signal(WIDTH_BITS), Signal(WIDTH_BITS)
-                member = Signal(MAX_DRIVES)
-                # A member of two groups is asked once.
-                asks = ~unflushed & ~(targets & member).any()
-                m.d.comb += [
-                    group_dead.eq(dead + untrusted),
-                    member.eq(1 << self.member_read.data),
-                    after.eq(Mux(mirrored & (position + 1 == shape.width), 0, position + 1)),
-                ]
+        with m.State("COMPARE"):
+            m.d.sync += [
+                self._left.eq(self._left - 1),
+                self._copy.eq(_above(self._copy, self._shape)),
+            ]
+            m.next = "CHOOSE"
+            with m.If(~self._w_failed & (~self._found | (self._w_weight < self._weight))):
                 m.d.sync += [
-                    position.eq(after),
-                    walk_place.eq(walk_place + 1),
-                    live.eq(live + asks + (copied & ~targets).any()),
-                    dead.eq(group_dead),
-                    targets.eq(targets | Mux(unflushed, 0, member) | copied),
+                    self._found.eq(1),
+                    self._weight.eq(self._w_weight),
+                    self._port.eq(self._w_port),
+                    self._row.eq(self._w_row),
+                    self._chosen.eq(self._copy),
                 ]
-                if config.background:
-                    m.d.sync += suspects.eq(suspects | (member & self.suspect))
-                with m.If(group_dead > tolerance):
-                    m.d.sync += lost.eq(1)
-                m.next = "ASK"
-                with m.If(walk_place + 1 == group):
-                    m.d.sync += [walk_place.eq(0), walk_span.eq(walk_span + 1), dead.eq(0)]
-                    with m.If(Mux(mirrored, after == 0, walk_span + 1 == shape.spans)):
-                        m.next = "JUDGE"
+            with m.If(self._left == 1):
+                m.next = "READ"
+                with m.If(~self._found & self._w_failed):
+                    m.next = "REFUSE"
 
-            with m.State("JUDGE"):
-                m.d.sync += [row.eq(0), port.eq(0)]
-                m.next = "EXPECT"
-                decided = m.If
-                if config.background:
-                    # A drive has restarted since its member was looked at, or is judged by now.
-                    with m.If(undecided | (suspects & ~self.suspect).any()):
-                        m.next = "MEASURE"
-                    decided = m.Elif
-                # A member that is there but cannot be asked may not have what was written since.
-                with decided(lost | (live == 0) | indebted | suspected):
-                    if config.background:
-                        m.d.comb += [self.blames.eq(1), self.blamed.eq(suspects)]
-                    m.d.sync += item.status.eq(Status.WRITE_FAULT)
-                    m.next = "REJECT"
+    def _read(self, m: Module) -> None:
+        """READ, REFUSE: asks the drive, or says of every block that no drive has it."""
+        item = self._item
+        with m.State("READ"):
+            _offer(m, self.operation, "TAKE")
+            m.d.comb += self._gone_on.eq(self.operation.ready)
+            with m.If(self.operation.ready):
+                m.d.comb += self._follows.store(
+                    address=self._port, data=self._row + item.blocks + 1
+                )
 
-            with m.State("EXPECT"):
-                offer(self.expected, "FLUSH")
+        with m.State("REFUSE"):
+            m.d.comb += self.unreadable.valid.eq(1)
+            with m.If(self.unreadable.ready):
+                m.d.sync += item.blocks.eq(item.blocks - 1)
+                with m.If(item.blocks == 0):
+                    m.next = "TAKE"
 
-            with m.State("FLUSH"):
-                m.d.comb += self.operation.valid.eq(targets[0])
-                with m.If(~targets[0] | self.operation.ready):
-                    m.d.sync += targets.eq(targets >> 1)
-                    m.d.sync += port.eq(port + 1)
-                    with m.If(targets[1:] == 0):
-                        m.next = "TAKE"
+    def _count_members(self, m: Module) -> None:
+        """ASK, COUNT: a member at a time, who is asked, and whether its group has lost data."""
+        shape, position = self._shape, self._position
+        with m.State("ASK"):
+            m.d.comb += self.member_read.address.position.eq(position)
+            m.next = "COUNT"
 
-            outputs = [self.operation, self.gather, self.rejected, self.unreadable, self.expected]
-            waits = Cat(output.valid & ~output.ready for output in outputs).any()
-            aside = streams.busy if config.gather_reads else Const(0)
-            if config.background:
-                aside |= mends.busy | (self.mend.valid & self.mend.ready)
-            rests = fsm.ongoing("TAKE") & ~self.extent.valid
-            m.d.comb += self.busy.eq((~waits & ~rests) | aside)
-        return m
+        with m.State("COUNT"):
+            group_dead = Signal(WIDTH_BITS)
+            after = Signal(WIDTH_BITS)
+            member = Signal(MAX_DRIVES)
+            # A member of two groups is asked once.
+            asks = ~self._unflushed & ~(self._targets & member).any()
+            m.d.comb += [
+                group_dead.eq(self._dead + self._untrusted),
+                member.eq(1 << self.member_read.data),
+                after.eq(Mux(self._mirrored & (position + 1 == shape.width), 0, position + 1)),
+            ]
+            m.d.sync += [
+                position.eq(after),
+                self._walk_place.eq(self._walk_place + 1),
+                self._live.eq(self._live + asks + (self._copied & ~self._targets).any()),
+                self._dead.eq(group_dead),
+                self._targets.eq(
+                    self._targets | Mux(self._unflushed, 0, member) | self._copied
+                ),
+                self._suspects.eq(self._suspects | (member & self.suspect)),
+            ]
+            with m.If(group_dead > self._tolerance):
+                m.d.sync += self._lost.eq(1)
+            m.next = "ASK"
+            with m.If(self._walk_place + 1 == self._group):
+                m.d.sync += [
+                    self._walk_place.eq(0),
+                    self._walk_span.eq(self._walk_span + 1),
+                    self._dead.eq(0),
+                ]
+                with m.If(Mux(self._mirrored, after == 0, self._walk_span + 1 == shape.spans)):
+                    m.next = "JUDGE"
+
+    def _judge_flush(self, m: Module) -> None:
+        """JUDGE: looks again if a drive changed meanwhile; refuses; or sends."""
+        with m.State("JUDGE"):
+            m.d.sync += [self._row.eq(0), self._port.eq(0)]
+            m.next = "EXPECT"
+            # A drive has restarted since its member was looked at, or is judged by now.
+            with m.If(self.undecided | (self._suspects & ~self.suspect).any()):
+                m.next = "MEASURE"
+            # A member that is there but cannot be asked may not have what was written since.
+            suspected = self._suspects.any()
+            with m.Elif(self._lost | (self._live == 0) | self._indebted | suspected):
+                m.d.comb += [self.blames.eq(1), self.blamed.eq(self._suspects)]
+                m.d.sync += self._item.status.eq(Status.WRITE_FAULT)
+                m.next = "REJECT"
+
+    def _flush(self, m: Module) -> None:
+        """EXPECT, FLUSH: says how many drives will answer; asks them."""
+        with m.State("EXPECT"):
+            _offer(m, self.expected, "FLUSH")
+
+        with m.State("FLUSH"):
+            m.d.comb += self.operation.valid.eq(self._targets[0])
+            with m.If(~self._targets[0] | self.operation.ready):
+                m.d.sync += [
+                    self._targets.eq(self._targets >> 1),
+                    self._port.eq(self._port + 1),
+                ]
+                with m.If(self._targets[1:] == 0):
+                    m.next = "TAKE"
+
+    def _rest(self, m: Module, rests) -> None:
+        """Says whether there is work, though it may only wait for others."""
+        outputs = [self.operation, self.gather, self.rejected, self.unreadable, self.expected]
+        waits = Cat(output.valid & ~output.ready for output in outputs).any()
+        aside = self._streams.busy | self._mends.busy | (self.mend.valid & self.mend.ready)
+        m.d.comb += self.busy.eq((~waits & ~rests) | aside)
+
+
+def _above(number, shape):
+    """The copy after ``number``, in turn."""
+    return Mux(number + 1 == shape.copies, 0, number + 1)
+
+
+def _offer(m: Module, output, following: str) -> None:
+    """Offers an item; goes to the state ``following`` as it is taken."""
+    m.d.comb += output.valid.eq(1)
+    with m.If(output.ready):
+        m.next = following

@@ -29,7 +29,7 @@ class Mends(wiring.Component):
 
     ``note``: the read has gone on to other drives; ``row`` is where its row lies, and as for any
     walk without parity its ``shift`` that of the strip. Dropped while `MENDS` wait; ``noted``: it
-    was not.
+    was not. Without ``background`` nothing is noted.
 
     Parameters
     ----------
@@ -51,6 +51,8 @@ class Mends(wiring.Component):
 
     def elaborate(self, platform) -> Module:
         m = Module()
+        if not self._config.background:
+            return m
         layout = walk(self._config)
         m.submodules.queue = queue = Queue(layout, MENDS)
         noted = queue.input.payload

@@ -32,7 +32,7 @@ class ReadStreams(wiring.Component):
     Parameters
     ----------
     config
-        Sizes, with ``gather_reads``.
+        Sizes; without ``gather_reads`` no extent waits.
 
     Ports
     -----
@@ -65,6 +65,8 @@ class ReadStreams(wiring.Component):
     def elaborate(self, platform) -> Module:
         config = self._config
         m = Module()
+        if not config.gather_reads:
+            return m
         # ``latest``, ``before``: commands with which the stream began its last two stripes.
         mark = data.StructLayout({"any": 1, "slot": config.slot_bits, "age": AGE_BITS})
         stream = data.StructLayout({"latest": mark, "before": mark, "gathers": 1})

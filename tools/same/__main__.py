@@ -18,6 +18,7 @@ from pathlib import Path
 
 from sim.cli import BAD_ARGUMENTS, Parser, program
 from tools.same.compare import Comparison, compare
+from tools.same.constants import without_constants
 from tools.same.logic import Logic, logic_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -81,7 +82,8 @@ def _checked_out(commit: str) -> Path:
 def _logic(root: Path, design: str) -> Logic:
     """The bits of ``design`` in the checkout ``root``, from the cache if its sources are known."""
     state = hashlib.sha256(design.encode())
-    for file in (*sorted((root / "hdl").rglob("*.py")), Path(__file__).parent / "logic.py"):
+    own = [Path(__file__).parent / name for name in ("logic.py", "constants.py")]
+    for file in (*sorted((root / "hdl").rglob("*.py")), *own):
         name = file.relative_to(root) if file.is_relative_to(root / "hdl") else file.name
         state.update(f"{name}\0".encode() + file.read_bytes())
     path = KEPT / f"{state.hexdigest()[:20]}.pickle"
@@ -109,7 +111,7 @@ def _read(root: Path, design: str, path: Path) -> None:
         "board(24)": lambda: Controller(config=board(24)),
         "small()": lambda: Core(config=small()),
     }[design]()
-    logic = logic_of(component)
+    logic = without_constants(logic_of(component))
     logic.known.clear()
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
