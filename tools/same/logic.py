@@ -130,14 +130,16 @@ class _Reader:
         self.logic = Logic()
         self.literals: dict[int, int] = {}
         self.registers: list[tuple[Any, int, int]] = []
-        # Of the signals that are the same net the one with the shortest name, which is most likely
-        # to be the register itself.
-        self.names: dict[Any, tuple[str, int]] = {}
+        # Of the signals that are the same net the one that is a whole register; of those the one
+        # with the shortest name, which is most likely to be the register itself.
+        names: dict[Any, tuple[bool, int, tuple[str, int]]] = {}
         for signal, nets in netlist.signals.items():
+            part = not self._is_whole(nets)
             for bit, net in enumerate(nets):
-                own, known = (signal.name, bit), self.names.get(net)
-                if known is None or (len(own[0]), own) < (len(known[0]), known):
-                    self.names[net] = own
+                known, own = names.get(net), (part, len(signal.name), (signal.name, bit))
+                if known is None or own < known:
+                    names[net] = own
+        self.names = {net: name for net, (_, _, name) in names.items()}
         self.writers: dict[int, list[tuple[int, Any]]] = {}
         self.readers: dict[int, list[int]] = {}
         for index, cell in enumerate(self.cells):
@@ -163,6 +165,19 @@ class _Reader:
             found.append(register)
         # In the order of the netlist, not that of the search: two of one name stay in order.
         self.logic.states = {node: self.logic.states[node] for _, _, node in sorted(found)}
+
+    def _is_whole(self, nets: Any) -> bool:
+        """Whether ``nets`` are all bits of one register."""
+        first = next(iter(nets), None)
+        if first is None or first.is_const:
+            return False
+        cell = self.cells[first.cell]
+        if type(cell).__name__ != "FlipFlop" or len(cell.data) != len(nets):
+            return False
+        return all(
+            not net.is_const and (net.cell, net.bit) == (first.cell, bit)
+            for bit, net in enumerate(nets)
+        )
 
     @staticmethod
     def _net(cell: int, bit: int) -> int:

@@ -93,11 +93,10 @@ class Gather(wiring.Component):
             config=config, idle_cycles=idle_cycles, limit_cycles=limit_cycles
         )
         slot = config.row_slot_bits
-        background = {"walk": In(stream.Signature(walk(config)))} if config.background else {}
         super().__init__(
             {
-                **background,
                 "extent": In(stream.Signature(extent(config))),
+                "walk": In(stream.Signature(walk(config))),
                 "allocate": In(line_stream(config)),
                 "free": Out(line_stream(config)),
                 "available": In(config.line_bits + 1),
@@ -116,21 +115,18 @@ class Gather(wiring.Component):
                 "gives": Out(1),
                 "given": Out(slot),
                 "busy": Out(1),
+                "filled": In(stream.Signature(slot)),
             }
-            | ({"filled": In(stream.Signature(slot))} if config.sector_emulation else {})
         )
 
         # The extent of which one block after the other joins; its ``row``, ``index`` and
         # ``offset`` are those of the next block.
         self._item = Signal(parked(config))
         self._extent, self._sequential = self._item.extent, self._item.sequential
-        self._walking = self._item.walk.any if config.background else Const(0)
-        self._gathered = self._extent.gathered if config.gather_reads else Const(0, 1)
+        self._walking = self._item.walk.any
+        self._gathered = self._extent.gathered
         self._writes = self._extent.opcode == HostOpcode.WRITE
-        self._partial = Const(0, 1)
-        if config.sector_emulation:
-            last = self._extent.blocks == 0
-            self._partial = self._extent.head | (self._extent.tail & last)
+        self._partial = self._extent.head | (self._extent.tail & (self._extent.blocks == 0))
         self._holding = Signal()
         self._starved = Signal()  # its next block waits for a row slot
 
@@ -139,7 +135,7 @@ class Gather(wiring.Component):
         self._row = Signal(row_state(config))
         self._level = Signal(fill(config))
         self._strip = Signal(5)
-        self._walks = self._row.walk.any if config.background else Const(0)
+        self._walks = self._row.walk.any
         self._after = Signal(AfterClose)
 
         self._event = Signal(fetched(config))
@@ -202,9 +198,8 @@ class Gather(wiring.Component):
         tables, patience, open_rows = self._tables, self._patience, self._open_rows
         detector, parking, index = self._detector, self._parking, self._index
         connect(m, flipped(self.extent), self._intake.extent)
-        if self._config.background:
-            connect(m, flipped(self.walk), self._intake.walk)
-            m.d.comb += self.taken.mends.eq(self._walks & (row.walk.tag == MEND_TAG))
+        connect(m, flipped(self.walk), self._intake.walk)
+        m.d.comb += self.taken.mends.eq(self._walks & (row.walk.tag == MEND_TAG))
         connect(m, flipped(self.row_read), tables.row_read)
         connect(m, flipped(self.strip_read), tables.strip_read)
         connect(m, self._launches.output, flipped(self.launch))
@@ -309,8 +304,7 @@ class Gather(wiring.Component):
                     row.shift.eq(extent.shift),
                     row.row.eq(extent.row),
                 ]
-                if config.background:
-                    m.d.sync += row.walk.eq(self._item.walk)
+                m.d.sync += row.walk.eq(self._item.walk)
                 m.next = "LOOK-UP"
             with m.Elif(can_retry):
                 m.d.comb += parking.retry.ready.eq(1)
@@ -359,7 +353,7 @@ class Gather(wiring.Component):
     def _join(self, m: Module) -> None:
         """The state LOOK-UP, of the next block of the extent, and those that follow: the block has
         joined its row, or the extent is parked, or ``starved`` of row slots."""
-        config, extent, geometry = self._config, self._extent, self.geometry_read.data
+        extent, geometry = self._extent, self.geometry_read.data
         writes, gathered, walking = self._writes, self._gathered, self._walking
         sequential, partial, holding = self._sequential, self._partial, self._holding
         starved, slot, row, level = self._starved, self._slot, self._row, self._level
@@ -392,9 +386,8 @@ class Gather(wiring.Component):
             fits = (row.shift == extent.shift) & ~row.joined.bit_select(extent.index, 1)
             with m.If(~partial & writes & (row.kind == RowKind.WRITE) & ~level.launched & fits):
                 m.next = "JOIN"
-            if config.gather_reads:
-                with m.Elif(gathered & row.gathered & ~level.closed & fits):
-                    m.next = "JOIN"
+            with m.Elif(gathered & row.gathered & ~level.closed & fits):
+                m.next = "JOIN"
             with m.Else():
                 m.d.comb += parking.park.eq(1)
                 m.d.sync += holding.eq(0)
@@ -434,20 +427,18 @@ class Gather(wiring.Component):
             with m.Else():
                 m.d.sync += row.kind.eq(RowKind.RECOVER)
                 self._begin_close(m, then=AfterClose.ADVANCE)
-                if config.gather_reads:
-                    m.d.sync += row.gathered.eq(gathered)
-                    with m.If(gathered):
-                        m.next = "RECORD"
-            if config.sector_emulation:
-                with m.If(writes & partial):
-                    m.d.sync += [
-                        row.kind.eq(RowKind.RECOVER),
-                        row.fills.eq(1),
-                        level.missing.eq(0),
-                        self.fetch.valid.eq(0),
-                        open_lines.eq(open_lines),
-                    ]
-                    self._begin_close(m, then=AfterClose.ADVANCE)
+                m.d.sync += row.gathered.eq(gathered)
+                with m.If(gathered):
+                    m.next = "RECORD"
+            with m.If(writes & partial):
+                m.d.sync += [
+                    row.kind.eq(RowKind.RECOVER),
+                    row.fills.eq(1),
+                    level.missing.eq(0),
+                    self.fetch.valid.eq(0),
+                    open_lines.eq(open_lines),
+                ]
+                self._begin_close(m, then=AfterClose.ADVANCE)
         with m.State("RECORD"):
             enough = (level.count == geometry.data) | (geometry.parities == 0)
             complete = extent.final & ~sequential
@@ -475,10 +466,9 @@ class Gather(wiring.Component):
                 extent.row.eq(extent.row + 1),
                 extent.offset.eq(extent.offset + 1),
                 extent.blocks.eq(extent.blocks - 1),
+                extent.head.eq(0),
                 holding.eq(extent.blocks != 0),
             ]
-            if config.sector_emulation:
-                m.d.sync += extent.head.eq(0)
             m.next = "REST"
 
     def _begin_close(self, m: Module, *, then: AfterClose) -> None:

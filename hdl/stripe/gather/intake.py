@@ -23,18 +23,18 @@ class Intake(wiring.Component):
     Parameters
     ----------
     config
-        Sizes; without ``background`` there is no ``walk``, and ``extent`` passes as it is.
+        Sizes.
     """
 
     def __init__(self, *, config: Config):
         self._config = config
-        ports = {
-            "extent": In(stream.Signature(extent(config))),
-            "arrival": Out(stream.Signature(parked(config))),
-        }
-        if config.background:
-            ports["walk"] = In(stream.Signature(walk(config)))
-        super().__init__(ports)
+        super().__init__(
+            {
+                "extent": In(stream.Signature(extent(config))),
+                "walk": In(stream.Signature(walk(config))),
+                "arrival": Out(stream.Signature(parked(config))),
+            }
+        )
 
     def elaborate(self, platform) -> Module:
         m = Module()
@@ -44,35 +44,34 @@ class Intake(wiring.Component):
             self.extent.ready.eq(self.arrival.ready),
             arrival.extent.eq(self.extent.payload),
         ]
-        if self._config.background:
-            asked = self.walk.payload
-            passed = Signal(range(PATIENCE + 1))
-            offered = Signal()
-            chosen = Signal()
-            m.d.comb += chosen.eq(
-                self.walk.valid & (~self.extent.valid | offered | (passed == PATIENCE))
-            )
-            m.d.sync += offered.eq(chosen & ~self.arrival.ready)
-            with m.If(chosen & self.arrival.ready):
-                m.d.sync += passed.eq(0)
-            with m.Elif(self.walk.valid & self.extent.valid & self.arrival.ready):
-                m.d.sync += passed.eq(passed + 1)
-            with m.If(chosen):
-                m.d.comb += [
-                    self.arrival.valid.eq(1),
-                    self.extent.ready.eq(0),
-                    self.walk.ready.eq(self.arrival.ready),
-                    arrival.extent.eq(0),
-                    arrival.extent.opcode.eq(HostOpcode.READ),
-                    arrival.extent.array.eq(asked.array),
-                    arrival.extent.base.eq(asked.base),
-                    arrival.extent.shift.eq(asked.shift),
-                    arrival.extent.row.eq(asked.row),
-                    arrival.extent.last.eq(asked.more),
-                    arrival.walk.any.eq(1),
-                    arrival.walk.kind.eq(asked.kind),
-                    arrival.walk.tag.eq(asked.tag),
-                    arrival.walk.source.eq(asked.source),
-                    arrival.walk.era.eq(asked.era),
-                ]
+        asked = self.walk.payload
+        passed = Signal(range(PATIENCE + 1))
+        offered = Signal()
+        chosen = Signal()
+        m.d.comb += chosen.eq(
+            self.walk.valid & (~self.extent.valid | offered | (passed == PATIENCE))
+        )
+        m.d.sync += offered.eq(chosen & ~self.arrival.ready)
+        with m.If(chosen & self.arrival.ready):
+            m.d.sync += passed.eq(0)
+        with m.Elif(self.walk.valid & self.extent.valid & self.arrival.ready):
+            m.d.sync += passed.eq(passed + 1)
+        with m.If(chosen):
+            m.d.comb += [
+                self.arrival.valid.eq(1),
+                self.extent.ready.eq(0),
+                self.walk.ready.eq(self.arrival.ready),
+                arrival.extent.eq(0),
+                arrival.extent.opcode.eq(HostOpcode.READ),
+                arrival.extent.array.eq(asked.array),
+                arrival.extent.base.eq(asked.base),
+                arrival.extent.shift.eq(asked.shift),
+                arrival.extent.row.eq(asked.row),
+                arrival.extent.last.eq(asked.more),
+                arrival.walk.any.eq(1),
+                arrival.walk.kind.eq(asked.kind),
+                arrival.walk.tag.eq(asked.tag),
+                arrival.walk.source.eq(asked.source),
+                arrival.walk.era.eq(asked.era),
+            ]
         return m

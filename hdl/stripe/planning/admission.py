@@ -108,27 +108,8 @@ class Admission(wiring.Component):
     def __init__(self, *, config: Config):
         self._config = config
         slot = config.row_slot_bits
-        health = {}
-        if config.background:
-            health = {
-                "stale": In(MAX_DRIVES),
-                "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
-                "unsynced": In(config.arrays),
-                "doubts": In(config.arrays),
-                "eras": In(eras(config)),
-                "sync_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
-                "copy_read": Out(copy_read(config)),
-                "mend": Out(stream.Signature(walk(config))),
-                "noted": Out(1),
-                "noted_array": Out(config.array_bits),
-            }
-        if config.intent_chunks:
-            health["begun"] = Out(stream.Signature(intention(config)))
-        if config.array_shares:
-            health |= {"exists": In(config.arrays), "ended": In(1), "ended_slot": In(slot)}
         super().__init__(
             {
-                **health,
                 "launch": In(stream.Signature(slot)),
                 "again": In(stream.Signature(slot)),
                 "ready": Out(stream.Signature(slot)),
@@ -141,6 +122,20 @@ class Admission(wiring.Component):
                 "program_read": In(TableRead(slot, program(config))),
                 "target_read": In(TableRead(slot + target_bits(config), target(config))),
                 "line_read": In(TableRead(slot + role_bits(config), config.line_bits)),
+                "stale": In(MAX_DRIVES),
+                "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
+                "unsynced": In(config.arrays),
+                "doubts": In(config.arrays),
+                "eras": In(eras(config)),
+                "sync_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
+                "copy_read": Out(copy_read(config)),
+                "mend": Out(stream.Signature(walk(config))),
+                "noted": Out(1),
+                "noted_array": Out(config.array_bits),
+                "begun": Out(stream.Signature(intention(config))),
+                "exists": In(config.arrays),
+                "ended": In(1),
+                "ended_slot": In(slot),
                 "busy": Out(1),
             }
         )
@@ -151,12 +146,11 @@ class Admission(wiring.Component):
         self._programs = Table(program(config), config.rows)
         self._targets = Table(target(config), config.rows << target_bits(config))
         self._lines = Table(config.line_bits, config.rows << role_bits(config))
-        if config.background:
-            self._duplicate = Duplicate(config=config)
-            self._walk_plan = WalkPlan(config=config)
-            self._mends = Mends(config=config)
-            # What drives could not read in another era they may give now.
-            self._planned_eras = Table(ERA_BITS, config.rows)
+        self._duplicate = Duplicate(config=config)
+        self._walk_plan = WalkPlan(config=config)
+        self._mends = Mends(config=config)
+        # What drives could not read in another era they may give now.
+        self._planned_eras = Table(ERA_BITS, config.rows)
         self._share = None
         if config.array_shares:
             self._share = Turnstile(
@@ -175,11 +169,11 @@ class Admission(wiring.Component):
         self._todo = todo = Signal(program(config))
         self._row = row = self.row_read.data
         self._geometry = geometry = self.geometry_read.data
-        self._walks = row.walk.any if config.background else Const(0)
+        self._walks = row.walk.any
         self._mirrored = (geometry.copies > 1) & ~self._walks
         self._recover = row.kind == RowKind.RECOVER
-        self._fills = row.fills if config.sector_emulation else Const(0, 1)
-        self._gathered = row.gathered if config.gather_reads else Const(0, 1)
+        self._fills = row.fills
+        self._gathered = row.gathered
         self._reads = self._recover & ~self._fills
         self._joined = row.joined[: config.ports]
         self._data = Signal(range(config.ports + 1))  # no more than there are drive ports
@@ -213,20 +207,14 @@ class Admission(wiring.Component):
         # A block to be filled is read where it lies, from the first copy that can be. Gathered
         # reads, and others as far as they need not be worked out, are read where they lie, too.
         self._readable = Signal(target_count(config))
-        self._in_place = Const(0, 1)
-        if config.sector_emulation:
-            self._in_place = self._fills & (self._readable.any() | (geometry.parities == 0))
+        self._in_place = self._fills & (self._readable.any() | (geometry.parities == 0))
         self._in_reach = Signal(config.ports)
         self._doubtful = self._reads & self._unsynced if config.background else Const(0)
 
         # A host's read of a drive that is slow ends so while the others do; else it waits for it.
-        self._slow = Const(0, config.ports)
-        if config.slow_read_ms:
-            self._slow = Signal(config.ports)
-            self._patient = Signal()
-        self._unreadable = Const(0, config.ports)
-        if config.background:
-            self._unreadable = todo.bad & ~self._slow & ~todo.dead & ~todo.stale
+        self._slow = Signal(config.ports)
+        self._patient = Signal()
+        self._unreadable = todo.bad & ~self._slow & ~todo.dead & ~todo.stale
 
         self._pending = Signal(config.ports)  # roles that still need a line
         self._wanted = Signal(range(config.ports))
@@ -241,7 +229,6 @@ class Admission(wiring.Component):
         return ~waited
 
     def elaborate(self, platform) -> Module:
-        config = self._config
         m = Module()
         self._add_parts(m)
         self._connect_tables(m)
@@ -250,8 +237,7 @@ class Admission(wiring.Component):
         self._take_member(m)
         self._connect_planner(m)
         self._judge_reads(m)
-        if config.background:
-            self._connect_background(m)
+        self._connect_background(m)
         if self._share is not None:
             self._connect_share(m, self._share)
         with m.FSM(name="admit") as fsm:
@@ -276,9 +262,8 @@ class Admission(wiring.Component):
         if self._share is not None:
             with m.If(self._share.busy):
                 m.d.comb += self.busy.eq(1)
-        if config.background:
-            with m.If(self._mends.busy | (self.mend.valid & self.mend.ready)):
-                m.d.comb += self.busy.eq(1)
+        with m.If(self._mends.busy | (self.mend.valid & self.mend.ready)):
+            m.d.comb += self.busy.eq(1)
         return m
 
     def _add_parts(self, m: Module) -> None:
@@ -288,18 +273,17 @@ class Admission(wiring.Component):
         m.submodules.programs = self._programs
         m.submodules.targets = self._targets
         m.submodules.lines = self._lines
-        if self._config.background:
-            m.submodules.duplicate = self._duplicate
-            m.submodules.walk_plan = self._walk_plan
-            m.submodules.mends = self._mends
-            m.submodules.planned = self._planned_eras
+        m.submodules.duplicate = self._duplicate
+        m.submodules.walk_plan = self._walk_plan
+        m.submodules.mends = self._mends
+        m.submodules.planned = self._planned_eras
         if self._share is not None:
             m.submodules.share = self._share
             m.submodules.refusals = self._refusals
 
     def _connect_tables(self, m: Module) -> None:
         """Row slots that come, tables that are read and written."""
-        config, slot, row = self._config, self._slot, self._row
+        slot, row = self._slot, self._row
         connect(m, flipped(self.launch), self._launches.input)
         connect(m, flipped(self.again), self._retries.input)
         connect(m, flipped(self.program_read), self._programs.reads[0])
@@ -315,13 +299,10 @@ class Admission(wiring.Component):
             self._lines.write.address.eq(Cat(self._wanted, slot)),
             self._lines.write.data.eq(self.allocate.payload),
             self.ready.payload.eq(slot),
+            self.begun.payload.slot.eq(slot),
+            self.begun.payload.array.eq(row.array),
+            self.begun.payload.row.eq(row.row),
         ]
-        if config.intent_chunks:
-            m.d.comb += [
-                self.begun.payload.slot.eq(slot),
-                self.begun.payload.array.eq(row.array),
-                self.begun.payload.row.eq(row.row),
-            ]
 
     def _note_roles(self, m: Module) -> None:
         """How many roles have data, and which parities are live."""
@@ -338,44 +319,36 @@ class Admission(wiring.Component):
     def _connect_members(self, m: Module) -> None:
         """Where members are looked up, and what of their drives may be believed."""
         config, row, number = self._config, self._row, self._number
-        write = self._targets.write
-        port = self.member_read.data
+        write, duplicate = self._targets.write, self._duplicate
+        open_array = self.unsynced.bit_select(row.array, 1)
+        doubted = self.doubts.bit_select(row.array, 1)
+        beyond = Signal()
         m.d.sync += [
             self._following.eq(lowest_bit(m, self._strips, "lowest_strip")),
             self._got.eq(self._ask),
             self._got_role.eq(Mux(self._mirrored, self._strip, self._role)),
             self._got_wrapped.eq(self._wrapped),
-        ]
-        m.d.comb += [
-            self.member_read.address.array.eq(row.array),
-            self.member_read.address.position.eq(row.base + self._place),
+            beyond.eq(row.row >= self.boundary_read.data),
         ]
         if config.background:
-            duplicate = self._duplicate
-            open_array = self.unsynced.bit_select(row.array, 1)
-            doubted = self.doubts.bit_select(row.array, 1)
-            beyond = Signal()
-            m.d.comb += [
-                self.sync_read.address.eq(row.array),
-                self.boundary_read.address.eq(row.array),
-                self.copy_read.address.eq(row.array),
-                duplicate.entry.eq(self.copy_read.data),
-                duplicate.position.eq(self.member_read.address.position),
-                duplicate.member.eq(self.member_read.data),
-                duplicate.failed.eq(self.failed),
-                duplicate.stale.eq(self.stale),
-                duplicate.beyond.eq(beyond),
-            ]
-            m.d.sync += [
-                self._unsynced.eq((open_array & (row.row >= self.sync_read.data)) | doubted),
-                beyond.eq(row.row >= self.boundary_read.data),
-            ]
-            port = duplicate.port
+            open_row = open_array & (row.row >= self.sync_read.data)
+            m.d.sync += self._unsynced.eq(open_row | doubted)
         else:
             m.d.comb += self._unsynced.eq(~self._geometry.assumed)
         m.d.comb += [
+            self.member_read.address.array.eq(row.array),
+            self.member_read.address.position.eq(row.base + self._place),
+            self.sync_read.address.eq(row.array),
+            self.boundary_read.address.eq(row.array),
+            self.copy_read.address.eq(row.array),
+            duplicate.entry.eq(self.copy_read.data),
+            duplicate.position.eq(self.member_read.address.position),
+            duplicate.member.eq(self.member_read.data),
+            duplicate.failed.eq(self.failed),
+            duplicate.stale.eq(self.stale),
+            duplicate.beyond.eq(beyond),
             write.address.eq(Cat(number, self._slot)),
-            write.data.port.eq(port),
+            write.data.port.eq(duplicate.port),
             write.data.strip.eq(self._got_role),
             write.data.wrapped.eq(self._got_wrapped),
         ]
@@ -383,30 +356,26 @@ class Admission(wiring.Component):
     def _take_member(self, m: Module) -> None:
         """A member has been looked up: its target is written, and of the program what follows for
         its role. Of mirrors only live drives are targets, but in rows that are filled."""
-        config, todo, number, fills = self._config, self._todo, self._number, self._fills
+        todo, number, fills, duplicate = self._todo, self._number, self._fills, self._duplicate
         role = 1 << self._got_role
-        gone, stale = self.failed.bit_select(self.member_read.data, 1), Const(0)
-        if config.background:
-            duplicate = self._duplicate
-            gone, stale = duplicate.gone, duplicate.distrusted
-            # The target that is copied, without mirroring its role, and where its block lies.
-            with m.If(self._got & duplicate.copied):
-                m.d.sync += [
-                    self._copies.eq(1),
-                    todo.copied.eq(Mux(self._mirrored, number, self._got_role)),
-                    self._copied.port.eq(duplicate.entry.port),
-                    self._copied.strip.eq(self._got_role),
-                    self._copied.wrapped.eq(self._got_wrapped),
-                ]
+        to_copy = 1 << copy_target(self._config)
+        gone, stale = duplicate.gone, duplicate.distrusted
+        # The target that is copied, without mirroring its role, and where its block lies.
+        with m.If(self._got & duplicate.copied):
+            m.d.sync += [
+                self._copies.eq(1),
+                todo.copied.eq(Mux(self._mirrored, number, self._got_role)),
+                self._copied.port.eq(duplicate.entry.port),
+                self._copied.strip.eq(self._got_role),
+                self._copied.wrapped.eq(self._got_wrapped),
+            ]
         with m.If(self._got):
             m.d.comb += self._targets.store()
-            if config.background:
-                to_copy = 1 << copy_target(config)
-                m.d.sync += todo.synced.eq(
-                    todo.synced
-                    | Mux(~gone & ~stale, 1 << number, 0)
-                    | Mux(self._duplicate.copied & ~self._duplicate.beyond, to_copy, 0)
-                )
+            m.d.sync += todo.synced.eq(
+                todo.synced
+                | Mux(~gone & ~stale, 1 << number, 0)
+                | Mux(duplicate.copied & ~duplicate.beyond, to_copy, 0)
+            )
             with m.If(self._mirrored):
                 with m.If(~gone):
                     m.d.sync += todo.write.eq(todo.write | (1 << number))
@@ -419,16 +388,15 @@ class Admission(wiring.Component):
                 m.d.sync += number.eq(number + 1)
                 with m.If(gone):
                     m.d.sync += todo.dead.eq(todo.dead | role)
-                if config.background:
-                    with m.If(stale & ~gone):
-                        m.d.sync += [
-                            todo.bad.eq(todo.bad | role),
-                            todo.stale.eq(todo.stale | role),
-                        ]
+                with m.If(stale & ~gone):
+                    m.d.sync += [
+                        todo.bad.eq(todo.bad | role),
+                        todo.stale.eq(todo.stale | role),
+                    ]
 
     def _connect_planner(self, m: Module) -> None:
         """What the planner is asked, and the plan of walks."""
-        config, row, todo, data = self._config, self._row, self._todo, self._data
+        row, todo, data, walk_plan = self._row, self._todo, self._data, self._walk_plan
         geometry, request = self._geometry, self._planner.request.payload
         m.d.comb += [
             request.kind.eq(Mux(self._walks, RowKind.RECOVER, row.kind)),
@@ -438,41 +406,36 @@ class Admission(wiring.Component):
             request.dead.eq(todo.dead),
             request.bad.eq(todo.bad & ~todo.dead),
             request.unsynced.eq(self._unsynced),
+            request.stale.eq(todo.stale),
+            walk_plan.kind.eq(row.walk.kind),
+            walk_plan.again.eq(self._retried),
+            walk_plan.mirrored.eq(geometry.copies > 1),
+            walk_plan.every.eq((1 << self._roles) - 1),
+            walk_plan.data.eq(data),
+            walk_plan.parities.eq(geometry.parities),
+            walk_plan.dead.eq(todo.dead),
+            walk_plan.bad.eq(todo.bad),
+            walk_plan.stale.eq(todo.stale),
+            walk_plan.copied.eq(Mux(self._copies, 1 << todo.copied, 0)),
+            walk_plan.plan.eq(self._planner.plan.payload),
         ]
-        if config.background:
-            walk_plan = self._walk_plan
-            m.d.comb += [
-                request.stale.eq(todo.stale),
-                walk_plan.kind.eq(row.walk.kind),
-                walk_plan.again.eq(self._retried),
-                walk_plan.mirrored.eq(geometry.copies > 1),
-                walk_plan.every.eq((1 << self._roles) - 1),
-                walk_plan.data.eq(data),
-                walk_plan.parities.eq(geometry.parities),
-                walk_plan.dead.eq(todo.dead),
-                walk_plan.bad.eq(todo.bad),
-                walk_plan.stale.eq(todo.stale),
-                walk_plan.copied.eq(Mux(self._copies, 1 << todo.copied, 0)),
-                walk_plan.plan.eq(self._planner.plan.payload),
-            ]
 
     def _judge_reads(self, m: Module) -> None:
         """Which blocks can be read where they lie, and whether any one can be done without."""
-        config, row, todo = self._config, self._row, self._todo
+        row, todo = self._row, self._todo
         live = row.joined & ~todo.dead & self._data_mask
-        m.d.comb += self._in_reach.eq(live & ~todo.bad)
-        if config.sector_emulation:
-            m.d.comb += self._readable.eq(Mux(self._mirrored, todo.write, live) & ~todo.bad)
-            m.d.sync += todo.fills.eq(self._fills)
-        if config.gather_reads:
-            m.d.sync += todo.gathered.eq(self._gathered)
-        if config.slow_read_ms:
-            lost = todo.dead | todo.bad | Mux(self._gathered, 0, self._joined)
-            spare = Signal()
-            m.d.comb += spare.eq(ones(lost) < self._geometry.parities)
-            m.d.sync += todo.elsewhere.eq(
-                self._reads & spare & ~self._patient & ~self._doubtful
-            )
+        lost = todo.dead | todo.bad | Mux(self._gathered, 0, self._joined)
+        spare = Signal()
+        m.d.comb += [
+            self._in_reach.eq(live & ~todo.bad),
+            self._readable.eq(Mux(self._mirrored, todo.write, live) & ~todo.bad),
+            spare.eq(ones(lost) < self._geometry.parities),
+        ]
+        m.d.sync += [
+            todo.fills.eq(self._fills),
+            todo.gathered.eq(self._gathered),
+            todo.elsewhere.eq(self._reads & spare & ~self._patient & ~self._doubtful),
+        ]
 
     def _connect_background(self, m: Module) -> None:
         """Blocks that a drive could not give to a host, which are written anew; the era; whether
@@ -490,10 +453,10 @@ class Admission(wiring.Component):
             eras.reads[0].address.eq(self._slot),
             eras.write.address.eq(self._slot),
             eras.write.data.eq(todo.era),
-            self._programs.write.data.write[copy_target(self._config)].eq(
-                self._copies & (of_copy | todo.write.bit_select(todo.copied, 1))
-            ),
         ]
+        if self._config.background:
+            copies = self._copies & (of_copy | todo.write.bit_select(todo.copied, 1))
+            m.d.comb += self._programs.write.data.write[copy_target(self._config)].eq(copies)
 
     def _connect_share(self, m: Module, share: Turnstile) -> None:
         """What the row counts for, and what is given back."""
@@ -509,7 +472,7 @@ class Admission(wiring.Component):
             sends.eq(ones(self._programs.write.data.write)),
         ]
         m.d.comb += [
-            uncounted.eq(self._walks | self._todo.salvage if config.background else 0),
+            uncounted.eq(self._walks | self._todo.salvage),
             share.exists.eq(self.exists),
             # The sequencer does one of them at a time.
             share.ended.eq(self.ended | given_back),
@@ -566,9 +529,8 @@ class Admission(wiring.Component):
                 self._wrapped.eq(0),
                 self._number.eq(0),
                 todo.eq(0),
+                todo.era.eq(self.eras[row.array]),
             ]
-            if config.background:
-                m.d.sync += todo.era.eq(self.eras[row.array])
             m.next = "LOCATE"
             if config.intent_chunks:
                 looks = Cat(row.walk.kind == kind for kind in SELDOM_WRITE).any()
@@ -580,23 +542,19 @@ class Admission(wiring.Component):
                     m.next = "READ-GEOMETRY"
         with m.State("LOCATE"):
             self._begin_program(m)
-            m.d.sync += [self._wrapped.eq(0), self._place.eq(row.shift)]
-            if config.background:
-                m.d.sync += self._copies.eq(0)
+            m.d.sync += [self._wrapped.eq(0), self._place.eq(row.shift), self._copies.eq(0)]
             m.next = "WALK"
             with m.If(self._mirrored):
                 m.next = "STEP"
 
     def _begin_program(self, m: Module) -> None:
         """What of the program the row and its array say."""
-        config, row, geometry, todo = self._config, self._row, self._geometry, self._todo
-        goes_on, passed = self._retried, Const(0, config.ports)
-        if config.background:
-            # In another era such a row begins anew.
-            goes_on = self._retried & (self._planned_eras.reads[0].data == todo.era)
-            # Copies that are not read, and are written anew.
-            timely = row.walk.any & (row.walk.era == todo.era)
-            passed = Mux(timely, (1 << row.walk.source) - 1, 0)
+        row, geometry, todo = self._row, self._geometry, self._todo
+        # In another era such a row begins anew.
+        goes_on = self._retried & (self._planned_eras.reads[0].data == todo.era)
+        # Copies that are not read, and are written anew.
+        timely = row.walk.any & (row.walk.era == todo.era)
+        passed = Mux(timely, (1 << row.walk.source) - 1, 0)
         m.d.sync += [
             Assert(geometry.valid, "a row of no array is planned"),
             Assert(geometry.width != 0, "a row of width 0 is planned"),
@@ -614,21 +572,14 @@ class Admission(wiring.Component):
             todo.bad.eq(Mux(goes_on, self.unread_read.data.bad, passed)),
             todo.possible.eq(1),
             self._retried.eq(goes_on),
+            self._slow.eq(Mux(goes_on, self.unread_read.data.slow, 0)),
+            self._patient.eq(0),
+            todo.array.eq(row.array),
+            todo.walk.eq(row.walk),
+            todo.again.eq(goes_on),
+            todo.base.eq(row.base),
+            todo.place.eq(row.shift),
         ]
-        if config.array_shares or config.background:
-            m.d.sync += todo.array.eq(row.array)
-        if config.slow_read_ms:
-            m.d.sync += [
-                self._slow.eq(Mux(goes_on, self.unread_read.data.slow, 0)),
-                self._patient.eq(0),
-            ]
-        if config.background:
-            m.d.sync += [
-                todo.walk.eq(row.walk),
-                todo.again.eq(goes_on),
-                todo.base.eq(row.base),
-                todo.place.eq(row.shift),
-            ]
 
     def _look_up(self, m: Module) -> None:
         """The states WALK, over the copies of a strip or the roles, STEP to the next strip, and
@@ -660,10 +611,9 @@ class Admission(wiring.Component):
             m.next = "WALK"
             with m.If(strips == 0):
                 m.next = "SETTLE"
-            if self._config.background:
-                # The gatherer makes such rows of one strip.
-                with m.Else():
-                    m.d.sync += self._todo.place.eq(row.shift + following * geometry.copies)
+            # The gatherer makes such rows of one strip.
+            with m.Else():
+                m.d.sync += self._todo.place.eq(row.shift + following * geometry.copies)
         with m.State("SETTLE"):
             # The last answer is being taken.
             m.next = "PLAN"
@@ -673,11 +623,10 @@ class Admission(wiring.Component):
         config, row, todo, recover = self._config, self._row, self._todo, self._recover
         no_parity, readable = self._geometry.parities == 0, self._readable
         with m.State("PLAN"):
-            if config.background:
-                with m.If(self._copies):
-                    m.d.comb += self._targets.store(
-                        address=Cat(Const(copy_target(config)), self._slot), data=self._copied
-                    )
+            with m.If(self._copies):
+                m.d.comb += self._targets.store(
+                    address=Cat(Const(copy_target(config)), self._slot), data=self._copied
+                )
             with m.If(self._mirrored & ~self._in_place):
                 m.d.sync += todo.possible.eq(~recover)
                 m.next = self._planned
@@ -687,18 +636,16 @@ class Admission(wiring.Component):
                     todo.write.eq(row.joined & ~todo.dead),
                 ]
                 m.next = self._planned
-            if config.sector_emulation:
-                with m.Elif(self._in_place):
-                    m.d.sync += [
-                        todo.possible.eq(readable.any()),
-                        todo.read.eq(readable & -readable),
-                        todo.write.eq(0),
-                    ]
-                    m.next = self._planned
-            if config.background:
-                with m.Elif(self._walks & no_parity):
-                    self._follow_walk_plan(m)
-                    m.next = "COUNT"
+            with m.Elif(self._in_place):
+                m.d.sync += [
+                    todo.possible.eq(readable.any()),
+                    todo.read.eq(readable & -readable),
+                    todo.write.eq(0),
+                ]
+                m.next = self._planned
+            with m.Elif(self._walks & no_parity):
+                self._follow_walk_plan(m)
+                m.next = "COUNT"
             with m.Else():
                 m.d.comb += self._planner.request.valid.eq(1)
                 with m.If(self._planner.request.ready):
@@ -717,19 +664,17 @@ class Admission(wiring.Component):
         answered = self._planner.plan.valid
         with m.State("ANSWER"):
             m.d.comb += self._planner.plan.ready.eq(1)
-            if config.slow_read_ms:
-                # A drive that has taken the place of a slow one meanwhile has nothing to wait for.
-                waited_for = self._slow & ~todo.stale
-                held_up = (impossible | self._doubtful) & waited_for.any()
-                with m.If(answered & held_up):
-                    m.d.sync += [
-                        todo.bad.eq(todo.bad & ~waited_for),
-                        self._slow.eq(0),
-                        self._patient.eq(1),
-                    ]
-                    m.next = "PLAN"
-                answered = answered & ~held_up
-            with m.If(answered):
+            # A drive that has taken the place of a slow one meanwhile has nothing to wait for.
+            waited_for = self._slow & ~todo.stale
+            held_up = (impossible | self._doubtful) & waited_for.any()
+            with m.If(answered & held_up):
+                m.d.sync += [
+                    todo.bad.eq(todo.bad & ~waited_for),
+                    self._slow.eq(0),
+                    self._patient.eq(1),
+                ]
+                m.next = "PLAN"
+            with m.Elif(answered):
                 m.d.sync += [
                     todo.possible.eq(~impossible),
                     todo.update.eq(plan.kind == PlanKind.UPDATE),
@@ -739,11 +684,10 @@ class Admission(wiring.Component):
                 ]
                 with m.If(~self._recover & (plan.kind != PlanKind.WRITE_ONLY)):
                     m.d.sync += todo.generate.eq(self._live_parities)
-                if config.background:
-                    with m.If(self._walks):
-                        self._follow_walk_plan(m)
-                    news = self._unreadable.any() & self._is_news(self._waited)
-                    m.d.comb += self._mends.note.eq(self._reads & ~impossible & news)
+                with m.If(self._walks):
+                    self._follow_walk_plan(m)
+                news = self._unreadable.any() & self._is_news(self._waited)
+                m.d.comb += self._mends.note.eq(self._reads & ~impossible & news)
                 self._fall_back(m, impossible)
                 if config.background:
                     self._salvage(m, impossible)
@@ -752,18 +696,17 @@ class Admission(wiring.Component):
     def _fall_back(self, m: Module, impossible: Value) -> None:
         """Reads of which no block is lost, or that cannot be worked out, are read where they lie;
         so are all that are gathered."""
-        config, todo = self._config, self._todo
-        if config.gather_reads or config.slow_read_ms or config.background:
-            unproven = self._doubtful & ~self._gathered
-            none_lost = (self._gathered | unproven) & (self._in_reach == self._joined)
-            falls_back = self._reads if config.slow_read_ms else self._gathered
-            with m.If(none_lost | (falls_back & impossible)):
-                m.d.sync += [
-                    todo.possible.eq(self._in_reach.any()),
-                    todo.read.eq(self._in_reach),
-                    todo.erased.eq(0),
-                    todo.use_parity.eq(0),
-                ]
+        todo = self._todo
+        unproven = self._doubtful & ~self._gathered
+        none_lost = (self._gathered | unproven) & (self._in_reach == self._joined)
+        falls_back = self._reads if self._config.slow_read_ms else self._gathered
+        with m.If(none_lost | (falls_back & impossible)):
+            m.d.sync += [
+                todo.possible.eq(self._in_reach.any()),
+                todo.read.eq(self._in_reach),
+                todo.erased.eq(0),
+                todo.use_parity.eq(0),
+            ]
 
     def _salvage(self, m: Module, impossible: Value) -> None:
         """A write to a row that is past repair because of unreadable blocks is done all the same.
@@ -782,19 +725,16 @@ class Admission(wiring.Component):
         """The state COUNT: which roles need a line of the row's own, and what is written."""
         config, row, todo, recover = self._config, self._row, self._todo, self._recover
         with m.State("COUNT"):
+            of_lost = row.joined & (todo.read | todo.erased)
             outputs = Mux(recover, row.joined, todo.erased & ~row.joined)
-            if config.gather_reads:
-                of_lost = row.joined & (todo.read | todo.erased)
-                outputs = Mux(self._gathered, of_lost, outputs)
+            outputs = Mux(self._gathered, of_lost, outputs)
             need = Signal(config.ports)
             m.d.comb += need.eq(
                 todo.read | Mux(self._fills, 0, outputs) | (todo.generate << self._data)
             )
-            written = todo.generate
-            if config.background:
-                with m.If(self._walks & (todo.walk.kind == WalkKind.ZERO)):
-                    m.d.comb += need.eq(1 << todo.source)
-                written = Mux(todo.salvage, self._live_parities, todo.generate)
+            with m.If(self._walks & (todo.walk.kind == WalkKind.ZERO)):
+                m.d.comb += need.eq(1 << todo.source)
+            written = Mux(todo.salvage, self._live_parities, todo.generate)
             with m.If(todo.possible):
                 m.d.sync += [todo.aux.eq(need), self._pending.eq(need)]
                 with m.If(~recover & ~self._walks):
@@ -833,8 +773,7 @@ class Admission(wiring.Component):
         """The states PUBLISH and OFFER: the program is there."""
         with m.State("PUBLISH"):
             m.d.comb += self._programs.store()
-            if self._config.background:
-                m.d.comb += self._planned_eras.store()
+            m.d.comb += self._planned_eras.store()
             m.next = "OFFER"
         with m.State("OFFER"):
             m.d.comb += self.ready.valid.eq(1)

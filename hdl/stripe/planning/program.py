@@ -6,6 +6,7 @@ from amaranth.lib import data
 from hdl.config import BLOCK_NUMBER_BITS, ERA_BITS, Config, bits_for_count
 from hdl.flow.geometry import RotationBits
 from hdl.flow.row import RowKind, errand
+from hdl.kit.optional import optional
 
 
 def targets(config: Config) -> int:
@@ -58,23 +59,21 @@ def program(config: Config) -> data.StructLayout:
     as well. ``base``, ``place``: where the row's members are, and the first of its copies, as in a
     `hdl.flow.walk.walk`. ``era``: that of its array as it was planned.
     """
-    background = {}
-    if config.background:
-        background = {
-            "stale": config.ports,
-            "synced": targets(config),
-            "salvage": 1,
-            "again": 1,
-            "checks": 1,
-            "withheld": 1,
-            "single": 1,
-            "source": role_bits(config),
-            "copied": target_bits(config),
-            "base": 5,
-            "place": 5,
-            "era": ERA_BITS,
-            **errand(config),
-        }
+    background = {
+        "stale": config.ports,
+        "synced": targets(config),
+        "salvage": 1,
+        "again": 1,
+        "checks": 1,
+        "withheld": 1,
+        "single": 1,
+        "source": role_bits(config),
+        "copied": target_bits(config),
+        "base": 5,
+        "place": 5,
+        "era": ERA_BITS,
+    }
+    named = config.array_shares or config.background
     return data.StructLayout(
         {
             "kind": RowKind,
@@ -98,12 +97,13 @@ def program(config: Config) -> data.StructLayout:
             "aux": config.ports,
             "dead": config.ports,
             "bad": config.ports,
-            **background,
+            **optional(config.background, background),
+            **errand(config),
+            **optional(config.sector_emulation, {"fills": 1}),
+            **optional(config.gather_reads, {"gathered": 1}),
+            **optional(config.slow_read_ms, {"elsewhere": 1}),
+            **optional(named, {"array": config.array_bits}),
         }
-        | ({"fills": 1} if config.sector_emulation else {})
-        | ({"gathered": 1} if config.gather_reads else {})
-        | ({"elsewhere": 1} if config.slow_read_ms else {})
-        | ({"array": config.array_bits} if config.array_shares or config.background else {})
     )
 
 

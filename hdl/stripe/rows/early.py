@@ -57,17 +57,17 @@ class Early(wiring.Component):
         Something moves.
 
     Latency: the first step of a piece's pass 5 cycles after the last ``piece`` was offered; a step
-    in 2 cycles. ``whole`` and its answers pass in no time.
+    in 2 cycles. ``whole`` and its answers pass in no time. Without ``early_rows`` there is no seat.
     """
 
     def __init__(self, *, config: Config):
         self._config = config
-        shares = {"array": In(config.array_bits), "several": In(1)} if config.array_shares else {}
         super().__init__(
             {
-                **shares,
                 "free": Out(1),
                 "seat": Out(early_seat(config)),
+                "array": In(config.array_bits),
+                "several": In(1),
                 "claim": In(1),
                 "slot": In(config.row_slot_bits),
                 "reads": In(config.ports),
@@ -103,6 +103,10 @@ class Early(wiring.Component):
     def elaborate(self, platform) -> Module:
         config = self._config
         m = Module()
+        if not config.early_rows:
+            connect(m, flipped(self.whole), flipped(self.step))
+            connect(m, flipped(self.pass_done), flipped(self.done))
+            return m
         seats = config.early_rows
         m.submodules.count = count = PieceCount(config=config)
         connect(m, flipped(self.piece), count.piece)

@@ -1,6 +1,6 @@
 """What the end of a drive operation means for its row."""
 
-from amaranth.hdl import Const, Module, Mux, Signal
+from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -34,8 +34,6 @@ class Judgement(wiring.Component):
     """
 
     def __init__(self, *, config: Config):
-        self._copies = config.background
-        self._slow = config.slow_read_ms != 0
         self._attempts = attempts(config)
         super().__init__(
             {
@@ -48,8 +46,9 @@ class Judgement(wiring.Component):
                 "ended": Out(1),
                 "report": Out(1),
                 "written": Out(1),
+                "copying": In(1),
+                "paired": In(1),
             }
-            | ({"copying": In(1), "paired": In(1)} if config.background else {})
         )
 
     def elaborate(self, platform) -> Module:
@@ -60,7 +59,6 @@ class Judgement(wiring.Component):
         aborted = event.status == DriveStatus.ABORTED
         unreached = event.status == DriveStatus.UNREACHED
         refused = (event.status == DriveStatus.MEDIUM_ERROR) & (event.opcode != Opcode.READ)
-        copying = self.copying if self._copies else Const(0)
         counts, once_more = Signal(), Signal()
         m.d.comb += [
             counts.eq(aborted & (before.attempts != self._attempts - 1)),
@@ -79,18 +77,16 @@ class Judgement(wiring.Component):
         with m.Elif(event.opcode == Opcode.READ):
             with m.If(~good):
                 m.d.comb += after.bad.eq(before.bad | (1 << self.index))
-                if self._slow:
-                    slow = event.status == DriveStatus.SLOW
-                    m.d.comb += after.slow.eq(before.slow | Mux(slow, 1 << self.index, 0))
+                slow = event.status == DriveStatus.SLOW
+                m.d.comb += after.slow.eq(before.slow | Mux(slow, 1 << self.index, 0))
             m.d.comb += self.report.eq(gone)
         with m.Else():
-            m.d.comb += [self.report.eq(gone), self.written.eq(1)]
-            if self._copies:
-                m.d.comb += [
-                    self.written.eq(~self.paired | before.half),
-                    after.half.eq(before.half | self.paired),
-                ]
-            with m.If(good & ~copying & self.synced):
+            m.d.comb += [
+                self.report.eq(gone),
+                self.written.eq(~self.paired | before.half),
+                after.half.eq(before.half | self.paired),
+            ]
+            with m.If(good & ~self.copying & self.synced):
                 m.d.comb += after.good.eq(before.good | (1 << self.index))
             with m.Elif(~good):
                 m.d.comb += [

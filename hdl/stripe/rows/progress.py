@@ -4,6 +4,7 @@ from amaranth.lib import data, enum
 
 from hdl.config import Config
 from hdl.flow.piece import early_field
+from hdl.kit.optional import optional
 from hdl.stripe.planning.program import role_bits, target_bits, targets
 
 
@@ -40,7 +41,7 @@ class Next(enum.Enum, shape=2):
 
 def slow_field(config: Config) -> dict:
     """A field ``slow``, roles, with ``Config.slow_read_ms`` only."""
-    return {"slow": config.ports} if config.slow_read_ms else {}
+    return optional(config.slow_read_ms, {"slow": config.ports})
 
 
 def progress(config: Config) -> data.StructLayout:
@@ -63,17 +64,15 @@ def progress(config: Config) -> data.StructLayout:
     two drives one has ended; ``old``: targets that hold what they held before the row was written,
     for certain; ``blank``: those that stay without a block which the row does without.
     """
-    background = {}
-    if config.background:
-        background = {
-            "nonzero": config.parities,
-            "found": 1,
-            "wrong": config.ports,
-            "suspect": role_bits(config),
-            "half": 1,
-            "old": targets(config),
-            "blank": targets(config),
-        }
+    background = {
+        "nonzero": config.parities,
+        "found": 1,
+        "wrong": config.ports,
+        "suspect": role_bits(config),
+        "half": 1,
+        "old": targets(config),
+        "blank": targets(config),
+    }
     return data.StructLayout(
         {
             "phase": Phase,
@@ -86,7 +85,7 @@ def progress(config: Config) -> data.StructLayout:
             "good": config.ports,
             "retry": targets(config),
             "refused": targets(config),
-            **background,
+            **optional(config.background, background),
             **slow_field(config),
             **early_field(config),
         }

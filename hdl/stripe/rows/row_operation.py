@@ -1,6 +1,6 @@
 """The operation that a row sends to one of its targets."""
 
-from amaranth.hdl import Array, Const, Module, Mux
+from amaranth.hdl import Array, Module, Mux
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -47,12 +47,6 @@ class RowOperation(wiring.Component):
 
     def __init__(self, *, config: Config):
         self._config = config
-        background = {}
-        if config.background:
-            background = {
-                "restarts": In(tried_bits(config)).array(config.ports),
-                "eras": In(eras(config)),
-            }
         super().__init__(
             {
                 "program": In(program(config)),
@@ -65,21 +59,21 @@ class RowOperation(wiring.Component):
                 "own_line": In(config.line_bits),
                 "writing": In(1),
                 "resending": In(1),
+                "restarts": In(tried_bits(config)).array(config.ports),
+                "eras": In(eras(config)),
                 "operation": Out(operation(config)),
                 "has_joined": Out(1),
                 "has_line": Out(1),
                 "dated": Out(1),
             }
-            | background
         )
 
     def elaborate(self, platform) -> Module:
         config, program, target, sent = self._config, self.program, self.target, self.operation
         m = Module()
-        walks = program.walk.any if config.background else Const(0)
-        gathered = program.gathered if config.gather_reads else Const(0)
-        fills = program.fills if config.sector_emulation else Const(0)
-        into_joined = fills & program.joined.bit_select(self.role, 1)
+        walks = program.walk.any
+        into_joined = program.fills & program.joined.bit_select(self.role, 1)
+        follows = self.writing | walks | program.gathered
         wrap = Mux(target.wrapped, 1 << program.strip_shift, 0)
         m.d.comb += [
             self.has_joined.eq(~walks & (program.mirrored | (self.role < program.data))),
@@ -87,7 +81,7 @@ class RowOperation(wiring.Component):
             sent.port.eq(target.port),
             sent.opcode.eq(Mux(self.writing, Opcode.WRITE, Opcode.READ)),
             sent.fua.eq(self.writing & program.fua),
-            sent.more.eq((self.writing | walks | gathered) & program.more & ~self.resending),
+            sent.more.eq(follows & program.more & ~self.resending),
             sent.alone.eq(self.resending),
             sent.block.eq(program.row + DATA_OFFSET_BLOCKS + wrap),
             sent.owner.eq(Owner.ROW),
@@ -96,14 +90,10 @@ class RowOperation(wiring.Component):
             sent.line.eq(
                 Mux((self.writing & self.has_joined) | into_joined, self.joined_line, self.own_line)
             ),
+            sent.elsewhere.eq(program.elsewhere),
+            sent.early.any.eq(self.progress.early.any & ~self.writing),
+            sent.early.seat.eq(self.progress.early.seat),
         ]
-        if config.slow_read_ms:
-            m.d.comb += sent.elsewhere.eq(program.elsewhere)
-        if config.early_rows:
-            m.d.comb += [
-                sent.early.any.eq(self.progress.early.any & ~self.writing),
-                sent.early.seat.eq(self.progress.early.seat),
-            ]
         if config.background:
             phase = self.progress.phase
             unreadable = (phase == Phase.SPOIL) | (phase == Phase.BLANK)

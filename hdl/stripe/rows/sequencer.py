@@ -129,32 +129,8 @@ class Sequencer(wiring.Component):
     def __init__(self, *, config: Config):
         self._config = config
         slot = config.row_slot_bits
-        background = {}
-        if config.background:
-            background = {
-                "stale": In(MAX_DRIVES),
-                "essential": In(MAX_DRIVES),
-                "settled": In(1),
-                "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
-                "unsynced": In(config.arrays),
-                "doubts": In(config.arrays),
-                "eras": In(eras(config)),
-                "restarts": In(tried_bits(config)).array(config.ports),
-                "undecided": In(1),
-                "sync_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
-                "copy_read": Out(copy_read(config)),
-                "walked": Out(stream.Signature(walked(config))),
-                "mend": Out(stream.Signature(walk(config))).array(2),
-                "noted": Out(2),
-                "noted_arrays": Out(config.array_bits).array(2),
-            }
-        if config.intent_chunks:
-            background["begun"] = Out(stream.Signature(intention(config)))
-        if config.array_shares:
-            background["exists"] = In(config.arrays)
         super().__init__(
             {
-                **background,
                 "launch": In(stream.Signature(slot)),
                 "row_read": Out(TableRead(slot, row_state(config))),
                 "strip_read": Out(TableRead(slot + 5, strip_state(config))),
@@ -172,10 +148,27 @@ class Sequencer(wiring.Component):
                 "recover_failed": Out(stream.Signature(committed(config))),
                 "fail": Out(stream.Signature(config.port_bits)),
                 "retired": Out(stream.Signature(slot)),
+                "filled": Out(stream.Signature(slot)),
+                "piece": In(stream.Signature(piece(config))),
+                "stale": In(MAX_DRIVES),
+                "essential": In(MAX_DRIVES),
+                "settled": In(1),
+                "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
+                "unsynced": In(config.arrays),
+                "doubts": In(config.arrays),
+                "eras": In(eras(config)),
+                "restarts": In(tried_bits(config)).array(config.ports),
+                "undecided": In(1),
+                "sync_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
+                "copy_read": Out(copy_read(config)),
+                "walked": Out(stream.Signature(walked(config))),
+                "mend": Out(stream.Signature(walk(config))).array(2),
+                "noted": Out(2),
+                "noted_arrays": Out(config.array_bits).array(2),
+                "begun": Out(stream.Signature(intention(config))),
+                "exists": In(config.arrays),
                 "busy": Out(1),
             }
-            | ({"filled": Out(stream.Signature(slot))} if config.sector_emulation else {})
-            | ({"piece": In(stream.Signature(piece(config)))} if config.early_rows else {})
         )
 
         self._admission = Admission(config=config)
@@ -189,11 +182,10 @@ class Sequencer(wiring.Component):
         self._steps = PassSteps(config=config)
         self._judgement = Judgement(config=config)
         self._refusals = Refusals(config=config)
-        self._early = Early(config=config) if config.early_rows else None
-        if config.background:
-            self._mends = Mends(config=config)
-            self._suspicion = Suspicion(config=config)
-            self._verdict = Verdict(config=config)
+        self._early = Early(config=config)
+        self._mends = Mends(config=config)
+        self._suspicion = Suspicion(config=config)
+        self._verdict = Verdict(config=config)
 
         # The row at hand: its program and progress follow `slot` by one cycle. What belongs to
         # target `number`, or to role `index`, follows that by one.
@@ -206,19 +198,15 @@ class Sequencer(wiring.Component):
         self._own_line = self._admission.line_read.data
         self._strip = self.strip_read.data
 
-        # Of the row's program; 0 where the configuration has no such rows.
+        # Of the row's program.
         self._recover = program.kind == RowKind.RECOVER
         self._protected = program.parities != 0
         self._redundant = self._protected | program.mirrored
         self._unprotected = program.mirrored | ~self._protected  # by parity
-        self._fills = program.fills if config.sector_emulation else Const(0, 1)
-        self._gathered = program.gathered if config.gather_reads else Const(0, 1)
-        self._walks, self._single, self._checks = Const(0), Const(0), Const(0)
-        self._copied = Const(0, targets(config))
+        self._walks = program.walk.any
         self._to_copy = 0
+        self._copied = Const(0, targets(config))
         if config.background:
-            self._walks, self._single = program.walk.any, program.single
-            self._checks = program.checks
             copies = program.write[copy_target(config)]
             self._copied = Mux(copies, 1 << program.copied, 0)
             self._to_copy = 1 << copy_target(config)
@@ -260,8 +248,7 @@ class Sequencer(wiring.Component):
         self._connect_row(m)
         self._connect_sending(m)
         self._connect_ends(m)
-        if config.background:
-            self._connect_walks(m)
+        self._connect_walks(m)
         with m.FSM(name="sequence") as fsm:
             moves = self._rest(m)
             self._end_operation(m)
@@ -295,20 +282,24 @@ class Sequencer(wiring.Component):
         m.submodules.steps = self._steps
         m.submodules.judgement = self._judgement
         m.submodules.refusals = self._refusals
-        if self._early is not None:
-            m.submodules.early = self._early
-        if self._config.background:
-            m.submodules.mends = self._mends
-            m.submodules.suspicion = self._suspicion
-            m.submodules.verdict = self._verdict
+        m.submodules.early = self._early
+        m.submodules.mends = self._mends
+        m.submodules.suspicion = self._suspicion
+        m.submodules.verdict = self._verdict
 
     def _connect_planning(self, m: Module) -> None:
         """What admission sees, and what it tells."""
-        config, admission, unread = self._config, self._admission, self._unread_read
+        admission, unread = self._admission, self._unread_read
+        retired = self.retired.valid & self.retired.ready
         connect(m, flipped(self.launch), admission.launch)
         connect(m, admission.row_read, flipped(self.row_read))
         connect(m, admission.geometry_read, flipped(self.geometry_read))
         connect(m, admission.member_read, flipped(self.member_read))
+        connect(m, admission.boundary_read, flipped(self.boundary_read))
+        connect(m, admission.sync_read, flipped(self.sync_read))
+        connect(m, admission.copy_read, flipped(self.copy_read))
+        connect(m, admission.mend, flipped(self.mend[0]))
+        connect(m, admission.begun, flipped(self.begun))
         connect(m, flipped(self.allocate), admission.allocate)
         m.d.comb += [
             admission.failed.eq(self.failed),
@@ -318,37 +309,24 @@ class Sequencer(wiring.Component):
             admission.line_read.address.eq(Cat(self._index, self._slot)),
             unread.addr.eq(admission.unread_read.address),
             admission.unread_read.data.bad.eq(unread.data.bad),
+            admission.unread_read.data.slow.eq(unread.data.slow),
+            admission.stale.eq(self.stale),
+            admission.unsynced.eq(self.unsynced),
+            admission.doubts.eq(self.doubts),
+            admission.eras.eq(self.eras),
+            admission.exists.eq(self.exists),
+            admission.ended.eq(retired | (self.filled.valid & self.filled.ready)),
+            admission.ended_slot.eq(self.retired.payload),
+            self.noted[0].eq(admission.noted),
+            self.noted_arrays[0].eq(admission.noted_array),
         ]
-        if config.slow_read_ms:
-            m.d.comb += admission.unread_read.data.slow.eq(unread.data.slow)
-        if config.background:
-            connect(m, admission.boundary_read, flipped(self.boundary_read))
-            connect(m, admission.sync_read, flipped(self.sync_read))
-            connect(m, admission.copy_read, flipped(self.copy_read))
-            connect(m, admission.mend, flipped(self.mend[0]))
-            m.d.comb += [
-                admission.stale.eq(self.stale),
-                admission.unsynced.eq(self.unsynced),
-                admission.doubts.eq(self.doubts),
-                admission.eras.eq(self.eras),
-                self.noted[0].eq(admission.noted),
-                self.noted_arrays[0].eq(admission.noted_array),
-            ]
-        if config.intent_chunks:
-            connect(m, admission.begun, flipped(self.begun))
-        if config.array_shares:
-            ended = self.retired.valid & self.retired.ready
-            if config.sector_emulation:
-                ended |= self.filled.valid & self.filled.ready
-            m.d.comb += [
-                admission.exists.eq(self.exists),
-                admission.ended.eq(ended),
-                admission.ended_slot.eq(self.retired.payload),
-            ]
 
     def _connect_row(self, m: Module) -> None:
         """What is known of the row at hand."""
         config, program, now = self._config, self._program, self._now
+        # Drives that are kept have restarted since the row was planned.
+        uses = Mux(self._recover, program.erased.any(), program.read.any())
+        restarted = program.era != self.eras[program.array]
         m.d.comb += [
             self.strip_read.address.eq((self._slot << bits_for_count(MAX_DRIVES)) | self._index),
             self._state_read.addr.eq(self._slot),
@@ -361,25 +339,21 @@ class Sequencer(wiring.Component):
             self._synced.eq(-1),
             self._kept_lines.eq(program.generate << program.data),
             self._delivers.eq(program.joined),
+            self._mixed.eq(uses & restarted),
         ]
         if config.background:
             m.d.comb += self._synced.eq(program.synced)
-            with m.If(self._walks):
-                lines = Mux(self._single, program.aux, program.write | self._copied)
-                m.d.comb += self._kept_lines.eq(lines)
-            # Drives that are kept have restarted since the row was planned.
-            uses = Mux(self._recover, program.erased.any(), program.read.any())
-            restarted = program.era != self.eras[program.array]
-            m.d.comb += self._mixed.eq(uses & restarted)
-        if config.gather_reads:
-            # Of reads gathered, those that were not lost for good.
-            unsolvable = Mux(self._abandoned, program.erased, 0)
-            with m.If(self._gathered):
-                m.d.comb += self._delivers.eq(program.joined & program.aux & ~unsolvable)
+        with m.If(self._walks):
+            lines = Mux(program.single, program.aux, program.write | self._copied)
+            m.d.comb += self._kept_lines.eq(lines)
+        # Of reads gathered, those that were not lost for good.
+        unsolvable = Mux(self._abandoned, program.erased, 0)
+        with m.If(program.gathered):
+            m.d.comb += self._delivers.eq(program.joined & program.aux & ~unsolvable)
 
     def _connect_sending(self, m: Module) -> None:
         """How operations and parity steps leave, and how those of passes come back."""
-        config, program, now = self._config, self._program, self._now
+        program, now = self._program, self._now
         queues, steps, sent, early = self._queues, self._steps, self._operation, self._early
         connect(m, queues.operation, flipped(self.operation))
         m.d.comb += [
@@ -398,17 +372,12 @@ class Sequencer(wiring.Component):
             steps.slot.eq(self._slot),
             queues.next_step.eq(steps.step),
             queues.next_step.line.eq(Mux(steps.own, self._own_line, self._strip.line)),
+            sent.eras.eq(self.eras),
         ]
-        if config.background:
-            m.d.comb += sent.eras.eq(self.eras)
-            for restarts, given in zip(sent.restarts, self.restarts, strict=True):
-                m.d.comb += restarts.eq(given)
+        for restarts, given in zip(sent.restarts, self.restarts, strict=True):
+            m.d.comb += restarts.eq(given)
 
         # Passes of whole blocks are queued; one for pieces is recorded in the row's seat.
-        if early is None:
-            connect(m, queues.step, flipped(self.step))
-            m.d.comb += queues.send_step.eq(self._sends_step)
-            return
         connect(m, flipped(self.piece), early.piece)
         connect(m, queues.step, early.whole)
         connect(m, early.step, flipped(self.step))
@@ -422,10 +391,9 @@ class Sequencer(wiring.Component):
             early.record_seat.eq(now.early.seat),
             early.settle_seat.eq(now.early.seat),
             early.good.eq(~now.retry.any() & (now.bad == program.bad)),
+            early.array.eq(program.array),
         ]
-        if config.array_shares:
-            m.d.comb += early.array.eq(program.array)
-            m.d.sync += early.several.eq((self.exists & (self.exists - 1)).any())
+        m.d.sync += early.several.eq((self.exists & (self.exists - 1)).any())
 
     def _connect_ends(self, m: Module) -> None:
         """How operations, and rows, are judged, and what is told of them."""
@@ -438,7 +406,7 @@ class Sequencer(wiring.Component):
             judgement.number.eq(self._number),
             # Targets of a row of mirrors that is filled are told apart by number.
             judgement.index.eq(
-                Mux(self._fills & program.mirrored, self._number, self._index)
+                Mux(program.fills & program.mirrored, self._number, self._index)
             ),
             judgement.synced.eq(self._synced.bit_select(self._number, 1)),
             judgement.before.eq(now),
@@ -458,9 +426,8 @@ class Sequencer(wiring.Component):
             self.recovered.payload.line.eq(self._own_line),
             self.recover_failed.payload.slot.eq(strip.slot),
             self.recover_failed.payload.status.eq(Status.UNRECOVERED_READ),
+            self.filled.payload.eq(self._slot),
         ]
-        if config.sector_emulation:
-            m.d.comb += self.filled.payload.eq(self._slot)
         if config.background:
             copying = self._number == copy_target(config)
             both = program.write[copy_target(config)] & program.write.bit_select(program.copied, 1)
@@ -494,8 +461,7 @@ class Sequencer(wiring.Component):
 
     def _rest(self, m: Module) -> Value:
         """The state IDLE: what can be done next, most urgent first; whether anything moves."""
-        config, admission, todo, early = self._config, self._admission, self._todo, self._early
-        pass_done = self.pass_done if early is None else early.done
+        admission, todo, pass_done = self._admission, self._todo, self._early.done
         room = self._queues.room
         with m.State("IDLE"):
             m.d.sync += [
@@ -531,16 +497,13 @@ class Sequencer(wiring.Component):
         # At rest, only what arrives, or room for what is queued, moves anything.
         moves = self.finished.valid | pass_done.valid | todo.filling
         moves |= room & (todo.output.valid | admission.ready.valid)
-        if early is not None:
-            moves |= early.busy
-        if config.background:
-            moves |= self._mends.busy | (self.mend[1].valid & self.mend[1].ready)
-        return moves
+        moves |= self._mends.busy | (self.mend[1].valid & self.mend[1].ready)
+        return moves | self._early.busy
 
     def _end_operation(self, m: Module) -> None:
         """The state LOAD-EVENT, when an operation has ended, and those that follow, up to STORE."""
         program, now, judgement = self._program, self._now, self._judgement
-        own_line = program.mirrored | self._single
+        own_line = program.mirrored | program.single
         with m.State("LOAD-EVENT"):
             m.next = "COPY-EVENT"
         with m.State("COPY-EVENT"):
@@ -577,12 +540,10 @@ class Sequencer(wiring.Component):
             m.next = "COPY-PASS"
         with m.State("COPY-PASS"):
             m.d.sync += [now.eq(self._state_read.data), self._ended.eq(1)]
-            if self._config.background:
-                # By syndrome, and by the role of the parity: Q is the first one in one DDF layout.
-                m.d.sync += now.nonzero.eq(answer.nonzero)
-                with m.If(program.rotation.ddf & ~program.rotation.ascending):
-                    swapped = Cat(answer.nonzero[1:2], answer.nonzero[0])
-                    m.d.sync += now.nonzero.eq(swapped)
+            # By syndrome, and by the role of the parity: Q is the first one in one DDF layout.
+            m.d.sync += now.nonzero.eq(answer.nonzero)
+            with m.If(program.rotation.ddf & ~program.rotation.ascending):
+                m.d.sync += now.nonzero.eq(Cat(answer.nonzero[1:2], answer.nonzero[0]))
             with m.If(answer.error):
                 m.d.sync += now.phase.eq(Phase.ABANDON)
             m.next = "STORE"
@@ -598,11 +559,12 @@ class Sequencer(wiring.Component):
             m.next = "BEGIN"
         with m.State("BEGIN"):
             m.d.sync += [now.eq(0), now.bad.eq(program.bad)]
-            if config.background:
-                with m.If(program.again):
-                    m.d.sync += [now.found.eq(stored.found), now.wrong.eq(stored.wrong)]
-                    if config.slow_read_ms:
-                        m.d.sync += now.slow.eq(stored.slow & program.bad)
+            with m.If(program.again):
+                m.d.sync += [
+                    now.found.eq(stored.found),
+                    now.wrong.eq(stored.wrong),
+                    now.slow.eq(stored.slow & program.bad),
+                ]
             with m.If(~program.possible):
                 m.next = "CLOSE"
                 if config.background:
@@ -610,14 +572,13 @@ class Sequencer(wiring.Component):
                         m.next = "WRITE"
             with m.Elif(program.read.any()):
                 self._begin_operations(m, targets=program.read, phase=Phase.READ)
-                if early is not None:
-                    # With other rows at its heels the next reads matter more.
-                    alone = early.free & ~admission.busy
-                    one = (program.joined & (program.joined - 1)) == 0
-                    lost = self._recover & one & ~self._fills & program.erased.any()
-                    with m.If(lost & alone):
-                        m.d.comb += early.claim.eq(1)
-                        m.d.sync += [now.early.any.eq(1), now.early.seat.eq(early.seat)]
+                # With other rows at its heels the next reads matter more.
+                alone = early.free & ~admission.busy
+                one = (program.joined & (program.joined - 1)) == 0
+                lost = self._recover & one & ~program.fills & program.erased.any()
+                with m.If(lost & alone):
+                    m.d.comb += early.claim.eq(1)
+                    m.d.sync += [now.early.any.eq(1), now.early.seat.eq(early.seat)]
             with m.Elif(program.generate.any()):
                 self._begin_generation(m)
             with m.Else():
@@ -645,7 +606,7 @@ class Sequencer(wiring.Component):
             if config.early_rows:
                 with m.If(stored.early.any):
                     m.next = "SETTLE"
-        if early is not None:
+        if config.early_rows:
             with m.State("SETTLE"):
                 # Reads have ended; passes that are under way end before anything else.
                 m.d.comb += early.settle.eq(1)
@@ -661,10 +622,10 @@ class Sequencer(wiring.Component):
                     self._after_recovery(m)
                 with m.Case(Phase.GENERATE):
                     self._give_back(m, program.aux & ~self._kept_lines, then=Next.WRITE)
+                    with m.If(self._mixed):
+                        self._plan_again(m)
                     if config.background:
-                        with m.If(self._mixed):
-                            self._plan_again(m)
-                        with m.Elif(self._checks):
+                        with m.Elif(program.checks):
                             m.next = "SUSPECT"
                 with m.Case(Phase.WRITE):
                     self._after_writes(m)
@@ -681,9 +642,8 @@ class Sequencer(wiring.Component):
                 with m.Default():  # its erasures cannot be solved
                     m.d.sync += self._abandoned.eq(1)
                     self._give_back(m, program.aux, then=Next.CLOSE)
-                    if config.gather_reads:
-                        with m.If(self._gathered):
-                            self._deliver_joined(m)
+                    with m.If(program.gathered):
+                        self._deliver_joined(m)
 
     def _after_reads(self, m: Module) -> None:
         """What follows the reads of a row."""
@@ -697,13 +657,12 @@ class Sequencer(wiring.Component):
             m.d.sync += now.phase.eq(Phase.RECOVER)
             m.next = "BEGIN-PASS"
         if config.gather_reads or config.slow_read_ms or config.background:
-            with m.Elif(self._recover & ~self._fills):
+            with m.Elif(self._recover & ~program.fills):
                 self._deliver_joined(m)
-        if config.sector_emulation:
-            with m.Elif(self._fills):
-                self._end_filling(m)
+        with m.Elif(program.fills):
+            self._end_filling(m)
         if config.background:
-            with m.Elif(self._checks & self._single):
+            with m.Elif(program.checks & program.single):
                 m.next = "SUSPECT"
             with m.Elif(self._walks & ~program.generate.any()):
                 self._give_back(m, program.aux & ~self._kept_lines, then=Next.WRITE)
@@ -712,17 +671,15 @@ class Sequencer(wiring.Component):
 
     def _after_recovery(self, m: Module) -> None:
         """What follows once what was erased has been worked out."""
-        config, program = self._config, self._program
-        with m.If(self._recover & ~self._fills):
+        program = self._program
+        with m.If(self._recover & ~program.fills):
             self._deliver_joined(m)
-        if config.sector_emulation:
-            with m.Elif(self._fills):
-                self._end_filling(m)
-        if config.background:
-            with m.Elif(self._walks & self._mixed):
-                self._plan_again(m)
-            with m.Elif(self._walks & ~program.generate.any()):
-                self._give_back(m, program.aux & ~self._kept_lines, then=Next.WRITE)
+        with m.Elif(program.fills):
+            self._end_filling(m)
+        with m.Elif(self._walks & self._mixed):
+            self._plan_again(m)
+        with m.Elif(self._walks & ~program.generate.any()):
+            self._give_back(m, program.aux & ~self._kept_lines, then=Next.WRITE)
         with m.Else():
             self._begin_generation(m)
 
@@ -734,20 +691,18 @@ class Sequencer(wiring.Component):
             # Every role, but of mirrors what was written; and both drives of a copy.
             every_role = (1 << (program.data + program.parities)) - 1
             places = Mux(self._protected, every_role, program.write | program.read)
-            if config.background:
-                places = places | (program.write & self._to_copy) | self._copied
+            places |= (program.write & self._to_copy) | self._copied
             m.d.sync += [self._pending.eq(places), now.good.eq(0)]
             m.next = "SELECT-PLACE"
         with m.If(now.retry.any()):
             self._try_again(m, phase=Phase.WRITE)
-            if config.background:
-                # What a walk writes may not be the row's any more.
-                again = now.retry[: config.ports] | Mux(
-                    now.retry[copy_target(config)], 1 << program.copied, 0
-                )
-                unwritten = program.aux & (again | self._single.replicate(config.ports))
-                with m.If(self._walks & self._mixed):
-                    self._give_back(m, unwritten, then=Next.PLAN)
+            # What a walk writes may not be the row's any more.
+            again = now.retry[: config.ports] | Mux(
+                now.retry[copy_target(config)], 1 << program.copied, 0
+            )
+            unwritten = program.aux & (again | program.single.replicate(config.ports))
+            with m.If(self._walks & self._mixed):
+                self._give_back(m, unwritten, then=Next.PLAN)
 
     def _compare(self, m: Module) -> None:
         """The states SUSPECT, when parities or copies have been compared, and COMPARE, which begins
@@ -822,17 +777,15 @@ class Sequencer(wiring.Component):
     def _send_operations(self, m: Module) -> None:
         """The states from SELECT-TARGET, which send an operation to each ``pending`` target, up to
         STORE, or to the pass that is recorded for a row whose blocks are worked out in pieces."""
-        config, program, now = self._config, self._program, self._now
-        pending = self._pending
+        program, now, pending = self._program, self._now, self._pending
         with m.State("SELECT-TARGET"):
             m.d.sync += [self._number.eq(self._lowest), pending.eq(pending & (pending - 1))]
             m.next = "FIND-TARGET"
             with m.If(~pending.any()):
                 m.next = "STORE"
-                if config.early_rows:
-                    with m.If(now.early.any):
-                        m.d.comb += self._steps.recover.eq(1)
-                        m.next = "BEGIN-PASS"
+                with m.If(now.early.any):
+                    m.d.comb += self._steps.recover.eq(1)
+                    m.next = "BEGIN-PASS"
         with m.State("FIND-TARGET"):
             m.next = "FIND-ROLE"
         with m.State("FIND-ROLE"):
@@ -840,20 +793,18 @@ class Sequencer(wiring.Component):
                 self._index.eq(self._target.strip),
                 now.remaining.eq(now.remaining + 1),
             ]
-            if config.background:
-                with m.If(self._writing & self._single):
-                    m.d.sync += self._index.eq(program.source)
+            with m.If(self._writing & program.single):
+                m.d.sync += self._index.eq(program.source)
             m.next = "FIND-LINE"
         with m.State("FIND-LINE"):
             m.next = "SEND"
         with m.State("SEND"):
             m.d.comb += self._queues.send_operation.eq(1)
             m.next = "SELECT-TARGET"
-            if config.background:
-                # Until then its era is not known.
-                with m.If(self._operation.dated & self.undecided):
-                    m.d.comb += self._queues.send_operation.eq(0)
-                    m.next = "SEND"
+            # Until then its era is not known.
+            with m.If(self._operation.dated & self.undecided):
+                m.d.comb += self._queues.send_operation.eq(0)
+                m.next = "SEND"
 
     def _send_steps(self, m: Module) -> None:
         """The states from BEGIN-PASS, which send the steps of a pass, up to STORE."""
@@ -910,7 +861,7 @@ class Sequencer(wiring.Component):
     def _note_drives(self, m: Module) -> None:
         """The states from SELECT-PLACE, of a row of which a drive did not store a block, up to
         CLOSE: what has become of the drives since the row began."""
-        config, program, now = self._config, self._program, self._now
+        program, now = self._program, self._now
         pending, port = self._pending, self._target.port
         own = Signal.like(now.lost)
         m.d.comb += own.eq(1 << self._number)
@@ -925,9 +876,8 @@ class Sequencer(wiring.Component):
         with m.State("NOTE-PLACE"):
             with m.If(self.failed.bit_select(port, 1)):
                 m.d.sync += [now.lost.eq(now.lost | own), now.left.eq(now.left | own)]
-            if config.background:
-                with m.Elif(~self._walks & self._is_stale(port)):
-                    m.d.sync += self._rebuilt.eq(self._rebuilt | own)
+            with m.Elif(~self._walks & self._is_stale(port)):
+                m.d.sync += self._rebuilt.eq(self._rebuilt | own)
             with m.Elif(counts.any()):
                 m.d.sync += now.good.eq(now.good | (1 << self._target.strip))
             m.next = "SELECT-PLACE"
@@ -1066,7 +1016,7 @@ class Sequencer(wiring.Component):
                 # Lines written have been freed one by one, but not those of mirrors.
                 written = program.write.bit_select(self._index, 1)
                 holds = program.mirrored | self._abandoned | ~written
-                with m.If((~recover | self._fills) & holds):
+                with m.If((~recover | program.fills) & holds):
                     m.next = "FREE-STRIP"
         with m.State("FREE-STRIP"):
             m.d.comb += [self.free.valid.eq(1), self.free.payload.eq(self._strip.line)]
@@ -1086,8 +1036,10 @@ class Sequencer(wiring.Component):
             delivered = Const(1)
             if config.gather_reads:
                 delivered = self._delivers.bit_select(self._index, 1)
-                m.d.comb += self.recover_failed.valid.eq(~delivered)
-            m.d.comb += self.recovered.valid.eq(delivered)
+            m.d.comb += [
+                self.recovered.valid.eq(delivered),
+                self.recover_failed.valid.eq(~delivered),
+            ]
             with m.If(Mux(delivered, self.recovered.ready, self.recover_failed.ready)):
                 self._give_back(m, program.aux & ~self._delivers, then=Next.RETIRE)
                 if config.gather_reads:
@@ -1103,7 +1055,7 @@ class Sequencer(wiring.Component):
             m.d.comb += self.walked.valid.eq(1)
             with m.If(self.walked.ready):
                 m.next = "RETIRE"
-                with m.If(self._single):
+                with m.If(self._program.single):
                     self._give_back(m, self._program.aux, then=Next.RETIRE)
 
     def _retire(self, m: Module) -> None:
@@ -1112,7 +1064,6 @@ class Sequencer(wiring.Component):
             m.d.comb += self.retired.valid.eq(~self._filled)
             with m.If(self.retired.valid & self.retired.ready):
                 m.next = "IDLE"
-            if self._config.sector_emulation:
-                m.d.comb += self.filled.valid.eq(self._filled)
-                with m.If(self.filled.valid & self.filled.ready):
-                    m.next = "IDLE"
+            m.d.comb += self.filled.valid.eq(self._filled)
+            with m.If(self.filled.valid & self.filled.ready):
+                m.next = "IDLE"
