@@ -80,36 +80,63 @@ class Drives(wiring.Component):
 
     def __init__(self, *, config: Config):
         self._config = config
-        restarts = {}
-        if config.background:
-            counts = In(tried_bits(config)).array(config.ports)
-            restarts = {"doubted": In(MAX_DRIVES), "restarts": counts}
         super().__init__(
             {
                 "operation": In(stream.Signature(operation(config))),
                 "finished": Out(stream.Signature(finished(config))),
                 "landed": Out(stream.Signature(landed(config))),
+                "piece": Out(stream.Signature(piece(config))),
                 "allocate": In(line_stream(config)),
                 "free": Out(line_stream(config)),
                 "line_read": Out(ReadPort(config)).array(PATHS),
                 "line_write": Out(write_port(config)).array(PATHS),
                 "drives": Out(DrivePort(config)).array(config.ports),
                 "failed": In(MAX_DRIVES),
+                "doubted": In(MAX_DRIVES),
+                "restarts": In(tried_bits(config)).array(config.ports),
                 "fail": Out(stream.Signature(config.port_bits)),
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS),
                 "load_read": In(TableRead(config.port_bits, load_bits(config))),
                 "busy": Out(1),
             }
-            | ({"piece": Out(stream.Signature(piece(config)))} if config.early_rows else {})
-            | restarts
         )
+
+        self._queue = CommandQueue(config=config)
+        self._blocks = BlockControl(config=config)
+        self._readers = [
+            ReadPath(config=config, ports=path_ports(config, path)) for path in range(PATHS)
+        ]
+        self._writers = [
+            WritePath(config=config, ports=path_ports(config, path)) for path in range(PATHS)
+        ]
+        # A drive that has restarted may give old data. Nobody knows of it in that cycle yet.
+        self._held = Signal(config.ports)
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        config = self._config
-        m.submodules.queue = queue = CommandQueue(config=config)
-        m.submodules.blocks = blocks = BlockControl(config=config)
+        parts = self._connect_operations(m)
+        drives = [flipped(drive) for drive in self.drives]
+        if self._config.command_timeout_ms:
+            recovery, drives = self._recover(m, drives)
+            parts += recovery
+        else:
+            m.d.comb += self.deadline.eq(-1)
+        parts += self._move_data(m, drives)
+        if self._config.early_rows:
+            parts.append(self._tell_pieces(m))
+        for index, drive in enumerate(drives):
+            connect(m, self._queue.command[index], drive.command)
+            connect(m, drive.grant, self._blocks.grant[index])
+            connect(m, drive.completion, self._blocks.completion[index])
+        m.d.comb += self.busy.eq(Cat(part.busy for part in parts).any())
+        return m
+
+    def _connect_operations(self, m: Module) -> list:
+        """Operations become commands, and commands blocks. Returns the parts."""
+        queue, blocks = self._queue, self._blocks
+        m.submodules.queue = queue
+        m.submodules.blocks = blocks
         connect(m, flipped(self.operation), queue.operation)
         connect(m, queue.finished, flipped(self.finished))
         connect(m, queue.start, blocks.start)
@@ -120,73 +147,69 @@ class Drives(wiring.Component):
         connect(m, flipped(self.allocate), blocks.allocate)
         connect(m, blocks.free, flipped(self.free))
         connect(m, flipped(self.load_read), queue.load_read)
-        m.d.comb += queue.failed.eq(self.failed)
+        m.d.comb += [
+            queue.failed.eq(self.failed),
+            self._held.eq(Cat(drive.restarted for drive in self.drives) | self.doubted),
+        ]
+        for count, known in zip(queue.restarts, self.restarts, strict=True):
+            m.d.comb += count.eq(known)
+        return [queue, blocks]
 
-        # A drive that has restarted may give old data. Nobody knows of it in that cycle yet.
-        held = Cat(drive.restarted for drive in self.drives)
-        if config.background:
-            held |= self.doubted[: config.ports]
-            for count, known in zip(queue.restarts, self.restarts, strict=True):
-                m.d.comb += count.eq(known)
-
-        parts = [queue, blocks]
-        drives = [flipped(drive) for drive in self.drives]
-        if config.command_timeout_ms:
-            m.submodules.ladder = ladder = Ladder(config=config)
-            parts.append(ladder)
-            orphans = Signal(config.ports * config.drive_tags)
-            connect(m, ladder.fail, flipped(self.fail))
+    def _recover(self, m: Module, drives: list) -> tuple[list, list]:
+        """Commands that do not end. Returns the parts, and the ports behind them."""
+        config, queue, blocks = self._config, self._queue, self._blocks
+        m.submodules.ladder = ladder = Ladder(config=config)
+        parts, inner = [ladder], []
+        orphans = Signal(config.ports * config.drive_tags)
+        filled = [writer.filled for writer in self._writers]
+        connect(m, ladder.fail, flipped(self.fail))
+        m.d.comb += [
+            ladder.now.eq(self.now),
+            self.deadline.eq(ladder.deadline),
+            ladder.failed.eq(self.failed),
+            ladder.began.eq(queue.began),
+            ladder.begun.eq(queue.begun),
+            ladder.ended.eq(blocks.end.valid & queue.end.ready),
+            ladder.over.eq(blocks.end.payload.command),
+            ladder.elsewhere.eq(queue.elsewhere),
+            ladder.orphans.eq(orphans),
+            ladder.filled.eq(Cat(filled[p % PATHS][p // PATHS] for p in range(config.ports))),
+            queue.held.eq(ladder.held | self._held),
+            queue.orphans.eq(orphans),
+        ]
+        for index, drive in enumerate(drives):
+            m.submodules[f"fence_{index}"] = fence = Fence(config=config)
+            connect(m, fence.outer, drive)
             m.d.comb += [
-                ladder.now.eq(self.now),
-                self.deadline.eq(ladder.deadline),
-                ladder.failed.eq(self.failed),
-                ladder.began.eq(queue.began),
-                ladder.begun.eq(queue.begun),
-                ladder.ended.eq(blocks.end.valid & queue.end.ready),
-                ladder.over.eq(blocks.end.payload.command),
-                queue.held.eq(ladder.held | held),
-                ladder.elsewhere.eq(queue.elsewhere),
-                ladder.orphans.eq(orphans),
-                queue.orphans.eq(orphans),
+                fence.shut.eq(ladder.shut[index]),
+                fence.ends.eq(ladder.ends[index]),
+                fence.ending.eq(ladder.ending),
             ]
-            for index, outer in enumerate(self.drives):
-                m.submodules[f"fence_{index}"] = fence = Fence(config=config)
-                connect(m, fence.outer, flipped(outer))
+            behind = fence.inner
+            if config.slow_read_ms:
+                m.submodules[f"detach_{index}"] = detach = Detach(config=config)
+                parts.append(detach)
+                connect(m, detach.outer, fence.inner)
                 m.d.comb += [
-                    fence.shut.eq(ladder.shut[index]),
-                    fence.ends.eq(ladder.ends[index]),
-                    fence.ending.eq(ladder.ending),
+                    detach.detach.eq(ladder.detaches[index]),
+                    detach.tag.eq(ladder.ending.tag),
+                    detach.forget.eq(ladder.shut[index]),
+                    queue.freed[index].eq(detach.freed),
+                    queue.slow[index].eq(detach.orphans.any()),
+                    orphans.word_select(index, config.drive_tags).eq(detach.orphans),
                 ]
-                drives[index] = fence.inner
-                if config.slow_read_ms:
-                    m.submodules[f"detach_{index}"] = detach = Detach(config=config)
-                    parts.append(detach)
-                    connect(m, detach.outer, fence.inner)
-                    m.d.comb += [
-                        detach.detach.eq(ladder.detaches[index]),
-                        detach.tag.eq(ladder.ending.tag),
-                        detach.forget.eq(ladder.shut[index]),
-                        queue.freed[index].eq(detach.freed),
-                        queue.slow[index].eq(detach.orphans.any()),
-                        orphans.word_select(index, config.drive_tags).eq(detach.orphans),
-                    ]
-                    drives[index] = detach.inner
-                m.d.comb += [
-                    drives[index].abort.eq(ladder.abort[index]),
-                    drives[index].abort_tag.eq(ladder.abort_tag),
-                ]
-        else:
-            m.d.comb += self.deadline.eq(-1)
-        if config.early_rows:
-            m.submodules.pieces = pieces = Merge(piece(config), inputs=PATHS)
-            connect(m, pieces.output, flipped(self.piece))
-            parts.append(pieces)
-        filled = []
-        for path in range(PATHS):
-            ports = path_ports(config, path)
-            reader = ReadPath(config=config, ports=ports)
-            writer = WritePath(config=config, ports=ports)
-            filled.append(writer.filled)
+                behind = detach.inner
+            m.d.comb += [
+                behind.abort.eq(ladder.abort[index]),
+                behind.abort_tag.eq(ladder.abort_tag),
+            ]
+            inner.append(behind)
+        return parts, inner
+
+    def _move_data(self, m: Module, drives: list) -> list:
+        """Data between lines and ports: port p is on path p mod `PATHS`. Returns the parts."""
+        blocks = self._blocks
+        for path, (reader, writer) in enumerate(zip(self._readers, self._writers, strict=True)):
             m.submodules[f"read_path_{path}"] = reader
             m.submodules[f"write_path_{path}"] = writer
             connect(m, getattr(blocks, f"read_control_{path}"), reader.reads)
@@ -194,23 +217,18 @@ class Drives(wiring.Component):
             connect(m, getattr(blocks, f"write_path_{path}"), writer.control)
             connect(m, reader.line_write, flipped(self.line_write[path]))
             connect(m, writer.line_read, flipped(self.line_read[path]))
-            for place in range(ports):
-                drive = drives[path + place * PATHS]
+            for place, drive in enumerate(drives[path::PATHS]):
                 connect(m, drive.read_data, reader.data[place])
                 connect(m, writer.data[place], drive.write_data)
-            parts += [reader, writer]
-            if config.early_rows:
-                told = pieces.inputs[path]
-                with m.If(told.ready):
-                    m.d.sync += told.valid.eq(0)
-                with m.If(reader.told):
-                    m.d.sync += [told.valid.eq(1), told.payload.eq(reader.piece)]
-        if config.command_timeout_ms:
-            places = [filled[p % PATHS][p // PATHS] for p in range(config.ports)]
-            m.d.comb += m.submodules.ladder.filled.eq(Cat(places))
-        for index, drive in enumerate(drives):
-            connect(m, queue.command[index], drive.command)
-            connect(m, drive.grant, blocks.grant[index])
-            connect(m, drive.completion, blocks.completion[index])
-        m.d.comb += self.busy.eq(Cat(part.busy for part in parts).any())
-        return m
+        return [*self._readers, *self._writers]
+
+    def _tell_pieces(self, m: Module) -> Merge:
+        """Pieces that have landed, of all paths. Returns the part."""
+        m.submodules.pieces = pieces = Merge(piece(self._config), inputs=PATHS)
+        connect(m, pieces.output, flipped(self.piece))
+        for reader, told in zip(self._readers, pieces.inputs, strict=True):
+            with m.If(told.ready):
+                m.d.sync += told.valid.eq(0)
+            with m.If(reader.told):
+                m.d.sync += [told.valid.eq(1), told.payload.eq(reader.piece)]
+        return pieces

@@ -55,12 +55,8 @@ class Flusher(wiring.Component):
                 "operation": Out(stream.Signature(operation(config))),
                 "finished": In(stream.Signature(finished(config))),
                 "busy": Out(1),
+                "restarts": In(tried_bits(config)).array(config.ports),
             }
-            | (
-                {"restarts": In(tried_bits(config)).array(config.ports)}
-                if config.background
-                else {}
-            )
         )
 
     def elaborate(self, platform) -> Module:
@@ -77,6 +73,7 @@ class Flusher(wiring.Component):
         ended = self.finished.payload
         ends = self.finished.valid
         asks = Array(ask.payload for ask in self.ask)
+        before = Signal(data.ArrayLayout(tried_bits(config), config.ports))
         m.d.comb += [
             self.finished.ready.eq(1),
             sends.eq(self.operation.valid & self.operation.ready),
@@ -84,10 +81,8 @@ class Flusher(wiring.Component):
             self.operation.payload.opcode.eq(Opcode.FLUSH),
             self.operation.payload.owner.eq(Owner.FLUSHER),
             self.operation.payload.alone.eq(1),
+            self.operation.payload.recover.tried.eq(before[port]),
         ]
-        if config.background:
-            before = Signal(data.ArrayLayout(tried_bits(config), config.ports))
-            m.d.comb += self.operation.payload.recover.tried.eq(before[port])
         for index, (ask, told) in enumerate(zip(self.ask, self.told, strict=True)):
             m.d.comb += [choose.requests[index].eq(ask.valid), told.payload.eq(stored)]
         m.d.sync += out.eq(out + sends - ends)
@@ -106,9 +101,8 @@ class Flusher(wiring.Component):
                     again.eq(0),
                     rounds.eq(0),
                     port.eq(0),
+                    Cat(before).eq(Cat(self.restarts)),
                 ]
-                if config.background:
-                    m.d.sync += Cat(before).eq(Cat(self.restarts))
                 with m.If(choose.any):
                     m.d.comb += choose.advance.eq(1)
                     for index, ask in enumerate(self.ask):

@@ -94,8 +94,8 @@ class PathControl(wiring.Signature):
                 "load_slot": In(ports),
                 "ended": In(ports),
                 "end_slot": In(ports),
+                "early": Out(early(config)),
             }
-            | ({"early": Out(early(config))} if config.early_rows else {})
         )
 
 

@@ -98,8 +98,7 @@ class StepDecoder(wiring.Component):
             self.outputs.payload.index.eq(now.index),
             self.outputs.payload.error.eq(unsolvable),
         ]
-        if self._config.early_rows:
-            m.d.comb += self.outputs.payload.piece.eq(held_block.piece)
+        m.d.comb += self.outputs.payload.piece.eq(held_block.piece)
         with m.FSM(name="decode") as fsm:
             with m.State("TAKE"):
                 with m.If(self.step.valid):
@@ -128,8 +127,7 @@ class StepDecoder(wiring.Component):
                             m.next = "HOLD"
                             with m.If(is_begin):
                                 m.next = "BEGIN"
-                                if self._config.early_rows:
-                                    m.d.sync += held_block.piece.eq(now.piece)
+                                m.d.sync += held_block.piece.eq(now.piece)
             with m.State("BEGIN"):
                 m.d.comb += solver.answer.ready.eq(1)
                 with m.If(solver.answer.valid):

@@ -7,6 +7,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from hdl.config import Config
 from hdl.flow.line import ReadPort, write_port
 from hdl.flow.parity_pass import pass_done, piece_field, step
+from hdl.kit.optional import optional
 from hdl.kit.queue import Queue
 from hdl.parity.decoder import StepDecoder, input_block, output_block
 from hdl.parity.engine import ParityEngine, syndrome_bits
@@ -68,13 +69,12 @@ class ParityPass(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         config = self._config
-        background = {"syndrome": syndrome_bits(config)} if config.background else {}
         tag_layout = data.StructLayout(
             {
                 "line": config.line_bits,
                 "index": config.row_slot_bits,
                 "last": 1,
-                **background,
+                **optional(config.background, {"syndrome": syndrome_bits(config)}),
                 **piece_field(config),
             }
         )
@@ -104,15 +104,12 @@ class ParityPass(wiring.Component):
             tag.line.eq(block.line),
             tag.index.eq(block.index),
             tag.last.eq(block.last),
+            tag.syndrome.eq(block.syndrome),
+            tag.piece.eq(block.piece),
+            engine.drain.payload.piece.eq(block.piece),
             refused.eq(outputs.output.valid & block.error & ~engine.draining & ~self.done.valid),
             outputs.output.ready.eq(engine.drain.ready | refused),
         ]
-
-        if config.early_rows:
-            m.d.comb += [
-                engine.drain.payload.piece.eq(block.piece),
-                tag.piece.eq(block.piece),
-            ]
 
         # Beats to lines. The last beat of a pass waits until its answer has a place.
         beat = engine.output.payload
@@ -134,23 +131,22 @@ class ParityPass(wiring.Component):
                 self.done.valid.eq(1),
                 self.done.payload.index.eq(drained_tag.index),
                 self.done.payload.error.eq(0),
-                *(self.done.payload[name].eq(drained_tag[name]) for name in piece_field(config)),
+                self.done.payload.piece.eq(drained_tag.piece),
             ]
-        if config.background:
-            m.d.comb += tag.syndrome.eq(block.syndrome)
-            seen = Signal(config.parities)
-            seen_now = Signal(config.parities)
-            m.d.comb += seen_now.eq(seen | (beat.data.any() << drained_tag.syndrome))
-            with m.If(write.valid & write.ready):
-                m.d.sync += seen.eq(seen_now)
-                with m.If(ends):
-                    m.d.sync += [seen.eq(0), self.done.payload.nonzero.eq(seen_now)]
+        # Syndromes that are not all zeros.
+        seen = Signal(config.parities)
+        seen_now = Signal(config.parities)
+        m.d.comb += seen_now.eq(seen | (beat.data.any() << drained_tag.syndrome))
+        with m.If(write.valid & write.ready):
+            m.d.sync += seen.eq(seen_now)
+            with m.If(ends):
+                m.d.sync += [seen.eq(0), self.done.payload.nonzero.eq(seen_now)]
         with m.If(refused):
             m.d.sync += [
                 self.done.valid.eq(1),
                 self.done.payload.index.eq(block.index),
                 self.done.payload.error.eq(1),
-                *(self.done.payload[name].eq(block[name]) for name in piece_field(config)),
+                self.done.payload.piece.eq(block.piece),
             ]
 
         waiting = inputs.output.valid | (inputs.level != 0) | (outputs.level != 0)

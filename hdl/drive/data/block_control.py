@@ -305,9 +305,8 @@ class BlockControl(wiring.Component):
         ]
         for control in (*self._read_paths, *self._write_paths):
             m.d.comb += control.line.eq(line)
-        if config.early_rows:
-            for control in self._read_paths:
-                m.d.comb += control.early.eq(operation.early)
+        for control in self._read_paths:
+            m.d.comb += control.early.eq(operation.early)
 
     def _return_line(self, m: Module) -> None:
         """Gives back the line of a block that was cut off, once nothing is on its way to it."""

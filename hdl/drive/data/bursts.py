@@ -110,11 +110,10 @@ class BurstScheduler(wiring.Component):
             read_line.en.eq(step),
             self.burst.payload.line.eq(read_line.data.line),
         ]
-        if config.early_rows:
-            m.d.comb += [
-                write_line.data.early.eq(control.early),
-                self.burst.payload.early.eq(read_line.data.early),
-            ]
+        m.d.comb += [
+            write_line.data.early.eq(control.early),
+            self.burst.payload.early.eq(read_line.data.early),
+        ]
 
         # The chosen burst, and the position in the block that follows.
         position = Array(

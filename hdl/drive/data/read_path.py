@@ -64,9 +64,10 @@ class ReadPath(wiring.Component):
                 "reads": In(ReadControl(config, ports)),
                 "data": In(stream.Signature(read_data(config))).array(ports),
                 "line_write": Out(write_port(config)),
+                "told": Out(1),
+                "piece": Out(piece(config)),
                 "busy": Out(1),
             }
-            | ({"told": Out(1), "piece": Out(piece(config))} if config.early_rows else {})
         )
 
         place_bits = bits_for_count(ports)

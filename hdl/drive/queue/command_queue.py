@@ -1,6 +1,6 @@
 """Operations waiting for their drives: merged into commands, launched, and reported at the end."""
 
-from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
+from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -83,15 +83,12 @@ class CommandQueue(wiring.Component):
     def __init__(self, *, config: Config):
         self._config = config
         number = operation_bits(config)
-        restarts = {}
-        if config.background:
-            restarts = {"restarts": In(tried_bits(config)).array(config.ports)}
         super().__init__(
             {
                 "operation": In(stream.Signature(operation(config))),
                 "finished": Out(stream.Signature(finished(config))),
                 "failed": In(MAX_DRIVES),
-                **restarts,
+                "restarts": In(tried_bits(config)).array(config.ports),
                 "held": In(config.ports),
                 "began": Out(1),
                 "begun": Out(command_tag(config)),
@@ -251,12 +248,9 @@ class CommandQueue(wiring.Component):
         """The run that a new operation joins or begins."""
         config, queue, incoming, new = self._config, self._queue, self._incoming, self._new
         total = Signal(BLOCK_COUNT_BITS + 1)
-        alike, same_haste = Const(1), Const(1)
-        if config.slow_read_ms:
-            same_haste = queue.elsewhere == incoming.elsewhere
-        if config.background:
-            dated = incoming.dated
-            alike = (queue.dated == dated) & (~dated | (queue.restarts == incoming.restarts))
+        same_haste = queue.elsewhere == incoming.elsewhere
+        dated = incoming.dated
+        alike = (queue.dated == dated) & (~dated | (queue.restarts == incoming.restarts))
         m.d.comb += [
             self._length.eq(incoming.blocks + 1),
             total.eq(queue.blocks + self._length),
@@ -305,8 +299,7 @@ class CommandQueue(wiring.Component):
         for bit in range(len(tag)):
             chosen = sum(1 << number for number in range(tags) if number >> bit & 1)
             m.d.comb += tag[bit].eq((self._tag_mask & chosen).any())
-        if config.slow_read_ms:
-            m.d.comb += self.elsewhere.eq(self._operation.elsewhere)
+        m.d.comb += self.elsewhere.eq(self._operation.elsewhere)
         with m.If(self.start.ready):
             m.d.sync += self.start.valid.eq(0)
 
@@ -361,7 +354,7 @@ class CommandQueue(wiring.Component):
 
     def _enqueue(self, m: Module) -> None:
         """The state ENQUEUE: the operation joins the last run of its port, or begins one."""
-        config, queue, incoming = self._config, self._queue, self._incoming
+        queue, incoming = self._queue, self._incoming
         queues, joins = self._queues, self._joins
         with m.State("ENQUEUE"):
             m.d.comb += [
@@ -375,16 +368,15 @@ class CommandQueue(wiring.Component):
                     fua=incoming.fua,
                     more=incoming.more & ~incoming.alone,
                     alone=incoming.alone,
+                    elsewhere=incoming.elsewhere,
+                    dated=incoming.dated,
+                    restarts=incoming.restarts,
                     blocks=self._run.blocks,
                     follows=incoming.block + self._length,
                 ),
                 self._loads.write.data.eq(self._loads.reads[0].data + self._length),
                 self._marked.eq(1 << self._port),
             ]
-            if config.slow_read_ms:
-                m.d.comb += queues.store(elsewhere=incoming.elsewhere)
-            if config.background:
-                m.d.comb += queues.store(dated=incoming.dated, restarts=incoming.restarts)
             with m.If(~joins):
                 m.d.comb += queues.store(last=self._new, runs=queue.runs + 1)
                 with m.If(~queue.runs.any()):
@@ -410,29 +402,24 @@ class CommandQueue(wiring.Component):
                 & queue.tags.any()
             ),
         ]
-        slow, aged, at_once = Const(0), Const(0), self._launch_failed
-        if config.slow_read_ms:
-            slow = (self.slow & mask).any()
-            at_once |= self._launch_slow & operation.elsewhere
-        if config.background:
-            aged = operation.dated & (operation.restarts != self._launch_restarts)
-            at_once |= aged
+        slow = (self.slow & mask).any()
+        aged = operation.dated & (operation.restarts != self._launch_restarts)
+        at_once = self._launch_failed | (self._launch_slow & operation.elsewhere) | aged
         with m.State("INSPECT"):
+            sends = self._free_tags.any() & ~waits & ~offered
             m.d.comb += self._operations.reads[0].address.eq(queue.first)
             m.d.sync += [
                 held.eq(queue),
                 self._launch_tag.eq(self._tag),
                 self._launch_tag_mask.eq(self._tag_mask),
                 self._launch_failed.eq(port_failed),
+                self._launch_slow.eq(slow),
+                self._launch_sends.eq(sends),
+                self._launch_restarts.eq(Array(self.restarts)[self._port]),
             ]
-            if config.background:
-                m.d.sync += self._launch_restarts.eq(Array(self.restarts)[self._port])
-            sends = self._free_tags.any() & ~waits & ~offered
-            if config.slow_read_ms:
-                # It stays so until its tags change, but for what need not be sent.
-                m.d.sync += [self._launch_slow.eq(slow), self._launch_sends.eq(sends)]
-                with m.If(slow & ~sends & ~(port_failed | offered)):
-                    m.d.comb += self._cleared.eq(mask)
+            # It stays so until its tags change, but for what need not be sent.
+            with m.If(slow & ~sends & ~(port_failed | offered)):
+                m.d.comb += self._cleared.eq(mask)
             # A port that is held from now on is looked at again.
             with m.If(port_held):
                 m.d.comb += self._cleared.eq(0)

@@ -6,6 +6,7 @@ from hdl.config import BLOCK_NUMBER_BITS, Config, bits_for_count
 from hdl.drive.records import BLOCK_COUNT_BITS, operation_bits
 from hdl.flow.operation import Opcode
 from hdl.flow.recovery import tried_bits
+from hdl.kit.optional import optional
 
 
 def port_queue(config: Config) -> data.StructLayout:
@@ -17,7 +18,7 @@ def port_queue(config: Config) -> data.StructLayout:
     ``elsewhere``, ``dated`` and ``restarts``: as of its operations.
     """
     number = operation_bits(config)
-    restarts = {"dated": 1, "restarts": tried_bits(config)} if config.background else {}
+    restarts = {"dated": 1, "restarts": tried_bits(config)}
     return data.StructLayout(
         {
             "runs": bits_for_count(config.operations + 1),
@@ -28,8 +29,8 @@ def port_queue(config: Config) -> data.StructLayout:
             "fua": 1,
             "more": 1,
             "alone": 1,
-            **({"elsewhere": 1} if config.slow_read_ms else {}),
-            **restarts,
+            **optional(config.slow_read_ms, {"elsewhere": 1}),
+            **optional(config.background, restarts),
             "blocks": BLOCK_COUNT_BITS,
             "follows": BLOCK_NUMBER_BITS,
             "tags": config.drive_tags,
