@@ -44,7 +44,8 @@ def pack(layout, /, **fields) -> int:
 def unpack(layout, value: int) -> Any:
     """The value of bits: `Fields` of a structure, list of an array, enum member or integer.
 
-    Fields without a bit, which a configuration leaves out, are not there. Bits that are no member of their enumeration are returned as an integer.
+    Fields without a bit, which a configuration leaves out, are not there. Bits that are no member
+    of their enumeration are returned as an integer.
     """
     if isinstance(layout, type) and issubclass(layout, Enum):
         width = Shape.cast(layout).width

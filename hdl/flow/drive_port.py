@@ -86,6 +86,6 @@ class DrivePort(wiring.Signature):
                 "restarted": In(1),
                 "capacity": In(BLOCK_NUMBER_BITS),
             }
-            | {"emulated": In(config.sector_emulation)}
-            | {"identity": In(IDENTITY_BITS if config.intent_chunks else 0)}
+            | ({"emulated": In(1)} if config.sector_emulation else {})
+            | ({"identity": In(IDENTITY_BITS)} if config.intent_chunks else {})
         )
