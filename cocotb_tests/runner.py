@@ -31,6 +31,16 @@ RUN_MARK = "SEED="
 RUN_TIME = "run_time"
 """Verilator's own run-time library, compiled once for all models; it takes longer than a block."""
 
+PRECOMPILED = "headers.gch"
+"""Verilator's headers as clang has read them, beside the run-time library. To read them takes
+longer than to compile a block."""
+
+PRECOMPILE = f"""include Vtop.mk
+{PRECOMPILED}: $(VERILATOR_ROOT)/include/verilated_vpi.h
+\t$(CXX) $(OPT_FAST) $(CXXFLAGS) $(CPPFLAGS) -Xclang -fno-pch-timestamp $(CFG_CXXFLAGS_PCH) $< -o $@
+"""
+"""A makefile that makes them, with the options that models are compiled with."""
+
 EMPTY = Netlist(top=TOP, text=f"module {TOP}(input clk);\nendmodule\n", ports={"clk": 1})
 
 BUILD_TIMEOUT = 3600.0
@@ -78,11 +88,25 @@ class _Runner(cocotb_tools.runner.Verilator):
     def _build_command(self) -> list[list[str]]:
         translate, make = super()._build_command()
         translate = [argument for argument in translate if argument != "--public-flat-rw"]
-        make += verilator.toolchain().make_arguments(**self.optimisation)
+        toolchain = verilator.toolchain()
+        make += toolchain.make_arguments(**self.optimisation)
+        commands = [translate, make]
         if self.run_time is not None:
             objects = " ".join(str(path) for path in sorted(self.run_time.glob("*.o")))
             make += ["VM_GLOBAL_FAST=", "VM_GLOBAL_SLOW=", f"USER_LDLIBS={objects}"]
-        return [translate, make]
+            headers = self.run_time / PRECOMPILED
+            if headers.exists():
+                # A model that is compiled in parts has precompiled headers of its own.
+                whole = f"$(if $(filter 1,$(VM_PARALLEL_BUILDS)),,-include-pch {headers})"
+                make.append(f"USER_CPPFLAGS={whole}")
+        elif toolchain.is_clang:
+            makefile = Path(self.build_dir).with_name("precompile.mk")
+            makefile.write_text(PRECOMPILE)
+            commands.append(
+                [str(makefile) if argument == "Vtop.mk" else argument for argument in make]
+                + [PRECOMPILED]
+            )
+        return commands
 
     def _execute_cmds(self, cmds: Sequence[Sequence[str]], cwd, stdout=None) -> None:
         for command in cmds:
@@ -214,6 +238,7 @@ def _build(
         verilator.toolchain().identity,
         repr(arguments),
         repr(runner.optimisation),
+        PRECOMPILE,
         cocotb_tools.__file__,
     )
     directory = BUILD / "verilated" / f"{name}-{key}"
@@ -245,7 +270,10 @@ def _build(
             text = log.read_text(errors="replace")
             raise SimulationError(f"{name} does not build:\n{text[-4000:]}") from None
         print(f"{name}: built in {time.monotonic() - started:.1f} s")
-        for product in work.glob("verilated*.o") if name == RUN_TIME else [work / TOP]:
+        products = [work / TOP]
+        if name == RUN_TIME:
+            products = [*work.glob("verilated*.o"), *work.glob(PRECOMPILED)]
+        for product in products:
             product.rename(draft / product.name)
         shutil.rmtree(work)
     return directory
