@@ -104,6 +104,8 @@ class Card:
         Of contents, and of what drives forget.
     outcome
         What is counted.
+    begin
+        Time of the card's clock, in cycles.
     """
 
     def __init__(
@@ -114,6 +116,7 @@ class Card:
         *,
         seed: int,
         outcome: Outcome,
+        begin: int = 0,
     ):
         self.config = config
         self.drive = drive
@@ -124,7 +127,12 @@ class Card:
         self.whim = random.Random(f"{seed}/others")
         """When commands are others than Read, Write and Flush."""
         self._card = SimulatedCard(
-            config, [drive] * config.ports, link=link, memory_bytes=MEMORY_BYTES, seed=seed
+            config,
+            [drive] * config.ports,
+            link=link,
+            memory_bytes=MEMORY_BYTES,
+            seed=seed,
+            begin=begin,
         )
         self.harness = self._card.harness
         self.nvme = self._card.nvme

@@ -34,6 +34,7 @@ FEATURES = {
     "aborts": "the host aborts commands under load",
     "queues": "queues are deleted and created again under load, and as drives restart",
     "link": "some runs on a link that makes trouble: few credits, waits, completions in any order",
+    "wrap": "some runs in which the card's clock wraps, as it does every 13 days",
     "sizes": "some runs on other controllers: narrow, starved, wide, deep, plain",
 }
 """Names and what they mean."""

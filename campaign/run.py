@@ -24,7 +24,7 @@ from campaign.resets import Resets
 from campaign.shapes import layout_of_most, turn_rows
 from campaign.sizes import SIZES, size_of
 from campaign.torn import Torn
-from hdl.config import DATA_OFFSET_BLOCKS
+from hdl.config import DATA_OFFSET_BLOCKS, TIME_BITS
 from sim.native.parameters import MICROSECOND, DriveParameters, Ideal, Ssd, link_rate
 
 __all__ = ["Outcome", "Run", "Stuck"]
@@ -41,6 +41,10 @@ BESIDE, BESIDE_NS = 0.1, 100_000
 """Load on an array without a fault, share and pauses, while others wait for their drives."""
 
 PAST = 0.5
+
+WRAPS = 0.25
+WRAP_NS = 10_000_000
+"""Share of runs in which the card's clock wraps, and until when it does."""
 
 
 class Run:
@@ -78,6 +82,15 @@ class Run:
         self.outcome = Outcome(title=f"seed {seed}, {self.size}")
         if self._link.hold_every:
             self.outcome.title += ", a troubled link"
+        self._begin = self._draw_begin()
+
+    def _draw_begin(self) -> int:
+        """Time of the card's clock as the run begins, in cycles."""
+        choose = self._generator("clock")
+        if "wrap" not in self._features or choose.random() >= WRAPS:
+            return 0
+        self.outcome.title += ", the clock wraps"
+        return (1 << TIME_BITS) - choose.randrange(1, WRAP_NS * self._config.clock_hz // 10**9)
 
     def _draw_layouts(self) -> list[tuple]:
         """Layouts and ports of the arrays; a few ports stay free."""
@@ -102,7 +115,12 @@ class Run:
     def run(self) -> Outcome:
         """The whole run; raises `AssertionError` when anything is lost, stuck or wrong."""
         made = Card(
-            self._config, self._drive, self._link, seed=self._seed, outcome=self.outcome
+            self._config,
+            self._drive,
+            self._link,
+            seed=self._seed,
+            outcome=self.outcome,
+            begin=self._begin,
         )
         with made as card:
             arrays = [

@@ -19,6 +19,7 @@ from hdl.flow.pcie_status import PcieStatus
 from hdl.flow.register_bus import RegisterBus
 from hdl.flow.row import committed
 from hdl.flow.walk import MEND_TAG, walk
+from hdl.kit.clock import earlier
 from hdl.kit.cut import Relay, Skid
 from hdl.kit.merge import Merge, split
 from hdl.kit.queue import Queue
@@ -161,7 +162,8 @@ class Core(wiring.Component):
             timed.append(self._background)
         earliest = self._front_end.deadline
         for block in timed:
-            earliest = Mux(block.deadline < earliest, block.deadline, earliest)
+            sooner = earlier(self.now, block.deadline, earliest)
+            earliest = Mux(sooner, block.deadline, earliest)
         m.d.comb += [
             self.quiet.eq(~Cat(block.busy for block in blocks + plumbing).any()),
             self.deadline.eq(earliest),

@@ -12,13 +12,13 @@ from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, busy_after, start, unpack, wait_until
 from cocotb_tests.stripe.stripe_extents import split
 from cocotb_tests.stripe.stripe_models import BLOCK, Allocator, ArrayModel, Lines, Tables
-from hdl.config import Config
+from hdl.config import TIME_BITS, Config
 from hdl.flow.extent import extent
 from hdl.flow.host_command import HostOpcode, Status
 from hdl.flow.host_data import fetched, transfer
 from hdl.flow.row import RowKind, committed, row_state, strip_state
+from hdl.kit.clock import NEVER
 from hdl.stripe.gather.gather import Gather
-from hdl.stripe.gather.patience import NEVER
 
 CONFIG = Config(
     data_width=64, ports=8, lines=64, banks=4, commands=32, rows=16, operations=64, arrays=2
@@ -88,7 +88,7 @@ class Bench:
 
     async def _clock(self) -> None:
         while True:
-            self.dut.now.value = self.time
+            self.dut.now.value = self.time & ((1 << TIME_BITS) - 1)
             self.dut.available.value = len(self.lines.free)
             await RisingEdge(self.dut.clk)
             self.time += 1
@@ -306,6 +306,30 @@ async def closes_rows_that_nothing_will_fill(dut):
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
+async def closes_rows_as_time_wraps(dut):
+    """A row waits no longer because the clock wraps while it does, at any moment of its wait."""
+    bench = bench_of(dut)
+    bench.retire = 20
+    await start(dut)
+    block, took = 0, 0
+    for after in (None, *range(-4, 16), IDLE_CYCLES // 2, IDLE_CYCLES + 100):
+        # The second command continues the first, so its row waits for partners.
+        await bench.command(block, 1)
+        await bench.settle()
+        if after is not None:
+            bench.time = (1 << TIME_BITS) - took + after
+        begun = bench.time
+        await bench.command(block + 1, 1)
+        while not bench.active_rows:
+            await RisingEdge(dut.clk)
+            waited = bench.time - begun
+            assert waited < 2 * IDLE_CYCLES, f"the clock wraps {after} cycles before it is due"
+        took = took or bench.time - begun
+        await bench.settle()
+        block += 32
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
 async def lets_others_pass_a_blocked_write(dut):
     bench = bench_of(dut)
     bench.hold_retirements = True
@@ -364,6 +388,7 @@ WORK = (
     "fills_rows_of_sequential_streams",
     "fills_rows_of_gathered_reads",
     "closes_rows_that_nothing_will_fill",
+    "closes_rows_as_time_wraps",
     "lets_others_pass_a_blocked_write",
     "launches_what_it_has_when_lines_are_short",
     "reports_cycles_per_block",

@@ -5,6 +5,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import TIME_BITS, Config
+from hdl.kit.clock import NEVER, passed
 
 BATCH_ROWS = 16
 """Rows that the host's commands may have to wait for."""
@@ -57,7 +58,7 @@ class Pace(wiring.Component):
                 "active": In(1),
                 "hold": Out(1),
                 "now": In(TIME_BITS),
-                "deadline": Out(TIME_BITS, init=(1 << TIME_BITS) - 1),
+                "deadline": Out(TIME_BITS, init=NEVER),
                 "busy": Out(1),
             }
         )
@@ -135,14 +136,14 @@ class Pace(wiring.Component):
 
             with m.State("REST"):
                 m.d.comb += [self.hold.eq(1), self.deadline.eq(wake)]
-                with m.If(self.now >= wake):
+                with m.If(passed(self.now, wake)):
                     m.d.sync += count.eq(0)
                     m.next = "COUNT"
 
         waits = (
             (fsm.ongoing("COUNT") & (count != batch))
             | (fsm.ongoing("DRAIN") & self.outstanding)
-            | (fsm.ongoing("REST") & (self.now < wake))
+            | (fsm.ongoing("REST") & ~passed(self.now, wake))
         )
         m.d.comb += self.busy.eq(~waits)
         return m

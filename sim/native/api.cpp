@@ -203,6 +203,13 @@ int64_t striata_set_card(Handle* handle, int64_t identity, int64_t nonce) {
     });
 }
 
+int64_t striata_set_begin(Handle* handle, int64_t begin) {
+    return guard(handle, [&](Harness& harness) {
+        harness.set_begin(uint64_t(begin));
+        return 0;
+    });
+}
+
 int64_t striata_set_identity(Handle* handle, int64_t port, int64_t identity) {
     return guard(handle, [&](Harness& harness) {
         harness.set_identity(port, uint64_t(identity));

@@ -71,8 +71,7 @@ void Harness::check_assertions() {
 }
 
 void Harness::step() {
-    const uint64_t time_mask = (uint64_t(1) << shape_.time_bits) - 1;
-    *pins_.now = uint64_t(cycle_) & time_mask;
+    *pins_.now = clock_time();
     const Ps begin = now();
     const bool up = !link_.down();
     bool active = up && drive_streams(begin);
@@ -151,10 +150,12 @@ bool Harness::drive_credits() {
 
 // The first cycle in which something happens if nothing moves before.
 int64_t Harness::next_cycle() const {
-    const uint64_t none = (uint64_t(1) << shape_.time_bits) - 1;
+    const uint64_t none = time_mask();
     int64_t next = cycle_at(link_.next_event());
     const uint64_t deadline = *pins_.deadline & none;
-    if (deadline != none) next = std::min(next, int64_t(deadline));
+    // How far away it is: time wraps.
+    if (deadline != none)
+        next = std::min(next, cycle_ + int64_t((deadline - clock_time()) & none));
     for (size_t i = 0; i < ports_.size(); ++i) {
         next = std::min(next, wake_[i]);
         next = std::min(next, cycle_at(due_[i]));

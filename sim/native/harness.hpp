@@ -37,6 +37,8 @@ public:
     void restart(int64_t port);
     void set_identity(int64_t port, uint64_t identity);
     void set_card(uint64_t identity, uint64_t nonce);
+    // Of the design's clock, in cycles, as it left reset.
+    void set_begin(uint64_t begin) { begin_ = begin; }
     void set_jumping(bool jumping) { jumping_ = jumping; }
     void set_status(const std::string& name, int64_t value);
     bool reset_done() const { return *pins_.reset_done; }
@@ -54,6 +56,8 @@ private:
     // Of the design, once it has been evaluated.
     static void check_assertions();
     void jump(int64_t until_cycle);
+    uint64_t time_mask() const { return (uint64_t(1) << shape_.time_bits) - 1; }
+    uint64_t clock_time() const { return (uint64_t(cycle_) + begin_) & time_mask(); }
     int64_t next_cycle() const;
     int64_t cycle_at(Ps time) const {
         return time == kNever ? INT64_MAX : (time + shape_.clock_ps - 1) / shape_.clock_ps;
@@ -78,6 +82,7 @@ private:
     std::string failure_;
     int64_t unsaid_[2] = {};  // reads taken in the last two cycles
     int64_t cycle_ = 0;
+    uint64_t begin_ = 0;
     int streak_ = 0;  // cycles in a row in which nothing moved
     bool jumping_ = true;
 };

@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from amaranth.lib import wiring
 
-from hdl.config import Config
+from hdl.config import TIME_BITS, Config
 from sim.native.build import build_controller
 from sim.native.parameters import DriveParameters, Expander, Hdd, Ideal, LinkParameters, Ssd
 
@@ -135,6 +135,7 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
         ("restart_drive", number, [pointer, number]),
         ("lose_power", number, [pointer, number, number]),
         ("set_card", number, [pointer, number, number]),
+        ("set_begin", number, [pointer, number]),
         ("set_identity", number, [pointer, number, number]),
         ("replace_drive", number, [pointer, number]),
         ("medium_error", number, [pointer, number, number, number]),
@@ -210,6 +211,8 @@ class Harness:
     identity, nonce
         What names the card and its namespaces (`hdl.nvme.admin.names`), 64 bits each; by default
         each harness of a process is another card, always in the same order.
+    begin
+        Time of the design's clock when it leaves reset, in cycles. It wraps after 2 ** `TIME_BITS`.
     component
         Makes the Amaranth component to verilate instead of ``Controller(config=config)``; it has
         the same ports.
@@ -242,6 +245,7 @@ class Harness:
         seed: int = 1,
         identity: int | None = None,
         nonce: int | None = None,
+        begin: int = 0,
         component: Callable[[], wiring.Component] | None = None,
     ):
         self._link = link = link or LinkParameters()
@@ -255,6 +259,8 @@ class Harness:
                 raise ValueError(f"drive names expander {drive.expander} of {len(expanders)}")
         if not 0 <= seed < 1 << 63:
             raise ValueError(f"seed must be 0..{(1 << 63) - 1}, not {seed}")
+        if not 0 <= begin < 1 << TIME_BITS:
+            raise ValueError(f"begin must be 0..{(1 << TIME_BITS) - 1}, not {begin}")
         self._handle = None
         self._config = config
         self._library = declare(ctypes.CDLL(str(build_controller(config, component))))
@@ -290,6 +296,7 @@ class Harness:
         self.identity = chance.getrandbits(64) if identity is None else identity
         self.nonce = chance.getrandbits(64) if nonce is None else nonce
         self._call("set_card", _signed(self.identity), _signed(self.nonce))
+        self._call("set_begin", begin)
         self._drives_made = 0
         for port in range(config.ports):
             self._name_drive(port)

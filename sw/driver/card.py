@@ -37,6 +37,7 @@ class SimulatedCard:
         memory_bytes: int = MEMORY_BYTES,
         jumping: bool = True,
         seed: int = 1,
+        begin: int = 0,
     ):
         self.config = config
         self.harness = Harness(
@@ -47,6 +48,7 @@ class SimulatedCard:
             memory_bytes=memory_bytes,
             jumping=jumping,
             seed=seed,
+            begin=begin,
         )
         self.transport = NativeTransport(self.harness, config.queue_pairs + 1)
         self.nvme = Nvme(self.transport)
