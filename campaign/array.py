@@ -97,7 +97,7 @@ class Array:
         return f"{text}, strips of {layout.strip_blocks}, {self.rows} rows"
 
     def longest_ns(self) -> float:
-        """Time in which each of its commands must end (docs/architecture.md, Drives that hang).
+        """Time in which each of its commands must end (docs/guarantees.md, Drives that hang).
 
         A command may meet drives that hang one after the other, and then takes what others take. An
         array whose drives have no fault does not wait for anybody's.

@@ -1,4 +1,4 @@
-"""How long a command may take: what docs/architecture.md promises, Drives that hang."""
+"""How long a command may take: what docs/guarantees.md promises, Drives that hang."""
 
 import math
 

@@ -26,7 +26,7 @@ SEED = int(os.environ.get("SEED") or "1")
 FAST = Ideal(capacity=DATA_OFFSET_BLOCKS + 128, latency_ps=20 * MICROSECOND)
 CONFIG = replace(board(PORTS), command_timeout_ms=3, abort_timeout_ms=1, slow_read_ms=1)
 MOST = 1.10
-"""How much longer than beside an idle array, the promise of docs/architecture.md."""
+"""How much longer than beside an idle array, the promise of docs/guarantees.md."""
 
 TURNS = 3
 """Runs of each kind, with seeds of their own."""
