@@ -45,7 +45,7 @@ def given_up_ms(config: Config) -> float:
     if config.slow_read_ms:
         count += ticks(config, config.slow_read_ms)
     tick_ms = (1 << tick_shift(config)) * MILLISECONDS / config.clock_hz
-    # The commands are aborted once. They end with each reset that is forgiven, and with the last one.
+    # The commands are aborted once. They end with each forgiven reset, and with the last one.
     count = (config.drive_resets + 2) * count + ticks(config, config.abort_timeout_ms)
     aborted = count * tick_ms
     return max((config.drive_resets + 1) * longest_ms(config), aborted)
