@@ -56,7 +56,7 @@ CODES = {
     "ddf-N-restart": 10,
     "ddf-zero-restart": 11,
 }
-"""Rotations as CREATE ARRAY names them (docs/host-interface.md)."""
+"""Codes of rotations in CREATE ARRAY (docs/host-interface.md)."""
 
 SNIA = {
     "left-symmetric": "RAID 5: PRL 5, RLQ 3, rotating parity N with data continuation",
@@ -69,7 +69,7 @@ SNIA = {
     "ddf-N-restart": "PRL 6, RLQ 2, rotating parity N with data restart",
     "ddf-N-continue": "PRL 6, RLQ 3, rotating parity N with data continuation",
 }
-"""What SNIA's Disk Data Format calls a rotation."""
+"""Names of rotations in SNIA's Disk Data Format."""
 
 DRAWN = (
     ("RAID 5", "RAID5", 5),
