@@ -5,9 +5,9 @@
 Each row runs load on the simulated card: 256 bits, 250 MHz, PCIe 3.0 x8, MPS 256, MRRS 512, ideal
 drives, 64 KiB strips, 4 MiB of lines on chip. The mirrored pairs (``raid1-2``) have SATA SSDs.
 Their limit is twice the rate of one of them alone. The rows on rebuilds have SATA SSDs as well.
-Their limits are the write rate of one drive alone, and the 99th percentile without a rebuild over 1
-- share. The drives of degraded arrays, and of arrays with spans, have SAS links of 12 Gbit/s. The
-program prints a table and writes build/bench.json.
+Their limits are the write rate of one drive alone, and the 99th percentile without a rebuild over
+(1 - share). The drives of degraded arrays, and of arrays with spans, have SAS links of 12 Gbit/s.
+The program prints a table and writes build/bench.json.
 """
 
 import json
