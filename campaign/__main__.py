@@ -1,7 +1,8 @@
 """``python -m campaign [--runs N] [--seed N]``: random loads with random faults of drives.
 
 Every run has arrays of random levels, sizes and rotations on a simulated card of its own. Run
-number k uses seed + k. Ends with the counts, and status 1 after the first run that fails.
+number k uses seed + k. The program ends with the counts. After the first run that fails it ends
+with status 1.
 """
 
 import argparse
@@ -27,7 +28,8 @@ LINE_EVERY = 25
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """A run that has ended; ``error`` says why it failed, ``trace`` where (both empty: well)."""
+    """A run that has ended. ``error`` gives the reason of a failure and ``trace`` its place. Both
+    are empty after success."""
 
     seed: int
     outcome: Outcome
@@ -36,7 +38,7 @@ class Ended:
 
 
 def attempt(features: frozenset[str], seed: int) -> Ended:
-    """A run, whatever becomes of it."""
+    """A run. Its failure is returned, not raised."""
     run = Run(seed, features=features)
     try:
         return Ended(seed=seed, outcome=run.run())
@@ -50,7 +52,7 @@ def attempt(features: frozenset[str], seed: int) -> Ended:
 
 
 class Total:
-    """What all runs so far have had."""
+    """The counts of all runs so far."""
 
     def __init__(self):
         self.runs = 0
@@ -61,7 +63,7 @@ class Total:
         self._began = time.monotonic()
 
     def add(self, ended: Ended, *, verbose: bool) -> None:
-        """Counts a run, and says so now and then, or always."""
+        """Counts a run, and prints the counts now and then, or always."""
         outcome = ended.outcome
         self.runs += 1
         self._faults += outcome.faults
@@ -74,7 +76,7 @@ class Total:
             print(f"{self.runs} runs, {self._faults.total()} faults", flush=True)
 
     def print(self, verdict: str) -> None:
-        """The counts."""
+        """Prints the counts."""
         seconds = time.monotonic() - self._began
         print(
             f"{self.runs} runs, {self._commands} commands, {self._faults.total()} fault events in"
@@ -90,8 +92,9 @@ class Total:
 def attempts(
     seeds: range, count: int, features: frozenset[str]
 ) -> Iterator[Iterator[Ended]]:
-    """Runs with these seeds, in this order, ``count`` at once; those not begun are dropped."""
-    # Once each, before several want them.
+    """Runs with these seeds, in this order, ``count`` at once. Runs that have not begun are dropped
+    at the end."""
+    # Build each controller once, before several processes need it.
     print("building the controllers (minutes, the first time)", flush=True)
     for size in sorted({size_of(number, others="sizes" in features) for number in seeds}):
         build_controller(SIZES[size])
@@ -160,7 +163,7 @@ def main() -> int:
 
 
 def _explain(ended: Ended, arguments: argparse.Namespace) -> None:
-    """Says what went wrong, and how to repeat it."""
+    """Prints the failure, and how to repeat it."""
     print(ended.trace if arguments.verbose else ended.error, file=sys.stderr)
     print(f"{ended.outcome.title}: {dict(ended.outcome.faults)}", file=sys.stderr)
     options = [

@@ -1,4 +1,4 @@
-"""An array of a campaign with its volumes: how it is made, what is wrong with it, what it holds."""
+"""An array of a campaign with its volumes: its creation, its faults and its contents."""
 
 import random
 from typing import Any
@@ -21,30 +21,30 @@ from sw.driver.commands import NvmeError
 
 POLL_NS = 120_000
 JOB_LADDERS = 100
-"""A job ends in so many times what a command may take in a drive, without load."""
+"""Without load a job ends within so many times the longest time of a command in a drive."""
 
 NO_ENTRY = 0x1C1
-"""There is no job that runs."""
+"""Status: no job runs."""
 
 CROWD = 24
-"""Commands outstanding beyond the slots, where they are to be crowded."""
+"""Commands outstanding beyond the command slots, where the slots are to be crowded."""
 
 
 class Array:
-    """An array, and what is known of it.
+    """An array, and the model's knowledge of it.
 
     Parameters
     ----------
     card
         The card.
     layout
-        How it is laid out.
+        The layout of the array.
     ports
         The port of each member.
     rows
         Rows of a span.
     features
-        What the campaign does.
+        Features of the campaign.
     choose
         Random choices.
     """
@@ -69,21 +69,21 @@ class Array:
         self.take_shape(layout, ports, rows)
 
     def take_shape(self, layout: Layout, ports: list[int], rows: int) -> None:
-        """From now on it is laid out so; nothing is wrong with it."""
+        """From now on the array has this layout, and no faults."""
         self.layout = layout
         self.ports = list(ports)
         self.rows = rows
         self.blocks = layout.blocks(rows)
         self.redundant = layout.parities > 0 or layout.copies > 1
         self.consistent = True
-        """Whether every row has its redundancy; until then no fault is tolerated."""
+        """Whether every row has its redundancy. Until then no fault is tolerated."""
         self.budget = Budget(layout, rows)
         self.refused: set[tuple[int, int]] = set()
-        """Blocks, as (port, row), that a drive does not write."""
+        """Blocks, as (port, row), that a drive refuses to write."""
         self.troubled: set[int] = set()
         """Ports whose drives have had a fault since the array last rested."""
         self.restarted: set[int] = set()
-        """Those that have only begun anew."""
+        """Ports whose drives have only begun anew."""
 
     def __str__(self) -> str:
         layout = self.layout
@@ -97,10 +97,10 @@ class Array:
         return f"{text}, strips of {layout.strip_blocks}, {self.rows} rows"
 
     def longest_ns(self) -> float:
-        """Time in which each of its commands must end (docs/guarantees.md, Drives that hang).
+        """Time in which each command of the array must end (docs/guarantees.md, Drives that hang).
 
-        A command may meet drives that hang one after the other, and then takes what others take. An
-        array whose drives have no fault does not wait for anybody's.
+        A command may meet drives that hang one after the other, and then takes the time of other
+        drives. An array whose drives have no fault does not wait for the drives of others.
         """
         card = self.card
         hung = given_up_ns(card.config)
@@ -113,7 +113,7 @@ class Array:
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether the array has no fault."""
         return self.consistent and not self.budget.drives and not self.failed
 
     # Making
@@ -121,8 +121,8 @@ class Array:
     async def create(
         self, *, initialise: bool = False, zero: bool = False, degraded: bool = False
     ) -> None:
-        """Creates the array over what is on the drives; if ``degraded``, without those that are not
-        there."""
+        """Creates the array over the contents of the drives. If ``degraded``, it is created without
+        absent drives."""
         layout = self.layout
         options: dict[str, Any] = {"spans": layout.spans} if layout.spans > 1 else {}
         if degraded:
@@ -142,7 +142,8 @@ class Array:
         self.consistent = not initialise
 
     def logical(self, block: int) -> tuple[Volume, int, int] | None:
-        """The volume that a block of the array is in, its first logical block there, how many."""
+        """The volume of a block of the array, the number of its first logical block there, and how
+        many it has."""
         for volume in self.volumes:
             if 0 <= block - volume.start < volume.blocks:
                 sectors = BLOCK_BYTES // volume.sector_bytes
@@ -150,7 +151,7 @@ class Array:
         return None
 
     def store_consistent(self) -> None:
-        """The drives hold random data with its redundancy."""
+        """Stores random data with its redundancy on the drives."""
         random_blocks = [self.card.random.randbytes(BLOCK_BYTES) for _ in range(self.blocks)]
         for port, area in zip(
             self.ports, members(self.layout, self.rows, random_blocks), strict=True
@@ -159,18 +160,18 @@ class Array:
                 self.card.store(port, row, data)
 
     def held(self, block: int) -> set[bytes]:
-        """What the drives hold of a block of the array, each copy."""
+        """The contents that the drives hold of a block of the array, of each copy."""
         return {
             self.card.stored(self.ports[place.position], place.row)
             for place in self.layout.copies_of(block)
         }
 
     def snapshot(self) -> list[set[bytes]]:
-        """What each block of the array may be read as."""
+        """The values that each block of the array may be read as."""
         return [self.held(block) for block in range(self.blocks)]
 
     def ranges(self) -> list[tuple[int, int]]:
-        """Where its volumes will lie: start and blocks."""
+        """The ranges of its future volumes: start and blocks."""
         if "volumes" not in self.features or self.blocks < 4 or self.choose.random() < 0.5:
             return [(0, self.blocks)]
         cut = self.choose.randrange(1, self.blocks)
@@ -180,7 +181,7 @@ class Array:
     async def create_volume(
         self, start: int, blocks: int, sector_bytes: int, contents: list[set[bytes]]
     ) -> Volume:
-        """Creates a volume over blocks of which the drives hold one of these."""
+        """Creates a volume over blocks of which the drives hold one of these contents."""
         namespace = await raid.create_volume(
             self.card.nvme, self.number, start, blocks, sector_bytes=sector_bytes
         )
@@ -194,7 +195,7 @@ class Array:
         return volume
 
     async def create_volumes(self, contents: list[set[bytes]]) -> None:
-        """Creates its volumes over all of it, and flushes: what is there is durable."""
+        """Creates volumes over all of the array, and flushes. Their contents are then durable."""
         config = self.card.config
         for start, blocks in self.ranges():
             sectors = "sectors" in self.features and config.sector_emulation
@@ -203,7 +204,7 @@ class Array:
             assert await volume.flush() == 0
 
     async def initialised(self) -> None:
-        """Returns when the job that began with the array has ended; it has its redundancy then."""
+        """Returns when the job that began with the array has ended. It has its redundancy then."""
         job = await self.job_ends()
         assert (job.kind, job.state) == (WalkKind.RESYNC, JobState.DONE), job
         self.consistent = True
@@ -211,18 +212,18 @@ class Array:
     # What the card says
 
     async def state(self) -> raid.Array:
-        """What the card says of it."""
+        """The array as the card lists it."""
         for array in await raid.arrays(self.card.nvme):
             if array.number == self.number:
                 return array
         raise AssertionError(f"{self}: the card has no array {self.number}")
 
     async def job(self) -> background.Job:
-        """Its job."""
+        """The last job of the array."""
         return await background.job(self.card.nvme, self.number)
 
     async def stop_job(self) -> background.Job:
-        """Its job once it has been stopped, unless it has ended by itself before."""
+        """Stops the job, unless it has ended by itself before. Returns the job."""
         try:
             await background.stop_job(self.card.nvme, self.number)
         except NvmeError as error:
@@ -231,7 +232,7 @@ class Array:
         return await self.job()
 
     async def job_ends(self) -> background.Job:
-        """Its job, once it is not running any more."""
+        """Waits until the job no longer runs. Returns the job."""
         until = self.card.harness.now_ns + JOB_LADDERS * self.card.ladder_ns
         job = await self.job()
         while job.state == JobState.RUNNING:
@@ -242,7 +243,8 @@ class Array:
         return job
 
     async def rest(self) -> None:
-        """Every fault has happened; what it does is over. Then what the card says must be so."""
+        """Called when every fault has happened and the array is idle. Then the card must report
+        what is true."""
         card = self.card
         await card.sleep(2 * POLL_NS)
         for port in self.ports:
@@ -258,7 +260,7 @@ class Array:
             self.cure()
 
     async def _had_again(self) -> None:
-        """Returns when drives that have begun anew have been brought up to date, by themselves."""
+        """Returns when drives that have begun anew have been brought up to date by the card."""
         card, ports = self.card, self.restarted
         self.restarted = set()
         if not card.config.background:
@@ -273,7 +275,8 @@ class Array:
             card.outcome.seen["waits for drives that began anew"] += bool(ports)
 
     async def reconcile(self) -> None:
-        """Takes over what the card has done by itself; no member may be failed without a fault."""
+        """Takes over the changes that the card has made by itself. No member may be failed without
+        a fault."""
         card = self.card
         if card.config.background:
             job = await self.job_ends()
@@ -297,13 +300,13 @@ class Array:
         card.unusable |= failed
         innocent = gone - self.budget.drives
         assert not innocent, f"{self}: positions {innocent} are failed without a fault"
-        # Drives that were pulled are gone, whatever the card says of them.
+        # Drives that were pulled are gone, even if the card reports otherwise.
         self.budget.drives = gone | {
             position for position, port in enumerate(self.ports) if port in card.unusable
         }
 
     def cure(self) -> None:
-        """The drives have found other places for what they could not read."""
+        """The drives have found other places for the blocks that they could not read."""
         for position, row in sorted(self.budget.bad):
             self.card.harness.clear_medium_error(self.ports[position], DATA_OFFSET_BLOCKS + row)
         self.budget.bad = set()
@@ -318,9 +321,12 @@ class Array:
         allowed: tuple[int, ...] | None = None,
         crowd: float = 0.0,
     ) -> None:
-        """Random load on all its volumes; ``share``: of a round's; ``writes``: shares of it.
-        ``crowd``: of the commands at once that are more than the card has slots for, so that some
-        wait in the inbox and in the queues; none waits for a queue, outside of the card."""
+        """Random load on all its volumes.
+
+        ``share`` is the share of a round's load. ``writes`` is the share of writes. ``crowd`` is
+        how many commands are sent beyond the card's command slots, so that some wait in the inbox
+        and in the queues. No command waits for a queue outside the card.
+        """
         choose = self.choose
         config = self.card.config
         crowded = crowd > 0
@@ -344,7 +350,7 @@ class Array:
     # The end
 
     def check(self) -> None:
-        """Every block where the layout says, every row's parity as ISA-L computes it.
+        """Checks every block where the layout says, and every row's parity as ISA-L computes it.
 
         Blocks of drives that are gone are worked out from the others.
         """

@@ -1,4 +1,4 @@
-"""How long a command may take: what docs/guarantees.md promises, Drives that hang."""
+"""Longest times of commands, as docs/guarantees.md promises them (Drives that hang)."""
 
 import math
 
@@ -7,7 +7,7 @@ from hdl.config import Config
 from sim.native.parameters import DriveParameters, Ideal
 
 WORK_NS = 2_000_000
-"""Most of what a command waits for when no drive has a fault: the others' work."""
+"""Longest time of a command when no drive has a fault: the work of other commands."""
 
 SSD_WORK_NS = 20_000_000
 """The same on drives that take hundreds of microseconds a block."""
@@ -16,14 +16,15 @@ BLOCKS_AT_ONCE = 12 * 32
 """Blocks of all commands that are outstanding."""
 
 PASSES = 4
-"""Of a row over its drives: what is unreadable, what it is worked out of, data, parity."""
+"""Passes over the drives of a row: unreadable blocks, blocks to work them out from, data, parity.
+"""
 
 
 def work_ns(config: Config, drive: DriveParameters) -> float:
-    """Most of what a command waits for when no drive has a fault: the others' work.
+    """Longest time of a command when no drive has a fault: the work of other commands.
 
-    Where there are few seats for rows it may be the drives' time of all blocks that are under way,
-    each a row of its own.
+    Where few rows can wait at once, it may be the drives' time of all blocks under way, each of
+    them a row of its own.
     """
     if not isinstance(drive, Ideal):
         return SSD_WORK_NS * USUAL.clock_hz / config.clock_hz
@@ -32,7 +33,8 @@ def work_ns(config: Config, drive: DriveParameters) -> float:
 
 
 def _timeout_ns(config: Config, milliseconds: float) -> float:
-    """A timeout as it is kept: to the next tick but one of at most half an abort's."""
+    """A timeout as the hardware measures it: to the next tick but one, of at most half an abort
+    timeout."""
     half_ns = config.abort_timeout_ms * 1e6 / 2
     cycle_ns = 1e9 / config.clock_hz
     tick_ns = cycle_ns * 2 ** math.floor(math.log2(half_ns / cycle_ns))
@@ -40,7 +42,8 @@ def _timeout_ns(config: Config, milliseconds: float) -> float:
 
 
 def ladder_ns(config: Config) -> float:
-    """T: most that a command can be in a drive port, but for microseconds of work."""
+    """T: the longest time of a command in a drive port. Some microseconds of work are not counted.
+    """
     slow = _timeout_ns(config, config.slow_read_ms) if config.slow_read_ms else 0
     return (
         slow
@@ -50,11 +53,12 @@ def ladder_ns(config: Config) -> float:
 
 
 def given_up_ns(config: Config) -> float:
-    """Most that a drive can keep a command waiting that is tried again, until it is given up.
+    """Longest time that a drive can hold up a command that is tried again, until the drive is given
+    up.
 
-    Either it ends nothing, and is given up at the reset that is not forgiven; or its commands can
-    be aborted: once, as late as an abort may, then its port is reset as often as is forgiven, then
-    it is given up.
+    There are two cases. The drive ends nothing, and is given up at the first reset that is not
+    forgiven. Or its commands can be aborted. Then they are aborted once, as late as an abort may
+    come. Its port is reset as often as is forgiven, and then it is given up.
     """
     slow = _timeout_ns(config, config.slow_read_ms) if config.slow_read_ms else 0
     aborted = (config.drive_resets + 2) * (slow + _timeout_ns(config, config.command_timeout_ms))

@@ -1,4 +1,4 @@
-"""Which faults a level tolerates at once, and which blocks are lost past that; plain Python."""
+"""Which faults a level tolerates at once, and which blocks are lost past that, in plain Python."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ from sim.golden.layout import Layout, Place
 
 
 class Budget:
-    """What cannot be relied on of the members of one array, by position.
+    """The members of one array that have faults, by member index.
 
     ``drives``: members that are failed, or may stop for a while. ``bad``: blocks that cannot be
     read.
@@ -33,7 +33,7 @@ class Budget:
         return sum(not self._usable(place) for place in places) > self._layout.parities
 
     def readable(self, block: int) -> bool:
-        """Whether array block ``block`` can be had, read or recovered."""
+        """Whether array block ``block`` can be read or recovered."""
         layout = self._layout
         places = layout.copies_of(block)
         if any(self._usable(place) for place in places):
@@ -60,7 +60,7 @@ class Budget:
 
     @classmethod
     def of(cls, layout: Layout, rows: int, drives: Iterable[int]) -> "Budget":
-        """Of an array without these drives."""
+        """The budget of an array without these drives."""
         budget = cls(layout, rows)
         budget.drives = set(drives)
         return budget

@@ -1,4 +1,4 @@
-"""The simulated card of a run: what it does, what the host has outstanding, and for how long."""
+"""The simulated card of a run, the outstanding commands of the host, and their times."""
 
 import random
 from collections import Counter
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from campaign.volume import Volume
 
 STOPPED = -1
-"""The queue has gone before the command has ended: it was deleted, or the controller was reset."""
+"""The queue has gone before the command ended, by a deletion or a reset of the controller."""
 
 MEMORY_BYTES = 64 << 20
 GUARD = b"\xa5"
@@ -34,7 +34,7 @@ class Stuck(AssertionError):
 
 @dataclass(kw_only=True)
 class Outcome:
-    """What has happened in a run: faults by kind, and what has been seen of them."""
+    """The events of a run: faults by kind, and their effects."""
 
     title: str
     faults: Counter = field(default_factory=Counter)
@@ -60,9 +60,9 @@ class Group:
     Parameters
     ----------
     transport
-        What runs them.
+        The transport that runs them.
     tasks
-        The tasks; they begin.
+        The tasks. They begin at once.
     """
 
     def __init__(self, transport: NativeTransport, tasks: list[Coroutine]):
@@ -97,13 +97,13 @@ class Card:
     config
         Sizes of the controller.
     drive
-        What is at every port.
+        The drive at every port.
     link
-        To the host.
+        The link to the host.
     seed
-        Of contents, and of what drives forget.
+        Of contents, and of the data that drives forget.
     outcome
-        What is counted.
+        Counts of events.
     begin
         Time of the card's clock, in cycles.
     """
@@ -123,9 +123,9 @@ class Card:
         self.outcome = outcome
         self.random = random.Random(f"{seed}/contents")
         self.chance = random.Random(f"{seed}/fetch")
-        """Which data of writes the host cannot give."""
+        """Chooses which data of writes the host cannot give."""
         self.whim = random.Random(f"{seed}/others")
-        """When commands are others than Read, Write and Flush."""
+        """Chooses when commands are other than Read, Write and Flush."""
         self._card = SimulatedCard(
             config,
             [drive] * config.ports,
@@ -146,9 +146,10 @@ class Card:
         """Ports whose drives have ever had a fault that takes the ladder."""
         self.arrays: list[Array] = []
         self.stops = False
-        """The controller is about to be reset: no more commands are sent."""
+        """The controller is about to be reset, and no more commands are sent."""
         self.renewed: set[int] = set()
-        """Queues that are being deleted and created again: who waits there waits for all of it."""
+        """Queues that are being deleted and created again. A command that waits for one waits for
+        all of that."""
         self._outstanding: list[Begun] = []
         self._buffers: list[int] = []
         self._done = False
@@ -167,17 +168,17 @@ class Card:
         await self.transport.sleep(nanoseconds)
 
     async def together(self, tasks: Iterable[Coroutine]) -> None:
-        """Runs them at once, until all have ended."""
+        """Runs these tasks at once, until all have ended."""
         await self.spawn(tasks).join()
 
     def spawn(self, tasks: Iterable[Coroutine]) -> "Group":
-        """Begins them."""
+        """Begins these tasks."""
         return Group(self.transport, list(tasks))
 
     async def watch(self) -> None:
         """Fails when a command takes longer than it may, or an admin command seems to have no end.
 
-        A deletion waits for what is inside, which every drive of the card may hold up.
+        A deletion waits for commands that are inside, which every drive of the card may hold up.
         """
         most = (self.config.ports + 1) * given_up_ns(self.config)
         idle_ns = self.harness.now_ns
@@ -191,7 +192,7 @@ class Card:
                 self._in_time(begun)
 
     def end_watch(self) -> None:
-        """What comes is not watched any more."""
+        """Commands that follow are not watched any more."""
         self._done = True
 
     def _in_time(self, begun: Begun) -> None:
@@ -211,7 +212,7 @@ class Card:
             )
 
     async def timed(self, volume: "Volume", what: str, command: Coroutine, queue: int) -> int:
-        """The status of a command of a queue, which must end in time; or `STOPPED`."""
+        """The status of a command of a queue, which must end in time, or `STOPPED`."""
         begun = Begun(volume, what, queue, self.harness.now_ns)
         self._outstanding.append(begun)
         self.outcome.commands += 1
@@ -241,23 +242,23 @@ class Card:
         return self._buffers.pop() if self._buffers else self.new_buffer()
 
     def new_buffer(self) -> int:
-        """One that nobody has had."""
+        """A buffer that no command has had before."""
         length = (self.config.command_blocks + 2) * BLOCK_BYTES
         return self.transport.memory.allocate(length)
 
     def give_buffer(self, address: int) -> None:
-        """It is free again."""
+        """Frees a buffer."""
         self._buffers.append(address)
 
     def guard(self, address: int, length: int) -> tuple[int, int]:
-        """Fills the pages around a buffer of a read; for `check_guard`."""
+        """Fills the pages around a buffer of a read, for `check_guard`."""
         page = address - address % PAGE_BYTES
         end = -(-(address + length) // PAGE_BYTES) * PAGE_BYTES
         self.transport.memory.write(page, GUARD * (end - page))
         return page, end
 
     def check_guard(self, address: int, length: int, pages: tuple[int, int]) -> None:
-        """Nothing beside the buffer has changed."""
+        """Checks that nothing around the buffer has changed."""
         memory, (page, end) = self.transport.memory, pages
         around = memory.read(page, address - page)
         around += memory.read(address + length, end - address - length)
@@ -274,7 +275,7 @@ class Card:
         return self.harness.read_drive(port, DATA_OFFSET_BLOCKS + row)
 
     def scribble(self, port: int, rows: int) -> None:
-        """The drive holds something, whatever it is."""
+        """Stores random data on a drive."""
         for row in range(rows):
             self.store(port, row, self.random.randbytes(BLOCK_BYTES))
 
@@ -284,7 +285,7 @@ class Card:
         self.unusable.add(port)
 
     async def rests(self, ports: Iterable[int]) -> None:
-        """Returns when these drives have ended every command, also those no host waits for."""
+        """Returns when these drives have ended every command, also those that no host waits for."""
         statistics = self.harness.drive_statistics
         until = self.harness.now_ns + 2 * given_up_ns(self.config)
         while any(statistics(port)["outstanding"] for port in ports):
@@ -293,7 +294,7 @@ class Card:
             await self.sleep(WATCH_NS / 4)
 
     def idle(self) -> None:
-        """Checks that nothing moves any more, and nothing is outstanding."""
+        """Checks that nothing moves any more and nothing is outstanding."""
         events = self.harness.run()
         while events != [("idle",)]:
             assert all(event[0] == "interrupt" for event in events), events

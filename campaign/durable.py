@@ -1,8 +1,10 @@
-"""What the blocks of a volume may hold after all drives have lost power; plain Python.
+"""The contents that the blocks of a volume may have after all drives have lost power, in plain
+Python.
 
 A write is durable when it has succeeded with FUA, or when a Flush that began after it had ended has
-succeeded (NVMe 1.4 section 6.8). After a loss of power a block holds the data of any write, whether
-it succeeded or not, that did not end before one began that is durable.
+succeeded (NVMe 1.4 section 6.8). After a loss of power a block may hold the data of any write,
+whether it succeeded or not. There is one exception: a write that ended before a durable write began
+cannot come back.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +15,7 @@ from sim.card.volume_model import Access, VolumeModel
 
 @dataclass(kw_only=True)
 class Entry:
-    """A write of a block that may come back; ``done``: it has succeeded."""
+    """A write of a block that may come back. ``done``: it has succeeded."""
 
     begin: int
     end: int
@@ -22,12 +24,12 @@ class Entry:
 
 
 class DurableModel(VolumeModel):
-    """A volume's blocks with what may come back of them.
+    """The blocks of a volume with the contents that may come back.
 
     Parameters
     ----------
     contents
-        What each block holds at first, durably: one of these.
+        What each block holds at first, durably. It is one of these.
     """
 
     def __init__(self, contents: Sequence[Iterable[bytes]]):
@@ -36,7 +38,7 @@ class DurableModel(VolumeModel):
             self.settle(block, choices)
 
     def settle(self, block: int, choices: Iterable[bytes]) -> None:
-        """From now on the block holds one of these, and durably."""
+        """From now on the block holds one of these contents, durably."""
         moment = self._tick()
         different = sorted(set(choices))
         self._ended[block] = [(moment, data) for data in different]
@@ -49,7 +51,7 @@ class DurableModel(VolumeModel):
         self._unsettled.discard(block)
 
     def end_write(self, write: Access, *, done: bool = True, fua: bool = False) -> None:
-        """As of any volume; ``fua``: success says that it is durable."""
+        """Ends a write, as in the volume model. ``fua``: if it succeeded, it is durable."""
         super().end_write(write, done=done)
         for place, data in enumerate(write.data):
             block = write.first + place
@@ -60,18 +62,19 @@ class DurableModel(VolumeModel):
                 self._drop(block, write.begin)
 
     def begin_flush(self) -> int:
-        """To be called before the command is sent; for `end_flush`."""
+        """To be called before the command is sent. Its result is for `end_flush`."""
         return self._tick()
 
     def end_flush(self, begun: int) -> None:
-        """It has succeeded."""
+        """The Flush has succeeded."""
         for block in sorted(self._unsettled):
             durable = [e.begin for e in self._saved[block] if e.done and e.end <= begun]
             if durable:
                 self._drop(block, max(durable))
 
     def _drop(self, block: int, begin: int) -> None:
-        """A write that began then is durable: those that had ended before cannot come back."""
+        """A write that began at this moment is durable. Writes that had ended before cannot come
+        back."""
         self._saved[block] = [entry for entry in self._saved[block] if entry.end >= begin]
         if len(self._saved[block]) == 1:
             self._unsettled.discard(block)

@@ -1,4 +1,5 @@
-"""Faults of drives at random times, each only if the array tolerates it beside all others."""
+"""Faults of drives at random times. A fault is planted only if the array tolerates it beside all
+others."""
 
 import random
 
@@ -6,7 +7,7 @@ from campaign.array import Array
 from hdl.config import DATA_OFFSET_BLOCKS
 
 FAULT_TIME_NS = 120_000
-"""Faults happen at any time of the first so many nanoseconds of a round."""
+"""Faults happen at any time in the first so many nanoseconds of a round."""
 
 KINDS = {
     "medium": ("medium", "medium"),
@@ -16,11 +17,12 @@ KINDS = {
     "pull": ("pull",),
     "refused": ("refused",),
 }
-"""What each feature does."""
+"""The kinds of fault of each feature."""
 
 HANGS = KINDS["hang"]
 PASSING = ("hang", "deaf")
-"""What an array without redundancy gets over, once a drive: a second attempt must do."""
+"""Faults that an array without redundancy survives, once a drive, since a second attempt succeeds.
+"""
 
 BURST = 0.3
 
@@ -31,7 +33,7 @@ class Faults:
     Parameters
     ----------
     features
-        What the campaign does.
+        Features of the campaign.
     choose
         Random choices.
     """
@@ -42,7 +44,8 @@ class Faults:
         self._kinds = [k for name, kinds in KINDS.items() if name in features for k in kinds]
 
     def plant(self, arrays: list[Array], count: int) -> None:
-        """Up to so many faults an array; with bursts, now and then one kind on many at a time."""
+        """Plants up to so many faults an array. With bursts, many drives sometimes get one kind at
+        the same moment."""
         if not self._kinds:
             return
         for array in arrays:
@@ -52,13 +55,13 @@ class Faults:
             self._burst(arrays)
 
     def plant_one(self, array: Array) -> None:
-        """One fault, if the array tolerates what was drawn."""
+        """Plants one fault, if the array tolerates the one that was drawn."""
         if self._kinds:
             kind = self._choose.choice(self._kinds)
             self._plant(array, kind, self._choose.uniform(0, FAULT_TIME_NS))
 
     def hang_one(self, array: Array) -> None:
-        """From now on some drive hangs, if the array tolerates it."""
+        """From now on a drive hangs, if the array tolerates it."""
         if kinds := [kind for kind in self._kinds if kind in HANGS]:
             position = self._choose.randrange(array.layout.drives)
             self._trouble(array, position, self._choose.choice(kinds), 0)
@@ -76,7 +79,8 @@ class Faults:
             self._trouble(array, self._choose.randrange(array.layout.drives), kind, delay_ns)
 
     def _burst(self, arrays: list[Array]) -> None:
-        """What several drives share goes: many have the same at the same moment, if tolerated."""
+        """A cause that several drives share: many have the same fault at the same moment, if it is
+        tolerated."""
         kind = self._choose.choice(self._kinds)
         delay = self._choose.uniform(0, FAULT_TIME_NS)
         places = [(array, p) for array in arrays for p in range(array.layout.drives)]
@@ -94,7 +98,7 @@ class Faults:
     # One fault
 
     def _spoil(self, array: Array, position: int, row: int, delay_ns: float) -> None:
-        """An unreadable block, until it is written."""
+        """Makes a block unreadable, until it is written."""
         budget, card = array.budget, array.card
         if (position, row) in budget.bad or position in budget.drives or not array.consistent:
             return
@@ -112,7 +116,7 @@ class Faults:
         card.transport.spawn(spoil())
 
     def _refuse(self, array: Array, position: int, row: int, delay_ns: float) -> None:
-        """A block that cannot be written: the array may give up the drive for it."""
+        """Makes a block unwritable. The array may give up its drive for it."""
         card, port = array.card, array.ports[position]
         first = not any(place[0] == port for place in array.refused)
         if first and position in array.budget.drives:
@@ -130,7 +134,7 @@ class Faults:
         card.transport.spawn(refuse())
 
     def _trouble(self, array: Array, position: int, kind: str, delay_ns: float) -> None:
-        """The drive stops for a while, or goes."""
+        """Makes a drive stop for a while, or go."""
         card, port, choose = array.card, array.ports[position], self._choose
         if position in array.budget.drives:
             return
@@ -168,7 +172,7 @@ class Faults:
             else:
                 card.pull(port)
                 if back:
-                    # It comes back, with what it held: its array must not use it.
+                    # It comes back with its old contents. Its array must not use them.
                     await card.sleep(again_ns)
                     harness.insert(port)
                     card.outcome.faults["return"] += 1

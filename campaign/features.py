@@ -1,4 +1,5 @@
-"""What a campaign does beside random load, by name, so that each can be left out or run alone."""
+"""The events of a campaign beside random load, by name, so that each can be left out or run alone.
+"""
 
 import argparse
 from collections.abc import Iterable
@@ -37,19 +38,19 @@ FEATURES = {
     "wrap": "some runs in which the card's clock wraps, as it does every 13 days",
     "sizes": "some runs on other controllers: narrow, starved, wide, deep, plain",
 }
-"""Names and what they mean."""
+"""Names and their meanings."""
 
 ALL = frozenset(FEATURES)
 
 
 def help_text() -> str:
-    """The names with their meanings, a line each."""
+    """The names with their meanings, one on each line."""
     width = max(map(len, FEATURES))
     return "\n".join(f"  {name:{width}}  {text}" for name, text in FEATURES.items())
 
 
 def names(text: str) -> frozenset[str]:
-    """Names with commas between, as a type of an argument."""
+    """Type of an argument: names with commas between."""
     chosen = frozenset(filter(None, text.split(",")))
     if not chosen or not chosen <= ALL:
         unknown = ", ".join(sorted(chosen - ALL)) or "no name"
@@ -60,9 +61,10 @@ def names(text: str) -> frozenset[str]:
 
 
 def selected(only: Iterable[str], without: Iterable[str]) -> frozenset[str]:
-    """What is left when ``only`` these (none: all) are taken, ``without`` those.
+    """The features that are left: ``only`` these (all if there are none), but not ``without``
+    those.
 
-    Raises `ValueError` if that is nothing.
+    Raises `ValueError` if none is left.
     """
     features = (frozenset(only) or ALL) - frozenset(without)
     if not features:

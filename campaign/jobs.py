@@ -24,7 +24,7 @@ class Jobs:
     card
         The card.
     features, choose, faults
-        What the campaign does.
+        Features of the campaign, random choices, and faults.
     """
 
     def __init__(self, card: Card, features: frozenset[str], choose: random.Random, faults: Faults):
@@ -34,7 +34,7 @@ class Jobs:
         self._faults = faults
 
     async def work(self, array: Array) -> None:
-        """Perhaps a job under load, which finds nothing that was not planted."""
+        """Sometimes runs a job under load. It must find only faults that were planted."""
         choose, card = self._choose, self._card
         if not card.config.background or "jobs" not in self._features or choose.random() >= SHARE:
             return
@@ -75,7 +75,7 @@ class Jobs:
         return not await self._refused(command)
 
     async def _refused(self, command) -> bool:
-        """Whether the card refuses, as something else is being done with the array."""
+        """Whether the card refuses the job, since the array is busy with something else."""
         try:
             await command
         except NvmeError as error:

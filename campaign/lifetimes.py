@@ -1,9 +1,9 @@
-"""Arrays and volumes that come and go, under load.
+"""Arrays and volumes that are created and deleted under load.
 
-A command to a volume that is being deleted has happened before, or ends with Invalid Field, as of
-an inactive namespace, or Command Abort Requested; though another volume may be there by then. What
-belonged to a deleted array reaches nothing that is made in its place: what the drives hold as the
-deletion returns is what the new array holds.
+A command to a volume that is being deleted has happened before the deletion, or ends with Invalid
+Field (as of an inactive namespace) or Command Abort Requested. This holds even if another volume
+exists by then. Writes of a deleted array reach nothing that is made in its place. The new array
+holds the contents that the drives have when the deletion returns.
 """
 
 import random
@@ -30,12 +30,12 @@ CROWDED = 0.8
 
 
 class Lifetimes:
-    """Creates and deletes.
+    """Creates and deletes arrays and volumes.
 
     Parameters
     ----------
     features, choose, faults
-        What the campaign does.
+        Features of the campaign, random choices, and faults.
     """
 
     def __init__(self, features: frozenset[str], choose: random.Random, faults: Faults):
@@ -44,7 +44,7 @@ class Lifetimes:
         self._faults = faults
 
     async def begin(self, array: Array) -> None:
-        """The first array of its drives: consistent, over what is there, or with zeros."""
+        """Creates the first array of its drives: consistent, over their contents, or with zeros."""
         card, draw = array.card, self._choose.random()
         initialises = card.config.background
         if initialises and "zero" in self._features and draw < ZERO:
@@ -69,7 +69,7 @@ class Lifetimes:
         array.card.outcome.seen["arrays begun with zeros"] += 1
 
     async def _begin_with_garbage(self, array: Array) -> None:
-        """It is used while it initialises, and has its redundancy after that."""
+        """The array is used while it initialises, and has its redundancy after that."""
         contents = array.snapshot()
         await array.create(initialise=True)
         if "early" in self._features and self._choose.random() < EARLY:
@@ -83,7 +83,7 @@ class Lifetimes:
         array.card.outcome.seen["arrays begun with garbage"] += 1
 
     async def _interrupt_job(self, array: Array) -> None:
-        """The job stops for a while, in which the array is used as it is."""
+        """Stops the job for a while, in which the array is used as it is."""
         card = array.card
         await card.sleep(self._choose.uniform(0, FAULT_TIME_NS / 4))
         if (await array.job()).state != JobState.RUNNING:
@@ -96,9 +96,9 @@ class Lifetimes:
         card.outcome.seen["jobs resumed"] += 1
 
     async def _lose_early(self, array: Array) -> None:
-        """A drive goes before the array has its redundancy: what was written is right.
+        """A drive goes before the array has its redundancy. Data that was written must be right.
 
-        What nobody has written is worked out from parities that mean nothing yet.
+        Blocks that nobody has written are worked out from parities that have no meaning yet.
         """
         card = array.card
         stopped = False
@@ -130,7 +130,8 @@ class Lifetimes:
     # Deletions
 
     async def work(self, array: Array) -> None:
-        """Perhaps a volume, or the whole array, goes under load, and another takes its place."""
+        """Sometimes deletes a volume, or the whole array, under load, and creates another in its
+        place."""
         deletes = "delete" in self._features and self._choose.random() < DELETED
         wipes = "wipe" in self._features and self._choose.random() < WIPED
         if not array.healthy or array.budget.bad:
@@ -172,9 +173,11 @@ class Lifetimes:
         card.outcome.seen["volumes deleted"] += 1
 
     def _hang_another(self, array: Array) -> Array | None:
-        """Another array, if there is one with nothing wrong, of which a drive hangs from now on.
+        """Makes a drive of another array hang from now on, if there is another array without a
+        fault.
 
-        Its commands may have all slots, and those of ``array`` wait for them.
+        The commands of that array may have all command slots, and those of ``array`` then wait for
+        them.
         """
         others = [a for a in array.card.arrays if a is not array and a.healthy and not a.budget.bad]
         if not others:
@@ -185,7 +188,7 @@ class Lifetimes:
         return other
 
     def _sector_bytes(self, array: Array, volume: Volume) -> int:
-        """Logical blocks of the volume that takes another one's place."""
+        """Bytes of a logical block of the volume that replaces another one."""
         if "sectors" in self._features and array.card.config.sector_emulation:
             return self._choose.choice((BLOCK_BYTES, SECTOR_BYTES))
         return volume.sector_bytes
@@ -208,7 +211,7 @@ class Lifetimes:
             self._choose, card.config, before.drives, before.strip_blocks, array.rows
         )
         array.take_shape(layout, sorted(array.ports), array.rows)
-        # What a drive that has hung still has of the old array's commands may hold up the new one.
+        # Commands of the old array in a drive that hung may hold up the new one.
         array.troubled.update(array.ports)
         contents = array.snapshot()
         await array.create(initialise=array.redundant and card.config.background)
@@ -226,8 +229,10 @@ class Lifetimes:
         card.outcome.seen["arrays deleted"] += 1
 
     async def _wipe(self, array: Array) -> None:
-        """A job zeroes the array, once it has no volumes; perhaps drives fail meanwhile, and
-        perhaps it is stopped and goes on."""
+        """A job zeroes the array, once it has no volumes.
+
+        Sometimes drives fail meanwhile, and sometimes the job is stopped and resumed.
+        """
         card, choose = array.card, self._choose
         zero = background.start_job(card.nvme, array.number, WalkKind.ZERO)
         with suppress(NvmeError):

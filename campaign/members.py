@@ -1,4 +1,4 @@
-"""Members that are replaced, taken back, moved to other drives; hot spares."""
+"""Members that are replaced, taken back or migrated; hot spares."""
 
 import random
 from contextlib import suppress
@@ -17,14 +17,14 @@ INTERRUPTED = 0.3
 
 
 class Members:
-    """What is done with members between rounds.
+    """Changes members between rounds.
 
     Parameters
     ----------
     card, arrays
-        All there is.
+        The card and all its arrays.
     features, choose, faults, refusals
-        What the campaign does.
+        Features of the campaign, random choices, faults, and refused writes.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class Members:
         self._refusals = refusals
 
     def free(self) -> list[int]:
-        """Ports whose drives are good and belong to nobody."""
+        """Ports whose drives are good and belong to no array."""
         used = {port for array in self._arrays for port in (*array.ports, *array.spares)}
         return [p for p in range(self._card.config.ports) if p not in used | self._card.unusable]
 
     async def work(self, array: Array) -> None:
-        """Perhaps a failed member is replaced, and a live one copied."""
+        """Sometimes replaces a failed member, and migrates a live one."""
         config, choose = self._card.config, self._choose
         gone = sorted(array.failed & set(array.ports))
         if config.background and array.redundant and gone and "replace" in self._features:
@@ -63,7 +63,8 @@ class Members:
             await self._copy(array)
 
     async def erase(self) -> None:
-        """Perhaps a free drive is erased, and begins anew meanwhile: it holds zeros, for good."""
+        """Sometimes erases a free drive, which may begin anew meanwhile. It then holds zeros,
+        durably."""
         card, choose = self._card, self._choose
         if not {"wipe", "restart"} <= self._features or not card.config.background:
             return
@@ -90,7 +91,7 @@ class Members:
     # Spares
 
     async def offer_spares(self) -> None:
-        """Perhaps a free drive becomes a spare, of all arrays or of one."""
+        """Sometimes makes a free drive a spare, of all arrays or of one."""
         if "spares" not in self._features or not self._card.config.background:
             return
         free = self.free()
@@ -106,7 +107,7 @@ class Members:
         self._card.scribble(port, array.rows)
 
     async def withdraw_spares(self) -> None:
-        """Those that have not stepped in are not spares any more."""
+        """Drives that have not stepped in are no spares any more."""
         for array in self._arrays:
             for port in sorted(array.spares):
                 await background.remove_spare(self._card.nvme, port)
@@ -115,7 +116,7 @@ class Members:
     # Rebuilds
 
     async def _replace(self, array: Array, position: int) -> None:
-        """Another drive, or a new one at the same port, takes the place of a failed one."""
+        """Another drive, or a new one at the same port, takes the place of a failed drive."""
         card, old = self._card, array.ports[position]
         free = self.free()
         if not free or self._choose.random() < 0.5:
@@ -145,7 +146,7 @@ class Members:
         array.budget.bad = {bad for bad in array.budget.bad if bad[0] != position}
 
     async def _renew(self, port: int) -> None:
-        """A new drive comes to a port whose drive has failed."""
+        """Plugs a new drive at a port whose drive has failed."""
         card = self._card
         card.harness.remove(port)
         await card.sleep(20_000)
@@ -153,7 +154,7 @@ class Members:
         await card.sleep(20_000)
 
     async def _take_back(self, array: Array, position: int) -> None:
-        """A failed drive is there again, and rebuilt where it missed something."""
+        """A failed drive is there again, and is rebuilt where it missed writes."""
         card, port = self._card, array.ports[position]
         card.harness.insert(port)
         array.failed.discard(port)
@@ -162,7 +163,8 @@ class Members:
         await self._rebuilt(array, position, "drives taken back")
 
     async def _rebuilt(self, array: Array, position: int, what: str) -> None:
-        """The rebuild ends well under load, whatever else fails meanwhile that is tolerated."""
+        """The rebuild ends well under load, although other faults that are tolerated happen
+        meanwhile."""
         budget = array.budget
         budget.drives.add(position)
         array.troubled.add(array.ports[position])
@@ -183,7 +185,8 @@ class Members:
         await array.rest()
 
     async def _interrupt(self, array: Array) -> None:
-        """The rebuild is stopped, and goes on where it was, whatever has been refused meanwhile."""
+        """Stops the rebuild. It goes on where it was, although writes have been refused meanwhile.
+        """
         nvme = self._card.nvme
         await self._card.sleep(self._choose.uniform(0, 100_000))
         stopped = await array.stop_job()
@@ -203,10 +206,10 @@ class Members:
             assert resumed.row >= stopped.row, f"{array}: {stopped}, then {resumed}"
             self._card.outcome.seen["rebuilds resumed"] += stopped.row > 0
 
-    # Copies
+    # Migrations
 
     async def _copy(self, array: Array) -> None:
-        """A live member moves to a free drive under load; one of the two may go meanwhile."""
+        """Migrates a live member to a free drive under load. One of the two may go meanwhile."""
         card, choose, budget = self._card, self._choose, array.budget
         free = self.free()
         live = [p for p in range(array.layout.drives) if p not in budget.drives]
@@ -215,7 +218,7 @@ class Members:
         position, port = choose.choice(live), choose.choice(free)
         old = array.ports[position]
         if not array.redundant:
-            # What is lost in the copying must not come back as what the new drive had before.
+            # Blocks that are lost in the migration must not read as old contents of the new drive.
             array.cure()
         card.scribble(port, array.rows)
         await background.copy_member(card.nvme, array.number, position, port, spare=False)
@@ -254,7 +257,8 @@ class Members:
         await array.rest()
 
     async def _refuse(self, array: Array, position: int, port: int) -> None:
-        """The copy that is under way ends while the new drive refuses; it may be given up."""
+        """The migration under way ends while the new drive refuses writes. The new drive may be
+        given up."""
         card, old = self._card, array.ports[position]
         spared = array.redundant and array.budget.admits(drives=[position])
         await self._refusals.as_copy_ends(array, old, port)

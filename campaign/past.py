@@ -1,4 +1,5 @@
-"""Past what a level tolerates: what can be had must be had, and all else fails truthfully."""
+"""Faults past the tolerance of a level: all blocks that can still be worked out must be read, and
+all others fail."""
 
 import random
 
@@ -15,10 +16,10 @@ READS, WRITES = 40, 20
 
 TOGETHER = 0.5
 REFUSED = (1, 4)
-"""Drives that refuse a block at once, least and most."""
+"""Drives that refuse a block at once, fewest and most."""
 
 AGAIN = 6
-"""Times that a block is read after a write that was refused."""
+"""How many times a block is read after a write that was refused."""
 
 
 class Past:
@@ -34,7 +35,7 @@ class Past:
         self._choose = choose
 
     async def work(self, array: Array) -> None:
-        """One drive after the other goes, until some blocks are lost: exactly those fail."""
+        """One drive after the other goes, until some blocks are lost. Exactly those must fail."""
         card, budget = array.card, array.budget
         if card.config.background and "restart" in array.features and self._choose.random() < 0.5:
             await self._restart_all(array)
@@ -61,7 +62,7 @@ class Past:
         card.give_buffer(buffer)
 
     async def _restart_all(self, array: Array) -> None:
-        """All drives begin anew at once, with nothing unflushed: each volume is told by a flush of
+        """All drives begin anew at once, with nothing unflushed. Each volume is told by a flush of
         its own, once."""
         card = array.card
         if not array.healthy or array.budget.bad:
@@ -79,10 +80,11 @@ class Past:
         card.outcome.seen["restarts told to each volume"] += len(array.volumes)
 
     async def _refuse_where_needed(self, array: Array, left: list[int]) -> None:
-        """As many drives go as may; one of those that are needed then refuses to write a block.
+        """As many drives go as may. One of the drives that are needed then refuses to write a
+        block.
 
-        That write may fail, and what shares its row be lost; but with background work the drive
-        stays.
+        That write may fail, and the blocks of its row may be lost. But with background work the
+        drive stays.
         """
         card, budget = array.card, array.budget
         for position in list(left):
@@ -123,11 +125,11 @@ class Past:
             budget.drives.add(position)
 
     async def _refuse_together(self, array: Array, left: list[int]) -> None:
-        """Some drives go, perhaps one of them is being rebuilt, and several others refuse a block.
+        """Some drives go, sometimes one of them is being rebuilt, and several others refuse a
+        block.
 
-        Whoever is given up for that, all but the rows of these blocks can still be had:
-        with background work. Without it nothing can be made unreadable, and a drive that is needed
-        goes too.
+        With background work, all blocks outside the rows of these blocks can still be read, whoever
+        is given up. Without it nothing can be made unreadable, and a drive that is needed goes too.
         """
         card, budget, layout = array.card, array.budget, array.layout
         choose = self._choose
@@ -175,7 +177,8 @@ class Past:
 
     @staticmethod
     def _sharing(array: Array, place: Place) -> tuple[set[int], set[tuple[int, int]]]:
-        """The blocks of an array that may suffer when one is refused, and where they lie."""
+        """The blocks of an array that may suffer when one of them is refused, and where they lie.
+        """
         layout = array.layout
         found = set()
         for block in range(array.blocks):
@@ -201,7 +204,7 @@ class Past:
 
     @staticmethod
     async def _same(volume: Volume, first: int, count: int) -> None:
-        """However often it is read, and from whichever copy, it is the same, or fails."""
+        """A block reads the same, or fails, however often it is read and from whichever copy."""
         card = volume.array.card
         buffer = card.take_buffer()
         seen = set()
@@ -217,7 +220,7 @@ class Past:
         return self._choose.sample(range(len(volume.model)), min(count, len(volume.model)))
 
     async def _flush(self, volume: Volume) -> None:
-        """An array of which too many drives are gone has lost what it was to keep."""
+        """A Flush of an array that has lost too many drives may not succeed."""
         status = await volume.flush()
         if not volume.array.budget.drives_suffice():
             assert status, f"{volume}: a flush has succeeded, and data is lost"
@@ -234,7 +237,7 @@ class Past:
                 seen["lost blocks refused"] += status != 0
 
     async def _write(self, volume: Volume, buffer: int) -> None:
-        """What a write that succeeds has brought can be read."""
+        """The data of a write that succeeds can be read."""
         card = volume.array.card
         for block in self._some(volume, WRITES):
             status = await volume.write(block, 1, buffer, 0, fua=self._choose.random() < 0.5)

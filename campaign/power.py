@@ -1,12 +1,13 @@
-"""All drives lose power at once, and come back with what was flushed, and some of the rest.
+"""All drives lose power at once, and come back with the data that was flushed and some of the rest.
 
-The card stays on. Its arrays have lost all their members, so the host makes them again over the
-same drives, and RESYNC makes their redundancy: what a drive had not flushed may be missing on it
-alone. Every block must hold what the host's flushes promise.
+The card stays on. Its arrays have lost all their members. So the host creates them again over the
+same drives, and RESYNC makes their redundancy. Data that a drive had not flushed may be missing on
+that drive alone. Every block must hold the data that the host's flushes promise.
 
-That may be in the middle of a job. Of a copy the card says which drive is the member. A drive that
-is being rebuilt is not used again: the host makes the array without it, and only then replaces it.
-Until the power goes it only reads, as the write hole may take blocks of a degraded array.
+The power may go in the middle of a job. Of a migration the card reports which drive is the member.
+A drive that was being rebuilt is not used again. The host creates the array without it, and only
+then replaces it. Until the power goes the host only reads, since the write hole may take blocks of
+a degraded array.
 """
 
 import random
@@ -27,14 +28,14 @@ LEAST_SHARE = 1
 
 @dataclass
 class Work:
-    """What is being done with an array as the power goes: a job, of the member at ``position``."""
+    """The job on an array at the moment when the power goes, and the member at ``position``."""
 
     kind: WalkKind | None = None
     position: int = 0
 
     @property
     def rebuilds(self) -> bool:
-        """The array is without a member."""
+        """Whether the array is without a member."""
         return self.kind == WalkKind.REBUILD
 
 
@@ -44,9 +45,9 @@ class Power:
     Parameters
     ----------
     card, arrays, lifetimes
-        All there is.
+        The card, all its arrays, and their lifetimes.
     features, choose
-        What the campaign does.
+        Features of the campaign and random choices.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Power:
         return kept and (self._card.config.background or not array.redundant)
 
     async def work(self) -> None:
-        """Perhaps cuts the power under load."""
+        """Sometimes cuts the power under load."""
         card, arrays = self._card, self._arrays
         if "power" not in self._features or self._choose.random() >= SHARE:
             return
@@ -112,7 +113,7 @@ class Power:
         return work.kind is not None and (await array.job()).state == JobState.RUNNING
 
     async def _begin(self, array: Array) -> Work:
-        """Perhaps a job begins."""
+        """Sometimes begins a job."""
         card, choose = self._card, self._choose
         if "mid-power" not in self._features or not array.redundant:
             return Work()
@@ -152,7 +153,7 @@ class Power:
         return ports == sorted(ports)
 
     async def _again(self, array: Array, work: Work) -> None:
-        """The array and its volumes are made again, and hold what was flushed."""
+        """Creates the array and its volumes again. They hold the data that was flushed."""
         card = self._card
         await self._lifetimes.delete(array)
         volumes, array.volumes = array.volumes, []

@@ -1,8 +1,9 @@
 """The host aborts commands, and deletes queues and creates them again, under load.
 
-An Abort that says that it has aborted a command ends after that command, which ends with Command
-Abort Requested and may have been done in part. What is fetched from a queue that is deleted ends
-first; the rest is dropped. A host may also delete a queue without a look at the completions in it.
+An Abort that says that it has aborted a command ends after that command. The command ends with
+Command Abort Requested and may have been done in part. When a queue is deleted, commands that were
+fetched from it end first, and the rest is dropped. A host may also delete a queue without a look at
+the completions in it.
 """
 
 import random
@@ -10,27 +11,27 @@ import random
 from campaign.card import Card, Group
 
 SHARE = 0.5
-"""Of rounds."""
+"""Share of rounds in which this happens."""
 
 PAUSE_NS = (1_000, 10_000, 100_000)
-"""Between two things that are done to the queues."""
+"""Pause between two changes of the queues."""
 
 RENEWS = 0.15
-"""Share of them that renew a queue; the others abort a command."""
+"""Share of changes that renew a queue. The others abort a command."""
 
 DEAF = 0.3
 """Share of deletions without a look at the completions."""
 
 
 class Queues:
-    """Does things to the queues of a card.
+    """Changes the queues of a card.
 
     Parameters
     ----------
     card
         The card.
     features, choose
-        What the campaign does.
+        Features of the campaign and random choices.
     """
 
     def __init__(self, card: Card, features: frozenset[str], choose: random.Random):
@@ -40,7 +41,7 @@ class Queues:
         self._aborts = "aborts" in features
 
     async def work(self, load: Group) -> None:
-        """Perhaps something, as long as there is load."""
+        """Sometimes changes queues, as long as there is load."""
         card, choose = self._card, self._choose
         if not (self._renews or self._aborts) or choose.random() >= SHARE:
             return
@@ -66,12 +67,12 @@ class Queues:
         card.outcome.seen["queues deleted unseen" if deaf else "queues deleted"] += 1
 
     async def renew_all(self) -> None:
-        """All of them, one after the other."""
+        """Renews all queues, one after the other."""
         for queue in range(len(self._card.nvme.queues)):
             await self.renew(queue)
 
     async def _abort(self) -> bool:
-        """Aborts a command, if one is there and the card can."""
+        """Aborts a command, if there is one and the card has Abort."""
         card, choose = self._card, self._choose
         number = choose.randrange(len(card.nvme.queues))
         queue = card.nvme.queues[number]

@@ -1,4 +1,4 @@
-"""Blocks that drives refuse at the worst moment of a copy or a rebuild."""
+"""Blocks that drives refuse at the worst moment of a migration or a rebuild."""
 
 import random
 
@@ -13,20 +13,20 @@ from sw.driver import background
 SHARE = 0.4
 POLL_NS = 2_000
 SLOW_NS = 300_000
-"""What a command of a drive takes longer meanwhile, so that what is wanted happens inside one."""
+"""Extra time of a drive command meanwhile, so that the event happens during a command."""
 
 ENDINGS = (0, WRITE_FAULT, UNRECOVERED_READ)
 
 
 class Refusals:
-    """Lets drives refuse to write.
+    """Makes drives refuse writes.
 
     Parameters
     ----------
     card
         The card.
     features, choose
-        What the campaign does.
+        Features of the campaign and random choices.
     """
 
     def __init__(self, card: Card, features: frozenset[str], choose: random.Random):
@@ -39,11 +39,12 @@ class Refusals:
         return self._happen and self._choose.random() < SHARE
 
     async def as_copy_ends(self, array: Array, old: int, port: int) -> None:
-        """The drive at ``port``, which has got all that ``old`` has, refuses every write that began
-        before it is the member. Returns when the copy has ended, however that may be.
+        """The new drive of a migration refuses writes as the migration ends. It is at ``port`` and
+        has all blocks of ``old``.
 
-        What a write has said to have stored must be there; others may have left nothing that can be
-        read, until it is written again.
+        It refuses every write that began before it is the member. Returns when the migration has
+        ended, in any way. The data of a write that succeeded must be there. Other writes may have
+        left nothing that can be read, until the block is written again.
         """
         card, harness = self._card, self._card.harness
         array.troubled |= {old, port}
@@ -62,11 +63,12 @@ class Refusals:
         await self._write_again(array)
 
     async def in_rebuild(self, array: Array, position: int) -> None:
-        """A mirror has a block on one good drive, and on one that is being rebuilt. The good one
-        refuses it, but lets it be made unreadable; then the other one begins anew.
+        """A mirror has a block on one good drive, and on one that is being rebuilt. The good drive
+        refuses it.
 
-        A write that ended well, and was flushed, must be there. The rebuild is stopped meanwhile,
-        and goes on by itself.
+        It lets the block be made unreadable. Then the other drive begins anew. The data of a write
+        that ended well, and was flushed, must be there. The rebuild is stopped meanwhile, and goes
+        on by itself.
         """
         card, harness = self._card, self._card.harness
         if array.layout.copies < 2 or not card.config.intent_chunks:
@@ -119,8 +121,8 @@ class Refusals:
         card.give_buffer(buffer)
 
     def _last_copy(self, array: Array, position: int, rows: int) -> tuple[int, int, int] | None:
-        """A block whose copies in the first ``rows`` are at ``position`` and one good member, which
-        is second, and its row there."""
+        """A block and its row there. The copies of the block in the first ``rows`` are at member
+        ``position`` and at one good member, which is second."""
         for block in self._choose.sample(range(array.blocks), array.blocks):
             places = array.layout.copies_of(block)
             good = [p for p in places if p.position not in array.budget.drives]
@@ -133,7 +135,7 @@ class Refusals:
         return None
 
     async def _write_again(self, array: Array) -> None:
-        """All is checked, and written."""
+        """Checks and writes all blocks."""
         for volume in array.volumes:
             await volume.read_all(doubts=True)
             await volume.write_all()

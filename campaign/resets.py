@@ -1,9 +1,9 @@
-"""The host disables, shuts down or resets the controller under load, or the link is reset, and the
-host starts it again.
+"""The host disables, shuts down or resets the controller under load, or the link is reset. Then it
+starts the controller again.
 
-Every command that was inside has then ended or never will: no byte of the host's memory changes any
-more, and a write that the host does not know the end of has happened or has not. Arrays, volumes
-and what was acknowledged stay. Drives may have faults meanwhile.
+Every command that was inside has then ended or never will. No byte of the host's memory changes any
+more. A write whose end the host does not know has happened or has not. Arrays, volumes and
+acknowledged data stay. Drives may have faults meanwhile.
 """
 
 import random
@@ -25,7 +25,7 @@ SHUTDOWNS = (1 << 14, 2 << 14)
 
 SHST, SHUT_DOWN = 3 << 2, 2 << 2
 LANDING_NS = 5_000
-"""After a function level reset writes that have left the card may still be on the link."""
+"""After a function level reset, writes that have left the card may be on the link for so long."""
 
 DOWN_NS = (0, 20, 1_000, 100_000)
 """How long the link is down."""
@@ -34,7 +34,8 @@ QUIET_NS = (5_000, 200_000)
 
 
 async def status(card: Card, mask: int, wanted: int) -> None:
-    """Returns once CSTS says so, in the time that drives which hang may take."""
+    """Returns once CSTS has this value. It must come in the time that drives which hang may take.
+    """
     until = card.harness.now_ns + (card.config.ports + 1) * given_up_ns(card.config)
     while (found := await card.transport.read32(Register.CSTS)) & mask != wanted:
         if card.harness.now_ns > until:
@@ -57,7 +58,7 @@ async def reset_function(card: Card, choose: random.Random) -> None:
 
 
 async def reset_link(card: Card, choose: random.Random) -> None:
-    """What is on its way is lost; nothing leaves until the host lets it."""
+    """Resets the link. Packets on their way are lost. Nothing leaves until the host allows it."""
     harness, memory = card.harness, card.harness.memory
     before = zlib.crc32(memory)
     harness.reset_link(choose.choice(DOWN_NS))
@@ -68,7 +69,7 @@ async def reset_link(card: Card, choose: random.Random) -> None:
 
 
 UNEXPECTED = {"reset_function": reset_function, "reset_link": reset_link}
-"""Resets that the queues do not see coming."""
+"""Resets that the queues do not expect."""
 
 
 class Resets:
@@ -77,9 +78,9 @@ class Resets:
     Parameters
     ----------
     card, arrays
-        All there is.
+        The card and all its arrays.
     features, choose, faults
-        What the campaign does.
+        Features of the campaign, random choices, and faults.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Resets:
         self._sound: list[Array] = []
 
     async def work(self) -> None:
-        """Perhaps a reset under load."""
+        """Sometimes resets the controller under load."""
         card, choose = self._card, self._choose
         if "resets" not in self._features or choose.random() >= SHARE:
             return
@@ -142,7 +143,7 @@ class Resets:
         await disable(card)
 
     async def _check_flushed(self) -> None:
-        """A shutdown has ended: drives have all that they were given, unless a job goes on."""
+        """After a shutdown the drives have flushed all their data, unless a job goes on."""
         for array in self._sound:
             for port in array.ports:
                 count = self._card.harness.drive_statistics(port)["unflushed"]

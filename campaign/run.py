@@ -1,9 +1,9 @@
 """One run of a campaign: random arrays under random load, while their drives fail at random times.
 
 The load is checked against the golden model as it goes, and each command against the time in which
-it must end. Faults are chosen so that each level tolerates all of them at once; at the end of a run
-some go past that. In the end every row's parity and every copy must be right on the drives, and
-every block what was written.
+it must end. Faults are chosen so that each level tolerates all of them at once. At the end of a run
+some go past that. Then every row's parity and every copy must be right on the drives, and every
+block must hold the data that was written.
 """
 
 import random
@@ -31,14 +31,14 @@ __all__ = ["Outcome", "Run", "Stuck"]
 
 ROUNDS = (2, 3)
 FAULTS = (4, 8)
-"""Of an array and a round, least and most."""
+"""Faults of an array in a round, fewest and most."""
 
 MOST_ARRAYS = 3
 ROWS, MOST_ROWS = 24, 96
 """Of most arrays, and of some that have one drive more rows than others."""
 
 BESIDE, BESIDE_NS = 0.1, 100_000
-"""Load on an array without a fault, share and pauses, while others wait for their drives."""
+"""Load on an array without a fault, while others wait for their drives: share and pauses."""
 
 PAST = 0.5
 
@@ -55,9 +55,9 @@ class Run:
     seed
         Of everything.
     features
-        What is done (`campaign.features`).
+        Features of the campaign (`campaign.features`).
     tamper
-        Changes a block of a drive before the last check, which must find it.
+        Changes a block of a drive before the last check, which must find the change.
     """
 
     def __init__(self, seed: int, *, features: frozenset[str] = ALL, tamper: bool = False):
@@ -93,7 +93,7 @@ class Run:
         return (1 << TIME_BITS) - choose.randrange(1, WRAP_NS * self._config.clock_hz // 10**9)
 
     def _draw_layouts(self) -> list[tuple]:
-        """Layouts and ports of the arrays; a few ports stay free."""
+        """Draws layouts and ports of the arrays. A few ports stay free."""
         config, choose = SIZES[self.size], self._choose
         ports = list(range(config.ports))
         choose.shuffle(ports)
@@ -113,7 +113,8 @@ class Run:
         return layouts
 
     def run(self) -> Outcome:
-        """The whole run; raises `AssertionError` when anything is lost, stuck or wrong."""
+        """The whole run. Raises `AssertionError` when data is lost or wrong, or a command is stuck.
+        """
         made = Card(
             self._config,
             self._drive,
@@ -201,7 +202,7 @@ class Run:
         card.end_watch()
 
     async def _beside(self, card: Card, array: Array, others: Group) -> None:
-        """Load on an array without a fault, as long as there is some on the others."""
+        """Load on an array without a fault, as long as there is load on the others."""
         await array.load()
         while not others.ended:
             await array.load(share=BESIDE)

@@ -1,4 +1,4 @@
-"""Random layouts that a controller has."""
+"""Random layouts that a controller supports."""
 
 import math
 import random
@@ -9,17 +9,17 @@ from sim.golden.layout import LEAST_DRIVES, PARITIES, Layout
 
 LONGEST_STRIP = 16
 WEIGHTS = {"JBOD": 1, "RAID0": 2, "RAID1": 3, "RAID10": 3, "RAID5": 5, "RAID6": 5, "RAIDTP": 3}
-"""How often a level is drawn, of those that there are drives for."""
+"""How often a level is drawn, among those with enough drives."""
 
 
 def turn_rows(layout: Layout) -> int:
-    """Rows after which copies begin at the same drive again: then all drives that can hold copies
-    of one strip do, which is what the controller judges by."""
+    """Rows after which copies begin at the same drive again. Within them all drives that can hold
+    copies of one strip do so, and the controller judges by that."""
     return layout.strip_blocks * layout.copies // math.gcd(layout.width, layout.copies)
 
 
 def fits(layout: Layout, config: Config) -> bool:
-    """Whether the controller takes it, and its strips are short enough for a few rows."""
+    """Whether the controller takes the layout, and its strips are short enough for a few rows."""
     return turn_rows(layout) <= LONGEST_STRIP and layout.parities <= config.parities
 
 

@@ -1,8 +1,9 @@
-"""The controllers that a campaign runs: small, so that they are quick, and short of everything.
+"""The controllers that a campaign runs. They are small, so that they are quick and short of
+everything.
 
-One is the usual; each of the others is short of something else, or has something left out. Those
-that are too small for shares of several arrays run one. Times are milliseconds, as simulated drives
-take microseconds.
+One of them is usual. Each of the others is short of something else, or has something left out.
+Controllers that are too small for shares of several arrays run one array. Times are milliseconds,
+since simulated drives take microseconds.
 """
 
 import random
@@ -53,7 +54,7 @@ SIZES = {
         sector_emulation=False, drive_resets=0,
     ),
 }  # fmt: skip
-"""By name."""
+"""The controllers by name."""
 
 OTHERS = 0.2
 """Share of runs on another controller than the usual one."""

@@ -1,11 +1,11 @@
-"""All drives of an array begin anew at once: what the host then reads, and flushes, stays so.
+"""All drives of an array begin anew at once. Data that the host then reads and flushes must stay.
 
-Copies differ then, or rows are torn, until a RESYNC has mended that. What had been flushed, and has
-not been written since, is on its drives, and is read all the time. The host has been told, reads
-what is left of the rest, and flushes it. From then on every block must be that, whichever copy it
-is read from: before the RESYNC, in the middle of it and after it; of mirrors also if a drive cannot
-read its copy meanwhile. And what a read of mirrors gives that is under way as they begin anew is of
-before that, or stays as well.
+Copies differ after that, or rows are torn, until a RESYNC has mended them. Blocks that had been
+flushed, and have not been written since, are on their drives, and are read all the time. The host
+has been told. It reads the rest of the blocks as they are and flushes them. From then on every
+block must keep that value, whichever copy is read: before the RESYNC, in the middle of it and after
+it. Of mirrors this holds also if a drive cannot read its copy meanwhile. A read of mirrors that is
+under way as the drives begin anew gives data of before, or the data that stays.
 """
 
 import random
@@ -24,19 +24,22 @@ from sw.driver import background
 SHARE = 0.25
 LEAST_SHARE = 1
 WRITES = 200
-"""Of a volume, at most."""
+"""Writes of a volume, at most."""
 
 READS, READING_NS = 32, 20_000
-"""Of a volume as the drives restart, at most, and how long before that they begin."""
+"""Reads of a volume as the drives restart, at most, and how long before that they begin."""
 GLIMPSES = 48
-"""Likewise, of what was written last: more than the drives of small mirrors have at once. Half of
-the queues stays free: a Flush that waits for room there is submitted after others have told."""
+"""Reads of the blocks that were written last, likewise. There are more than the drives of small
+mirrors have at once. Half of the queues stays free, since a Flush that waits for room there is
+submitted after others have told."""
 FLUSHES, FLUSHING_NS = 3, 3_000
-"""Likewise. Those that have ended well must have stored what was written before."""
+"""Flushes, likewise. Those that have ended well must have stored all data that was written before.
+"""
 RESETS, RESET_NS = 0.4, (2_000, 20_000)
 """Share of restarts after which the controller is reset, and how long after that at most."""
 TOLD, HELD = 0.7, 0.5
-"""Share of such resets that find volumes being told, and that find a link which takes nothing."""
+"""Share of such resets that find volumes being told, and share that find a link which takes
+nothing."""
 STALLS, STALL_NS = 0.5, 2_000_000
 """Share of restarts before which the drives do not answer, and for how long at most."""
 
@@ -60,7 +63,7 @@ class Torn:
         self._restarted = False
 
     async def work(self, array: Array) -> None:
-        """Perhaps all drives of an array restart after some writes."""
+        """Sometimes restarts all drives of an array after some writes."""
         card, choose = array.card, self._choose
         mirrored = array.layout.copies > 1
         possible = card.config.background and array.redundant and array.healthy
@@ -162,7 +165,7 @@ class Torn:
         array.troubled.clear()
 
     async def _flush(self, volume: Volume, after: float, statuses: list[int]) -> None:
-        """A Flush some time later, unless the drives have restarted by then."""
+        """Sends a Flush some time later, unless the drives have restarted by then."""
         card = volume.array.card
         await card.sleep(after)
         if not self._restarted:
@@ -170,13 +173,15 @@ class Torn:
             statuses.append(await volume.flush(self._choose.randrange(len(queues))))
 
     async def _tell(self, volume: Volume, statuses: list[int]) -> None:
-        """A Flush right after the drives have restarted."""
+        """Sends a Flush right after the drives have restarted."""
         queues = volume.array.card.nvme.queues
         statuses.append(await volume.flush(self._choose.randrange(len(queues))))
 
     async def _reset(self, card: Card, inside: list[Group]) -> None:
-        """The controller is reset, and the host enables it again, or only the queues are deleted. A
-        Flush that it gets no answer to has told nobody."""
+        """Resets the controller, which the host enables again, or only deletes the queues.
+
+        A Flush whose answer does not reach the host has told nobody.
+        """
         choose = self._choose
         card.stops = True
         ways = ["disable", *UNEXPECTED]
@@ -196,7 +201,7 @@ class Torn:
         card.outcome.seen[f"{way} as drives restart"] += 1
 
     def _spoil(self, array: Array) -> list[tuple[int, int]]:
-        """One drive cannot read some blocks; each has a copy elsewhere."""
+        """Makes some blocks of one drive unreadable. Each has a copy elsewhere."""
         port = self._choose.choice(array.ports)
         rows = self._choose.sample(range(array.rows), min(array.rows, UNREADABLE))
         places = [(port, DATA_OFFSET_BLOCKS + row) for row in rows]
@@ -212,7 +217,7 @@ class Torn:
         return any((array.ports[c.position], DATA_OFFSET_BLOCKS + c.row) in places for c in copies)
 
     async def _read(self, volume: Volume, blocks: list[int]) -> None:
-        """These are what they were, whatever becomes of others."""
+        """Reads these blocks. They have their old data, whatever happens to others."""
 
         async def read(block: int, buffer: int) -> None:
             card = volume.array.card
@@ -225,7 +230,7 @@ class Torn:
     async def _glimpse(
         self, volume: Volume, blocks: Collection[int], given: list[tuple[int, bytes]]
     ) -> None:
-        """What the host reads of these, some of them several times, if it gets it."""
+        """Reads these blocks, some of them several times. Returns the data that the host gets."""
         card, size = volume.array.card, volume.sector_bytes
 
         queues = card.nvme.queues
@@ -243,7 +248,7 @@ class Torn:
         await card.together([read(number, block) for number, block in enumerate(some)])
 
     async def _look(self, volume: Volume) -> list[bytes]:
-        """What the host reads of each block."""
+        """Reads each block. Returns the data that the host gets."""
         memory = volume.array.card.transport.memory
         blocks = [b""] * len(volume.model)
         sectors = BLOCK_BYTES // volume.sector_bytes

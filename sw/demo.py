@@ -33,7 +33,7 @@ class Demo:
     Parameters
     ----------
     card
-        A card of its own; its first ``drives`` ports have drives.
+        A card of its own. Its first ``drives`` ports have drives.
     drives
         Members of the RAID 6 array.
     rotation
@@ -60,7 +60,7 @@ class Demo:
             range(self._drives),
             strip_kib=STRIP_KIB,
             rotation=raid.rotation_named(self._rotation),
-            # As the drives are, which hold nothing but zeros.
+            # The drives hold only zeros, so the array is consistent.
             assume_consistent=True,
         )
         self._namespace = await raid.create_volume(nvme, array)
@@ -174,7 +174,7 @@ def _content(file: Path) -> bytes:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the demonstration; the exit status."""
+    """Runs the demonstration and returns the exit status."""
     if not 4 <= arguments.drives <= 8:
         raise ValueError(f"--drives must be 4..8, not {arguments.drives}")
     pulled = _pulled(arguments)

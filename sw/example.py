@@ -2,7 +2,7 @@
 
     .venv/bin/python -m sw.example
 
-docs/driver.md explains it. Every step is checked; the program says what it has seen.
+docs/driver.md explains it. Every step is checked, and the program reports what it has seen.
 """
 
 import sys
@@ -19,15 +19,15 @@ from sw.driver.commands import Admin, Command, NvmeError
 
 PORTS, MEMBERS, SPARE_PORT = 8, 4, 4
 CAPACITY = 1024
-"""Blocks of a drive: small, so that a rebuild is short."""
+"""Blocks of a drive. There are few, so that a rebuild is short."""
 BLOCKS = 16
-"""Of the data that is written."""
+"""Blocks of the data that is written."""
 POLL_NS = 50_000
 PULLED = 1
 
 
 async def example(card: SimulatedCard) -> None:
-    """What a host does, from the first command to the last."""
+    """The actions of a host, from the first command to the last."""
     nvme, memory = card.nvme, card.transport.memory
     identity = await nvme.start(queue_pairs=1)
     print(f"{identity.model}: up after {card.harness.now_ns / 1000:.0f} us")
@@ -45,7 +45,7 @@ async def example(card: SimulatedCard) -> None:
     await nvme.write(volume, 0, BLOCKS, address)
     await nvme.flush(volume)
 
-    # The card tells of what happens by the completion of a command that waits for it.
+    # The card reports an event by the completion of a command that waits for it.
     told = card.transport.event()
 
     async def watch() -> None:
@@ -59,23 +59,23 @@ async def example(card: SimulatedCard) -> None:
     lost = [m.port for m in await members(card, array) if m.failed]
     print(f"lost: drives {lost}")
 
-    # All can still be read, and written.
+    # All blocks can still be read and written.
     memory.write(address, bytes(len(data)))
     await nvme.read(volume, 0, BLOCKS, address)
     assert memory.read(address, len(data)) == data
 
-    # Another drive takes its place; the card rebuilds it by itself.
+    # Another drive takes its place. The card rebuilds it by itself.
     await background.replace_member(nvme, array, position=PULLED, port=SPARE_PORT)
     await ended(card, array, WalkKind.REBUILD)
     print(f"members are at ports {[m.port for m in await members(card, array)]}")
 
-    # All blocks are read, and what cannot be is mended.
+    # All blocks are read, and unreadable ones are mended.
     card.harness.medium_error(0, DATA_OFFSET_BLOCKS)
     await background.start_job(nvme, array, WalkKind.PATROL)
     job = await ended(card, array, WalkKind.PATROL)
     print(f"patrol: {job.mended} mended, {job.lost} lost")
 
-    # What is in use is not deleted; the error says what to do.
+    # The card does not delete an array that is in use. The error says what to do.
     try:
         await raid.delete_array(nvme, array)
     except NvmeError as error:
@@ -86,7 +86,7 @@ async def example(card: SimulatedCard) -> None:
 
 
 async def members(card: SimulatedCard, array: int) -> tuple[raid.Member, ...]:
-    """The members of an array, by position."""
+    """The members of an array, by member index."""
     (found,) = [a for a in await raid.arrays(card.nvme) if a.number == array]
     return found.members
 

@@ -1,7 +1,7 @@
 """Every size of a controller, in one validated record, and the presets that the project builds.
 
-Anything that another block must agree on is derived here once. This page gathers what the files of
-the folder define.
+Values that several blocks must agree on are derived here once. This page gathers the definitions of
+the files of the folder.
 """
 
 from hdl.config.controller import Config

@@ -13,22 +13,23 @@ class Arrays:
     Parameters
     ----------
     arrays, volumes
-        Entries of the array and volume tables, powers of two.
+        Entries of the array table and of the volume table, powers of two.
     parities
         Syndromes that the parity engine computes, 1..4.
     rows
         Rows being written or reconstructed at once, a power of two.
     gather_reads
         Sequential reads of an array with parity that has lost a drive are gathered by row, so that
-        each block is read once (so only with ``background``); else each lost block reads its row.
+        each block is read once. Otherwise each lost block reads its row. Only with ``background``.
     array_shares
-        Each array has a share of what all of them use, so that one whose drives hang does not make
-        the others wait (`hdl.array.shares.shares`). It takes a controller that has enough for
-        ``arrays`` reserves. Else, which is the default, an array may have everything.
+        Each array has a share of the resources that all arrays use, so that an array whose drives
+        hang does not make the others wait (`hdl.array.shares.shares`). The controller must have
+        enough for ``arrays`` reserves. Without shares, which is the default, an array may have
+        everything.
     early_rows
         Rows of host reads whose lost block is worked out piece by piece while the others land, a
-        power of two up to 16 and ``rows``; 0: each waits for whole blocks, and the logic is left
-        out.
+        power of two up to 16 and ``rows``. With 0 each row waits for whole blocks, and the logic is
+        left out.
     """
 
     arrays: int = 8
@@ -40,7 +41,7 @@ class Arrays:
     early_rows: int = 8
 
     def check_arrays(self) -> None:
-        """Whether the tables can be built."""
+        """Raises `ValueError` if the tables cannot be built."""
         in_range("parities", self.parities, 1, 4)
         power_of_two("rows", self.rows, 4, 4096)
         power_of_two("arrays", self.arrays, 2, 256)

@@ -1,4 +1,4 @@
-"""Work that nobody asked for: rebuild, check, mend."""
+"""Background work: rebuild, check, repair."""
 
 from dataclasses import dataclass
 
@@ -14,14 +14,14 @@ class Background:
     ----------
     background
         Rows are initialised, rebuilt, checked and mended in the background (`hdl.background`), and
-        blocks that a drive cannot read are written anew; else none of it is there.
+        blocks that a drive cannot read are written anew. Without it none of this exists.
     walk_window
         Rows that are walked at once, a power of two up to 128.
     intent_chunks
-        Bits an array of the write-intent bitmap (`hdl.background.intent`), a power of two of 32 and
-        up, so that the rebuild of a drive that comes back covers only what it missed; it needs
-        ``background``. 0: none, and a drive that comes back is rebuilt from the first row to the
-        last.
+        Bits of the write-intent bitmap of each array (`hdl.background.intent`), a power of two of
+        32 and up. With the bitmap the rebuild of a drive that comes back covers only the writes
+        that it missed. It needs ``background``. With 0 there is no bitmap, and such a drive is
+        rebuilt from the first row to the last.
     """
 
     background: bool = True
@@ -29,7 +29,7 @@ class Background:
     intent_chunks: int = 0
 
     def check_background(self) -> None:
-        """Whether the bitmap can be built."""
+        """Raises `ValueError` if the bitmap cannot be built."""
         power_of_two("walk_window", self.walk_window, 2, 128)
         chunks = self.intent_chunks
         if chunks and (chunks & (chunks - 1) or not 32 <= chunks <= 1 << 15):

@@ -8,14 +8,16 @@ from hdl.config.shares import Shares
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Pcie, Shares):
-    """Sizes of one controller: those of `hdl.config.data_path.DataPath`, `hdl.config.pcie.Pcie`,
+    """All sizes of one controller.
+
+    They are those of `hdl.config.data_path.DataPath`, `hdl.config.pcie.Pcie`,
     `hdl.config.nvme.Nvme`, `hdl.config.arrays.Arrays`, `hdl.config.drives.Drives` and
     `hdl.config.background.Background`.
 
     Raises
     ------
     ValueError
-        A size is out of range, or does not fit another one; the message says which.
+        A size is out of range, or does not fit another one. The message says which.
     """
 
     def __post_init__(self) -> None:

@@ -15,11 +15,11 @@ class DataPath:
     data_width
         Bits of every data path, W: 64, 128, 256 or 512.
     lines
-        On-chip 4 KiB lines, a power of two.
+        On-chip lines of 4 KiB, a power of two.
     banks
-        Banks of the line store, a power of two; beat b of a line lies in bank b mod ``banks``.
+        Banks of the line store, a power of two. Beat b of a line lies in bank b mod ``banks``.
     clock_hz
-        Clock frequency, only to turn times into cycles.
+        Clock frequency. It is used only to turn times into cycles.
     """
 
     data_width: int = 256
@@ -28,7 +28,7 @@ class DataPath:
     clock_hz: int = 250_000_000
 
     def check_data_path(self) -> None:
-        """Whether the data path can be built."""
+        """Raises `ValueError` if the data path cannot be built."""
         one_of("data_width", self.data_width, (64, 128, 256, 512))
         power_of_two("lines", self.lines, 16, 1 << 16)
         power_of_two("banks", self.banks, 2, 64)
@@ -37,7 +37,7 @@ class DataPath:
 
     @property
     def beat_bytes(self) -> int:
-        """Bytes a cycle of a data path."""
+        """Bytes of a beat, which is what a data path moves in a cycle."""
         return self.data_width // 8
 
     @property
@@ -62,10 +62,10 @@ class DataPath:
 
     @property
     def beat_address_bits(self) -> int:
-        """Width of a beat address in the line store: line number, then beat."""
+        """Width of a beat address in the line store: the line number, then the beat."""
         return self.line_bits + bits_for_count(self.beats)
 
     @property
     def dword_address_bits(self) -> int:
-        """Width of a 32-bit word address in the line store: line number, then word."""
+        """Width of a 32-bit word address in the line store: the line number, then the word."""
         return self.line_bits + bits_for_count(DWORDS_PER_BLOCK)

@@ -1,4 +1,4 @@
-"""Drive ports, and how long drives may take."""
+"""Drive ports, and time limits of drives."""
 
 from dataclasses import dataclass
 
@@ -19,17 +19,19 @@ class Drives:
     drive_tags
         Commands outstanding per drive, 1..32.
     command_timeout_ms
-        A drive command that takes longer is aborted; 0: never, and the logic for it is left out.
+        A drive command that takes longer is aborted. With 0 it never is, and the logic for it is
+        left out.
     abort_timeout_ms
-        A command that is aborted and takes longer to end has its port reset.
+        If an aborted command takes longer to end, its port is reset.
     slow_read_ms
-        A host's read of one drive that takes longer is had from the others, if the array has
-        redundancy left (so only with ``background``); 0: never, and the logic is left out.
+        If a host's read of one drive takes longer, the data is read from the other drives, as long
+        as the array has redundancy left. Only with ``background``. With 0 this never happens, and
+        the logic is left out.
     drive_resets
-        Port resets, 0..3, after which a drive is given up the next time.
+        Port resets, 0..3, that are forgiven. A drive is given up at the next one.
     drive_reset_window_s
-        Port resets are forgotten each time that so long, rounded up to a power of two clock
-        cycles, has passed.
+        Port resets are forgotten each time that this many seconds, rounded up to a power of two
+        clock cycles, have passed.
     """
 
     ports: int = 8
@@ -42,7 +44,7 @@ class Drives:
     drive_reset_window_s: int = 3600
 
     def check_drives(self) -> None:
-        """Whether there are such ports, and times that can be kept."""
+        """Raises `ValueError` if such ports or time limits are impossible."""
         in_range("ports", self.ports, 2, MAX_DRIVES)
         in_range("drive_tags", self.drive_tags, 1, 32)
         in_range("command_timeout_ms", self.command_timeout_ms, 0, 60_000)
@@ -54,7 +56,7 @@ class Drives:
 
     @property
     def port_bits(self) -> int:
-        """Width of a drive port number: fixed, so that tables have one shape."""
+        """Width of a drive port number. It is fixed, so that tables have one shape."""
         return bits_for_count(MAX_DRIVES)
 
     @property

@@ -25,16 +25,16 @@ class Nvme:
     async_event_limit
         NVMe Asynchronous Event Requests held at once (AERL + 1), 1..16.
     report_capacity
-        Identify Controller says what arrays offer and what is left of it (TNVMCAP, UNVMCAP), for
-        some 400 LUTs; else both are 0.
+        Identify Controller reports the capacity of all arrays and the part that is free (TNVMCAP,
+        UNVMCAP). It takes some 400 LUTs. Without it both are 0.
     abort_commands
-        Abort ends I/O commands that have not started or have parts left, for some 150 LUTs; else
-        only Asynchronous Event Requests.
+        Abort ends I/O commands that have not started or have parts left. It takes some 150 LUTs.
+        Without it Abort ends only Asynchronous Event Requests.
     compare_and_deallocate
-        NVMe commands Compare and Dataset Management, for some 500 LUTs, a line and a 4th table
-        reader; else they are unknown opcodes.
+        NVMe commands Compare and Dataset Management. They take some 500 LUTs, a line and a 4th
+        table reader. Without it they are unknown opcodes.
     sector_emulation
-        Volumes may have 512-byte sectors for the host (512e); else all have 4096-byte ones.
+        Volumes may have 512-byte sectors for the host (512e). Without it all have 4096-byte ones.
     temperature_kelvin
         Composite temperature that a board without a sensor reports.
     """
@@ -52,7 +52,7 @@ class Nvme:
     temperature_kelvin: int = 308
 
     def check_nvme(self) -> None:
-        """Whether NVMe allows it, and the tables can be built."""
+        """Raises `ValueError` if NVMe does not allow a size, or the tables cannot be built."""
         in_range("queue_pairs", self.queue_pairs, 1, 64)
         in_range("async_event_limit", self.async_event_limit, 1, 16)
         in_range("temperature_kelvin", self.temperature_kelvin, 1, 65535)
@@ -68,7 +68,8 @@ class Nvme:
 
     @property
     def command_blocks(self) -> int:
-        """Most blocks that a host command touches: one more where sectors need not be aligned."""
+        """Most blocks that a host command touches. It is one more where sectors need not be
+        aligned."""
         return self.transfer_blocks + self.sector_emulation
 
     @property

@@ -1,4 +1,4 @@
-"""What the PCIe hard block has room for."""
+"""The capacity of the PCIe hard block."""
 
 from dataclasses import dataclass
 
@@ -16,18 +16,19 @@ class Pcie(DataPath):
     read_tags
         PCIe memory read requests outstanding, a power of two up to 256.
     completion_headers
-        Completion headers that the PCIe hard block buffers; space is reserved before a request.
-        See `completions_outstanding` for how many of them are used.
+        Completion headers that the PCIe hard block buffers. Space is reserved before a request.
+        `completions_outstanding` says how many of them are used.
     completion_straddle
-        The RC interface of a block of 256 or 512 bits is configured with its straddle option, so
-        that a completion may begin in the beat in which another one ends (`hdl.pcie.phy.straddle`).
-        Narrower ones have no such option, and this means nothing to them.
+        The RC interface of a block of 256 or 512 bits is configured with its straddle option. A
+        completion may then begin in the beat in which another one ends (`hdl.pcie.phy.straddle`).
+        Narrower blocks have no such option, and this has no effect on them.
     completion_address_bits
-        Bits of a completion's lower address that the PCIe block reports: 12 (UltraScale+) or 7
-        (what the link carries).
+        Bits of a completion's lower address that the PCIe block reports: 12 (UltraScale+) or 7 (as
+        many as the link carries).
     completion_bytes
-        Completion payload that it buffers, from which a 16-byte credit is kept for each header as
-        well. 0: 64 bytes a header and no less; then the read completion boundary does not matter.
+        Completion payload that the block buffers. A 16-byte credit for each header is kept from it
+        as well. With 0 it has at least 64 bytes a header, and the read completion boundary does not
+        matter.
     """
 
     read_tags: int = 64
@@ -37,7 +38,7 @@ class Pcie(DataPath):
     completion_bytes: int = 32768
 
     def check_pcie(self) -> None:
-        """Whether a hard block can be so."""
+        """Raises `ValueError` if no hard block can be like this."""
         power_of_two("read_tags", self.read_tags, 2, 256)
         if self.completion_address_bits not in (7, 12):
             raise ValueError(
@@ -54,17 +55,18 @@ class Pcie(DataPath):
 
     @property
     def straddles(self) -> bool:
-        """Completions straddle: two may share a beat of 256 bits, four one of 512."""
+        """Whether completions straddle. Two may share a beat of 256 bits, four may share one of
+        512."""
         return self.completion_straddle and self.data_width >= STRADDLE_WIDTH
 
     @property
     def completions_outstanding(self) -> int:
         """Most completions that may be on their way at once.
 
-        As many as the hard block has headers for; but from 256 bits on without straddling fewer
-        than 64, since RC then takes short completions slower than the link brings them (PG213,
-        "Straddle Option on RC Interface"). That bounds the data on its way to 4032 bytes where
-        completions may end every 64.
+        These are as many as the hard block has headers for. From 256 bits on without straddling
+        they are fewer than 64, since RC then takes short completions slower than the link brings
+        them (PG213, "Straddle Option on RC Interface"). Data on its way is then at most 4032 bytes
+        where completions may end every 64.
         """
         if self.data_width >= STRADDLE_WIDTH and not self.straddles:
             return min(self.completion_headers, UNSTRADDLED_COMPLETIONS)

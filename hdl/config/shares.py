@@ -1,4 +1,4 @@
-"""What all arrays use: how much of it there is, and how much is kept for whom."""
+"""Resources that all arrays use: how many there are, and how many are kept for each user."""
 
 from dataclasses import dataclass
 
@@ -12,10 +12,11 @@ from hdl.config.sizes import LEAVING, LINE_USERS, MENDED, OPERATIONS_PER_BLOCK
 
 @dataclass(frozen=True, kw_only=True)
 class Shares(DataPath, Nvme, Arrays, Drives, Background):
-    """Part of `hdl.config.Config`: what follows from the sizes of several others."""
+    """Part of `hdl.config.Config`: values that follow from the sizes of several other parts."""
 
     def check_shares(self) -> None:
-        """Whether there is enough for the reserves of all arrays, if they have shares."""
+        """Raises `ValueError` if the arrays have shares, and there is not enough for the reserves
+        of all."""
         if not self.array_shares:
             return
         found = self.blocks_found()
@@ -35,10 +36,10 @@ class Shares(DataPath, Nvme, Arrays, Drives, Background):
 
     @property
     def line_reserves(self) -> tuple[int, ...]:
-        """Lines that each of the `LINE_USERS` leaves to those before it and to the drives.
+        """Lines that each of the `LINE_USERS` leaves to the users before it and to the drives.
 
-        The last line is the drives': a port can be held by what it has read for the host, and the
-        launched rows, that have all others, by the port.
+        The last line is for the drives. A port can be held up by blocks that it has read for the
+        host, and the launched rows, which hold all other lines, can be held up by the port.
         """
         return 0, 1, 0, self.line_reserve
 
@@ -46,32 +47,34 @@ class Shares(DataPath, Nvme, Arrays, Drives, Background):
     def line_reserve(self) -> int:
         """Lines that only rows already launched may take, so that the widest row can finish.
 
-        Such a row takes at most a line a drive; as many may hold blocks that drives have not sent
-        whole, and one is on offer to each user. Fewer than that in tables too small for a whole
-        controller.
+        Such a row takes at most a line for each drive. As many lines may hold blocks that drives
+        have not sent whole. One line is on offer to each user. In tables too small for a whole
+        controller the reserve is smaller.
         """
         return min(2 * self.ports + LINE_USERS, self.lines - LINE_USERS)
 
     @property
     def least_lines(self) -> int:
-        """Lines that a whole controller needs, so that the host's blocks get some beside
+        """Lines that a whole controller needs. The host's blocks then get some beside
         `line_reserve`: one on offer to each user."""
         return 2 * self.ports + 2 * LINE_USERS
 
     @property
     def command_cost(self) -> int:
-        """What a host command counts for at most as to what an array may have, in blocks.
+        """Most blocks that a host command counts for against the share of its array.
 
         A FLUSH counts for its drive operations, in blocks of `OPERATIONS_PER_BLOCK`.
         """
         return max(self.command_blocks, -(-self.ports // OPERATIONS_PER_BLOCK))
 
     def blocks_found(self) -> dict[str, int]:
-        """For how many blocks of host commands each of these is enough, whatever else there is.
+        """How many blocks of host commands each resource is enough for, if the others are not
+        scarce.
 
         A block needs a row slot, a place to be parked, a line, and `OPERATIONS_PER_BLOCK` drive
-        operations. Walks need row slots and places as well. Rows have no more operations beyond
-        those of their blocks than `shared_lines`, and a drive has one of the controller's flushes.
+        operations. Walks need row slots and places as well. Beyond the operations of its blocks,
+        all rows have at most `shared_lines` operations. Each drive has one flush of the controller
+        itself.
         """
         walks = self.walk_window + MENDED + LEAVING if self.background else 0
         operations = self.operations - self.shared_lines - self.ports
@@ -84,12 +87,12 @@ class Shares(DataPath, Nvme, Arrays, Drives, Background):
 
     @property
     def shared_blocks(self) -> int:
-        """Blocks of host commands on their way at once, while there are several arrays; 0 without
-        ``array_shares``."""
+        """Blocks of host commands on their way at once, while there are several arrays. It is 0
+        without ``array_shares``."""
         return min(self.blocks_found().values()) if self.array_shares else 0
 
     @property
     def shared_lines(self) -> int:
-        """Lines that rows work with, beside those of the host's blocks, while there are several
-        arrays."""
+        """Lines that rows work with while there are several arrays. Lines of the host's blocks are
+        not counted."""
         return self.lines - self.lines // 2 - self.line_reserve

@@ -11,47 +11,50 @@ SECTOR_BYTES = 512
 SECTORS_PER_BLOCK = BLOCK_BYTES // SECTOR_BYTES
 
 SECTOR_BITS = SECTORS_PER_BLOCK.bit_length() - 1
-"""Width of a sector's place in its block."""
+"""Width of a sector's number in its block."""
 
 BLOCK_NUMBER_BITS = 40
-"""Width of a block number: 2**40 blocks of 4 KiB are 4 EiB."""
+"""Width of a block number. 2**40 blocks of 4 KiB are 4 EiB."""
 
 TIME_BITS = 48
-"""Width of `now`, in clock cycles: 13 days at 250 MHz before it wraps."""
+"""Width of `now`, in clock cycles. At 250 MHz it wraps after 13 days."""
 
 MAX_DRIVES = 32
 """Most drives in an array, and most drive ports of a controller."""
 
 DATA_OFFSET_BLOCKS = 256
-"""Blocks at the start of every member kept free for metadata: 1 MiB, as Linux md leaves."""
+"""Blocks at the start of every member that are kept free for metadata: 1 MiB, as Linux md leaves.
+"""
 
 PIECES = 8
-"""Pieces of a block that can be worked out one by one while the rest is still landing."""
+"""Pieces of a block that can be worked out one by one while the rest of it is still landing."""
 
 LINE_WRITERS = 5
 """Users that write lines: endpoint, parity engine, both paths of the drives, front end."""
 
 MENDS = 4
-"""Rows with an unreadable block that each of those who find one remembers."""
+"""Rows with an unreadable block that each block which finds such rows remembers."""
 
 MENDED = 8
-"""Such rows that are being mended at once."""
+"""Rows with an unreadable block that are being mended at once."""
 
 ERA_BITS = 8
-"""Of how often an array has lost what was not flushed. It wraps: not while a row or a command of
-the host reads, as in all that time its drives would have to restart, and be judged, 256 times."""
+"""Width of the era, which counts how often an array has lost data that was not flushed. It wraps,
+but not while a row or a command of the host reads. In that time the drives would have to restart,
+and be judged, 256 times."""
 
 LEAVING = 8
-"""Walks that have ended and whose row slots are not free yet: one or two, and some to spare."""
+"""Walks that have ended and whose row slots are not free yet. There are one or two, and some to
+spare."""
 
 OPERATIONS_PER_BLOCK = 4
-"""Drive operations that a block of a host command counts for, as to what an array may have."""
+"""Drive operations that a block of a host command counts for against the share of its array."""
 
 STRADDLE_WIDTH = 256
 """Width in bits from which on an UltraScale+ block can straddle completions."""
 
 UNSTRADDLED_COMPLETIONS = 63
-"""Most completions outstanding at such a width without it (PG213)."""
+"""Most completions outstanding without straddling at `STRADDLE_WIDTH` and above (PG213)."""
 
 LINE_USERS = 4
 """Blocks that take lines: front end, sequencer, drives, gatherer."""

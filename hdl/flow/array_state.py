@@ -1,4 +1,4 @@
-"""What an array has left."""
+"""How much redundancy an array has left."""
 
 from amaranth.lib import data, enum
 
@@ -6,34 +6,50 @@ from hdl.config import ERA_BITS, Config
 
 
 class ArrayState(enum.Enum, shape=2):
-    """What an array has left. A drive that is being rebuilt counts as lost until that has ended."""
+    """How much redundancy an array has left. A drive that is being rebuilt counts as lost until the
+    rebuild has ended."""
 
     OPTIMAL = 0
     PARTIALLY_DEGRADED = 1
-    """Drives are lost, and everywhere one more may be."""
+    """Drives are lost. Every span, or set of copies, that has lost a drive tolerates one more loss.
+    """
     DEGRADED = 2
-    """Somewhere no other drive may be lost."""
+    """A span, or a set of copies, tolerates no other loss."""
     FAILED = 3
-    """Somewhere more drives are lost than the level tolerates."""
+    """A span, or a set of copies, has lost more drives than the level tolerates."""
 
 
 def eras(config: Config) -> data.ArrayLayout:
-    """How often each array has lost what was not flushed, as drives of it that restarted were kept.
+    """How often each array has lost data that was not flushed, since it kept drives that restarted.
 
-    It steps before any read of such a drive ends that has begun after it restarted.
+    The count steps before any read ends that began after the drive restarted.
     """
     return data.ArrayLayout(ERA_BITS, config.arrays)
 
 
 def judgement(config: Config) -> data.StructLayout:
-    """What was found of ``array``.
+    """The result of the judgement of ``array``.
 
-    ``missing``: a member is failed, the first of them at ``position``. ``rebuilding``: one is
-    stale. ``halted``: a member is being copied, but one of the two drives is failed.
-    ``returns``: the failed member at ``place`` has only restarted; its drive is at ``port``.
-    ``loses``: suspect drives are kept that were not yet: what was written since they were flushed
-    may be lost, and with ``redundant`` rows of that may be inconsistent. ``recopies``: one of them
-    is a member that is being copied, so what has been copied may not be what it has.
+    Fields
+    ------
+    valid, array, state
+        The array exists. Its number and state.
+    missing, position
+        A member is failed. ``position`` is the index of the first of them.
+    rebuilding
+        A member is stale.
+    halted
+        A member is being migrated, but one of the two drives is failed.
+    returns, place, port
+        The failed member with index ``place`` has only restarted. Its drive is at ``port``.
+    loses
+        The array keeps suspect drives that it did not keep before. Data that was written since
+        their last flush may be lost.
+    redundant
+        With ``loses``: the array has redundancy, so rows with such data may be inconsistent.
+    recopies
+        With ``loses``: one of these drives is a member that is being migrated, so the new drive may
+        hold other data than the member.
     """
     return data.StructLayout(
         {

@@ -12,12 +12,14 @@ MERGE_BLOCKS = 64
 MERGE_BITS = 6
 
 IDENTITY_BITS = 64
-"""Width of a drive's name, such as an EUI-64 or a World Wide Name."""
+"""Width of the identity of a drive, such as an EUI-64 or a World Wide Name."""
 
 
 def drive_command(config: Config) -> data.StructLayout:
-    """A command to a drive: ``blocks`` + 1 blocks of 4 KiB from ``block``; FLUSH and
-    WRITE_UNCORRECTABLE move no data."""
+    """A command to a drive for ``blocks`` + 1 blocks of 4 KiB from ``block``.
+
+    FLUSH and WRITE_UNCORRECTABLE move no data.
+    """
     return data.StructLayout(
         {
             "tag": config.tag_bits,
@@ -47,28 +49,49 @@ def drive_completion(config: Config) -> data.StructLayout:
 class DrivePort(wiring.Signature):
     """Between the controller and a drive's link core, seen from the controller.
 
-    The drive decides when data moves (as SAS XFER_RDY and SATA DMA Setup do): a ``grant`` asks for
-    the next block of a tag's write data, and read data comes when the drive has it. Contract of the
-    link core: a command completes at most once; while it moves granted data is taken in the end;
-    when the drive goes away it completes every outstanding and every later command with GONE.
-    ``present`` and ``capacity`` (blocks) are levels, and so is ``emulated``: the drive's own
-    sectors have 512 bytes, its physical ones 4096 (not there without `Config.sector_emulation`),
-    and ``identity``: no other drive's, the same each time that it comes; 0: unknown (not there
-    without `Config.intent_chunks`).
+    The drive decides when data moves, as SAS XFER_RDY and SATA DMA Setup do.
 
-    ``abort``: a pulse; the command ``abort_tag`` shall end soon, with ABORTED unless it ends
-    otherwise. A tag that is not outstanding is ignored, and an abort may come to nothing.
-    ``reset``: a level; the core and the drive's link begin anew. From the cycle after it has risen
-    until it falls the core offers nothing, and it has forgotten every command that it had.
-    ``present`` stays while a drive that was there is expected to come back.
+    Contract of the link core: a command completes at most once. While it moves, granted data is
+    taken in the end. When the drive goes away, the core completes every outstanding and every later
+    command with GONE.
 
-    ``restarted``: a pulse; the drive has begun anew by itself (it says so: SCSI UNIT ATTENTION 29h,
-    the signature of ATA's power-on, NVMe CSTS after a subsystem reset), so what it had not stored
-    may be lost. What the drive had until then ends with ABORTED, never with GONE. So does the
-    command that is offered in that cycle, without having been done; whatever is done after the
-    drive has begun anew was offered later. A ``reset`` that leaves the drive its power and its
-    cache is none, nor is one of which the drive says nothing.
-    Neither comes without ``Config.command_timeout_ms``.
+    Ports
+    -----
+    command
+        Commands to the drive.
+    grant
+        Asks for the next block of write data of a tag.
+    write_data, read_data
+        Blocks. Read data comes when the drive has it.
+    completion
+        Ends of commands.
+    abort, abort_tag
+        A pulse: command ``abort_tag`` shall end soon, with ABORTED unless it ends otherwise. A tag
+        that is not outstanding is ignored, and an abort may have no effect. Only with
+        ``Config.command_timeout_ms``.
+    reset
+        A level: the core and the drive's link begin anew. From the cycle after it has risen until
+        it falls the core offers nothing, and it has forgotten every command that it had. Only with
+        ``Config.command_timeout_ms``.
+    present
+        A level: there is a drive. It stays high while a drive that was there is expected to come
+        back.
+    restarted
+        A pulse: the drive has begun anew by itself, and has reported that (SCSI UNIT ATTENTION 29h,
+        the signature of ATA's power-on, NVMe CSTS after a subsystem reset). Data that it had not
+        stored may be lost. Commands that the drive had until then end with ABORTED, never with
+        GONE. So does the command that is offered in that cycle, and it has not been done. Every
+        command that is done after the drive has begun anew was offered later. A ``reset`` that
+        leaves the drive its power and its cache does not count, nor does a restart that the drive
+        does not report.
+    capacity
+        A level, in blocks.
+    emulated
+        A level: the drive's logical sectors have 512 bytes and its physical ones 4096. Only with
+        `Config.sector_emulation`.
+    identity
+        A level: a number that no other drive has, and that is the same each time the drive comes. 0
+        is unknown. Only with `Config.intent_chunks`.
     """
 
     def __init__(self, config: Config):

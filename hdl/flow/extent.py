@@ -1,4 +1,4 @@
-"""What the mapper says of a host command: the strips that it touches."""
+"""The strips that a host command touches, as the mapper finds them."""
 
 from amaranth.lib import data
 
@@ -12,21 +12,47 @@ from hdl.kit.optional import optional
 def extent(config: Config) -> data.StructLayout:
     """Consecutive rows of one strip that a host command touches.
 
-    ``status`` other than SUCCESS: the command fails as a whole, nothing else holds. FLUSH: only
-    ``array`` and ``volume`` hold (the latter not there without `Config.background`).
-    ``row``: first row (block number on each member, counted from the start of
-    the array's area); ``blocks`` + 1 rows. ``base``: position of the span's first member.
-    ``shift``: place in the span of data role 0: role r is at ``base`` + (``shift`` + r) mod width,
-    roles being data 0.., then P, Q, R, S (DDF_N_CONTINUE: Q, P); with copies, copy c of data d at
-    place ``shift`` + d * copies + c, which past the width wraps to the next stripe (RAID 1E).
-    ``index``: data role, 0.. ; ``ordinal``: which strip of the stripe in the host's order, equal to
-    ``index`` unless data ascends; ``offset``: index in the host command of the first block.
-    ``final``: the command touches these rows with no later extent (exact for a write, whose
-    extents are cut where it changes; 1 for a read). ``last``: last extent of it.
-    With copies, ``index`` counts the strips whose first copy begins in the stripe of ``row``.
-    ``head``, ``tail``: the first block, the last one, is written in part (not there without
-    `Config.sector_emulation`). ``gathered``: a READ that waits for the other blocks of its rows;
-    `hdl.stripe.dispatch` says so, and nobody before it (not there without `Config.gather_reads`).
+    In a FLUSH only ``array`` and ``volume`` have a meaning. With copies, data strips are those
+    whose first copy begins in the stripe of ``row``.
+
+    Fields
+    ------
+    slot, opcode, fua, recover
+        Of the host command.
+    status
+        If it is not SUCCESS, the command fails as a whole and no other field has a meaning.
+    array
+        The array.
+    base
+        Member index of the first member of the span.
+    shift
+        Place in the span of data role 0. Role r is the member with index ``base`` + (``shift`` + r)
+        mod width. The roles are data 0.., then P, Q, R, S (DDF_N_CONTINUE: Q, P). With copies, copy
+        c of data strip d is at place ``shift`` + d * copies + c. A place past the width wraps to
+        the next stripe (RAID 1E).
+    index
+        Data role, 0...
+    ordinal
+        Number of the strip in the stripe in the host's order. It equals ``index`` unless data
+        ascends.
+    row
+        First row: the block number on each member, counted from the start of the array's area.
+    blocks
+        There are ``blocks`` + 1 rows.
+    offset
+        Index in the host command of the first block.
+    final
+        The command touches these rows with no later extent. It is exact for a write, whose extents
+        are cut where it changes, and always 1 for a read.
+    last
+        This is the last extent of the command.
+    head, tail
+        The first block, or the last one, is written in part. Only with `Config.sector_emulation`.
+    gathered
+        A READ that waits for the other blocks of its rows. `hdl.stripe.dispatch` sets it. Only with
+        `Config.gather_reads`.
+    volume
+        The volume of a FLUSH. Only with `Config.background`.
     """
     sectors = optional(config.sector_emulation, {"head": 1, "tail": 1})
     gathered = optional(config.gather_reads, {"gathered": 1})
@@ -58,7 +84,7 @@ def extent(config: Config) -> data.StructLayout:
 def expected(config: Config) -> data.StructLayout:
     """A FLUSH of ``slot`` will end ``count`` times, once for each live drive.
 
-    ``array``: which (not there without `Config.intent_chunks`).
+    ``array`` is the array that is flushed. It exists only with `Config.intent_chunks`.
     """
     array = optional(config.intent_chunks, {"array": config.array_bits})
     return data.StructLayout({"slot": config.slot_bits, "count": WIDTH_BITS, **array})

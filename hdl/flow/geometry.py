@@ -1,4 +1,4 @@
-"""RAID levels, and what the data path needs to know of an array."""
+"""RAID levels, and the shape of an array for the data path."""
 
 from amaranth.lib import data, enum
 
@@ -10,7 +10,7 @@ WIDTH_BITS = 6
 
 
 class Level(enum.Enum, shape=4):
-    """RAID level as the host names it (SNIA CRDS); the hardware only looks at `geometry`."""
+    """RAID level as the host names it (SNIA CRDS). The hardware looks only at `geometry`."""
 
     RAID0 = 0
     RAID1 = 1
@@ -22,13 +22,15 @@ class Level(enum.Enum, shape=4):
 
 
 class Rotation(enum.Enum, shape=4):
-    """How parity moves from stripe to stripe, by mdadm's names; `RotationBits` in one number.
+    """How parity moves from stripe to stripe, by mdadm's names. The value is a `RotationBits`.
 
-    With n drives in a span, in stripe s: LEFT: P at place n - 1 - s mod n, RIGHT: at s mod n.
-    SYMMETRIC: the host's blocks begin after the last parity and go round; ASYMMETRIC: they
-    ascend from place 0. Q and R follow P. DDF_N_CONTINUE: Q precedes P; DDF_N_RESTART begins a
-    stripe later than LEFT_ASYMMETRIC, so that P and Q are last in stripe 0; in all three DDF
-    layouts (SNIA DDF, PRL 6 with RLQ 1 to 3; RAID 6 only) a block at place x weighs g**x in Q.
+    With n drives in a span, P of stripe s is at place n - 1 - s mod n (LEFT) or at place s mod n
+    (RIGHT). Q and R follow P. The host's blocks begin after the last parity and go round
+    (SYMMETRIC), or ascend from place 0 (ASYMMETRIC).
+
+    DDF_N_CONTINUE has Q before P. DDF_N_RESTART begins a stripe later than LEFT_ASYMMETRIC, so that
+    P and Q are last in stripe 0. In all three DDF layouts (SNIA DDF, PRL 6 with RLQ 1 to 3, RAID 6
+    only) the weight in Q of a block at place x is g**x.
     """
 
     LEFT_SYMMETRIC = 0
@@ -43,10 +45,18 @@ class Rotation(enum.Enum, shape=4):
 
 
 class RotationBits(data.Struct):
-    """A `Rotation` as hardware uses it.
+    """A `Rotation` as the hardware uses it.
 
-    ``right``: data role 0 moves a drive to the right each stripe, else to the left. ``ascending``:
-    the host's blocks ascend from place 0. ``fixed``: nothing moves. ``ddf``: weights by place.
+    Fields
+    ------
+    right
+        Data role 0 moves a drive to the right each stripe, else to the left.
+    ascending
+        The host's blocks ascend from place 0.
+    fixed
+        Nothing moves.
+    ddf
+        A block is weighted by its place.
     """
 
     right: 1
@@ -56,15 +66,33 @@ class RotationBits(data.Struct):
 
 
 def geometry(config: Config) -> data.StructLayout:
-    """Everything the data path needs of an array.
+    """The shape of an array for the data path.
 
-    ``width``: drives in a span (1..32). ``data``: data strips of a stripe before mirroring
-    (``width`` - ``parities`` or ``width``). ``parities``: 0..4. ``copies``: 1, or the copies of
-    each strip. ``spans``: parity sets striped over. ``strip_shift``: log2 of the blocks of a strip,
-    0..8. ``rows``: rows of a span. ``blocks``: blocks the array offers.
-    ``rotate``: parity moves by a drive each stripe, else fixed. ``rotation``: how. ``assumed``:
-    rows were taken to be consistent when the array was made (only without `Config.background`,
-    where nothing else can make them so; else `hdl.background.jobs.Jobs` knows).
+    Fields
+    ------
+    valid, level
+        The array exists. Its level.
+    width
+        Drives in a span, 1..32.
+    data
+        Data strips of a stripe before mirroring: ``width`` - ``parities``, or ``width``.
+    parities
+        0..4.
+    copies
+        Copies of each strip. 1 without mirroring.
+    spans
+        Parity sets over which the data is striped.
+    strip_shift
+        log2 of the blocks of a strip, 0..8.
+    rotate, rotation
+        Parity moves by a drive each stripe, or is fixed. How it moves.
+    rows
+        Rows of a span.
+    blocks
+        Blocks that the array offers.
+    assumed
+        Rows were taken to be consistent when the array was made. Only without `Config.background`,
+        where nothing else can make them consistent. Otherwise `hdl.background.jobs.Jobs` knows.
     """
     assumed = optional(not config.background, {"assumed": 1})
     return data.StructLayout(

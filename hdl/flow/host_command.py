@@ -1,4 +1,4 @@
-"""A host command on its way through the data path, and how it ends."""
+"""A host command in the data path, and its completion."""
 
 from amaranth.lib import data, enum
 
@@ -16,7 +16,7 @@ class HostOpcode(enum.Enum, shape=2):
 
 
 class Status(enum.Enum, shape=4):
-    """How a host command ended; the NVMe front end turns it into the specification's status."""
+    """How a host command ended. The NVMe front end turns it into a status of the specification."""
 
     SUCCESS = 0
     LBA_OUT_OF_RANGE = 1
@@ -29,12 +29,20 @@ class Status(enum.Enum, shape=4):
 
 
 def command(config: Config) -> data.StructLayout:
-    """A host command, PRPs already at hand. ``blocks`` + 1 blocks from ``block`` of ``volume``.
+    """A host command for ``blocks`` + 1 blocks from ``block`` of ``volume``. Its PRPs have been
+    read.
 
-    ``offset`` is the index in the host's command of the first block (0 from the host).
-    ``recover``: what has been tried before, when a block is read again. ``head`` and ``tail``: the
-    first sectors of the first block, and the last ones of the last, that the host does not mean
-    (not there without `Config.sector_emulation`).
+    Fields
+    ------
+    slot
+        The command slot.
+    recover
+        What has been tried before, when a block is read again.
+    offset
+        Index in the host's command of the first block. It is 0 in a command from the host.
+    head, tail
+        The number of sectors at the start of the first block, and at the end of the last one, that
+        are outside the host's range. Only with `Config.sector_emulation`.
     """
     sectors = optional(config.sector_emulation, {"head": SECTOR_BITS, "tail": SECTOR_BITS})
     return data.StructLayout(

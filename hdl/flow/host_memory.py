@@ -1,4 +1,4 @@
-"""Reads and writes of host memory, and the inbox that small reads land in."""
+"""Reads and writes of host memory, and the inbox in which small reads land."""
 
 from amaranth.lib import data, enum
 
@@ -6,16 +6,16 @@ from hdl.config import BLOCK_BYTES, Config
 
 
 class Kind(enum.Enum, shape=2):
-    """What a host read is for, and so which memory it lands in."""
+    """The purpose of a host read. It decides which memory the data lands in."""
 
     BLOCK = 0
-    """A block of user data: into the line store, ``index`` is the line."""
+    """A block of user data. It goes into the line store, and ``index`` is the line."""
     ENTRIES = 1
-    """Submission queue entries: into the inbox, ``index`` chosen by the queue engine."""
+    """Submission queue entries. They go into the inbox. The queue engine chooses ``index``."""
     LIST = 2
-    """A PRP list: into the inbox, ``index`` is the command slot."""
+    """A PRP list. It goes into the inbox, and ``index`` is the command slot."""
     PARAMETER = 3
-    """The first word of a command's data: into the inbox, ``index`` is 0."""
+    """The first word of a command's data. It goes into the inbox, and ``index`` is 0."""
 
 
 def read_index_bits(config: Config) -> int:
@@ -24,10 +24,10 @@ def read_index_bits(config: Config) -> int:
 
 
 def inbox_dwords(config: Config) -> int:
-    """32-bit words of the inbox: PRP lists first (one entry a page and slot), then SQ entries of
-    I/O queues, then one of the admin queue.
+    """32-bit words of the inbox.
 
-    One beat with a `Kind.PARAMETER` follows.
+    PRP lists come first (one entry for each page and command slot). Then come SQ entries of I/O
+    queues, and then one SQ entry of the admin queue. One beat with a `Kind.PARAMETER` follows.
     """
     return config.commands * config.transfer_blocks * 2 + (sqe_slots(config) + 1) * SQE_DWORDS
 
@@ -54,9 +54,9 @@ def target_bits(config: Config) -> int:
 def read_request(config: Config) -> data.StructLayout:
     """Fetch ``dwords`` (1..1024) from host ``address`` to word address ``target``.
 
-    ``address`` is a multiple of 4. (``kind``, ``index``) names a transfer: it may take several
-    requests, the last of which carries ``last``; one `read_done` answers all of them.
-    ``target`` is a word address in the line store (BLOCK) or the inbox (others).
+    ``address`` is a multiple of 4. (``kind``, ``index``) names a transfer. A transfer may take
+    several requests, and the last of them carries ``last``. One `read_done` answers all of them.
+    ``target`` is a word address in the line store (BLOCK) or in the inbox (other kinds).
     """
     return data.StructLayout(
         {
@@ -71,12 +71,12 @@ def read_request(config: Config) -> data.StructLayout:
 
 
 def read_done(config: Config) -> data.StructLayout:
-    """Every byte of a transfer is in its memory, or (``error``) never will be."""
+    """Every byte of a transfer is in its memory. With ``error`` it never will be."""
     return data.StructLayout({"kind": Kind, "index": read_index_bits(config), "error": 1})
 
 
 def inbox_beat(config: Config) -> data.StructLayout:
-    """One beat into the inbox: beat address, data, a mask bit per 32-bit word."""
+    """One beat into the inbox: the beat address, the data, and a mask bit for each 32-bit word."""
     return data.StructLayout(
         {
             "address": inbox_address_bits(config) - (config.beat_dwords.bit_length() - 1),
@@ -89,8 +89,8 @@ def inbox_beat(config: Config) -> data.StructLayout:
 def write_request(config: Config) -> data.StructLayout:
     """Send ``dwords`` (1..1024) from word address ``source`` of the line store to host ``address``.
 
-    ``last`` ends the transfer of ``line``; one `write_done` with the line number answers it once
-    its last TLP has been handed over, so that anything posted later arrives later.
+    ``last`` ends the transfer of ``line``. One `write_done` with the line number answers the
+    transfer once its last TLP has been handed over, so data that is posted later arrives later.
     """
     return data.StructLayout(
         {

@@ -1,4 +1,4 @@
-"""How a block reads and writes lines, and how it gets and returns them."""
+"""Streams and ports to read and write lines, and to get and return them."""
 
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -7,7 +7,7 @@ from hdl.config import Config
 
 
 def write_beat(config: Config) -> data.StructLayout:
-    """One beat into the line store; ``mask`` has a bit per 32-bit word."""
+    """One beat into the line store. ``mask`` has a bit for each 32-bit word."""
     return data.StructLayout(
         {
             "address": config.beat_address_bits,
@@ -18,15 +18,16 @@ def write_beat(config: Config) -> data.StructLayout:
 
 
 def write_port(config: Config) -> stream.Signature:
-    """Seen from the writer: a stream of beats; see `hdl.memory.store.write_delay`."""
+    """A stream of beats, seen from the writer. See `hdl.memory.store.write_delay`."""
     return stream.Signature(write_beat(config))
 
 
 class ReadPort(wiring.Signature):
-    """Seen from the reader: a stream of beat addresses and the beats that answer, in order.
+    """A stream of beat addresses and the beats that answer them in order, seen from the reader.
 
-    ``response_valid`` cannot be refused: ask only for what there is room for. Beats answer a
-    fixed number of cycles (`hdl.memory.store.READ_LATENCY`) after the address was taken.
+    The reader cannot refuse ``response_valid``. It may ask only for beats that it has room for. A
+    beat answers a fixed number of cycles (`hdl.memory.store.READ_LATENCY`) after its address was
+    taken.
     """
 
     def __init__(self, config: Config):
@@ -40,5 +41,5 @@ class ReadPort(wiring.Signature):
 
 
 def line_stream(config: Config) -> stream.Signature:
-    """A stream of line numbers: lines handed out, or lines given back."""
+    """A stream of line numbers. It hands out lines, or gives them back."""
     return stream.Signature(config.line_bits)

@@ -1,4 +1,4 @@
-"""Changes to the tables of arrays and volumes, and how they are answered."""
+"""Changes to the tables of arrays and volumes, and their answers."""
 
 from amaranth.lib import data, enum
 
@@ -8,7 +8,8 @@ from hdl.kit.optional import optional
 
 
 class ManageOpcode(enum.Enum, shape=4):
-    """Changes to the tables, and (START_JOB to REMOVE_SPARE) what never gets there."""
+    """Changes to the tables. START_JOB to REMOVE_SPARE end in `hdl.background.supervisor` and never
+    reach the tables."""
 
     CREATE_ARRAY = 0
     DELETE_ARRAY = 1
@@ -28,21 +29,25 @@ class ManageOpcode(enum.Enum, shape=4):
 
 
 class CopyEnd(enum.Enum, shape=2):
-    """What END_COPY did with the drive that was copied to; ``index`` of the answer, bits 6:5, and
-    so of SETTLE: JOINED or RELEASED."""
+    """How END_COPY ended the migration of a member to another drive.
+
+    It is bits 6:5 of ``index`` of the answer. The answer of SETTLE has it as well, as JOINED or
+    RELEASED.
+    """
 
     RELEASED = 0
-    """It is gone, or not all rows are on it: it is free again."""
+    """The new drive has gone, or not all rows are on it. It is free again."""
     JOINED = 1
-    """It holds all rows and is the member; the drive that was is free."""
+    """The new drive holds all rows and is the member. The old drive is free."""
     STALE = 2
-    """The member failed: it is the member, and has to be rebuilt from the boundary on."""
+    """The member failed. The new drive is the member and must be rebuilt from the boundary on."""
     AGAIN = 3
-    """It is not known any more whether it holds what the member does: it must be copied anew."""
+    """It is no longer known whether the new drive holds the member's data. The migration must begin
+    anew."""
 
 
 COPY_END_SHIFT = 5
-"""Where `CopyEnd` lies in the answer's ``index``."""
+"""Where `CopyEnd` lies in ``index`` of the answer."""
 
 
 class ManageStatus(enum.Enum, shape=4):
@@ -50,28 +55,30 @@ class ManageStatus(enum.Enum, shape=4):
 
     DONE = 0
     INVALID_FIELD = 1
-    """A parameter is out of range or does not fit the level."""
+    """A parameter is out of range or does not fit the level or the other parameters."""
     DRIVE_UNAVAILABLE = 2
-    """A named drive is absent or belongs to another array."""
+    """A named drive is absent, belongs to another array or is a spare."""
     NO_ENTRY = 3
-    """The table is full, or the named entry does not exist."""
+    """The table is full, or the named array, volume, job or spare does not exist."""
     IN_USE = 4
-    """The array still has volumes."""
+    """The array still has volumes, the member to replace or to re-add is not failed, or the one to
+    migrate is failed."""
     NO_SPACE = 5
-    """The volume does not fit, or overlaps another."""
+    """The volume does not fit or overlaps another, or a drive is too small."""
     NOT_REDUNDANT = 6
-    """The array has nothing to rebuild a member from."""
+    """The array has failed, so a member cannot be rebuilt."""
     JOB_RUNNING = 7
-    """Not while a job works on the array."""
+    """A job works on the array."""
     OTHER_DRIVE = 8
-    """The drive is not known to be the one that was the member."""
+    """The drive is not, or is not known to be, the one that was the member."""
 
 
 class Emulation(enum.Enum, shape=2):
-    """What a volume of 512-byte sectors says of its physical sectors (the SCSI term is 512e)."""
+    """Physical sectors that a volume of 512-byte sectors reports (the SCSI term is 512e)."""
 
     DEFAULT = 0
-    """4096 bytes if a member's have as many and are emulated by the drive, else 512."""
+    """4096 bytes if a member has physical sectors of 4096 bytes and emulates its own 512-byte
+    sectors, else 512 bytes."""
     NONE = 1
     """512 bytes."""
     FORCE = 2
@@ -79,34 +86,61 @@ class Emulation(enum.Enum, shape=2):
 
 
 def manage_request(config: Config) -> data.StructLayout:
-    """A change to the tables.
+    """A change to the tables. ``position`` is the member index over all spans.
 
-    CREATE_ARRAY: ``level``, ``strip_shift``, ``copies`` (RAID 1/10; 0: the level's default),
-    ``spans`` (0 counts as 1), ``rotation`` (`Rotation`; 0 for levels without parity), ``drives``
-    (bit a port; members in ascending port order), ``assumed``: rows are taken to be consistent.
-    DELETE_ARRAY: ``array``. CREATE_VOLUME: ``array``, ``start``, ``blocks`` (0: to the end);
-    ``sectors`` and ``emulation`` are not the tables', but `hdl.nvme.commands.formats`'.
-    DELETE_VOLUME: ``volume``.
+    Changes that a controller always has
+    ------------------------------------
+    CREATE_ARRAY
+        Creates an array from ``level``, ``strip_shift``, ``copies`` (RAID 1 and 10; 0 is the
+        level's default), ``spans`` (0 counts as 1) and ``rotation`` (`Rotation`; 0 for levels
+        without parity). ``drives`` has a bit for each port. Members are in ascending port order.
+        With ``assumed`` the rows are taken to be consistent.
+    DELETE_ARRAY
+        Deletes ``array``.
+    CREATE_VOLUME
+        Creates a volume of ``blocks`` blocks (0: to the end) from block ``start`` of ``array``.
+        ``sectors`` and ``emulation`` go to `hdl.nvme.commands.formats` and not to the tables.
+    DELETE_VOLUME
+        Deletes ``volume``.
 
-    With `Config.background`: REPLACE: member ``position`` of ``array`` is failed and becomes the
-    drive at ``port``, which is to be rebuilt; it may be the one that it was. RE_ADD (with
-    `Config.intent_chunks`): member ``position`` of ``array`` is failed and its drive there again,
-    which has missed no more than what is marked. SETTLE: the members of
-    ``array`` that were stale are rebuilt, and trusted once they have been flushed; `CopyEnd` of the
-    answer is JOINED if all of them are. With ``zero`` all live drives of ``array`` have been
-    written, and are flushed; JOINED if those that have not failed by then did that.
-    CHECK_EMPTY: ``array`` exists and has no volumes.
-    COPY: live member ``position`` of ``array`` is copied to the free drive at ``port``; ``spare``:
-    the one that it leaves becomes a hot spare. END_COPY: the copy of ``array`` ends as `CopyEnd`
-    says; ``complete``: all rows have been copied, so the drive is flushed, and is failed if it
-    does not do that.
-    START_JOB: ``kind`` (`hdl.flow.walk.WalkKind`) on ``array`` from row ``start`` on;
-    ``resume``: from where it was. STOP_JOB: ``array``. SET_SHARE: ``share`` in percent.
-    ADD_SPARE: drive ``port``, for every array or if ``dedicated`` for ``array``. REMOVE_SPARE:
-    ``port``. CREATE_ARRAY: begins with a job that makes rows consistent unless they are
-    ``assumed`` to be; with ``zero`` it makes them all zeros, with ``idle`` there is no job yet;
-    ``initialise`` asks for what is done anyway. ``degraded``: named ports without a drive become
-    failed members, as many as the level tolerates.
+    Changes with `Config.background`
+    --------------------------------
+    CREATE_ARRAY
+        The array begins with a job that makes its rows consistent, unless they are ``assumed`` to
+        be. With ``zero`` the job writes zeros instead. With ``idle`` there is no job yet.
+        ``initialise`` asks for the default. With ``degraded`` named ports without a drive become
+        failed members, as many as the level tolerates.
+    REPLACE
+        Member ``position`` of ``array`` is failed. The drive at ``port`` takes its place and is to
+        be rebuilt. It may be the drive that was the member before.
+    RE_ADD
+        Only with `Config.intent_chunks`. Member ``position`` of ``array`` is failed, and its drive
+        is there again. It has missed only writes to chunks that are marked.
+    SETTLE
+        The stale members of ``array`` have been rebuilt, and are trusted once they have been
+        flushed. `CopyEnd` of the answer is JOINED if all of them are trusted. With ``zero`` all
+        live drives of ``array`` have been written, and are flushed. The answer is then JOINED if
+        all drives that have not failed by then have ended that flush well.
+    CHECK_EMPTY
+        Checks that ``array`` exists and has no volumes.
+    COPY
+        Begins the migration of live member ``position`` of ``array`` to the free drive at ``port``.
+        With ``spare`` the old drive becomes a hot spare at the end.
+    END_COPY
+        Ends the migration in ``array``. `CopyEnd` of the answer says how. With ``complete`` all
+        rows are on the new drive. It is flushed, and it is failed if it does not end that flush
+        well.
+    START_JOB
+        Starts a job of ``kind`` (`hdl.flow.walk.WalkKind`) on ``array`` from row ``start`` on, or
+        with ``resume`` from the row where the last job was.
+    STOP_JOB
+        Stops the job of ``array``.
+    SET_SHARE
+        Sets the share of background work to ``share`` percent.
+    ADD_SPARE
+        Makes the drive at ``port`` a spare of every array, or with ``dedicated`` of ``array`` only.
+    REMOVE_SPARE
+        Makes the drive at ``port`` no spare any more.
     """
     formats = optional(config.sector_emulation, {"sectors": 1, "emulation": Emulation})
     return data.StructLayout(
@@ -146,8 +180,14 @@ def manage_request(config: Config) -> data.StructLayout:
 
 
 def manage_response(config: Config) -> data.StructLayout:
-    """The answer: ``index`` is the array or volume created.
+    """The answer to a change.
 
-    Of END_COPY: 4:0 the port that the member was at, 6:5 `CopyEnd`, 7 that port becomes a spare.
+    Fields
+    ------
+    status
+        How the change ended.
+    index
+        The number of the array or volume that was created. Of END_COPY: bits 4:0 are the port that
+        the member had, bits 6:5 are `CopyEnd`, and bit 7 says that this port becomes a spare.
     """
     return data.StructLayout({"status": ManageStatus, "index": 8})

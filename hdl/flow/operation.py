@@ -1,4 +1,4 @@
-"""Operations for a drive port, and how they end."""
+"""Operations for a drive port, and their ends."""
 
 from amaranth.hdl import Value
 from amaranth.lib import data, enum
@@ -10,15 +10,15 @@ from hdl.kit.optional import optional
 
 
 class Opcode(enum.Enum, shape=2):
-    """What a drive is asked to do."""
+    """The operations of a drive."""
 
     READ = 0
     WRITE = 1
     FLUSH = 2
     WRITE_UNCORRECTABLE = 3
-    """One block, without data: the drive answers every READ of it with MEDIUM_ERROR until it is
-    written (NVMe Write Uncorrectable, ATA WRITE UNCORRECTABLE EXT, SCSI WRITE LONG). Only with
-    ``Config.background``."""
+    """Makes one block unreadable, without data. The drive answers every READ of it with
+    MEDIUM_ERROR until it is written (NVMe Write Uncorrectable, ATA WRITE UNCORRECTABLE EXT, SCSI
+    WRITE LONG). Only with ``Config.background``."""
 
 
 def has_data(opcode) -> Value:
@@ -34,14 +34,14 @@ class DriveStatus(enum.Enum, shape=3):
     ABORTED = 2
     GONE = 3
     UNREACHED = 4
-    """Of an operation only: its command failed, perhaps at another block. Nothing is known of this
-    one; it must be sent again, ``alone``, and then ends otherwise."""
+    """Of an operation only. Its command failed, perhaps at another block, so nothing is known of
+    this block. The operation must be sent again, ``alone``, and then ends with another status."""
     SLOW = 5
-    """Of a read that can be had ``elsewhere``: the drive takes too long."""
+    """Of a read that can be had ``elsewhere`` only. The drive takes too long."""
 
 
 class Owner(enum.Enum, shape=2):
-    """Who is told when an operation ends: a row of the stripe engine, a host command, or the
+    """Who gets the end of an operation: a row of the stripe engine, a host command, or the
     controller itself (`hdl.drive.flusher.Flusher`)."""
 
     ROW = 0
@@ -50,25 +50,48 @@ class Owner(enum.Enum, shape=2):
 
 
 def owner_bits(config: Config) -> int:
-    """Width of an owner number, a row slot or a command slot."""
+    """Width of the number of an owner, which is a row slot or a command slot."""
     return max(config.row_slot_bits, config.slot_bits)
 
 
 def operation(config: Config) -> data.StructLayout:
     """One operation for a drive port.
 
-    ``Owner.ROW``: one block (``blocks`` = 0) in ``line``; ``place`` comes back unchanged.
-    ``Owner.COMMAND``, READ: ``blocks`` + 1 consecutive blocks, the first being block ``place`` of
-    the host command; lines are allocated as the data arrives. FLUSH: of ``Owner.COMMAND`` or
-    ``Owner.FLUSHER``, no data.
-    WRITE_UNCORRECTABLE is of a row, and ``line`` means nothing.
-    ``more``: the next block of this drive will follow at once, so waiting to merge pays.
-    ``alone``: never merged. ``elsewhere``: of a read that can also be had from other drives, so it
-    may end as SLOW (not there without ``Config.slow_read_ms``). ``recover`` comes
-    back unchanged. ``early``: of a row's read, whether and whom to tell of its pieces.
-    ``dated`` (with ``background``): if it waits while its drive restarts, it ends with ABORTED and
-    is not done. Of reads of one of several copies, and of what a walk writes: others may count by
-    then. ``restarts``: how often the drive had restarted as that was decided.
+    An operation of ``Owner.ROW`` is for one block (``blocks`` = 0) in ``line``. A READ of
+    ``Owner.COMMAND`` is for ``blocks`` + 1 consecutive blocks. The first of them is block ``place``
+    of the host command. Lines are allocated as the data arrives. A FLUSH of ``Owner.COMMAND`` or
+    ``Owner.FLUSHER`` has no data. WRITE_UNCORRECTABLE is of a row, and ``line`` has no meaning.
+
+    Fields
+    ------
+    port, opcode, fua
+        The drive port, the operation, and Force Unit Access.
+    recover
+        Comes back unchanged.
+    more
+        The next block of this drive will follow at once, so waiting to merge pays.
+    alone
+        The operation is never merged.
+    elsewhere
+        Of a read whose data can also be had from other drives. It may end as SLOW. Only with
+        ``Config.slow_read_ms``.
+    dated
+        If the operation waits while its drive restarts, it ends with ABORTED and is not done. Set
+        for reads of one of several copies, and for blocks that a walk writes: other drives or data
+        may be valid by then. Only with ``Config.background``.
+    restarts
+        How often the drive had restarted when ``dated`` was decided. Only with
+        ``Config.background``.
+    early
+        Of a row's read: whether its pieces are reported, and to which row.
+    block, blocks
+        First block of the drive. There are ``blocks`` + 1 blocks.
+    owner, index
+        The owner, and its row slot or command slot.
+    place
+        Of a row: comes back unchanged. Of a command: index of the first block in the host command.
+    line
+        The line of a row's block.
     """
     elsewhere = optional(config.slow_read_ms, {"elsewhere": 1})
     restarts = optional(config.background, {"dated": 1, "restarts": tried_bits(config)})
@@ -94,12 +117,12 @@ def operation(config: Config) -> data.StructLayout:
 
 
 def owner_place_bits(config: Config) -> int:
-    """Width of a block's index in a host command, or of a target of a row."""
+    """Width of a block's index in a host command, or of the number of a target of a row."""
     return max(6, config.offset_bits)
 
 
 def load_bits(config: Config) -> int:
-    """Width of the number of blocks that a port has been asked for and not answered."""
+    """Width of the number of blocks that a port has been asked for and has not answered."""
     return bits_for_count(config.operations * config.command_blocks + 1)
 
 
@@ -122,7 +145,8 @@ def finished(config: Config) -> data.StructLayout:
 
 
 def landed(config: Config) -> data.StructLayout:
-    """A block of a host command's read is complete in ``line``, now owned by the receiver."""
+    """A block of a host command's read is complete in ``line``. The line now belongs to the
+    receiver."""
     return data.StructLayout(
         {"slot": config.slot_bits, "offset": config.offset_bits, "line": config.line_bits}
     )

@@ -1,4 +1,5 @@
-"""Parity passes: which lines go through the engine, with which coefficients, to which lines."""
+"""Parity passes: the lines that go through the engine, their coefficients, and the lines of the
+results."""
 
 from amaranth.lib import data, enum
 
@@ -10,30 +11,43 @@ class StepKind(enum.Enum, shape=3):
     """A step of a pass."""
 
     GENERATE = 0
-    """Begin: output j is syndrome j, that is the sum of g**(j * role) times each input."""
+    """Begin. Output j is syndrome j, the sum of g**(j * role) times each input."""
     RECOVER = 1
-    """Begin: output b is the b-th lowest role of ``erased``, from the parities in ``parities``."""
+    """Begin. Output b is the b-th lowest role of ``erased``, from the parities in ``parities``."""
     DATA = 2
-    """Input: the block of data role ``role``, in ``line``."""
+    """Input. The block of data role ``role`` is in ``line``."""
     PARITY = 3
-    """Input: the block of parity ``role`` (0 is P), in ``line``."""
+    """Input. The block of parity ``role`` (0 is P) is in ``line``."""
     OUTPUT = 4
-    """Output ``role`` goes to ``line`` (which may be one of the inputs); ``last`` ends the pass."""
+    """Output ``role`` goes to ``line``, which may be one of the inputs. ``last`` ends the pass."""
 
 
 def piece_field(config: Config) -> dict:
-    """A field ``piece``, with ``Config.early_rows`` only: if ``any``, a pass, or what belongs to
-    it, is about piece ``number`` of `PIECES` of each line, else about all of it."""
+    """A field ``piece``, only with ``Config.early_rows``.
+
+    If ``any``, a pass is about piece ``number`` of `PIECES` of each line. Otherwise it is about
+    whole lines.
+    """
     piece = data.StructLayout({"any": 1, "number": bits_for_count(PIECES)})
     return optional(config.early_rows, {"piece": piece})
 
 
 def step(config: Config) -> data.StructLayout:
-    """One step of a parity pass: a begin, then one or more inputs, then one or more outputs.
+    """One step of a parity pass. A pass is a begin, then one or more inputs, then one or more
+    outputs.
 
-    RECOVER: ``erased`` is the mask of lost data roles (as many as bits in ``parities``), and
-    ``parities`` the mask of the syndromes used. ``last`` on an OUTPUT: answer with ``index``.
-    ``piece`` of the begin: of that of the pass.
+    Fields
+    ------
+    kind, role, line
+        As `StepKind` says.
+    erased
+        Of RECOVER: the mask of lost data roles. It has as many bits as ``parities``.
+    parities
+        Of RECOVER: the mask of the syndromes that are used.
+    last, index
+        With ``last`` on an OUTPUT the pass is answered with ``index``.
+    piece
+        The piece in the begin step is that of the pass.
     """
     return data.StructLayout(
         {
@@ -50,10 +64,10 @@ def step(config: Config) -> data.StructLayout:
 
 
 def pass_done(config: Config) -> data.StructLayout:
-    """Every output of a pass is in its line; ``error``: the erasures cannot be solved.
+    """Every output of a pass is in its line. With ``error`` the erasures cannot be solved.
 
-    ``nonzero`` (with ``background``): a bit per ``role`` of an OUTPUT: a block that went out there
-    is not all zeros. ``piece``: that of the pass.
+    ``nonzero`` (with ``background``) has a bit for each ``role`` of an OUTPUT. The bit is 1 if the
+    block that went out there is not all zeros. ``piece`` is that of the pass.
     """
     background = optional(config.background, {"nonzero": config.parities})
     return data.StructLayout(

@@ -1,24 +1,37 @@
-"""What the PCIe hard block reports of its configuration space."""
+"""The configuration space and link state that the PCIe hard block reports."""
 
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In
 
 
 class PcieStatus(wiring.Signature):
-    """What the hard block reports of its configuration space, seen from the controller.
+    """The configuration space and link state that the hard block reports, seen from the controller.
 
-    ``max_payload``, ``max_read_request``: Device Control encoding (128 << n bytes). ``rcb``: read
-    completion boundary, 0 for 64 and 1 for 128 bytes. ``function_reset``: a function level reset
-    is under way (UltraScale+: ``cfg_flr_in_process``), until it is said to be done.
-    ``extended_tag``, ``relaxed_ordering``: Device Control bits 8 and 4; ``id_ordering``,
-    ``id_completion``: Device Control 2 bits 8 and 9; ``completion_timeout``: its bits 3:0,
-    ``timeout_disable``: its bit 4. A 7-series block has them in ``cfg_dcommand2``; of UltraScale+
-    its configuration management interface reads them.
+    A 7-series block has the fields of Device Control 2 in ``cfg_dcommand2``. On UltraScale+ the
+    configuration management interface reads them.
 
-    ``link_reset``: the link is down or being reset (hot reset, PERST#, lost link): the block's
-    ``user_reset``, or not ``user_lnk_up``. At least a cycle of a clock that runs. It resets what
-    belongs to the host, as a function level reset does, and ends what is under way in the shim;
-    arrays and what drives are doing stay. The controller's own reset must not depend on it.
+    Ports
+    -----
+    max_payload, max_read_request
+        Device Control encoding (128 << n bytes).
+    rcb
+        Read completion boundary: 0 for 64 bytes, 1 for 128 bytes.
+    bus_master, msix_enable, msix_mask
+        Bus Master Enable, and Enable and Function Mask of MSI-X.
+    function_reset
+        A function level reset is under way (UltraScale+: ``cfg_flr_in_process``), until the
+        controller says that it is done.
+    extended_tag, relaxed_ordering
+        Device Control bits 8 and 4.
+    id_ordering, id_completion
+        Device Control 2 bits 8 and 9.
+    completion_timeout, timeout_disable
+        Device Control 2 bits 3:0, and bit 4.
+    link_reset
+        The link is down or being reset (hot reset, PERST#, lost link): ``user_reset`` of the block,
+        or not ``user_lnk_up``. It lasts at least a cycle of a clock that runs. It resets the host's
+        side as a function level reset does, and ends transfers that are under way in the shim.
+        Arrays stay, and drives go on. The controller's own reset must not depend on it.
     """
 
     def __init__(self):

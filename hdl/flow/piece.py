@@ -1,4 +1,4 @@
-"""Pieces of blocks, told of while the rest of the block is still landing."""
+"""Pieces of blocks, reported while the rest of the block is still landing."""
 
 from amaranth.hdl import Shape, unsigned
 from amaranth.lib import data
@@ -13,22 +13,22 @@ def early_seat(config: Config) -> Shape:
 
 
 def early(config: Config) -> data.StructLayout:
-    """If ``any``: the row that has seat ``seat`` of `Config.early_rows` is told of each piece."""
+    """If ``any``, each piece is reported to the row in seat ``seat`` of `Config.early_rows`."""
     return data.StructLayout({"any": 1, "seat": early_seat(config)})
 
 
 def early_field(config: Config) -> dict:
-    """A field ``early``, with ``Config.early_rows`` only."""
+    """A field ``early``, only with ``Config.early_rows``."""
     return optional(config.early_rows, {"early": early(config)})
 
 
 PIECE_CYCLES = 12
-"""So long after the end of its operation a piece may still be told of."""
+"""Cycles after the end of its operation in which a piece may still be reported."""
 
 
 def piece(config: Config) -> data.StructLayout:
     """Piece ``number`` of one of the blocks that the row in seat ``seat`` reads is in its line.
 
-    Told of until `PIECE_CYCLES` after the end of its operation, and not later.
+    It is reported at most `PIECE_CYCLES` after the end of its operation.
     """
     return data.StructLayout({"seat": early_seat(config), "number": bits_for_count(PIECES)})

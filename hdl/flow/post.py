@@ -5,10 +5,15 @@ from amaranth.lib.wiring import In, Out
 
 
 class Messages(wiring.Signature):
-    """The one MSI-X message that may be under way, seen from who sends it.
+    """The one MSI-X message that may be under way, seen from its sender.
 
-    ``withhold``: it must not leave any more. ``left``, ``dropped``: it has been handed to the hard
-    block, or it will never be; pulses, one of them for each message.
+    Ports
+    -----
+    withhold
+        The message must not leave any more.
+    left, dropped
+        Pulses, one of them for each message. The message has been handed to the hard block, or
+        never will be.
     """
 
     def __init__(self):
@@ -19,9 +24,10 @@ POST_DWORDS = 4
 
 
 def post() -> data.StructLayout:
-    """A small posted write: a completion queue entry or an interrupt; ``dwords`` is 1..4.
+    """A small posted write of ``dwords`` 32-bit words (1..4): a completion queue entry or an
+    interrupt.
 
-    ``message``: an MSI-X message, one word.
+    ``message``: it is an MSI-X message, which has one word.
     """
     return data.StructLayout(
         {"address": 64, "dwords": 3, "message": 1, "data": 32 * POST_DWORDS}

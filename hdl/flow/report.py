@@ -1,4 +1,4 @@
-"""What the host can read of background work: the words of three log pages."""
+"""The words of the three log pages of background work."""
 
 from amaranth.lib import data, enum
 
@@ -13,10 +13,10 @@ FINDINGS = 32
 
 
 class Section(enum.Enum, shape=2):
-    """The log."""
+    """One of the three logs."""
 
     ARRAYS = 0
-    """State and job of each array."""
+    """The state and job of each array."""
     DEFECTS = 1
     """Blocks that were mended, and rows that disagreed."""
     LOST = 2
@@ -29,8 +29,8 @@ def report_address() -> data.StructLayout:
 
 
 def report_read() -> TableRead:
-    """Reads a word; it follows the address by two cycles at most.
+    """Reads a word. The word follows its address by at most two cycles.
 
-    The upper word of a row, read right after the lower one, is of the same moment.
+    The upper word of a row number is of the same moment if it is read right after the lower one.
     """
     return TableRead(report_address(), 32)

@@ -1,4 +1,4 @@
-"""A row on its way: what the gatherer hands to the sequencer, and what comes back."""
+"""A row on its way: the data that the gatherer hands to the sequencer, and the answer."""
 
 from amaranth.lib import data, enum
 
@@ -9,33 +9,49 @@ from hdl.kit.optional import optional
 
 
 class RowKind(enum.Enum, shape=1):
-    """What a row slot is for."""
+    """The purpose of a row slot."""
 
     WRITE = 0
-    """Store the joined blocks and keep the row's parity equations."""
+    """Store the joined blocks and keep the parity equations of the row."""
     RECOVER = 1
-    """Read the one joined block without the drive it lies on; if ``gathered``, all joined blocks,
-    each from its drive if it can be."""
+    """Read the one joined block without the drive on which it lies. If ``gathered``, read all
+    joined blocks, each from its drive if possible."""
 
 
 def errand(config: Config) -> dict:
-    """A field ``walk``, with ``Config.background`` only: the `hdl.flow.walk.walk` that a
-    row slot, or an extent, stands for, if ``any``."""
+    """A field ``walk``, only with ``Config.background``.
+
+    If ``any``, a row slot or an extent stands for this `hdl.flow.walk.walk`.
+    """
     fields = {"any": 1, "kind": WalkKind, "tag": 8, "source": ROLE_BITS, "era": ERA_BITS}
     return optional(config.background, {"walk": data.StructLayout(fields)})
 
 
 def row_state(config: Config) -> data.StructLayout:
-    """A row slot, written by the gatherer before launch, read by the sequencer until retirement.
+    """A row slot. The gatherer writes it before the launch, and the sequencer reads it until
+    retirement.
 
-    ``joined`` has a bit per data strip index; ``fua``, ``array``, ``base``, ``shift``, ``row`` are
-    those of `hdl.flow.extent.extent`. ``more``: the next row of the same drives follows at
-    once. ``failed``: a block's data never arrived from the host; the row is not written and its
-    commands end with DATA_TRANSFER_ERROR. ``fills``: of kind RECOVER, the one joined block is read
-    or recovered into its own line and the row stays (not there without `Config.sector_emulation`).
-    ``walk``: if ``any``, the row is walked in the background and nothing joined it; ``kind`` is
-    WRITE. ``gathered``: of kind RECOVER, blocks of sequential reads, as many as came (not there
-    without `Config.gather_reads`).
+    Fields
+    ------
+    kind
+        As `RowKind` says.
+    fua, array, base, shift, row
+        As in `hdl.flow.extent.extent`.
+    more
+        The next row of the same drives follows at once.
+    failed
+        The data of a block never arrived from the host. The row is not written, and its commands
+        end with DATA_TRANSFER_ERROR.
+    joined
+        A bit for each data strip index.
+    walk
+        If ``any``, the row is walked in the background and no block joined it. ``kind`` is WRITE.
+    fills
+        Of kind RECOVER: the one joined block is read or recovered into its own line, and the row
+        stays. Only with `Config.sector_emulation`.
+    gathered
+        Of kind RECOVER: the joined blocks are those of sequential reads, as many as came. Only with
+        `Config.gather_reads`.
     """
     return data.StructLayout(
         {
@@ -56,12 +72,12 @@ def row_state(config: Config) -> data.StructLayout:
 
 
 def strip_state(config: Config) -> data.StructLayout:
-    """A joined block of a row slot, at address row slot * 32 + data strip index."""
+    """A joined block of a row slot. Its address is row slot * 32 + data strip index."""
     return data.StructLayout(
         {"slot": config.slot_bits, "offset": config.offset_bits, "line": config.line_bits}
     )
 
 
 def committed(config: Config) -> data.StructLayout:
-    """A block of a host command's write is on its drives (or has failed)."""
+    """A block of a host command's write is on its drives, or has failed."""
     return data.StructLayout({"slot": config.slot_bits, "status": Status})

@@ -1,4 +1,4 @@
-"""The tables of arrays, members, volumes, ports and copies, and how they are read."""
+"""The tables of arrays, members, volumes, ports and migrations, and their read ports."""
 
 from amaranth.lib import data
 
@@ -20,7 +20,8 @@ def volume(config: Config) -> data.StructLayout:
 
 
 def member_address(config: Config) -> data.StructLayout:
-    """Which member: array, and position 0..31 over all spans (span * width + place in the span)."""
+    """A member: its array, and its index 0..31 over all spans (span * width + place in the span).
+    """
     return data.StructLayout({"position": 5, "array": config.array_bits})
 
 
@@ -40,7 +41,7 @@ def volume_read(config: Config) -> TableRead:
 
 
 def port_use(config: Config) -> data.StructLayout:
-    """Which array a drive port belongs to, if any."""
+    """The array to which a drive port belongs, if ``used``."""
     return data.StructLayout({"used": 1, "array": 8})
 
 
@@ -50,12 +51,14 @@ def port_read(config: Config) -> TableRead:
 
 
 def copy_entry(config: Config) -> data.StructLayout:
-    """The copy of an array, if ``valid``: the member at ``position`` is being copied to the drive
-    at ``port``, which gets every write that the member gets. ``spare``: the drive that it leaves
-    becomes a hot spare."""
+    """The migration in an array, if ``valid``.
+
+    The member with index ``position`` is moved to the drive at ``port``. That drive gets every
+    write that the member gets. With ``spare`` the old drive becomes a hot spare at the end.
+    """
     return data.StructLayout({"valid": 1, "spare": 1, "position": 5, "port": config.port_bits})
 
 
 def copy_read(config: Config) -> TableRead:
-    """Reads the copy of an array."""
+    """Reads the migration in an array."""
     return TableRead(config.array_bits, copy_entry(config))

@@ -1,1 +1,1 @@
-"""Models of what a card holds, which tests, campaign and guest share."""
+"""Models of the contents of a card, which tests, campaign and guest share."""

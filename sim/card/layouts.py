@@ -1,4 +1,4 @@
-"""Random layouts of arrays, and what the hardware calls their rotations."""
+"""Random layouts of arrays, and the hardware's names of their rotations."""
 
 from hdl.config import MAX_DRIVES
 from hdl.flow.geometry import Rotation
@@ -16,7 +16,7 @@ STRIP_SHIFTS = 9
 
 
 def random_layout(generator, *, drives: int = MAX_DRIVES) -> Layout:
-    """A layout of at most ``drives`` members, every level and shape."""
+    """A layout of at most ``drives`` members, of any level and shape."""
     levels = [level for level in PARITIES if level == "JBOD" or LEAST_DRIVES[level] <= drives]
     while True:
         level = generator.choice(levels)
@@ -34,7 +34,7 @@ def random_layout(generator, *, drives: int = MAX_DRIVES) -> Layout:
 
 
 def rotation_fields(layout: Layout) -> dict[str, int]:
-    """What a geometry says of the rotation."""
+    """The fields of a geometry for the rotation."""
     fixed = layout.rotation in (PARITY_FIRST, PARITY_LAST)
     rotate = int(layout.parities > 0 and not fixed)
     return {"rotate": rotate, "rotation": rotation_of(layout).value}
@@ -46,5 +46,5 @@ def rotation_of(layout: Layout) -> Rotation:
 
 
 def rotation_of_name(name: str) -> Rotation:
-    """The hardware's name of a rotation that mdadm calls ``name``."""
+    """The hardware's name of the rotation with mdadm's name ``name``."""
     return Rotation[name.upper().replace("-", "_")]

@@ -1,15 +1,16 @@
-"""What the blocks of a volume may hold while commands are outstanding; plain Python.
+"""The data that the blocks of a volume may hold while commands are outstanding, in plain Python.
 
 NVMe orders nothing between commands that are outstanding at once, and a block is written whole or
-not at all (NVMe 1.4 section 6.4). So a block holds the data of any write that no other write was
-begun after: the model keeps those that are possible, and checks that a read returns one of them.
+not at all (NVMe 1.4 section 6.4). So a block may hold the data of any write, unless another write
+began after that one had ended. The model keeps the data that is possible, and checks that a read
+returns one of these values.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 ANYTHING = b"anything"
-"""Of a block that may hold whatever it likes, as nobody has written it."""
+"""The content of a block that nobody has written. It may have any value."""
 
 
 class DataError(AssertionError):
@@ -18,7 +19,8 @@ class DataError(AssertionError):
 
 @dataclass(kw_only=True)
 class Access:
-    """A read or a write under way; for a read ``allowed`` holds what each block may be."""
+    """A read or a write under way. For a read ``allowed`` has the values that each block may have.
+    """
 
     first: int
     blocks: int
@@ -28,7 +30,7 @@ class Access:
 
 
 class VolumeModel:
-    """Blocks of a volume.
+    """The blocks of a volume.
 
     Parameters
     ----------
@@ -52,7 +54,7 @@ class VolumeModel:
         return not self._writes and not self._reads
 
     def possible(self, block: int) -> set[bytes]:
-        """What ``block`` may hold now."""
+        """The values that ``block`` may have now."""
         result = {data for _, data in self._ended[block]}
         for write in self._writes:
             if 0 <= block - write.first < write.blocks:
@@ -70,7 +72,7 @@ class VolumeModel:
         return write
 
     def end_write(self, write: Access, *, done: bool = True) -> None:
-        """``done``: it has succeeded, else any of its blocks may have been written."""
+        """``done``: the write has succeeded. Otherwise any of its blocks may have been written."""
         self._writes.remove(write)
         moment = self._tick()
         for place, data in enumerate(write.data):
@@ -87,7 +89,7 @@ class VolumeModel:
         return read
 
     def end_read(self, read: Access, data: Sequence[bytes] | None) -> None:
-        """Checks the blocks that a read returned; None: it has failed."""
+        """Checks the blocks that a read returned. None: the read has failed."""
         self._reads.remove(read)
         for place, block in enumerate(data or ()):
             if not {block, ANYTHING} & read.allowed[place]:
@@ -97,13 +99,13 @@ class VolumeModel:
                 )
 
     def abandon(self) -> None:
-        """Ends every access without an answer: any block of the writes may have been written."""
+        """Ends every access without an answer. Any block of the writes may have been written."""
         for write in list(self._writes):
             self.end_write(write, done=False)
         self._reads.clear()
 
     def check(self, block: int, data: bytes, where: str) -> None:
-        """Checks what a drive holds of ``block``."""
+        """Checks the contents of ``block`` on a drive."""
         if not {data, ANYTHING} & self.possible(block):
             raise DataError(f"block {block} in {where} is wrong" + self._source(data))
 
@@ -115,7 +117,7 @@ class VolumeModel:
 
     @property
     def moment(self) -> int:
-        """Counts what has begun and ended."""
+        """Counts the accesses that have begun or ended."""
         return self._moment
 
     def _tick(self) -> int:

@@ -1,8 +1,9 @@
-"""Stands in for the program ``yosys-abc``: ``abc.py -c 'COMMAND; COMMAND; ..'``.
+"""Replaces the program ``yosys-abc``: ``abc.py -c 'COMMAND; COMMAND; ..'``.
 
-The Yosys wheel links ABC into Yosys and reaches it only from its pass `abc`, which loses what ABC
-prints. SymbiYosys reads that. So the commands run as the script of an `abc` pass over a module that
-does not matter, ABC writes its verdict to a file, and the verdict is printed in ABC's words.
+The Yosys wheel links ABC into Yosys and reaches it only from its pass `abc`, which loses the output
+of ABC. SymbiYosys reads that output. So the commands run as the script of an `abc` pass over a
+module that does not matter. ABC writes its verdict to a file, and the verdict is printed in ABC's
+words.
 """
 
 import re

@@ -1,6 +1,7 @@
-"""Free numbers and lines: none has two owners, none is lost, offers keep the rules of streams.
+"""Free numbers and lines: none has two owners, none is lost, and offers keep the rules of streams.
 
-One number that the solver chose is followed; users give back only what they were given.
+The proof follows one number that the solver chose. Users give back only numbers that they were
+given.
 """
 
 from amaranth.hdl import Assert, Assume, Cat, Module, Signal
@@ -21,11 +22,13 @@ USERS = 2
 RETURNS = 2
 RESERVE = 3
 SETTLED = RETURNS + 2
-"""Cycles without a transfer after which the count is exact: returns queue, then are counted."""
+"""Cycles without a transfer after which the count is exact. Returned numbers wait in a queue, and
+are then counted."""
 
 
 class FreeListSpecification(wiring.Component):
-    """A number is handed out only while free, and before any number that came back after it."""
+    """A number is handed out only while it is free, and before any number that came back after it.
+    """
 
     def __init__(self, numbers: FreeList):
         self._numbers = numbers
@@ -75,7 +78,7 @@ class FreeListSpecification(wiring.Component):
 
 
 class AllocatorSpecification(wiring.Component):
-    """A line has one owner, offers are stable, a reserve is left, the count is right."""
+    """A line has one owner, offers are stable, a reserve is left, and the count is right."""
 
     def __init__(self, allocator: LineAllocator):
         self._allocator = allocator

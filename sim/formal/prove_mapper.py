@@ -1,11 +1,12 @@
 """The mapper's arithmetic: digits of a division, the step to the next strip, a whole mapping.
 
-A strip number and its coordinates determine each other when the coordinates are digits of a number:
-with S = (stripe * spans + span) * data + index, index < data and span < spans there is one S for
-every (stripe, span, index) and one (stripe, span, index) for every S; so no two blocks meet and
-none is lost. Mirrors: S * copies = stripe * width + place, place = index * copies + shift. The
-specifications say it this way, by multiplication, where the design divides and steps. Rotations
-likewise: by multiples of the width, and by counting the parities before a place.
+A strip number and its coordinates determine each other when the coordinates are digits of a number.
+Let S = (stripe * spans + span) * data + index, index < data and span < spans. There is one S for
+every (stripe, span, index) and one (stripe, span, index) for every S. So no two blocks meet and
+none is lost. For mirrors S * copies = stripe * width + place, and place = index * copies + shift.
+The specifications use this form, with multiplication, where the design divides and steps. They
+describe rotations in the same way, by multiples of the width and by counting the parities before a
+place.
 """
 
 from unittest.mock import patch
@@ -69,8 +70,8 @@ def assume_shape(m: Module, shape: data.View, most_drives: int) -> None:
 def turned(shape: data.View, shift: Value, stripe: Value) -> Value:
     """A multiple of the width if data role 0 is at place ``shift`` in ``stripe``.
 
-    In stripe 0 it follows parities that are first (right) or of which the last has gone round to
-    place 0 (left), or is at place 0 itself (DDF).
+    In stripe 0 data role 0 follows parities that are first (right), or parities of which the last
+    has gone round to place 0 (left), or is at place 0 itself (DDF).
     """
     follows_some = Mux(shape.rotation.ddf, 0, shape.parities - 1)
     return Mux(
@@ -79,7 +80,7 @@ def turned(shape: data.View, shift: Value, stripe: Value) -> Value:
 
 
 def fixed_shift(shape: data.View) -> Value:
-    """Where data role 0 is when parity does not rotate."""
+    """The place of data role 0 when parity does not rotate."""
     return Mux(shape.rotation.fixed & shape.rotation.right, shape.parities, 0)
 
 

@@ -1,7 +1,7 @@
 """`hdl.kit.merge.Merge` keeps the rules of streams, loses nothing and invents nothing.
 
-One payload that the solver chose is marked: it enters once, at an input the solver chose, and must
-leave once. Its neighbours are arbitrary but unmarked.
+One payload that the solver chose is marked. It enters once, at an input that the solver chose, and
+must leave once. Its neighbours are arbitrary but unmarked.
 """
 
 from amaranth.hdl import Assert, Assume, Elaboratable, Module, Signal

@@ -1,4 +1,5 @@
-"""The parity engine: products are those of the field, drained blocks the sums that they owe."""
+"""The parity engine: products are those of the field, and drained blocks are the sums that they
+must be."""
 
 from dataclasses import dataclass
 from functools import reduce
@@ -21,7 +22,7 @@ WORD_ELEMENTS = 3
 
 
 def golden_product(a: Value, b: Value) -> Value:
-    """The product as the golden model's tables say it of every pair of powers of x."""
+    """The product of every pair of powers of x, by the golden model's tables."""
     terms = [
         (a[i] & b[j]).replicate(ELEMENT_BITS) & RAID.mul(1 << i, 1 << j)
         for i in range(ELEMENT_BITS)
@@ -33,8 +34,9 @@ def golden_product(a: Value, b: Value) -> Value:
 class MatrixSpecification(wiring.Component):
     """Bit matrices hold the golden products of a coefficient, and words are multiplied by matrices.
 
-    In two parts, so that each is easy: the columns for all coefficients, then the product of a word
-    by any matrix, also one that belongs to no coefficient. Combinational, so one cycle proves it.
+    The proof has two parts, so that each is easy: the columns for all coefficients, and the product
+    of a word by any matrix, also one that belongs to no coefficient. Everything is combinational,
+    so one cycle proves it.
     """
 
     coefficient: In(ELEMENT_BITS)
@@ -86,7 +88,7 @@ TINY_FIELD = Field(polynomial=0b111, generator=0b10)
 
 @dataclass(frozen=True, kw_only=True)
 class TinySizes:
-    """What the engine needs of a configuration, as small as it works."""
+    """The sizes that the engine needs of a configuration, as small as it works."""
 
     data_width: int = TINY_FIELD.width
     beats: int = 2
@@ -95,7 +97,7 @@ class TinySizes:
 
 
 class TinyEngine(ParityEngine):
-    """The engine over `TINY_FIELD`; ``replaced`` plants a bug, by names that the module uses."""
+    """The engine over `TINY_FIELD`. ``replaced`` plants a bug, by names that the module uses."""
 
     def __init__(self, **replaced):
         self._names = {
@@ -114,8 +116,8 @@ class TinyEngine(ParityEngine):
 class EngineSpecification(wiring.Component):
     """Whatever the streams do, a drained block is the weighted sum of its row's inputs.
 
-    Rows are numbered modulo the two that the engine holds; the number travels in the tag of the
-    drain requests. What a row owes is summed beside the engine.
+    Rows are numbered modulo the two that the engine holds. The number travels in the tag of the
+    drain requests. The expected sum of a row is computed beside the engine.
     """
 
     def __init__(self, engine: ParityEngine):
@@ -193,7 +195,7 @@ def _wrong_matrix(field, coefficient):
 
 
 OTHER_POLYNOMIAL = 0x12D
-"""Irreducible as well, and another field: only for mutants."""
+"""Another irreducible polynomial, and so another field. Only for mutants."""
 
 PROOFS = [
     Proof(

@@ -1,6 +1,6 @@
-"""Every plan is one that works with the drives that are left, and none of the ways reads less.
+"""Every plan is one that works with the drives that are left, and no other way reads less.
 
-Rows of up to eight drives; the masks are as wide as ever.
+Rows have up to eight drives. The masks have their full width.
 """
 
 from unittest import mock
@@ -22,7 +22,7 @@ PARITIES = 4
 
 
 class PlannerSpecification(wiring.Component):
-    """What a plan must satisfy, from the request alone."""
+    """The conditions on a plan, from the request alone."""
 
     def __init__(self, planner: Planner):
         self._planner = planner

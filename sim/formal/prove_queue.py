@@ -1,6 +1,6 @@
-"""Queues: payloads leave in the order in which they came, and what a queue says of itself is so.
+"""Queues: payloads leave in the order in which they came, and the outputs of a queue are right.
 
-One payload that the solver chose is followed from the moment when it is taken in.
+The proof follows one payload that the solver chose, from the moment when it is taken in.
 """
 
 from amaranth.hdl import Assert, Assume, Module, Signal
@@ -13,11 +13,12 @@ from sim.formal.stream_rules import StreamRules
 
 PAYLOAD_BITS = 2
 DEPTH = 5
-"""One more than its memory has words: a power of two, so that every address is one of them."""
+"""One more than the words of its memory, which are a power of two, so that every address is one of
+them."""
 
 
 class QueueSpecification(wiring.Component):
-    """First in, first out; ``level``, ``filling`` and ``busy`` are as `Queue` promises.
+    """First in, first out. ``level``, ``filling`` and ``busy`` are as `Queue` promises.
 
     ``chosen``: the payload that comes in is followed, unless another one is.
     """
@@ -71,7 +72,7 @@ class QueueSpecification(wiring.Component):
 
 
 class RepeatingQueue(Queue):
-    """Mutant: what is offered stays when something comes in as it is taken."""
+    """Mutant: the offered payload stays when another comes in as it is taken."""
 
     def elaborate(self, platform) -> Module:
         m = super().elaborate(platform)
@@ -89,7 +90,7 @@ class OverflowingQueue(Queue):
 
 
 class RestlessQueue(Queue):
-    """Mutant: it is busy while what it offers is not taken."""
+    """Mutant: it is busy while its offer is not taken."""
 
     def elaborate(self, platform) -> Module:
         m = super().elaborate(platform)

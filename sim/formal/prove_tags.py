@@ -1,9 +1,10 @@
 """`hdl.pcie.dma.tags.TagTable` never hands out a tag in use, and loses neither tags nor headers.
 
-The specification keeps its own account of every tag: *out* from its allocation to its retirement,
-*closed* once no completion is accepted, *banned* while quarantined. The environment closes only
-live tags and retires only closed ones; when, and in which order, is the solver's choice, as is
-when the hard block takes a request. Times are checked as long as the link is up.
+The specification keeps its own account of every tag. A tag is *out* from its allocation to its
+retirement, *closed* once no completion is accepted, and *banned* while quarantined. The environment
+closes only live tags and retires only closed ones. When, and in which order, is the solver's
+choice. So is the time when the hard block takes a request. Times are checked as long as the link is
+up.
 """
 
 from collections.abc import Callable
@@ -23,13 +24,13 @@ SETTLING = 4
 """Cycles after which a retired tag is free."""
 
 LONG_TIMEOUT = 1 << 20
-"""No matter: time jumps."""
+"""It may be long, since time jumps."""
 
 SHORT_TIMEOUT = 6
-"""Cycles between sweeps: more than one takes."""
+"""Cycles between sweeps. There are more than one sweep takes."""
 
 PERIODS_LEAST = 2
-"""Sweeps that a tag outlives for sure, once its request has left."""
+"""Sweeps that a tag certainly outlives, once its request has left."""
 
 MORE_THAN_HALF = HEADERS // 2 + 1
 """Two requests of this size never fit at once."""
@@ -38,7 +39,7 @@ CONFIG = Config(read_tags=TAGS, completion_headers=HEADERS)
 
 
 class TagSpecification(wiring.Component):
-    """What every user of the tag table relies on."""
+    """The properties of the tag table that every user relies on."""
 
     def __init__(
         self,
@@ -176,7 +177,8 @@ class TagSpecification(wiring.Component):
         m.d.comb += Assume(~wanted | (self.headers == before))
 
     def _keep_time(self, m: Module) -> None:
-        """Time counts cycles, or jumps to and fro as the solver likes: a sweep at any time."""
+        """Time counts cycles, or jumps to and fro as the solver likes, so a sweep may come at any
+        time."""
         m.d.comb += self._table.period.eq(self._timeout or LONG_TIMEOUT)
         if self._loses:
             m.d.comb += Assume(self.lost)

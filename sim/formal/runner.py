@@ -1,10 +1,10 @@
 """Proves Amaranth specifications with SymbiYosys, model checkers and SMT solvers from PyPI.
 
 A specification is an `Elaboratable` that instantiates the design and holds ``Assert``, ``Assume``
-and ``Cover``. What the solver may choose is an input port, when the specification is a
+and ``Cover``. Values that the solver may choose are input ports, when the specification is a
 `wiring.Component`, or `any_sequence` (new every cycle) or `any_constant` (one value for all time).
 Every other signal that nothing drives is 0, its initial value. A proof starts from the design's
-initial state, which is its state after reset; reset stays inactive.
+initial state, which is its state after reset. Reset stays inactive.
 """
 
 import math
@@ -45,7 +45,7 @@ Mode = Literal["bmc", "prove", "cover"]
 TOP = "specification"
 ABC = Path(__file__).with_name("abc.py")
 GRACE_SECONDS = 60.0
-"""What SymbiYosys gets on top of its own time limit before it is ended from outside."""
+"""Seconds beyond its own time limit after which SymbiYosys is ended from outside."""
 
 LOG_TAIL_LINES = 25
 
@@ -54,7 +54,7 @@ ENGINES: dict[Mode, str] = {
     "prove": "abc pdr",
     "cover": "smtbmc yices",
 }
-"""Engine when a proof names none."""
+"""Engine of a proof that names none."""
 
 
 class ProofError(AssertionError):
@@ -62,7 +62,7 @@ class ProofError(AssertionError):
 
 
 class Refuted(ProofError):
-    """A specification does not hold: there is a counterexample."""
+    """A specification does not hold. There is a counterexample."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ def prove(
     engine: str | None = None,
     timeout: float = 600.0,
 ) -> None:
-    """Proves specification ``component``; a result is remembered by content.
+    """Proves specification ``component``. A result is remembered by content.
 
     Raises
     ------

@@ -17,9 +17,10 @@ class StreamRules(wiring.Component):
     Parameters
     ----------
     stream
-        The stream to watch; nothing is driven.
+        The stream to watch. Nothing is driven.
     role
-        ``Assert``: the stream must keep the rule. ``Assume``: it does, because this is an input.
+        ``Assert``: the stream must keep the rule. ``Assume``: it keeps the rule, because it is an
+        input.
     """
 
     transfer: Out(1)

@@ -1,9 +1,9 @@
 """A functional NVMe controller in plain Python, to test a host driver without the hardware.
 
 It reads and writes host memory, doorbells and registers as NVMe 1.4 says (sections 3.1, 4), and
-checks the host: a tail beyond the queue, a PRP that is not allowed, a command identifier in use or
-a completion queue that overflows is a `HostError`. Commands are carried out when asked to
-(`step`), in any order, so that a test decides what happens when.
+checks the host. A tail beyond the queue, a PRP that is not allowed, a command identifier in use or
+a completion queue that overflows is a `HostError`. The test has commands carried out (`step`), in
+any order, so it decides what happens when.
 """
 
 import random
@@ -76,9 +76,9 @@ class Card:
     interrupt
         Called with the vector for each completion.
     blocks
-        Size of the namespace, 4 KiB blocks.
+        Size of the namespace, in 4 KiB blocks.
     queue_pairs, queue_depth, transfer_shift
-        As the controller reports them; ``transfer_shift`` is MDTS.
+        As the controller reports them. ``transfer_shift`` is MDTS.
     seed
         Of the order in which commands are carried out.
     """
@@ -107,7 +107,7 @@ class Card:
         self.storage: dict[int, bytes] = {}
         self.fatal = False
         self.errors: dict[int, int] = {}
-        """Status with which I/O commands fail, by their first block."""
+        """Statuses of I/O commands that fail, by their first block."""
         self.most_inside = 0
         self.wraps = 0
 
@@ -181,7 +181,7 @@ class Card:
         return sum(len(queue.inside) for queue in self.queues.values())
 
     def step(self) -> bool:
-        """Carries out one command, any; False if there is none."""
+        """Carries out any one command. Returns False if there is none."""
         chosen = [
             (number, identifier)
             for number, queue in self.queues.items()
@@ -197,7 +197,7 @@ class Card:
         return True
 
     def complete(self, number: int, identifier: int, status: int, result: int = 0) -> None:
-        """Posts a completion (also one that nobody waits for)."""
+        """Posts a completion, also one that nobody waits for."""
         queue = self.queues[number]
         if queue.cq_full:
             raise HostError("a completion queue overflows")
@@ -279,7 +279,7 @@ class Card:
     # PRPs
 
     def _transfer(self, entry: Entry, length: int, data: bytes | None = None) -> bytes:
-        """Moves data to the host, or (without ``data``) from it."""
+        """Moves data to the host, or without ``data`` from it."""
         moved = bytearray()
         for address, count in self._pieces(entry, length):
             if data is None:
@@ -307,7 +307,7 @@ class Card:
             left -= count
 
     def _list(self, pointer: int, entries: int) -> list[int]:
-        """The entries of a PRP list, which goes on where the last entry of a page points."""
+        """The entries of a PRP list. The list goes on where the last entry of a page points."""
         if pointer % 8:
             raise HostError(f"a PRP list at {pointer:#x}")
         pages: list[int] = []

@@ -1,4 +1,4 @@
-"""Arithmetic in GF(2**n) by tables of logarithms, and linear equations over it; plain Python."""
+"""Arithmetic in GF(2**n) by tables of logarithms, and linear equations over it, in plain Python."""
 
 from functools import cached_property
 
@@ -15,7 +15,7 @@ class Gf:
     Parameters
     ----------
     field
-        Polynomial and generator; the generator must be primitive.
+        Polynomial and generator. The generator must be primitive.
     """
 
     def __init__(self, field: Field = RAID_FIELD):
@@ -108,7 +108,7 @@ class Gf:
         return [row[size:] for row in work]
 
     def determinant(self, matrix: list[list[int]]) -> int:
-        """By expansion: slow, and shares nothing with `invert`."""
+        """The determinant by expansion. It is slow, and shares nothing with `invert`."""
         if not matrix:
             return 1
         total = 0

@@ -1,4 +1,4 @@
-"""What the members of an array hold: the reference for whole drives, in plain Python."""
+"""The contents of the members of an array, in plain Python: the reference for whole drives."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ BLOCK = 4096
 def members(layout: Layout, rows: int, contents: Sequence[bytes]) -> list[bytes]:
     """``rows`` rows of every member of an array whose blocks are ``contents``, parity included.
 
-    Blocks that no place belongs to (RAID 1E may leave some in its last stripe) are zeros.
+    Blocks without a place in the layout (RAID 1E may leave some in its last stripe) are zeros.
     """
     areas = [bytearray(rows * BLOCK) for _ in range(layout.drives)]
 

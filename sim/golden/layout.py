@@ -1,10 +1,10 @@
-"""Where every block of an array lies: the layouts of Linux md, in plain Python.
+"""The place of every block of an array, in the layouts of Linux md, in plain Python.
 
-Reference for the mapper. Parity levels follow md's algorithms (drivers/md/raid5.c
-`raid5_compute_sector`, `raid6_idx_to_slot`), mirrors follow md's near layout
-(drivers/md/raid10.c `__raid10_find_phys`; an odd number of drives is RAID 1E). RAID 50 and 60 are
-RAID 5 and 6 with spans: consecutive stripes go round the spans. RAIDTP is triple parity, with R
-after Q. `sim.md` compares all of it but triple parity with what Linux writes.
+This is the reference for the mapper. Parity levels follow md's algorithms (drivers/md/raid5.c
+`raid5_compute_sector`, `raid6_idx_to_slot`). Mirrors follow md's near layout (drivers/md/raid10.c
+`__raid10_find_phys`; an odd number of drives is RAID 1E). RAID 50 and 60 are RAID 5 and 6 with
+spans, and consecutive stripes go to consecutive spans. RAIDTP is triple parity, with R after Q.
+`sim.md` compares everything but triple parity with the data that Linux writes.
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,8 @@ DDF_ZERO_RESTART = "ddf-zero-restart"
 DDF_N_RESTART = "ddf-N-restart"
 DDF_N_CONTINUE = "ddf-N-continue"
 DDF = (DDF_ZERO_RESTART, DDF_N_RESTART, DDF_N_CONTINUE)
-"""Rotations of RAID 6 whose Q weighs a block by its place instead of by its order after Q."""
+"""Rotations of RAID 6 in which Q weighs a block by its place. In all others it weighs by the order
+after Q."""
 ROTATIONS = (
     LEFT_SYMMETRIC,
     RIGHT_SYMMETRIC,
@@ -53,7 +54,7 @@ ROTATIONS = (
     PARITY_LAST,
     *DDF,
 )
-"""mdadm's names (``--layout``); the first is the default."""
+"""mdadm's names (``--layout``). The first is the default."""
 
 
 def rotations(level: str) -> tuple[str, ...]:
@@ -65,7 +66,8 @@ def rotations(level: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Place:
-    """A block of a member: ``position`` over all spans, ``row`` from the start of its area."""
+    """A block of a member: ``position`` is the member index over all spans, ``row`` counts from the
+    start of its area."""
 
     position: int
     row: int
@@ -73,7 +75,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Extent:
-    """Consecutive rows of one strip, as `hdl.flow.extent.extent` names them."""
+    """Consecutive rows of one strip, with the names of `hdl.flow.extent.extent`."""
 
     base: int
     shift: int
@@ -99,9 +101,9 @@ class Layout:
     strip_blocks
         Blocks of a strip, a power of two up to 256.
     copies
-        Copies of each block; 0 is the level's default.
+        Copies of each block. 0 is the level's default.
     spans
-        Parity sets that stripes go round; 1 unless the level has parity.
+        Parity sets that stripes go round. 1 unless the level has parity.
     rotation
         How parity moves from stripe to stripe, one of `rotations` of the level.
     """
@@ -204,24 +206,27 @@ class Layout:
         return [place for place in places if place not in parity]
 
     def turned(self, row: int) -> list[int]:
-        """Places in a span as hardware counts roles: round from the first after the parities."""
+        """Places in a span in the order in which the hardware counts roles: round from the first
+        after the parities."""
         n = self.width
         parity = self.parity_places(row)
         last = parity[0] if self.rotation == DDF_N_CONTINUE else parity[-1] if parity else n - 1
         return [(last + 1 + role) % n for role in range(n)]
 
     def exponents(self, row: int) -> list[int]:
-        """x such that a block weighs g**x in Q and g**2x in R, by hardware's data roles."""
+        """Exponents by the hardware's data roles. A block with exponent x weighs g**x in Q and
+        g**2x in R."""
         roles = range(self.data)
         return self.turned(row)[: self.data] if self.rotation in DDF else list(roles)
 
     def syndromes(self, row: int) -> list[int]:
-        """Which syndrome (0: P) hardware's parity roles are."""
+        """The syndrome (0: P) of each of the hardware's parity roles."""
         parity = self.parity_places(row)
         return [parity.index(place) for place in self.turned(row)[self.data :]]
 
     def roles(self, span: int, row: int) -> list[int]:
-        """Positions of a row's roles as hardware counts them: data, then parities. Not mirrors."""
+        """Member indexes of a row's roles in the hardware's order: data, then parities. Not for
+        mirrors."""
         return [span * self.width + place for place in self.turned(row)]
 
     def copies_of(self, block: int) -> list[Place]:
@@ -243,7 +248,7 @@ class Layout:
         return self.copies_of(block)[0]
 
     def inverse(self, place: Place) -> int | None:
-        """The array block at ``place``; None for parity."""
+        """The array block at ``place``, or None for parity."""
         stripe, within = divmod(place.row, self.strip_blocks)
         if self.copies > 1:
             strip = (stripe * self.width + place.position) // self.copies
@@ -255,10 +260,10 @@ class Layout:
         return ((stripe * self.spans + span) * self.data + index) * self.strip_blocks + within
 
     def rows_at(self, row: int, rows: int) -> list[tuple[int, int]]:
-        """(base, shift) of each row of the stripe engine that member blocks ``row`` belong to.
+        """(base, shift) of each row of the stripe engine to which member blocks ``row`` belong.
 
-        With parity one of each span; without, one of each strip whose first copy is in the row.
-        ``rows``: rows of the array.
+        With parity there is one of each span. Without it there is one of each strip whose first
+        copy is in the row. ``rows`` are the rows of the array.
         """
         if self.parities:
             first = self.turned(row)[0]
@@ -272,7 +277,8 @@ class Layout:
         return found
 
     def key(self, block: int) -> tuple[int, int, int, int]:
-        """(base, shift, index, row) that name array block ``block`` between blocks of hardware."""
+        """(base, shift, index, row) that identify array block ``block`` between blocks of hardware.
+        """
         place = self.map(block)
         if self.copies > 1:
             # The first copies that begin in a stripe are `copies` places apart.
@@ -282,16 +288,16 @@ class Layout:
         return span * self.width, turned[0], turned.index(offset), place.row
 
     def ordinal(self, block: int) -> int:
-        """Which strip of its stripe, in the order of the host's blocks, ``block`` lies in."""
+        """The number of the strip of ``block`` in its stripe, in the order of the host's blocks."""
         strip = block // self.strip_blocks
         if self.copies > 1:
             return strip * self.copies % self.width // self.copies
         return strip % self.data
 
     def extents(self, block: int, count: int, *, write: bool) -> list[Extent]:
-        """What ``count`` array blocks from ``block`` touch, strip by strip, in order.
+        """The extents that ``count`` array blocks from ``block`` touch, strip by strip, in order.
 
-        Extents of a write are cut where ``final`` changes; those of a read never are.
+        Extents of a write are cut where ``final`` changes. Extents of a read never are.
         """
         keys = [self.key(block + offset) for offset in range(count)]
         rows = [(base, row) for base, _, _, row in keys]

@@ -22,15 +22,16 @@ COMMAND = "python -m sim.golden.layouts > docs/layouts.md"
 INTRODUCTION = f"""\
 # Layouts
 
-Where the strips of an array lie, as the reference models (`sim/golden/layout.py`) draw it:
-`{COMMAND}`. A test fails when this page is stale.
-`cocotb_tests/array/test_mapper.py` and the proofs of `sim/formal/prove_mapper.py` hold the hardware
-to the same models, and `cocotb_tests/array/test_md.py` compares them, parity included, with what
-Linux md writes (triple parity, which md has not, with Intel ISA-L).
+This page shows where the strips of an array lie. The reference models (`sim/golden/layout.py`) draw
+it with `{COMMAND}`. A test fails when the page is stale.
 
-A column is a drive, a line a stripe; `D0`, `D1`, .. are the strips of the array in the order of
-the host's blocks, P, Q, R the parities of the line. Strips are 4 KiB to 1 MiB, a power of two.
-Data begins 1 MiB into each drive.
+`cocotb_tests/array/test_mapper.py` and the proofs of `sim/formal/prove_mapper.py` compare the
+hardware with the same models. `cocotb_tests/array/test_md.py` compares the models, parity included,
+with the data that Linux md writes. md has no triple parity, so that is compared with Intel ISA-L.
+
+Each column is a drive and each line is a stripe. `D0`, `D1`, .. are the strips of the array in the
+order of the host's blocks. P, Q and R are the parities of the line. Strips are 4 KiB to 1 MiB, a
+power of two. Data begins 1 MiB into each drive.
 """
 
 LEVELS = {
@@ -55,7 +56,7 @@ CODES = {
     "ddf-N-restart": 10,
     "ddf-zero-restart": 11,
 }
-"""Rotations as CREATE ARRAY names them (docs/host-interface.md)."""
+"""Codes of rotations in CREATE ARRAY (docs/host-interface.md)."""
 
 SNIA = {
     "left-symmetric": "RAID 5: PRL 5, RLQ 3, rotating parity N with data continuation",
@@ -68,7 +69,7 @@ SNIA = {
     "ddf-N-restart": "PRL 6, RLQ 2, rotating parity N with data restart",
     "ddf-N-continue": "PRL 6, RLQ 3, rotating parity N with data continuation",
 }
-"""What SNIA's Disk Data Format calls a rotation."""
+"""Names of rotations in SNIA's Disk Data Format."""
 
 DRAWN = (
     ("RAID 5", "RAID5", 5),
@@ -122,15 +123,16 @@ def sections() -> Iterator[str]:
         drives = f"{least} to {most}" if least < most else str(least)
         lines.append(f"| {level} | {text} | {drives} | {PARITIES[level]} |")
     yield "\n".join(lines) + "\n"
-    yield "## Rotations\nCode is the field of the command that creates an array.\n"
+    yield "## Rotations\nThe code is the field of the command that creates an array.\n"
     lines = ["| rotation (mdadm's name) | code | levels | SNIA DDF |", "|---|---|---|---|"]
     for rotation in ROTATIONS:
         levels = [level for level in LEVELS if PARITIES[level] and rotation in rotations(level)]
         lines.append(f"| {rotation} | {CODES[rotation]} | {', '.join(levels)} | {SNIA[rotation]} |")
     yield "\n".join(lines) + "\n"
     yield (
-        "In Q a block weighs g to the power of its order after the last parity, going round; in R\n"
-        "twice that. In the three ddf layouts it weighs g to the power of its place in the span.\n"
+        "The weight of a block in Q is a power of g. The exponent is the order of the block\n"
+        "after the last parity, counted round the span. In R the exponent is twice that. In the\n"
+        "three ddf layouts the exponent is the place of the block in the span.\n"
     )
     for title, level, drives in DRAWN:
         yield f"## {title} on {drives} drives\n"
@@ -149,7 +151,7 @@ def sections() -> Iterator[str]:
         ("RAID 10 with 3 copies on 7 drives", Layout("RAID10", 7, 1, 3)),
     ):
         yield f"### {title}\n```\n{table(layout, 4)}\n```\n"
-    yield "## Spans\nStripes go round the spans; each span is a layout of its own.\n"
+    yield "## Spans\nSuccessive stripes go to successive spans. Each span is a layout of its own.\n"
     for title, layout in (
         ("RAID 50, 2 spans of 4 drives", Layout("RAID5", 8, 1, spans=2)),
         ("RAID 60, 2 spans of 5 drives", Layout("RAID6", 10, 1, spans=2)),

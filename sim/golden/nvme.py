@@ -1,6 +1,7 @@
 """NVMe 1.4 as a host sees it: entries, PRPs, pages and codes, in plain Python.
 
-Written from the specification, sharing nothing with the hardware: the reference for its tests.
+It is written from the specification and shares nothing with the hardware. It is the reference for
+the hardware's tests.
 """
 
 import struct
@@ -74,12 +75,12 @@ NGUID_DESCRIPTOR = 2
 
 
 def serial_number(identity: int) -> str:
-    """Serial number of the card with that identity."""
+    """Serial number of the card with this identity."""
     return f"STRI{identity:016x}"
 
 
 def subsystem_name(identity: int) -> str:
-    """NQN of its subsystem."""
+    """NQN of the subsystem of the card."""
     digits = f"{identity:016x}"
     middle = "-ad49-81c2-89cb-8830"
     return f"nqn.2014-08.org.nvmexpress:uuid:{digits[:8]}{middle}{digits[8:]}"
@@ -94,7 +95,7 @@ def namespace_name(identity: int, nonce: int, count: int) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Sqe:
-    """A submission queue entry; ``dwords`` are CDW10 on."""
+    """A submission queue entry. ``dwords`` are CDW10 and the words after it."""
 
     opcode: int
     identifier: int = 0
@@ -161,10 +162,11 @@ def dataset(nsid: int, ranges: Sequence[tuple[int, int]]) -> tuple[dict, bytes]:
 def build_prps(
     pages: Sequence[int], offset: int, write: Callable[[int, bytes], None], lists: Sequence[int]
 ) -> tuple[int, int]:
-    """PRP1 and PRP2 for ``pages`` (page addresses), data beginning ``offset`` bytes into the first.
+    """PRP1 and PRP2 for ``pages`` (page addresses). Data begins ``offset`` bytes into the first
+    page.
 
-    ``lists`` are addresses for the PRP list: the first may lie inside its page, the others are
-    pages that it goes on in when it reaches the end of a page. ``write`` stores the list.
+    ``lists`` are addresses for the PRP list. The first may lie inside its page. The list goes on in
+    the others when it reaches the end of a page. ``write`` stores the list.
     """
     prp1 = pages[0] + offset
     rest = list(pages[1:])
@@ -198,13 +200,14 @@ def pieces(pages: Sequence[int], offset: int, length: int) -> list[tuple[int, in
 
 
 DEFAULT, NONE, FORCE = 0, 1, 2
-"""Settings of sector emulation: what a volume says of its physical sectors."""
+"""Settings of sector emulation: the physical sectors that a volume reports."""
 
 
 def create_volume(
     array: int, start: int = 0, blocks: int = 0, *, sectors: bool = False, emulation: int = DEFAULT
 ) -> dict:
-    """Fields of the vendor command that creates a volume; ``sectors``: of 512 bytes."""
+    """Fields of the vendor command that creates a volume. ``sectors``: it has sectors of 512 bytes.
+    """
     mask = 0xFFFF_FFFF
     first = array | int(sectors) << 8 | emulation << 12
     dwords = (first, start & mask, start >> 32, blocks & mask, blocks >> 32)
@@ -221,11 +224,11 @@ class Namespace:
     """Bytes of the logical blocks of each LBA format."""
     format: int
     physical: int
-    """Bytes of a physical sector, as Linux works it out (drivers/nvme/host/core.c)."""
+    """Bytes of a physical sector, as Linux computes it (drivers/nvme/host/core.c)."""
 
     @classmethod
     def unpack(cls, page: bytes) -> "Namespace":
-        """Reads the page; sizes that contradict each other are errors."""
+        """Reads the page. Sizes that contradict each other are errors."""
         size, capacity, use = struct.unpack_from("<QQQ", page)
         features, last, chosen = page[24], page[25], page[26] & 0xF
         formats = tuple(1 << page[128 + 4 * n + 2] for n in range(last + 1))

@@ -1,6 +1,6 @@
-"""NVMe 1.4 log pages and asynchronous events as a host reads them, and what they must say.
+"""NVMe 1.4 log pages and asynchronous events as a host reads them, and their expected contents.
 
-Written from the specification, sharing nothing with the hardware.
+They are written from the specification and share nothing with the hardware.
 """
 
 import struct
@@ -41,7 +41,7 @@ LOCATIONS = {
     nvme.INVALID_CQ: 46,
     nvme.INVALID_VECTOR: 46,
 }
-"""Byte of the submission queue entry that each status blames; others blame none."""
+"""Byte of the submission queue entry that each status blames. Other statuses blame none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class ErrorEntry:
 
     @classmethod
     def unpack(cls, raw: bytes) -> "ErrorEntry":
-        """Reads the 64 bytes; what the controller does not fill in must be 0."""
+        """Reads the 64 bytes. Fields that the controller does not fill in must be 0."""
         count, queue, identifier, status, location, block, nsid = struct.unpack_from(
             "<QHHHHQI", raw
         )
@@ -76,7 +76,8 @@ class ErrorEntry:
 
 
 def error_entries(page: bytes) -> list[ErrorEntry]:
-    """The valid entries of an error log, newest first; only invalid ones follow the first such."""
+    """The valid entries of an error log, newest first. After the first invalid entry all must be
+    invalid."""
     entries = []
     for at in range(0, len(page), ERROR_ENTRY_BYTES):
         raw = page[at : at + ERROR_ENTRY_BYTES]
@@ -112,7 +113,7 @@ class Smart:
 
     @classmethod
     def unpack(cls, raw: bytes) -> "Smart":
-        """Reads the 512 bytes; sensors and reserved bytes must be 0."""
+        """Reads the 512 bytes. Sensors and reserved bytes must be 0."""
         warning, kelvin, spare, threshold, used = struct.unpack_from("<BHBBB", raw)
         wide = [int.from_bytes(raw[at : at + 16], "little") for at in range(32, 192, 16)]
         warm, hot = struct.unpack_from("<II", raw, 192)
@@ -141,7 +142,8 @@ class Smart:
 
 @dataclass
 class Logs:
-    """What the logs must say after the commands and errors that it was told of."""
+    """The expected contents of the logs after the commands and errors that were reported to this
+    object."""
 
     entries: int
     bytes_read: int = 0
@@ -168,7 +170,7 @@ class Logs:
         self.errors.append(ErrorEntry(count=len(self.errors) + 1, code=code, **fields))
 
     def check(self, smart: Smart, page: bytes) -> None:
-        """Compares both logs with what they must say."""
+        """Compares both logs with their expected contents."""
         expected = (
             -(-self.bytes_read // UNIT_BYTES),
             -(-self.bytes_written // UNIT_BYTES),
@@ -200,7 +202,7 @@ def event(result: int) -> tuple[int, int, int]:
 
 
 def namespace_list(page: bytes) -> Sequence[int]:
-    """The entries of a list of namespaces: ascending, then only zeros."""
+    """The entries of a list of namespaces. They must ascend, and then only zeros may follow."""
     entries = struct.unpack("<1024I", page)
     used = [entry for entry in entries if entry]
     if list(entries[: len(used)]) != sorted(set(used)):

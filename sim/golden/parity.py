@@ -1,7 +1,7 @@
 """Parity of a row in plain Python: generate, update, check, and reconstruct any erasures.
 
-Syndrome j of a row with data blocks D[0], D[1], .. is the sum of g**(j * i) * D[i]; j = 0 is P,
-1 is Q, 2 is R, 3 is S.
+Syndrome j of a row with data blocks D[0], D[1], .. is the sum of g**(j * i) * D[i]. Syndrome 0 is
+P, 1 is Q, 2 is R and 3 is S.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,13 +12,13 @@ from sim.golden.gf import RAID, SingularMatrixError
 MOST_MDS_ROLES = 21
 """Data drives up to which four parities recover every pattern of four lost drives.
 
-1 + g**10 + g**21 = 0, so of 22 data drives 0, 10 and 21 cannot be recovered when R is lost as well
-(nor 0, 11 and 21 with Q); `singular_patterns` lists all.
+1 + g**10 + g**21 = 0. So of 22 data drives 0, 10 and 21 cannot be recovered when R is lost as well
+(nor 0, 11 and 21 with Q). `singular_patterns` lists all.
 """
 
 
 class UnsolvableError(ValueError):
-    """The blocks that are left do not determine those that are lost."""
+    """The blocks that are left do not determine the lost ones."""
 
 
 def weight(parity: int, role: int) -> int:
@@ -31,7 +31,7 @@ def generate(
 ) -> list[bytes]:
     """The ``parities`` syndromes of the data blocks of a row.
 
-    ``exponents`` take the place of the data roles (`sim.golden.layout.Layout.exponents`).
+    ``exponents`` replace the data roles (`sim.golden.layout.Layout.exponents`).
     """
     weighed = list(zip(exponents or range(len(blocks)), blocks, strict=True))
     return [RAID.weigh([(weight(j, x), block) for x, block in weighed]) for j in range(parities)]
@@ -49,12 +49,13 @@ def consistent(blocks: Sequence[bytes], parity: Sequence[bytes]) -> bool:
 
 
 def recovery_matrix(erased: Sequence[int], used: Sequence[int]) -> list[list[int]]:
-    """Row b: the weights of the syndromes ``used`` in lost data role ``erased[b]``.
+    """Row b has the weights of the syndromes ``used`` in lost data role ``erased[b]``.
 
     Raises
     ------
     UnsolvableError
-        Not as many syndromes as lost roles, none, or the equations have no single solution.
+        There are not as many syndromes as lost roles, there are none, or the equations have no
+        single solution.
     """
     if not erased or len(erased) != len(used):
         raise UnsolvableError(f"{len(erased)} lost roles and {len(used)} syndromes")
@@ -79,7 +80,7 @@ def recover(
 ) -> list[bytes]:
     """The lost data roles ``erased`` from the other data roles and as many syndromes.
 
-    All roles that are neither in ``data`` nor ``erased`` count as zero.
+    Roles that are neither in ``data`` nor in ``erased`` count as zero.
     """
     used = sorted(parity)
     inverse = recovery_matrix(erased, used)
@@ -122,8 +123,9 @@ def singular_patterns(
     """Every (lost data roles, syndromes used) of one size that cannot be solved.
 
     With up to three syndromes there is none up to 32 drives. With four, three lost roles a, b, c
-    cannot be solved from P, Q, S when g**a + g**b + g**c = 0, nor from P, R, S when the same holds
-    of the inverses. Every other combination can, all four syndromes at once included.
+    cannot be solved from P, Q, S when g**a + g**b + g**c = 0. They cannot be solved from P, R, S
+    when the same holds of the inverses. Every other combination can be solved, also with all four
+    syndromes at once.
     """
     for size in range(1, min(data_roles, parities) + 1):
         for used in combinations(range(parities), size):

@@ -1,7 +1,7 @@
-"""Plans for a row in plain Python, and what carrying one out does to the row's blocks.
+"""Plans for a row in plain Python, and their effect on the row's blocks.
 
-The reference for `hdl.stripe.planning.planner`: `plan` chooses by listing every way that works and
-counting its reads; `carry_out` does the arithmetic, and refuses to touch a dead drive.
+This is the reference for `hdl.stripe.planning.planner`. `plan` lists every way that works, counts
+its reads and chooses. `carry_out` does the arithmetic, and refuses to touch a dead drive.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ class DeadDriveError(AssertionError):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to read, recover and write; `hdl.stripe.planning.plan.plan` with sets for masks."""
+    """Roles to read, recover and write: `hdl.stripe.planning.plan.plan` with sets for masks."""
 
     kind: str
     read_data: frozenset[int] = frozenset()
@@ -46,12 +46,13 @@ def plan(
     stale: set[int] = NOTHING,
     unsynced: bool = False,
 ) -> Plan:
-    """The plan for a row of ``data`` strips and ``parities``; roles count parities after data.
+    """The plan for a row of ``data`` strips and ``parities``. Role numbers count parities after
+    data.
 
-    ``dead``: roles that are neither read nor written; ``bad``: that cannot be read; ``stale``:
-    of these, those that hold nothing for the row even once they are written. ``unsynced``: the old
-    parities prove nothing of blocks that are written without reading the rest.
-    Of plans that read equally much the first in the list is taken.
+    ``dead``: roles that are neither read nor written. ``bad``: roles that cannot be read.
+    ``stale``: those of the bad ones that hold nothing for the row even once they are written.
+    ``unsynced``: the old parities prove nothing of blocks that are written without reading the
+    rest. Of plans with equally many reads the first in the list is taken.
     """
     strips = frozenset(range(data))
     joined_strips = frozenset(joined) & strips
@@ -107,11 +108,10 @@ def carry_out(
     new: Mapping[int, Block],
     bad: set[int] = NOTHING,
 ) -> list[Block | None]:
-    """The row after the plan: ``row`` holds data, then parities, and None where a drive is dead.
+    """The row after the plan. ``row`` holds data, then parities, and None where a drive is dead.
 
-    Roles in ``bad`` may be written, but not read.
-
-    For RECOVER the lost data blocks are filled in and nothing else changes.
+    Roles in ``bad`` may be written, but not read. For RECOVER the lost data blocks are filled in
+    and nothing else changes.
     """
     data = len(row) - parities
 

@@ -1,6 +1,7 @@
-"""How a row that is walked in the background ends, in plain Python.
+"""The end of a row that is walked in the background, in plain Python.
 
-The reference for `hdl.stripe.walks.walk_plan` and what the sequencer makes of it.
+This is the reference for `hdl.stripe.walks.walk_plan`, and for what the sequencer does with its
+plans.
 """
 
 from dataclasses import dataclass
@@ -12,10 +13,10 @@ from sim.golden.planner import plan
 class Walk:
     """A row to walk: its shape, and the roles (data, then parities; or copies) with a fault.
 
-    ``dead``: their drive is gone; ``stale``: it is being rebuilt and has not come so far;
-    ``unreadable``: the drive cannot read the block; ``wrong``: the drive has another block than
-    belongs there, or with copies than the first good one has. ``copied``: the role, if any, whose
-    member is being copied to another drive.
+    ``dead``: the drive is gone. ``stale``: the drive is being rebuilt and the rebuild has not come
+    to this row. ``unreadable``: the drive cannot read the block. ``wrong``: the drive has a wrong
+    block, or with copies another block than the first good copy. ``copied``: the role, if any,
+    whose member is being migrated to another drive.
     """
 
     kind: str
@@ -36,8 +37,8 @@ class Walk:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a walk ends: result, the roles it names, those written, each with what belongs there,
-    and those made unreadable."""
+    """The end of a walk: the result, the roles that it names, the roles that were written with
+    their contents, and the roles that were made unreadable."""
 
     result: str
     roles: frozenset[int] = frozenset()
@@ -46,7 +47,7 @@ class Outcome:
 
 
 def outcome(walk: Walk) -> Outcome:
-    """What a walk does; roles that it does not come to read stay as they are."""
+    """The outcome of a walk. Roles that it does not read stay as they are."""
     bad = walk.stale - walk.dead
     again = False
     while True:
@@ -82,7 +83,7 @@ def outcome(walk: Walk) -> Outcome:
 
 
 def _withheld(walk: Walk) -> bool:
-    """More drives are missing than may be, and might come back: the row is left as it is."""
+    """More drives are missing than tolerated, and may come back. The row is left as it is."""
     most = walk.copies - 1 if walk.copies > 1 else walk.parities
     taken_over = walk.kind == "COPY" and walk.stale
     stops = walk.kind in ("RESYNC", "REBUILD") or taken_over
@@ -90,7 +91,7 @@ def _withheld(walk: Walk) -> bool:
 
 
 def _comparable(walk: Walk, bad: frozenset[int]) -> bool:
-    """Nothing that would be needed is lost, and there is a parity to compare with."""
+    """Nothing that is needed is lost, and there is a parity to compare with."""
     if walk.copies > 1:
         return not bad
     live = walk.roles - walk.dead
@@ -99,7 +100,7 @@ def _comparable(walk: Walk, bad: frozenset[int]) -> bool:
 
 
 def _steps(walk: Walk, bad: frozenset[int], *, again: bool) -> tuple[set[int], set[int]] | None:
-    """What one attempt reads and writes, or None: it cannot be done."""
+    """The roles that one attempt reads and writes, or None if it is impossible."""
     live = walk.roles - walk.dead
     good = live - bad
     mend = set(live & bad)
@@ -107,7 +108,7 @@ def _steps(walk: Walk, bad: frozenset[int], *, again: bool) -> tuple[set[int], s
         return set(), set(live)
     looks = walk.kind in ("CHECK", "REPAIR", "PATROL") and not again
     if walk.kind == "COPY":
-        # What is copied is not mended where it was.
+        # The member of a migration is not mended.
         mend -= walk.copied
         if not bad & (walk.stale | walk.copied):
             return set(walk.copied), set()

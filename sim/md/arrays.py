@@ -1,4 +1,5 @@
-"""Arrays as Linux md writes them: how to create a layout with mdadm, and its members' contents."""
+"""Arrays as Linux md writes them: mdadm's arguments for a layout, and the contents of its members.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ class Write:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """An array to be written by md: its layout, rows of each member, and writes in order."""
+    """An array that md is to write: its layout, the rows of each member, and the writes in order.
+    """
 
     name: str
     layout: Layout
@@ -53,7 +55,8 @@ def _create(layout: Layout, device: str, members: Sequence[str], rows: int) -> l
 
 
 def _commands(layout: Layout, rows: int) -> list[list[str]]:
-    """Every array of a layout; spans are joined by an array without metadata of whole stripes."""
+    """Commands for every array of a layout. An array without metadata joins the spans, in whole
+    stripes."""
     members = [drive(number) for number in range(layout.drives)]
     if layout.spans == 1:
         return [_create(layout, "/dev/md0", members, rows)]
@@ -70,7 +73,7 @@ def _commands(layout: Layout, rows: int) -> list[list[str]]:
 def write_arrays(
     work: Path, arrays: Sequence[Written], *, shim: bool | None = None
 ) -> dict[str, list[bytes]]:
-    """The data area of every member of each array, after md has written it; one run for all."""
+    """The data area of every member of each array, after md has written it in one run for all."""
     work.mkdir(parents=True, exist_ok=True)
     jobs = []
     for array in arrays:

@@ -39,7 +39,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def check(result: int, what: str) -> None:
-    """Raises what the last call of the C library failed with."""
+    """Raises an error if the last call of the C library failed."""
     if result:
         raise OSError(ctypes.get_errno(), what)
 
@@ -50,7 +50,7 @@ def mount(kind: str, place: str, options: str = "") -> None:
 
 
 def load_modules() -> None:
-    """Loads md; what the kernel has built in is skipped."""
+    """Loads md. Modules that the kernel has built in are skipped."""
     folder = Path("/usr/lib/uml/modules", os.uname().release, "kernel")
     for name in MODULES:
         path = folder / f"{name}.ko"

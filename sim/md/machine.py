@@ -27,7 +27,7 @@ class GuestError(RuntimeError):
 
 @dataclass(kw_only=True)
 class Job:
-    """What `sim.md.guest` calls a job; ``arrays`` are arguments of mdadm."""
+    """A job of `sim.md.guest`. ``arrays`` are arguments of mdadm."""
 
     name: str
     arrays: list[list[str]]
@@ -39,7 +39,7 @@ class Job:
 
 
 def missing() -> str:
-    """What to do before this can run, in one line; empty when all is there."""
+    """How to make this run, in one line. It is empty when everything is there."""
     found = {
         "user-mode-linux": shutil.which(PROGRAM),
         "mdadm": shutil.which("mdadm", path="/usr/sbin:/sbin:/usr/bin:/bin"),
@@ -86,11 +86,11 @@ def _environment(work: Path, *, shim: bool) -> dict[str, str]:
 
 
 def run(work: Path, jobs: Sequence[Job], *, shim: bool | None = None) -> None:
-    """Runs ``jobs`` one after the other; ``work`` holds their data and gets their images.
+    """Runs ``jobs`` one after the other. ``work`` holds their data and gets their images.
 
-    ``shim``: preload `xstate.c`; by default where the processor makes it necessary. Each job takes
-    as many drives as it has images, from the first on. A run is about 3 s and what md needs.
-    Raises `GuestError` with the guest's log when a job fails.
+    ``shim``: preload `xstate.c`. By default it is preloaded where the processor makes it necessary.
+    Each job takes as many drives as it has images, from the first on. A run takes about 3 s and the
+    time of md. Raises `GuestError` with the guest's log when a job fails.
     """
     if missing():
         raise MissingLinuxError(f"user-mode Linux is missing; {missing()}")

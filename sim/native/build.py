@@ -35,7 +35,7 @@ SANITIZE = (
     if os.environ.get("SANITIZE")
     else ()
 )
-"""With ``SANITIZE=1`` the models are built with checks of addresses and of undefined behaviour; the
+"""With ``SANITIZE=1`` the models are built with checks of addresses and of undefined behaviour. The
 process that loads them must have the compiler's ``libasan`` loaded already."""
 PICOSECONDS = 1_000_000_000_000
 SHIM_WIDTHS = (64, 128, 256)
@@ -59,8 +59,9 @@ VERILATE = (
 
 INPUTS_CHANGED = "vlSelfRef.__VicoFirstIteration = 1U;"
 INPUTS_CHANGED_WITH_CLOCK_LOW = "vlSelfRef.__VicoFirstIteration = !vlSelfRef.clk;"
-"""Verilator settles all that depends on inputs in each evaluation. The harness changes inputs only
-while the clock is low, so the evaluation of the rising edge need not (a fifth of the time)."""
+"""Verilator computes everything that depends on inputs in each evaluation. The harness changes
+inputs only while the clock is low. So the evaluation of the rising edge need not do that, which
+saves a fifth of the time."""
 
 _PORT = re.compile(r"VL_(?:IN|OUT|INOUT)\w*\(&(\w+),")
 
@@ -178,7 +179,7 @@ def _link(library: Path, parts: Sequence[str], model: Path | None = None) -> Non
 
 
 def _header(config: Config, model: Path) -> str:
-    """``dut.hpp``: the model as class ``Dut``, and where its ports are."""
+    """``dut.hpp``: the model as class ``Dut``, and the places of its ports."""
     text = (model / f"{PREFIX}.h").read_text()
     members = {name.replace("___05F", "__"): name for name in _PORT.findall(text)}
 

@@ -35,7 +35,7 @@ class Profile:
     in_megabytes: bool
 
     def load(self, drive: DriveParameters, depth: int) -> Load:
-        """The profile on a drive, long enough for a stable rate."""
+        """The profile on a drive. It lasts long enough for a stable rate."""
         part = drive.capacity // 100
         mechanical = isinstance(drive, Hdd)
         random_seconds = (60, 200) if mechanical else (1, 2)
@@ -121,7 +121,7 @@ def search(drive: DriveParameters, name: str) -> DriveParameters:
 
 
 def table(drives: dict[str, DriveParameters]) -> bool:
-    """Prints model, publication and error; whether every error is within the tolerance."""
+    """Prints model, publication and error. Returns whether every error is within the tolerance."""
     good = True
     print(f"{'drive':12} {'profile':18} {'model':>9} {'published':>9} {'error':>8}")
     for name, drive in drives.items():

@@ -35,7 +35,7 @@ FUNCTION_RESET_NS = 100_000_000
 """Longest function level reset (PCIe base specification 6.6.2)."""
 RESET_POLL_CYCLES = 64
 RESET_POLL_NS = 1000
-"""How often a function level reset is looked at while nothing moves."""
+"""Time between two looks at a function level reset while nothing moves."""
 AFTER_POWER_UP = {
     "max_payload": 0,
     "max_read_request": 2,
@@ -51,10 +51,10 @@ AFTER_POWER_UP = {
     "completion_timeout": 0,
     "timeout_disable": 0,
 }
-"""What ``status`` says after a reset of the link (PCIe base specification 7.5.3)."""
+"""Values of ``status`` after a reset of the link (PCIe base specification 7.5.3)."""
 
 FIRST_IDENTITY = 0x0255_5300_0000_0000
-"""Of simulated drives: EUI-64s, locally administered."""
+"""First identity of simulated drives. They are EUI-64s, locally administered."""
 
 
 class HarnessError(RuntimeError):
@@ -62,10 +62,11 @@ class HarnessError(RuntimeError):
 
 
 class Flow(IntEnum):
-    """What `Harness.hold` can make wait; values of ``Flow`` in ``holds.hpp``.
+    """A flow that `Harness.hold` can make wait. The values are those of ``Flow`` in ``holds.hpp``.
 
-    The card's writes to the host, and its reads (for credits); register writes, register reads, and
-    the completions of the card's reads on their way down; the hard block's ``tready`` on RQ and CC.
+    They are the card's writes to the host and its reads (for credits); register writes, register
+    reads, and the completions of the card's reads on their way down; and the hard block's
+    ``tready`` on RQ and CC.
     """
 
     POSTED = 0
@@ -78,16 +79,17 @@ class Flow(IntEnum):
 
 
 class ReadEnd(IntEnum):
-    """How a read of host memory can fail; values of ``ReadEnd`` in ``pcie.hpp``."""
+    """Ways in which a read of host memory can fail. The values are those of ``ReadEnd`` in
+    ``pcie.hpp``."""
 
     UNSUPPORTED = 1
     """Unsupported Request."""
     ABORTED = 2
     """Completer Abort."""
     POISONED = 3
-    """The data is marked as corrupt, and is."""
+    """The data is marked as corrupt, and it is."""
     LOST = 4
-    """No completion comes, and the hard block's own timer says so 45 ms later."""
+    """No completion comes, and the hard block's own timer reports that 45 ms later."""
     TIMEOUT = 5
     """The hard block ends it 10 ms later."""
     DISCONTINUED = 6
@@ -95,7 +97,7 @@ class ReadEnd(IntEnum):
 
 
 class EventKind(IntEnum):
-    """What ended a run; values of ``EventKind`` in ``harness.hpp``."""
+    """The reason for the end of a run. The values are those of ``EventKind`` in ``harness.hpp``."""
 
     TIME = 0
     INTERRUPT = 1
@@ -109,7 +111,7 @@ class _Event(ctypes.Structure):
 
 
 FAILED = -(1 << 63)
-"""What a function of the C interface returns when it has refused or failed."""
+"""The result of a function of the C interface that has refused or failed."""
 
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
@@ -165,8 +167,8 @@ def field_names(library: ctypes.CDLL, group: str) -> list[str]:
 def field_array(library: ctypes.CDLL, group: str, parameters: object) -> list[int]:
     """The values of ``parameters`` in the order that the library names for ``group``.
 
-    What only other kinds of drives have is 0. Any other name that one side knows and the other does
-    not is refused.
+    Values that exist only for other kinds of drives are 0. Any other name that one side knows and
+    the other does not is refused.
     """
     names = field_names(library, group)
     has = {field.name for field in fields(parameters)} | {"kind"}  # type: ignore[arg-type]
@@ -198,8 +200,8 @@ class Harness:
     link
         PCIe link and host memory timing.
     drives
-        One for each port, or ``None`` for a port with nothing behind it (still `insert`-able: as
-        an `Ideal` of default size, absent).
+        One for each port, or ``None`` for a port with no drive. A drive can still be inserted
+        there: an `Ideal` of default size, absent at first.
     expanders
         Links shared by drives that name them.
     memory_bytes
@@ -207,14 +209,14 @@ class Harness:
     jumping
         Jump over time in which nothing moves. Results are identical without, only slower.
     seed
-        Of what drives with ``volatile_cache`` forget.
+        Of the data that drives with ``volatile_cache`` forget.
     identity, nonce
-        What names the card and its namespaces (`hdl.nvme.admin.names`), 64 bits each; by default
-        each harness of a process is another card, always in the same order.
+        Inputs for the names of the card and its namespaces (`hdl.nvme.admin.names`), 64 bits each.
+        By default each harness of a process is another card, always in the same order.
     begin
         Time of the design's clock when it leaves reset, in cycles. It wraps after 2 ** `TIME_BITS`.
     component
-        Makes the Amaranth component to verilate instead of ``Controller(config=config)``; it has
+        Makes the Amaranth component to verilate instead of ``Controller(config=config)``. It has
         the same ports.
 
     Attributes
@@ -226,8 +228,8 @@ class Harness:
     identity, nonce
         Of the card.
     msi_address
-        Where MSI-X messages go: a write of ``vector`` to it is the event ("interrupt", vector).
-        Of a write elsewhere in the 1 MiB window, bits 32 and up are the offset from it.
+        Bus address of MSI-X messages. A write of ``vector`` to it is the event ("interrupt",
+        vector). For a write elsewhere in the 1 MiB window, bits 32 and up are the offset from it.
     """
 
     made = 0
@@ -321,7 +323,7 @@ class Harness:
         raise HarnessError(self._library.striata_error(self._handle).decode())
 
     def _call(self, name: str, *arguments) -> int:
-        """Calls a function of the C interface; raises `HarnessError` with what it says."""
+        """Calls a function of the C interface. Raises `HarnessError` with the library's message."""
         result = getattr(self._library, f"striata_{name}")(self._handle, *arguments)
         if result == FAILED:
             self._raise_error()
@@ -335,14 +337,16 @@ class Harness:
         return self._call("now") / PICOSECONDS_PER_NANOSECOND
 
     def run(self, until_ns: float | None = None, cycles: int = 0) -> list[tuple]:
-        """Runs until something happens; returns the events, never an empty list.
+        """Runs until something happens. Returns the events, never an empty list.
 
-        ("interrupt", vector): a message arrived; the run ends with the cycle of its arrival.
+        ("interrupt", vector): a message arrived. The run ends with the cycle of its arrival.
         ("time",): ``until_ns`` is reached, or ``cycles`` cycles have been evaluated (0: any
         number), which bounds the real time that the call takes. ("idle",): nothing will ever move
         again (only without ``until_ns``). ("mmio", value, tag): the answer of a read that
-        `begin_mmio_read` began. Raises `HarnessError`, which names the clock cycle, when the design
-        breaks a rule of a port, and again at every later call.
+        `begin_mmio_read` began.
+
+        Raises `HarnessError`, which names the clock cycle, when the design breaks a rule of a port,
+        and again at every later call.
         """
         if self._pending:
             events, self._pending = self._pending, []
@@ -371,7 +375,7 @@ class Harness:
     def map_memory(self, address: int, memory: ctypes.Array) -> None:
         """Makes ``memory`` host memory from bus address ``address`` too, without a copy.
 
-        It may not overlap other host memory; it is kept until `unmap_memory`.
+        It may not overlap other host memory. It is kept until `unmap_memory`.
         """
         end = address + ctypes.sizeof(memory)
         taken = [(self.memory_base, self.memory_base + len(self.memory)),
@@ -382,7 +386,7 @@ class Harness:
         self._mapped.append((address, memory))
 
     def unmap_memory(self) -> None:
-        """Takes all that `map_memory` added away; the card's requests to it become stray."""
+        """Removes all memory that `map_memory` added. The card's requests to it become stray."""
         self._call("unmap_memory")
         self._mapped.clear()
 
@@ -414,14 +418,14 @@ class Harness:
                 return value
 
     def begin_mmio_read(self, offset: int, length: int) -> int:
-        """Sends a register read, whose answer is an event of `run`; returns its tag.
+        """Sends a register read and returns its tag. The answer is an event of `run`.
 
         The value is that of the words that hold the register.
         """
         return self._call("mmio_read", offset, length)
 
     def mmio_write32(self, offset: int, value: int) -> None:
-        """Posts a 32-bit register write at byte ``offset`` of BAR 0; travels when time runs."""
+        """Posts a 32-bit register write at byte ``offset`` of BAR 0. It travels when time runs."""
         self.mmio_write(offset, value, 4)
 
     def mmio_write64(self, offset: int, value: int) -> None:
@@ -429,7 +433,7 @@ class Harness:
         self.mmio_write(offset, value, 8)
 
     def mmio_read32(self, offset: int) -> int:
-        """Reads a 32-bit register; runs until the completion is there. Events wait for `run`."""
+        """Reads a 32-bit register. Runs until the completion is there. Events wait for `run`."""
         return self.mmio_read(offset, 4)
 
     def mmio_read64(self, offset: int) -> int:
@@ -439,9 +443,9 @@ class Harness:
     # Trouble on the link
 
     def hold(self, flow: Flow, duration_ns: float) -> None:
-        """Lets a flow wait from now on, for so long: what of it has begun goes on.
+        """Makes a flow wait from now on, for so long. Packets that have begun go on.
 
-        Packets behind it follow PCIe's ordering (base specification 2.4.1): writes pass reads,
+        Packets behind it follow PCIe's ordering (base specification 2.4.1): writes pass reads, and
         nothing passes writes. ``RQ_READY`` and ``CC_READY`` fall in the middle of a packet, too.
         """
         self._call("hold", Flow(flow), int(duration_ns * PICOSECONDS_PER_NANOSECOND))
@@ -455,10 +459,10 @@ class Harness:
         length: int = 0,
         late: bool = False,
     ) -> None:
-        """The next reads of host memory (those that touch ``length`` bytes at bus address
-        ``address``, if not 0) fail.
+        """Makes the next reads of host memory fail.
 
-        ``late``: in their last completion, the others being good.
+        If ``address`` is not 0, these are the reads that touch ``length`` bytes at bus address
+        ``address``. ``late``: they fail in their last completion, and the others are good.
         """
         self._call("fail_reads", ReadEnd(end), reads, address, length, late)
 
@@ -470,12 +474,14 @@ class Harness:
         self._call("set_identity", port, FIRST_IDENTITY + self._drives_made)
 
     def remove(self, port: int) -> None:
-        """Pulls a drive: its commands end with GONE; with ``volatile_cache`` it forgets some of
-        what it was not asked to flush."""
+        """Pulls a drive. Its commands end with GONE.
+
+        With ``volatile_cache`` it forgets some data that it was not asked to flush.
+        """
         self._call("set_present", port, 0)
 
     def insert(self, port: int, *, blank: bool = False) -> None:
-        """Plugs the drive back in; ``blank``: a new one of the same make, with nothing wrong."""
+        """Plugs the drive back in. ``blank``: it is a new one of the same make, without faults."""
         if blank:
             self._call("replace_drive", port)
             self._name_drive(port)
@@ -484,8 +490,8 @@ class Harness:
     def power_loss(self, ports: Iterable[int] | None = None, *, off_ns: float = 0) -> None:
         """Drives (all of them) lose power at once, as when each is removed.
 
-        They are there again after ``off_ns``, if not 0, and until then not; else when somebody
-        inserts them. A port whose drive has been removed stays empty.
+        If ``off_ns`` is not 0, they are there again after that time. Otherwise they come back when
+        they are inserted. A port whose drive has been removed stays empty.
         """
         time = int(off_ns * PICOSECONDS_PER_NANOSECOND)
         for port in range(self._config.ports) if ports is None else ports:
@@ -496,13 +502,16 @@ class Harness:
         self.power_loss([port], off_ns=off_ns)
 
     def restart_drive(self, port: int) -> None:
-        """A drive begins anew by itself, and says so (``restarted`` of
-        `hdl.flow.drive_port.DrivePort`): its commands end with ABORTED; with ``volatile_cache`` it
-        forgets some of what it was not asked to flush."""
+        """A drive begins anew by itself and reports that (``restarted`` of
+        `hdl.flow.drive_port.DrivePort`).
+
+        Its commands end with ABORTED. With ``volatile_cache`` it forgets some data that it was not
+        asked to flush.
+        """
         self._call("restart_drive", port)
 
     def medium_error(self, port: int, block: int, *, cure_by_write: bool = True) -> None:
-        """Makes reads of a block fail, until it is written or (not cured) for good."""
+        """Makes reads of a block fail until it is written, or (not cured) for good."""
         self._call("medium_error", port, block, 1 if cure_by_write else 2)
 
     def clear_medium_error(self, port: int, block: int) -> None:
@@ -530,7 +539,7 @@ class Harness:
         lasting: bool = False,
         delay_ns: float = 0,
     ) -> None:
-        """The next commands that a drive begins (-1: all of them; 0: the fault is gone) never end.
+        """The next commands that a drive begins never end (-1: all of them; 0: the fault is gone).
 
         ``at_end``: their data moves before. ``deaf``: aborts do not end them. ``lasting``: a reset
         does not cure the drive. ``delay_ns``: they do end, but so much later.
@@ -540,19 +549,19 @@ class Harness:
         self._call("drive_fault", port, commands, flags, delay)
 
     def read_drive(self, port: int, block: int, count: int = 1) -> bytes:
-        """What is stored on a drive, past the controller."""
+        """The contents of a drive, past the controller."""
         data = ctypes.create_string_buffer(count * 4096)
         self._call("drive_read", port, block, count, data)
         return data.raw
 
     def write_drive(self, port: int, block: int, data: bytes) -> None:
-        """Stores data on a drive, past the controller; whole blocks."""
+        """Stores whole blocks of data on a drive, past the controller."""
         if len(data) % 4096:
             raise ValueError(f"data must be whole blocks of 4096 bytes, not {len(data)} bytes")
         self._call("drive_write", port, block, len(data) // 4096, bytes(data))
 
     def written_blocks(self, port: int) -> list[int]:
-        """Numbers of the blocks of a drive that hold something other than zeros, ascending."""
+        """Numbers of the blocks of a drive that are not all zeros, ascending."""
         count = self._call("drive_blocks", port, None, 0)
         numbers = int_array([0] * count)
         self._call("drive_blocks", port, numbers, count)
@@ -579,15 +588,15 @@ class Harness:
     def set_status(self, name: str, value: int) -> None:
         """Drives an input of the controller's ``status`` (`hdl.flow.pcie_status.PcieStatus`).
 
-        The link keeps to the same value, and holds the controller to it.
+        The link uses the same value, and checks that the controller follows it.
         """
         self._call("set_status", name.encode(), value)
 
     def reset_function(self) -> list[tuple]:
-        """A function level reset, up to its end; the events meanwhile, as of `run`.
+        """Does a function level reset. Returns at its end with the events meanwhile, as `run` does.
 
-        Bus mastering and MSI-X are off from its beginning on, until somebody enables them again.
-        Raises `HarnessError` when the controller does not end it within `FUNCTION_RESET_NS`.
+        Bus mastering and MSI-X are off from its beginning on, until they are enabled again. Raises
+        `HarnessError` when the controller does not end it within `FUNCTION_RESET_NS`.
         """
         self.set_status("function_reset", 1)
         for name in ("bus_master", "msix_enable", "msix_mask"):
@@ -603,12 +612,12 @@ class Harness:
         return events
 
     def reset_link(self, duration_ns: float = 0) -> None:
-        """A link reset (hot reset, PERST#, link down) of so long, but of a clock cycle at least.
+        """Does a link reset (hot reset, PERST#, link down) of so long, but of a clock cycle at
+        least.
 
-        Nothing that is on its way arrives, on either side. Configuration space is as after
-        power-up; then it has the payload and read sizes of the harness again. Bus mastering and
-        MSI-X are off from its beginning on, until somebody enables them again. Events wait for
-        `run`.
+        No packet on its way arrives, on either side. Configuration space is as after power-up, and
+        then has the payload and read sizes of the harness again. Bus mastering and MSI-X are off
+        from its beginning on, until they are enabled again. Events wait for `run`.
         """
         for name, value in AFTER_POWER_UP.items():
             self.set_status(name, value)
@@ -647,7 +656,7 @@ class Harness:
         return dict(zip(names, values, strict=True))
 
     def drive_latencies(self, port: int) -> list[int]:
-        """Histogram of command times: entry n counts commands of 2**n .. 2**(n + 1) - 1 ns."""
+        """Histogram of command times. Entry n counts commands of 2**n .. 2**(n + 1) - 1 ns."""
         values = int_array([0] * 64)
         self._call("histogram", port, values, 64)
         return list(values)

@@ -1,4 +1,4 @@
-"""The models without a controller: a load on one drive, a device that saturates the link."""
+"""The models without a controller: a load on one drive, and a device that saturates the link."""
 
 import ctypes
 from collections.abc import Sequence
@@ -45,11 +45,11 @@ class Load:
     blocks
         Blocks a command, 1..64.
     sequential
-        One command after the other through the range, else at random blocks of it.
+        One command after the other through the range, otherwise at random blocks of it.
     first, range
         Blocks of the drive that are used.
     warm_up_ps, measure_ps
-        Time before, and time of, the measurement.
+        Time before the measurement, and of the measurement.
     """
 
     depth: int
@@ -85,7 +85,7 @@ class LoadResult:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchResult:
-    """Payload rate and what was checked on the way."""
+    """Payload rate and the results of the checks."""
 
     bytes_per_second: float
     errors: int
@@ -141,7 +141,7 @@ class StraddledBeat:
 
 
 def check_straddled(beats: Sequence[StraddledBeat]) -> None:
-    """Holds beats to the rules that the native RC is held to; RuntimeError says what is wrong."""
+    """Checks beats by the rules of the native RC. The RuntimeError says which is broken."""
     library = _library()
     data = b"".join(beat.data for beat in beats)
     ends = bytes(value for beat in beats for value in (beat.keep, beat.last))

@@ -19,7 +19,7 @@ UNLIMITED = 0
 
 
 def check(name: str, value: int, least: int, most: int) -> None:
-    """Refuses a parameter out of its range."""
+    """Raises an error for a parameter out of its range."""
     if not least <= value <= most:
         raise ValueError(f"{name} must be {least}..{most}, not {value}")
 
@@ -36,22 +36,22 @@ class LinkParameters:
     Parameters
     ----------
     generation, lanes
-        1..5; 1, 2, 4, 8 or 16. Sets line rate, encoding and framing.
+        1..5; 1, 2, 4, 8 or 16. They set line rate, encoding and framing.
     max_payload, max_read_request, rcb
-        Device Control and Link Control settings at first, bytes. ``status`` says so to the card;
-        `Harness.set_status` changes both.
+        Initial settings of Device Control and Link Control, in bytes. ``status`` shows them to the
+        card. `Harness.set_status` changes both.
     completion_bytes
         Completions are cut at multiples of this (0: ``max_payload``), and never longer than that.
     random_splits
-        Each completion may end at any multiple of ``rcb`` before.
+        Each completion may end at any earlier multiple of ``rcb``.
     propagation_ps
         One way from hard block to host bridge, both pipelines included.
     memory_read_ps, read_jitter_ps
-        From a read's arrival to its first completion; plus a random time up to the jitter.
+        From a read's arrival to its first completion, plus a random time up to the jitter.
     shuffle
         Completions of different requests are sent in random order.
     ack_every, update_every
-        One ACK / one UpdateFC DLLP for so many received TLPs (0: none).
+        One ACK, or one UpdateFC DLLP, for so many received TLPs (0: none).
     skip
         SKP ordered sets take their share of the line rate.
     posted_headers, posted_data, non_posted_headers
@@ -59,9 +59,10 @@ class LinkParameters:
     device_posted_headers, device_non_posted_headers
         Credits that the hard block grants to the host.
     credit_return_ps
-        From a TLP's consumption to the credit being usable again.
+        From a TLP's consumption until the credit can be used again.
     completion_headers, completion_data
-        The hard block's completion buffer, entries and bytes; overflow ends the run with an error.
+        The hard block's completion buffer, entries and bytes. An overflow ends the run with an
+        error.
     transmit_tlps
         Requests that the hard block buffers before it deasserts ``rq_tready``.
     memory_base, bar_base, msi_base
@@ -69,25 +70,25 @@ class LinkParameters:
     seed
         Of the random generator for jitter, shuffle, splits, holds and ``ready_percent``.
     hold_every, hold_ps
-        One in so many packets (0: none) waits for credits, and what may not pass it waits as well:
-        up to ``hold_ps``, at random. See `Harness.hold`.
+        One in so many packets (0: none) waits for credits, at random, up to ``hold_ps``. Packets
+        that may not pass it wait as well. See `Harness.hold`.
     ready_percent
-        Of the cycles in which RQ or CC offers a beat, those in which ``tready`` is 1, at random.
+        Percent of the cycles in which RQ or CC offers a beat and ``tready`` is 1, at random.
     np_req_ps
-        ``pcie_cq_np_req`` gives a credit for a register read each so long; writes pass those that
+        ``pcie_cq_np_req`` gives a credit for a register read each so long. Writes pass reads that
         wait (0: it is tied to 1).
     straddle_percent
-        Of the completions that could begin in the beat in which another one ends, those that do, at
-        random. Only where the card's `Config.straddles`.
+        Percent of the completions that could begin in the beat in which another one ends, and do,
+        at random. Only where the card's `Config.straddles`.
     in_order
-        The hard block holds what RQ has given it behind a read that waits for a credit (PG213,
-        "Avoiding Head-of-Line Blocking for Posted Requests"). Else writes pass it.
+        The hard block holds the packets that RQ has given it behind a read that waits for a credit
+        (PG213, "Avoiding Head-of-Line Blocking for Posted Requests"). Otherwise writes pass it.
     late_credits
-        The host returns the credit of a read once its last completion has left, as a root complex
-        does whose queue of completions is full, not when the read arrives.
+        The host returns the credit of a read once its last completion has left, and not when the
+        read arrives. A root complex whose queue of completions is full does so.
     check_vectors
-        Interrupt messages are held to the MSI-X table that the host has written. Off: for a device
-        that has no table.
+        Interrupt messages are checked against the MSI-X table that the host has written. Off: for a
+        device that has no table.
     """
 
     generation: int = 3
@@ -163,7 +164,7 @@ def link_rate(gigabits: int, *, lanes: int = 1, efficiency: float = 0.9) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class DriveParameters:
-    """What every drive has; use `Ideal`, `Hdd` or `Ssd`.
+    """Parameters of every drive. Use `Ideal`, `Hdd` or `Ssd`.
 
     Parameters
     ----------
@@ -176,19 +177,19 @@ class DriveParameters:
     expander
         Index into the harness's expanders, or -1: directly attached.
     command_ps
-        Serial time of the drive's controller a command.
+        Serial time of the drive's controller for a command.
     status_ps
         Link time of the frames that end a command.
     cache_blocks
-        Write buffer; 0: writes are on the medium before they complete.
+        Write buffer. With 0, writes are on the medium before they complete.
     keep_data
-        Store what is written; else reads return zeros.
+        Store the data that is written. Otherwise reads return zeros.
     volatile_cache
-        A drive that is pulled, or loses power, forgets at random what was neither flushed nor
-        written with FUA: each block has then its newest contents or any that it had since.
+        A drive that is pulled, or loses power, forgets at random data that was neither flushed nor
+        written with FUA. Each block then has its newest contents or any that it had since.
     reset_loses_cache
-        With ``volatile_cache``: so does a drive whose port is reset, and it says that it has
-        restarted (``restarted`` of `hdl.flow.drive_port.DrivePort`).
+        With ``volatile_cache``: a drive whose port is reset forgets as well, and reports that it
+        has restarted (``restarted`` of `hdl.flow.drive_port.DrivePort`).
     """
 
     capacity: int = 1 << 18
@@ -222,7 +223,8 @@ class DriveParameters:
 
 @dataclass(frozen=True, kw_only=True)
 class Ideal(DriveParameters):
-    """Fixed ``latency_ps`` from command to data or status, everything in parallel."""
+    """A drive with a fixed ``latency_ps`` from command to data or status. It does everything in
+    parallel."""
 
     latency_ps: int = 0
 
@@ -240,11 +242,11 @@ class Hdd(DriveParameters):
     settle_ps, seek_root_ps, seek_linear_ps
         A seek over fraction d of the stroke takes settle + root * sqrt(d) + linear * d.
     write_settle_ps
-        More of it before a write.
+        Additional settling time before a write.
     read_window, write_window
         Oldest reads and oldest dirty runs among which the next access is chosen.
     read_ahead_blocks
-        How far the head reads on when nothing else is to do.
+        How far the head reads on when it has nothing else to do.
     """
 
     revolution_ps: int = 4 * MILLISECOND
@@ -274,18 +276,18 @@ class Ssd(DriveParameters):
     Parameters
     ----------
     dies
-        Pages read or programmed at once; consecutive pages are on different dies.
+        Pages read or programmed at once. Consecutive pages are on different dies.
     read_ps, program_ps
         Time of a page in a sequential stream.
     random_read_ps, random_program_ps
-        More of it outside a stream (no prefetch; garbage collection).
+        Additional time outside a stream (no prefetch; garbage collection).
     lookup_ps
-        More for the first page of a read outside a stream (mapping table).
+        Additional time for the first page of a read outside a stream (mapping table).
     power_safe
-        The write buffer survives power loss: FLUSH and FUA need not wait for the medium.
+        The write buffer survives power loss. FLUSH and FUA need not wait for the medium.
     dirty_blocks, dirty_random
-        Blocks in the write buffer at power-on, and whether from random writes or from a stream: a
-        drive that has been at work.
+        Blocks in the write buffer at power-on, and whether they are from random writes or from a
+        stream. This is a drive that has been at work.
     """
 
     dies: int = 32

@@ -1,8 +1,9 @@
 """Drives of the published measurements (Fujitsu, "RAID Controller Performance 2016", "Measurement
 environment"), with the drive's own cache on.
 
-``python -m sim.native.fit`` prints how the models compare with the publication; the numbers below
-each "fitted" come from its ``--search``. The rest is from data sheets, or typical of the class.
+``python -m sim.native.fit`` prints how the models compare with the publication. The numbers below
+each "fitted" come from its ``--search``. The other numbers are from data sheets, or typical of the
+class.
 """
 
 from sim.native.parameters import (

@@ -1,13 +1,13 @@
-"""How fast the controller is, as ratios to what bounds it.
+"""How fast the controller is, as ratios to its limits.
 
     .venv/bin/python -m sw.bench [NAME ...] [--list] [--quick]
 
 Each row runs load on the simulated card: 256 bits, 250 MHz, PCIe 3.0 x8, MPS 256, MRRS 512, ideal
-drives, 64 KiB strips, 4 MiB of lines on chip. The mirrored pairs (``raid1-2``) are of SATA SSDs,
-and their limit is twice what one of them does alone. So are the drives of the rows on rebuilds: the
-limits are what one drive writes alone, and the 99th percentile without a rebuild over 1 - share.
-The drives of degraded arrays, and of arrays with spans, have SAS links of 12 Gbit/s. Prints a
-table, writes build/bench.json.
+drives, 64 KiB strips, 4 MiB of lines on chip. The mirrored pairs (``raid1-2``) have SATA SSDs.
+Their limit is twice the rate of one of them alone. The rows on rebuilds have SATA SSDs as well.
+Their limits are the write rate of one drive alone, and the 99th percentile without a rebuild over
+(1 - share). The drives of degraded arrays, and of arrays with spans, have SAS links of 12 Gbit/s.
+The program prints a table and writes build/bench.json.
 """
 
 import json
@@ -30,7 +30,7 @@ QUICK_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Row:
-    """One figure: ``ratio`` is value over limit (limit over value where less is better)."""
+    """One figure. ``ratio`` is value over limit, or limit over value where less is better."""
 
     name: str
     value: float
@@ -44,14 +44,14 @@ ROWS = healthy.rows() | degraded.rows() | rebuild.rows()
 
 
 def _ports_of(name: str) -> int:
-    """Drive ports of the controller that a row runs on: the number at the end of its name if it is
-    one of `PORTS`, else the least."""
+    """Drive ports of the controller that a row runs on. It is the number at the end of the row's
+    name if that is one of `PORTS`, else the least of them."""
     number = name.rpartition("-")[2]
     return next((ports for ports in PORTS if number == str(ports)), PORTS[0])
 
 
 def measure(name: str, share: float) -> Row:
-    """Runs the row ``name``; ``share`` shortens the simulated time."""
+    """Runs the row ``name``. ``share`` shortens the simulated time."""
     value, unit, limit, ratio = ROWS[name](share)
     return Row(name, value, unit, limit, ratio, f"make bench BENCH={name}")
 
@@ -96,7 +96,7 @@ def main() -> int:
         console.print(f"building the {ports}-port controller")
         build_controller(board(ports))
     rows = []
-    # Speeds are taken one at a time, so that nothing else runs on the machine meanwhile.
+    # Speeds are measured one at a time, so that nothing else runs on the machine meanwhile.
     alone = [name for name in names if name.startswith("simulation-speed")]
     shared = [name for name in names if name not in alone]
     with processes(arguments.jobs) as pool:

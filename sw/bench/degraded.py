@@ -1,7 +1,7 @@
 """Rows of arrays that have lost a drive, and of spans against one set of as many data drives.
 
-Drives have SAS links of 12 Gbit/s and answer at once, so that eight of them bind nearly where the
-host link does.
+Drives have SAS links of 12 Gbit/s and answer at once. So the limit of eight of them is near that of
+the host link.
 """
 
 import random
@@ -29,14 +29,15 @@ from sw.workload.statistics import MIB
 PORTS = 8
 DRIVE = Ideal(capacity=DRIVE_BLOCKS, rate=link_rate(12), latency_ps=20 * MICROSECOND)
 LONGER = 6
-"""Times as long as other rows: the lines take 4 MiB of writes before drives bind."""
+"""How many times longer than other rows. The lines take 4 MiB of writes before the drives are the
+limit."""
 RECONSTRUCT_LIMIT_US = 4.0
 RECONSTRUCTED_READS = 200
 SEED = 1
 
 
 def _degraded_read(level: Level, share: float) -> Figure:
-    """Each block that is left of a row is needed once, whichever is lost."""
+    """Each block that is left of a row is needed once, whichever block is lost."""
     profile = SEQUENTIAL_READ
     measured = load_card(
         PORTS, level, profile, OUTSTANDING[PORTS], share * LONGER, drive=DRIVE, pulled=1
@@ -47,7 +48,7 @@ def _degraded_read(level: Level, share: float) -> Figure:
 
 
 def _spans(level: Level, profile: Profile, members: int, share: float) -> Figure:
-    """Two spans over all ports against one set of ``members`` drives with as many of data."""
+    """Two spans over all ports against one set of ``members`` drives with as many data drives."""
     rates = [
         data_rate(
             profile,
@@ -68,7 +69,7 @@ def _spans(level: Level, profile: Profile, members: int, share: float) -> Figure
 
 
 def _reconstruct_latency(share: float) -> Figure:
-    """Host latency of 4 KiB reads of the lost drive, less the mean of what the drives took."""
+    """Host latency of 4 KiB reads of the lost drive, less the mean time that the drives took."""
     layout = Layout("RAID5", PORTS, STRIP_KIB * KIB // BLOCK_BYTES)
     rng = random.Random(SEED)
     with SimulatedCard(board(PORTS), [DRIVE] * PORTS, link=LINK) as card:

@@ -39,14 +39,14 @@ RANDOM_WRITE = Profile("random write 4 KiB", True, 0.0, 4 * KIB)
 OUTSTANDING = {8: 128, 24: 256}
 PAIR_OUTSTANDING = 64
 PAIR_TIME = 4
-"""Times as long as other rows: a drive does one access where an ideal one does many."""
+"""How many times longer than other rows. A drive does one access where an ideal drive does many."""
 
 
 def data_rate(profile: Profile, measured: Measurement) -> float:
     """User data over the link in the measured time, in MB/s.
 
-    Whole stripes complete at once, so counting completions would depend on where the interval
-    begins; the link's payload counter does not. Queue entries and PRP lists are taken off.
+    Whole stripes complete at once. So a count of completions would depend on where the interval
+    begins, and the link's payload counter does not. Queue entries and PRP lists are subtracted.
     """
     reads = profile.read_share == 1
     pages = profile.block_bytes // BLOCK_BYTES
@@ -57,7 +57,7 @@ def data_rate(profile: Profile, measured: Measurement) -> float:
 
 
 def host_limit(profile: Profile, ports: int) -> float:
-    """The lower of the link's and its stream's limit, in MB/s."""
+    """The lower of the limits of the link and of its stream, in MB/s."""
     of_link, of_stream = (
         (read_limit, read_stream_limit)
         if profile.read_share == 1
@@ -73,7 +73,7 @@ def _throughput(ports: int, level: Level, profile: Profile, share: float) -> Fig
 
 
 def _duplex(ports: int, share: float) -> Figure:
-    """Reads and writes at once against what fits both ways in the shares that were measured."""
+    """Reads and writes at once, against the rate that fits both ways in the measured shares."""
     measured = load_card(ports, Level.RAID0, MIXED, OUTSTANDING[ports], share)
     up, down = (measured.counted[f"{way}_payload_bytes"] for way in ("up", "down"))
     pages = MIXED.block_bytes // BLOCK_BYTES
@@ -108,7 +108,7 @@ def _own_latency(share: float, *parts: str, aside_ns: float = 0.0) -> Figure:
 
 
 def _data_to_interrupt(share: float) -> Figure:
-    """The block's own time on the way to the hard block is the link's, and left aside."""
+    """The block's own time on the way to the hard block belongs to the link and is subtracted."""
     block_ns = BLOCK_BYTES / read_stream_limit(LINK, board()) * 1e9
     return _own_latency(share, "send_ps", "interrupt_ps", aside_ns=block_ns)
 

@@ -1,4 +1,4 @@
-"""How fast a member is rebuilt, and what the host feels of it."""
+"""How fast a member is rebuilt, and how much that slows the host."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,11 +18,11 @@ from sw.workload.statistics import MIB
 PORTS = 8
 MEMBERS = 7
 PULLED = 3
-"""The last port has the drive that replaces this one."""
+"""The member that is pulled. The drive at the last port replaces it."""
 
 STRIP_KIB = 64
 RATE_ROWS = 16384
-"""Rows of the array that is rebuilt alone: much more than a drive buffers."""
+"""Rows of the array that is rebuilt alone. There are many more than a drive buffers."""
 
 SHARE_PERCENT = 30
 OUTSTANDING = 16
@@ -41,7 +41,7 @@ def _drive(rows: int) -> DriveParameters:
 
 
 async def _begin(card: SimulatedCard) -> None:
-    """A RAID 5 that has lost a member, whose place another drive takes."""
+    """A RAID 5 that has lost a member, which another drive replaces."""
     await background.replace_member(card.nvme, 0, PULLED, PORTS - 1)
 
 
@@ -73,7 +73,8 @@ def _write_rate(share: float) -> float:
 
 
 def rebuild_rate(share: float) -> Figure:
-    """A member of a RAID 5 of `MEMBERS` drives, against what its drive takes alone."""
+    """The rebuild rate of a member of a RAID 5 of `MEMBERS` drives, against the write rate of its
+    drive alone."""
     rows = int(RATE_ROWS * share)
     with SimulatedCard(board(PORTS), [_drive(rows)] * PORTS) as card:
 
@@ -118,7 +119,7 @@ def _p99(share: float, *, rebuilds: bool) -> float:
 def latency_during_rebuild(share: float) -> Figure:
     """99th percentile of random reads of a degraded array while it is rebuilt at `SHARE_PERCENT`.
 
-    The limit is the one without a rebuild, over the rest of the share.
+    The limit is that without a rebuild, over the rest of the share.
     """
     value = _p99(share, rebuilds=True)
     limit = _p99(share, rebuilds=False) / (1 - SHARE_PERCENT / 100)

@@ -22,10 +22,10 @@ DRIVE_COUNTERS = ("latency_sum_ps", "reads")
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a run gave, and how fast it was simulated.
+    """The results of a run, and the speed of its simulation.
 
-    ``counted`` is of the measured time, ``drained`` of the whole run, in which every command that
-    a drive was sent has ended.
+    ``counted`` is of the measured time. ``drained`` is of the whole run, in which every command
+    that was sent to a drive has ended.
     """
 
     result: Result
@@ -54,8 +54,8 @@ def load_card(
 ) -> Measurement:
     """Runs a profile on an array over the first ``members`` ports (0: all) of a fresh card.
 
-    ``drive`` is at every port; by default an ideal one. The first ``pulled`` drives are removed
-    once the array is there.
+    ``drive`` is at every port. By default it is an ideal one. The first ``pulled`` drives are
+    removed once the array is there.
     """
     drive = drive or Ideal(capacity=DRIVE_BLOCKS, latency_ps=latency_ns * NANOSECOND)
     drives = [drive] * ports

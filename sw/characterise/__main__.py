@@ -2,7 +2,7 @@
 
     .venv/bin/python -m sw.characterise [--quick] [--jobs N] [--seed N] [--out DIR] [ID ...]
 
-Prints tables; writes results.json and report.html.
+It prints tables, and writes results.json and report.html.
 """
 
 import json
@@ -30,9 +30,9 @@ OUTPUT = Path("build/characterise")
 
 
 def _run(console: Console, work: list[Point], jobs: int) -> list[Record]:
-    """Measures all points on ``jobs`` processes, the slowest first; records in order.
+    """Measures all points on ``jobs`` processes, the slowest first. Returns the records in order.
 
-    Ctrl-C ends what is under way; those that are finished are returned.
+    Ctrl-C ends points that are under way. Finished ones are returned.
     """
     records: dict[int, Record] = {}
     with suppress(KeyboardInterrupt):

@@ -1,7 +1,7 @@
 """Theoretical and practical throughput of storage and host interfaces.
 
-Theoretical is line rate times lanes less the line code; practical is 90 % of that.
-Source of the method and of the published column: Fujitsu, "RAID Controller Performance 2016",
+Theoretical throughput is line rate times lanes less the line code. Practical throughput is 90 % of
+that. Source of the method and of the published column: Fujitsu, "RAID Controller Performance 2016",
 section "Controller interfaces and their throughput limits". 1 MB/s is 2**20 bytes/s.
 """
 
@@ -39,12 +39,12 @@ class Interface:
 
     @property
     def theoretical(self) -> float:
-        """MB/s after the line code."""
+        """Throughput after the line code, in MB/s."""
         return self.line_gbit * 1e9 * self.lanes * self.code / 8 / MIB
 
     @property
     def practical(self) -> float:
-        """MB/s that the published method counts on."""
+        """Throughput that the published method counts on, in MB/s."""
         return self.theoretical * PRACTICAL_SHARE
 
 

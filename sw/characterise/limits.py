@@ -8,17 +8,17 @@ from hdl.config import Config
 from sim.native.parameters import LinkParameters
 
 LINE_RATE = {1: 2.5e9, 2: 5.0e9, 3: 8.0e9, 4: 16.0e9, 5: 32.0e9}
-"""Bits a second of a lane by generation."""
+"""Bits a second of a lane, by generation."""
 FRAMING_BYTES = 8
-"""Framing, sequence number and LCRC of a TLP: 8 bytes at every generation."""
+"""Framing, sequence number and LCRC of a TLP. They are 8 bytes at every generation."""
 HEADER_64_BYTES = 16
 """Header of a memory request with a 64-bit address."""
 COMPLETION_HEADER_BYTES = 12
 DLLP_BYTES = 8
 """A DLLP with its framing."""
 REQUEST_DESCRIPTOR_BYTES, COMPLETION_DESCRIPTOR_BYTES = 16, 12
-"""What precedes the payload on the hard block's streams (PG213). A packet has its own beats, but
-for completions that straddle: they begin at any multiple of `SEGMENT_BYTES`."""
+"""Descriptors that precede the payload on the hard block's streams (PG213). A packet has its own
+beats. Completions that straddle are an exception: they begin at any multiple of `SEGMENT_BYTES`."""
 SEGMENT_BYTES = 16
 SKIP_SHARE_8B10B = 4 / (1538 + 4)
 """A 4-symbol SKP ordered set at most every 1538 symbols."""
@@ -71,13 +71,14 @@ def write_stream_limit(link: LinkParameters, config: Config) -> float:
 
 
 def duplex_limit(link: LinkParameters, config: Config, read_share: float) -> float:
-    """Bytes a second of reads and writes at once, ``read_share`` of them read by the host.
+    """Bytes a second of reads and writes at once. The host reads ``read_share`` of them.
 
-    Upwards go data and the requests for what comes down; every TLP is answered by its share of
-    acknowledgements and credits. The least of both directions of the link and both streams.
+    Upwards go data and the requests for data that comes down. Every TLP is answered by its share of
+    acknowledgements and credits. The limit is the lowest of both directions of the link and both
+    streams.
     """
     completion = min(link.completion_bytes or link.max_payload, link.max_read_request)
-    # Of each kind, packets a byte of all data.
+    # Packets of each kind for a byte of all data.
     writes = read_share / link.max_payload
     requests = (1 - read_share) / link.max_read_request
     completions = (1 - read_share) / completion
@@ -93,7 +94,7 @@ def duplex_limit(link: LinkParameters, config: Config, read_share: float) -> flo
 
 
 def link_limit(link: LinkParameters, read_share: float) -> float:
-    """Bytes a second of accesses of which ``read_share`` are reads; the directions are separate."""
+    """Bytes a second of accesses of which ``read_share`` are reads. The directions are separate."""
     limits = []
     if read_share > 0:
         limits.append(read_limit(link) / read_share)

@@ -15,7 +15,7 @@ from sw.workload.statistics import Result
 
 UNIT = "MB/s"
 NEAR = 0.9
-"""A predicted limit binds from this share of it on, a resource when it is busy for this share."""
+"""A predicted limit, or a busy resource, is named as the limit from this share on."""
 BUSY_COUNTERS = ("out_busy_ps", "in_busy_ps", "medium_busy_ps")
 HOST_LINK, DRIVES, CONTROLLER = "host link", "drives", "controller"
 
@@ -33,7 +33,7 @@ class Point:
     link
         PCIe link of the card.
     load
-        What is run on it.
+        The load on the array.
     queue_pairs
         I/O queue pairs that share the accesses.
     """
@@ -56,7 +56,7 @@ class Point:
 
 
 async def _run(card: SimulatedCard, point: Point) -> tuple[Result, dict[str, int]]:
-    """What was measured, and how long (ps) what may bind was busy meanwhile."""
+    """The measurement, and how long (ps) each possible limit was busy meanwhile."""
     nvme = card.nvme
     await nvme.start(queue_pairs=point.queue_pairs)
     array = await raid.create_array(
@@ -75,7 +75,7 @@ async def _run(card: SimulatedCard, point: Point) -> tuple[Result, dict[str, int
 def _busy(card: SimulatedCard, point: Point) -> dict[str, int]:
     """Busy time so far, in picoseconds: the host link each way, drives' links each way and media.
 
-    Of drives the average over all; the medium of an SSD is the average of its dies.
+    For drives it is the average over all. The medium of an SSD is the average of its dies.
     """
     link = card.harness.statistics()
     drives = [card.harness.drive_statistics(port) for port in range(point.drives)]
@@ -88,11 +88,11 @@ def _busy(card: SimulatedCard, point: Point) -> dict[str, int]:
 
 
 def measure(point: Point) -> Record:
-    """Runs ``point`` from reset on a card of its own; what was measured."""
+    """Runs ``point`` from reset on a card of its own and returns the measurement."""
     config = board(max(point.drives, 8))
     drive = point.drive.changed(keep_data=False)
     if isinstance(drive, Ssd) and point.profile.read_share < 1:
-        # The steady state is what is published: begin with the write buffers full.
+        # The published figures are of the steady state, so begin with the write buffers full.
         drive = drive.changed(
             dirty_blocks=drive.cache_blocks, dirty_random=point.profile.random
         )
@@ -120,10 +120,11 @@ def measure(point: Point) -> Record:
 
 
 def binding(result: Result, prediction: Prediction, busy: dict[str, int]) -> str:
-    """What binds: the predicted limit if it is nearly reached, else what was busy all the time.
+    """The limit of a point: the predicted one if it is nearly reached, else the resource that was
+    busy all the time.
 
-    ``busy``: busy time in the measurement, as `_busy` counts it. If neither tells, it is the
-    controller.
+    ``busy`` is the busy time in the measurement, as `_busy` counts it. If neither is decisive, the
+    limit is the controller.
     """
     if NEAR * prediction.mb_s <= result.mb_s <= prediction.mb_s / NEAR:
         return prediction.binds

@@ -1,4 +1,4 @@
-"""Which points a characterisation runs, and for how long in simulated time."""
+"""The points that a characterisation runs, and their simulated times."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from sw.workload.profiles import OUTSTANDING, PROFILES
 from sw.workload.statistics import MIB
 
 LINK = LinkParameters(max_payload=128)
-"""PCIe 3.0 x8 with the 128-byte payloads that the published limits point to."""
+"""PCIe 3.0 x8 with payloads of 128 bytes, to which the published limits point."""
 
 STRIP_KIB = 64
 QUICK_OUTSTANDING = (8, 128)
@@ -24,11 +24,12 @@ HDD_MEASURE_NS = 20_000_000
 LEAST_ACCESSES = 50
 LONGEST_TURN_NS = 20_000_000
 LONGEST = 8
-"""The measurement is prolonged for slow points, up to this many times."""
+"""The measurement of a slow point is prolonged up to this many times."""
 
 
 def _load(case: Case, outstanding: int, seed: int, share: float) -> Load:
-    """The least times of the drive kind, or one turn of all outstanding accesses if longer."""
+    """The shortest times of the drive kind, or one turn of all outstanding accesses if that is
+    longer."""
     drive = PRESETS[case.drive]
     slow = isinstance(drive, Hdd)
     load = Load(
@@ -51,7 +52,7 @@ def _load(case: Case, outstanding: int, seed: int, share: float) -> Load:
 
 
 def points(*, quick: bool, seed: int, ids: list[str]) -> list[Point]:
-    """The points of a run; ``ids`` restricts it to some results (empty: all)."""
+    """The points of a run. ``ids`` restricts it to some results (empty: all)."""
     chosen = []
     for case in CASES:
         if (ids and case.id not in ids) or (quick and not ids and case.id not in QUICK_IDS):

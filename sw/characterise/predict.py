@@ -1,9 +1,9 @@
-"""What a setup should reach: the lowest of the host link's, the drives' and the load's limit.
+"""The expected rate of a setup: the lowest of the limits of host link, drives and load.
 
 Nothing here looks at the controller. Drive rates come from the drive model run alone with the
-drive's share of the load; drive accesses per host write are the textbook's (random: 1 without
-redundancy, one per copy with mirrors, read and write the block and each parity with parity;
-sequential with parity: the parities of full stripes).
+drive's share of the load. Drive accesses per host write are the textbook's. For random writes they
+are 1 without redundancy, one per copy with mirrors, and with parity a read and a write of the block
+and of each parity. For sequential writes with parity they are the parities of full stripes.
 """
 
 from dataclasses import dataclass

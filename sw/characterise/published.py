@@ -1,7 +1,7 @@
-"""Published results that the characterisation stands beside, as facts with their source.
+"""Published results, as facts with their source, that the characterisation is compared with.
 
-FJ16: Fujitsu, "RAID Controller Performance 2016", white paper, version 1.0d, 2016-08-29.
-1 MB/s is 2**20 bytes/s.
+FJ16: Fujitsu, "RAID Controller Performance 2016", white paper, version 1.0d, 2016-08-29. 1 MB/s is
+2**20 bytes/s.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""One measured point, and how it is written down."""
+"""One measured point, and its form in files."""
 
 from dataclasses import asdict, dataclass
 
@@ -9,8 +9,8 @@ from sw.workload.statistics import Latency
 class Record:
     """A point of the characterisation.
 
-    ``published`` and ``predicted`` are in ``unit``, as is ``simulated``. ``binds`` names the limit
-    that binds in the simulation. ``cycles`` are clock cycles of the controller, jumps included.
+    ``published``, ``predicted`` and ``simulated`` are in ``unit``. ``binds`` names the limit in the
+    simulation. ``cycles`` are clock cycles of the controller, jumps included.
     """
 
     id: str

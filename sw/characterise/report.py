@@ -15,7 +15,7 @@ from sw.characterise.record import Record
 from sw.characterise.table import best
 
 NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-"""Else each plot carries the time and the addresses of vocabularies."""
+"""Without this each plot carries the time and the addresses of vocabularies."""
 
 HEADINGS = ("id", "setup", "profile", "binds", "I/Os", "published", "predicted", "simulated")
 

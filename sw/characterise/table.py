@@ -26,7 +26,7 @@ def print_interfaces(console: Console) -> None:
 
 
 def best(records: list[Record]) -> list[Record]:
-    """For each curve (id, setup, profile) the record with the highest throughput, in order."""
+    """The record with the highest throughput of each curve (id, setup, profile), in order."""
     curves: dict[tuple[str, str, str], Record] = {}
     for record in records:
         key = (record.id, record.setup, record.profile)

@@ -33,7 +33,7 @@ BECOMES_SPARE = 1 << 8
 
 @dataclass(frozen=True)
 class Job:
-    """An array's state and the last job on it. ``row``: all rows before it are done."""
+    """An array's state and the last job on it. All rows before ``row`` are done."""
 
     array: int
     array_state: ArrayState
@@ -45,22 +45,23 @@ class Job:
     mismatched: int
     lost: int
     cycles: tuple[int, int]
-    """When it began and ended, in clock cycles of the card."""
+    """Times when the job began and ended, in clock cycles of the card."""
     marked: int = 0
-    """Chunks in which a member that went away now would miss something, or that one is missing."""
+    """Chunks in which a member would miss writes if it went away now, or in which a member has
+    missed some."""
     chunk_rows: int = 0
-    """Rows of a chunk; 0: the card has no write-intent bitmap."""
+    """Rows of a chunk. 0: the card has no write-intent bitmap."""
     in_sync: bool = True
-    """Every row satisfies its equations, copies are alike."""
+    """Every row satisfies its parity equations, and copies are alike."""
     assumed: bool = False
-    """That is so only because it was said as the array was created."""
+    """``in_sync`` is true only because the host said so when it created the array."""
     sync_row: int = 0
-    """If the array is not in sync: all rows before it are."""
+    """All rows before this one are in sync. It has a meaning only if the array is not in sync."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Blocks of a row: ``blocks`` are (port, block of the drive)."""
+    """Blocks of a row. ``blocks`` are pairs of port and block of the drive."""
 
     kind: WalkKind
     result: WalkResult
@@ -72,7 +73,10 @@ class Finding:
 async def start_job(
     nvme: Nvme, array: int, kind: WalkKind, *, first: int = 0, resume: bool = False
 ) -> None:
-    """Starts ``kind`` on all rows of an array from ``first`` on, or from where it was."""
+    """Starts ``kind`` on all rows of an array from ``first`` on.
+
+    With ``resume`` it goes on where the last job was.
+    """
     number("array", array, 8)
     number("first", first, BLOCK_NUMBER_BITS)
     fields = array | kind.value << 8 | RESUME * resume
@@ -81,13 +85,13 @@ async def start_job(
 
 
 async def stop_job(nvme: Nvme, array: int) -> None:
-    """Stops the job of an array; it can be resumed."""
+    """Stops the job of an array. The job can be resumed."""
     command = Command(STOP_JOB, dwords=(number("array", array, 8),))
     await nvme.admin(command, f"stop job on array {array}")
 
 
 async def set_share(nvme: Nvme, percent: int) -> None:
-    """Background work takes so much of the time while the host is there."""
+    """Sets the share of the time that background work takes while host commands are inside."""
     if not 1 <= percent <= 100:
         raise ValueError(f"share must be 1..100 percent, not {percent}")
     await nvme.admin(Command(SET_SHARE, dwords=(percent,)), "set share")
@@ -104,9 +108,10 @@ async def replace_member(nvme: Nvme, array: int, position: int, port: int) -> No
 
 
 async def re_add(nvme: Nvme, array: int, position: int) -> None:
-    """The drive of a failed member is there again: only what it may have missed is rebuilt.
+    """Takes back the drive of a failed member. Only chunks in which it may have missed writes are
+    rebuilt.
 
-    That is at most ``marked * chunk_rows`` rows of `Job`.
+    These are at most ``marked * chunk_rows`` rows of `Job`.
     """
     fields = number("array", array, 8) | number("position", position, 8) << 8
     command = Command(RE_ADD, dwords=(fields,))
@@ -116,10 +121,10 @@ async def re_add(nvme: Nvme, array: int, position: int) -> None:
 async def copy_member(
     nvme: Nvme, array: int, position: int, port: int, *, spare: bool = False
 ) -> None:
-    """Copies a live member to the drive at ``port``, which takes its place once all is there.
+    """Migrates a live member to the drive at ``port``, which becomes the member at the end.
 
-    The array keeps its redundancy meanwhile. ``spare``: the drive that was the member is a hot
-    spare of all arrays then.
+    The array keeps its redundancy meanwhile. With ``spare`` the old drive becomes a hot spare of
+    all arrays at the end.
     """
     fields = number("array", array, 8) | number("position", position, 8) << 8
     drive = number("port", port, 8) | BECOMES_SPARE * spare
@@ -130,14 +135,15 @@ async def copy_member(
 async def erase_drive(nvme: Nvme, port: int, *, poll_ns: float = 1e6) -> None:
     """Writes zeros to a drive of no array, from block `DATA_OFFSET_BLOCKS` to its last one.
 
-    It is a JBOD of its own meanwhile. `NvmeError` if it refuses: it belongs to an array, is a
-    spare, or is too small; `RuntimeError` if a block could not be written.
+    The drive is a JBOD of its own meanwhile. Raises `NvmeError` if the card refuses: the drive
+    belongs to an array, is a spare, or is too small. Raises `RuntimeError` if a block could not be
+    written.
     """
     array = await raid.create_array(nvme, Level.JBOD, [port], strip_kib=4, zero=True)
     try:
         erased = await job(nvme, array)
     except NvmeError:
-        # A card without background work has not begun.
+        # A card without background work has not begun to erase.
         await raid.delete_array(nvme, array)
         raise
     while erased.state == JobState.RUNNING:
@@ -149,14 +155,14 @@ async def erase_drive(nvme: Nvme, port: int, *, poll_ns: float = 1e6) -> None:
 
 
 async def add_spare(nvme: Nvme, port: int, array: int | None = None) -> None:
-    """The drive at ``port`` is a hot spare, for every array or for one."""
+    """Makes the drive at ``port`` a hot spare of every array, or of ``array`` only."""
     fields = 0 if array is None else number("array", array, 8) | DEDICATED
     command = Command(ADD_SPARE, dwords=(fields, number("port", port, 8)))
     await nvme.admin(command, f"add spare {port}")
 
 
 async def remove_spare(nvme: Nvme, port: int) -> None:
-    """The drive at ``port`` is no hot spare any more."""
+    """Makes the drive at ``port`` no hot spare any more."""
     command = Command(REMOVE_SPARE, dwords=(0, number("port", port, 8)))
     await nvme.admin(command, f"remove spare {port}")
 
@@ -170,7 +176,10 @@ async def _log(nvme: Nvme, page: int, entries: int) -> list[tuple[int, ...]]:
 
 
 async def jobs(nvme: Nvme) -> list[Job]:
-    """The state and last job of each array; reading them clears the event of array states."""
+    """The state and last job of each array.
+
+    Reading them clears the event of array states.
+    """
     numbers = [array.number for array in await raid.arrays(nvme)]
     found = []
     if not numbers:
@@ -222,7 +231,7 @@ async def _findings(nvme: Nvme, page: int) -> list[Finding]:
         for role in range(array.width):
             if words[1] >> role & 1:
                 stripes, place = divmod(shift + role, array.width)
-                # Copies that do not fit into a stripe go on in the next one.
+                # Copies that do not fit into a stripe continue in the next one.
                 at = row + (stripes * array.strip_blocks if array.copies > 1 else 0)
                 blocks.append((array.members[base + place].port, at))
         found.append(

@@ -1,4 +1,4 @@
-"""A simulated card with its driver: what tools use to bring one up in a line."""
+"""A simulated card with its driver. Tools use it to bring one up in a line."""
 
 from collections.abc import Coroutine, Sequence
 from typing import Any
@@ -60,10 +60,10 @@ class SimulatedCard:
         self.close()
 
     def close(self) -> None:
-        """Frees the simulation; who waits for something is not told."""
+        """Frees the simulation. Coroutines that wait are not told."""
         self.transport.close()
         self.harness.close()
 
     def run(self, main: Coroutine[Any, Any, Any]) -> Any:
-        """Runs a coroutine to its end in simulated time; its result."""
+        """Runs a coroutine to its end in simulated time and returns its result."""
         return self.transport.run(main)

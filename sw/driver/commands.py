@@ -9,13 +9,14 @@ CQE_BYTES = 16
 IDENTIFY_BYTES = 4096
 
 BLOCK_BYTES = 4096
-"""Logical block, except of namespaces with 512-byte sectors."""
+"""Bytes of a logical block, except in namespaces with 512-byte sectors."""
 
 MOST_BLOCKS = 1 << 16
-"""Of one Read or Write: its number of blocks is a 16-bit field, less one."""
+"""Most blocks of one Read or Write. The command has a 16-bit field with the number of blocks less
+one."""
 
 COMMAND_DWORDS = 6
-"""CDW10 .. CDW15, what differs between commands."""
+"""CDW10 .. CDW15, the words that differ between commands."""
 
 
 class Admin(IntEnum):
@@ -179,11 +180,11 @@ HINTS = {
     JOB_RUNNING: "the array has a job: stop the job first",
     0x1C6: "replace the member instead: all of it is rebuilt",
 }
-"""What to do about a status, by `Completion.status`."""
+"""Advice to the user on a status, by `Completion.status`."""
 
 
 class NvmeError(Exception):
-    """A command that the device refused or failed; ``status`` as in `Completion.status`."""
+    """A command that the device refused or failed. ``status`` is as in `Completion.status`."""
 
     def __init__(self, what: str, completion: Completion):
         # All arguments, or the exception could not be handed from one process to another.
@@ -199,7 +200,7 @@ class NvmeError(Exception):
 
 
 def number(name: str, value: int, bits: int) -> int:
-    """The value of a field of ``bits`` bits; raises `ValueError` if it does not fit."""
+    """The value of a field of ``bits`` bits. Raises `ValueError` if it does not fit."""
     if not 0 <= value < 1 << bits:
         raise ValueError(f"{name} must be 0..{(1 << bits) - 1}, not {value}")
     return value
@@ -252,7 +253,8 @@ class IdentifyNamespace:
     blocks: int
     block_bytes: int
     physical_bytes: int
-    """Physical sector: what is preferred and written atomically (NVMe 1.4 section 8.25)."""
+    """Bytes of a physical sector, which is preferred and written atomically (NVMe 1.4 section
+    8.25)."""
 
     @classmethod
     def unpack(cls, page: bytes) -> "IdentifyNamespace":

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 
 class Machine(Protocol):
-    """The simulated machine: it knows the time and runs until something happens."""
+    """The simulated machine. It knows the time and runs until something happens."""
 
     @property
     def now_ns(self) -> float:
@@ -20,9 +20,9 @@ class Machine(Protocol):
         ...
 
     def advance(self, until_ns: float | None) -> list[int]:
-        """Runs to the next interrupt or to ``until_ns``; the interrupt vectors that came.
+        """Runs to the next interrupt or to ``until_ns``. Returns the interrupt vectors that came.
 
-        No vector: ``until_ns`` is reached, give or take the machine's resolution. Raises an
+        Without a vector ``until_ns`` is reached, within the machine's resolution. Raises an
         exception when nothing will ever happen and ``until_ns`` is None.
         """
         ...
@@ -39,7 +39,7 @@ class LoopEvent:
         self._waiters: list[Coroutine[Any, Any, None]] = []
 
     def set(self) -> None:
-        """Wakes every waiter; later waits return at once."""
+        """Wakes every waiter. Later waits return at once."""
         self._flag = True
         if self._waiters:
             self._loop.ready.extend(self._waiters)
@@ -96,7 +96,8 @@ class Loop:
         self.ready.append(coroutine)
 
     def close(self) -> None:
-        """Ends whatever still runs, where it waits: nothing is run any more."""
+        """Ends every coroutine that still runs, at the point where it waits. Nothing is run any
+        more."""
         tasks, self._tasks = self._tasks, set()
         for task in tasks:
             task.close()
@@ -109,7 +110,8 @@ class Loop:
         await event
 
     def run(self, main: Coroutine[Any, Any, Any]) -> Any:
-        """Runs until ``main`` returns; its result. An exception in any coroutine propagates."""
+        """Runs until ``main`` returns, and returns its result. An exception in any coroutine
+        propagates."""
         result: list[Any] = []
 
         async def wrapper() -> None:

@@ -28,7 +28,7 @@ class BufferMemory:
         self._next = base
 
     def allocate(self, length: int, align: int = PAGE_BYTES) -> int:
-        """Reserves bytes for good; `MemoryError` when the buffer is used up."""
+        """Reserves bytes for good. Raises `MemoryError` when the buffer is used up."""
         address = -(-self._next // align) * align
         if address + length > self._base + len(self._buffer):
             raise MemoryError(f"host memory of {len(self._buffer)} bytes is used up")
@@ -70,7 +70,7 @@ class HarnessMachine:
         return self._harness.now_ns
 
     def advance(self, until_ns: float | None) -> list[int]:
-        """Runs to the next interrupt or to ``until_ns``; the vectors that came."""
+        """Runs to the next interrupt or to ``until_ns``. Returns the vectors that came."""
         events = self._harness.run(until_ns)
         if ("idle",) in events:
             raise RuntimeError(
@@ -86,7 +86,7 @@ class NativeTransport:
     Parameters
     ----------
     harness
-        The machine; it must outlive the transport.
+        The machine. It must outlive the transport.
     vectors
         MSI-X vectors of the card (queue pairs + 1).
     """
@@ -98,11 +98,11 @@ class NativeTransport:
         self._loop = Loop(HarnessMachine(harness))
 
     def run(self, main: Coroutine[Any, Any, Any]) -> Any:
-        """Runs ``main`` to its end in simulated time; its result."""
+        """Runs ``main`` to its end in simulated time and returns its result."""
         return self._loop.run(main)
 
     def close(self) -> None:
-        """Ends whatever still runs, where it waits."""
+        """Ends every coroutine that still runs, at the point where it waits."""
         self._loop.close()
 
     async def read32(self, offset: int) -> int:
@@ -114,7 +114,7 @@ class NativeTransport:
         self.harness.mmio_write32(offset, value)
 
     async def enable_interrupts(self, vectors: int) -> int:
-        """Sets up MSI-X vectors 0 .. ``vectors`` - 1; the count."""
+        """Sets up MSI-X vectors 0 .. ``vectors`` - 1. Returns how many there are."""
         granted = min(vectors, self._vectors)
         address = self.harness.msi_address
         for vector in range(granted):

@@ -32,7 +32,7 @@ class Nvme:
     Parameters
     ----------
     transport
-        How to reach it.
+        The way to reach it.
     """
 
     def __init__(self, transport: Transport):
@@ -45,10 +45,10 @@ class Nvme:
         """Entries of an I/O queue, and pages of a transfer."""
 
     async def start(self, queue_pairs: int = 1, depth: int = 1024) -> IdentifyController:
-        """Resets and enables the controller, creates up to ``queue_pairs`` I/O queue pairs.
+        """Resets and enables the controller, and creates up to ``queue_pairs`` I/O queue pairs.
 
-        ``depth`` is reduced to what the controller allows (CAP.MQES). Raises `NvmeError` when a
-        command fails, `TimeoutError` when the controller is not ready within 10 ms.
+        ``depth`` is reduced to the controller's limit (CAP.MQES). Raises `NvmeError` when a command
+        fails, and `TimeoutError` when the controller is not ready within 10 ms.
         """
         if queue_pairs < 1:
             raise ValueError(f"queue_pairs must be at least 1, not {queue_pairs}")
@@ -86,7 +86,8 @@ class Nvme:
         return identity
 
     async def stop(self) -> None:
-        """Disables the controller; queues are gone, and whoever waits on one gets an exception."""
+        """Disables the controller. Its queues are gone, and every coroutine that waits on one gets
+        an exception."""
         await self.transport.write32(Register.CC, 0)
         await self._wait_ready(0)
         for queue in [*self.queues, *([self._admin] if self._admin else [])]:
@@ -95,7 +96,7 @@ class Nvme:
         self._admin = None
 
     async def admin(self, command: Command, what: str = "admin command") -> Completion:
-        """Runs an admin command; raises `NvmeError` unless it succeeds."""
+        """Runs an admin command. Raises `NvmeError` unless it succeeds."""
         return self._check(what, await self._admin_queue().submit(command))
 
     async def admin_page(self, command: Command, what: str = "admin command") -> bytes:
@@ -126,9 +127,9 @@ class Nvme:
         queue: int = 0,
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
-        """Reads ``blocks`` blocks into bus address ``address``; raises `NvmeError`.
+        """Reads ``blocks`` blocks into bus address ``address``. Raises `NvmeError`.
 
-        ``block_bytes``: of a logical block of the namespace (`IdentifyNamespace`).
+        ``block_bytes`` is the size of a logical block of the namespace (`IdentifyNamespace`).
         """
         command = read_write(Io.READ, namespace, block, blocks, 0, 0)
         await self._data(command, address, blocks * block_bytes, queue, f"Read of block {block}")
@@ -143,13 +144,13 @@ class Nvme:
         fua: bool = False,
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
-        """Writes ``blocks`` blocks from bus address ``address``; raises `NvmeError`."""
+        """Writes ``blocks`` blocks from bus address ``address``. Raises `NvmeError`."""
         command = read_write(Io.WRITE, namespace, block, blocks, 0, 0, fua)
         await self._data(command, address, blocks * block_bytes, queue, f"Write of block {block}")
 
     async def abort(self, queue: int, identifier: int) -> bool:
-        """Asks for the end of a command of an I/O queue (NVMe 1.4 section 5.1); whether the card
-        has aborted it."""
+        """Asks for the end of a command of an I/O queue (NVMe 1.4 section 5.1). Returns whether the
+        card has aborted it."""
         dword = identifier << 16 | self.queues[queue].identifier
         completion = await self.admin(Command(Admin.ABORT, dwords=(dword,)), "Abort")
         return not completion.result & 1
@@ -157,9 +158,9 @@ class Nvme:
     async def renew_queue(self, queue: int, *, deaf: bool = False) -> None:
         """Deletes an I/O queue pair and creates it again (NVMe 1.4 sections 5.3 to 5.6).
 
-        What the card has fetched ends first. Whoever waits for a command that it has not fetched
-        gets a `QueueStoppedError`; with ``deaf`` everybody does, since from now on no completion is
-        taken.
+        Commands that the card has fetched end first. A coroutine that waits for a command that the
+        card has not fetched gets a `QueueStoppedError`. With ``deaf`` every waiting coroutine gets
+        one, since no completion is taken from now on.
         """
         old = self.queues[queue]
         number = (old.identifier,)
@@ -172,7 +173,7 @@ class Nvme:
         self.queues[queue] = await self._create_queue(old.identifier)
 
     async def flush(self, namespace: int, queue: int = 0) -> None:
-        """Makes completed writes durable; raises `NvmeError`."""
+        """Makes completed writes durable. Raises `NvmeError`."""
         self._check("Flush", await self.queues[queue].submit(Command(Io.FLUSH, namespace)))
 
     async def _data(

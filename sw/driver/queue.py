@@ -7,7 +7,7 @@ from sw.driver.transport import PAGE_BYTES, Event, Transport
 
 PRP_ENTRY_BYTES = 8
 PRP_ALIGNMENT = 4
-"""Of data in its first page; its low bits 1:0 are reserved (NVMe 1.4 section 4.3)."""
+"""Alignment of data in its first page. Address bits 1:0 are reserved (NVMe 1.4 section 4.3)."""
 MOST_TRANSFER_PAGES = PAGE_BYTES // PRP_ENTRY_BYTES
 
 
@@ -23,12 +23,12 @@ class QueuePair:
     transport
         The device.
     identifier
-        Queue identifier; 0 is the admin queue.
+        Queue identifier. 0 is the admin queue.
     depth
-        Entries of each queue, at least 2; at most ``depth`` - 1 commands are outstanding.
+        Entries of each queue, at least 2. At most ``depth`` - 1 commands are outstanding.
     transfer_pages
-        Length of a command's longest transfer in pages of 4 KiB, 0..`MOST_TRANSFER_PAGES`: a PRP
-        list, at most that many entries, does not leave its page.
+        Length of a command's longest transfer in pages of 4 KiB, 0..`MOST_TRANSFER_PAGES`. A PRP
+        list has at most so many entries, and does not leave its page.
     """
 
     def __init__(self, transport: Transport, identifier: int, depth: int, transfer_pages: int = 1):
@@ -62,12 +62,13 @@ class QueuePair:
         self._transport.spawn(self._complete())
 
     def close(self, *, deaf: bool = False) -> None:
-        """Sends no more commands; with ``deaf`` it takes no more completions, either."""
+        """Sends no more commands. With ``deaf`` it takes no more completions either."""
         self._closed, self._deaf = True, deaf
         self._room.set()
 
     def stop(self) -> None:
-        """Takes no more completions; whoever waits for one gets a `QueueStoppedError`."""
+        """Takes no more completions. Every coroutine that waits for one gets a `QueueStoppedError`.
+        """
         self._closed = self._stopped = True
         self._transport.interrupt(self.identifier).set()
         self._room.set()
@@ -82,7 +83,8 @@ class QueuePair:
 
     @property
     def commands(self) -> dict[int, Event]:
-        """Those, by identifier, with what is set as each completes."""
+        """Commands submitted and not completed, by identifier. Each has the event that its
+        completion sets."""
         return dict(self._waiting)
 
     async def submit(self, command: Command) -> Completion:
@@ -93,7 +95,7 @@ class QueuePair:
     async def transfer(self, command: Command, address: int, length: int) -> Completion:
         """Sends a command whose data is ``length`` bytes at bus address ``address``.
 
-        ``address`` is a multiple of 4; the PRPs are built here (NVMe 1.4 section 4.3).
+        ``address`` is a multiple of 4. The PRPs are built here (NVMe 1.4 section 4.3).
         """
         if address % PRP_ALIGNMENT:
             raise ValueError(f"address must be a multiple of {PRP_ALIGNMENT}, not {address:#x}")

@@ -29,7 +29,7 @@ LEAST = {
     Level.RAID10: 2,
     Level.JBOD: 1,
 }
-"""Drives of a span."""
+"""Fewest drives of a span."""
 
 LIST_ARRAYS = 0
 LIST_VOLUMES = 1
@@ -38,14 +38,15 @@ LIST_DRIVES = 2
 ARRAY_ENTRY_BYTES = 256
 ENTRY_BYTES = 32
 MOST_ENTRIES = 256
-"""The first entry of a page is an 8-bit field of the command."""
+"""Most entries of a list. The number of the first entry of a page is an 8-bit field of the command.
+"""
 MEMBERS = 32
 KIB = 1024
 LARGEST_STRIP_KIB = 1024
 
 
 def rotation_named(name: str) -> Rotation:
-    """The rotation that mdadm calls ``name``, such as left-symmetric or ddf-N-restart."""
+    """The rotation with mdadm's name ``name``, such as left-symmetric or ddf-N-restart."""
     names = {rotation.name.replace("_", "-").lower(): rotation for rotation in Rotation}
     try:
         return names[name.lower()]
@@ -55,7 +56,8 @@ def rotation_named(name: str) -> Rotation:
 
 @dataclass(frozen=True)
 class Member:
-    """A member of an array: its port and whether its drive is failed, present, being rebuilt."""
+    """A member of an array: its port, and whether its drive is failed, present, or being rebuilt.
+    """
 
     port: int
     failed: bool
@@ -67,8 +69,8 @@ class Member:
 class Array:
     """An array as the card reports it. Sizes are blocks of 4 KiB.
 
-    ``in_sync``: every row satisfies its equations, copies are alike. ``assumed``: that is so only
-    because it was said as the array was created.
+    ``in_sync``: every row satisfies its parity equations, and copies are alike. ``assumed``:
+    ``in_sync`` is true only because the host said so when it created the array.
     """
 
     number: int
@@ -103,7 +105,7 @@ class Volume:
 
 @dataclass(frozen=True)
 class Drive:
-    """A drive port as the card reports it; ``array`` is None for a drive of no array.
+    """A drive port as the card reports it. ``array`` is None for a drive of no array.
 
     ``rebuilding``: the drive is being rebuilt. ``emulated``: it emulates its 512-byte sectors.
     """
@@ -131,15 +133,20 @@ async def create_array(
     start_job: bool = True,
     degraded: bool = False,
 ) -> int:
-    """Creates an array of ``level`` over the drives at ports ``drives``; its number.
+    """Creates an array of ``level`` over the drives at ports ``drives``. Returns its number.
 
-    ``copies`` 0 is the level's default; ``rotation`` says how parity moves. The card makes rows
-    consistent in the background, unless it is to ``zero`` all blocks before there can be a volume,
-    or ``start_job`` is false: then RESYNC or ZERO is started later. Until that is done writes are
-    slower. With ``assume_consistent`` rows are taken to be so, which is true of drives that are all
-    zeros; on others data is lost when a drive fails. ``degraded``: ports without a drive become
-    failed members, as many as the level tolerates. Raises `ValueError` for
-    what no card takes and `sw.driver.commands.NvmeError` for what this one refuses.
+    ``copies`` 0 is the level's default. ``rotation`` says how parity moves.
+
+    The card makes rows consistent in the background. With ``zero`` it instead writes zeros to all
+    blocks before there can be a volume. If ``start_job`` is false, the host starts RESYNC or ZERO
+    later. Until this is done writes are slower. With ``assume_consistent`` the card takes the rows
+    to be consistent. That is true of drives that are all zeros. On other drives data is lost when a
+    drive fails.
+
+    With ``degraded`` ports without a drive become failed members, as many as the level tolerates.
+
+    Raises `ValueError` for values that no card takes, and `sw.driver.commands.NvmeError` for a
+    refusal of this card.
     """
     if strip_kib & (strip_kib - 1) or not BLOCK_BYTES // KIB <= strip_kib <= LARGEST_STRIP_KIB:
         raise ValueError(f"strip_kib must be a power of two in 4..1024, not {strip_kib}")
@@ -169,7 +176,7 @@ async def create_array(
 async def delete_array(nvme: Nvme, array: int) -> None:
     """Deletes an array that has no volumes and no job (`sw.driver.background.stop_job`).
 
-    A new array has one: its rows are being made consistent.
+    A new array has a job, which makes its rows consistent.
     """
     command = Command(DELETE_ARRAY, dwords=(number("array", array, 8),))
     await nvme.admin(command, f"delete array {array}")
@@ -184,10 +191,11 @@ async def create_volume(
     sector_bytes: int = BLOCK_BYTES,
     emulation: Emulation = Emulation.DEFAULT,
 ) -> int:
-    """Creates a volume of ``blocks`` blocks (0: to the end) of an array; its namespace number.
+    """Creates a volume of ``blocks`` blocks (0: to the end) of an array. Returns its namespace
+    number.
 
-    ``start`` and ``blocks`` count blocks of 4096 bytes whatever its logical ones are:
-    ``sector_bytes`` is 4096 or 512, and of the latter ``emulation`` says which physical sectors the
+    ``start`` and ``blocks`` count blocks of 4096 bytes, whatever the logical blocks are.
+    ``sector_bytes`` is 4096 or 512. With 512, ``emulation`` chooses the physical sectors that the
     volume reports.
     """
     if sector_bytes not in (BLOCK_BYTES, SECTOR_BYTES):
@@ -276,7 +284,7 @@ async def drives(nvme: Nvme) -> list[Drive]:
     found = []
     for entry in await _entries(nvme, LIST_DRIVES, ENTRY_BYTES):
         flags, array, _, port, blocks = struct.unpack_from("<BBHIQ", entry)
-        # An entry beyond the last port is all zeros, and so does not name its place.
+        # An entry beyond the last port is all zeros, so its port number is not its index.
         if port == len(found):
             used = array if flags & 4 else None
             present, failed, rebuilding, emulated = (bool(flags >> bit & 1) for bit in (0, 1, 3, 4))

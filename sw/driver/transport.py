@@ -1,6 +1,6 @@
-"""What the driver needs of the machine it runs on: registers, host memory, interrupts, time.
+"""The machine that the driver runs on: registers, host memory, interrupts, time.
 
-The driver awaits nothing but what these objects return, so the same coroutines run under any event
+The driver awaits only objects that the machine returns. So the same coroutines run under any event
 loop that implements them: cocotb's, the native harness's, later one over VFIO.
 """
 
@@ -14,7 +14,7 @@ class Event(Protocol):
     """A level that coroutines wait for."""
 
     def set(self) -> None:
-        """Wakes every waiter; later waits return at once."""
+        """Wakes every waiter. Later waits return at once."""
         ...
 
     def clear(self) -> None:
@@ -30,7 +30,7 @@ class HostMemory(Protocol):
     """Memory that the device can reach, by bus address."""
 
     def allocate(self, length: int, align: int = PAGE_BYTES) -> int:
-        """Reserves ``length`` bytes for good; returns the bus address."""
+        """Reserves ``length`` bytes for good. Returns the bus address."""
         ...
 
     def read(self, address: int, length: int) -> bytes:
@@ -59,7 +59,8 @@ class Transport(Protocol):
         ...
 
     async def enable_interrupts(self, vectors: int) -> int:
-        """Sets up MSI-X vectors 0 .. ``vectors`` - 1 (fewer if the device has fewer); the count."""
+        """Sets up MSI-X vectors 0 .. ``vectors`` - 1, or fewer if the device has fewer. Returns how
+        many there are."""
         ...
 
     def interrupt(self, vector: int) -> Event:

@@ -2,9 +2,9 @@
 
     .venv/bin/python -m sw.guest [--quick] [--steps NAME ..] [--seed N] [--out DIR]
 
-Boots Debian's kernel in Debian's QEMU, with the simulated controller as an NVMe device on its PCI
-bus, and has it used by what Debian ships: inbox driver, nvme-cli, ext4, fio. Ends with status 1 at
-the first step that fails, with 2 when it cannot begin.
+It boots Debian's kernel in Debian's QEMU, with the simulated controller as an NVMe device on its
+PCI bus. Debian's programs use the card: inbox driver, nvme-cli, ext4, fio. The exit status is 1
+after the first step that fails, and 2 when the run cannot begin.
 """
 
 import sys
@@ -39,7 +39,7 @@ def _arguments():
 
 
 def run(arguments) -> int:
-    """Runs the steps; the exit status."""
+    """Runs the steps and returns the exit status."""
     begin = time.monotonic()
     chosen = arguments.steps or (QUICK if arguments.quick else [step.name for step in STEPS])
     wanted = {"boot", *chosen}.union(*(step.needs for step in STEPS if step.name in chosen))

@@ -1,7 +1,7 @@
-"""The simulated card as a PCI device of a virtual machine: bridge to the native harness.
+"""The simulated card as a PCI device of a virtual machine: the bridge to the native harness.
 
-Writes of the guest become register writes, its memory is host memory of the harness without a copy,
-and the card's interrupt messages are handed on. Simulated time runs while the card has work, and
+Writes of the guest become register writes. Its memory is host memory of the harness, without a
+copy. The card's interrupt messages are handed on. Simulated time runs while the card has work, and
 stands still otherwise.
 """
 
@@ -31,7 +31,7 @@ class BridgedCard:
     deliver
         Called with address and data of each interrupt message.
     identity
-        Of the card.
+        The card's names.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class BridgedCard:
         return self.config.read(offset, length)
 
     def config_write(self, offset: int, length: int, value: int) -> None:
-        """As `ConfigSpace.write`; the card sees its control inputs change.
+        """As `ConfigSpace.write`. The card sees its control inputs change.
 
         A function level reset is over when this returns.
         """
@@ -93,7 +93,7 @@ class BridgedCard:
         self._drive_status()
 
     def bar_read(self, address: int, length: int) -> int:
-        """Runs the card until it answers; all ones where it does not decode the address."""
+        """Runs the card until it answers. Returns all ones where it does not decode the address."""
         offset = self._offset(address, length)
         if offset is None:
             return ALL_ONES >> 8 * (8 - length)
@@ -101,14 +101,14 @@ class BridgedCard:
         return self.harness.mmio_read(offset, length)
 
     def bar_write(self, address: int, length: int, value: int) -> None:
-        """Posts the write: it arrives when time runs."""
+        """Posts the write. It arrives when time runs."""
         offset = self._offset(address, length)
         if offset is not None:
             self.idle = False
             self.harness.mmio_write(offset, value, length)
 
     def reset(self) -> None:
-        """The host's machine, or its bus, has been reset: so is the link. Arrays stay."""
+        """The host's machine, or its bus, has been reset, and so is the link. Arrays stay."""
         self.config.reset()
         self.harness.reset_link()
         self._status.clear()
@@ -116,7 +116,8 @@ class BridgedCard:
         self.idle = False
 
     def map_memory(self, regions: Sequence[Region]) -> None:
-        """Maps the guest's memory; each file once. Raises `ProxyError` for what cannot be."""
+        """Maps the guest's memory, each file once. Raises `ProxyError` for regions that cannot be
+        mapped."""
         self.harness.unmap_memory()
         for region in regions:
             memory = self._map(region.descriptor)

@@ -7,7 +7,7 @@ from hdl.nvme.pages.identify import Identity
 CONFIG_BYTES = 256
 BAR_BYTES = 16 << 10
 DEVICE = 0x9038
-"""What the hard block for PCIe 3.0 x8 calls itself by default."""
+"""Device identifier that the hard block for PCIe 3.0 x8 has by default."""
 CLASS_NVME = 0x010802
 """Mass storage, non-volatile memory, NVM Express I/O controller."""
 REVISION = 1
@@ -25,7 +25,7 @@ MSIX_TABLE_OFFSET, MSIX_PENDING_OFFSET = 0x2000, 0x3000
 EXPRESS = 0x60
 EXPRESS_IDENTIFIER = 0x10
 VERSION_2_INTEGRATED_ENDPOINT = 9 << 4 | 2
-"""The guest sees the card on its root complex: without a link of its own."""
+"""The guest sees the card on its root complex, without a link of its own."""
 DEVICE_CAPABILITIES, DEVICE_CONTROL = EXPRESS + 4, EXPRESS + 8
 PAYLOAD_256, EXTENDED_TAG, ROLE_BASED_ERRORS, FUNCTION_RESET = 1, 1 << 5, 1 << 15, 1 << 28
 INITIAL_CONTROL = 2 << 12 | 1 << 4 | 1 << 11
@@ -34,7 +34,7 @@ CAPABLE = PAYLOAD_256 | EXTENDED_TAG | ROLE_BASED_ERRORS | FUNCTION_RESET
 CONTROL_WRITABLE = 0x7FFF
 RELAXED_ORDERING, PAYLOAD_SHIFT, EXTENDED_TAG_ENABLE, READ_REQUEST_SHIFT = 1 << 4, 5, 1 << 8, 12
 SIZE_BITS, LARGEST_SIZE = 7, 5
-"""Sizes are 128 << code; codes above the largest are reserved."""
+"""Sizes are 128 << code. Codes above the largest are reserved."""
 INITIATE_RESET = 1 << 15
 """Always read as 0."""
 
@@ -47,7 +47,7 @@ class ConfigSpace:
     vectors
         MSI-X vectors, 1..2048.
     identity
-        Whose vendor it names.
+        The card's names, of which the vendor is used.
     """
 
     def __init__(self, vectors: int, identity: Identity):
@@ -90,8 +90,11 @@ class ConfigSpace:
             struct.pack_into(form, self._writable, offset, writable)
 
     def reset(self, *, function: bool = False) -> None:
-        """Back to the values at power-on; after a function level reset (``function``) but for
-        Max_Payload_Size (PCIe base specification 6.6.2)."""
+        """Sets the values of power-on.
+
+        After a function level reset (``function``) Max_Payload_Size stays (PCIe base specification
+        6.6.2).
+        """
         payload = self._control & SIZE_BITS << PAYLOAD_SHIFT
         self._values[:] = self._initial
         self.wants_reset = False
@@ -99,13 +102,13 @@ class ConfigSpace:
             struct.pack_into("<H", self._values, DEVICE_CONTROL, self._control | payload)
 
     def read(self, offset: int, length: int) -> int:
-        """``length`` bytes as a number; all ones beyond the end."""
+        """``length`` bytes as a number. It is all ones beyond the end."""
         if offset + length > CONFIG_BYTES:
             return (1 << 8 * length) - 1
         return int.from_bytes(self._values[offset : offset + length], "little")
 
     def write(self, offset: int, length: int, value: int) -> None:
-        """Changes what of ``length`` bytes is writable; may set `wants_reset`."""
+        """Changes the writable bits of ``length`` bytes. It may set `wants_reset`."""
         for place in range(offset, min(offset + length, CONFIG_BYTES)):
             mask = self._writable[place]
             byte = value >> 8 * (place - offset) & 0xFF

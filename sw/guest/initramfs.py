@@ -1,6 +1,6 @@
 """An initial RAM file system: a cpio archive (newc) of programs with their libraries, and modules.
 
-Module dependencies are read from the modules themselves, so that no ``depmod`` is needed.
+Module dependencies are read from the modules themselves, so no ``depmod`` is needed.
 """
 
 import re
@@ -18,13 +18,13 @@ _DEPENDS = re.compile(rb"\0depends=([^\0]*)\0")
 
 
 class Initramfs:
-    """Collects files; paths are absolute in the guest, directories follow from them."""
+    """Collects files. Paths are absolute in the guest, and directories follow from them."""
 
     def __init__(self):
         self._entries: dict[str, tuple[int, bytes]] = {}
 
     def add(self, path: str, content: bytes, mode: int = 0o644) -> None:
-        """A file with ``content``; a path that is there stays as it is."""
+        """A file with ``content``. A path that is there stays as it is."""
         self._directories(path)
         self._entries.setdefault(path, (REGULAR | mode, content))
 
@@ -55,7 +55,7 @@ class Initramfs:
             self.copy(library)
 
     def write(self, path: Path) -> int:
-        """Writes the archive, not compressed; its bytes."""
+        """Writes the archive without compression. Returns its bytes."""
         with path.open("wb") as file:
             for number, (name, (mode, content)) in enumerate(sorted(self._entries.items()), 1):
                 file.write(_record(name.lstrip("/"), number, mode, content))
@@ -80,7 +80,7 @@ def _padded(data: bytes) -> bytes:
 
 
 def modules(directory: Path, names: list[str]) -> list[Path]:
-    """Kernel modules below ``directory`` with all they depend on, in the order of loading.
+    """Kernel modules below ``directory`` with all their dependencies, in the order of loading.
 
     Names that are not there are taken to be built in.
     """

@@ -1,7 +1,7 @@
 """The virtual machine: a stock kernel in QEMU with the simulated card on its PCI bus.
 
-One loop serves everything, in `Machine.wait`: QEMU's messages to the card, the simulation, the two
-serial lines. Line 0 is the kernel's console, line 1 a shell that runs what the host sends.
+One loop serves everything, in `Machine.wait`: QEMU's messages to the card, the simulation, and the
+two serial lines. Line 0 is the kernel's console. Line 1 is a shell that runs the host's commands.
 """
 
 import select
@@ -18,7 +18,8 @@ from sw.guest.proxy import DeviceProxy, ProxyClosedError, ProxyError
 
 MEMORY_MIB = 768
 SLICE_CYCLES = 500
-"""Evaluated at a time: a few milliseconds, for which a register access of the guest may wait."""
+"""Cycles evaluated at a time. They take a few milliseconds, for which a register access of the
+guest may wait."""
 POLL_SECONDS = 0.2
 LINE_BYTES = 1 << 16
 EXIT_SECONDS = 10
@@ -62,7 +63,8 @@ class MachineError(Exception):
 
 
 def write_initramfs(path: Path, kernel: Kernel, tree: dict[str, bytes], options: dict) -> int:
-    """Writes the guest's file system: programs, modules, ``tree`` below `TREE`; its bytes.
+    """Writes the guest's file system: programs, modules, and ``tree`` below `TREE`. Returns its
+    bytes.
 
     ``options`` are module parameters, by module.
     """
@@ -127,11 +129,12 @@ class Machine:
     Parameters
     ----------
     make_card
-        Makes the card, given what delivers an interrupt message (address, data).
+        Makes the card. Its argument is a function that delivers an interrupt message (address,
+        data).
     kernel, initramfs
         What to boot.
     directory
-        For the logs: ``console.log``, ``shell.log``, ``qemu.log``.
+        For the logs ``console.log``, ``shell.log`` and ``qemu.log``.
     """
 
     def __init__(
@@ -204,7 +207,7 @@ class Machine:
         self._qemu_log.close()
 
     def wait(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
-        """Serves guest and card until ``condition()``; `MachineError` after ``seconds``."""
+        """Serves guest and card until ``condition()``. Raises `MachineError` after ``seconds``."""
         end = time.monotonic() + seconds
         while not condition():
             if not self._open:
@@ -222,14 +225,14 @@ class Machine:
         self._shell.text = ""
 
     def start(self, command: str) -> None:
-        """Sends a line to the shell; `finish` takes its end."""
+        """Sends a line to the shell. `finish` waits for its end."""
         if "\n" in command:
             raise ValueError("a command is one line")
         self._shell.text = ""
         self._shell.send(command)
 
     def finish(self, seconds: float, what: str) -> tuple[int, str]:
-        """Waits for the end of the command; its exit status and output."""
+        """Waits for the end of the command. Returns its exit status and output."""
         shell = self._shell
         mark = f"\n{DONE}"
         self.wait(lambda: "\n" in shell.text.partition(mark)[2], seconds, what)
@@ -237,12 +240,12 @@ class Machine:
         return int(status.partition("\n")[0]), output
 
     def run(self, command: str, seconds: float = 60) -> tuple[int, str]:
-        """Runs a line in the guest's shell; exit status and output."""
+        """Runs a line in the guest's shell. Returns its exit status and output."""
         self.start(command)
         return self.finish(seconds, command)
 
     def power_off(self, seconds: float) -> None:
-        """Shuts the guest down; returns when QEMU has ended."""
+        """Shuts the guest down. Returns when QEMU has ended."""
         self.start("poweroff -f")
         self.wait(lambda: not self._open, seconds, "power off")
         status = self._process.wait(EXIT_SECONDS)

@@ -1,7 +1,7 @@
 """Admin commands by way of nvme-cli in the guest.
 
-`NvmeCli` stands in for `sw.driver.nvme.Nvme` where only admin commands are used, so the functions
-of `sw.driver.raid` manage the card through ``nvme admin-passthru``, the inbox driver and the guest.
+`NvmeCli` replaces `sw.driver.nvme.Nvme` where only admin commands are used. So the functions of
+`sw.driver.raid` manage the card through ``nvme admin-passthru``, the inbox driver and the guest.
 """
 
 import base64
@@ -21,7 +21,7 @@ _STATUS = re.compile(r"NVMe status: .*\((0x[0-9a-f]+)\)")
 
 
 class NvmeCliError(Exception):
-    """nvme-cli ended in a way that is no status of the controller."""
+    """nvme-cli failed in a way that is no status of the controller."""
 
 
 class NvmeCli:
@@ -40,7 +40,7 @@ class NvmeCli:
         self.device = device
 
     def json(self, command: str, arguments: str = "") -> Any:
-        """What ``nvme COMMAND DEVICE`` prints, as objects."""
+        """The output of ``nvme COMMAND DEVICE``, as objects."""
         line = f"nvme {command} {arguments or self.device} -o json"
         status, output = self._machine.run(line)
         try:
@@ -49,7 +49,7 @@ class NvmeCli:
             raise NvmeCliError(f"{line}: status {status}: {output.strip()[:200]}") from None
 
     async def admin(self, command: Command, what: str = "admin command") -> Completion:
-        """Runs a command without data; raises `NvmeError` unless it succeeds."""
+        """Runs a command without data. Raises `NvmeError` unless it succeeds."""
         output = self._passthru(command, what, "")
         found = _RESULT.search(output)
         if found is None:

@@ -1,6 +1,6 @@
-"""Debian's packages for the guest: programs are installed, the kernel is only unpacked.
+"""Debian's packages for the guest. Programs are installed, and the kernel is only unpacked.
 
-As root what is missing is installed; otherwise the one command that does so is named.
+As root missing packages are installed. Otherwise the message names the one command that does so.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ ROOT_PATH = "/usr/sbin:/sbin"
 
 
 class MissingPackagesError(Exception):
-    """Something is not installed, and cannot be installed from here."""
+    """A package is not installed, and cannot be installed from here."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def prepare(directory: Path) -> tuple[list[str], Kernel]:
 
 
 def install() -> list[str]:
-    """Installs what is missing; the packages it installed. Raises `MissingPackagesError`."""
+    """Installs missing packages and returns them. Raises `MissingPackagesError`."""
     missing = _missing()
     if not missing:
         return []
@@ -97,7 +97,7 @@ def install() -> list[str]:
 def kernel(directory: Path) -> Kernel:
     """Debian's kernel, unpacked below ``directory`` (once a version), not installed.
 
-    Without a network, the one that was unpacked last.
+    Without a network it is the one that was unpacked last.
     """
     try:
         target = _unpacked(directory)

@@ -1,8 +1,8 @@
 """The device end of QEMU's ``x-pci-proxy-dev``: a PCI device that lives in another process.
 
-Messages go over a Unix stream socket: a header (command, padding, length of the payload), then the
-payload (QEMU 7.2 ``include/hw/remote/mpqemu-link.h``). Layouts are those of a 64-bit little-endian
-machine.
+Messages go over a Unix stream socket. A message is a header (command, padding, length of the
+payload) and then the payload (QEMU 7.2 ``include/hw/remote/mpqemu-link.h``). Layouts are those of a
+64-bit little-endian machine.
 """
 
 import os
@@ -41,7 +41,7 @@ class ProxyClosedError(Exception):
 
 
 class ProxyError(Exception):
-    """QEMU sent what is not in the protocol."""
+    """QEMU sent a message that is not in the protocol."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Region:
 
 
 class Device(Protocol):
-    """What the messages ask of a device."""
+    """The calls that the messages make on a device."""
 
     def config_read(self, offset: int, length: int) -> int:
         """Reads configuration space."""
@@ -79,7 +79,7 @@ class Device(Protocol):
         ...
 
     def map_memory(self, regions: Sequence[Region]) -> None:
-        """Takes ``regions`` for all of the guest's memory, in place of earlier ones."""
+        """Takes ``regions`` as all of the guest's memory, in place of earlier ones."""
         ...
 
 
@@ -103,7 +103,7 @@ class DeviceProxy:
         return self._connection.fileno()
 
     def serve(self) -> None:
-        """Takes one message and answers it; waits for one if there is none.
+        """Takes one message and answers it. Waits for one if there is none.
 
         Raises `ProxyClosedError` and `ProxyError`.
         """

@@ -1,6 +1,6 @@
-"""A run of the guest: the card and its volumes, the machine, steps one after the other.
+"""A run of the guest: the card and its volumes, the machine, and steps one after the other.
 
-A step is a function of a `Run`; it raises `StepError` when something is not as it should be. After
+A step is a function of a `Run`. It raises `StepError` when something is not as it should be. After
 every step the kernel's console is searched for complaints.
 """
 
@@ -43,28 +43,28 @@ COMPLAINT = re.compile(
 )
 
 INTERRUPTED = re.compile(r"nvme.*Identify \w+ failed \((-4|nsid=\d+, status=0xfffffffc)\)")
-"""What a scan of the driver says when the next reset takes its command away (EINTR)."""
+"""Message of a scan of the driver when the next reset takes its command away (EINTR)."""
 
 
 ANYTHING = re.compile("")
 
 
 class StepError(Exception):
-    """What a step found wrong."""
+    """A fault that a step has found."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step: ``name`` on the command line, ``title`` in the report."""
+    """A step. It has ``name`` on the command line and ``title`` in the report."""
 
     name: str
     title: str
     action: Callable[["Run"], str]
-    """Returns what to say of its success."""
+    """Does the step. Returns a message about its success."""
     needs: tuple[str, ...] = ()
-    """Steps that must have been done."""
+    """Steps that must have been done before."""
     complaints: re.Pattern | None = None
-    """What the kernel may complain of."""
+    """Complaints that the kernel may print."""
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def started(
 ) -> Iterator["Run"]:
     """A `Run` on a new card with a RAID 1 volume, made before the guest exists.
 
-    ``directory`` takes the initramfs, for as long as it is needed, and the logs.
+    ``directory`` takes the logs, and the initramfs as long as it is needed.
     """
     config = config or board(8)
     rng = random.Random(seed)
@@ -121,11 +121,11 @@ def _tree(rng: random.Random) -> dict[str, bytes]:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What fio moved."""
+    """The traffic of fio."""
 
     written: int
     read: int
-    """With what it read to verify what it wrote."""
+    """Reads, including those that verify the writes."""
     commands: int
 
     def __str__(self) -> str:
@@ -133,7 +133,7 @@ class Traffic:
 
 
 class Run:
-    """What steps use: the guest's shell and nvme-cli, fio, the card from outside.
+    """The tools of a step: the guest's shell and nvme-cli, fio, and the card from outside.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ class Run:
     rng
         Of everything that is drawn.
     scale
-        By which the sizes of loads are multiplied.
+        Factor of the sizes of loads.
     """
 
     def __init__(self, machine: Machine, rng: random.Random, scale: int = 1):
@@ -154,7 +154,7 @@ class Run:
         self.scale = scale
 
     def perform(self, step: Step) -> str:
-        """Performs a step; what it says. Raises `StepError`."""
+        """Performs a step and returns its message. Raises `StepError`."""
         console = self.machine.console
         begin = len(console.text)
         try:
@@ -181,7 +181,7 @@ class Run:
             raise StepError(complaint)
 
     def wait_for(self, condition: str, seconds: float = 30) -> None:
-        """Returns once the shell's ``condition`` holds, which is tried five times a second."""
+        """Returns once the shell's ``condition`` holds. It is tried five times a second."""
         tries = int(seconds * 5)
         self.shell(
             f"i=0; until {condition}; do i=$((i+1)); [ $i -lt {tries} ] || break; sleep 0.2; done; "
@@ -196,7 +196,7 @@ class Run:
         self.shell(f"mount -t ext4 {device} /mnt")
 
     def check_tree(self, folder: str = "/mnt/tree") -> int:
-        """Compares every file with its checksum, from the device; how many there are."""
+        """Compares every file with its checksum, from the device. Returns how many there are."""
         self.shell("sync; echo 3 > /proc/sys/vm/drop_caches")
         count = self.shell(f"cd {folder} && sha256sum -c {MANIFEST} > /tmp/sums && "
                            f"wc -l < {MANIFEST}; s=$?; cd /; [ $s = 0 ]")
@@ -236,7 +236,7 @@ class Run:
 
     @contextmanager
     def loaded(self, size_mib: int, **options: object) -> Iterator["Load"]:
-        """Runs fio beside the body, which begins once commands are on their way."""
+        """Runs fio beside the body. The body begins once commands are on their way."""
         before = self.packets()
         self.shell(f"{self.fio(size_mib, **options)} > /tmp/fio.log 2>&1 & fio=$!")
         load = Load(self)
@@ -248,11 +248,11 @@ class Run:
             load.finish()
 
     def packets(self) -> int:
-        """Packets that the card has received, a measure of traffic."""
+        """Packets that the card has received, which is a measure of traffic."""
         return self.harness.statistics()["down_tlps"]
 
     def fio_result(self, status: int, log: str) -> Traffic:
-        """What fio moved, from its exit status and output; raises `StepError` for errors."""
+        """The traffic of fio, from its exit status and output. Raises `StepError` for errors."""
         before, _, _ = log.partition("{")
         try:
             jobs = json.loads(log[len(before) :])["jobs"]
@@ -276,14 +276,14 @@ class Load:
     """fio that runs in the guest's background."""
 
     BEGUN_PACKETS = 400
-    """Packets to the card, after which the load has certainly begun."""
+    """Packets to the card after which the load has certainly begun."""
 
     def __init__(self, run: Run):
         self._run = run
         self.finished = False
 
     def still_running(self, what: str) -> None:
-        """Raises `StepError` when fio has ended: what was to happen under load did not."""
+        """Raises `StepError` when fio has ended, since the event then did not happen under load."""
         status, _ = self._run.machine.run("kill -0 $fio")
         self._run.expect(status == 0, f"fio had ended before {what}")
 
@@ -295,7 +295,7 @@ class Load:
         )
 
     def finish(self) -> Traffic:
-        """Waits for the end, which must be a success."""
+        """Waits for the end, which must be successful."""
         return self._run.fio_result(*self._wait())
 
     def fail(self) -> None:
@@ -310,7 +310,7 @@ class Load:
 
 
 class Reporter:
-    """Prints a line a step."""
+    """Prints one line for each step."""
 
     def __init__(self):
         self._begin = time.monotonic()

@@ -40,7 +40,7 @@ RESETS = 3
 SPOILT_ROWS = 60
 SECTORED_MIB = 32
 FULL_SCALE = 3
-"""Of the loads of a full run."""
+"""Scale of the loads of a full run."""
 
 
 def boot(run: Run) -> str:
@@ -55,7 +55,7 @@ def boot(run: Run) -> str:
 
 
 def identify(run: Run) -> str:
-    """nvme-cli says what the card is and which volumes it has."""
+    """nvme-cli shows the card and its volumes."""
     identity, serial = Identity(), nvme.serial_number(run.harness.identity)
     fields = ("DevicePath", "PhysicalSize", "SectorSize")
     listed = [[entry[field] for field in fields] for entry in run.cli.json("list", " ")["Devices"]]
@@ -118,7 +118,8 @@ def manage(run: Run) -> str:
 
 
 def logs(run: Run) -> str:
-    """Log pages and features read well, reads are counted, refused commands say why."""
+    """Log pages and features can be read, reads are counted, and refused commands give their
+    reason."""
     before = run.cli.json("smart-log")
     run.expect(before["critical_warning"] == 0, "smart-log: a critical warning")
     reads = 40
@@ -155,7 +156,7 @@ def logs(run: Run) -> str:
 
 
 def zeroes(run: Run) -> str:
-    """Write Zeroes clears its blocks and no others; Verify and Flush find nothing wrong."""
+    """Write Zeroes clears its blocks and no others. Verify and Flush find nothing wrong."""
     first, count, blocks = 5, 9, 32
     source = f"{TREE}/large/0"
     run.shell(f"dd if={source} of={MIRROR} bs=4k count={blocks} oflag=direct")
@@ -243,7 +244,7 @@ def parity_rows(run: Run) -> set[int]:
 
 
 def parity(run: Run) -> str:
-    """Past the controller: P and Q of every row on the drives are ISA-L's."""
+    """Past the controller, P and Q of every row on the drives are ISA-L's."""
     run.shell("sync")
     run.settle()
     layout = Layout("RAID6", len(PARITY_PORTS), STRIP_KIB * 1024 // BLOCK_BYTES)
@@ -278,7 +279,7 @@ def load(run: Run) -> str:
 
 
 def reset(run: Run) -> str:
-    """Controller resets under load lose nothing: the driver repeats what was outstanding."""
+    """Controller resets under load lose nothing. The driver repeats outstanding commands."""
     run.mount()
     with run.loaded(6, filename="/mnt/load", fsync=32) as fio:
         for number in range(1, RESETS + 1):
@@ -294,7 +295,7 @@ def reset(run: Run) -> str:
 
 
 def function_reset(run: Run) -> str:
-    """Function level resets under load: the hard block's configuration and all queues are gone."""
+    """Function level resets under load. The hard block's configuration and all queues are gone."""
     device = "/sys/class/nvme/nvme0/device"
     methods = run.shell(f"cat {device}/reset_method").split()
     run.expect("flr" in methods, f"the kernel would reset the card by {methods}")
@@ -317,7 +318,7 @@ def function_reset(run: Run) -> str:
 
 
 def rebind(run: Run) -> str:
-    """The driver is taken away under load and comes back; what was stored is still there."""
+    """The driver is taken away under load and comes back. The stored data is still there."""
     address = run.shell("basename $(readlink -f /sys/class/nvme/nvme0/device)").strip()
     with run.loaded(16, filename=MIRROR) as fio:
         fio.still_running("the driver went")
@@ -333,7 +334,7 @@ def rebind(run: Run) -> str:
 
 
 def medium(run: Run) -> str:
-    """Two blocks of each of many rows become unreadable: the guest notices nothing."""
+    """Two blocks of each of many rows become unreadable. The guest notices nothing."""
     rows = sorted(parity_rows(run))
     before = _drive_errors(run)
     spoilt = [

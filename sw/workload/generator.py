@@ -13,16 +13,16 @@ from sw.workload.statistics import Latency, Result
 
 @dataclass(frozen=True)
 class Load:
-    """How a profile is run.
+    """The parameters with which a profile is run.
 
     Parameters
     ----------
     profile
-        What is accessed.
+        The profile of the accesses.
     outstanding
         Accesses kept outstanding.
     warm_up_ns, measure_ns
-        Simulated time before and of the measurement.
+        Simulated time before the measurement, and of the measurement.
     least_accesses
         The measurement is prolonged, by ``measure_ns`` at a time, until this many accesses were
         counted or ``most_ns`` have passed.
@@ -101,7 +101,7 @@ class Generator:
         self.probed: dict[str, int] = {}
 
     async def run(self) -> Result:
-        """Warms up, measures, drains; what was measured."""
+        """Warms up, measures and drains. Returns the measurement."""
         load, transport = self._load, self._nvme.transport
         drained = transport.event()
         self._running = load.outstanding

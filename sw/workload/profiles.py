@@ -12,7 +12,7 @@ KIB = 1024
 
 @dataclass(frozen=True)
 class Profile:
-    """What a load generator sends.
+    """The accesses that a load generator sends.
 
     Parameters
     ----------

@@ -7,7 +7,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Latency:
-    """Latency in microseconds; percentiles by the nearest-rank method."""
+    """Latency in microseconds. Percentiles are by the nearest-rank method."""
 
     mean: float
     p50: float
@@ -16,7 +16,7 @@ class Latency:
 
     @classmethod
     def of(cls, nanoseconds: list[float]) -> "Latency":
-        """Summarises samples; zeros when there are none."""
+        """Summarises samples. The result is zeros when there are none."""
         if not nanoseconds:
             return cls(0.0, 0.0, 0.0, 0.0)
         ordered = sorted(nanoseconds)
@@ -31,7 +31,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class Result:
-    """What a load generator measured between the end of its warm-up and its last sample."""
+    """The measurement of a load generator between the end of its warm-up and its last sample."""
 
     accesses: int
     bytes: int
@@ -40,7 +40,7 @@ class Result:
 
     @property
     def mb_s(self) -> float:
-        """Throughput; 1 MB is 2**20 bytes, as in the published figures."""
+        """Throughput. 1 MB is 2**20 bytes, as in the published figures."""
         return self.bytes / MIB / self.seconds if self.seconds else 0.0
 
     @property
