@@ -475,7 +475,8 @@ class NvmeFrontEnd(wiring.Component):
         parameter_beat = inbox_dwords(config) >> beat_shift
         first_admin_beat = parameter_beat - (SQE_DWORDS >> beat_shift)
         first_entry_beat = first_admin_beat - entry_beats
-        is_entry, is_admin = Signal(), Signal()
+        is_entry = Signal()
+        is_admin = Signal()
         m.d.comb += [
             inbox.ready.eq(1),
             is_entry.eq(inbox.payload.address >= first_entry_beat),
@@ -767,7 +768,8 @@ class NvmeFrontEnd(wiring.Component):
         log that it names."""
         queues, health, admin = self._queues, self._health, self._admin
         misuse = queues.misuse | self._registers.misuse
-        recording, by_value = Signal(), Signal()
+        recording = Signal()
+        by_value = Signal()
         with m.If(health.recorded):
             m.d.sync += recording.eq(0)
         with m.If(misuse):
@@ -786,8 +788,10 @@ class NvmeFrontEnd(wiring.Component):
         """Temperature and drives that have failed, for warnings, events and the SMART log."""
         admin, pages = self._admin, self._pages
         kelvin = Signal(16)
-        warm, hot = Signal(), Signal()
-        too_warm, degraded = Signal(), Signal()
+        warm = Signal()
+        hot = Signal()
+        too_warm = Signal()
+        degraded = Signal()
         default = self._config.temperature_kelvin
         m.d.sync += [
             kelvin.eq(Mux(self.temperature == 0, default, self.temperature)),

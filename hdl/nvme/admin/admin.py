@@ -443,8 +443,10 @@ class Admin(wiring.Component):
     def _identify(self, m: Module) -> None:
         """Identify: the page of its CNS, if the namespace can be one that it is about."""
         command, structure = self.entry.payload, self._structure
-        of_one, of_some = Signal(name="of_one"), Signal(name="of_some")
-        may_be_every, lists_controllers = Signal(name="may_be_every"), Signal(name="of_controllers")
+        of_one = Signal(name="of_one")
+        of_some = Signal(name="of_some")
+        may_be_every = Signal(name="may_be_every")
+        lists_controllers = Signal(name="of_controllers")
         with m.Switch(structure):
             with m.Case(StructureCode.NAMESPACE.value):
                 m.d.comb += [of_one.eq(1), may_be_every.eq(1)]

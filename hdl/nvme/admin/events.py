@@ -261,7 +261,9 @@ class Events(wiring.Component):
 
     def _describe(self, m: Module, kind: Value) -> Value:
         """DW0 of the request that tells the event of type ``kind``."""
-        information, log, code = Signal(2), Signal(8), Signal(EventType)
+        information = Signal(2)
+        log = Signal(8)
+        code = Signal(EventType)
         with m.Switch(kind):
             for event, page in LOGS.items():
                 with m.Case(PLACES[event]):

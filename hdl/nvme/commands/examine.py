@@ -208,7 +208,8 @@ class Examine(wiring.Component):
             number_bits += SECTOR_BITS
         length, begin = self._window[32:64], self._window[64:RANGE_BITS]
         blocks = Mux(self._list.sectors, volume.blocks << SECTOR_BITS, volume.blocks)
-        far, last_block = Signal(), Signal(number_bits + 1)
+        far = Signal()
+        last_block = Signal(number_bits + 1)
         m.d.comb += self.volume_read.address.eq(self._list.volume)
         m.d.sync += [
             last_block.eq(begin[:number_bits] + length),

@@ -89,7 +89,8 @@ class Lifetimes(wiring.Component):
     def _follow_volumes(self, m: Module) -> Value:
         """Notes at which age volumes come, one a cycle. Returns whether one does."""
         m.submodules.births = births = self._births
-        known, comes = Signal(self._config.volumes), self._comes
+        known = Signal(self._config.volumes)
+        comes = self._comes
         newest = lowest_set(m, comes, "newest")
         m.d.comb += [
             comes.eq(self.exists & ~known),

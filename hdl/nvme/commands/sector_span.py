@@ -78,8 +78,10 @@ class SectorSpan(wiring.Component):
             ]
             return m
         begins, ends = self.block == 0, self.block == self.blocks
-        first, last = Signal(SECTOR_BITS), Signal(SECTOR_BITS)
-        dwords, source = Signal(PAGE_SHIFT - 1), Signal(PAGE_SHIFT - 2)
+        first = Signal(SECTOR_BITS)
+        last = Signal(SECTOR_BITS)
+        dwords = Signal(PAGE_SHIFT - 1)
+        source = Signal(PAGE_SHIFT - 2)
         # Below 0: in the page before.
         place = Signal(PAGE_SHIFT + 1)
         m.d.comb += [

@@ -273,7 +273,8 @@ class SlotTable(wiring.Component):
     def _count_commands(self, m: Module) -> None:
         """How many commands are inside, and how many of them may leave data in volatile caches."""
         commands = self._config.commands
-        used, cached = Signal(range(commands + 1)), Signal(range(commands + 1))
+        used = Signal(range(commands + 1))
+        cached = Signal(range(commands + 1))
         begins = self.store & self.store_command.cached
         ends = self.freed & self._carried.cached
         m.d.sync += [

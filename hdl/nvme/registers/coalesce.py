@@ -76,7 +76,8 @@ class Coalesce(wiring.Component):
         until = Signal(TIME_BITS)
         wait = Signal(TIME_BITS)
         over = Signal()
-        waited, passes = Signal(COUNT_BITS), Signal()
+        waited = Signal(COUNT_BITS)
+        passes = Signal()
         m.d.sync += [
             judging.eq(self.raised),
             vector.eq(self.vector),

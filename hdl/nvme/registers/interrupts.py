@@ -125,8 +125,10 @@ class Interrupts(wiring.Component):
         host, masked = self.vectors, self._masked
         write, read = self._host_write, self._host_read
         host_vector = host.address[1:]
-        pending_half, control_half = Signal(), Signal()
-        host_word, host_mask = Signal(), Signal()
+        pending_half = Signal()
+        control_half = Signal()
+        host_word = Signal()
+        host_mask = Signal()
         m.d.comb += [
             write.addr.eq(host.address),
             write.data.eq(host.write_data),
@@ -153,7 +155,9 @@ class Interrupts(wiring.Component):
 
     def _withhold(self, m: Module) -> None:
         """The message under way is withheld once its vector may not be told any more."""
-        chosen, withholds, withheld = self._chosen, self.messages.withhold, Signal()
+        chosen = self._chosen
+        withholds = self.messages.withhold
+        withheld = Signal()
         permitted = (
             self.enable & ~self.mask & ~self.clear & ~self._masked.bit_select(chosen, 1)
         )

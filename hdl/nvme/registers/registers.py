@@ -302,7 +302,9 @@ class Registers(wiring.Component):
 
     def _write_configuration(self, m: Module) -> None:
         """A write of CC: the controller is enabled, is disabled, or is to shut down."""
-        cc, new_cc, shutdown = self._cc, Signal(configuration()), self._shutdown
+        cc = self._cc
+        new_cc = Signal(configuration())
+        shutdown = self._shutdown
         unsupported = (
             (new_cc.command_set != 0)
             | (new_cc.page_size != 0)
