@@ -21,18 +21,29 @@ class Delivery(wiring.Component):
 
     Ports
     -----
-    begin, begin_slot, begin_line
-        A pulse: a line is about to be sent for a slot.
-    page_line, has_page
-        The line of an admin page on its way, if any.
-    write_done, discarded
-        Lines that have been sent, and lines that are not sent.
+    begin
+        A pulse: ``begin_line`` is about to be sent for ``begin_slot``.
+    begin_slot
+        The command slot.
+    begin_line
+        The line.
+    page_line
+        The line of an admin page that is on its way.
+    has_page
+        There is such a page.
+    write_done
+        Lines that have been sent.
+    discarded
+        Lines that are not sent, and how their blocks ended.
     delivered
-        Blocks that are done with. What was sent is a SUCCESS: posted writes cannot fail.
+        Blocks that are done with. What was sent is a SUCCESS, as posted writes cannot fail.
     page_sent
         A pulse: the admin page has been sent.
+    busy
+        Something moves without anybody else being waited for.
 
-    Rate: a line in 2 cycles. Back-pressure from ``delivered``.
+    Rate: a line in 2 cycles.
+    Back-pressure from ``delivered``.
     """
 
     def __init__(self, *, config: Config):

@@ -15,10 +15,11 @@ DWORD_SHIFT = SECTOR_SHIFT - 2
 class SectorSpan(wiring.Component):
     """Sectors of a block of a command.
 
-    The host's bytes follow each other in its pages, but for the sectors before the first one:
+    The host's bytes follow each other in its pages, without the sectors before the first one. So
     block k begins (k - 1) * 4096 bytes after the end of what block 0 has of them.
 
-    Latency: a cycle. Without `Config.sector_emulation` none, and all but ``within`` is fixed.
+    Latency: a cycle. Without `Config.sector_emulation` there is none, and all but ``within`` is
+    fixed.
 
     Parameters
     ----------
@@ -27,18 +28,34 @@ class SectorSpan(wiring.Component):
 
     Ports
     -----
-    block, blocks, head, tail
-        The block's index in its command, and of that what `hdl.flow.host_command.command` has.
+    block
+        Index of the block in its command.
+    blocks
+        Of the command, as in `hdl.flow.host_command.command`.
+    head
+        Of the command, as in `hdl.flow.host_command.command`.
+    tail
+        Of the command, as in `hdl.flow.host_command.command`.
     within
-        Bytes of PRP1 from the beginning of its page.
-    first, last
-        Sectors of the block that the host means.
-    entry, offset
-        The PRP entry in whose page the first one lies, and its byte there.
-    source, dwords
-        The first 32-bit word in the line, and how many lie in that page.
-    spans, rest_source, rest
-        There are more: the first one in the line, and how many; they begin the next page.
+        Bytes of PRP1 from the begin of its page.
+    first
+        First sector of the block that the host means.
+    last
+        Last sector of the block that the host means.
+    entry
+        The PRP entry in whose page the first sector lies.
+    offset
+        Byte of that page at which the first sector begins.
+    source
+        The first 32-bit word in the line.
+    dwords
+        How many 32-bit words lie in that page.
+    spans
+        There are more words, which begin the next page.
+    rest_source
+        The first of these in the line.
+    rest
+        How many there are.
     """
 
     def __init__(self, *, config: Config):

@@ -17,9 +17,9 @@ class Coalesce(wiring.Component):
     """Holds raised vectors back until enough completions share them or their time is over.
 
     Vector 0, which is the admin queue's, and vectors that are ``uncoalesced`` pass. Any other
-    passes with the completion that is number ``threshold`` + 1 since the last message, or once
-    ``delay`` has passed since the first completion that any vector holds back: one clock serves all
-    vectors, so that none waits longer than asked for. With a threshold or a delay of 0 all pass.
+    passes with completion ``threshold`` + 1 since the last message. It also passes once ``delay``
+    has passed since the first completion that any vector holds back. One clock serves all vectors,
+    so none waits longer than asked for. With a threshold or a delay of 0 all pass.
 
     Parameters
     ----------
@@ -28,20 +28,30 @@ class Coalesce(wiring.Component):
 
     Ports
     -----
-    raised, vector
-        A pulse with the vector, at most every other cycle; never refused.
-    threshold, delay, uncoalesced
+    raised
+        A pulse: ``vector`` is raised, at most every other cycle. It is never refused.
+    vector
+        The vector.
+    threshold
+        As in `hdl.nvme.admin.features.Features`.
+    delay
+        As in `hdl.nvme.admin.features.Features`, in 100 us.
+    uncoalesced
         As in `hdl.nvme.admin.features.Features`.
     clear
-        Forgets what is held back.
+        What is held back is forgotten.
     hurry
-        Holds nothing back.
-    now, deadline
-        Time in clock cycles, and when it matters next; all ones while nothing is held back.
+        Nothing is held back.
+    now
+        Time in clock cycles.
+    deadline
+        Time in clock cycles at which what is held back passes. All ones while nothing is.
     passed
-        Vectors to raise, a bit each; pulses.
+        Bit a vector, pulses: it is raised.
+    busy
+        Something moves without anybody else being waited for.
 
-    Latency 2 cycles when nothing is held back.
+    Latency: 2 cycles when nothing is held back.
     """
 
     def __init__(self, *, config: Config):
