@@ -54,8 +54,8 @@ class QueueEngine(wiring.Component):
     """Owns every queue's state and serves one event at a time.
 
     A completion queue entry is reserved when a command is fetched, so a completion never waits for
-    a full queue; a submission queue whose completion queue has no room is not fetched from. Of the
-    admin queue an entry is fetched at a time. Queues with work take turns.
+    a full queue. A submission queue whose completion queue has no room is not fetched from. Of the
+    admin queue one entry is fetched at a time. Queues with work take turns.
 
     Parameters
     ----------
@@ -64,25 +64,35 @@ class QueueEngine(wiring.Component):
 
     Ports
     -----
-    admin, enable, running
-        Admin queues; work is wanted; the queues work. When ``enable`` goes low, nothing more is
-        fetched or posted, and ``running`` follows once no command is inside and ``settled``.
+    admin
+        The admin queues.
+    enable
+        Work is wanted. When it goes low, nothing more is fetched or posted.
+    running
+        The queues work. After ``enable`` has gone low, it follows once no command is inside and
+        ``settled``.
     settled
-        What has been posted, and every other write of theirs, has left for the host.
+        What has been posted, and every other write to the host, has left.
     drained
         No command is inside, nor being fetched.
     fetch_enable
         Commands are wanted: the function may send requests (bus master), and is not being shut
         down.
     shutting
-        The host shuts the function down: no event is told any more while it runs.
+        The host shuts the function down. No event is told any more while it runs.
     doorbell
         Doorbells. A value that the queue cannot have is ignored, as is a queue that does not exist.
-    read_request, done, done_index, done_error
-        Reads of entries into the inbox, kind ENTRIES, and a pulse when one has ended. Those of the
-        admin queue are `ADMIN_FETCH`, one at a time; they wait for no place in the inbox.
+    read_request
+        Reads of entries into the inbox, kind ENTRIES. Those of the admin queue have the index
+        `ADMIN_FETCH`, and there is one at a time. They wait for no place in the inbox.
+    done
+        A pulse: such a read has ended.
+    done_index
+        With ``done``: its index.
+    done_error
+        With ``done``: its entries could not be read.
     admin_taken
-        A pulse: the admin queue's entry has been taken, so that the next one can be fetched.
+        A pulse: the admin queue's entry has been taken, so the next one can be fetched.
     entry
         Entries of I/O queues to decode.
     burst
@@ -91,34 +101,49 @@ class QueueEngine(wiring.Component):
         Of commands that are submitted now (`hdl.nvme.commands.lifetimes.Lifetimes`).
     finish
         Ended commands.
-    report, report_posted
-        Ended Asynchronous Event Requests: their fetch has been finished without an entry, so that
-        none is reserved; they wait for room in the admin completion queue, and hold nothing. Once
-        the host shuts down or disables the controller they are dropped; so are aborted ones for
-        which there is no room. ``report_posted``: the one that is being taken is not.
+    report
+        Ended Asynchronous Event Requests. Their commands have ended without an entry before, so
+        none is reserved. They wait for room in the admin completion queue, and hold nothing. Once
+        the host shuts down or disables the controller, they are dropped. Aborted ones for which
+        there is no room are dropped too.
+    report_posted
+        The report that is being taken is not dropped.
     report_waits
-        One waits for room.
-    misuse, misuse_value
-        A pulse: a doorbell's value is not one that the queue can have, or has already, or would
-        make it hold more than it can (``misuse_value``); or there is no such queue.
-    change, changed
-        Create and delete, and the 15-bit status that answers each. A DELETE_SQ is answered once
-        the queue's fetched commands have ended.
+        A report waits for room.
+    misuse
+        A pulse: a doorbell was misused.
+    misuse_value
+        With ``misuse``: the queue cannot have the value, or has it already, or would hold more than
+        it can. Else there is no such queue.
+    change
+        Create and delete of I/O queues.
+    changed
+        The status field that answers each. A DELETE_SQ is answered once the queue's fetched
+        commands have ended.
     io_queues
         An I/O completion queue exists.
     post
         Completion queue entries.
-    raised, vector
-        A pulse after the post of an entry: raise this vector.
-    answers, answer
-        With ``background``, a pulse: the end of a command that was to tell a volume is taken.
-    heard, unheard
-        With ``background``, pulses, a bit a completion queue: the host has taken all its entries
-        that tell a volume something; the queue has gone.
+    raised
+        A pulse after the post of an entry: ``vector`` is raised.
+    vector
+        The vector.
+    answers
+        A pulse: the end of a command that was to tell a volume something is taken. 0 without
+        `Config.background`.
+    answer
+        With ``answers``: the volume, and whether and where there is an entry.
+    heard
+        Bit a completion queue, pulses: the host has taken all its entries that tell a volume
+        something. 0 without `Config.background`.
+    unheard
+        Bit a completion queue, pulses: the queue has gone.
+    busy
+        Something moves without anybody else being waited for.
 
     Rate: an event in 5 cycles (a fetch in 6), four events a command and fewer under load.
-    Back-pressure: a stalled ``post`` holds ``finish``, a stalled ``read_request`` holds fetches;
-    neither holds doorbells. A queue that is being deleted holds only ``change``.
+    Back-pressure: a stalled ``post`` holds ``finish``, and a stalled ``read_request`` holds
+    fetches. Neither holds doorbells. A queue that is being deleted holds only ``change``.
     """
 
     def __init__(self, *, config: Config):
@@ -206,10 +231,10 @@ class QueueEngine(wiring.Component):
         self._post_interrupt = Signal()
         self._post_vector = Signal(queue_number)
 
-        # Of the doorbell of a completion queue, in the cycle after its state: there is one, its
-        # value, the entries from the head to it, to the tail and to the last that tells what has
-        # been lost; the queue exists; it has such a place. Of a submission queue, at once: its
-        # value is not possible.
+        # Of the doorbell of a completion queue, in the cycle after its state: there is one; its
+        # value; the entries from the head to the value, to the tail, and to the last one that tells
+        # what has been lost; the queue exists; it has such a place. Of the doorbell of a submission
+        # queue, at once: its value is not possible.
         self._checks = Signal()
         self._new_cq_head = Signal(position)
         self._freed = Signal(position + 1)
@@ -266,8 +291,8 @@ class QueueEngine(wiring.Component):
         return m
 
     def _follow_heads(self, m: Module) -> None:
-        """What SQHD may tell. A command that ends has arrived, so no entry of another life is
-        seen."""
+        """Heads that SQHD may tell. A command that ends has arrived, so its queue's head is not
+        that of an earlier queue of this number."""
         ring, queue = self._ring, self._queue
         m.d.comb += [
             self._heads.write.address.eq(ring.arrived_queue),
@@ -386,8 +411,8 @@ class QueueEngine(wiring.Component):
         return choose(m, ready, self._turn)
 
     def _choose(self, m: Module, lowest: Value) -> Value:
-        """The state CHOOSE: what is served next; whether anything can be. Of the queues to fetch
-        from it is ``lowest``."""
+        """The state CHOOSE: what is served next. Of the queues to fetch from it is ``lowest``.
+        Returns whether anything comes."""
         event, queue, ready = self._event, self._queue, self._ready
         can_fetch = (
             self.running
@@ -442,7 +467,7 @@ class QueueEngine(wiring.Component):
         return can_open | can_close | self.doorbell.valid | others
 
     def _join(self, m: Module) -> None:
-        """The states LOAD and JOIN: the queue's entries are read, its completion queue is known."""
+        """The states LOAD and JOIN: the tables are read, and the completion queue is known."""
         with m.State("LOAD"):
             m.next = "JOIN"
 
