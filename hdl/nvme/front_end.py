@@ -550,7 +550,7 @@ class NvmeFrontEnd(wiring.Component):
             admin.aborted.eq(slots.aborted),
             admin.found.eq(slots.found),
             slots.cancelled.eq(prp.cancelled),
-            slots.held.eq(prp.found),
+            slots.cancel_found.eq(prp.found),
         ]
 
     def _connect_blocks_in(self, m: Module) -> None:

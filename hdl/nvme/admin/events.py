@@ -142,11 +142,12 @@ class Events(wiring.Component):
             }
         )
 
-        # Identifiers of requests, whether each place has one, and the place at hand.
+        # Identifiers of the requests that are held. A bit a place: it has a request. The place of
+        # the request at hand, and its identifier a cycle later.
         limit = config.async_event_limit
         self._requests = Table(16, max(2, limit))
-        self._held = Signal(limit)
-        self._place = Signal(bits_for_count(limit))
+        self._has_request = Signal(limit)
+        self._request_place = Signal(bits_for_count(limit))
         self._identifier = self._requests.reads[0].data
 
         # Bits a type: an event has not been told; others wait until the host has read the page; the
@@ -169,7 +170,7 @@ class Events(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         m.submodules.requests = self._requests
-        vacant, oldest = lowest_set(m, ~self._held, "vacant"), lowest_set(m, self._held, "oldest")
+        vacant, oldest = lowest_set(m, ~self._has_request, "vacant"), lowest_set(m, self._has_request, "oldest")
         self._hold(m, vacant)
         self._follow_pages(m)
         self._follow_errors(m)
@@ -179,7 +180,7 @@ class Events(wiring.Component):
         m.d.comb += self._ready.eq(self._pending & ~self._masked & ~self.cleared)
         kind = lowest_set(m, self._ready, "kind")
         result = self._describe(m, kind)
-        tells = self._ready.any() & self._held.any()
+        tells = self._ready.any() & self._has_request.any()
         with m.FSM(name="events") as fsm:
             self._wait(m, tells, oldest, kind, result)
             self._report(m)
@@ -195,20 +196,20 @@ class Events(wiring.Component):
         m.d.comb += self.busy.eq(~waits | self.hold | self.misuse | self.changed | self.news)
         with m.If(self.clear):
             pending, masked, fresh, told = self._pending, self._masked, self._fresh, self._told
-            kept = (self._held, pending, masked, fresh, told, self._warned)
+            kept = (self._has_request, pending, masked, fresh, told, self._warned)
             m.d.sync += Cat(*kept, self.changes, self._listed).eq(0)
         return m
 
     def _hold(self, m: Module, vacant: Value) -> None:
         """A request gets a place."""
         m.d.comb += [
-            self.full.eq(self._held.all()),
+            self.full.eq(self._has_request.all()),
             self._requests.write.address.eq(vacant),
             self._requests.write.data.eq(self.identifier),
             self._requests.write.enable.eq(self.hold),
         ]
         with m.If(self.hold):
-            m.d.sync += self._held.bit_select(vacant, 1).eq(1)
+            m.d.sync += self._has_request.bit_select(vacant, 1).eq(1)
 
     def _follow_pages(self, m: Module) -> None:
         """What log pages that were begun, or have been read, do to the events of their types."""
@@ -279,9 +280,9 @@ class Events(wiring.Component):
         """The state WAIT, in which an Abort or an event of type ``kind`` is taken."""
         out = self.report.payload
         with m.State("WAIT"):
-            m.d.sync += [out.aborted.eq(0), self._place.eq(oldest)]
+            m.d.sync += [out.aborted.eq(0), self._request_place.eq(oldest)]
             with m.If(self.abort):
-                m.d.sync += self._place.eq(0)
+                m.d.sync += self._request_place.eq(0)
                 m.next = "LOOK"
             with m.Elif(tells):
                 m.d.sync += [
@@ -297,13 +298,13 @@ class Events(wiring.Component):
         """The states LOAD and TAKE, in which the oldest request is taken, and REPORT, in which it
         ends. An Abort that comes while the report is stalled is not looked for."""
         with m.State("LOAD"):
-            m.d.comb += self._requests.reads[0].address.eq(self._place)
+            m.d.comb += self._requests.reads[0].address.eq(self._request_place)
             m.next = "TAKE"
 
         with m.State("TAKE"):
             m.d.sync += [
                 self.report.payload.identifier.eq(self._identifier),
-                self._held.bit_select(self._place, 1).eq(0),
+                self._has_request.bit_select(self._request_place, 1).eq(0),
             ]
             m.next = "REPORT"
 
@@ -314,14 +315,14 @@ class Events(wiring.Component):
 
     def _look(self, m: Module) -> None:
         """The states LOOK and COMPARE: an Abort looks at every place."""
-        place, out = self._place, self.report.payload
+        request_place, out = self._request_place, self.report.payload
         with m.State("LOOK"):
-            m.d.comb += self._requests.reads[0].address.eq(place)
+            m.d.comb += self._requests.reads[0].address.eq(request_place)
             m.next = "COMPARE"
 
         with m.State("COMPARE"):
             m.next = "LOOK"
-            with m.If(self._held.bit_select(place, 1) & (self._identifier == self.identifier)):
+            with m.If(self._has_request.bit_select(request_place, 1) & (self._identifier == self.identifier)):
                 m.d.sync += [
                     out.result.eq(0),
                     out.aborted.eq(1),
@@ -329,8 +330,8 @@ class Events(wiring.Component):
                 ]
                 m.next = "END"
             with m.Else():
-                m.d.sync += place.eq(place + 1)
-                with m.If(place == self._config.async_event_limit - 1):
+                m.d.sync += request_place.eq(request_place + 1)
+                with m.If(request_place == self._config.async_event_limit - 1):
                     m.d.comb += self.aborted.eq(1)
                     m.next = "WAIT"
 
@@ -344,5 +345,5 @@ class Events(wiring.Component):
             ]
             with m.If(self.report.ready):
                 with m.If(self.posted):
-                    m.d.sync += self._held.bit_select(self._place, 1).eq(0)
+                    m.d.sync += self._has_request.bit_select(self._request_place, 1).eq(0)
                 m.next = "WAIT"

@@ -1,13 +1,14 @@
 """Blocks on their way to the host: which command each line in flight belongs to."""
 
 from amaranth.hdl import Module, Mux, Signal
-from amaranth.lib import memory, stream, wiring
+from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
 from hdl.flow.host_command import Status
 from hdl.flow.host_data import delivered
 from hdl.flow.line import line_stream
+from hdl.kit.table import Table
 from hdl.nvme.records import assign, unsent
 
 
@@ -66,18 +67,17 @@ class Delivery(wiring.Component):
     def elaborate(self, platform) -> Module:
         config = self._config
         m = Module()
-        m.submodules.slots = slots = memory.Memory(
-            shape=config.slot_bits, depth=config.lines, init=[]
-        )
-        store, load = slots.write_port(), slots.read_port()
+        # The command slot of each line that is on its way.
+        m.submodules.slots = slots = Table(config.slot_bits, config.lines)
+        sent = slots.reads[0]
         line = Signal(config.line_bits)
         status = Signal(Status)
         of_page = self.has_page & (self.write_done.payload == self.page_line)
         m.d.comb += [
-            store.addr.eq(self.begin_line),
-            store.data.eq(self.begin_slot),
-            store.en.eq(self.begin),
-            *assign(self.delivered.payload, slot=load.data, line=line, status=status),
+            slots.write.address.eq(self.begin_line),
+            slots.write.data.eq(self.begin_slot),
+            slots.write.enable.eq(self.begin),
+            *assign(self.delivered.payload, slot=sent.data, line=line, status=status),
         ]
         with m.FSM(name="deliver") as fsm:
             with m.State("TAKE"):
@@ -87,7 +87,7 @@ class Delivery(wiring.Component):
                 m.d.comb += [
                     self.write_done.ready.eq(1),
                     self.discarded.ready.eq(~self.write_done.valid),
-                    load.addr.eq(ended),
+                    sent.address.eq(ended),
                 ]
                 m.d.sync += line.eq(ended)
                 with m.If(self.write_done.valid):
@@ -103,7 +103,7 @@ class Delivery(wiring.Component):
                     m.next = "REPORT"
 
             with m.State("REPORT"):
-                m.d.comb += [load.addr.eq(line), self.delivered.valid.eq(1)]
+                m.d.comb += [sent.address.eq(line), self.delivered.valid.eq(1)]
                 with m.If(self.delivered.ready):
                     m.next = "TAKE"
 

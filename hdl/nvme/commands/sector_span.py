@@ -99,23 +99,23 @@ class SectorSpan(wiring.Component):
         last = Signal(SECTOR_BITS)
         dwords = Signal(PAGE_SHIFT - 1)
         source = Signal(PAGE_SHIFT - 2)
-        # Below 0: in the page before.
-        place = Signal(PAGE_SHIFT + 1)
+        # If it is below 0, it is in the page before.
+        first_byte = Signal(PAGE_SHIFT + 1)
         m.d.comb += [
             first.eq(Mux(begins, self.head, 0)),
             last.eq(SECTORS_PER_BLOCK - 1 - Mux(ends, self.tail, 0)),
             source.eq(first << DWORD_SHIFT),
             dwords.eq((last - first + 1) << DWORD_SHIFT),
-            place.eq(self.within - Mux(begins, 0, self.head << SECTOR_SHIFT)),
-            room.eq(DWORDS_PER_BLOCK - place[2:PAGE_SHIFT]),
+            first_byte.eq(self.within - Mux(begins, 0, self.head << SECTOR_SHIFT)),
+            room.eq(DWORDS_PER_BLOCK - first_byte[2:PAGE_SHIFT]),
             self.spans.eq(self.rest != 0),
         ]
         m.d.sync += [
             self.first.eq(first),
             self.last.eq(last),
             self.source.eq(source),
-            self.entry.eq(self.block - place[PAGE_SHIFT]),
-            self.offset.eq(place),
+            self.entry.eq(self.block - first_byte[PAGE_SHIFT]),
+            self.offset.eq(first_byte),
             self.dwords.eq(Mux(dwords > room, room, dwords)),
             self.rest_source.eq(source + room),
             self.rest.eq(Mux(dwords > room, dwords - room, 0)),

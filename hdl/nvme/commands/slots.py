@@ -128,7 +128,7 @@ class SlotTable(wiring.Component):
         A slot whose command `Prp` is to hold back, if it can.
     cancelled
         A pulse: `Prp` has looked.
-    held
+    cancel_found
         With ``cancelled``: it holds the command back.
     active
         A slot is in use.
@@ -169,7 +169,7 @@ class SlotTable(wiring.Component):
                 "found": Out(1),
                 "cancel": Out(stream.Signature(config.slot_bits)),
                 "cancelled": In(1),
-                "held": In(1),
+                "cancel_found": In(1),
                 "active": Out(1),
                 "caching": Out(1),
                 "freed": Out(1),
@@ -425,7 +425,7 @@ class SlotTable(wiring.Component):
         with m.State("CANCELLED"):
             with m.If(self.cancelled):
                 m.next = "NEXT"
-                with m.If(self.held):
+                with m.If(self.cancel_found):
                     m.next = "MARK"
 
     def _mark(self, m: Module) -> None:

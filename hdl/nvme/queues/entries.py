@@ -43,8 +43,8 @@ class EntryRing(wiring.Component):
     Ports
     -----
     begin
-        A pulse: a read of ``count`` entries into ``place`` on begins, as transfer ``index``. Only
-        with ``room`` at least ``count``.
+        A pulse: a read of ``count`` entries begins. They go to ``inbox_place`` and those behind.
+        Only with ``room`` at least ``count``.
     queue
         With ``begin``: the queue of the entries.
     count
@@ -55,10 +55,10 @@ class EntryRing(wiring.Component):
         With ``begin``: goes with the entries (`hdl.nvme.records.entry`).
     mixed
         With ``begin``: goes with the entries (`hdl.nvme.records.entry`).
-    place
+    inbox_place
         Where in the inbox the next read goes.
-    index
-        The transfer index of the next read.
+    transfer
+        Transfer index of the next read.
     room
         How many entries the next read may have.
     burst
@@ -89,7 +89,7 @@ class EntryRing(wiring.Component):
 
     def __init__(self, *, config: Config):
         self._places = sqe_slots(config)
-        index_bits, place_bits = bits_for_count(FETCHES), bits_for_count(self._places)
+        transfer_bits, place_bits = bits_for_count(FETCHES), bits_for_count(self._places)
         super().__init__(
             {
                 "begin": In(1),
@@ -98,13 +98,13 @@ class EntryRing(wiring.Component):
                 "head": In(position_bits(config)),
                 "age": In(AGE_BITS),
                 "mixed": In(1),
-                "place": Out(place_bits),
-                "index": Out(index_bits),
+                "inbox_place": Out(place_bits),
+                "transfer": Out(transfer_bits),
                 "room": Out(range(FETCH_ENTRIES + 1)),
                 "burst": In(BURST_BITS),
                 "any_room": Out(1),
                 "done": In(1),
-                "done_index": In(index_bits),
+                "done_index": In(transfer_bits),
                 "done_error": In(1),
                 "arrived": Out(1),
                 "arrived_queue": Out(queue_bits(config)),
@@ -118,7 +118,7 @@ class EntryRing(wiring.Component):
         # it has ended, it has failed.
         self._reads = Table(entries_read(config), FETCHES)
         self._read = self._reads.reads[0].data
-        self._oldest = Signal(index_bits)
+        self._oldest = Signal(transfer_bits)
         self._in_flight = Signal(range(FETCHES + 1))
         self._used = Signal(range(self._places + 1))
         self._ended = Signal(FETCHES)
@@ -159,7 +159,7 @@ class EntryRing(wiring.Component):
         most = Signal(range(FETCH_ENTRIES + 1), init=FETCH_ENTRIES)
         m.d.comb += [
             free.eq(self._places - self._used),
-            to_end.eq(self._places - self.place),
+            to_end.eq(self._places - self.inbox_place),
             least.eq(Mux(free < to_end, free, to_end)),
             self.any_room.eq((self._in_flight != FETCHES) & (self._used != self._places)),
         ]
@@ -173,7 +173,7 @@ class EntryRing(wiring.Component):
     def _describe(self, m: Module) -> None:
         """What is kept of a read, and what of the oldest one is offered."""
         m.d.comb += [
-            self._reads.write.address.eq(self.index),
+            self._reads.write.address.eq(self.transfer),
             *assign(
                 self._reads.write.data,
                 queue=self.queue,
@@ -206,9 +206,9 @@ class EntryRing(wiring.Component):
         ]
         with m.If(self.begin):
             m.d.sync += [
-                self.index.eq(self.index + 1),
-                self.place.eq(self.place + self.count),
-                self._ended.bit_select(self.index, 1).eq(0),
+                self.transfer.eq(self.transfer + 1),
+                self.inbox_place.eq(self.inbox_place + self.count),
+                self._ended.bit_select(self.transfer, 1).eq(0),
             ]
         with m.If(self.done):
             m.d.sync += [

@@ -681,14 +681,14 @@ class QueueEngine(wiring.Component):
         """Asks for entries. They go to the ring, but for those of the admin queue, which come one
         at a time."""
         ring, slots = self._ring, sqe_slots(self._config)
-        inbox_place = Mux(of_admin, slots, ring.place)
+        inbox_place = Mux(of_admin, slots, ring.inbox_place)
         first_entry = inbox_dwords(self._config) - (slots + 1) * SQE_DWORDS
         m.d.sync += [
             self.read_request.valid.eq(1),
             *assign(
                 self.read_request.payload,
                 kind=Kind.ENTRIES,
-                index=Mux(of_admin, ADMIN_FETCH, ring.index),
+                index=Mux(of_admin, ADMIN_FETCH, ring.transfer),
                 last=1,
                 address=Cat(Const(0, PAGE_SHIFT), self._sq_base.page)
                 + Cat(Const(0, SQ_ENTRY_EXPONENT), self._sq.head),
