@@ -241,7 +241,7 @@ PARAMETER_LOCATIONS = {
 
 
 def status_field(code: StatusCode, *, more: bool = True) -> int:
-    """The 15-bit status field of ``code``, with DNR and M. ``more`` says that an error is logged."""
+    """The 15-bit status field of ``code``, with DNR and M. With ``more`` an error is logged."""
     if code == StatusCode.SUCCESS:
         return 0
     return code.value | (0 if code in RETRYABLE else DO_NOT_RETRY) | (MORE if more else 0)

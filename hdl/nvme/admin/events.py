@@ -170,7 +170,8 @@ class Events(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         m.submodules.requests = self._requests
-        vacant, oldest = lowest_set(m, ~self._has_request, "vacant"), lowest_set(m, self._has_request, "oldest")
+        vacant = lowest_set(m, ~self._has_request, "vacant")
+        oldest = lowest_set(m, self._has_request, "oldest")
         self._hold(m, vacant)
         self._follow_pages(m)
         self._follow_errors(m)
@@ -321,8 +322,9 @@ class Events(wiring.Component):
             m.next = "COMPARE"
 
         with m.State("COMPARE"):
+            there = self._has_request.bit_select(request_place, 1)
             m.next = "LOOK"
-            with m.If(self._has_request.bit_select(request_place, 1) & (self._identifier == self.identifier)):
+            with m.If(there & (self._identifier == self.identifier)):
                 m.d.sync += [
                     out.result.eq(0),
                     out.aborted.eq(1),
