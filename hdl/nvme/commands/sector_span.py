@@ -81,25 +81,36 @@ class SectorSpan(wiring.Component):
 
     def elaborate(self, platform) -> Module:
         m = Module()
+        if self._config.sector_emulation:
+            self._span_sectors(m)
+        else:
+            self._span_blocks(m)
+        return m
+
+    def _span_blocks(self, m: Module) -> None:
+        """All of every block is meant."""
         room = Signal(PAGE_SHIFT - 1)
-        if not self._config.sector_emulation:
-            m.d.comb += [
-                room.eq(DWORDS_PER_BLOCK - self.within[2:]),
-                self.last.eq(SECTORS_PER_BLOCK - 1),
-                self.entry.eq(self.block),
-                self.offset.eq(self.within),
-                self.dwords.eq(room),
-                self.spans.eq(self.within != 0),
-                self.rest_source.eq(room),
-                self.rest.eq(self.within[2:]),
-            ]
-            return m
+        m.d.comb += [
+            room.eq(DWORDS_PER_BLOCK - self.within[2:]),
+            self.last.eq(SECTORS_PER_BLOCK - 1),
+            self.entry.eq(self.block),
+            self.offset.eq(self.within),
+            self.dwords.eq(room),
+            self.spans.eq(self.within != 0),
+            self.rest_source.eq(room),
+            self.rest.eq(self.within[2:]),
+        ]
+
+    def _span_sectors(self, m: Module) -> None:
+        """Of the first block the last sectors are meant, of the last block the first ones."""
         begins, ends = self.block == 0, self.block == self.blocks
+        room = Signal(PAGE_SHIFT - 1)
         first = Signal(SECTOR_BITS)
         last = Signal(SECTOR_BITS)
         dwords = Signal(PAGE_SHIFT - 1)
         source = Signal(PAGE_SHIFT - 2)
-        # If it is below 0, it is in the page before.
+        # Of the first sector, from the begin of PRP1's page. If it is below 0, it is in the page
+        # before.
         first_byte = Signal(PAGE_SHIFT + 1)
         m.d.comb += [
             first.eq(Mux(begins, self.head, 0)),
@@ -120,4 +131,3 @@ class SectorSpan(wiring.Component):
             self.rest_source.eq(source + room),
             self.rest.eq(Mux(dwords > room, dwords - room, 0)),
         ]
-        return m
