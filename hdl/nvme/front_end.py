@@ -310,11 +310,11 @@ class NvmeFrontEnd(wiring.Component):
         # Each slot is in it once at most: an end, or an Abort, waits for no command to go on.
         self._next_parts = Queue(again(config), config.commands)
 
-        # A read has ended; a change to the tables has been taken, has been answered.
+        # A read ends. A change to the tables is taken, or is answered.
         self._read_ends = self.read_done.valid & self.read_done.ready
         self._table_asked = self.manage_request.valid & self.manage_request.ready
         self._table_answers = self.manage_response.valid & self.manage_response.ready
-        self._moved = Signal()  # something did in the last cycle
+        self._moved = Signal()  # something moved in the last cycle
 
     def elaborate(self, platform) -> Module:
         config = self._config

@@ -34,7 +34,7 @@ def assign(view: data.View, **fields) -> list:
 
 
 def queue_bits(config: Config) -> int:
-    """Width of a queue number; 0 is the admin pair."""
+    """Width of a queue number. The admin pair has number 0."""
     return bits_for_count(config.queue_pairs + 1)
 
 
@@ -256,8 +256,8 @@ def sqe() -> data.StructLayout:
 class PageKind(enum.Enum, shape=5):
     """Pages that `hdl.nvme.pages.pages.PageGenerator` builds.
 
-    The first five have an image in ROM; ALLOCATED_NAMESPACE has that of NAMESPACE, of which it has
-    the low `IMAGE_BITS` bits. The low bits of the last three are a `hdl.flow.report.Section`.
+    The first five have an image in ROM. ALLOCATED_NAMESPACE has the image of NAMESPACE, and the
+    same low `IMAGE_BITS` bits. The low bits of the last three are a `hdl.flow.report.Section`.
     """
 
     CONTROLLER = 0

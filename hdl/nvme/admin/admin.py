@@ -318,7 +318,7 @@ class Admin(wiring.Component):
         ]
 
     def _describe_command(self, m: Module) -> None:
-        """How the command ends, for the host and for the error log; what an Abort names."""
+        """How the command ends, for the host and for the error log, and what an Abort names."""
         command = self.entry.payload
         m.d.comb += [
             *assign(
@@ -377,7 +377,7 @@ class Admin(wiring.Component):
                 m.next = "DISPATCH"
 
     def _dispatch(self, m: Module) -> None:
-        """The state DISPATCH: the opcode says what follows; checks that need no table are made."""
+        """The state DISPATCH: the opcode says what follows. Checks that need no table are made."""
         opcode = self.entry.payload.opcode
         with m.State("DISPATCH"):
             with m.Switch(opcode):

@@ -16,7 +16,7 @@ PLACES = {event: place for place, event in enumerate(EventType)}
 TYPES = len(PLACES)
 
 NAMESPACE_NOTICE = 8
-"""Bit of Asynchronous Event Configuration (section 5.21.1.11); those below are warnings."""
+"""Bit of Asynchronous Event Configuration (section 5.21.1.11). Those below are warnings."""
 
 CONFIGURATION_BITS = NAMESPACE_NOTICE + 1
 
@@ -24,7 +24,7 @@ INVALID_REGISTER, INVALID_VALUE = 0, 1
 """Information of error events: Write to Invalid Doorbell Register, Invalid Doorbell Write Value."""
 
 SPARE_WARNING, TEMPERATURE_WARNING = 0, 1
-"""Bits of Critical Warning with an event information of their own; that of others is 0."""
+"""Bits of Critical Warning with an event information of their own. That of others is 0."""
 
 LOGS = {
     EventType.ERROR: LogPage.ERROR,
@@ -142,30 +142,27 @@ class Events(wiring.Component):
             }
         )
 
-        # Identifiers of the requests that are held. A bit a place: it has a request. The place of
-        # the request at hand, and its identifier a cycle later.
+        # The requests that are held.
         limit = config.async_event_limit
-        self._requests = Table(16, max(2, limit))
-        self._has_request = Signal(limit)
-        self._request_place = Signal(bits_for_count(limit))
-        self._identifier = self._requests.reads[0].data
+        self._requests = Table(16, max(2, limit))  # their identifiers
+        self._has_request = Signal(limit)  # a bit a place
+        self._request_place = Signal(bits_for_count(limit))  # of the request at hand
+        self._identifier = self._requests.reads[0].data  # of the request at hand, a cycle later
 
-        # Bits a type: an event has not been told; others wait until the host has read the page; the
-        # event came, or was told, after the type's page was begun.
-        self._pending = Signal(TYPES)
-        self._masked = Signal(TYPES)
-        self._fresh = Signal(TYPES)
-        self._told = Signal(TYPES)
+        # Bits a type.
+        self._pending = Signal(TYPES)  # an event has not been told
+        self._masked = Signal(TYPES)  # others wait until the host has read the page
+        self._fresh = Signal(TYPES)  # the event came after the page was begun
+        self._told = Signal(TYPES)  # an event was told after the page was begun
         self._ready = Signal(TYPES)  # an event may be told
 
-        # What is told of events: misuse by value, heat, spare; warnings that are configured, now
-        # and a cycle before; namespaces in the page that was begun.
-        self._by_value = Signal()
-        self._by_heat = Signal()
-        self._by_spare = Signal()
-        self._warns = Signal(WARNING_BITS)
-        self._warned = Signal(WARNING_BITS)
-        self._listed = Signal(config.volumes)
+        # What is told of events.
+        self._by_value = Signal()  # a doorbell was misused by its value
+        self._by_heat = Signal()  # the warning is one of temperature
+        self._by_spare = Signal()  # the warning is one of spare
+        self._warns = Signal(WARNING_BITS)  # warnings that are configured
+        self._warned = Signal(WARNING_BITS)  # the same a cycle before
+        self._listed = Signal(config.volumes)  # namespaces in the page that was begun
 
     def elaborate(self, platform) -> Module:
         m = Module()

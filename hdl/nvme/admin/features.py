@@ -154,21 +154,20 @@ class Features(wiring.Component):
             }
         )
 
-        # Values that have been written, and where that of the feature is.
+        # Values.
         self._values = Table(32, FEATURES)
-        self._written = Signal(FEATURES)
-        self._address = Signal(range(FEATURES))
-        # A command came in the last cycle; it is a Set; a Get is of the current value.
-        self._looked = Signal()
-        self._setting = Signal()
-        self._current = self.select == Select.CURRENT.value
+        self._written = Signal(FEATURES)  # a bit a value
+        self._address = Signal(range(FEATURES))  # of the feature's value
+        # The command.
+        self._looked = Signal()  # it came in the last cycle
+        self._setting = Signal()  # it is a Set
+        self._current = self.select == Select.CURRENT.value  # of a Get: of the current value
 
-        # The rule of the feature: there is one, nothing of it may be changed, its initial value,
-        # and bits that may not be changed.
-        self._ruled = Signal()
-        self._settled = Signal()
-        self._initial = Signal(32)
-        self._fixed = Signal(32)
+        # The rule of the feature.
+        self._ruled = Signal()  # there is one
+        self._settled = Signal()  # nothing may be changed
+        self._initial = Signal(32)  # its value after a reset
+        self._fixed = Signal(32)  # bits that may not be changed
         self._is_vector = self._is(Feature.INTERRUPT_VECTOR)
         self._is_queues = self._is(Feature.NUMBER_OF_QUEUES)
         # The threshold is the one for what is too cold, not for what is too warm.

@@ -149,21 +149,22 @@ class Decode(wiring.Component):
 
         # What the opcode says.
         self._opcode = Signal(HostOpcode)
-        self._known = Signal()
-        self._compares = Signal()
-        self._ranged = Signal()
-        self._hostless = Signal()
+        self._known = Signal()  # it is one that there is
+        self._compares = Signal()  # it is a Compare
+        self._ranged = Signal()  # it is a Dataset Management
+        self._hostless = Signal()  # no host memory is moved
         self._moves_data = self._opcode != HostOpcode.FLUSH
 
         # Its parts, and the first block of the last one.
         self._parts = Signal(part_bits(config))
         self._last_part = Signal(BLOCK_NUMBER_BITS + 1)
 
-        # In sectors: what the entry said before it was turned into blocks, and sectors from the
-        # begin of its first block up to its last sector.
-        self._scaled = Signal()
-        self._head = Signal(SECTOR_BITS)
-        self._count = Signal(BLOCK_COUNT_BITS)
+        # A command in sectors. Of what the entry said before it was turned into blocks, the rest of
+        # the first sector's number and the count are kept.
+        self._scaled = Signal()  # it has been turned into blocks
+        self._head = Signal(SECTOR_BITS)  # sectors of the first block before it
+        self._count = Signal(BLOCK_COUNT_BITS)  # sectors, minus 1
+        # From the first block's begin to its last sector.
         self._touched = Signal(BLOCK_COUNT_BITS + 1)
         self._in_sectors = (
             self._moves_data & ~self._scaled & self.sectors.bit_select(self._volume, 1)

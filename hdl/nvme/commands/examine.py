@@ -109,33 +109,32 @@ class Examine(wiring.Component):
         self._verdict = Signal(Status)
         self._code = Signal(STATUS_BITS)
 
-        # The list in host memory: its words, those up to the end of its first page, whether there
-        # are more, whether its addresses cannot be.
-        self._dwords = Signal(11)
-        self._room = Signal(11)
-        self._spans = Signal()
-        self._unaligned = Signal()
+        # The list in host memory.
+        self._dwords = Signal(11)  # its 32-bit words
+        self._room = Signal(11)  # words up to the end of its first page
+        self._spans = Signal()  # there are more
+        self._unaligned = Signal()  # its addresses cannot be
 
-        # Both lines in turn: beats asked for, beats answered, and the last one.
+        # Both lines are read in turn.
         beat_bits = bits_for_count(config.beats)
-        self._asked = Signal(beat_bits + 1)
-        self._answered = Signal(beat_bits + 1)
-        self._kept = Signal(config.data_width, reset_less=True)
+        self._asked = Signal(beat_bits + 1)  # beats asked for
+        self._answered = Signal(beat_bits + 1)  # beats that have come
+        self._kept = Signal(config.data_width, reset_less=True)  # the last one
         self._checks = Signal()  # the last two belong together
         self._response = self.line_read.response
         self._arrives = self.line_read.response_valid
 
-        # One range after the other, from the bottom of a window of whole beats: beats that it has,
-        # ranges that are left in it and in all, and the next beat.
+        # One range after the other is looked at, at the bottom of a window of whole beats.
         self._width = max(config.data_width, RANGE_BITS)
         self._window = Signal(self._width, reset_less=True)
         self._beats_a_window = self._width // config.data_width
         self._ranges_a_window = self._width // RANGE_BITS
-        self._have = Signal(range(self._beats_a_window + 1))
-        self._left = Signal(range(self._ranges_a_window + 1))
+        self._have = Signal(range(self._beats_a_window + 1))  # beats that it has
+        self._left = Signal(range(self._ranges_a_window + 1))  # ranges in it
+        # Ranges in it and behind it.
         self._ranges_left = Signal(range((1 << len(self._list.count)) + 1))
-        self._beat = Signal(beat_bits)
-        self._beyond = Signal()
+        self._beat = Signal(beat_bits)  # the next beat
+        self._beyond = Signal()  # the range lies beyond its volume
 
     def elaborate(self, platform) -> Module:
         m = Module()

@@ -142,32 +142,30 @@ class Prp(wiring.Component):
             }
         )
 
-        # The command at hand: its slot, and the command as it comes, with its entries. A cycle
-        # after ``slot`` what is kept of it: its entries, the command, and whether the rest of its
-        # list has been asked for.
+        # The command at hand. What is kept of it comes a cycle after its slot.
         self._slot = Signal(config.slot_bits)
-        self._admitted = Signal(admit(config))
+        self._admitted = Signal(admit(config))  # as it comes, with its entries
         self._pointers = Table(pointers(config), config.commands)
         self._commands = Table(command(config), config.commands)
         self._hops = Table(1, config.commands)
-        self._pointer = self._pointers.reads[0].data
-        self._kept = self._commands.reads[0].data
-        self._hopped = self._hops.reads[0].data
+        self._pointer = self._pointers.reads[0].data  # its entries
+        self._kept = self._commands.reads[0].data  # the command itself
+        self._hopped = self._hops.reads[0].data  # the rest of its list has been asked for
         self._asked = Signal(command(config))  # the command as it is passed on
-        self._in_admit = Signal()  # it is the one that comes
+        self._in_admit = Signal()  # the command is the one that comes
         self._in_choose = Signal()  # `Measure` looks at the one that is offered
         self._moves_data = Signal()
         self._next_part = Signal(command(config))
         self._lowest = Signal()  # that part is the last
 
-        # Its list: an entry, counted from PRP2's, and the last one; a cycle later the page of the
-        # next one; what was found of it.
+        # Its list.
+        # Of an entry, counted from PRP2's.
         self._list_place = Signal(bits_for_count(config.transfer_blocks + 2))
-        self._last_place = Signal.like(self._list_place)
-        self._hop_entry = Signal(ENTRY_BITS)
-        self._page = Signal(ENTRY_BITS - PAGE_SHIFT)
-        self._failed = Signal()
-        self._bad = Signal()
+        self._last_place = Signal.like(self._list_place)  # of the last entry
+        self._hop_entry = Signal(ENTRY_BITS)  # where the rest of the list is
+        self._page = Signal(ENTRY_BITS - PAGE_SHIFT)  # of the next entry, a cycle later
+        self._failed = Signal()  # it could not be read
+        self._bad = Signal()  # it has an entry that cannot be
 
         # The block at hand, its line, and where it goes.
         self._block = Signal(config.offset_bits)

@@ -1,4 +1,4 @@
-"""What the controller keeps of each queue; one memory each, an entry a queue."""
+"""What the controller keeps of each queue: tables with an entry a queue."""
 
 from amaranth.lib import data
 

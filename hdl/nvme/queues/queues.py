@@ -197,17 +197,17 @@ class QueueEngine(wiring.Component):
         self._cqs = Table(cq_state(config), count)
         self._sq_base, self._cq_base = self._sq_bases.reads[0].data, self._cq_bases.reads[0].data
         self._sq, self._cq = self._sqs.reads[0].data, self._cqs.reads[0].data
-        # Heads that SQHD may tell: those of I/O queues, of the admin queue, of the queue at hand.
-        self._heads = Table(position, count)
-        self._admin_head = Signal(position)
+        # Heads that SQHD may tell.
+        self._heads = Table(position, count)  # of I/O queues
+        self._admin_head = Signal(position)  # of the admin queue
         self._admin_asked = Signal(position)  # after the entry that has been asked for
-        self._arrived = Signal(position)
+        self._arrived = Signal(position)  # of the queue at hand
 
-        # A bit a queue: it exists; it may have entries to fetch; its completion queue has no room.
-        self._sq_valid = Signal(count)
-        self._cq_valid = Signal(count)
-        self._work = Signal(count)
-        self._stalled = Signal(count)
+        # A bit a queue.
+        self._sq_valid = Signal(count)  # the submission queue exists
+        self._cq_valid = Signal(count)  # the completion queue exists
+        self._work = Signal(count)  # it may have entries to fetch
+        self._stalled = Signal(count)  # its completion queue has no room
         self._ready = Signal(count)  # it may be fetched from
         self._turn = Signal(range(count))
         self._total = Signal(range(count * ((1 << position) - 1)))  # commands inside
@@ -231,17 +231,16 @@ class QueueEngine(wiring.Component):
         self._post_interrupt = Signal()
         self._post_vector = Signal(queue_number)
 
-        # Of the doorbell of a completion queue, in the cycle after its state: there is one; its
-        # value; the entries from the head to the value, to the tail, and to the last one that tells
-        # what has been lost; the queue exists; it has such a place. Of the doorbell of a submission
-        # queue, at once: its value is not possible.
-        self._checks = Signal()
-        self._new_cq_head = Signal(position)
-        self._freed = Signal(position + 1)
-        self._filled = Signal(position + 1)
-        self._telling = Signal(position + 1)
-        self._cq_known = Signal()
-        self._frees = Signal()
+        # The doorbell of a completion queue, in the cycle after its state. Entries are counted from
+        # the head on.
+        self._checks = Signal()  # there is one
+        self._new_cq_head = Signal(position)  # its value
+        self._freed = Signal(position + 1)  # entries up to the value
+        self._filled = Signal(position + 1)  # entries up to the tail
+        self._telling = Signal(position + 1)  # entries up to the last that tells what has been lost
+        self._cq_known = Signal()  # the queue exists
+        self._frees = Signal()  # it exists and has such a place
+        # The doorbell of a submission queue, at once: its value is not possible.
         self._misuses = Signal()
 
         self._ring = EntryRing(config=config)
@@ -604,7 +603,7 @@ class QueueEngine(wiring.Component):
             m.next = "CHOOSE"
 
     def _answer_telling(self, m: Module) -> None:
-        """A command that was to tell a volume something ends; whether its entry does that."""
+        """A command that was to tell a volume something ends. Says whether its entry does that."""
         finished = self._finished
         m.d.comb += [
             self.answers.eq(~self._reporting & finished.tells.any),

@@ -74,16 +74,16 @@ class Coalesce(wiring.Component):
             }
         )
 
-        # Completions that each vector has held back. A bit a vector: it holds some back.
-        self._counts = Table(COUNT_BITS, max(2, count))
-        self._held_vectors = Signal(count)
-        self._until = Signal(TIME_BITS)
-        self._over = Signal()
+        # What is held back.
+        self._counts = Table(COUNT_BITS, max(2, count))  # completions of each vector
+        self._held_vectors = Signal(count)  # a bit a vector
+        self._until = Signal(TIME_BITS)  # when its time is over
+        self._over = Signal()  # its time is over
 
-        # A vector that was raised in the last cycle; completions that it has held back before.
-        self._judging = Signal()
+        # The vector that was raised in the last cycle.
+        self._judging = Signal()  # there is one
         self._vector = Signal(queue_bits(config))
-        self._waited = Signal(COUNT_BITS)
+        self._waited = Signal(COUNT_BITS)  # completions that it has held back
 
     def elaborate(self, platform) -> Module:
         m = Module()

@@ -80,13 +80,12 @@ class Interrupts(wiring.Component):
         self._host_read, self._read = self._table.read_port(), self._table.read_port()
         self._masked = Signal(count, init=(1 << count) - 1)
 
-        # A bit a vector: it is pending; its message, which is under way, will be dropped; it may be
-        # chosen; its message begins.
+        # Bits a vector.
         self._count = count
         self._pending = Signal(count)
-        self._returning = Signal(count)
-        self._ready = Signal(count)
-        self._begun = Signal(count)
+        self._returning = Signal(count)  # its message is under way, and will be dropped
+        self._ready = Signal(count)  # it may be chosen
+        self._begun = Signal(count)  # its message begins
         self._turn = Signal(range(count))
 
         # The vector whose message is under way.

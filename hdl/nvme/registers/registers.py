@@ -225,20 +225,21 @@ class Registers(wiring.Component):
             self._region == Region.MSIX_TABLE, self._word < table_words, self._word < 2
         )
 
-        # Registers; CC.EN has been cleared and the queues still work; CSTS.CFS; CSTS.SHST.
+        # Registers.
         self._cc = Signal(configuration())
         self._asq = Signal(64)
         self._acq = Signal(64)
         self._aqa = Signal(32)
-        self._closing = Signal()
-        self._fatal = Signal()
-        self._shutdown = Signal(2)
+        self._closing = Signal()  # CC.EN has been cleared, and the queues still work
+        self._fatal = Signal()  # CSTS.CFS
+        self._shutdown = Signal(2)  # CSTS.SHST
 
-        # A shutdown: it is occurring; nothing is under way; a flush is wanted; it is answered.
+        # A shutdown.
         self._occurring = self._shutdown == ShutdownStatus.OCCURRING
-        self._at_rest = self._occurring & self.drained & self.settled
-        self._wanted = Signal()
-        self._stored = Signal()
+        self._at_rest = self._occurring & self.drained & self.settled  # nothing is under way
+        self._wanted = Signal()  # its flush is wanted
+        self._stored = Signal()  # its flush is answered
+        # Its flush begins.
         self._begins = self._at_rest & ~self._stored & ~self.flush & ~self.flushed
 
     def elaborate(self, platform) -> Module:
