@@ -201,7 +201,8 @@ class Health(wiring.Component):
 
         # The command, or misuse, that is being noted: fields stay in their stream until taken.
         misused = Signal()
-        of_admin, of_misuse = Signal(), Signal()
+        of_admin = Signal()
+        of_misuse = Signal()
         ended = Signal(note(config))
         status = Signal(STATUS_BITS)
         code = status[: StatusCode.as_shape().width]
@@ -220,16 +221,22 @@ class Health(wiring.Component):
                 m.d.comb += location.eq(UNSPECIFIED_LOCATION)
 
         # What is left to be done for it.
-        units, commands, media = Signal(), Signal(), Signal()
-        errors, record = Signal(), Signal()
+        units = Signal()
+        commands = Signal()
+        media = Signal()
+        errors = Signal()
+        record = Signal()
         counter = Signal(Counter, init=Counter.ERRORS)
         amount = Signal(32)
         subtract = Signal()
         part = Signal(2)
         timer = Signal(range(len(TIMED)))
-        timing, stamping = Signal(), Signal()
-        was, due = Signal(len(TIMED)), Signal(len(TIMED))
-        started, age = Signal(), Signal()
+        timing = Signal()
+        stamping = Signal()
+        was = Signal(len(TIMED))
+        due = Signal(len(TIMED))
+        started = Signal()
+        age = Signal()
         word = Signal(range(USED_WORDS))
         newest = Signal.like(self.newest, reset_less=True)
         entry = Signal.like(newest)
@@ -247,7 +254,8 @@ class Health(wiring.Component):
         minute = round(60 * config.clock_hz / (1 << TICK_SHIFT))
         hour = round(3600 * config.clock_hz / (1 << TICK_SHIFT))
         limit = Signal(32)
-        total, less = Signal(32), Signal(33)
+        total = Signal(32)
+        less = Signal(33)
         limited = Signal()
         with m.Switch(counter):
             with m.Case(Counter.UNITS_READ, Counter.UNITS_WRITTEN):
