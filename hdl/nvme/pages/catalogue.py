@@ -3,7 +3,7 @@
 from hdl.config import DWORDS_PER_BLOCK, Config
 from hdl.flow.report import FINDINGS, REPORT_WORDS
 from hdl.nvme.codes import ListPage, LogPage, StructureCode
-from hdl.nvme.pages.health import ENTRY_WORDS
+from hdl.nvme.pages.log_memory import ENTRY_WORDS
 from hdl.nvme.records import PageKind
 
 SMART_DWORDS = FIRMWARE_SLOT_DWORDS = 512 // 4

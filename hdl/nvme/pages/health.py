@@ -1,10 +1,10 @@
 """Counters of the SMART / Health log and the entries of the error log, in one memory."""
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal
-from amaranth.lib import data, enum, memory, stream, wiring
+from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.config import BLOCK_BYTES, SECTOR_BITS, SECTOR_BYTES, TIME_BITS, Config, bits_for_count
+from hdl.config import SECTOR_BITS, TIME_BITS, Config
 from hdl.flow.host_command import HostOpcode
 from hdl.kit.pick import lowest_set
 from hdl.nvme.codes import (
@@ -14,6 +14,18 @@ from hdl.nvme.codes import (
     StatusCode,
     status_field,
 )
+from hdl.nvme.pages.log_memory import (
+    HIGH,
+    LOW,
+    REST,
+    SMART_WORDS,
+    USED_WORDS,
+    Counter,
+    LogRead,
+    kept_entries,
+    log_init,
+    unit,
+)
 from hdl.nvme.records import BLOCK_COUNT_BITS, queue_bits
 
 TICK_SHIFT = 16
@@ -22,53 +34,8 @@ TICK_SHIFT = 16
 AGE_BIT = TIME_BITS - 2
 """When this bit of the time changes, all times are added: long before differences wrap."""
 
-UNIT_BYTES = 1000 * 512
-"""Bytes of a data unit."""
-
-SMART_WORDS = 64
-"""Words of the memory before the first error log entry."""
-
-ENTRY_WORDS = 16
-"""Words of an error log entry; those from `USED_WORDS` on are 0."""
-
-USED_WORDS = 7
-
-STORED_WORDS = 8
-"""Words of an entry in the memory."""
-
-
-def kept_entries(config: Config) -> int:
-    """Entries in the memory: those that a page shows, and as many that come meanwhile."""
-    return 2 * config.error_log_entries
-
-
-def memory_words(config: Config) -> int:
-    """Words of the memory."""
-    return SMART_WORDS + STORED_WORDS * kept_entries(config)
-
-
 NO_QUEUE = 0xFFFF
 """Submission queue and command of an error that belongs to no command."""
-
-
-class Counter(enum.Enum, shape=4):
-    """Counters; the number is that of the 16-byte field of the SMART log (figure 194).
-
-    A counter has four words: 64 bits of value, one unused, and what is short of the next count.
-    """
-
-    UNITS_READ = 2
-    UNITS_WRITTEN = 3
-    READS = 4
-    WRITES = 5
-    BUSY_MINUTES = 6
-    POWER_CYCLES = 7
-    POWER_ON_HOURS = 8
-    UNSAFE_SHUTDOWNS = 9
-    MEDIA_ERRORS = 10
-    ERRORS = 11
-    WARM_MINUTES = 12
-    HOT_MINUTES = 13
 
 
 TIMED = (
@@ -78,14 +45,6 @@ TIMED = (
     Counter.HOT_MINUTES,
 )
 """Counters of the time for which a condition holds, in the order of ``conditions``."""
-
-WARM_WORD, HOT_WORD = 48, 49
-"""Words of the SMART log that hold Warning and Critical Composite Temperature Time."""
-
-
-LOW, HIGH, REST = (Const(word, 2) for word in (0, 1, 3))
-"""Words of a counter."""
-
 
 def note(config: Config) -> data.StructLayout:
     """How a command ended. ``counts``: it reached the data path, so the host's I/O counts it.
@@ -103,28 +62,6 @@ def note(config: Config) -> data.StructLayout:
         }
         | ({"sectors": 1} if config.sector_emulation else {})
     )
-
-
-def unit(config: Config) -> int:
-    """What a data unit is counted in: its blocks, or its sectors where there may be any."""
-    return UNIT_BYTES // (SECTOR_BYTES if config.sector_emulation else BLOCK_BYTES)
-
-
-class LogRead(wiring.Signature):
-    """A read of the logs, seen from the reader: ``data`` follows ``address`` by one cycle."""
-
-    def __init__(self, config: Config):
-        words = memory_words(config)
-        super().__init__({"address": Out(bits_for_count(words)), "data": In(32)})
-
-
-def log_init(config: Config) -> list[int]:
-    """Contents at power-up: this power cycle; the first block of a data unit counts as a unit."""
-    words = [0] * memory_words(config)
-    for counter in (Counter.UNITS_READ, Counter.UNITS_WRITTEN):
-        words[4 * counter.value + 3] = unit(config) - 1
-    words[4 * Counter.POWER_CYCLES.value] = 1
-    return words
 
 
 class Health(wiring.Component):
