@@ -38,12 +38,12 @@ def big_endian(word: Value) -> Value:
 class Names(wiring.Component):
     """Numbers each volume as it is created, and spells what names card and namespaces.
 
-    A volume's name is made of 64 bits, the card's identity exclusive-or the nonce of this power-up
-    with its bits in reverse, and of how many volumes have been created since power-up. The nonce is
-    taken once, when the first volume is created, and kept until power is lost; so a name does not
-    change while its volume lives, and no other volume gets it: neither on this card, as the count
-    or the nonce differs, nor on another, as its identity does. In reverse, so that identities and
-    nonces that both count up from 0 meet only after 2**32.
+    A volume's name is made of 64 bits and of how many volumes have been created since power-up. The
+    64 bits are the card's identity exclusive-or the nonce of this power-up with its bits in
+    reverse. The nonce is taken once, when the first volume is created, and kept until power is
+    lost. So a name does not change while its volume lives, and no other volume gets it: on this
+    card the count or the nonce differs, and another card has another identity. The bits are in
+    reverse so that identities and nonces that both count up from 0 meet only after 2**32.
 
     Parameters
     ----------
@@ -56,13 +56,20 @@ class Names(wiring.Component):
         Of the card; does not change once the controller has been enabled.
     nonce
         Another number each time that power comes back; may change at any time.
-    requests, request, answers, response
-        A change to the tables has been taken; it has been answered.
+    requests
+        A pulse: a change to the tables has been taken.
+    request
+        That change.
+    answers
+        A pulse: the change has been answered.
+    response
+        That answer.
     volume
         Which volume ``name`` is about, one cycle before.
-    chunk, digits
-        A quarter of the identity, the highest first, and one cycle later its hexadecimal digits as
-        a word of text.
+    chunk
+        A quarter of the identity, the highest first.
+    digits
+        One cycle later its hexadecimal digits as a word of text.
     name
         Words of the volume's NGUID without the OUI: the upper and lower half of the 64 bits, then
         the count's upper byte and lower word.
@@ -86,10 +93,19 @@ class Names(wiring.Component):
         )
 
     def elaborate(self, platform) -> Module:
-        config = self._config
         m = Module()
-        m.submodules.counts = counts = Memory(shape=COUNT_BITS, depth=config.volumes, init=[])
+        m.submodules.counts = counts = Memory(
+            shape=COUNT_BITS, depth=self._config.volumes, init=[]
+        )
         write, read = counts.write_port(), counts.read_port()
+        nonce = self._number_volumes(m, write)
+        m.d.comb += read.addr.eq(self.volume)
+        self._spell_identity(m)
+        self._name_volume(m, nonce, read.data)
+        return m
+
+    def _number_volumes(self, m: Module, write) -> Signal:
+        """Writes the number of a volume that has been created. Returns the nonce."""
         creates = Signal()
         count = Signal(COUNT_BITS)
         taken = Signal()
@@ -100,21 +116,25 @@ class Names(wiring.Component):
             write.addr.eq(self.response.index),
             write.data.eq(count),
             write.en.eq(self.answers & creates & (self.response.status == ManageStatus.DONE)),
-            read.addr.eq(self.volume),
         ]
         with m.If(write.en):
             m.d.sync += [count.eq(count + 1), taken.eq(1)]
             with m.If(~taken):
                 m.d.sync += nonce.eq(self.nonce)
+        return nonce
 
+    def _spell_identity(self, m: Module) -> None:
+        """The digits of a quarter of the identity."""
         chunks = Array(self.identity.word_select(n, CHUNK_BITS) for n in reversed(range(CHUNKS)))
-        mixed = Signal(IDENTITY_BITS)
         m.d.sync += self.digits.eq(in_digits(chunks[self.chunk]))
+
+    def _name_volume(self, m: Module, nonce: Signal, number: Value) -> None:
+        """The name of the volume with that number."""
+        mixed = Signal(IDENTITY_BITS)
         m.d.comb += [
             mixed.eq(self.identity ^ Cat(reversed(nonce))),
             self.name[0].eq(big_endian(mixed[32:])),
             self.name[1].eq(big_endian(mixed[:32])),
-            self.name[2].eq(Cat(Const(0, 24), read.data[32:])),
-            self.name[3].eq(big_endian(read.data[:32])),
+            self.name[2].eq(Cat(Const(0, 24), number[32:])),
+            self.name[3].eq(big_endian(number[:32])),
         ]
-        return m

@@ -19,12 +19,18 @@ class Tally(wiring.Component):
     -----
     clear
         Begins anew, with arrays.
-    count, of_volume, blocks
-        A pulse: ``blocks`` of an array, or of a volume; arrays come first.
-    total, free
-        In blocks.
+    count
+        A pulse: ``blocks`` count. All arrays come before all volumes.
+    of_volume
+        They are of a volume, else of an array.
+    blocks
+        How many there are.
+    total
+        Blocks that all arrays offer.
+    free
+        Those of them that no volume has.
 
-    One count a cycle.
+    Throughput: one count a cycle. Latency: one cycle.
     """
 
     def __init__(self, *, config: Config):
@@ -43,6 +49,7 @@ class Tally(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         bits = len(self.free)
+        # The blocks are added, or subtracted by adding their complement and 1.
         tally = Signal(bits)
         blocks = self.blocks | Const(0, bits)
         m.d.comb += tally.eq(self.free + (blocks ^ self.of_volume.replicate(bits)) + self.of_volume)
