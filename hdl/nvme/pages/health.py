@@ -168,7 +168,7 @@ class Health(wiring.Component):
         self._part = Signal(2)
         self._amount = Signal(32)
         self._subtract = Signal()
-        # The sum, without a limit that makes one count where the counter has one.
+        # The limit that makes one count, if the counter has one; the sum; the sum less the limit.
         self._limit = Signal(32)
         self._limited = Signal()
         self._sum = Signal(32)

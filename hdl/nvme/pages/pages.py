@@ -26,7 +26,6 @@ from hdl.nvme.pages.identify import Identity
 from hdl.nvme.pages.log_memory import (
     COUNTER_WORDS,
     ENTRY_WORDS,
-    HIGH,
     SMART_WORDS,
     STORED_WORDS,
     Counter,
@@ -57,8 +56,9 @@ class PageGenerator(wiring.Component):
     for them, and fills the line. A list leaves out what does not emit, and the host may ask for a
     part of a page, so the words that are looked at and those that are written are counted apart.
 
-    It also fills lines with zeros for Write Zeroes. That is no page, and it shares the registers
-    and the states of a page without an entry: `_begin_zeros` begins it, `_report` ends it.
+    It also fills lines with zeros for Write Zeroes. That is no page. It goes through the states of
+    a page of which no word exists, as a machine of its own would need a beat and counters of its
+    own. `_begin_zeros` begins it, and `_report` ends it.
 
     Parameters
     ----------
@@ -324,10 +324,10 @@ class PageGenerator(wiring.Component):
         index = self._index
         older = Signal.like(self.newest)
         of_errors = self._page.kind == PageKind.ERROR
-        # Words that counters begin and end with; the two of a counter are read as one.
+        # Words that counters begin and end with. Of each, LOW and HIGH are read as one.
         first = COUNTER_WORDS * Counter.UNITS_READ.value
         last = COUNTER_WORDS * Counter.ERRORS.value + COUNTER_WORDS - 1
-        counts = (index >= first) & (index <= last) & ~index[HIGH.value.bit_length()]
+        counts = (index >= first) & (index <= last) & ~index[1]
         m.d.comb += [
             older.eq(self.shown - (index >> bits_for_count(ENTRY_WORDS))),
             self.showing.eq(of_errors & self._making),
