@@ -258,6 +258,7 @@ class PageKind(enum.Enum, shape=5):
 
     The first five have an image in ROM. ALLOCATED_NAMESPACE has the image of NAMESPACE, and the
     same low `IMAGE_BITS` bits. The low bits of the last three are a `hdl.flow.report.Section`.
+    14 is no page (`hdl.nvme.pages.pages.NO_PAGE`).
     """
 
     CONTROLLER = 0
@@ -274,7 +275,6 @@ class PageKind(enum.Enum, shape=5):
     ALLOCATED_NAMESPACES = 11
     DRIVES = 12
     CONTROLLERS = 13
-    ZEROS = 14
     ARRAY_STATES = 16
     DEFECTS = 17
     LOST_BLOCKS = 18

@@ -22,8 +22,8 @@ from hdl.nvme.codes import (
     status_field,
 )
 from hdl.nvme.pages.catalogue import LISTS, STRUCTURES, log_dwords, logs
+from hdl.nvme.pages.facts import WARNING_BITS
 from hdl.nvme.pages.health import note
-from hdl.nvme.pages.page_words import WARNING_BITS
 from hdl.nvme.pages.sender import send_request
 from hdl.nvme.records import (
     QueueOperation,

@@ -8,7 +8,7 @@ from hdl.config import Config, bits_for_count
 from hdl.kit.pick import lowest_set
 from hdl.kit.table import Table
 from hdl.nvme.codes import EventType, LogPage
-from hdl.nvme.pages.page_words import WARNING_BITS
+from hdl.nvme.pages.facts import WARNING_BITS
 
 PLACES = {event: place for place, event in enumerate(EventType)}
 """Types in the order in which they are told, and their places in vectors of a bit a type."""
