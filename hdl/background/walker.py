@@ -10,17 +10,18 @@ from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config, bits_for_count
 from hdl.flow.geometry import geometry
 from hdl.flow.table_read import geometry_read
 from hdl.flow.walk import MEND_TAG, WalkKind, WalkResult, walk, walked
+from hdl.kit.optional import optional
 
 MERGE_SHIFT = 4
 """log2 of the rows that may be one drive command: with longer ones fewer would be on their way."""
 
 
 def slice_request(config: Config) -> data.StructLayout:
-    """Walk the rows of ``array`` from ``first`` on, with ``end`` other than 0 those before it.
+    """Walk the rows of ``array`` from ``first`` on. If ``end`` is not 0, walk those before it.
 
-    ``end`` is not there without `Config.intent_chunks`.
+    Without `Config.intent_chunks` all rows are walked.
     """
-    end = {"end": BLOCK_NUMBER_BITS} if config.intent_chunks else {}
+    end = optional(config.intent_chunks, {"end": BLOCK_NUMBER_BITS})
     return data.StructLayout(
         {"kind": WalkKind, "array": config.array_bits, "first": BLOCK_NUMBER_BITS, **end}
     )
