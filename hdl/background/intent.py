@@ -51,6 +51,31 @@ def flight(config: Config) -> data.StructLayout:
     )
 
 
+def _ports(config: Config) -> dict:
+    """The ports of `Intent`."""
+    return {
+        "begun": In(stream.Signature(intention(config))),
+        "retired": In(stream.Signature(config.row_slot_bits)),
+        "flush": In(1),
+        "flushing": In(flushing(config)),
+        "completed": In(1),
+        "completion": In(completion(config)),
+        "optimal": In(config.arrays),
+        "settled": In(1),
+        "judged": In(1),
+        "judged_array": In(config.array_bits),
+        "judged_rows": In(BLOCK_NUMBER_BITS),
+        "wipe": In(1),
+        "fill": In(1),
+        "named": In(config.array_bits),
+        "ask": In(stream.Signature(array_row(config))),
+        "answer": Out(stream.Signature(stretch())),
+        "tally_read": In(TableRead(config.array_bits, tally(config))),
+        "sweeping": Out(1),
+        "busy": Out(1),
+    }
+
+
 class Intent(wiring.Component):
     """Remembers which rows of each array may differ on a member that goes away, by chunks.
 
@@ -124,29 +149,7 @@ class Intent(wiring.Component):
             raise ValueError("intent_chunks must not be 0")
         self._config = config
         self._words = config.intent_chunks // WORD_BITS
-        super().__init__(
-            {
-                "begun": In(stream.Signature(intention(config))),
-                "retired": In(stream.Signature(config.row_slot_bits)),
-                "flush": In(1),
-                "flushing": In(flushing(config)),
-                "completed": In(1),
-                "completion": In(completion(config)),
-                "optimal": In(config.arrays),
-                "settled": In(1),
-                "judged": In(1),
-                "judged_array": In(config.array_bits),
-                "judged_rows": In(BLOCK_NUMBER_BITS),
-                "wipe": In(1),
-                "fill": In(1),
-                "named": In(config.array_bits),
-                "ask": In(stream.Signature(array_row(config))),
-                "answer": Out(stream.Signature(stretch())),
-                "tally_read": In(TableRead(config.array_bits, tally(config))),
-                "sweeping": Out(1),
-                "busy": Out(1),
-            }
-        )
+        super().__init__(_ports(config))
         chunk = config.chunk_bits
         self._epochs = Epochs(config=config)
         # Marks: a word of a plane of an array. What each row slot writes. Each array's last row,
@@ -580,3 +583,21 @@ class Intent(wiring.Component):
         return (fsm.ongoing("REST") & idle & ~filling) | (
             fsm.ongoing("ANSWER") & ~self.answer.ready & ~filling
         )
+
+
+class NoIntent(wiring.Component):
+    """What is there instead of `Intent` without ``intent_chunks``: no bitmap, so no marks.
+
+    The ports are those of `Intent`. Nothing is taken, answered or swept.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+    """
+
+    def __init__(self, *, config: Config):
+        super().__init__(_ports(config))
+
+    def elaborate(self, platform) -> Module:
+        return Module()
