@@ -123,22 +123,27 @@ class ArrayStates(wiring.Component):
         self._found = Signal(judgement(config))
 
         # A group: drives of it, and how many it can lose; where it begins, and the next one does.
-        self._size, self._tolerance = Signal(WIDTH_BITS), Signal(WIDTH_BITS)
-        self._first, self._after = Signal(WIDTH_BITS), Signal(WIDTH_BITS + 1)
+        self._size = Signal(WIDTH_BITS)
+        self._tolerance = Signal(WIDTH_BITS)
+        self._first = Signal(WIDTH_BITS)
+        self._after = Signal(WIDTH_BITS + 1)
 
         # The member at hand; how much of its group has been seen, how many were bad, and how many
         # would be, were all suspect drives lost.
-        self._position, self._next_position = Signal(WIDTH_BITS), Signal(WIDTH_BITS + 1)
-        self._seen, self._bad, self._doubtful = (
-            Signal(WIDTH_BITS), Signal(WIDTH_BITS), Signal(WIDTH_BITS)
-        )  # fmt: skip
+        self._position = Signal(WIDTH_BITS)
+        self._next_position = Signal(WIDTH_BITS + 1)
+        self._seen = Signal(WIDTH_BITS)
+        self._bad = Signal(WIDTH_BITS)
+        self._doubtful = Signal(WIDTH_BITS)
 
         # Suspect drives: of the array, of the group, and of groups that cannot do without them.
-        self._suspects, self._in_group = Signal(MAX_DRIVES), Signal(MAX_DRIVES)
+        self._suspects = Signal(MAX_DRIVES)
+        self._in_group = Signal(MAX_DRIVES)
         self._needed = Signal(MAX_DRIVES)
         # Those that are copied; those that have been suspect since array 0 and are in none of the
         # arrays seen so far.
-        self._suspect_copied, self._homeless = Signal(MAX_DRIVES), Signal(MAX_DRIVES)
+        self._suspect_copied = Signal(MAX_DRIVES)
+        self._homeless = Signal(MAX_DRIVES)
         # Members of the group that are not to be lost, should it have nothing to spare.
         self._held = Signal(MAX_DRIVES)
 
@@ -196,7 +201,8 @@ class ArrayStates(wiring.Component):
         self._is_suspect = self.suspect.bit_select(port, 1) & ~self._is_failed
         # The drives as bits: the member's if it is suspect, and the suspect one that is copied to;
         # and the one that is not to be lost.
-        self._this_one, self._target = Signal(MAX_DRIVES), Signal(MAX_DRIVES)
+        self._this_one = Signal(MAX_DRIVES)
+        self._target = Signal(MAX_DRIVES)
         self._holds = Signal(MAX_DRIVES)
         m.d.comb += [
             self._this_one.eq(self._is_suspect << port),

@@ -79,7 +79,9 @@ class Epochs(wiring.Component):
     def elaborate(self, platform) -> Module:
         config = self._config
         m = Module()
-        active, flushed, spoiled = Signal(), Signal(), Signal()
+        active = Signal()
+        flushed = Signal()
+        spoiled = Signal()
         slot = Signal(config.slot_bits)
         pause = Signal(range(SETTLE_CYCLES + 1))
         # Rows being written, by the epoch that they began in.

@@ -163,7 +163,8 @@ class Intent(wiring.Component):
         self._cleared = Signal(range(max(self._marks.depth, config.rows, 2)))
 
         # An array is to be swept: filled, or wiped.
-        self._sweeps, self._fills = Signal(), Signal()
+        self._sweeps = Signal()
+        self._fills = Signal()
         self._sweep_array = Signal(config.array_bits)
 
         # The task at hand: its row, and what its row slot was begun with.
@@ -186,7 +187,8 @@ class Intent(wiring.Component):
         self._candidates = Signal(WORD_BITS)
 
         # An epoch that is over: one plane is folded into the other, word by word.
-        self._folds, self._drops = Signal(), Signal()
+        self._folds = Signal()
+        self._drops = Signal()
         self._fold_word = Signal.like(self._word)
         self._lost = Signal(WORD_BITS)  # marks that are dropped
         self._losses = Signal(range(WORD_BITS + 1))
@@ -271,7 +273,8 @@ class Intent(wiring.Component):
     def _queue_events(self, m: Module) -> None:
         """Rows that begin or retire wait in one queue. Those that retire go first."""
         m.submodules.events = events = self._events
-        offered, self._waiting = Signal(event(self._config)), Signal(event(self._config))
+        offered = Signal(event(self._config))
+        self._waiting = Signal(event(self._config))
         m.d.comb += [
             offered.retires.eq(self.retired.valid),
             offered.row.eq(self.begun.payload),

@@ -294,7 +294,8 @@ class Jobs(wiring.Component):
         self._pause = Signal(range(SETTLE_CYCLES + 1))
 
         # The boundary of the array at hand moves, or goes back to its first row.
-        self._moves, self._restarts = Signal(), Signal()
+        self._moves = Signal()
+        self._restarts = Signal()
 
     def elaborate(self, platform) -> Module:
         m = Module()

@@ -78,12 +78,15 @@ class RowOrder(wiring.Component):
         # Whether the array has parity; the stripes after which its order repeats; how far `at`
         # goes in a step: by spans, or from first copy to first copy.
         self._parity = Signal()
-        self._divisor, self._step = Signal(WIDTH_BITS), Signal(WIDTH_BITS)
+        self._divisor = Signal(WIDTH_BITS)
+        self._step = Signal(WIDTH_BITS)
 
         # The row; which one of its stripe it is; blocks of a strip.
         self._row = Signal(BLOCK_NUMBER_BITS)
-        self._within, self._strip_blocks = Signal(9), Signal(9)
-        self._last_row, self._final_stripe = Signal(), Signal()
+        self._within = Signal(9)
+        self._strip_blocks = Signal(9)
+        self._last_row = Signal()
+        self._final_stripe = Signal()
 
         # The division of the first stripe's number.
         self._stripe = Signal(BLOCK_NUMBER_BITS)
@@ -92,9 +95,12 @@ class RowOrder(wiring.Component):
 
         # Where the stripe begins; the place in the row, and the next one; the span, and whether
         # nothing of the row follows.
-        self._turn, self._turned = Signal(PLACE_BITS), Signal(PLACE_BITS)
-        self._at, self._after = Signal(WIDTH_BITS), Signal(WIDTH_BITS + 1)
-        self._span, self._over = Signal(WIDTH_BITS), Signal()
+        self._turn = Signal(PLACE_BITS)
+        self._turned = Signal(PLACE_BITS)
+        self._at = Signal(WIDTH_BITS)
+        self._after = Signal(WIDTH_BITS + 1)
+        self._span = Signal(WIDTH_BITS)
+        self._over = Signal()
 
     def elaborate(self, platform) -> Module:
         m = Module()

@@ -184,18 +184,23 @@ class Supervisor(wiring.Component):
 
         # The change at hand, by whom it is made, and its port as a bit.
         self._request = Signal(manage_request(config))
-        self._by_host, self._by_spare = Signal(), Signal()
+        self._by_host = Signal()
+        self._by_spare = Signal()
         self._port_bit = Signal(MAX_DRIVES)
 
         # The array of the change, and how it is.
         self._array = Signal(config.array_bits)
-        self._exists, self._runs, self._zeroes = Signal(), Signal(), Signal()
-        self._copies, self._has_stale = Signal(), Signal()
+        self._exists = Signal()
+        self._runs = Signal()
+        self._zeroes = Signal()
+        self._copies = Signal()
+        self._has_stale = Signal()
         self._works = Signal()  # it has a job, and there is an array of that number
         self._state = Signal(ArrayState)
 
         # The array that the host creates: nothing is to be in sync; it is to have no job.
-        self._plain, self._jobless = Signal(), Signal()
+        self._plain = Signal()
+        self._jobless = Signal()
 
         # Dedicated spares: a bit a port for each array. `spares` has those of all arrays as well,
         # which are `everywhere`. A sweep goes over all arrays.
@@ -318,7 +323,8 @@ class Supervisor(wiring.Component):
 
     def _find_spares(self, m: Module) -> None:
         """The spares that may take the place of the failed member, and the first of them."""
-        fit, by_dedication = Signal(MAX_DRIVES), Signal(MAX_DRIVES)
+        fit = Signal(MAX_DRIVES)
+        by_dedication = Signal(MAX_DRIVES)
         m.d.comb += [
             fit.eq(self.spares & self.usable & ~self._tried),
             by_dedication.eq(self._dedicated & fit),

@@ -138,15 +138,21 @@ class Walker(wiring.Component):
         # The first row that is not to be walked; whether that is beyond the array's last.
         self._limit, self._whole = self._shape.rows, Const(1)
         if config.intent_chunks:
-            self._limit, self._whole = Signal(BLOCK_NUMBER_BITS), Signal()
+            self._limit = Signal(BLOCK_NUMBER_BITS)
+            self._whole = Signal()
 
         # A ring of walks in order: the tag of the next, and of the first that has not been retired.
-        self._newest, self._oldest = Signal(tag), Signal(tag)
+        self._newest = Signal(tag)
+        self._oldest = Signal(tag)
         self._count = Signal(range(window + 1))
         # Bit a tag: the walk has ended; it is the last of its row; its row failed.
-        self._ended, self._ends, self._bad = Signal(window), Signal(window), Signal(window)
+        self._ended = Signal(window)
+        self._ends = Signal(window)
+        self._bad = Signal(window)
         # The next row is asked for; the oldest is retired; nothing is passed any more.
-        self._issue, self._retire, self._stuck = Signal(), Signal(), Signal()
+        self._issue = Signal()
+        self._retire = Signal()
+        self._stuck = Signal()
 
         # The end of a walk, which is marked.
         self._noted = Signal(walked(config))

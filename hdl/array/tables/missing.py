@@ -49,9 +49,12 @@ class Missing(wiring.Component):
             # Groups of copies may wrap, and end where one begins at place 0 again.
             end.eq(Mux(parity, self.width * self.spans, self.width)),
         ]
-        first, place = Signal(WIDTH_BITS + 1), Signal(WIDTH_BITS + 1)
-        seen, gone = Signal(WIDTH_BITS), Signal(WIDTH_BITS)
-        after, following = Signal(WIDTH_BITS + 1), Signal(WIDTH_BITS + 1)
+        first = Signal(WIDTH_BITS + 1)
+        place = Signal(WIDTH_BITS + 1)
+        seen = Signal(WIDTH_BITS)
+        gone = Signal(WIDTH_BITS)
+        after = Signal(WIDTH_BITS + 1)
+        following = Signal(WIDTH_BITS + 1)
         m.d.comb += [
             after.eq(Mux(first + size >= end, first + size - end, first + size)),
             following.eq(Mux(place + 1 == end, 0, place + 1)),
