@@ -11,21 +11,28 @@ from hdl.flow.geometry import WIDTH_BITS
 class Missing(wiring.Component):
     """Looks for a group of members that can replace each other, and of which too many are missing.
 
-    Groups are those of `hdl.array.states.ArrayStates`: the drives of a span, of which as many may
-    be missing as there are parities; without parity the drives that hold the copies of one strip,
-    all but one.
+    Groups are those of `hdl.array.states.ArrayStates`. With parity they are the drives of a span,
+    of which as many may be missing as there are parities. Without parity they are the drives that
+    hold the copies of one strip, of which all but one may be missing.
 
     Ports
     -----
     start
-        Pulse: begin; the inputs stay stable until ``done``.
+        A pulse. Begin. The inputs stay stable until ``done``.
     members
-        Bit a position, over all spans: no drive is there.
-    width, parities, copies, spans
-        As in `hdl.flow.geometry.geometry`.
-    done, tolerated
-        ``done`` at most 2 cycles for each member of each group after ``start``, at most some 1000;
-        ``tolerated`` holds with it.
+        One bit per position, over all spans. No drive is there.
+    width
+        Drives of a span. This and the next three are those of `hdl.flow.geometry.geometry`.
+    parities
+        Parities of a span.
+    copies
+        Copies of each strip.
+    spans
+        Spans.
+    done
+        A pulse, 2 cycles for each member of each group after ``start``. At most some 1000.
+    tolerated
+        With ``done``: no group misses too many.
     """
 
     start: In(1)
