@@ -35,7 +35,7 @@ from hdl.flow.table_read import (
 from hdl.kit.table import Table
 
 REWIND_CYCLES = 6
-"""From the boundary's being written to its being seen by rows and reads that look at members."""
+"""Cycles until rows and reads that look at members see a boundary that has been written."""
 
 
 class ArrayTables(wiring.Component):
