@@ -50,9 +50,9 @@ def origin(config: Config) -> data.StructLayout:
 def progress(config: Config) -> data.StructLayout:
     """What a command still has to do.
 
-    ``remaining``: blocks, or drives of a FLUSH, that have not ended; ``status``: the first error.
-    ``retries``: blocks to be sent again, ``retried``: there was one. Of a FLUSH, ``again``: it is
-    to be sent once more, for which there have been ``rounds``.
+    ``remaining`` counts blocks, or drives of a FLUSH, that have not ended. ``status`` is the first
+    error. ``retries`` are blocks to be sent again, and ``retried`` says that there was one. A FLUSH
+    with ``again`` is to be sent again, and has been sent ``rounds`` times before.
     """
     return data.StructLayout(
         {
@@ -404,7 +404,7 @@ class Tracker(wiring.Component):
         m.next = "RECALL"
 
     def _end_blocks(self, m: Module, remaining: Value) -> None:
-        """Notes the first error; completes when nothing is left."""
+        """Notes the first error, and completes when nothing is left."""
         before, after = self._before, self._after
         m.d.comb += [
             after.remaining.eq(remaining),

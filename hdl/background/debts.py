@@ -11,24 +11,24 @@ from hdl.flow.reference import answer, command_begin, telling
 from hdl.kit.table import Table, TableRead
 
 TOLD_BITS = 8
-"""Of how often a volume has been told; it wraps, as `ERA_BITS` do."""
+"""Width of how often a volume has been told. It wraps, as `ERA_BITS` do."""
 
 
 class Debts(wiring.Component):
     """Volumes that may have lost something since they were last flushed.
 
-    A namespace is flushed by itself (NVMe 1.4 section 6.8), so each volume that an array has as it
-    loses something is told by a Flush of its own. A volume that is created or deleted owes nothing,
-    so an array without volumes never does.
+    A namespace is flushed by itself (NVMe 1.4 section 6.8). So when an array loses something, each
+    of its volumes is told by a Flush of its own. A volume that is created or deleted owes nothing,
+    so an array without volumes owes nothing either.
 
-    A volume is told by the completion queue entry of the Flush that was refused. Until that is
-    posted others are refused, and so are those that were submitted before that, whenever they are
-    judged: each may have been meant for what is lost. A controller that is disabled posts none, so
-    the next Flush is refused as well.
+    A volume is told by the completion queue entry of the Flush that was refused. Until that entry
+    is posted, other Flushes are refused too. So are those that were submitted before it was posted,
+    whenever they are judged, because each may have been meant for what is lost. A controller that
+    is disabled posts no entry, so the next Flush is refused as well.
 
-    That the host has heard it is known once it has taken the entry: it has written the doorbell of
-    that completion queue. If the queue goes before that, by a reset of any kind or a deletion, the
-    entry may never have arrived, or never been looked at, so the volume is told once more.
+    The host is known to have heard it once it has taken the entry, by writing the doorbell of that
+    completion queue. If the queue goes before that, by a reset of any kind or a deletion, the
+    entry may never have arrived, or never been looked at. So the volume is told again.
 
     Parameters
     ----------

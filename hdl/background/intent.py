@@ -311,7 +311,7 @@ class Intent(wiring.Component):
     # Words of the bitmap: a word of a plane of the array at hand.
 
     def _look(self, m: Module, plane: Value, word: Value) -> None:
-        """Reads a word; it is there in the next state."""
+        """Reads a word, which is there in the next state."""
         m.d.comb += self._marks.reads[0].address.eq(Cat(word, self._array, plane))
 
     def _store(self, m: Module, plane: Value, word: Value, marks) -> None:

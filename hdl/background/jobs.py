@@ -15,7 +15,7 @@ SLICE_ROWS = 256
 """Rows of an array after which another array's job has its turn."""
 
 MOST_FAILURES = 31
-"""Writes that drives may refuse before a job is given up; each gives up a drive."""
+"""Writes that drives may refuse before a job is given up. Each gives up a drive."""
 
 SETTLE_CYCLES = 31
 """Most cycles from the report of a drive until its array is being judged for that."""
@@ -28,7 +28,7 @@ class JobState(enum.Enum, shape=3):
     RUNNING = 1
     DONE = 2
     STOPPED = 3
-    """The host stopped it; it can go on where it was."""
+    """The host stopped it. It can go on where it was."""
     FAILED = 4
     """The drives that it rebuilt or copied to were lost, or too many writes failed, or the array
     has FAILED."""

@@ -37,7 +37,7 @@ class Mapper(wiring.Component):
     An extent of a write is cut where later extents of the command stop touching its rows, so that
     ``final`` is exact. Extents of a read are not cut and have ``final`` = 1. For mirrors ``index``
     counts the strips whose first copy begins in the stripe of ``row``, and ``shift`` is the place
-    of the first of them: (array, base, row, index) names one data block at every level.
+    of the first of them. So (array, base, row, index) names one data block at every level.
 
     Parameters
     ----------

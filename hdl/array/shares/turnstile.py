@@ -1,4 +1,4 @@
-"""Lets commands or rows pass while their array's share lasts; the others wait in a queue of it."""
+"""Lets commands or rows pass while their array's share lasts. The others wait in its queue."""
 
 from amaranth.hdl import Assert, Module, Signal
 from amaranth.lib import data, stream, wiring

@@ -1,4 +1,4 @@
-"""Which numbers of drives, spans and copies, and which rotations a RAID level allows."""
+"""How many drives, spans and copies a RAID level allows, and which rotations."""
 
 from amaranth.hdl import Const, Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
@@ -39,7 +39,7 @@ class LevelRules(wiring.Component):
     Parameters
     ----------
     config
-        Sizes; a level with more parities than ``config.parities`` is refused.
+        Sizes. A level with more parities than ``config.parities`` is refused.
 
     Ports
     -----

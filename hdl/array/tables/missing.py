@@ -53,34 +53,34 @@ class Missing(wiring.Component):
         m.d.sync += [
             size.eq(Mux(parity, self.width, self.copies)),
             tolerance.eq(Mux(parity, self.parities, self.copies - 1)),
-            # Groups of copies may wrap, and end where one begins at place 0 again.
+            # Groups of copies may wrap, and end where one begins at position 0 again.
             end.eq(Mux(parity, self.width * self.spans, self.width)),
         ]
         first = Signal(WIDTH_BITS + 1)
-        place = Signal(WIDTH_BITS + 1)
+        position = Signal(WIDTH_BITS + 1)
         seen = Signal(WIDTH_BITS)
         gone = Signal(WIDTH_BITS)
         after = Signal(WIDTH_BITS + 1)
         following = Signal(WIDTH_BITS + 1)
         m.d.comb += [
             after.eq(Mux(first + size >= end, first + size - end, first + size)),
-            following.eq(Mux(place + 1 == end, 0, place + 1)),
+            following.eq(Mux(position + 1 == end, 0, position + 1)),
         ]
         with m.FSM(name="tolerate"):
             with m.State("REST"):
-                m.d.sync += [first.eq(0), place.eq(0), seen.eq(0), gone.eq(0)]
+                m.d.sync += [first.eq(0), position.eq(0), seen.eq(0), gone.eq(0)]
                 with m.If(self.start):
                     m.next = "LOOK"
             with m.State("LOOK"):
                 m.d.sync += [
                     seen.eq(seen + 1),
-                    gone.eq(gone + self.members.bit_select(place[:5], 1)),
-                    place.eq(following),
+                    gone.eq(gone + self.members.bit_select(position[:5], 1)),
+                    position.eq(following),
                 ]
                 with m.If(seen + 1 == size):
                     m.next = "WEIGH"
             with m.State("WEIGH"):
-                m.d.sync += [first.eq(after), place.eq(after), seen.eq(0), gone.eq(0)]
+                m.d.sync += [first.eq(after), position.eq(after), seen.eq(0), gone.eq(0)]
                 m.next = "LOOK"
                 with m.If(gone > tolerance):
                     m.d.comb += self.done.eq(1)

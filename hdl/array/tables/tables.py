@@ -155,9 +155,9 @@ class ArrayTables(wiring.Component):
         - NO_SPACE if a drive has no room for a strip, or if a volume does not fit between the
           others.
         - NO_ENTRY for a full table, or for an entry that does not exist.
-        - IN_USE for an array with volumes, for a member to replace or to have again that has not
+        - IN_USE for an array with volumes, for a member to replace or to take back that has not
           failed, and for a member to copy that has failed.
-        - OTHER_DRIVE for a member that is to be had again and is another drive.
+        - OTHER_DRIVE for a member that is to come back and is another drive.
     """
 
     def __init__(
@@ -419,7 +419,7 @@ class ArrayTables(wiring.Component):
         return self._members.reads[0].data
 
     def _answer(self, m: Module, status: ManageStatus) -> None:
-        """Ends the change; used inside a state, of which it is the end."""
+        """Ends the change. Used inside a state, of which it is the end."""
         response = self.manage_response.payload
         m.d.sync += [response.status.eq(status), response.index.eq(self._entry)]
         m.next = "RESPOND"
