@@ -144,8 +144,9 @@ class ArrayStates(wiring.Component):
         # arrays seen so far.
         self._suspect_copied = Signal(MAX_DRIVES)
         self._homeless = Signal(MAX_DRIVES)
-        # Members of the group that are not to be lost, should it have nothing to spare.
-        self._held = Signal(MAX_DRIVES)
+        # Good members of the group, and drives to which failed ones are copied. None of them is to
+        # be lost, should the group have nothing to spare.
+        self._good = Signal(MAX_DRIVES)
 
     def elaborate(self, platform) -> Module:
         m = Module()
@@ -199,19 +200,19 @@ class ArrayStates(wiring.Component):
         self._copy_failed = copy.valid & self.failed.bit_select(copy.port, 1)
         self._is_stale = self.stale.bit_select(port, 1) & ~self._is_failed
         self._is_suspect = self.suspect.bit_select(port, 1) & ~self._is_failed
-        # The drives as bits: the member's if it is suspect, and the suspect one that is copied to;
-        # and the one that is not to be lost.
-        self._this_one = Signal(MAX_DRIVES)
-        self._target = Signal(MAX_DRIVES)
-        self._holds = Signal(MAX_DRIVES)
+        # Drives as bits: the member's if it is suspect, the one that is copied to if it is suspect,
+        # and the one that is good.
+        self._suspect_one = Signal(MAX_DRIVES)
+        self._suspect_target = Signal(MAX_DRIVES)
+        self._good_one = Signal(MAX_DRIVES)
         m.d.comb += [
-            self._this_one.eq(self._is_suspect << port),
-            self._target.eq((copy.valid << copy.port) & self.suspect),
+            self._suspect_one.eq(self._is_suspect << port),
+            self._suspect_target.eq((copy.valid << copy.port) & self.suspect),
         ]
         with m.If(~self._is_failed & ~self._is_stale):
-            m.d.comb += self._holds.eq(1 << port)
+            m.d.comb += self._good_one.eq(1 << port)
         with m.Elif(self._is_failed & (self._is_copied & ~self._copy_failed)):
-            m.d.comb += self._holds.eq(1 << copy.port)
+            m.d.comb += self._good_one.eq(1 << copy.port)
 
     def _note_states(self, m: Module) -> None:
         """What others ask of all arrays at once."""
@@ -245,7 +246,7 @@ class ArrayStates(wiring.Component):
         found, shape = self._found, self.geometry_read.data
         cleared = (
             self._first, self._position, self._seen, self._bad, self._suspects, self._in_group,
-            self._held, self._needed, self._suspect_copied, self._doubtful,
+            self._good, self._needed, self._suspect_copied, self._doubtful,
         )  # fmt: skip
         with m.State("READ"):
             m.next = "LOAD"
@@ -266,7 +267,7 @@ class ArrayStates(wiring.Component):
         """The states ASK and COUNT: the next member of a group."""
         found, position, port = self._found, self._position, self.member_read.data
         is_failed, is_stale, is_copied = self._is_failed, self._is_stale, self._is_copied
-        this_one, target = self._this_one, self._target
+        this_one, target = self._suspect_one, self._suspect_target
         with m.State("ASK"):
             m.next = "COUNT"
 
@@ -285,7 +286,7 @@ class ArrayStates(wiring.Component):
                 self._in_group.eq(self._in_group | Mux(is_stale, 0, this_one)),
                 self._suspects.eq(self._suspects | this_one | target),
                 self._suspect_copied.eq(self._suspect_copied | Mux(is_copied, this_one, 0)),
-                self._held.eq(self._held | self._holds),
+                self._good.eq(self._good | self._good_one),
                 self._homeless.eq(self._homeless & ~(this_one | target)),
             ]
             with m.If(is_failed & self.returns.bit_select(port, 1) & ~found.returns):
@@ -307,10 +308,10 @@ class ArrayStates(wiring.Component):
             worse = self._state_of_group(m)
             with m.If(worse.as_value() > found.state.as_value()):
                 m.d.sync += found.state.eq(worse)
-            for register in (self._seen, self._bad, self._doubtful, self._in_group, self._held):
+            for register in (self._seen, self._bad, self._doubtful, self._in_group, self._good):
                 m.d.sync += register.eq(0)
             with m.If(self._doubtful >= self._tolerance):
-                m.d.sync += self.essential.eq(self.essential | self._held)
+                m.d.sync += self.essential.eq(self.essential | self._good)
             with m.If(self._doubtful > self._tolerance):
                 m.d.sync += self._needed.eq(self._needed | self._in_group)
             m.next = "ASK"
