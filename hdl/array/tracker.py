@@ -272,21 +272,17 @@ class Tracker(wiring.Component):
     def _of_read_failed(self, event) -> list:
         attempt = self._attempt
         reached = event.status != DriveStatus.UNREACHED
-        statements = [
+        return [
             self._action.eq(Action.RETRY),
             self._slot.eq(event.index),
             self._place.eq(event.place),
             attempt.again.eq(1),
             attempt.tried.eq(event.recover.tried + reached),
             attempt.copy.eq(event.recover.copy),
+            attempt.medium.eq(event.status == DriveStatus.MEDIUM_ERROR),
+            attempt.ordered.eq(event.recover.ordered),
+            attempt.era.eq(event.recover.era),
         ]
-        if self._config.background:
-            statements += [
-                attempt.medium.eq(event.status == DriveStatus.MEDIUM_ERROR),
-                attempt.ordered.eq(event.recover.ordered),
-                attempt.era.eq(event.recover.era),
-            ]
-        return statements
 
     def _of_block(self, event) -> list:
         return [self._action.eq(Action.COUNT), *self._of_any(event)]

@@ -395,9 +395,8 @@ class Mapper(wiring.Component):
                 out.array.eq(self._array),
                 out.final.eq(1),
                 out.last.eq(1),
+                out.volume.eq(self._request.volume),
             ]
-            if self._config.background:
-                m.d.sync += out.volume.eq(self._request.volume)
             m.next = "EMIT"
 
     def _emit(self, m: Module) -> None:
