@@ -1,4 +1,4 @@
-"""Admission of launched rows: where the roles lie, which drives are left, what to do, lines."""
+"""RowPlanning of launched rows: where the roles lie, which drives are left, what to do, lines."""
 
 from amaranth.hdl import Assert, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
@@ -28,7 +28,7 @@ SELDOM_WRITE = (WalkKind.REBUILD, WalkKind.SALVAGE, WalkKind.CHECK, WalkKind.PAT
 """Walks that write only what cannot be read, or is marked as to be written already."""
 
 
-class Admission(wiring.Component):
+class RowPlanning(wiring.Component):
     """Turns a launched row, or one whose reads failed, into a program with all the lines it needs.
 
     One row at a time takes lines, and takes all of them before the next, so rows cannot starve
