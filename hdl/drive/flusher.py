@@ -8,7 +8,7 @@ from hdl.array.tracker import FLUSH_ROUNDS
 from hdl.config import MAX_DRIVES, Config, bits_for_count
 from hdl.flow.operation import DriveStatus, Opcode, Owner, finished, operation
 from hdl.flow.recovery import tried_bits
-from hdl.kit.round_robin import RoundRobin
+from hdl.kit.pick import RoundRobin
 
 
 class Flusher(wiring.Component):

@@ -20,8 +20,8 @@ from hdl.drive.records import (
 from hdl.flow.drive_port import drive_completion
 from hdl.flow.line import line_stream
 from hdl.flow.operation import DriveStatus, Owner, landed
+from hdl.kit.pick import RoundRobin
 from hdl.kit.queue import Queue
-from hdl.kit.round_robin import RoundRobin
 from hdl.kit.table import Table, TableRead
 from hdl.memory.store import write_delay
 

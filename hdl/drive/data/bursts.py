@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 from hdl.config import Config, bits_for_count
 from hdl.drive.records import PathControl, bursts, place_bits
 from hdl.flow.piece import early_field
-from hdl.kit.round_robin import RoundRobin
+from hdl.kit.pick import RoundRobin
 
 
 def burst(config: Config) -> data.StructLayout:

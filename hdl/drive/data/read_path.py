@@ -21,7 +21,7 @@ from hdl.flow.drive_port import read_data
 from hdl.flow.line import write_port
 from hdl.flow.piece import early, piece
 from hdl.kit.disjoint import DISJOINT
-from hdl.kit.round_robin import RoundRobin
+from hdl.kit.pick import RoundRobin
 from hdl.kit.table import Table
 
 

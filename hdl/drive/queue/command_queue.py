@@ -20,8 +20,8 @@ from hdl.flow.operation import DriveStatus, finished, has_data, load_bits, opera
 from hdl.flow.recovery import tried_bits
 from hdl.kit.disjoint import DISJOINT
 from hdl.kit.free_list import FreeList
+from hdl.kit.pick import RoundRobin
 from hdl.kit.queue import Queue
-from hdl.kit.round_robin import RoundRobin
 from hdl.kit.table import Table, TableRead, clear
 
 

@@ -13,8 +13,8 @@ from hdl.flow.reference import row_begin
 from hdl.flow.row import RowKind, committed, row_state, strip_state
 from hdl.flow.table_read import geometry_read
 from hdl.flow.walk import MEND_TAG, walk
-from hdl.kit.bits import lowest_bit
 from hdl.kit.free_list import FreeList
+from hdl.kit.pick import lowest_bit
 from hdl.kit.queue import Queue
 from hdl.kit.table import Table, TableRead, clear
 from hdl.stripe.gather.fill import fill, flight

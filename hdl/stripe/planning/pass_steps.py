@@ -8,7 +8,7 @@ from hdl.config import Config
 from hdl.flow.parity_pass import StepKind, step
 from hdl.flow.row import RowKind
 from hdl.flow.walk import WalkKind
-from hdl.kit.bits import lowest_bit
+from hdl.kit.pick import lowest_bit
 from hdl.stripe.planning.program import program, role_bits
 from hdl.stripe.planning.weights import Weights
 

@@ -12,7 +12,8 @@ from hdl.flow.line import line_stream
 from hdl.flow.row import RowKind, row_state
 from hdl.flow.table_read import copy_read, geometry_read, member_read
 from hdl.flow.walk import WalkKind, walk
-from hdl.kit.bits import lowest_bit, ones
+from hdl.kit.bits import ones
+from hdl.kit.pick import lowest_bit
 from hdl.kit.queue import Queue
 from hdl.kit.table import Table, TableRead
 from hdl.stripe.mends import Mends

@@ -7,7 +7,8 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from hdl.config import PIECES, Config, bits_for_count
 from hdl.flow.parity_pass import StepKind, pass_done, step
 from hdl.flow.piece import PIECE_CYCLES, early_seat, piece
-from hdl.kit.bits import lowest_bit, ones
+from hdl.kit.bits import ones
+from hdl.kit.pick import lowest_bit
 from hdl.kit.queue import Queue
 from hdl.kit.table import Table
 from hdl.stripe.rows.piece_count import PieceCount

@@ -6,7 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
 from hdl.flow.walk import WalkKind
-from hdl.kit.bits import lowest_bit
+from hdl.kit.pick import lowest_bit
 from hdl.stripe.planning.program import program, role_bits
 from hdl.stripe.rows.progress import Phase, progress
 

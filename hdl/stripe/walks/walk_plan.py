@@ -6,7 +6,8 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
 from hdl.flow.walk import WalkKind
-from hdl.kit.bits import lowest_bit, ones
+from hdl.kit.bits import ones
+from hdl.kit.pick import lowest_bit
 from hdl.stripe.planning.plan import PlanKind, plan
 from hdl.stripe.planning.program import role_bits
 
