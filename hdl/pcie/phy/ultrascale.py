@@ -363,62 +363,83 @@ class UltrascaleShim(wiring.Component):
             }
         )
 
+        # Everything but the completer begins anew after a reset of the link.
+        self._inserter = RequestInserter(config=config)
+        stripper = StraddledStripper if config.straddles else CompletionStripper
+        self._stripper = stripper(config=config)
+        self._completer = Completer(config=config)
+        self._read_credits = ReadCredits(delay=CREDIT_DELAY, bits=len(self.tfc_nph_av))
+        self._numbers = SequenceNumbers()
+        self._order = WritesAhead()
+
     def elaborate(self, platform) -> Module:
         m = Module()
-        config = self._config
-        cut = self.status.link_reset
-        inserter = RequestInserter(config=config)
-        stripper = (StraddledStripper if config.straddles else CompletionStripper)(config=config)
-        m.submodules.inserter = ResetInserter(cut)(inserter)
-        m.submodules.stripper = ResetInserter(cut)(stripper)
-        m.submodules.completer = completer = Completer(config=config)
-        connect(m, flipped(self.request), inserter.request)
-        m.submodules.read_credits = read_credits = ResetInserter(cut)(
-            ReadCredits(delay=CREDIT_DELAY, bits=len(self.tfc_nph_av))
-        )
-        m.d.comb += [
-            read_credits.available.eq(self.tfc_nph_av),
-            read_credits.given.eq(
-                self.request.valid
-                & self.request.ready
-                & (self.request.payload.kind == RequestKind.READ)
-            ),
-            read_credits.sent.eq(inserter.progress.sent_valid),
-            self.progress.credits.eq(read_credits.credits),
-            self.progress.tracks.eq(1),
-        ]
-        for name in ("sent_valid", "sent_tag", "clear"):
-            m.d.comb += getattr(self.progress, name).eq(getattr(inserter.progress, name))
-        connect(m, stripper.completion, flipped(self.completion))
-        connect(m, completer.register, flipped(self.register))
-        for prefix, block in (
+        ends = ResetInserter(self.status.link_reset)
+        m.submodules.inserter = ends(self._inserter)
+        m.submodules.stripper = ends(self._stripper)
+        m.submodules.completer = self._completer
+        m.submodules.read_credits = ends(self._read_credits)
+        m.submodules.numbers = ends(self._numbers)
+        m.submodules.order = ends(self._order)
+        connect(m, flipped(self.request), self._inserter.request)
+        connect(m, self._stripper.completion, flipped(self.completion))
+        connect(m, self._completer.register, flipped(self.register))
+        self._connect_block(m)
+        self._report_progress(m)
+        self._number_writes(m)
+        self._order_completions(m)
+        parts = (self._inserter, self._stripper, self._completer, self._numbers)
+        m.d.comb += self.busy.eq(Cat(part.busy for part in parts).any())
+        if platform == SIMULATION:
+            self._watch(m)
+        return m
+
+    def _connect_block(self, m: Module) -> None:
+        """The block's interfaces, and what its configuration space says."""
+        inserter, completer = self._inserter, self._completer
+        for prefix, part in (
             ("rq", inserter),
-            ("rc", stripper),
+            ("rc", self._stripper),
             ("cq", completer),
             ("cc", completer),
         ):
-            members = block.signature.members
+            members = part.signature.members
             for name in members:
                 if not name.startswith(f"{prefix}_"):
                     continue
                 if members[name].flow is Out:
-                    m.d.comb += getattr(self, name).eq(getattr(block, name))
+                    m.d.comb += getattr(self, name).eq(getattr(part, name))
                 else:
-                    m.d.comb += getattr(block, name).eq(getattr(self, name))
+                    m.d.comb += getattr(part, name).eq(getattr(self, name))
         m.d.comb += [
             inserter.status.relaxed_ordering.eq(self.status.relaxed_ordering),
             inserter.status.id_ordering.eq(self.status.id_ordering),
             completer.id_completion.eq(self.status.id_completion),
-            completer.cut.eq(cut),
+            completer.cut.eq(self.status.link_reset),
         ]
 
-        # A completion does not begin before the writes that were there when it came have gone.
-        numbers, order = SequenceNumbers(), WritesAhead()
-        m.submodules.numbers = ResetInserter(cut)(numbers)
-        m.submodules.order = ResetInserter(cut)(order)
+    def _report_progress(self, m: Module) -> None:
+        """What has left of the requests, and how many reads may be offered."""
+        sent, reads = self._inserter.progress, self._read_credits
+        m.d.comb += [
+            reads.available.eq(self.tfc_nph_av),
+            reads.given.eq(
+                self.request.valid
+                & self.request.ready
+                & (self.request.payload.kind == RequestKind.READ)
+            ),
+            reads.sent.eq(sent.sent_valid),
+            self.progress.credits.eq(reads.credits),
+            self.progress.tracks.eq(1),
+            self.progress.stuck.eq(self._numbers.stuck),
+        ]
+        for name in ("sent_valid", "sent_tag", "clear"):
+            m.d.comb += getattr(self.progress, name).eq(getattr(sent, name))
+
+    def _number_writes(self, m: Module) -> None:
+        """Writes get numbers, and the block says which of them have gone."""
+        numbers, inserter = self._numbers, self._inserter
         places = range(RETURNS)
-        passed, begun = Signal(), Signal()
-        m.d.sync += begun.eq(~cut & self.cc_tvalid & ~(self.cc_tready & self.cc_tlast))
         m.d.comb += [
             numbers.sent.eq(inserter.sent),
             inserter.number.eq(numbers.number),
@@ -428,7 +449,16 @@ class UltrascaleShim(wiring.Component):
             numbers.unfinished.eq(inserter.unfinished),
             numbers.offered.eq(self.rq_tvalid),
             numbers.taken.eq(self.rq_tvalid & self.rq_tready),
-            self.progress.stuck.eq(numbers.stuck),
+            self.posted.eq(numbers.ahead != 0),
+        ]
+
+    def _order_completions(self, m: Module) -> None:
+        """A completion does not begin before the writes that were there when it came have gone."""
+        numbers, order, completer = self._numbers, self._order, self._completer
+        cut = self.status.link_reset
+        passed, begun = Signal(), Signal()
+        m.d.sync += begun.eq(~cut & self.cc_tvalid & ~(self.cc_tready & self.cc_tlast))
+        m.d.comb += [
             order.ahead.eq(numbers.ahead),
             order.leave.eq(numbers.leave),
             order.waits.eq(completer.cc_tvalid),
@@ -436,17 +466,21 @@ class UltrascaleShim(wiring.Component):
             passed.eq(order.passed | numbers.stuck | begun),
             self.cc_tvalid.eq(completer.cc_tvalid & passed),
             completer.cc_tready.eq(self.cc_tready & passed),
-            self.posted.eq(numbers.ahead != 0),
-            self.busy.eq(inserter.busy | stripper.busy | completer.busy | numbers.busy),
         ]
-        if platform == SIMULATION:
-            for bus in ("rq", "cc"):
-                data, keep, last, user, valid, ready = (
-                    getattr(self, f"{bus}_{part}")
-                    for part in ("tdata", "tkeep", "tlast", "tuser", "tvalid", "tready")
-                )
-                beat = Cat(data, keep, last, user)
-                watch_packets(
-                    m, name=bus, valid=valid, ready=ready, last=last, beat=beat, reset=cut
-                )
-        return m
+
+    def _watch(self, m: Module) -> None:
+        """Holds what leaves to the rules of its interface."""
+        for bus in ("rq", "cc"):
+            data, keep, last, user, valid, ready = (
+                getattr(self, f"{bus}_{part}")
+                for part in ("tdata", "tkeep", "tlast", "tuser", "tvalid", "tready")
+            )
+            watch_packets(
+                m,
+                name=bus,
+                valid=valid,
+                ready=ready,
+                last=last,
+                beat=Cat(data, keep, last, user),
+                reset=self.status.link_reset,
+            )
