@@ -153,6 +153,7 @@ class CommandQueue(wiring.Component):
         self._launch_restarts = Signal(tried_bits(config))
         self._launch_slow = Signal()
         self._launch_sends = Signal()
+        self._port_held = Signal()  # nothing must be sent to the port now
 
         # The command that is over: the operation at hand, and the last one.
         self._ended = Signal(command_end(config))
@@ -178,6 +179,7 @@ class CommandQueue(wiring.Component):
                     m.next = "PICK"
             moves = self._pick(m)
             self._enqueue(m)
+            self._inspect(m)
             self._launch(m)
             self._release(m)
             self._walk(m)
@@ -383,17 +385,15 @@ class CommandQueue(wiring.Component):
                     m.d.comb += queues.store(first=self._new)
             m.next = "PICK"
 
-    def _launch(self, m: Module) -> None:
-        """The states INSPECT, of a port whose queue or tags have changed, and LAUNCH, of its first
-        run: it is sent, or ended at once, or the port is looked at again later."""
-        config, queue, held, mask = self._config, self._queue, self._launch_queue, self._mask
-        queues, loads = self._queues, self._loads
-        operation, run = self._operation, self._runs.reads[0].data
-        port_failed, port_held, waits = Signal(), Signal(), Signal()
+    def _inspect(self, m: Module) -> None:
+        """The state INSPECT, of a port whose queue or tags have changed: its first run is launched,
+        or the port is looked at again later."""
+        config, queue, mask = self._config, self._queue, self._mask
+        port_failed, waits = Signal(), Signal()
         offered = (self._offered & mask).any()
         m.d.comb += [
             port_failed.eq((self.failed[: config.ports] & mask).any()),
-            port_held.eq((self.held & mask).any()),
+            self._port_held.eq((self.held & mask).any()),
             waits.eq(
                 (queue.runs == 1)
                 & queue.more
@@ -403,13 +403,11 @@ class CommandQueue(wiring.Component):
             ),
         ]
         slow = (self.slow & mask).any()
-        aged = operation.dated & (operation.restarts != self._launch_restarts)
-        at_once = self._launch_failed | (self._launch_slow & operation.elsewhere) | aged
         with m.State("INSPECT"):
             sends = self._free_tags.any() & ~waits & ~offered
             m.d.comb += self._operations.reads[0].address.eq(queue.first)
             m.d.sync += [
-                held.eq(queue),
+                self._launch_queue.eq(queue),
                 self._launch_tag.eq(self._tag),
                 self._launch_tag_mask.eq(self._tag_mask),
                 self._launch_failed.eq(port_failed),
@@ -421,7 +419,7 @@ class CommandQueue(wiring.Component):
             with m.If(slow & ~sends & ~(port_failed | offered)):
                 m.d.comb += self._cleared.eq(mask)
             # A port that is held from now on is looked at again.
-            with m.If(port_held):
+            with m.If(self._port_held):
                 m.d.comb += self._cleared.eq(0)
                 m.next = "PICK"
             with m.Elif(queue.runs.any() & (port_failed | slow | sends)):
@@ -431,50 +429,61 @@ class CommandQueue(wiring.Component):
             with m.Else():
                 m.d.comb += self._cleared.eq(mask)
                 m.next = "PICK"
+
+    def _launch(self, m: Module) -> None:
+        """The state LAUNCH, of the first run of a port: it is sent, or ended at once."""
+        queue, queues, operation = self._launch_queue, self._queues, self._operation
+        aged = operation.dated & (operation.restarts != self._launch_restarts)
+        at_once = self._launch_failed | (self._launch_slow & operation.elsewhere) | aged
         with m.State("LAUNCH"):
             # Hold the addresses: the run and its first operation are at hand.
             m.d.comb += [
-                self._runs.reads[0].address.eq(held.first),
-                self._next_runs.reads[0].address.eq(held.first),
-                self._operations.reads[0].address.eq(held.first),
-                self._next.reads[0].address.eq(held.first),
-                queues.write.data.eq(held),
+                self._runs.reads[0].address.eq(queue.first),
+                self._next_runs.reads[0].address.eq(queue.first),
+                self._operations.reads[0].address.eq(queue.first),
+                self._next.reads[0].address.eq(queue.first),
+                queues.write.data.eq(queue),
                 queues.write.data.first.eq(self._next_runs.reads[0].data),
-                queues.write.data.runs.eq(held.runs - 1),
+                queues.write.data.runs.eq(queue.runs - 1),
             ]
             with m.If(at_once):
-                m.d.comb += [
-                    queues.store(),
-                    loads.write.data.eq(loads.reads[0].data - run.blocks),
-                    self._marked.eq(mask),
-                ]
-                late = Mux(aged, DriveStatus.ABORTED, DriveStatus.SLOW)
-                m.d.sync += [
-                    self._cursor.eq(held.first),
-                    self._tail.eq(run.tail),
-                    self._moved.eq(0),
-                    self._status.eq(Mux(self._launch_failed, DriveStatus.GONE, late)),
-                ]
-                m.next = "WALK"
-            if config.slow_read_ms:
+                self._end_at_once(m, aged)
+            if self._config.slow_read_ms:
                 with m.Elif(~self._launch_sends):
                     m.next = "PICK"
-            with m.Elif(port_held):
+            with m.Elif(self._port_held):
                 m.next = "PICK"
             with m.Elif(~self.start.valid):
                 m.d.comb += [
-                    queues.store(tags=held.tags | self._launch_tag_mask),
+                    queues.store(tags=queue.tags | self._launch_tag_mask),
                     self._spans.store(),
-                    self._sent.eq(mask),
+                    self._sent.eq(self._mask),
                     self.began.eq(1),
                 ]
                 m.d.sync += [
                     self.start.valid.eq(1),
                     self.start.payload.command.tag.eq(self._launch_tag),
                     self.start.payload.command.port.eq(self._port),
-                    self.start.payload.operation.eq(held.first),
+                    self.start.payload.operation.eq(queue.first),
                 ]
                 m.next = "PICK"
+
+    def _end_at_once(self, m: Module, aged: Value) -> None:
+        """Ends a state: the run ends without having been sent."""
+        first, loads, run = self._launch_queue.first, self._loads, self._runs.reads[0].data
+        late = Mux(aged, DriveStatus.ABORTED, DriveStatus.SLOW)
+        m.d.comb += [
+            self._queues.store(),
+            loads.write.data.eq(loads.reads[0].data - run.blocks),
+            self._marked.eq(self._mask),
+        ]
+        m.d.sync += [
+            self._cursor.eq(first),
+            self._tail.eq(run.tail),
+            self._moved.eq(0),
+            self._status.eq(Mux(self._launch_failed, DriveStatus.GONE, late)),
+        ]
+        m.next = "WALK"
 
     def _release(self, m: Module) -> None:
         """The state RELEASE: a command is over, and its tag is free."""
