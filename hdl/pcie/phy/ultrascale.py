@@ -210,46 +210,53 @@ class CompletionStripper(wiring.Component):
             }
         )
 
+        width = config.beat_dwords
+        self._low = RC_DESCRIPTOR_DWORDS % width  # words of the descriptor in the beat that ends it
+        self._leads = Signal()  # a beat of nothing but descriptor, before the one that ends it
+        self._descriptor = Signal(32 * RC_DESCRIPTOR_DWORDS)
+        self._header = Signal(self._layout)  # of the packet whose beat arrives
+        self._begins = Signal(init=1)  # the next beat starts a packet
+        self._strays = Signal()  # the beat is dropped
+        self._taken = Signal()
+
+        # What is kept of the beat before: its words that did not leave, and its header.
+        self._kept = Signal(32 * (width - self._low))
+        self._kept_header = Signal(self._layout)
+        self._tail = Signal()  # it ends a packet and must still leave
+        self._emits = Signal()  # the arriving beat completes a beat of payload
+        self._tails = Signal()  # it has words beyond those, and is the last
+        self._room = Signal()
+
     def elaborate(self, platform) -> Module:
         m = Module()
-        width = self._config.beat_dwords
-        low = RC_DESCRIPTOR_DWORDS % width  # words of the descriptor in the beat that ends it
-        high = width - low
-        descriptor = Signal(32 * RC_DESCRIPTOR_DWORDS)
-        leads = Signal()  # a beat of nothing but descriptor, before the one that ends it
-        if width < RC_DESCRIPTOR_DWORDS:
-            lead = Signal(self._config.data_width)
-            led = Signal()
-            m.d.comb += [leads.eq(~led), descriptor.eq(Cat(lead, self.rc_tdata[: 32 * low]))]
-            with m.If(self.rc_tvalid & self.rc_tready):
-                m.d.sync += led.eq(~self.rc_tlast)
-                with m.If(leads):
-                    m.d.sync += lead.eq(self.rc_tdata)
-        else:
+        self._collect_descriptor(m)
+        self._read_header(m)
+        self._decide(m)
+        self._keep(m)
+        self._emit(m)
+        return m
+
+    def _collect_descriptor(self, m: Module) -> None:
+        """The descriptor, which takes more than a beat if these are narrow."""
+        low, leads, descriptor = self._low, self._leads, self._descriptor
+        if self._config.beat_dwords >= RC_DESCRIPTOR_DWORDS:
             m.d.comb += descriptor.eq(self.rc_tdata[: 32 * low])
-        header = Signal(self._layout)  # of the packet whose beat arrives
-        kept_header = Signal(self._layout)
-        kept = Signal(32 * high)
-        begins = Signal(init=1)  # the next beat starts a packet
-        owed = Signal()  # part of the packet being sent has left: the next is not its first beat
-        tail = Signal()  # `kept` ends a packet and must still leave
-        strays = Signal()
+            return
+        lead = Signal(self._config.data_width)
+        led = Signal()
+        m.d.comb += [leads.eq(~led), descriptor.eq(Cat(lead, self.rc_tdata[: 32 * low]))]
+        with m.If(self.rc_tvalid & self.rc_tready):
+            m.d.sync += led.eq(~self.rc_tlast)
+            with m.If(leads):
+                m.d.sync += lead.eq(self.rc_tdata)
+
+    def _read_header(self, m: Module) -> None:
+        """The header of the packet, and whether it is dropped."""
+        header, kept_header, begins = self._header, self._kept_header, self._begins
         stray = Signal()  # the rest of a packet to be dropped
-        emits = Signal()  # the arriving beat completes a beat of payload
-        tails = Signal()
-        taken = Signal()
-        room = Signal()
-        is_stray, fields = self._describe(descriptor)
+        is_stray, fields = self._describe(self._descriptor)
         broken = self._broken()
-        m.d.comb += [
-            strays.eq(Mux(begins, is_stray, stray)),
-            emits.eq(~leads & ~strays & (~begins | self.rc_tlast)),
-            # Words of the last beat beyond those that complete a beat of payload.
-            tails.eq(~begins & ~strays & self.rc_tlast & self.rc_tkeep[low]),
-            room.eq(~self.completion.valid | self.completion.ready),
-            self.rc_tready.eq(room & ~(tail & emits)),
-            taken.eq(self.rc_tvalid & self.rc_tready),
-        ]
+        m.d.comb += self._strays.eq(Mux(begins, is_stray, stray))
         with m.If(begins):
             m.d.comb += [getattr(header, name).eq(value) for name, value in fields.items()]
             m.d.comb += header.poisoned.eq(fields["poisoned"] | broken)
@@ -258,44 +265,57 @@ class CompletionStripper(wiring.Component):
                 header.eq(kept_header),
                 header.poisoned.eq(kept_header.poisoned | broken),
             ]
-        with m.If(taken & ~leads):
+        with m.If(self._taken & ~self._leads):
+            m.d.sync += stray.eq(self._strays)
+
+    def _decide(self, m: Module) -> None:
+        """What is done in this cycle."""
+        begins, strays, tail, output = self._begins, self._strays, self._tail, self.completion
+        m.d.comb += [
+            self._emits.eq(~self._leads & ~strays & (~begins | self.rc_tlast)),
+            self._tails.eq(~begins & ~strays & self.rc_tlast & self.rc_tkeep[self._low]),
+            self._room.eq(~output.valid | output.ready),
+            self.rc_tready.eq(self._room & ~(tail & self._emits)),
+            self._taken.eq(self.rc_tvalid & self.rc_tready),
+            self.busy.eq(self.rc_tvalid | tail | output.valid),
+        ]
+
+    def _keep(self, m: Module) -> None:
+        """What is kept for the beats that follow."""
+        with m.If(self._taken & ~self._leads):
             m.d.sync += [
-                begins.eq(self.rc_tlast),
-                stray.eq(strays),
-                kept.eq(self.rc_tdata[32 * low :]),
-                kept_header.eq(header),
+                self._begins.eq(self.rc_tlast),
+                self._kept.eq(self.rc_tdata[32 * self._low :]),
+                self._kept_header.eq(self._header),
             ]
-        output = self.completion.payload
-        with m.If(room):
+
+    def _emit(self, m: Module) -> None:
+        """The beat of payload that leaves."""
+        tail, output, words = self._tail, self.completion.payload, 32 * self._low
+        emits = self._taken & self._emits
+        owed = Signal()  # part of the packet being sent has left: the next is not its first beat
+        with m.If(self._room):
             m.d.sync += [
-                self.completion.valid.eq(tail | (taken & emits)),
-                tail.eq(taken & tails),
+                self.completion.valid.eq(tail | emits),
+                tail.eq(self._taken & self._tails),
             ]
             with m.If(tail):
                 m.d.sync += [
-                    output.eq(kept_header),
-                    output.data.eq(self._payload(kept)),
+                    output.eq(self._kept_header),
+                    output.data.eq(self._payload(self._kept)),
                     output.first.eq(0),
                     output.last.eq(1),
                 ]
-            with m.Elif(taken & emits):
+            with m.Elif(emits):
+                whole = Cat(self._kept, self.rc_tdata[:words])
+                data = Mux(self._begins, self.rc_tdata[words:], whole)
                 m.d.sync += [
-                    output.eq(header),
-                    output.data.eq(
-                        self._payload(
-                            Mux(
-                                begins,
-                                self.rc_tdata[32 * low :],
-                                Cat(kept, self.rc_tdata[: 32 * low]),
-                            )
-                        )
-                    ),
+                    output.eq(self._header),
+                    output.data.eq(self._payload(data)),
                     output.first.eq(~owed),
-                    output.last.eq(self.rc_tlast & ~tails),
+                    output.last.eq(self.rc_tlast & ~self._tails),
                     owed.eq(~self.rc_tlast),
                 ]
-        m.d.comb += self.busy.eq(self.rc_tvalid | tail | self.completion.valid)
-        return m
 
     def _describe(self, words: Value) -> tuple[Value, dict[str, Value]]:
         """Whether a completion is nobody's, and the fields of `completion_beat`, by its header."""
