@@ -37,16 +37,37 @@ CREDIT_DELAY = 4
 class RequestInserter(wiring.Component):
     """Puts the RQ descriptor before a request: payload moves up by four words.
 
-    Throughput one beat a cycle and no idle beat between packets (one below 256 bits when
-    `HostWriter` rotates data): n words of payload are ceil((n + 4) / w) beats of w words. The
-    output is registered.
+    The throughput is one beat a cycle, without an idle beat between packets (but for one below 256
+    bits when `HostWriter` rotates data). n words of payload are ceil((n + 4) / w) beats of w words.
+    The output is registered.
 
-    Attributes (PCIe base specification 2.2.6.4, 2.4.1): relaxed ordering for user data only, since
-    completion queue entries, interrupts and the entries they speak of rely on order; ID-based
-    ordering for every request, since it keeps the order of one requester. Never no-snoop.
+    Attributes (PCIe base specification 2.2.6.4, 2.4.1): user data alone may be relaxed, since
+    completion queue entries, interrupts and the entries they speak of rely on order. Every request
+    has ID-based ordering, since it keeps the order of one requester. None has no-snoop.
 
-    ``sent``: a pulse, a memory write begins; it takes ``number`` along as its sequence number.
-    ``unfinished``: the block has not taken all of it (`hdl.pcie.ordering.SequenceNumbers`).
+    Parameters
+    ----------
+    config
+        Sizes.
+
+    Ports
+    -----
+    request
+        Requests of the controller.
+    progress
+        What has left of them.
+    status
+        Which attribute bits may be set.
+    sent
+        A pulse: a memory write begins. It takes ``number`` along as its sequence number.
+    number
+        The next sequence number.
+    unfinished
+        The block has not taken all of that write (`hdl.pcie.ordering.SequenceNumbers`).
+    rq_*
+        The RQ interface of the block.
+    busy
+        Something is on its way.
     """
 
     def __init__(self, *, config: Config):
@@ -64,30 +85,38 @@ class RequestInserter(wiring.Component):
             }
         )
 
+        self._descriptor = Signal(RequesterRequest)
+        self._user = Signal(user_shape("rq", config.data_width))
+        self._due = Signal(12)  # words not sent yet, descriptor included
+        self._begins = Signal()  # the beat to send is the first of its packet
+        self._valid = Signal()
+        self._room = Signal()
+        self._last = Signal()
+        self._is_read = Signal()  # of the packet whose beat is offered
+        self._reads = self.request.payload.kind == RequestKind.READ
+
     def elaborate(self, platform) -> Module:
         m = Module()
-        beat = self.request.payload
-        width = self._config.beat_dwords
-        descriptor = Signal(RequesterRequest)
-        user = Signal(user_shape("rq", self._config.data_width))
-        left = Signal(12)  # words of the packet not sent yet, valid inside it
-        due = Signal(12)  # words not sent yet, descriptor included
-        begins = Signal()  # the beat to send is the first of its packet
-        valid = Signal()
-        room = Signal()
-        last = Signal()
-        is_read = Signal()  # of the packet whose beat is offered
-        sequence = Cat(self.number, beat.kind == RequestKind.READ)
+        self._describe(m)
+        self._count_words(m)
+        self._follow_packets(m)
+        self._offer(m)
+        descriptor, valid, begins = self._descriptor, self._valid, self._begins
+        if self._config.beat_dwords > RQ_DESCRIPTOR_DWORDS:
+            self._shift(m, descriptor, valid, begins, self._room, self._last)
+        else:
+            self._precede(m, descriptor, valid, begins, self._room)
+        return m
+
+    def _describe(self, m: Module) -> None:
+        """The descriptor and the sideband signals of the request."""
+        beat, descriptor, user = self.request.payload, self._descriptor, self._user
+        sequence = Cat(self.number, self._reads)
         m.d.comb += [
-            self.progress.sent_valid.eq(self.rq_tvalid & self.rq_tready & is_read & self.rq_tlast),
             descriptor.address.eq(beat.address[2:]),
             descriptor.dwords.eq(beat.dwords),
             descriptor.kind.eq(
-                Mux(
-                    beat.kind == RequestKind.READ,
-                    RequestType.MEMORY_READ,
-                    RequestType.MEMORY_WRITE,
-                )
+                Mux(self._reads, RequestType.MEMORY_READ, RequestType.MEMORY_WRITE)
             ),
             descriptor.tag.eq(beat.tag),
             descriptor.attributes.eq(
@@ -96,42 +125,51 @@ class RequestInserter(wiring.Component):
             user.first_enable.eq(~0),
             user.last_enable.eq(Mux(beat.dwords > 1, 0b1111, 0)),
             user.sequence.eq(sequence),
-            self.sent.eq(room & valid & begins & (beat.kind == RequestKind.WRITE)),
-            room.eq(~self.rq_tvalid | self.rq_tready),
-            self.progress.clear.eq(room),
-            last.eq(due <= width),
+            user.sequence_high.eq(sequence[4:]),
         ]
-        if hasattr(user, "sequence_high"):
-            m.d.comb += user.sequence_high.eq(sequence[4:])
-        with m.If(self.sent):
-            m.d.sync += self.unfinished.eq(1)
-        with m.Elif(self.rq_tvalid & self.rq_tready & self.rq_tlast & ~is_read):
-            m.d.sync += self.unfinished.eq(0)
-        with m.If(room):
-            m.d.sync += [
-                self.rq_tvalid.eq(valid),
-                self.rq_tlast.eq(last),
-                self.rq_tkeep.eq(below(due, width)),
-            ]
-            with m.If(valid):
-                m.d.sync += left.eq(due - width)
-            with m.If(valid & begins):
-                m.d.sync += [
-                    self.rq_tuser.eq(user),
-                    is_read.eq(beat.kind == RequestKind.READ),
-                    self.progress.sent_tag.eq(beat.tag),
-                ]
-        with m.If(begins):
-            m.d.comb += due.eq(
-                Mux(beat.kind == RequestKind.READ, 0, beat.dwords) + RQ_DESCRIPTOR_DWORDS
-            )
+
+    def _count_words(self, m: Module) -> None:
+        """How many words of the packet are left."""
+        beat, due, width = self.request.payload, self._due, self._config.beat_dwords
+        left = Signal(12)  # words of the packet not sent yet, valid inside it
+        with m.If(self._begins):
+            m.d.comb += due.eq(Mux(self._reads, 0, beat.dwords) + RQ_DESCRIPTOR_DWORDS)
         with m.Else():
             m.d.comb += due.eq(left)
-        if width > RQ_DESCRIPTOR_DWORDS:
-            self._shift(m, descriptor, valid, begins, room, last)
-        else:
-            self._precede(m, descriptor, valid, begins, room)
-        return m
+        m.d.comb += self._last.eq(due <= width)
+        with m.If(self._room & self._valid):
+            m.d.sync += left.eq(due - width)
+
+    def _follow_packets(self, m: Module) -> None:
+        """Tells of packets that begin and of those that have left."""
+        beat = self.request.payload
+        leaves = self.rq_tvalid & self.rq_tready
+        begins = self._valid & self._begins
+        m.d.comb += [
+            self.progress.sent_valid.eq(leaves & self._is_read & self.rq_tlast),
+            self.sent.eq(self._room & begins & (beat.kind == RequestKind.WRITE)),
+        ]
+        with m.If(self.sent):
+            m.d.sync += self.unfinished.eq(1)
+        with m.Elif(leaves & self.rq_tlast & ~self._is_read):
+            m.d.sync += self.unfinished.eq(0)
+        with m.If(self._room & begins):
+            m.d.sync += [self._is_read.eq(self._reads), self.progress.sent_tag.eq(beat.tag)]
+
+    def _offer(self, m: Module) -> None:
+        """The beat that leaves, but for its words."""
+        m.d.comb += [
+            self._room.eq(~self.rq_tvalid | self.rq_tready),
+            self.progress.clear.eq(self._room),
+        ]
+        with m.If(self._room):
+            m.d.sync += [
+                self.rq_tvalid.eq(self._valid),
+                self.rq_tlast.eq(self._last),
+                self.rq_tkeep.eq(below(self._due, self._config.beat_dwords)),
+            ]
+            with m.If(self._valid & self._begins):
+                m.d.sync += self.rq_tuser.eq(self._user)
 
     def _shift(self, m: Module, descriptor, valid, begins, room, last) -> None:
         """Descriptor and first words of payload share a beat."""
