@@ -43,8 +43,10 @@ class ReadPath(wiring.Component):
 
     Ports
     -----
-    control, reads
-        Of the block control, see `PathControl` and `ReadControl`.
+    control
+        The blocks to move (`PathControl`).
+    reads
+        What reads need beyond that (`ReadControl`).
     data
         From the drive ports.
     line_write

@@ -29,21 +29,21 @@ class CommandQueue(wiring.Component):
     """Queues operations for all ports, merges neighbours, sends commands, tells who asked.
 
     A run grows by an operation with the same opcode and ``fua`` whose block follows, up to
-    `MERGE_BLOCKS`; FLUSH and what is ``alone`` stay alone. Runs of a port are sent in order. The
+    `MERGE_BLOCKS`. FLUSH and what is ``alone`` stay alone. Runs of a port are sent in order. The
     last run waits for its neighbour while its ``more`` is set, it has room, and the port has a
-    command outstanding. Operations for a port in ``failed`` end with GONE and are not sent; nor are
-    those for a port in ``slow`` that can be had ``elsewhere``, which end as SLOW, and those that
-    are ``dated`` from before their drive restarted last, which end as if they had been sent.
+    command outstanding. Three kinds of operations are not sent. Those for a port in ``failed`` end
+    with GONE. Those for a port in ``slow`` that can be had ``elsewhere`` end as SLOW. Those that
+    are ``dated`` from before their drive restarted last end as if they had been sent.
 
     A command that fails does so at one block. Of a read, blocks that were moved are good, the first
     one that was not has the drive's status, those after it are UNREACHED. Of a write, data that was
     moved need not be stored, so if it has several operations all of them are UNREACHED. A drive
     that is GONE is gone for all of them, and a read that is SLOW in all that has not been moved.
 
-    Cycles: 2 an operation, 3 a command sent, 2 and one an operation (or failed block) for a
-    command that ended. An operation is offered to an idle drive 5 cycles after it was taken.
-    Back-pressure: an operation waits while all ``config.operations`` are in use; ``end`` waits
-    while as many `finished` wait to be taken.
+    An operation takes 2 cycles, and a command that is sent takes 3. A command that ended takes 2,
+    and one for each operation or failed block. An operation is offered to an idle drive 5 cycles
+    after it was taken. It waits while all ``config.operations`` are in use. ``end`` waits while as
+    many ``finished`` wait to be taken.
 
     Parameters
     ----------
@@ -52,20 +52,28 @@ class CommandQueue(wiring.Component):
 
     Ports
     -----
-    operation, finished
-        As in `hdl.flow.operation`.
+    operation
+        Operations (`hdl.flow.operation.operation`).
+    finished
+        Their ends (`hdl.flow.operation.finished`).
     failed
-        A bit per port.
+        A bit a port: its drive has failed.
     restarts
         With ``background``: how often the drive of each port has restarted.
     held
-        A bit per port: nothing is sent, from this cycle on; what is offered stays so.
-    began, begun, elsewhere
-        A pulse: this command is offered to its port; as of its operations.
-    orphans, freed
-        Tags that must not be used, `drive_tags` a port, and a bit a port: there are fewer.
+        A bit a port: nothing is sent, from this cycle on. What is offered stays so.
+    began
+        A pulse: a command is offered to its port.
+    begun
+        That command.
+    elsewhere
+        As its operations say: its blocks can be had elsewhere.
+    orphans
+        Tags that must not be used, ``drive_tags`` bits a port.
+    freed
+        A bit a port: it has fewer of them.
     slow
-        A bit per port: it has orphans, and may take long for anything else.
+        A bit a port: it has orphans, and may take long for anything else.
     command
         To the drive ports.
     start
@@ -74,8 +82,10 @@ class CommandQueue(wiring.Component):
         A command is over.
     load_read
         How many blocks a port has been asked for and not answered.
-    operations, next_operation
-        The queued operation, and its successor in the run, for the block control.
+    operations
+        The queued operation, for the block control.
+    next_operation
+        Its successor in the run, for the block control.
     busy
         Something can be done.
     """

@@ -86,17 +86,31 @@ class Sequencer(wiring.Component):
 
     Ports
     -----
-    launch, row_read, strip_read
-        Row slots to run; their rows, and joined blocks at address row slot * 32 + data strip.
-    geometry_read, member_read, failed
-        Of the row's array; the ports whose drive has failed.
-    allocate, free
-        Lines of the rows' own; lines given back.
-    operation, finished
-        What the drives do, and how it ended: owner ROW, ``index`` the row slot, ``place`` the
-        target's number (without mirroring the role: data 0.., then P, Q, ..), which comes back.
-    step, pass_done
-        What the parity engine does, and how a pass ended.
+    launch
+        Row slots to run.
+    row_read
+        Their rows.
+    strip_read
+        Joined blocks, at address row slot * 32 + data strip.
+    geometry_read
+        That of the row's array.
+    member_read
+        Members of the row's array.
+    failed
+        A bit a port: its drive has failed.
+    allocate
+        Lines of the rows' own.
+    free
+        Lines given back.
+    operation
+        What the drives do, for owner ROW. ``index`` is the row slot. ``place`` is the target's
+        number, which without mirroring is the role (data 0.., then P, Q, ..).
+    finished
+        How that ended, with the same ``index`` and ``place``.
+    step
+        What the parity engine does.
+    pass_done
+        How a pass ended.
     piece
         With ``early_rows``: pieces of blocks that have landed.
     committed, recovered, recover_failed, filled, retired
@@ -106,21 +120,27 @@ class Sequencer(wiring.Component):
     busy
         Something moves.
     stale, boundary_read, unsynced, doubts, eras, sync_read
-        With ``background``: as for `RowPlanning`.
+        As for `RowPlanning`.
     restarts, undecided
         With ``background``: as for `hdl.stripe.dispatch.Dispatch`.
-    essential, settled
-        With ``background``: those of `hdl.array.states.ArrayStates`: drives that are not given up
-        for a block, and whether that is known. The sequencer, and all rows with it, waits for that
-        `SETTLE_CYCLES` at most for a block; after that the drive stays.
+    essential
+        With ``background``, a bit a port: its drive is not given up for a block
+        (`hdl.array.states.ArrayStates`).
+    settled
+        With ``background``: whether that is known. The sequencer, and all rows with it, waits for
+        it `SETTLE_CYCLES` at most for a block. After that the drive stays. Without ``background``
+        it is 1.
     copy_read
         With ``background``: the drive that a member is copied to.
     walked
         With ``background``: how a row ended that was walked.
-    mend, noted, noted_arrays
+    mend
         With ``background``: rows that are to be mended, of reads, and those that a host has written
-        of which blocks were made unreadable; ``noted``: bit for each of the two, of
-        ``noted_arrays``.
+        of which blocks were made unreadable.
+    noted
+        With ``background``, a bit for each of the two: such a row has been noted.
+    noted_arrays
+        Of each of the two: the array of that row.
     begun
         With ``intent_chunks``: as for `RowPlanning`.
     exists
