@@ -38,15 +38,23 @@ class Endpoint(wiring.Component):
 
     Ports
     -----
-    request, completion, progress, status
-        Towards the hard block's shim.
+    request
+        Requests, to the hard block's shim.
+    completion
+        Completions, from the shim.
+    progress
+        What has left of the requests, from the shim.
+    status
+        What the configuration space says, from the shim.
     messages
         What becomes of MSI-X messages, which come by ``post``.
-    register, target
-        The host's register accesses, from the shim and to the registers. What is read goes to the
-        shim after the writes that had been reported done, and the posts that had been taken, or at
-        once while none of them may leave, or the block is stuck (`RequestProgress`). ``posted``
-        says the truth all the same.
+    register
+        The host's register accesses, from the shim. What is read goes to the shim after the writes
+        that had been reported done, and the posts that had been taken. It goes at once while none
+        of them may leave, or the block is stuck (`RequestProgress`). ``posted`` says the truth all
+        the same.
+    target
+        Those accesses, to the registers.
     posted
         Memory writes are here, or are being made.
     read_request, read_done, inbox_write, line_write
@@ -54,14 +62,19 @@ class Endpoint(wiring.Component):
     write_request, write_done, post, line_read
         See `HostWriter`.
     discard
-        What has not begun to leave never will: writes are taken and dropped, reads end with an
+        What has not begun to leave never will. Writes are taken and dropped, and reads end with an
         error. Reads that have left are given up after the default completion timeout at most.
     idle
         Nothing moved in the last cycle, and no tag was in use. One may be in quarantine.
-    now, deadline
-        Time in cycles, and when a timer is due next (all ones: never).
+    now
+        Time in cycles.
+    deadline
+        When a timer is due next, in cycles; all ones if none is.
+    busy
+        Something moves.
 
-    Throughput one beat a cycle out and one in; latency two cycles more than the reader or writer.
+    The throughput is one beat a cycle out and one in. The latency is two cycles more than that of
+    the reader or writer.
     """
 
     def __init__(self, *, config: Config, timeout: int | None = None):

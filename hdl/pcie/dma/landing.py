@@ -56,16 +56,32 @@ class Landing(wiring.Component):
     -----
     completion
         Beats from the host, see `hdl.pcie.tlp`.
-    line_write, inbox_write
-        Where the data goes, see `hdl.flow.line` and `hdl.flow.host_memory`.
-    origin_valid, origin_tag, origin
-        Describes a tag, before its request is sent. Always accepted.
-    lookup, live, close
-        To the tag table: a tag, whether it is in use, and a pulse that closes it.
+    line_write
+        Where data for lines goes (`hdl.flow.line`).
+    inbox_write
+        Where data for the inbox goes (`hdl.flow.host_memory`).
+    origin_valid
+        A pulse: a tag is described, before its request is sent. Always accepted.
+    origin_tag
+        That tag.
+    origin
+        Where its data goes.
+    lookup
+        To the tag table: a tag.
+    live
+        From the tag table: that tag is in use.
+    close
+        To the tag table, a pulse: closes that tag.
     completed
         A pulse: what has been dealt with was marked as the last completion of ``lookup``.
-    abandon_valid, abandon_tag, abandon_quarantine, abandon_taken
-        Gives up a tag, between completions; may be withdrawn.
+    abandon_valid
+        Gives up a tag, between completions. It may be withdrawn.
+    abandon_tag
+        That tag.
+    abandon_quarantine
+        Completions of it may still come.
+    abandon_taken
+        It is given up.
     cut
         The rest of a completion that has begun will not come.
     ended
