@@ -258,8 +258,8 @@ class Gather(wiring.Component):
 
     def _rest(self, m: Module):
         """The state REST: what can be done next, most urgent first; whether anything can."""
-        config, row, slot = self._config, self._row, self._slot
-        extent, holding, writes = self._extent, self._holding, self._writes
+        config, slot = self._config, self._slot
+        holding, writes = self._holding, self._writes
         index, parking, intake = self._index, self._parking, self._intake
         open_rows, patience = self._open_rows, self._patience
         # Lines on offer to somebody count as available, but cannot be had.
@@ -294,14 +294,7 @@ class Gather(wiring.Component):
                     m.d.sync += slot.eq(self.filled.payload)
                     m.next = "READ-FILLED"
             with m.Elif(can_place):
-                m.d.sync += [
-                    row.eq(0),
-                    row.array.eq(extent.array),
-                    row.base.eq(extent.base),
-                    row.shift.eq(extent.shift),
-                    row.row.eq(extent.row),
-                ]
-                m.d.sync += row.walk.eq(self._item.walk)
+                self._begin_block(m)
                 m.next = "LOOK-UP"
             with m.Elif(can_retry):
                 m.d.comb += parking.retry.ready.eq(1)
@@ -324,6 +317,18 @@ class Gather(wiring.Component):
             *(self.retired.valid, self.fetched.valid, can_place, can_retry, can_begin),
             *(squeezed, patience.calls, patience.idle, ~index.ready, can_refill),
         ).any()
+
+    def _begin_block(self, m: Module) -> None:
+        """The row of the next block of the extent."""
+        row, extent = self._row, self._extent
+        m.d.sync += [
+            row.eq(0),
+            row.array.eq(extent.array),
+            row.base.eq(extent.base),
+            row.shift.eq(extent.shift),
+            row.row.eq(extent.row),
+            row.walk.eq(self._item.walk),
+        ]
 
     def _take_extent(self, m: Module) -> None:
         """The states DETECT, of a new extent, and READ-GEOMETRY, of one that was parked, and those

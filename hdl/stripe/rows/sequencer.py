@@ -258,6 +258,12 @@ class Sequencer(wiring.Component):
         self._report = Signal()  # its drive has gone away
         self._ended = Signal()  # the row's phase has ended
 
+        # Of drives that did not store a block: whether one stays that the row does not do without;
+        # those that stay and that it does without; cycles that one has been waited for.
+        self._torn = Signal()
+        self._kept = Signal(targets(config))
+        self._waited = Signal(range(SETTLE_CYCLES + 1))
+
         # How the row ends.
         self._abandoned = Signal()  # its erasures cannot be solved
         self._filled = Signal()  # it goes back to the gatherer
@@ -287,6 +293,7 @@ class Sequencer(wiring.Component):
             self._note_drives(m)
             self._close(m)
             self._judge_refusals(m)
+            self._judge_refusal(m)
             self._commit(m)
             self._deliver(m)
             if config.background:
@@ -944,17 +951,11 @@ class Sequencer(wiring.Component):
                     m.d.sync += fault.eq(1)
 
     def _judge_refusals(self, m: Module) -> None:
-        """The states from FIND-REFUSALS, which find the drives that are given up as they did not
-        store a block, up to SELECT-STRIP; or a phase begins that makes blocks unreadable."""
+        """The states FIND-REFUSALS and SELECT-REFUSAL, over the drives that did not store a block,
+        up to SELECT-STRIP; or a phase begins that makes blocks unreadable."""
         config, program, now = self._config, self._program, self._now
         refusals, pending, fault = self._refusals, self._pending, self._fault
-        # Whether a drive stays that the row does not do without; those that stay and that it does
-        # without.
-        torn = Signal()
-        kept = Signal.like(now.lost)
-        waited = Signal(range(SETTLE_CYCLES + 1))
-        own = Signal.like(now.lost)
-        m.d.comb += own.eq(1 << self._number)
+        torn, kept, waited = self._torn, self._kept, self._waited
         with m.State("FIND-REFUSALS"):
             m.d.sync += [pending.eq(refusals.refusals), torn.eq(0), kept.eq(0)]
             with m.If(program.mirrored & (program.joined & ~now.good).any()):
@@ -987,6 +988,13 @@ class Sequencer(wiring.Component):
                         m.next = "JUDGE-WALK"
                     with m.Elif(spoils):
                         self._make_unreadable(m, targets=refusals.spoilt, phase=Phase.SPOIL)
+
+    def _judge_refusal(self, m: Module) -> None:
+        """The states from FIND-REFUSAL, of one such drive, to GIVE-UP, which gives it up."""
+        now, refusals = self._now, self._refusals
+        torn, kept, waited = self._torn, self._kept, self._waited
+        own = Signal.like(now.lost)
+        m.d.comb += own.eq(1 << self._number)
         with m.State("FIND-REFUSAL"):
             m.next = "REPORT"
         with m.State("REPORT"):
@@ -1005,7 +1013,7 @@ class Sequencer(wiring.Component):
             m.d.comb += [self.fail.valid.eq(1), self.fail.payload.eq(self._target.port)]
             with m.If(self.fail.ready):
                 m.next = "SELECT-REFUSAL"
-                if config.background:
+                if self._config.background:
                     m.d.sync += now.left.eq(now.left | own)
 
     def _commit(self, m: Module) -> None:
