@@ -32,29 +32,53 @@ class Patience(wiring.Component):
     ----------
     config
         Sizes.
-    idle_cycles, limit_cycles
-        Instead of `IDLE_NS` and `LIMIT_NS`, for tests.
+    idle_cycles
+        Instead of `IDLE_NS`, for tests.
+    limit_cycles
+        Instead of `LIMIT_NS`, for tests.
 
     Ports
     -----
     now
         Time in cycles.
-    any, head, tail, newer
-        Of the open rows (`hdl.stripe.gather.open_rows.OpenRows`): ``newer`` follows ``slot``.
-    slot, level, flight
-        The row slot at hand, how full it is, and its array's rows.
-    calls, visit
-        With ``calls``, a row slot wants to be looked at: the one in ``visiting``. ``visit``: it is.
+    any
+        There is an open row.
+    head, tail
+        The oldest and the newest open row (`hdl.stripe.gather.open_rows.OpenRows`).
+    newer
+        The open row after the one at hand.
+    slot
+        The row slot at hand.
+    level
+        How full it is.
+    flight
+        The rows of its array.
+    calls
+        A row slot wants to be looked at.
+    visiting
+        That row slot.
+    visit
+        Strobe: it is looked at.
     weigh, expect, watch
-        One cycle each, in order, with ``slot``, ``level`` and ``flight`` at hand. In the cycle of
-        ``watch``, ``due`` says that the row shall close; else it is left, and ``settles`` that the
-        rows before it have retired at ``weighed``.
-    appended, removed, retired
-        ``slot`` is now the newest open row; is no longer one; a row has retired.
-    idle, forget
-        ``idle``: there is a ``deadline`` but no open row; ``forget`` clears it.
+        Strobes, one cycle each, in this order, with ``slot``, ``level`` and ``flight`` at hand.
+    due
+        In the cycle of ``watch``: the row shall close. Otherwise it is left.
+    settles
+        In the cycle of ``watch``: the rows before it have retired.
+    weighed
+        When they had.
+    appended
+        Strobe: the row slot at hand is now the newest open row.
+    removed
+        Strobe: it is no longer an open row.
+    retired
+        Strobe: a row has retired.
+    idle
+        There is a ``deadline`` but no open row.
+    forget
+        Strobe: clears the deadline.
     deadline
-        When a row has to be looked at next; `NEVER` if none.
+        When a row has to be looked at next, in cycles; `NEVER` if none has.
     """
 
     def __init__(
@@ -87,75 +111,97 @@ class Patience(wiring.Component):
             }
         )
 
+        # The walk over the open rows.
+        self._walking = Signal()
+        self._again = Signal()  # another walk follows
+        self._cursor = Signal(slot)
+        self._earliest = Signal(TIME_BITS)
+        # The row that is weighed.
+        self._ahead = Signal(flight_bits(config))  # rows still awaited
+        self._limit_time = Signal(TIME_BITS, name="limit")
+        self._since = Signal(TIME_BITS)
+        self._since_most = Signal(TIME_BITS)
+        self._due_time = Signal(TIME_BITS, name="due_time")
+
     def elaborate(self, platform) -> Module:
         m = Module()
-        level = self.level
-        walking = Signal()
-        begins = Signal()
-        again = Signal()
-        cursor = Signal(self._config.row_slot_bits)
-        earliest = Signal(TIME_BITS)
-        soon = Signal(TIME_BITS)
-        ahead = Signal(flight_bits(self._config))
-        limit = Signal(TIME_BITS)
-        since = Signal(TIME_BITS)
-        since_most = Signal(TIME_BITS)
-        due = Signal(TIME_BITS)
+        walking, again, cursor = self._walking, self._again, self._cursor
         m.d.comb += [
-            # Rows still awaited; once there are none it wraps below zero.
-            ahead.eq(level.awaited - self.flight.retired),
-            soon.eq(self.now + self._idle),
             self.calls.eq(self.any & (walking | again | (self.now >= self.deadline))),
             self.visiting.eq(Mux(walking, cursor, self.head)),
-            self.due.eq(self.now >= due),
+            self.due.eq(self.now >= self._due_time),
             self.idle.eq(~self.any & (self.deadline != NEVER)),
         ]
+        self._begin_walk(m)
+        self._weigh(m)
+        self._go_on(m)
+        self._follow_rows(m)
+        with m.If(self.forget):
+            m.d.sync += self.deadline.eq(NEVER)
+        return m
+
+    def _begin_walk(self, m: Module) -> None:
+        """A walk begins with the first row that is looked at."""
+        begins = Signal()
         with m.If(self.visit):
-            m.d.sync += walking.eq(1)
-            with m.If(~walking):
-                m.d.sync += [again.eq(0), cursor.eq(self.head)]
-        m.d.sync += begins.eq(self.visit & ~walking)
+            m.d.sync += self._walking.eq(1)
+            with m.If(~self._walking):
+                m.d.sync += [self._again.eq(0), self._cursor.eq(self.head)]
+        m.d.sync += begins.eq(self.visit & ~self._walking)
         with m.If(begins):
-            m.d.sync += earliest.eq(NEVER)
+            m.d.sync += self._earliest.eq(NEVER)
+
+    def _weigh(self, m: Module) -> None:
+        """When the row at hand is due."""
+        level, latest, ahead = self.level, self.flight.latest, self._ahead
+        since, due = self._since, self._due_time
+        # Once no row is awaited any more, it wraps below zero.
+        m.d.comb += ahead.eq(level.awaited - self.flight.retired)
         with m.If(self.weigh):
-            latest = self.flight.latest
             m.d.sync += [
                 self.weighed.eq(self.now),
                 self.settles.eq(~level.settled & ((ahead == 0) | ahead[-1])),
                 since.eq(Mux(latest > level.since, latest, level.since)),
-                since_most.eq(level.first + max(0, self._limit - self._idle)),
-                limit.eq(level.first + self._limit),
+                self._since_most.eq(level.first + max(0, self._limit - self._idle)),
+                self._limit_time.eq(level.first + self._limit),
             ]
         with m.If(self.expect):
-            m.d.sync += due.eq(limit)
+            m.d.sync += due.eq(self._limit_time)
             with m.If(self.settles):
                 m.d.sync += due.eq(self.weighed + self._idle)
-            with m.Elif(level.settled & (since < since_most)):
+            with m.Elif(level.settled & (since < self._since_most)):
                 m.d.sync += due.eq(since + self._idle)
+
+    def _go_on(self, m: Module) -> None:
+        """The walk goes on to the next row, or ends with the time at which the first one is due."""
+        due, earliest = self._due_time, self._earliest
         with m.If(self.watch):
             with m.If(self.due):
                 # What is left of the walk, or another, follows the removal.
-                m.d.sync += again.eq(1)
+                m.d.sync += self._again.eq(1)
             with m.Else():
-                m.d.sync += cursor.eq(self.newer)
+                m.d.sync += self._cursor.eq(self.newer)
                 with m.If(due < earliest):
                     m.d.sync += earliest.eq(due)
                 with m.If(self.slot == self.tail):
                     m.d.sync += [
-                        walking.eq(0),
+                        self._walking.eq(0),
                         self.deadline.eq(Mux(due < earliest, due, earliest)),
                     ]
+
+    def _follow_rows(self, m: Module) -> None:
+        """Rows that become open, that are open no longer, or that have retired."""
+        walking, again = self._walking, self._again
+        soon = Signal(TIME_BITS)
+        m.d.comb += soon.eq(self.now + self._idle)
         with m.If(self.appended):
             with m.If(walking):
                 m.d.sync += again.eq(1)
             with m.If(soon < self.deadline):
                 m.d.sync += self.deadline.eq(soon)
-        with m.If(self.removed & (self.slot == cursor)):
-            m.d.sync += cursor.eq(self.newer)
+        with m.If(self.removed & (self.slot == self._cursor)):
+            m.d.sync += self._cursor.eq(self.newer)
             with m.If(self.slot == self.tail):
                 m.d.sync += [walking.eq(0), again.eq(walking)]
         with m.If(self.retired):
             m.d.sync += again.eq(1)
-        with m.If(self.forget):
-            m.d.sync += self.deadline.eq(NEVER)
-        return m
