@@ -236,7 +236,7 @@ class WaitsForAll(References):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += m.submodules.rows.write_ports[0].data.eq(0)
+        m.d.comb += m.submodules.rows.epochs.eq(0)
         return m
 
 

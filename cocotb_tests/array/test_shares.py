@@ -488,7 +488,7 @@ def run_rows(
     testcase: str, name: str = "row_shares", kind: type[Turnstile] = Turnstile,
     config: Config = CONFIG,
 ) -> None:
-    """As `hdl.stripe.planning.admission.Admission` has it."""
+    """As `hdl.stripe.planning.row_planning.RowPlanning` has it."""
     component = kind(
         config=config,
         count=config.rows,

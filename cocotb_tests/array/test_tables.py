@@ -366,7 +366,7 @@ def test_tables(config):
 
 def test_planted_bug_is_found(monkeypatch):
     """Strips of 2 MiB are let through."""
-    monkeypatch.setattr("hdl.array.tables.admission.MAX_STRIP_SHIFT", 9)
+    monkeypatch.setattr("hdl.array.tables.level_rules.MAX_STRIP_SHIFT", 9)
     with pytest.raises(SimulationError, match="holds_what_the_model_holds"):
         run_tables(
             "board",

@@ -335,7 +335,7 @@ def test_sizes_are_checked():
 class ForgetsTheSecondMark(Intent):
     """Planted bug: a row that was being written as a flush began is not marked as it retires."""
 
-    def _marks_again(self, held):
+    def _marks_again(self, written):
         return Const(0)
 
 

@@ -297,7 +297,7 @@ class MarksOtherRows(Sequencer):
 
     def elaborate(self, platform) -> Module:
         m = super().elaborate(platform)
-        announced = m.submodules.admission.begun.payload
+        announced = m.submodules.planning.begun.payload
         m.d.comb += self.begun.payload.row.eq(announced.row >> 1)
         return m
 

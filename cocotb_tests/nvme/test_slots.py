@@ -34,7 +34,7 @@ class Bench:
         self.notes = StreamSink(dut, "note", layout=note(CONFIG))
         dut.stop.value = dut.store.value = dut.again__ready.value = 0
         dut.allocate__ready.value = dut.cancel__ready.value = 0
-        dut.cancelled.value = dut.held.value = 0
+        dut.cancelled.value = dut.cancel_found.value = 0
         self.generator = generator
         self.ends = 0
 
@@ -57,7 +57,7 @@ class Bench:
             await FallingEdge(dut.clk)
             dut.cancel__ready.value = 0
             dut.cancelled.value = 1
-            dut.held.value = int(slot in self.held)
+            dut.cancel_found.value = int(slot in self.held)
             await RisingEdge(dut.clk)
             self.ends += int(dut.aborted.value)
             await FallingEdge(dut.clk)

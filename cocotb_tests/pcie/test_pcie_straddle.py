@@ -9,7 +9,7 @@ from typing import Any
 
 import cocotb
 import pytest
-from amaranth.hdl import Mux, Signal
+from amaranth.hdl import Const, Mux, Signal
 from amaranth.lib import data
 from cocotb.triggers import RisingEdge
 from cocotbext.axi import AxiStreamBus
@@ -298,11 +298,12 @@ def test_completions_outstanding():
 class LosesTheSecond(StraddledStripper):
     """Planted bug: of two packets that start in a beat only the first is seen."""
 
-    def _read_user(self, m, inside, place, starts, ends, end_words):
-        found = Signal.like(starts)
-        discontinue = super()._read_user(m, inside, place, found, ends, end_words)
+    def _read_user(self, m):
+        starts = self._starts
+        self._starts = found = Signal.like(starts)
+        super()._read_user(m)
         m.d.comb += starts.eq(found & -found)
-        return discontinue
+        self._starts = starts
 
 
 class ReadsTheFirst(StraddledStripper):
@@ -322,16 +323,19 @@ class TurnsTooLittle(StraddledStripper):
 class EndsEarly(StraddledStripper):
     """Planted bug: the last word of a packet is not looked for in its segment."""
 
-    def _read_user(self, m, inside, place, starts, ends, end_words):
-        nowhere = [Signal.like(word) for word in end_words]
-        return super()._read_user(m, inside, place, starts, ends, nowhere)
+    def _read_user(self, m):
+        end_words = self._end_words
+        self._end_words = [Signal.like(word) for word in end_words]
+        super()._read_user(m)
+        self._end_words = end_words
 
 
 class IgnoresDiscontinue(StraddledStripper):
     """Planted bug: what the block has read wrongly passes for good."""
 
-    def _read_user(self, *arguments):
-        return super()._read_user(*arguments) & 0
+    def __init__(self, *, config):
+        super().__init__(config=config)
+        self._discontinue = Const(0)
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,10 @@ from cocotb_tests.stripe.walk_bench import WalkBench
 from hdl.flow.host_command import Status
 from hdl.flow.table_read import copy_entry
 from hdl.flow.walk import WalkKind, WalkResult
-from hdl.stripe.planning.admission import Admission
 from hdl.stripe.planning.duplicate import Duplicate
 from hdl.stripe.planning.plan import PlanKind
 from hdl.stripe.planning.program import copy_target
+from hdl.stripe.planning.row_planning import RowPlanning
 from hdl.stripe.rows.sequencer import Sequencer
 from hdl.stripe.walks.walk_plan import WalkPlan
 from sim.golden.walks import Walk, outcome
@@ -479,7 +479,7 @@ async def the_target_refuses_when_nothing_is_known(dut):
 LOAD = ("copies_under_load", "the_target_fails", "copies_what_cannot_be_read")
 
 
-class ForgetsUpdates(Admission):
+class ForgetsUpdates(RowPlanning):
     """A planted bug: rows that are read, modified and written go to the member only."""
 
     def elaborate(self, platform):
@@ -509,7 +509,7 @@ class CountsTheCopy(Sequencer):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += m.submodules.judgement.copying.eq(0)
+        m.d.comb += m.submodules.operation_result.copying.eq(0)
         return m
 
 
@@ -518,7 +518,7 @@ class FreesEarly(Sequencer):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += m.submodules.judgement.paired.eq(0)
+        m.d.comb += m.submodules.operation_result.paired.eq(0)
         return m
 
 
@@ -532,11 +532,11 @@ class MendsTheMember(WalkPlan):
 
 
 MUTANTS = {
-    ForgetsUpdates: ("rows.sequencer.Admission", "raid5", "copies_under_load"),
-    WaitsForTheTables: ("planning.admission.Duplicate", "raid5", "the_member_fails"),
+    ForgetsUpdates: ("rows.sequencer.RowPlanning", "raid5", "copies_under_load"),
+    WaitsForTheTables: ("planning.row_planning.Duplicate", "raid5", "the_member_fails"),
     CountsTheCopy: ("", "raid0", "the_member_refuses"),
     FreesEarly: ("", "raid5", "copies_under_load"),
-    MendsTheMember: ("planning.admission.WalkPlan", "raid5", "copies_what_cannot_be_read"),
+    MendsTheMember: ("planning.row_planning.WalkPlan", "raid5", "copies_what_cannot_be_read"),
 }
 
 

@@ -287,8 +287,8 @@ def test_shared_seats():
 class FirstComeFirstSeated(Early):
     """A planted bug: an array may have all seats."""
 
-    def _has_its_share(self, m, taken):
-        return super()._has_its_share(m, taken) & 0
+    def _has_its_share(self, m):
+        return super()._has_its_share(m) & 0
 
 
 def test_seats_that_are_not_shared_are_found():

@@ -169,7 +169,7 @@ class DeliversNeighbour(Sequencer):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += m.submodules.admission.line_read.address[0].eq(0)
+        m.d.comb += m.submodules.planning.line_read.address[0].eq(0)
         return m
 
 
@@ -178,7 +178,7 @@ class DistrustsDrives(Sequencer):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += m.submodules.admission.row_read.data.gathered.eq(0)
+        m.d.comb += m.submodules.planning.row_read.data.gathered.eq(0)
         return m
 
 

@@ -173,7 +173,7 @@ class ForgetsNothing(ReadStreams):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += m.submodules.ages.write_ports[0].en.eq(0)
+        m.d.comb += m.submodules.ages.write.enable.eq(0)
         return m
 
 

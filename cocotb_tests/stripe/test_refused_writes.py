@@ -17,7 +17,7 @@ from hdl.flow.operation import Opcode
 from hdl.flow.row import RowKind
 from hdl.flow.walk import WalkKind, WalkResult
 from hdl.stripe.rows.dismissal import Dismissal
-from hdl.stripe.rows.judgement import Judgement
+from hdl.stripe.rows.operation_result import OperationResult
 from hdl.stripe.rows.sequencer import Sequencer
 
 SPAN = 6
@@ -537,7 +537,7 @@ class WaitsForEver(Dismissal):
         return m
 
 
-class GivesUpEveryDrive(Judgement):
+class GivesUpEveryDrive(OperationResult):
     """A planted bug: a drive that refuses a block is given up, whatever is left."""
 
     def elaborate(self, platform):
@@ -569,7 +569,7 @@ class SharesSecondTries(Sequencer):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        before = m.submodules.judgement.before
+        before = m.submodules.operation_result.before
         with m.If(before.attempts != 0):
             m.d.comb += before.refused.eq(-1)
         return m
@@ -634,9 +634,8 @@ def test_refused_writes(array):
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_planted_bug_is_caught(mutant, array, testcase):
-    must_catch(
-        mutant, module=__name__, array=array, testcase=testcase, place="rows.sequencer.Judgement"
-    )
+    place = "rows.sequencer.OperationResult"
+    must_catch(mutant, module=__name__, array=array, testcase=testcase, place=place)
 
 
 @pytest.mark.parametrize(

@@ -397,7 +397,7 @@ class GivesUpAtOnce(Sequencer):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += m.submodules.judgement.before.refused.eq(-1)
+        m.d.comb += m.submodules.operation_result.before.refused.eq(-1)
         return m
 
 
@@ -452,7 +452,7 @@ class IgnoresTheSyncBoundary(Sequencer):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += m.submodules.admission.unsynced.eq(0)
+        m.d.comb += m.submodules.planning.unsynced.eq(0)
         return m
 
 
@@ -461,7 +461,7 @@ class IgnoresDoubts(Sequencer):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += m.submodules.admission.doubts.eq(0)
+        m.d.comb += m.submodules.planning.doubts.eq(0)
         return m
 
 
@@ -471,7 +471,7 @@ class OtherArraysBoundary(Sequencer):
     def elaborate(self, platform):
         m = super().elaborate(platform)
         m.d.comb += self.sync_read.address.eq(0)
-        m.d.comb += m.submodules.admission.unsynced.eq(self.unsynced >> 1)
+        m.d.comb += m.submodules.planning.unsynced.eq(self.unsynced >> 1)
         return m
 
 

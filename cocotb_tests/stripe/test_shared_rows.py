@@ -1,4 +1,4 @@
-"""Rows of two arrays with shares (`hdl.stripe.planning.admission.Admission`): lines, operations."""
+"""Lines and operations of two arrays with shares (`hdl.stripe.planning.row_planning`)."""
 
 import os
 from collections import Counter
@@ -15,7 +15,7 @@ from cocotb_tests.stripe.stripe_models import ArrayModel
 from cocotb_tests.stripe.walk_bench import WalkBench
 from hdl.flow.row import RowKind
 from hdl.flow.walk import WalkKind
-from hdl.stripe.planning.admission import Admission
+from hdl.stripe.planning.row_planning import RowPlanning
 from hdl.stripe.rows.sequencer import Sequencer
 
 CONFIG = replace(
@@ -140,14 +140,14 @@ def test_shared_rows(testcase):
     run(testcase)
 
 
-class AsksAgain(Admission):
+class AsksAgain(RowPlanning):
     """A planted bug: a row asks to be mended each time that it is planned."""
 
     def _is_news(self, waited):
         return 1
 
 
-class CountsLines(Admission):
+class CountsLines(RowPlanning):
     """A planted bug: nothing but lines is counted."""
 
     def _counted(self, lines, operations):
@@ -163,6 +163,6 @@ class CountsLines(Admission):
     ],
 )
 def test_faults_are_caught(mutant, testcase, monkeypatch):
-    monkeypatch.setattr("hdl.stripe.rows.sequencer.Admission", mutant)
+    monkeypatch.setattr("hdl.stripe.rows.sequencer.RowPlanning", mutant)
     with pytest.raises(SimulationError, match=f"failed: {testcase}"):
         run(testcase, type(mutant.__name__, (Sequencer,), {}))

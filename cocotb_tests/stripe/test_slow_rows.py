@@ -20,8 +20,8 @@ from cocotb_tests.stripe.sequencer_bench import (
 from cocotb_tests.stripe.stripe_models import BLOCK
 from hdl.flow.operation import DriveStatus
 from hdl.flow.row import RowKind
-from hdl.stripe.planning.admission import Admission
-from hdl.stripe.rows.judgement import Judgement
+from hdl.stripe.planning.row_planning import RowPlanning
+from hdl.stripe.rows.operation_result import OperationResult
 from hdl.stripe.rows.sequencer import Sequencer
 
 SPAN = 8
@@ -224,11 +224,11 @@ class GivesUpSlowDrives(Sequencer):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += m.submodules.admission.unread_read.data.slow.eq(0)
+        m.d.comb += m.submodules.planning.unread_read.data.slow.eq(0)
         return m
 
 
-class IsPatient(Admission):
+class IsPatient(RowPlanning):
     """A planted bug: every read waits for its drive."""
 
     def elaborate(self, platform):
@@ -237,7 +237,7 @@ class IsPatient(Admission):
         return m
 
 
-class HasNoPatience(Admission):
+class HasNoPatience(RowPlanning):
     """A planted bug: any read may be had elsewhere."""
 
     def elaborate(self, platform):
@@ -246,7 +246,7 @@ class HasNoPatience(Admission):
         return m
 
 
-class MendsNothing(Admission):
+class MendsNothing(RowPlanning):
     """A planted bug: no row is asked to be mended."""
 
     def elaborate(self, platform):
@@ -255,7 +255,7 @@ class MendsNothing(Admission):
         return m
 
 
-class TakesSlowForUnreadable(Judgement):
+class TakesSlowForUnreadable(OperationResult):
     """A planted bug: that a drive was slow is forgotten."""
 
     def elaborate(self, platform):
@@ -266,10 +266,10 @@ class TakesSlowForUnreadable(Judgement):
 
 MUTANTS = {
     GivesUpSlowDrives: ("", "waits_for_slow_drives_it_needs"),
-    IsPatient: ("rows.sequencer.Admission", "reads_around_slow_drives"),
-    HasNoPatience: ("rows.sequencer.Admission", "waits_for_slow_drives_it_needs"),
-    MendsNothing: ("rows.sequencer.Admission", "asks_for_rows_to_be_mended"),
-    TakesSlowForUnreadable: ("rows.sequencer.Judgement", "waits_for_slow_drives_it_needs"),
+    IsPatient: ("rows.sequencer.RowPlanning", "reads_around_slow_drives"),
+    HasNoPatience: ("rows.sequencer.RowPlanning", "waits_for_slow_drives_it_needs"),
+    MendsNothing: ("rows.sequencer.RowPlanning", "asks_for_rows_to_be_mended"),
+    TakesSlowForUnreadable: ("rows.sequencer.OperationResult", "waits_for_slow_drives_it_needs"),
 }
 
 

@@ -389,9 +389,9 @@ class WritesOtherLine(Sequencer):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        program = m.submodules.admission.program_read.data
-        with m.If(m.submodules.verdict.program.walk.any):
-            m.d.comb += m.submodules.admission.line_read.address.eq(
+        program = m.submodules.planning.program_read.data
+        with m.If(m.submodules.walk_outcome.program.walk.any):
+            m.d.comb += m.submodules.planning.line_read.address.eq(
                 m.submodules.steps.slot << len(program.source)
             )
         return m
@@ -439,7 +439,7 @@ class MendsInSilence(Sequencer):
     def elaborate(self, platform):
         m = super().elaborate(platform)
         with m.If(self.row_read.data.walk.any):
-            m.d.comb += [self.begun.valid.eq(0), m.submodules.admission.begun.ready.eq(1)]
+            m.d.comb += [self.begun.valid.eq(0), m.submodules.planning.begun.ready.eq(1)]
         return m
 
 
@@ -457,7 +457,7 @@ class TakesOldSources(Sequencer):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += m.submodules.admission.row_read.data.walk.era.eq(self.eras[ARRAY])
+        m.d.comb += m.submodules.planning.row_read.data.walk.era.eq(self.eras[ARRAY])
         return m
 
 
@@ -506,7 +506,7 @@ def test_planted_bug_of_mirrors_is_caught(mutant):
 
 def test_rows_given_up_are_found():
     testcase = "leaves_rows_of_which_too_much_is_missing"
-    place = "planning.admission.WalkPlan"
+    place = "planning.row_planning.WalkPlan"
     must_catch(GivesUpRows, module=__name__, array="raid6", testcase=testcase, place=place)
 
 

@@ -1,10 +1,10 @@
 """Who may still refer to a volume or an array: host commands, rows, and rows to be mended."""
 
-from amaranth.hdl import Array, Assert, Cat, Module, Mux, Signal, Value
-from amaranth.lib import data, stream, wiring
-from amaranth.lib.memory import Memory
+from amaranth.hdl import Array, Assert, Cat, Module, Signal, Value
+from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from hdl.array.epoch_counts import EpochCounts, count_references
 from hdl.config import MENDED, MENDS, Config
 from hdl.flow.reference import command_begin, reference, row_begin
 from hdl.flow.table_read import volume_read
@@ -12,19 +12,24 @@ from hdl.flow.table_read import volume_read
 MEND_NOTES = 3
 """Who asks for rows to be mended: dispatch, and the sequencer for reads and for writes."""
 
+MOST_MENDS = MEND_NOTES * (MENDS + 1) + 1 + MENDED
+"""Rows to be mended: in the queue of whoever asks, on the way out of there, or parked for want of a
+row slot."""
+
 
 class References(wiring.Component):
     """Counts what is inside for each volume and each array, and answers when it has ended.
 
-    A host command refers to its volume, and to the array of that, from the moment it gets a slot,
-    before anything of the volume is looked up, until it has left the controller: so do its extents,
-    wherever they wait, its retries, and its operations in the drive ports. A row refers to its
-    array from the moment it gets a row slot until that is free again: so do its operations, its
-    lines, and what it reports. A row that is to be mended refers to its array from the moment it is
-    asked for until it has its row slot. Nothing else keeps a position or a port of an array.
+    A host command refers to its volume, and to the array of that volume. It does so from the moment
+    it gets a command slot, before anything of the volume is looked up, until it has left the
+    controller. This covers its extents, wherever they wait, its retries, and its operations in the
+    drive ports. A row refers to its array from the moment it gets a row slot until that slot is
+    free again. This covers its operations, its lines, and what it reports. A row that is to be
+    mended refers to its array from the moment it is asked for until it has its row slot. Nothing
+    else keeps a position or a port of an array.
 
     Two epochs of each volume and of each array are counted apart. A request on ``quiesce`` ends an
-    epoch: who comes later is not waited for, and has seen the tables as they are now. So nobody
+    epoch. Who comes later is not waited for, and has seen the tables as they are now. So nobody
     waits for other volumes or arrays, and a host that goes on cannot hold up the answer. What is
     waited for is bounded by the ladder of the drive ports (`hdl.drive.recovery.ladder`).
 
@@ -35,24 +40,39 @@ class References(wiring.Component):
 
     Ports
     -----
-    begins, begun, ends, ended
-        Pulses: a host command gets a slot; the slot ``ended`` is free again.
-    takes, taken, gives, given
-        Pulses, never both: a row gets a row slot; the row slot ``given`` is free again.
-    notes, noted
-        Pulses: a row of an array is to be mended (not there without ``background``).
+    begins
+        A pulse. A host command gets a command slot.
+    begun
+        Which command, in which slot.
+    ends
+        A pulse. Command slot ``ended`` is free again.
+    ended
+        That slot.
+    takes
+        A pulse. A row gets a row slot. Never together with ``gives``.
+    taken
+        Which row, in which slot.
+    gives
+        A pulse. Row slot ``given`` is free again.
+    given
+        That slot.
+    notes
+        One bit for each of `MEND_NOTES`, a pulse. A row of an array is to be mended. Of no use
+        without ``background``.
+    noted
+        These arrays.
     quiesce
-        Taken when all that referred to what the `reference` names, as it was offered, has ended.
-        Of an array: also all commands of its volumes.
+        Taken when all has ended that referred to what the `reference` names as it was offered. If
+        that is an array, all commands of its volumes have ended as well.
     volume_read
         Table of the volumes, which must hold while ``quiesce`` is offered.
     exists
-        Bit an array: it is there, as `hdl.array.tables.tables.ArrayTables` has it. For an
+        One bit per array. It is there, as `hdl.array.tables.tables.ArrayTables` has it. For an
         assertion: a row has its array from its beginning to its end.
     busy
         Something but an end is being waited for.
 
-    Latency: at least 3 cycles, and 2 for each volume if an array is named.
+    Latency: at least 3 cycles, and 2 more for each volume if an array is named.
     """
 
     def __init__(self, *, config: Config):
@@ -67,204 +87,166 @@ class References(wiring.Component):
                 "taken": In(row_begin(config)),
                 "gives": In(1),
                 "given": In(config.row_slot_bits),
+                "notes": In(MEND_NOTES),
+                "noted": In(config.array_bits).array(MEND_NOTES),
                 "quiesce": In(stream.Signature(reference(config))),
                 "volume_read": Out(volume_read(config)),
                 "exists": In(config.arrays),
                 "busy": Out(1),
             }
-            | (
-                {
-                    "notes": In(MEND_NOTES),
-                    "noted": In(config.array_bits).array(MEND_NOTES),
-                }
-                if config.background
-                else {}
-            )
         )
+        self._commands = EpochCounts(
+            name="commands", slots=config.commands, objects=config.volumes
+        )
+        self._rows = EpochCounts(name="rows", slots=config.rows, objects=config.arrays)
+        self._volume_epochs = Signal(config.volumes)
+        self._array_epochs = Signal(config.arrays)
+        self._mends = Signal()  # rows of the array are to be mended
 
-    def _counts(
-        self,
-        m: Module,
-        name: str,
-        *,
-        slots: int,
-        objects: int,
-        begins: Value,
-        slot: Value,
-        number: Value,
-        ends: Value,
-        ended: Value,
-    ) -> tuple[Signal, Array]:
-        """The epoch of each of ``objects``, and how many slots refer to it: the counts of epoch e
-        of object n are at e * ``objects`` + n. An end counts two cycles later."""
-        epochs = Signal(objects, name=f"{name}_epochs")
-        bits = len(number)
-        m.submodules[name] = table = Memory(
-            shape=data.StructLayout({"number": bits, "epoch": 1}), depth=slots, init=[]
-        )
-        read, write = table.read_port(), table.write_port()
-        leaves = Signal(name=f"{name}_leaves")
-        counts = Array(
-            Signal(range(slots + 1), name=f"{name}_{epoch}_{index}")
-            for epoch in range(2)
-            for index in range(objects)
-        )
-        m.d.comb += [
-            write.addr.eq(slot),
-            write.data.number.eq(number),
-            write.data.epoch.eq(epochs.bit_select(number, 1)),
-            write.en.eq(begins),
-            read.addr.eq(ended),
-        ]
-        m.d.sync += leaves.eq(ends)
-        for epoch in range(2):
-            for index in range(objects):
-                comes = begins & (number == index) & (epochs[index] == epoch)
-                goes = leaves & (read.data.number == index) & (read.data.epoch == epoch)
-                count = counts[epoch * objects + index]
-                self._count(m, count, comes, goes, f"{name}: one has ended twice")
-        return epochs, counts
-
-    @staticmethod
-    def _count(m: Module, count: Value, comes: Value, goes: Value, otherwise: str) -> None:
-        """Keeps ``count`` of what comes, several at once perhaps, and goes, one a cycle; says
-        ``otherwise`` if something goes that has not come."""
-        goes_now = Signal(name="goes_now")
-        m.d.comb += goes_now.eq(goes)
-        m.d.sync += count.eq(count + comes - goes_now)
-        m.d.sync += Assert(~goes_now | (count != 0), otherwise)
+        # What is asked: the array; one of its volumes, or the volume; which volumes to wait for.
+        self._asked = self.quiesce.payload
+        self._array = self._asked.number[: config.array_bits]
+        self._volume = Signal(config.volume_bits)
+        self._chosen = Signal(config.volumes)
+        self._recent = Signal(2)  # ends that do not count yet
 
     def elaborate(self, platform) -> Module:
-        config = self._config
         m = Module()
-        # An end counts two cycles later.
-        recent = Signal(2)
-        m.d.sync += recent.eq(Cat(self.ends | self.gives, recent[0]))
-        command_epochs, commands = self._counts(
-            m,
-            "commands",
-            slots=config.commands,
-            objects=config.volumes,
-            begins=self.begins,
-            slot=self.begun.slot,
-            number=self.begun.volume,
-            ends=self.ends,
-            ended=self.ended,
-        )
-        row_epochs, rows = self._counts(
-            m,
-            "rows",
-            slots=config.rows,
-            objects=config.arrays,
-            begins=self.takes,
-            slot=self.taken.slot,
-            number=self.taken.array,
-            ends=self.gives,
-            ended=self.given,
-        )
-
-        for index in range(config.arrays):
-            under = Signal(name=f"rows_of_{index}")
-            m.d.comb += under.eq((rows[index] != 0) | (rows[config.arrays + index] != 0))
-            m.d.sync += Assert(
-                ~under | self.exists[index], "a row has an array that is not there"
-            )
-
-        asked = self.quiesce.payload
-        array = asked.number[: config.array_bits]
-        volume = Signal(config.volume_bits)
-        chosen = Signal(config.volumes)
-        inside = Signal()
-        m.d.comb += [
-            self.volume_read.address.eq(volume),
-            inside.eq(
-                commands[
-                    volume + Mux(command_epochs.bit_select(volume, 1), 0, config.volumes)
-                ]
-                != 0
-            ),
-        ]
-        turned = row_epochs.bit_select(array, 1)
-        row_inside, row_left = Signal(), Signal()
-        m.d.comb += [
-            row_inside.eq(rows[array + Mux(turned, 0, config.arrays)] != 0),
-            row_left.eq(rows[array + Mux(turned, config.arrays, 0)] != 0),
-        ]
-
-        mends = Signal()
-        if config.background:
-            # In the queue of whoever asks, on the way out of there, or parked for want of a slot.
-            most = MEND_NOTES * (MENDS + 1) + 1 + MENDED
-            counts = Array(
-                Signal(range(most + 1), name=f"mends_{index}") for index in range(config.arrays)
-            )
-            for index, count in enumerate(counts):
-                notes = [
-                    note & (number == index)
-                    for note, number in zip(self.notes, self.noted, strict=True)
-                ]
-                begins = self.takes & self.taken.mends & (self.taken.array == index)
-                self._count(m, count, sum(notes), begins, "nobody asked for a row to be mended")
-            m.d.comb += mends.eq(counts[array] != 0)
-
+        self._count_commands(m)
+        self._count_rows(m)
+        if self._config.background:
+            self._count_mends(m)
+        m.d.comb += self.volume_read.address.eq(self._volume)
+        m.d.sync += self._recent.eq(Cat(self.ends | self.gives, self._recent[0]))
         with m.FSM(name="quiesce") as fsm:
-            with m.State("REST"):
-                m.d.sync += [volume.eq(asked.number), chosen.eq(0)]
-                with m.If(self.quiesce.valid):
-                    m.next = "TURN-VOLUME"
-                    with m.If(asked.of_array):
-                        m.d.sync += [volume.eq(0), turned.eq(~turned)]
-                        m.next = "READ-VOLUME"
+            self._rest(m)
+            self._turn_volume(m)
+            self._choose_volumes(m)
+            self._wait(m)
+            self._answer(m)
+            m.d.comb += self.busy.eq(
+                ~self._waits(fsm) | self.ends | self.gives | self._recent.any()
+            )
+        return m
 
-            with m.State("TURN-VOLUME"):
-                m.d.sync += [
-                    command_epochs.bit_select(volume, 1).eq(~command_epochs.bit_select(volume, 1)),
-                    chosen.bit_select(volume, 1).eq(1),
-                ]
+    def _count_commands(self, m: Module) -> None:
+        """Host commands, by their volumes."""
+        m.submodules.commands = commands = self._commands
+        m.d.comb += [
+            commands.epochs.eq(self._volume_epochs),
+            commands.begins.eq(self.begins),
+            commands.slot.eq(self.begun.slot),
+            commands.owner.eq(self.begun.volume),
+            commands.ends.eq(self.ends),
+            commands.ended.eq(self.ended),
+            commands.looked.eq(self._volume),
+        ]
+
+    def _count_rows(self, m: Module) -> None:
+        """Rows, by their arrays."""
+        m.submodules.rows = rows = self._rows
+        m.d.comb += [
+            rows.epochs.eq(self._array_epochs),
+            rows.begins.eq(self.takes),
+            rows.slot.eq(self.taken.slot),
+            rows.owner.eq(self.taken.array),
+            rows.ends.eq(self.gives),
+            rows.ended.eq(self.given),
+            rows.looked.eq(self._array),
+        ]
+        for number in range(self._config.arrays):
+            m.d.sync += Assert(
+                ~rows.any[number] | self.exists[number], "a row has an array that is not there"
+            )
+
+    def _count_mends(self, m: Module) -> None:
+        """Rows to be mended, by their arrays."""
+        counts = Array(
+            Signal(range(MOST_MENDS + 1), name=f"mends_{array}")
+            for array in range(self._config.arrays)
+        )
+        for number, count in enumerate(counts):
+            notes = [
+                note & (array == number)
+                for note, array in zip(self.notes, self.noted, strict=True)
+            ]
+            begins = self.takes & self.taken.mends & (self.taken.array == number)
+            count_references(m, count, sum(notes), begins, "nobody asked for a row to be mended")
+        m.d.comb += self._mends.eq(counts[self._array] != 0)
+
+    def _turn(self, m: Module) -> None:
+        """The volume's epoch ends, and its commands are waited for."""
+        epoch = self._volume_epochs.bit_select(self._volume, 1)
+        m.d.sync += [epoch.eq(~epoch), self._chosen.bit_select(self._volume, 1).eq(1)]
+
+    def _rest(self, m: Module) -> None:
+        """The state REST, until something is asked."""
+        epoch = self._array_epochs.bit_select(self._array, 1)
+        with m.State("REST"):
+            m.d.sync += [self._volume.eq(self._asked.number), self._chosen.eq(0)]
+            with m.If(self.quiesce.valid):
+                m.next = "TURN-VOLUME"
+                with m.If(self._asked.of_array):
+                    m.d.sync += [self._volume.eq(0), epoch.eq(~epoch)]
+                    m.next = "READ-VOLUME"
+
+    def _turn_volume(self, m: Module) -> None:
+        """The state TURN-VOLUME, of a volume."""
+        with m.State("TURN-VOLUME"):
+            self._turn(m)
+            m.next = "WAIT-COMMANDS"
+
+    def _choose_volumes(self, m: Module) -> None:
+        """The states READ-VOLUME and CHOOSE-VOLUME, in turn: the volumes of an array."""
+        volume = self._volume
+        with m.State("READ-VOLUME"):
+            m.next = "CHOOSE-VOLUME"
+
+        with m.State("CHOOSE-VOLUME"):
+            found = self.volume_read.data
+            with m.If(found.valid & (found.array == self._array)):
+                self._turn(m)
+            m.d.sync += volume.eq(volume + 1)
+            m.next = "READ-VOLUME"
+            with m.If(volume == self._config.volumes - 1):
+                m.d.sync += volume.eq(0)
                 m.next = "WAIT-COMMANDS"
 
-            # All volumes of an array; then its rows.
-            with m.State("READ-VOLUME"):
-                m.next = "CHOOSE-VOLUME"
+    @property
+    def _rows_wait(self) -> Value:
+        """Rows of the array have to end.
 
-            with m.State("CHOOSE-VOLUME"):
-                found = self.volume_read.data
-                with m.If(found.valid & (found.array == array)):
-                    m.d.sync += [
-                        command_epochs.bit_select(volume, 1).eq(
-                            ~command_epochs.bit_select(volume, 1)
-                        ),
-                        chosen.bit_select(volume, 1).eq(1),
-                    ]
+        Of an array that goes for good nobody asks for anything new, but a row that ends may still
+        ask for its own mending.
+        """
+        return self._rows.earlier | (self._asked.goes & (self._mends | self._rows.current))
+
+    def _wait(self, m: Module) -> None:
+        """The states WAIT-COMMANDS, of all volumes that are chosen, and WAIT-ROWS of an array."""
+        volume = self._volume
+        with m.State("WAIT-COMMANDS"):
+            with m.If(~self._commands.earlier | ~self._chosen.bit_select(volume, 1)):
                 m.d.sync += volume.eq(volume + 1)
-                m.next = "READ-VOLUME"
-                with m.If(volume == config.volumes - 1):
-                    m.d.sync += volume.eq(0)
-                    m.next = "WAIT-COMMANDS"
-
-            with m.State("WAIT-COMMANDS"):
-                with m.If(~inside | ~chosen.bit_select(volume, 1)):
-                    m.d.sync += volume.eq(volume + 1)
-                    with m.If(~asked.of_array):
-                        m.next = "ANSWER"
-                    with m.Elif(volume == config.volumes - 1):
-                        m.next = "WAIT-ROWS"
-
-            # Of an array that goes for good nobody asks for anything new, but a row that ends may
-            # still ask for its own mending.
-            with m.State("WAIT-ROWS"):
-                rows_wait = row_inside | (asked.goes & (mends | row_left))
-                with m.If(~rows_wait):
+                with m.If(~self._asked.of_array):
                     m.next = "ANSWER"
+                with m.Elif(volume == self._config.volumes - 1):
+                    m.next = "WAIT-ROWS"
 
-            with m.State("ANSWER"):
-                m.d.comb += self.quiesce.ready.eq(1)
-                m.next = "REST"
+        with m.State("WAIT-ROWS"):
+            with m.If(~self._rows_wait):
+                m.next = "ANSWER"
 
-            waits = (
-                (fsm.ongoing("REST") & ~self.quiesce.valid)
-                | (fsm.ongoing("WAIT-COMMANDS") & inside & chosen.bit_select(volume, 1))
-                | (fsm.ongoing("WAIT-ROWS") & rows_wait)
-            )
-            m.d.comb += self.busy.eq(~waits | self.ends | self.gives | recent.any())
-        return m
+    def _answer(self, m: Module) -> None:
+        """The state ANSWER."""
+        with m.State("ANSWER"):
+            m.d.comb += self.quiesce.ready.eq(1)
+            m.next = "REST"
+
+    def _waits(self, fsm) -> Value:
+        """It waits for somebody else."""
+        chosen = self._chosen.bit_select(self._volume, 1)
+        return (
+            (fsm.ongoing("REST") & ~self.quiesce.valid)
+            | (fsm.ongoing("WAIT-COMMANDS") & self._commands.earlier & chosen)
+            | (fsm.ongoing("WAIT-ROWS") & self._rows_wait)
+        )

@@ -13,10 +13,11 @@ from hdl.flow.table_read import copy_read, geometry_read, member_read
 class ArrayStates(wiring.Component):
     """Judges every array again whenever a drive or a table has changed.
 
-    Members that can replace each other are a group: the drives of a span with as many to lose as
-    there are parities; without parity the drives that hold copies of one strip, all but one. Strips
-    begin ``copies`` places apart and wrap (RAID 1E), so groups are looked at from each place where
-    one begins until that is place 0 again. An array is as bad off as its worst group.
+    Members that can replace each other are a group. With parity the drives of a span are a group,
+    and it can lose as many as there are parities. Without parity the drives that hold copies of one
+    strip are a group, and it can lose all but one. Strips begin ``copies`` places apart and wrap
+    (RAID 1E). So groups are looked at from each place where one begins, until that is place 0
+    again. An array is as bad off as its worst group.
 
     Parameters
     ----------
@@ -26,32 +27,61 @@ class ArrayStates(wiring.Component):
     Ports
     -----
     changed
-        A pulse: judge again.
-    failed, stale, suspect, kept, returns
-        Bit a port, as in `hdl.array.tables.tables.ArrayTables`.
-    yields, keeps
-        Bit a port, a pulse with ``judged``: suspect members without which no group of the array has
-        lost data, were all suspect drives failed, a suspect drive that a member is copied to, and
-        with the last array those that are in none of them (a drive that leaves one); other suspect
-        members.
+        A pulse. Judge again.
+    failed
+        One bit per port. Its drive cannot be used. This and the next four are those of
+        `hdl.array.tables.tables.ArrayTables`.
+    stale
+        One bit per port. Its drive is being rebuilt.
+    suspect
+        One bit per port. Its drive has restarted and may have lost something.
+    kept
+        One bit per port. It is suspect, and its array cannot do without it.
+    returns
+        One bit per port. Its drive has failed only by restarting.
+    yields
+        One bit per port, a pulse with ``judged``. These suspect drives are not needed. Three kinds
+        are among them. No group of the array has lost data without such a member, even if all
+        suspect drives fail. Or it is the drive that a member is copied to. Or, with the last array,
+        it is in none of the arrays, because it leaves one.
+    keeps
+        One bit per port, a pulse with ``judged``. The other suspect members.
     essential
-        Bit a port, while ``settled``: good members of groups that have nothing to spare but them,
-        suspect members counting as bad; and a drive that such a member, which has failed, is copied
-        to.
-    judged, judgement
+        One bit per port, while ``settled``. Good members of groups that can spare none of them,
+        where suspect members count as bad. Also the drive to which such a member is copied, if
+        the member has failed.
+    judged
         A pulse with each array that has been judged, also if nothing is new.
-    states, valid
-        What was last found, 2 bits an array, `ArrayState`; whether the array exists.
+    judgement
+        What was found, with ``judged``.
     rows
-        Of the array that has been judged, if it exists.
+        Rows of the array that has been judged, if it exists.
+    states
+        What was last found, 2 bits per array (`ArrayState`).
+    valid
+        One bit per array. It exists.
+    optimal
+        One bit per array. It exists and is OPTIMAL.
+    hopeless
+        One bit per array. It exists and has FAILED.
+    rebuilding
+        One bit per array. It has stale drives. Follows ``judged`` by a cycle.
+    halted
+        One bit per array. Its copy cannot go on. Follows ``judged`` by a cycle.
     news
-        A pulse: a state is another than before. An array appears as OPTIMAL, and that is no news.
+        A pulse. A state is another than before. An array appears as OPTIMAL, and that is no news.
     settled
         ``states`` is up to date.
-    geometry_read, member_read, copy_read
-        Tables.
+    geometry_read
+        Table of the arrays.
+    member_read
+        Table of the members.
+    copy_read
+        Table of the members that are copied.
+    busy
+        It works.
 
-    Latency: 5 cycles an array, and 2 for each member of each group: at most some 1000.
+    Latency: 5 cycles an array, and 2 for each member of each group. At most some 1000.
     """
 
     def __init__(self, *, config: Config):
@@ -72,6 +102,10 @@ class ArrayStates(wiring.Component):
                 "rows": Out(BLOCK_NUMBER_BITS),
                 "states": Out(2 * config.arrays),
                 "valid": Out(config.arrays),
+                "optimal": Out(config.arrays),
+                "hopeless": Out(config.arrays),
+                "rebuilding": Out(config.arrays),
+                "halted": Out(config.arrays),
                 "news": Out(1),
                 "settled": Out(1),
                 "geometry_read": Out(geometry_read(config)),
@@ -80,190 +114,254 @@ class ArrayStates(wiring.Component):
                 "busy": Out(1),
             }
         )
+        self._again = Signal()  # judge once more
+
+        # The array at hand, and what is found of it.
+        self._array = Signal(config.array_bits)
+        self._shape = Signal(geometry(config))
+        self._parity = self._shape.parities != 0
+        self._found = Signal(judgement(config))
+
+        # A group: drives of it, and how many it can lose; where it begins, and the next one does.
+        self._size = Signal(WIDTH_BITS)
+        self._tolerance = Signal(WIDTH_BITS)
+        self._first = Signal(WIDTH_BITS)
+        self._after = Signal(WIDTH_BITS + 1)
+
+        # The member at hand; how much of its group has been seen, how many were bad, and how many
+        # would be, were all suspect drives lost.
+        self._position = Signal(WIDTH_BITS)
+        self._next_position = Signal(WIDTH_BITS + 1)
+        self._seen = Signal(WIDTH_BITS)
+        self._bad = Signal(WIDTH_BITS)
+        self._doubtful = Signal(WIDTH_BITS)
+
+        # Suspect drives: of the array, of the group, and of groups that cannot do without them.
+        self._suspects = Signal(MAX_DRIVES)
+        self._in_group = Signal(MAX_DRIVES)
+        self._needed = Signal(MAX_DRIVES)
+        # Those that are copied; those that have been suspect since array 0 and are in none of the
+        # arrays seen so far.
+        self._suspect_copied = Signal(MAX_DRIVES)
+        self._homeless = Signal(MAX_DRIVES)
+        # Good members of the group, and drives to which failed ones are copied. None of them is to
+        # be lost, should the group have nothing to spare.
+        self._good = Signal(MAX_DRIVES)
 
     def elaborate(self, platform) -> Module:
-        config = self._config
         m = Module()
-        shape = Signal(geometry(config))
-        array = Signal(config.array_bits)
-        found = Signal(judgement(config))
-        again = Signal()
-        # A group: where it begins, how much of it has been seen, and how many were bad.
-        first, place = Signal(WIDTH_BITS), Signal(WIDTH_BITS)
-        seen, bad = Signal(WIDTH_BITS), Signal(WIDTH_BITS)
-        parity = shape.parities != 0
-        size, tolerance = Signal(WIDTH_BITS), Signal(WIDTH_BITS)
-        by_copies = Mux(shape.copies > 1, shape.copies, shape.width)
-        m.d.sync += [
-            size.eq(Mux(parity, shape.width, by_copies)),
-            tolerance.eq(Mux(parity, shape.parities, shape.copies - 1)),
-        ]
-        after = Signal(WIDTH_BITS + 1)
-        next_place = Signal(WIDTH_BITS + 1)
-        m.d.comb += [
-            self.geometry_read.address.eq(array),
-            self.member_read.address.array.eq(array),
-            self.member_read.address.position.eq(place),
-            self.copy_read.address.eq(array),
-            after.eq(first + size),
-            next_place.eq(place + 1),
-            self.judgement.eq(found),
-            self.rows.eq(shape.rows),
-        ]
-        port = self.member_read.data
-        is_failed = self.failed.bit_select(port, 1)
-        copy = self.copy_read.data
-        is_copied = copy.valid & (copy.position == place)
-        copy_failed = copy.valid & self.failed.bit_select(copy.port, 1)
-        is_stale = self.stale.bit_select(port, 1) & ~is_failed
-        state_bits = self.states.word_select(array, 2)
-
-        # Suspect drives of the array, of the group, and of groups that cannot do without them.
-        suspects, in_group, needed = (
-            Signal(MAX_DRIVES, name=name) for name in ("suspects", "in_group", "needed")
-        )
-        suspect_copied = Signal(MAX_DRIVES)
-        doubtful = Signal(WIDTH_BITS)
-        # Those that have been suspect since array 0 and are in none of the arrays seen so far.
-        homeless = Signal(MAX_DRIVES)
-        is_suspect = self.suspect.bit_select(port, 1) & ~is_failed
-        this_one = Signal(MAX_DRIVES)
-        target = Signal(MAX_DRIVES)
-        m.d.comb += [
-            this_one.eq(is_suspect << port),
-            target.eq((copy.valid << copy.port) & self.suspect),
-        ]
-
-        # Members of the group that are not to be lost, should it have nothing to spare.
-        held, holds = Signal(MAX_DRIVES), Signal(MAX_DRIVES)
-        follows = is_copied & ~copy_failed
-        with m.If(~is_failed & ~is_stale):
-            m.d.comb += holds.eq(1 << port)
-        with m.Elif(is_failed & follows):
-            m.d.comb += holds.eq(1 << copy.port)
-
+        self._measure_groups(m)
+        self._connect_tables(m)
+        self._look_at_member(m)
+        self._note_states(m)
         with m.If(self.changed):
-            m.d.sync += again.eq(1)
-
+            m.d.sync += self._again.eq(1)
         with m.FSM(name="judge") as fsm:
-            with m.State("REST"):
-                with m.If(again):
-                    m.d.sync += [
-                        again.eq(self.changed),
-                        array.eq(0),
-                        self.essential.eq(0),
-                        homeless.eq(self.suspect),
-                    ]
-                    m.next = "READ"
-
-            with m.State("READ"):
-                m.next = "LOAD"
-
-            with m.State("LOAD"):
-                m.d.sync += [
-                    shape.eq(self.geometry_read.data),
-                    found.eq(0),
-                    found.array.eq(array),
-                    found.valid.eq(self.geometry_read.data.valid),
-                    first.eq(0),
-                    place.eq(0),
-                    seen.eq(0),
-                    bad.eq(0),
-                    suspects.eq(0),
-                    in_group.eq(0),
-                    held.eq(0),
-                    needed.eq(0),
-                    suspect_copied.eq(0),
-                    doubtful.eq(0),
-                ]
-                m.next = "ASK"
-                with m.If(~self.geometry_read.data.valid):
-                    m.next = "JUDGE"
-
-            with m.State("ASK"):
-                m.next = "COUNT"
-
-            with m.State("COUNT"):
-                m.d.sync += [seen.eq(seen + 1), bad.eq(bad + (is_failed | is_stale))]
-                m.d.sync += [
-                    found.rebuilding.eq(found.rebuilding | is_stale),
-                    found.halted.eq(found.halted | copy_failed | (is_copied & is_failed)),
-                ]
-                with m.If(is_failed & ~found.missing):
-                    m.d.sync += [found.missing.eq(1), found.position.eq(place)]
-                m.d.sync += [
-                    doubtful.eq(doubtful + (is_failed | is_stale | is_suspect)),
-                    # What a stale drive has lost, the others have.
-                    in_group.eq(in_group | Mux(is_stale, 0, this_one)),
-                    suspects.eq(suspects | this_one | target),
-                    suspect_copied.eq(suspect_copied | Mux(is_copied, this_one, 0)),
-                    held.eq(held | holds),
-                    homeless.eq(homeless & ~(this_one | target)),
-                ]
-                with m.If(is_failed & self.returns.bit_select(port, 1) & ~found.returns):
-                    m.d.sync += [
-                        found.returns.eq(1),
-                        found.place.eq(place),
-                        found.port.eq(port),
-                    ]
-                m.d.sync += place.eq(Mux(~parity & (next_place == shape.width), 0, next_place))
-                m.next = "ASK"
-                with m.If(seen + 1 == size):
-                    m.next = "WEIGH"
-
-            with m.State("WEIGH"):
-                worse = Signal(ArrayState)
-                with m.If(bad > tolerance):
-                    m.d.comb += worse.eq(ArrayState.FAILED)
-                with m.Elif(bad == 0):
-                    m.d.comb += worse.eq(ArrayState.OPTIMAL)
-                with m.Elif(bad == tolerance):
-                    m.d.comb += worse.eq(ArrayState.DEGRADED)
-                with m.Else():
-                    m.d.comb += worse.eq(ArrayState.PARTIALLY_DEGRADED)
-                with m.If(worse.as_value() > found.state.as_value()):
-                    m.d.sync += found.state.eq(worse)
-                m.d.sync += [seen.eq(0), bad.eq(0), doubtful.eq(0), in_group.eq(0), held.eq(0)]
-                with m.If(doubtful >= tolerance):
-                    m.d.sync += self.essential.eq(self.essential | held)
-                with m.If(doubtful > tolerance):
-                    m.d.sync += needed.eq(needed | in_group)
-                m.next = "ASK"
-                with m.If(parity):
-                    m.d.sync += [first.eq(after), place.eq(after)]
-                    with m.If(after == shape.width * shape.spans):
-                        m.next = "JUDGE"
-                with m.Else():
-                    wrapped = Mux(after >= shape.width, after - shape.width, after)
-                    m.d.sync += [first.eq(wrapped), place.eq(wrapped)]
-                    with m.If(wrapped == 0):
-                        m.next = "JUDGE"
-
-            with m.State("JUDGE"):
-                before = Mux(self.valid.bit_select(array, 1), state_bits, ArrayState.OPTIMAL.value)
-                m.d.comb += [
-                    self.judgement.loses.eq((needed & ~self.kept).any()),
-                    self.judgement.recopies.eq((suspect_copied & needed & ~self.kept).any()),
-                    self.judgement.redundant.eq(tolerance != 0),
-                    self.judged.eq(1),
-                    self.yields.eq(
-                        Mux(found.valid, suspects & ~needed, 0)
-                        | Mux(array == config.arrays - 1, homeless, 0)
-                    ),
-                    self.keeps.eq(Mux(found.valid, needed, 0)),
-                    self.news.eq(found.valid & (found.state.as_value() != before)),
-                ]
-                m.d.sync += [
-                    state_bits.eq(found.state),
-                    self.valid.bit_select(array, 1).eq(found.valid),
-                    array.eq(array + 1),
-                ]
-                m.next = "READ"
-                with m.If(array == config.arrays - 1):
-                    m.next = "REST"
-
+            self._rest(m)
+            self._load(m)
+            self._count(m)
+            self._weigh(m)
+            self._judge(m)
         m.d.comb += [
-            self.settled.eq(fsm.ongoing("REST") & ~again & ~self.changed),
+            self.settled.eq(fsm.ongoing("REST") & ~self._again & ~self.changed),
             self.busy.eq(~self.settled),
         ]
         return m
+
+    def _measure_groups(self, m: Module) -> None:
+        """How large groups are, and what they can lose, a cycle after the geometry."""
+        shape, parity = self._shape, self._parity
+        by_copies = Mux(shape.copies > 1, shape.copies, shape.width)
+        m.d.sync += [
+            self._size.eq(Mux(parity, shape.width, by_copies)),
+            self._tolerance.eq(Mux(parity, shape.parities, shape.copies - 1)),
+        ]
+        m.d.comb += [
+            self._after.eq(self._first + self._size),
+            self._next_position.eq(self._position + 1),
+        ]
+
+    def _connect_tables(self, m: Module) -> None:
+        """What is read of the array at hand, and what is said of it."""
+        m.d.comb += [
+            self.geometry_read.address.eq(self._array),
+            self.member_read.address.array.eq(self._array),
+            self.member_read.address.position.eq(self._position),
+            self.copy_read.address.eq(self._array),
+            self.judgement.eq(self._found),
+            self.rows.eq(self._shape.rows),
+        ]
+
+    def _look_at_member(self, m: Module) -> None:
+        """How the drive of the member is, and the drive that it is copied to."""
+        port, copy = self.member_read.data, self.copy_read.data
+        self._is_failed = self.failed.bit_select(port, 1)
+        self._is_copied = copy.valid & (copy.position == self._position)
+        self._copy_failed = copy.valid & self.failed.bit_select(copy.port, 1)
+        self._is_stale = self.stale.bit_select(port, 1) & ~self._is_failed
+        self._is_suspect = self.suspect.bit_select(port, 1) & ~self._is_failed
+        # Drives as bits: the member's if it is suspect, the one that is copied to if it is suspect,
+        # and the one that is good.
+        self._suspect_one = Signal(MAX_DRIVES)
+        self._suspect_target = Signal(MAX_DRIVES)
+        self._good_one = Signal(MAX_DRIVES)
+        m.d.comb += [
+            self._suspect_one.eq(self._is_suspect << port),
+            self._suspect_target.eq((copy.valid << copy.port) & self.suspect),
+        ]
+        with m.If(~self._is_failed & ~self._is_stale):
+            m.d.comb += self._good_one.eq(1 << port)
+        with m.Elif(self._is_failed & (self._is_copied & ~self._copy_failed)):
+            m.d.comb += self._good_one.eq(1 << copy.port)
+
+    def _note_states(self, m: Module) -> None:
+        """What others ask of all arrays at once."""
+        found = self.judgement
+        with m.If(self.judged):
+            m.d.sync += [
+                self.rebuilding.bit_select(found.array, 1).eq(found.rebuilding),
+                self.halted.bit_select(found.array, 1).eq(found.halted),
+            ]
+        # `ArrayState`, of arrays that there are.
+        low, high = self.states[::2], self.states[1::2]
+        m.d.comb += [
+            self.optimal.eq(self.valid & ~(low | high)),
+            self.hopeless.eq(self.valid & low & high),
+        ]
+
+    def _rest(self, m: Module) -> None:
+        """The state REST, until something changes."""
+        with m.State("REST"):
+            with m.If(self._again):
+                m.d.sync += [
+                    self._again.eq(self.changed),
+                    self._array.eq(0),
+                    self.essential.eq(0),
+                    self._homeless.eq(self.suspect),
+                ]
+                m.next = "READ"
+
+    def _load(self, m: Module) -> None:
+        """The states READ and LOAD: the next array."""
+        found, shape = self._found, self.geometry_read.data
+        cleared = (
+            self._first, self._position, self._seen, self._bad, self._suspects, self._in_group,
+            self._good, self._needed, self._suspect_copied, self._doubtful,
+        )  # fmt: skip
+        with m.State("READ"):
+            m.next = "LOAD"
+
+        with m.State("LOAD"):
+            m.d.sync += [
+                self._shape.eq(shape),
+                found.eq(0),
+                found.array.eq(self._array),
+                found.valid.eq(shape.valid),
+                *(register.eq(0) for register in cleared),
+            ]
+            m.next = "ASK"
+            with m.If(~shape.valid):
+                m.next = "JUDGE"
+
+    def _count(self, m: Module) -> None:
+        """The states ASK and COUNT: the next member of a group."""
+        found, position, port = self._found, self._position, self.member_read.data
+        is_failed, is_stale, is_copied = self._is_failed, self._is_stale, self._is_copied
+        this_one, target = self._suspect_one, self._suspect_target
+        with m.State("ASK"):
+            m.next = "COUNT"
+
+        with m.State("COUNT"):
+            m.d.sync += [
+                self._seen.eq(self._seen + 1),
+                self._bad.eq(self._bad + (is_failed | is_stale)),
+                found.rebuilding.eq(found.rebuilding | is_stale),
+                found.halted.eq(found.halted | self._copy_failed | (is_copied & is_failed)),
+            ]
+            with m.If(is_failed & ~found.missing):
+                m.d.sync += [found.missing.eq(1), found.position.eq(position)]
+            m.d.sync += [
+                self._doubtful.eq(self._doubtful + (is_failed | is_stale | self._is_suspect)),
+                # What a stale drive has lost, the others have.
+                self._in_group.eq(self._in_group | Mux(is_stale, 0, this_one)),
+                self._suspects.eq(self._suspects | this_one | target),
+                self._suspect_copied.eq(self._suspect_copied | Mux(is_copied, this_one, 0)),
+                self._good.eq(self._good | self._good_one),
+                self._homeless.eq(self._homeless & ~(this_one | target)),
+            ]
+            with m.If(is_failed & self.returns.bit_select(port, 1) & ~found.returns):
+                m.d.sync += [
+                    found.returns.eq(1),
+                    found.place.eq(position),
+                    found.port.eq(port),
+                ]
+            wraps = ~self._parity & (self._next_position == self._shape.width)
+            m.d.sync += position.eq(Mux(wraps, 0, self._next_position))
+            m.next = "ASK"
+            with m.If(self._seen + 1 == self._size):
+                m.next = "WEIGH"
+
+    def _weigh(self, m: Module) -> None:
+        """The state WEIGH, of a group: the array is as bad off as its worst one."""
+        found, shape, after = self._found, self._shape, self._after
+        with m.State("WEIGH"):
+            worse = self._state_of_group(m)
+            with m.If(worse.as_value() > found.state.as_value()):
+                m.d.sync += found.state.eq(worse)
+            for register in (self._seen, self._bad, self._doubtful, self._in_group, self._good):
+                m.d.sync += register.eq(0)
+            with m.If(self._doubtful >= self._tolerance):
+                m.d.sync += self.essential.eq(self.essential | self._good)
+            with m.If(self._doubtful > self._tolerance):
+                m.d.sync += self._needed.eq(self._needed | self._in_group)
+            m.next = "ASK"
+            with m.If(self._parity):
+                m.d.sync += [self._first.eq(after), self._position.eq(after)]
+                with m.If(after == shape.width * shape.spans):
+                    m.next = "JUDGE"
+            with m.Else():
+                wrapped = Mux(after >= shape.width, after - shape.width, after)
+                m.d.sync += [self._first.eq(wrapped), self._position.eq(wrapped)]
+                with m.If(wrapped == 0):
+                    m.next = "JUDGE"
+
+    def _state_of_group(self, m: Module):
+        """What the group has left."""
+        bad, tolerance = self._bad, self._tolerance
+        left = Signal(ArrayState)
+        with m.If(bad > tolerance):
+            m.d.comb += left.eq(ArrayState.FAILED)
+        with m.Elif(bad == 0):
+            m.d.comb += left.eq(ArrayState.OPTIMAL)
+        with m.Elif(bad == tolerance):
+            m.d.comb += left.eq(ArrayState.DEGRADED)
+        with m.Else():
+            m.d.comb += left.eq(ArrayState.PARTIALLY_DEGRADED)
+        return left
+
+    def _judge(self, m: Module) -> None:
+        """The state JUDGE: what is said of the array."""
+        found, array, needed = self._found, self._array, self._needed
+        state_bits = self.states.word_select(array, 2)
+        last = array == self._config.arrays - 1
+        with m.State("JUDGE"):
+            before = Mux(self.valid.bit_select(array, 1), state_bits, ArrayState.OPTIMAL.value)
+            m.d.comb += [
+                self.judgement.loses.eq((needed & ~self.kept).any()),
+                self.judgement.recopies.eq((self._suspect_copied & needed & ~self.kept).any()),
+                self.judgement.redundant.eq(self._tolerance != 0),
+                self.judged.eq(1),
+                self.yields.eq(
+                    Mux(found.valid, self._suspects & ~needed, 0) | Mux(last, self._homeless, 0)
+                ),
+                self.keeps.eq(Mux(found.valid, needed, 0)),
+                self.news.eq(found.valid & (found.state.as_value() != before)),
+            ]
+            m.d.sync += [
+                state_bits.eq(found.state),
+                self.valid.bit_select(array, 1).eq(found.valid),
+                array.eq(array + 1),
+            ]
+            m.next = "READ"
+            with m.If(last):
+                m.next = "REST"

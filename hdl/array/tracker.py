@@ -19,7 +19,7 @@ from hdl.kit.simulation import SIMULATION
 from hdl.kit.table import Table
 
 FLUSH_ROUNDS = 16
-"""Times that a FLUSH is sent to its drives while one of them aborts it or goes away: four drives
+"""Times that a FLUSH is sent to its drives while one of them aborts it or goes away. Four drives
 may do so until they are given up."""
 
 
@@ -50,9 +50,9 @@ def origin(config: Config) -> data.StructLayout:
 def progress(config: Config) -> data.StructLayout:
     """What a command still has to do.
 
-    ``remaining``: blocks, or drives of a FLUSH, that have not ended; ``status``: the first error.
-    ``retries``: blocks to be sent again, ``retried``: there was one. Of a FLUSH, ``again``: it is
-    to be sent once more, for which there have been ``rounds``.
+    ``remaining`` counts blocks, or drives of a FLUSH, that have not ended. ``status`` is the first
+    error. ``retries`` are blocks to be sent again, and ``retried`` says that there was one. A FLUSH
+    with ``again`` is to be sent again, and has been sent ``rounds`` times before.
     """
     return data.StructLayout(
         {
@@ -69,18 +69,23 @@ def progress(config: Config) -> data.StructLayout:
 class Tracker(wiring.Component):
     """Owns the state of every host command slot.
 
-    Each block of a READ ends by `delivered`, `committed` (no drive is left to ask) or
-    `recover_failed`; each block of a WRITE by `committed`; a FLUSH by as many `flushed` as
-    `expected` said. The command completes when the last one has ended, with the first error that
-    was seen. A block whose direct read failed is sent again on ``command`` as a one-block READ,
-    same slot, ``offset`` its index in the host's command. Its ``recover`` is that of the read that
-    failed, one more ``tried`` unless the drive did not come so far (UNREACHED), ``again`` set, and
-    ``medium`` if that was it: who maps it says when nothing is left to be tried. A FLUSH that a
-    drive aborted, or that found a drive gone, is sent again once all have answered, `FLUSH_ROUNDS`
-    times at most: the array is then judged as it is by then, and rejects it if data is lost.
+    Each block of a READ ends by `delivered`, by `committed` (no drive is left to ask) or by
+    `recover_failed`. Each block of a WRITE ends by `committed`. A FLUSH ends by as many `flushed`
+    as `expected` said. The command completes when the last one has ended, with the first error that
+    was seen.
 
-    No event ever waits for ``command`` or ``completion``: blocks to be retried are a bit each of
-    their slot's state, slots with retries queue up once each, and so do completions. Hence the
+    A block whose direct read failed is sent again on ``command`` as a READ of one block. It has the
+    same command slot, and ``offset`` is its index in the host's command. Its ``recover`` is that of
+    the read that failed, with ``again`` set, and with ``medium`` if the drive could not read the
+    block. ``tried`` is one more, unless the drive did not come so far (UNREACHED). Who maps the
+    block says when nothing is left to be tried.
+
+    A FLUSH that a drive aborted, or that found a drive gone, is sent again once all drives have
+    answered, `FLUSH_ROUNDS` times at most. The array is judged as it is then, and rejects the FLUSH
+    if data is lost.
+
+    No event ever waits for ``command`` or ``completion``. Blocks to be retried are a bit each of
+    their slot's state. Slots with retries queue up once each, and so do completions. Hence the
     stripe engine and the drives can always report, and what holds up ``command`` gets done.
 
     Parameters
@@ -91,28 +96,32 @@ class Tracker(wiring.Component):
     Ports
     -----
     host_command
-        From the NVMe front end, in a slot that is not in use.
+        From the NVMe front end, in a command slot that is not in use.
     command
-        To the mapper; retries and host commands take turns, so that an array of which many reads
+        To the mapper. Retries and host commands take turns, so that an array of which many reads
         fail at once does not keep others out.
     completion
-        One for each host command; its slot may be used again from then on.
+        One for each host command. Its command slot may be used again from then on.
     rejected
-        The command (or the retry) failed as it was mapped; no other event will come for it.
-    expected, flushed
-        How many drives take part in a FLUSH, and the end of each.
+        The command, or the retry, failed as it was mapped. No other event will come for it.
+    expected
+        How many drives take part in a FLUSH.
+    flushed
+        The end of a FLUSH on one drive.
     read_failed
         A failed block of a direct read.
     committed
         A block written, or failed for good.
     recover_failed
         A block that could not be reconstructed.
-    delivered, free
-        A block sent to the host, or compared with the host's; its line goes back.
+    delivered
+        A block sent to the host, or compared with the host's.
+    free
+        The line of that block goes back.
     busy
         It works, or something waits that it can do.
 
-    Rate: 3 cycles an event, 4 a block sent again. Events take turns.
+    Rate: 3 cycles an event, and 4 a block that is sent again. Events take turns.
     """
 
     def __init__(self, *, config: Config):
@@ -263,21 +272,17 @@ class Tracker(wiring.Component):
     def _of_read_failed(self, event) -> list:
         attempt = self._attempt
         reached = event.status != DriveStatus.UNREACHED
-        statements = [
+        return [
             self._action.eq(Action.RETRY),
             self._slot.eq(event.index),
             self._place.eq(event.place),
             attempt.again.eq(1),
             attempt.tried.eq(event.recover.tried + reached),
             attempt.copy.eq(event.recover.copy),
+            attempt.medium.eq(event.status == DriveStatus.MEDIUM_ERROR),
+            attempt.ordered.eq(event.recover.ordered),
+            attempt.era.eq(event.recover.era),
         ]
-        if self._config.background:
-            statements += [
-                attempt.medium.eq(event.status == DriveStatus.MEDIUM_ERROR),
-                attempt.ordered.eq(event.recover.ordered),
-                attempt.era.eq(event.recover.era),
-            ]
-        return statements
 
     def _of_block(self, event) -> list:
         return [self._action.eq(Action.COUNT), *self._of_any(event)]
@@ -395,7 +400,7 @@ class Tracker(wiring.Component):
         m.next = "RECALL"
 
     def _end_blocks(self, m: Module, remaining: Value) -> None:
-        """Notes the first error; completes when nothing is left."""
+        """Notes the first error, and completes when nothing is left."""
         before, after = self._before, self._after
         m.d.comb += [
             after.remaining.eq(remaining),

@@ -1,13 +1,14 @@
-"""Background work: only instances and connections, and the words of its log."""
+"""Background work: its parts, and how they are connected."""
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.array.states import ArrayStates
+from hdl.background.array_report import ArrayReport
 from hdl.background.debts import Debts
 from hdl.background.findings import Findings
-from hdl.background.intent import Intent
+from hdl.background.intent import Intent, NoIntent
 from hdl.background.jobs import Jobs
 from hdl.background.pace import Pace
 from hdl.background.rows import flushing
@@ -19,7 +20,7 @@ from hdl.flow.host_command import completion
 from hdl.flow.intention import intention
 from hdl.flow.manage import CopyEnd, ManageOpcode, ManageStatus, manage_request, manage_response
 from hdl.flow.reference import answer, command_begin, telling
-from hdl.flow.report import Section, report_address, report_read
+from hdl.flow.report import Section, report_read
 from hdl.flow.table_read import copy_read, geometry_read, member_read
 from hdl.flow.walk import walk, walked
 from hdl.kit.table import TableRead
@@ -35,46 +36,131 @@ class Background(wiring.Component):
 
     Ports
     -----
-    request, response, table_request, table_response
-        As in `hdl.background.supervisor.Supervisor`.
-    present, used, failed, stale, changed
-        Bit a port, and a pulse when tables or drives have changed (`ArrayTables`).
-    suspect, kept, undecided, returns, yields, keeps, given_up
-        Of `ArrayTables`: drives that have restarted.
-    indebted, blames, blamed_volume
-        Bit a volume: a drive of its array that has restarted was kept, and the host has not been
-        told yet; a pulse: a FLUSH of a volume is refused, which tells it
-        (`hdl.background.debts.Debts`).
-    told, tells, answers, answer, heard, unheard, late, eras, blamed_slot, slot_begins, slot_begun,
-    slot_ends, slot_ended
-        As `hdl.background.debts.Debts` has them.
-    reserved, rewind
-        Bit a port: hot spares; of `ArrayTables`.
-    array_states, news, essential, settled
-        As in `hdl.array.states.ArrayStates`. It is news, too, that rows may be torn.
-    walk, walked
-        Rows to work on, and how they ended.
-    boundary_read, sync_read, unsynced, assumed
-        As in `hdl.background.jobs.Jobs`.
+    request
+        The host's changes, as in `hdl.background.supervisor.Supervisor`.
+    response
+        The answer to each.
+    table_request
+        Changes for `hdl.array.tables.tables.ArrayTables`.
+    table_response
+        What the tables answer.
+    present
+        One bit per port. A drive is there.
+    used
+        One bit per port. It belongs to an array. This and the next eight are those of
+        `ArrayTables`.
+    failed
+        One bit per port. Its drive cannot be used.
+    stale
+        One bit per port. Its drive is being rebuilt.
+    suspect
+        One bit per port. Its drive has restarted.
+    kept
+        One bit per port. Its drive is suspect, and its array cannot do without it.
+    undecided
+        There are suspect drives of which that is not known yet.
+    returns
+        One bit per port. Its drive has failed only by restarting, and can be taken back.
+    changed
+        A pulse. Tables or drives have changed.
+    rewind
+        An array of which nothing is rebuilt any more.
+    yields
+        One bit per port, a pulse. Its array can do without the suspect drive.
+    keeps
+        One bit per port, a pulse. Its array cannot.
+    given_up
+        One bit per port, a pulse. A drive that has restarted could not be taken back.
+    reserved
+        One bit per port. It is a hot spare.
+    indebted
+        One bit per volume. A drive of its array that has restarted was kept, and the host has not
+        been told yet. This and the ports down to ``unheard`` are those of
+        `hdl.background.debts.Debts`.
+    told
+        One bit per volume, a pulse. Now the host has been told.
+    late
+        Of a command slot. Its command was submitted before its volume was told.
+    eras
+        How often each array has lost something.
+    blames
+        A pulse. A FLUSH of a volume is refused, which tells the host.
+    blamed_volume
+        That volume.
+    blamed_slot
+        The command slot of that FLUSH.
+    slot_begins
+        A pulse. A host command gets a command slot.
+    slot_begun
+        Which command, in which slot.
+    slot_ends
+        A pulse. A host command leaves its command slot.
+    slot_ended
+        That slot.
+    tells
+        Whom the end of the command in ``slot_ended`` tells.
+    answers
+        A pulse. The end of a command that was to tell the host has come to its completion queue.
+    answer
+        Of which volume, in which queue.
+    heard
+        One bit per completion queue, a pulse. The host has taken all its entries that tell.
+    unheard
+        One bit per completion queue, a pulse. The queue has gone.
+    array_states
+        Two bits per array (`ArrayState`).
+    news
+        A pulse. A state is another than before, or rows may be torn.
+    essential
+        One bit per port, as in `hdl.array.states.ArrayStates`.
+    settled
+        ``array_states`` and ``essential`` are up to date.
+    walk
+        Rows to work on.
+    walked
+        How they ended.
+    boundary_read
+        First row of an array that is not rebuilt, for sequencer and dispatch.
+    sync_read
+        First row of an array that may not be in sync, for the same.
+    unsynced
+        One bit per array. It is not in sync.
+    assumed
+        One bit per array. It is assumed to be in sync.
     doubts
-        As in `hdl.background.supervisor.Supervisor`.
+        One bit per array, as in `hdl.background.supervisor.Supervisor`.
     host_active
         There is a host command.
-    geometry_read, member_read, copy_read
-        Tables.
-    begun, retired, flush, flushing, completed, completion
-        Of `hdl.background.intent.Intent` (not there without `Config.intent_chunks`).
-    report_read, report_shows
-        The log pages (`hdl.flow.report`); one of findings is being made.
-        Entries of ARRAYS: word 0: bit 31 the array exists, 1:0 `ArrayState`, 2 not in sync, 3
-        assumed to be, 6:4 `JobState`, 10:8 `WalkKind`, 23:16 array; 1: share in percent; 2, 3:
-        first row that is not done; 4, 5, 6: rows mended, mismatched, lost; 8, 9 and 10, 11: when
-        the job began and ended, in cycles; 7: bit 31 there is a write-intent bitmap, 15:0 chunks
-        that are marked, 21:16 log2 of the rows of a chunk; 12, 13: first row that may not be in
-        sync, if the array is not.
-        Others: `hdl.background.findings.Findings`.
-    now, deadline
-        Time in cycles, and when the walker may go on (all ones: it need not wait for that).
+    geometry_read
+        Table of the arrays, for states and walker.
+    member_read
+        Table of the members.
+    copy_read
+        Table of the members that are copied.
+    begun
+        A row is about to be written. This and the next five are those of
+        `hdl.background.intent.Intent`, and of no use without `Config.intent_chunks`.
+    retired
+        A row slot has been given back.
+    flush
+        A pulse. ``flushing`` begins.
+    flushing
+        A FLUSH of an array.
+    completed
+        A pulse. ``completion`` ends.
+    completion
+        A host command, and how it ended.
+    report_read
+        The log pages (`hdl.background.array_report.ArrayReport`,
+        `hdl.background.findings.Findings`).
+    report_shows
+        A page of findings is being made.
+    now
+        Time in cycles.
+    deadline
+        When the walker may go on, in cycles. All ones if it need not wait for that.
+    busy
+        Something works.
     """
 
     def __init__(self, *, config: Config):
@@ -135,78 +221,188 @@ class Background(wiring.Component):
                 "report_shows": In(1),
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS, init=(1 << TIME_BITS) - 1),
+                "begun": In(stream.Signature(intention(config))),
+                "retired": In(stream.Signature(config.row_slot_bits)),
+                "flush": In(1),
+                "flushing": In(flushing(config)),
+                "completed": In(1),
+                "completion": In(completion(config)),
                 "busy": Out(1),
             }
-            | (
-                {
-                    "begun": In(stream.Signature(intention(config))),
-                    "retired": In(stream.Signature(config.row_slot_bits)),
-                    "flush": In(1),
-                    "flushing": In(flushing(config)),
-                    "completed": In(1),
-                    "completion": In(completion(config)),
-                }
-                if config.intent_chunks
-                else {}
-            )
         )
+        self._states = ArrayStates(config=config)
+        self._supervisor = Supervisor(config=config)
+        self._jobs = Jobs(config=config)
+        self._walker = Walker(config=config)
+        self._pace = Pace(config=config)
+        self._findings = Findings(config=config)
+        self._debts = Debts(config=config)
+        self._intent = (Intent if config.intent_chunks else NoIntent)(config=config)
+        self._report = ArrayReport(config=config)
+
+        self._made = Signal(manage_request(config))  # the change that the tables make
+        self._rescan = Signal()
 
     def elaborate(self, platform) -> Module:
-        config = self._config
         m = Module()
-        m.submodules.states = states = ArrayStates(config=config)
-        m.submodules.supervisor = supervisor = Supervisor(config=config)
-        m.submodules.jobs = jobs = Jobs(config=config)
-        m.submodules.walker = walker = Walker(config=config)
-        m.submodules.pace = pace = Pace(config=config)
-        m.submodules.findings = findings = Findings(config=config)
+        m.submodules.states = self._states
+        m.submodules.supervisor = self._supervisor
+        m.submodules.jobs = self._jobs
+        m.submodules.walker = self._walker
+        m.submodules.pace = self._pace
+        m.submodules.findings = self._findings
+        m.submodules.debts = self._debts
+        m.submodules.intent = self._intent
+        m.submodules.report = self._report
+        self._connect_changes(m)
+        self._connect_states(m)
+        self._connect_decisions(m)
+        self._connect_jobs(m)
+        self._connect_rows(m)
+        self._connect_debts(m)
+        self._connect_marks(m)
+        self._connect_new_marks(m)
+        self._connect_report(m)
+        parts = (
+            self._states, self._supervisor, self._jobs, self._walker, self._pace, self._intent
+        )  # fmt: skip
+        m.d.comb += self.busy.eq(Cat(part.busy for part in parts).any() | self._rescan)
+        return m
 
-        # Changes.
+    def _connect_changes(self, m: Module) -> None:
+        """The host's changes, and what becomes of them in the tables.
+
+        The tables make no change while a bitmap is swept for the one before.
+        """
+        supervisor, sweeping = self._supervisor, self._intent.sweeping
+        request, wanted = self.table_request, supervisor.table_request
         connect(m, flipped(self.request), supervisor.request)
         connect(m, supervisor.response, flipped(self.response))
         connect(m, flipped(self.table_response), supervisor.table_response)
-        parts = (states, supervisor, jobs, walker, pace)
-        words = {}
-        if config.intent_chunks:
-            m.submodules.intent = intent = Intent(config=config)
-            self._connect_intent(m, intent, states, supervisor, jobs)
-            parts = (*parts, intent)
-            told = intent.tally_read.data
-            words[7] = Cat(
-                told.marked, Const(0, 16 - len(told.marked)), told.shift, Const(0, 9), Const(1, 1)
-            )
-        else:
-            connect(m, supervisor.table_request, flipped(self.table_request))
+        m.d.comb += [
+            request.payload.eq(wanted.payload),
+            request.valid.eq(wanted.valid & ~sweeping),
+            wanted.ready.eq(request.ready & ~sweeping),
+        ]
+        with m.If(request.valid & request.ready):
+            m.d.sync += self._made.eq(request.payload)
+
+    def _connect_states(self, m: Module) -> None:
+        """What arrays have left, by their drives."""
+        states, supervisor = self._states, self._supervisor
+        m.d.sync += self._rescan.eq(supervisor.rescan | self._jobs.ended)
+        m.d.comb += [
+            states.changed.eq(self.changed | self._rescan),
+            states.failed.eq(self.failed),
+            states.stale.eq(self.stale),
+            states.suspect.eq(self.suspect),
+            states.kept.eq(self.kept),
+            states.returns.eq(self.returns),
+            self.yields.eq(states.yields),
+            self.keeps.eq(states.keeps),
+            self.array_states.eq(states.states),
+            self.news.eq(states.news | supervisor.doubted),
+            self.essential.eq(states.essential),
+            self.settled.eq(states.settled),
+        ]
+        connect(m, states.geometry_read, flipped(self.geometry_read[0]))
+        connect(m, states.member_read, flipped(self.member_read))
+        connect(m, states.copy_read, flipped(self.copy_read))
+
+    def _connect_decisions(self, m: Module) -> None:
+        """What the supervisor knows of arrays, drives and jobs."""
+        supervisor, states, jobs = self._supervisor, self._states, self._jobs
+        m.d.comb += [
+            supervisor.judged.eq(states.judged),
+            supervisor.judgement.eq(states.judgement),
+            supervisor.states.eq(states.states),
+            supervisor.valid.eq(states.valid),
+            supervisor.settled.eq(states.settled),
+            supervisor.rebuilding.eq(states.rebuilding),
+            supervisor.changed.eq(self.changed),
+            supervisor.usable.eq(self.present & ~self.failed & ~self.used),
+            supervisor.running.eq(jobs.running),
+            supervisor.rebuilds.eq(jobs.rebuilds),
+            supervisor.zeroes.eq(jobs.zeroes),
+            supervisor.copies.eq(jobs.copies),
+            supervisor.resyncs.eq(jobs.resyncs),
+            supervisor.unsynced.eq(jobs.unsynced),
+            supervisor.unfinished.eq(jobs.unfinished),
+            supervisor.complete.eq(jobs.complete),
+            supervisor.rebuilt.eq(jobs.rebuilt),
+            supervisor.rebuilt_array.eq(jobs.rebuilt_array),
+            self.reserved.eq(supervisor.spares),
+            self.given_up.eq(supervisor.given_up),
+            self.doubts.eq(supervisor.doubts),
+        ]
+
+    def _connect_jobs(self, m: Module) -> None:
+        """What jobs are ordered, and what they know of their arrays."""
+        jobs, states, supervisor = self._jobs, self._states, self._supervisor
         connect(m, supervisor.order, jobs.order)
+        connect(m, flipped(self.rewind), jobs.rewind)
+        for outer, inner in zip(self.boundary_read, jobs.boundary_read, strict=True):
+            connect(m, flipped(outer), inner)
+        # The first is the report's.
+        for outer, inner in zip(self.sync_read, list(jobs.sync_read)[1:], strict=True):
+            connect(m, flipped(outer), inner)
         m.d.comb += [
             jobs.recopies.eq(supervisor.recopies),
-            supervisor.unfinished.eq(jobs.unfinished),
+            jobs.handed.eq(supervisor.handed),
+            jobs.outcome.eq(supervisor.outcome),
+            jobs.rebuilding.eq(states.rebuilding),
+            jobs.halted.eq(states.halted),
+            jobs.optimal.eq(states.optimal),
+            jobs.hopeless.eq(states.hopeless),
+            jobs.settled.eq(states.settled),
+            jobs.now.eq(self.now),
+            self.unsynced.eq(jobs.unsynced),
+            self.assumed.eq(jobs.assumed),
         ]
-        connect(m, flipped(self.rewind), jobs.rewind)
-        rebuilding, halted = Signal(config.arrays), Signal(config.arrays)
-        with m.If(states.judged):
-            judged = states.judgement
-            m.d.sync += [
-                rebuilding.bit_select(judged.array, 1).eq(judged.rebuilding),
-                halted.bit_select(judged.array, 1).eq(judged.halted),
-            ]
-        # What the array may have lost, it has lost: whatever becomes of the drive, that is told.
-        m.submodules.debts = debts = Debts(config=config)
+
+    def _connect_rows(self, m: Module) -> None:
+        """Rows that jobs walk, at which pace, and what is found."""
+        jobs, walker, pace, findings = self._jobs, self._walker, self._pace, self._findings
+        connect(m, jobs.slice, walker.slice)
+        connect(m, walker.slice_end, jobs.slice_end)
+        connect(m, walker.walk, flipped(self.walk))
+        connect(m, flipped(self.walked), walker.walked)
+        connect(m, walker.finding, findings.finding)
+        connect(m, walker.geometry_read, flipped(self.geometry_read[1]))
+        m.d.comb += [
+            walker.stop.eq(jobs.stop),
+            walker.hold.eq(pace.hold),
+            jobs.advanced.eq(walker.advanced),
+            jobs.boundary.eq(walker.boundary),
+            jobs.finding.eq(walker.finding.payload),
+            jobs.found.eq(walker.finding.valid & walker.finding.ready),
+            pace.share.eq(self._supervisor.share),
+            pace.issued.eq(walker.issued),
+            pace.outstanding.eq(walker.outstanding),
+            pace.walking.eq(walker.walking),
+            pace.active.eq(self.host_active),
+            pace.now.eq(self.now),
+            self.deadline.eq(pace.deadline),
+        ]
+
+    def _connect_debts(self, m: Module) -> None:
+        """What the host is to be told that arrays have lost.
+
+        What an array may have lost, it has lost. The host is told, whatever becomes of the drive.
+        """
+        debts, states, response = self._debts, self._states, self.table_response
         connect(m, flipped(self.late), debts.late)
-        response, request = self.table_response, self.table_request
-        with m.If(request.valid & request.ready):
-            m.d.sync += [
-                debts.opcode.eq(request.payload.opcode),
-                debts.array.eq(request.payload.array),
-            ]
         done = response.payload.status == ManageStatus.DONE
         m.d.comb += [
+            debts.opcode.eq(self._made.opcode),
+            debts.array.eq(self._made.array),
             debts.made.eq(response.valid & response.ready & done),
             debts.volume.eq(response.payload.index),
             debts.loses.eq(states.judged & (states.keeps & self.suspect & ~self.kept).any()),
             debts.loser.eq(states.judgement.array),
             debts.blames.eq(self.blames),
             debts.blamed_volume.eq(self.blamed_volume),
+            debts.blamed_slot.eq(self.blamed_slot),
             debts.begins.eq(self.slot_begins),
             debts.begun.eq(self.slot_begun),
             debts.ends.eq(self.slot_ends),
@@ -217,184 +413,66 @@ class Background(wiring.Component):
             debts.unheard.eq(self.unheard),
             self.tells.eq(debts.tells),
             self.indebted.eq(debts.indebted),
-            debts.blamed_slot.eq(self.blamed_slot),
             self.eras.eq(debts.eras),
             self.told.eq(debts.told),
         ]
-        rescan = Signal()
-        m.d.sync += rescan.eq(supervisor.rescan | jobs.ended)
-        m.d.comb += [
-            states.changed.eq(self.changed | rescan),
-            states.failed.eq(self.failed),
-            states.stale.eq(self.stale),
-            states.suspect.eq(self.suspect),
-            states.kept.eq(self.kept),
-            states.returns.eq(self.returns),
-            self.yields.eq(states.yields),
-            self.keeps.eq(states.keeps),
-            self.given_up.eq(supervisor.given_up),
-            supervisor.judged.eq(states.judged),
-            supervisor.judgement.eq(states.judgement),
-            supervisor.states.eq(states.states),
-            supervisor.valid.eq(states.valid),
-            supervisor.settled.eq(states.settled),
-            supervisor.rebuilding.eq(rebuilding),
-            supervisor.changed.eq(self.changed),
-            supervisor.running.eq(jobs.running),
-            supervisor.rebuilds.eq(jobs.rebuilds),
-            supervisor.zeroes.eq(jobs.zeroes),
-            supervisor.copies.eq(jobs.copies),
-            supervisor.resyncs.eq(jobs.resyncs),
-            supervisor.unsynced.eq(jobs.unsynced),
-            self.unsynced.eq(jobs.unsynced),
-            self.doubts.eq(supervisor.doubts),
-            self.assumed.eq(jobs.assumed),
-            supervisor.complete.eq(jobs.complete),
-            supervisor.rebuilt.eq(jobs.rebuilt),
-            supervisor.rebuilt_array.eq(jobs.rebuilt_array),
-            supervisor.usable.eq(self.present & ~self.failed & ~self.used),
-            self.reserved.eq(supervisor.spares),
-            self.array_states.eq(states.states),
-            self.news.eq(states.news | supervisor.doubted),
-            self.essential.eq(states.essential),
-            self.settled.eq(states.settled),
-            jobs.handed.eq(supervisor.handed),
-            jobs.rebuilding.eq(rebuilding),
-            jobs.halted.eq(halted),
-            # `ArrayState`, of arrays that there are.
-            jobs.optimal.eq(states.valid & ~(states.states[::2] | states.states[1::2])),
-            jobs.hopeless.eq(states.valid & states.states[::2] & states.states[1::2]),
-            jobs.outcome.eq(supervisor.outcome),
-            jobs.settled.eq(states.settled),
-            jobs.now.eq(self.now),
-        ]
 
-        # Rows.
-        connect(m, jobs.slice, walker.slice)
-        connect(m, walker.slice_end, jobs.slice_end)
-        connect(m, walker.walk, flipped(self.walk))
-        connect(m, flipped(self.walked), walker.walked)
-        connect(m, walker.finding, findings.finding)
-        for outer, inner in zip(self.boundary_read, jobs.boundary_read, strict=True):
-            connect(m, flipped(outer), inner)
-        for outer, inner in zip(self.sync_read, jobs.sync_read[1:], strict=True):
-            connect(m, flipped(outer), inner)
-        m.d.comb += [
-            walker.stop.eq(jobs.stop),
-            walker.hold.eq(pace.hold),
-            jobs.advanced.eq(walker.advanced),
-            jobs.boundary.eq(walker.boundary),
-            jobs.finding.eq(walker.finding.payload),
-            jobs.found.eq(walker.finding.valid & walker.finding.ready),
-            pace.share.eq(supervisor.share),
-            pace.issued.eq(walker.issued),
-            pace.outstanding.eq(walker.outstanding),
-            pace.walking.eq(walker.walking),
-            pace.active.eq(self.host_active),
-            pace.now.eq(self.now),
-            self.deadline.eq(pace.deadline),
-        ]
-        for user, port in zip((states, walker), self.geometry_read, strict=True):
-            connect(m, user.geometry_read, flipped(port))
-        connect(m, states.member_read, flipped(self.member_read))
-        connect(m, states.copy_read, flipped(self.copy_read))
-
-        # What the host reads.
-        asked = self.report_read.address
-        latched = Signal(report_address())
-        job = jobs.job_read.data
-        number = latched.number[: config.array_bits]
-        word = Signal(32)
-        m.d.sync += latched.eq(asked)
-        m.d.comb += [
-            jobs.job_read.address.eq(asked.number),
-            jobs.sync_read[0].address.eq(asked.number),
-            findings.showing.eq(self.report_shows),
-            findings.lost.eq(asked.section == Section.LOST),
-            findings.number.eq(asked.number),
-            findings.word.eq(asked.word),
-            self.report_read.data.eq(word),
-        ]
-
-        # A row has two words: read right after the lower one, the upper one is of the same moment.
-        previous, upper = Signal.like(latched), Signal(BLOCK_NUMBER_BITS - 32)
-        follows = (previous.as_value() | 1) == latched.as_value()
-        with m.If(asked != latched):
-            m.d.sync += previous.eq(latched)
-
-        def padded(*parts):
-            """Fields of given widths, low bits first."""
-            return Cat(*(Cat(part, Const(0, width - len(part))) for part, width in parts))
-
-        words |= {
-            0: padded(
-                (states.states.word_select(number, 2), 2),
-                (jobs.unsynced.bit_select(number, 1), 1),
-                (jobs.assumed.bit_select(number, 1), 1),
-                (job.state.as_value(), 4),
-                (job.kind.as_value(), 8),
-                (latched.number, 15),
-                (states.valid.bit_select(number, 1), 1),
-            ),
-            1: supervisor.share,
-            4: job.mended,
-            5: job.mismatched,
-            6: job.lost,
-        }
-        rows = ((2, job.row), (8, job.began), (10, job.ended), (12, jobs.sync_read[0].data))
-        for place, row in rows:
-            words |= {place: row[:32], place + 1: Mux(follows, upper, row[32:])}
-            with m.If(latched.word == place):
-                m.d.sync += upper.eq(row[32:])
-        with m.If(latched.section == Section.ARRAYS):
-            with m.Switch(latched.word):
-                for place, content in words.items():
-                    with m.Case(place):
-                        m.d.comb += word.eq(content)
-        with m.Else():
-            m.d.comb += word.eq(findings.data)
-
-        m.d.comb += self.busy.eq(Cat(part.busy for part in parts).any() | rescan)
-        return m
-
-    def _connect_intent(self, m: Module, intent, states, supervisor, jobs) -> None:
-        """The write-intent bitmap: all of an array is marked with each new member."""
+    def _connect_marks(self, m: Module) -> None:
+        """The write-intent bitmap: rows that are written, flushes, and jobs that follow marks."""
+        intent, states, jobs = self._intent, self._states, self._jobs
         for name in ("begun", "retired"):
             connect(m, flipped(getattr(self, name)), getattr(intent, name))
+        for name in ("flush", "flushing", "completed", "completion"):
+            m.d.comb += getattr(intent, name).eq(getattr(self, name))
         connect(m, jobs.ask, intent.ask)
         connect(m, intent.answer, jobs.answer)
-        request, response = self.table_request, self.table_response
-        made = Signal.like(request.payload)
-        with m.If(request.valid & request.ready):
-            m.d.sync += made.eq(request.payload)
-        done = response.valid & response.ready & (response.payload.status == ManageStatus.DONE)
-        creates = made.opcode == ManageOpcode.CREATE_ARRAY
-        half_copied = (made.opcode == ManageOpcode.END_COPY) & (
-            response.payload.index[5:7] == CopyEnd.STALE
-        )
         m.d.comb += [
-            request.payload.eq(supervisor.table_request.payload),
-            request.valid.eq(supervisor.table_request.valid & ~intent.sweeping),
-            supervisor.table_request.ready.eq(request.ready & ~intent.sweeping),
-            intent.wipe.eq(done & creates),
-            intent.fill.eq(done & ((made.opcode == ManageOpcode.REPLACE) | half_copied)),
-            intent.named.eq(Mux(creates, response.payload.index, made.array)),
             # Nothing is dropped while a drive may have lost what it was thought to have, and none
             # of what a RESYNC will follow.
             intent.optimal.eq(
                 Mux(
                     self.undecided,
                     0,
-                    states.valid
-                    & ~(states.states[::2] | states.states[1::2])
-                    & ~(supervisor.doubts | jobs.torn),
+                    states.optimal & ~(self._supervisor.doubts | jobs.torn),
                 )
             ),
             intent.settled.eq(states.settled),
             intent.judged.eq(states.judged & states.judgement.valid),
             intent.judged_array.eq(states.judgement.array),
             intent.judged_rows.eq(states.rows),
-            intent.tally_read.address.eq(self.report_read.address.number),
         ]
-        for name in ("flush", "flushing", "completed", "completion"):
-            m.d.comb += getattr(intent, name).eq(getattr(self, name))
+
+    def _connect_new_marks(self, m: Module) -> None:
+        """Nothing of a new array is marked, and all of an array that has a new member."""
+        intent, made, response = self._intent, self._made, self.table_response
+        done = response.valid & response.ready & (response.payload.status == ManageStatus.DONE)
+        creates = made.opcode == ManageOpcode.CREATE_ARRAY
+        half_copied = (made.opcode == ManageOpcode.END_COPY) & (
+            response.payload.index[5:7] == CopyEnd.STALE
+        )
+        m.d.comb += [
+            intent.wipe.eq(done & creates),
+            intent.fill.eq(done & ((made.opcode == ManageOpcode.REPLACE) | half_copied)),
+            intent.named.eq(Mux(creates, response.payload.index, made.array)),
+        ]
+
+    def _connect_report(self, m: Module) -> None:
+        """What the host reads: arrays and their jobs, and findings."""
+        report, findings, jobs, states = self._report, self._findings, self._jobs, self._states
+        asked = self.report_read.address
+        connect(m, flipped(self.report_read), report.report_read)
+        connect(m, report.job_read, jobs.job_read)
+        connect(m, report.sync_read, jobs.sync_read[0])
+        connect(m, report.tally_read, self._intent.tally_read)
+        m.d.comb += [
+            report.states.eq(states.states),
+            report.valid.eq(states.valid),
+            report.unsynced.eq(jobs.unsynced),
+            report.assumed.eq(jobs.assumed),
+            report.share.eq(self._supervisor.share),
+            report.findings.eq(findings.data),
+            findings.showing.eq(self.report_shows),
+            findings.lost.eq(asked.section == Section.LOST),
+            findings.number.eq(asked.number),
+            findings.word.eq(asked.word),
+        ]

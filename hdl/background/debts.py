@@ -1,35 +1,34 @@
-"""What the host has not been told yet: a bit a volume."""
+"""Volumes of which the host has not been told yet that they may have lost something."""
 
 from amaranth.hdl import Array, Module, Mux, Signal
 from amaranth.lib import data, wiring
-from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
 from hdl.flow.array_state import eras
 from hdl.flow.manage import ManageOpcode
 from hdl.flow.reference import answer, command_begin, telling
-from hdl.kit.table import TableRead
+from hdl.kit.table import Table, TableRead
 
 TOLD_BITS = 8
-"""Of how often a volume has been told; it wraps, as `ERA_BITS` do."""
+"""Width of how often a volume has been told. It wraps, as `ERA_BITS` do."""
 
 
 class Debts(wiring.Component):
     """Volumes that may have lost something since they were last flushed.
 
-    A namespace is flushed by itself (NVMe 1.4 section 6.8), so each volume that an array has as it
-    loses something is told by a Flush of its own. A volume that is created or deleted owes nothing,
-    so an array without volumes never does.
+    A namespace is flushed by itself (NVMe 1.4 section 6.8). So when an array loses something, each
+    of its volumes is told by a Flush of its own. A volume that is created or deleted owes nothing,
+    so an array without volumes owes nothing either.
 
-    A volume is told by the completion queue entry of the Flush that was refused. Until that is
-    posted others are refused, and so are those that were submitted before that, whenever they are
-    judged: each may have been meant for what is lost. A controller that is disabled posts none, so
-    the next Flush is refused as well.
+    A volume is told by the completion queue entry of the Flush that was refused. Until that entry
+    is posted, other Flushes are refused too. So are those that were submitted before it was posted,
+    whenever they are judged, because each may have been meant for what is lost. A controller that
+    is disabled posts no entry, so the next Flush is refused as well.
 
-    That the host has heard it is known once it has taken the entry: it has written the doorbell of
-    that completion queue. If the queue goes before that, by a reset of any kind or a deletion, the
-    entry may never have arrived, or never been looked at, so the volume is told once more.
+    The host is known to have heard it once it has taken the entry, by writing the doorbell of that
+    completion queue. If the queue goes before that, by a reset of any kind or a deletion, the
+    entry may never have arrived, or never been looked at. So the volume is told again.
 
     Parameters
     ----------
@@ -38,29 +37,50 @@ class Debts(wiring.Component):
 
     Ports
     -----
-    made, opcode, volume, array
-        A pulse: a change of the tables has been made, which one, and if it is one of volumes, of
-        which volume, and (CREATE_VOLUME) in which array.
-    loses, loser
-        A pulse: an array may have lost something.
-    blames, blamed_volume, blamed_slot
-        A pulse: a Flush of a volume is refused, which tells it as it ends.
-    begins, begun, ends, ended
-        Pulses: a host command gets a slot; it leaves it.
+    made
+        A pulse. The tables have made a change.
+    opcode
+        Which change.
+    volume
+        Of CREATE_VOLUME and DELETE_VOLUME, that volume.
+    array
+        Of CREATE_VOLUME, its array.
+    loses
+        A pulse. Array ``loser`` may have lost something.
+    loser
+        That array.
+    blames
+        A pulse. A Flush of a volume is refused, which tells the volume as the Flush ends.
+    blamed_volume
+        That volume.
+    blamed_slot
+        The command slot of that Flush.
+    begins
+        A pulse. A host command gets a command slot.
+    begun
+        Which command, in which slot.
+    ends
+        A pulse. A host command leaves its command slot.
+    ended
+        That slot.
     tells
         Whom the end of the command in slot ``ended`` tells.
-    answers, answer
-        A pulse: the end of one that was to tell has come to its completion queue.
-    heard, unheard
-        Pulses, a bit a completion queue: the host has taken all its entries that tell; it has gone.
+    answers
+        A pulse. The end of a command that was to tell has come to its completion queue.
+    answer
+        Of which volume, in which queue.
+    heard
+        One bit per completion queue, a pulse. The host has taken all its entries that tell.
+    unheard
+        One bit per completion queue, a pulse. The queue has gone.
     indebted
-        Bit a volume: it has not been told yet.
+        One bit per volume. It has not been told yet.
     told
-        Bit a volume, a pulse: now it has.
+        One bit per volume, a pulse. Now it has been told.
     late
-        Of a slot: its command was submitted before its volume was told.
+        Of a command slot. Its command was submitted before its volume was told.
     eras
-        How often each array has lost something; one cycle after ``loses``.
+        How often each array has lost something, one cycle after ``loses``.
     """
 
     def __init__(self, *, config: Config):
@@ -92,74 +112,87 @@ class Debts(wiring.Component):
             }
         )
 
+        # Of each volume: its array, if it exists; how often it has been told.
+        volumes = range(config.volumes)
+        self._exists = Signal(config.volumes)
+        self._arrays = Array(Signal(config.array_bits, name=f"array_of_{n}") for n in volumes)
+        self._told = Array(Signal(TOLD_BITS, name=f"told_{n}") for n in volumes)
+
+        # A volume has a Flush that will tell it, in a slot. Then the end of that is on its way to
+        # the host, in vain if something has been lost since. There is one at a time. Then it lies
+        # in a completion queue of the host.
+        self._waits = Signal(config.volumes)
+        self._leaves = Signal(config.volumes)
+        self._vain = Signal(config.volumes)
+        self._lies = Signal(config.volumes)
+
     def elaborate(self, platform) -> Module:
-        config = self._config
         m = Module()
-        exists = Signal(config.volumes)
-        arrays = Array(
-            Signal(config.array_bits, name=f"array_of_{number}")
-            for number in range(config.volumes)
-        )
-
-        # When a command was submitted, and of which volume.
-        told = Array(Signal(TOLD_BITS, name=f"told_{n}") for n in range(config.volumes))
-        begin = data.StructLayout({"volume": config.volume_bits, "told": TOLD_BITS})
-        m.submodules.begins_of = begins_of = Memory(shape=begin, depth=config.commands, init=[])
-        read, write = begins_of.read_port(), begins_of.write_port()
-        m.d.comb += [
-            write.addr.eq(self.begun.slot),
-            write.data.volume.eq(self.begun.volume),
-            write.data.told.eq(told[self.begun.volume] - self.begun.late),
-            write.en.eq(self.begins),
-            read.addr.eq(self.late.address),
-            self.late.data.eq(read.data.told != told[read.data.volume]),
-        ]
-
-        # A volume has a Flush that will tell it, in a slot; then its end is on the way to the host,
-        # in vain if something has been lost since. One at a time. Then it lies in a completion
-        # queue of the host.
-        waits, leaves, vain, lies = (
-            Signal(config.volumes, name=name) for name in ("waits", "leaves", "vain", "lies")
-        )
-        for number, array in enumerate(arrays):
-            teller = Signal(config.slot_bits, name=f"teller_{number}")
-            queue = Signal(range(config.queue_pairs + 1), name=f"queue_{number}")
-            own = waits[number] & (teller == self.ended)
-            with m.If(own):
-                m.d.comb += [self.tells.any.eq(1), self.tells.volume.eq(number)]
-            with m.If(own & self.ends):
-                m.d.sync += [waits[number].eq(0), leaves[number].eq(1), vain[number].eq(0)]
-            with m.If(self.answers & (self.answer.volume == number)):
-                m.d.comb += self.told[number].eq(self.answer.posted & ~vain[number])
-                m.d.sync += leaves[number].eq(0)
-            with m.If(self.told[number]):
-                m.d.sync += [
-                    self.indebted[number].eq(0),
-                    told[number].eq(told[number] + 1),
-                    lies[number].eq(1),
-                    queue.eq(self.answer.queue),
-                ]
-            with m.Elif(lies[number] & self.heard.bit_select(queue, 1)):
-                m.d.sync += lies[number].eq(0)
-            with m.Elif(lies[number] & self.unheard.bit_select(queue, 1)):
-                m.d.sync += [lies[number].eq(0), self.indebted[number].eq(1)]
-            blamed = self.blames & (self.blamed_volume == number)
-            with m.If(blamed & self.indebted[number] & ~waits[number] & ~leaves[number]):
-                m.d.sync += [waits[number].eq(1), teller.eq(self.blamed_slot)]
-            with m.If(self.loses & exists[number] & (array == self.loser)):
-                m.d.sync += [self.indebted[number].eq(1), waits[number].eq(0), vain[number].eq(1)]
-
+        self._note_begins(m)
+        for volume in range(self._config.volumes):
+            self._follow(m, volume)
         with m.If(self.loses):
             m.d.sync += self.eras[self.loser].eq(self.eras[self.loser] + 1)
+        self._note_change(m)
+        return m
 
+    def _note_begins(self, m: Module) -> None:
+        """When the command in each slot was submitted, and of which volume it is."""
+        config, told = self._config, self._told
+        begin = data.StructLayout({"volume": config.volume_bits, "told": TOLD_BITS})
+        m.submodules.begins_of = begins_of = Table(begin, config.commands)
+        found = begins_of.reads[0].data
+        m.d.comb += [
+            begins_of.write.address.eq(self.begun.slot),
+            begins_of.write.data.volume.eq(self.begun.volume),
+            begins_of.write.data.told.eq(told[self.begun.volume] - self.begun.late),
+            begins_of.write.enable.eq(self.begins),
+            begins_of.reads[0].address.eq(self.late.address),
+            self.late.data.eq(found.told != told[found.volume]),
+        ]
+
+    def _follow(self, m: Module, volume: int) -> None:
+        """What ``volume`` has lost, and whether the host has been told."""
+        waits, leaves, vain, lies = (
+            bits[volume] for bits in (self._waits, self._leaves, self._vain, self._lies)
+        )
+        indebted, told, count = self.indebted[volume], self.told[volume], self._told[volume]
+        teller = Signal(self._config.slot_bits, name=f"teller_{volume}")
+        queue = Signal(range(self._config.queue_pairs + 1), name=f"queue_{volume}")
+        own = waits & (teller == self.ended)
+        with m.If(own):
+            m.d.comb += [self.tells.any.eq(1), self.tells.volume.eq(volume)]
+        with m.If(own & self.ends):
+            m.d.sync += [waits.eq(0), leaves.eq(1), vain.eq(0)]
+        with m.If(self.answers & (self.answer.volume == volume)):
+            m.d.comb += told.eq(self.answer.posted & ~vain)
+            m.d.sync += leaves.eq(0)
+        with m.If(told):
+            m.d.sync += [
+                indebted.eq(0),
+                count.eq(count + 1),
+                lies.eq(1),
+                queue.eq(self.answer.queue),
+            ]
+        with m.Elif(lies & self.heard.bit_select(queue, 1)):
+            m.d.sync += lies.eq(0)
+        with m.Elif(lies & self.unheard.bit_select(queue, 1)):
+            m.d.sync += [lies.eq(0), indebted.eq(1)]
+        blamed = self.blames & (self.blamed_volume == volume)
+        with m.If(blamed & indebted & ~waits & ~leaves):
+            m.d.sync += [waits.eq(1), teller.eq(self.blamed_slot)]
+        with m.If(self.loses & self._exists[volume] & (self._arrays[volume] == self.loser)):
+            m.d.sync += [indebted.eq(1), waits.eq(0), vain.eq(1)]
+
+    def _note_change(self, m: Module) -> None:
+        """A volume that is new, or gone, owes nothing."""
         creates = self.opcode == ManageOpcode.CREATE_VOLUME
         with m.If(self.made & (creates | (self.opcode == ManageOpcode.DELETE_VOLUME))):
             m.d.sync += [
-                exists.bit_select(self.volume, 1).eq(creates),
-                arrays[self.volume].eq(Mux(creates, self.array, 0)),
+                self._exists.bit_select(self.volume, 1).eq(creates),
+                self._arrays[self.volume].eq(Mux(creates, self.array, 0)),
                 self.indebted.bit_select(self.volume, 1).eq(0),
-                waits.bit_select(self.volume, 1).eq(0),
-                vain.bit_select(self.volume, 1).eq(1),
-                lies.bit_select(self.volume, 1).eq(0),
+                self._waits.bit_select(self.volume, 1).eq(0),
+                self._vain.bit_select(self.volume, 1).eq(1),
+                self._lies.bit_select(self.volume, 1).eq(0),
             ]
-        return m

@@ -9,17 +9,16 @@ from hdl.config import Config
 from hdl.flow.host_command import Status, completion
 
 SETTLE_CYCLES = 63
-"""Longest from the end of a flush to the judgement of a drive that it found gone being under way.
-"""
+"""Most cycles from the end of a flush until a drive that it found gone is being judged."""
 
 
 class Epochs(wiring.Component):
     """Says from which FLUSH to which moment the marks of an array are kept apart.
 
     An epoch begins with a FLUSH of an array that is OPTIMAL, before a drive is asked, unless there
-    is one. It is ``over`` when the FLUSH has ended and every row that was being written as it began
-    has retired. Then ``drops`` says whether the FLUSH succeeded and the array was OPTIMAL all the
-    time: what was marked before is on all drives for good.
+    is an epoch already. It is ``over`` when the FLUSH has ended and every row has retired that was
+    being written as it began. Then ``drops`` says whether the FLUSH succeeded and the array was
+    OPTIMAL all the time. If so, what was marked before is on all drives for good.
 
     Parameters
     ----------
@@ -28,25 +27,38 @@ class Epochs(wiring.Component):
 
     Ports
     -----
-    flush, flushing
-        A pulse with what is flushed.
-    completed, completion
-        A pulse with the completion of a host command.
-    optimal, settled
-        Bit an array; whether that is up to date.
-    takes, retires, retired_epoch
-        Pulses: a row begins to be written, in epoch ``number``; one that began in
-        ``retired_epoch`` retires.
+    flush
+        A pulse. ``flushing`` begins.
+    flushing
+        A FLUSH of an array.
+    completed
+        A pulse. ``completion`` ends.
+    completion
+        A host command, and how it ended.
+    optimal
+        One bit per array. It is OPTIMAL.
+    settled
+        ``optimal`` is up to date.
+    takes
+        A pulse. A row begins to be written, in epoch ``number``.
+    retires
+        A pulse. A row that began in ``retired_epoch`` retires.
+    retired_epoch
+        That epoch.
     number
-        0 and 1 in turn.
+        The number of the epoch, 0 and 1 in turn.
     planes
-        Bit an array: which of its planes has the marks that are made now.
+        One bit per array. Which of its planes has the marks that are made now.
     array
-        Of which array the epoch is, or was.
-    over, drops
-        Held until ``closed``.
+        The array of the epoch, or of the last one.
+    over
+        The epoch is over. Held until ``closed``.
+    drops
+        With ``over``: the older marks are needless.
     closed
-        A pulse: the epoch is no more.
+        A pulse. The epoch is no more.
+    busy
+        A time passes.
     """
 
     def __init__(self, *, config: Config):
@@ -79,7 +91,9 @@ class Epochs(wiring.Component):
     def elaborate(self, platform) -> Module:
         config = self._config
         m = Module()
-        active, flushed, spoiled = Signal(), Signal(), Signal()
+        active = Signal()
+        flushed = Signal()
+        spoiled = Signal()
         slot = Signal(config.slot_bits)
         pause = Signal(range(SETTLE_CYCLES + 1))
         # Rows being written, by the epoch that they began in.

@@ -2,7 +2,6 @@
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, enum, stream, wiring
-from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.background.epochs import Epochs
@@ -12,7 +11,7 @@ from hdl.flow.host_command import completion
 from hdl.flow.intention import intention
 from hdl.kit.pick import lowest_set
 from hdl.kit.queue import Queue
-from hdl.kit.table import TableRead
+from hdl.kit.table import Table, TableRead
 
 BIT_BITS = 5
 WORD_BITS = 1 << BIT_BITS
@@ -26,9 +25,13 @@ class Task(enum.Enum, shape=2):
     """What a row's chunk is worked out for."""
 
     BEGIN = 0
+    """To mark it, because the row is about to be written."""
     RETIRE = 1
+    """To mark it again, because the row slot has been given back."""
     FILL = 2
+    """To mark all chunks of an array, or none."""
     SEARCH = 3
+    """To find the next marked chunks."""
 
 
 def tally(config: Config) -> data.StructLayout:
@@ -36,20 +39,57 @@ def tally(config: Config) -> data.StructLayout:
     return data.StructLayout({"marked": config.chunk_bits + 1, "shift": 6})
 
 
+def event(config: Config) -> data.StructLayout:
+    """A row is about to be written, or with ``retires`` its slot has been given back."""
+    return data.StructLayout({"retires": 1, "row": intention(config)})
+
+
+def flight(config: Config) -> data.StructLayout:
+    """What a row slot writes, if ``any``: in which chunk, and in which epoch that began."""
+    return data.StructLayout(
+        {"any": 1, "epoch": 1, "array": config.array_bits, "chunk": config.chunk_bits}
+    )
+
+
+def _ports(config: Config) -> dict:
+    """The ports of `Intent`."""
+    return {
+        "begun": In(stream.Signature(intention(config))),
+        "retired": In(stream.Signature(config.row_slot_bits)),
+        "flush": In(1),
+        "flushing": In(flushing(config)),
+        "completed": In(1),
+        "completion": In(completion(config)),
+        "optimal": In(config.arrays),
+        "settled": In(1),
+        "judged": In(1),
+        "judged_array": In(config.array_bits),
+        "judged_rows": In(BLOCK_NUMBER_BITS),
+        "wipe": In(1),
+        "fill": In(1),
+        "named": In(config.array_bits),
+        "ask": In(stream.Signature(array_row(config))),
+        "answer": Out(stream.Signature(stretch())),
+        "tally_read": In(TableRead(config.array_bits, tally(config))),
+        "sweeping": Out(1),
+        "busy": Out(1),
+    }
+
+
 class Intent(wiring.Component):
     """Remembers which rows of each array may differ on a member that goes away, by chunks.
 
-    Every row that is written is marked before a drive has the write, and stays so until all drives
-    have it for good. A chunk is as many rows, a power of two, as make ``config.intent_chunks`` of
-    them enough for the array.
+    Every row that is written is marked before a drive has the write. It stays marked until all
+    drives have the write for good. A chunk is a power of two of rows, so many that
+    ``config.intent_chunks`` chunks are enough for the array.
 
-    What a drive has is for good once it was flushed. So there are two planes of marks: when an
-    epoch of an array begins (`hdl.background.epochs`) new marks go to the other plane, and a row is
-    marked again as it retires. When the epoch is over the older marks are dropped, or if something
-    went wrong meanwhile they join the newer ones.
+    A drive has a write for good once the drive was flushed. So there are two planes of marks. When
+    an epoch of an array begins (`hdl.background.epochs`), new marks go to the other plane, and a
+    row is marked again as it retires. When the epoch is over, the older marks are dropped. If
+    something went wrong meanwhile, they join the newer ones instead.
 
-    Hence, at any time: a row that is being written, or was written and of which not every drive of
-    the array has answered a flush since, is marked. While a member is away nothing is dropped.
+    Hence a row is marked at any time while it is being written, and after that until every drive of
+    the array has answered a flush. While a member is away, no mark is dropped.
 
     Parameters
     ----------
@@ -58,64 +98,138 @@ class Intent(wiring.Component):
 
     Ports
     -----
-    begun, retired
-        A row is about to be written (nothing new of one that is under way); a row slot has been
-        given back. `EVENTS` of them wait inside.
-    flush, flushing, completed, completion, optimal, settled
-        Of `Epochs`.
-    judged, judged_array, judged_rows
-        A pulse: the array exists and has so many rows.
-    wipe, fill, named, sweeping
-        Pulses, not while ``sweeping``: no row of array ``named`` was written (it is new); all were
-        (a member is). Rows that are begun later are marked later.
-    ask, answer
-        For a rebuild: the next marked rows of an array from a row on, up to the next chunk that is
-        not. ``first`` all ones: there are none. Marks made before are seen.
+    begun
+        A row is about to be written. If its row slot is already noted, this says nothing new.
+    retired
+        A row slot has been given back. `EVENTS` of ``begun`` and ``retired`` wait inside.
+    flush
+        A pulse, as in `Epochs`.
+    flushing
+        As in `Epochs`.
+    completed
+        A pulse, as in `Epochs`.
+    completion
+        As in `Epochs`.
+    optimal
+        One bit per array, as in `Epochs`.
+    settled
+        As in `Epochs`.
+    judged
+        A pulse. Array ``judged_array`` exists and has ``judged_rows`` rows.
+    judged_array
+        That array.
+    judged_rows
+        Its number of rows.
+    wipe
+        A pulse, not while ``sweeping``. No row of array ``named`` was written, because the array is
+        new. Rows that begin later are marked later.
+    fill
+        A pulse, not while ``sweeping``. All rows of array ``named`` count as written, because a
+        member is new. Rows that begin later are marked later.
+    named
+        The array of ``wipe`` and ``fill``.
+    ask
+        A rebuild asks for the next marked rows of an array from a row on.
+    answer
+        These rows, up to the next chunk that is not marked. ``first`` is all ones if there are
+        none. Marks that were made before the question are seen.
     tally_read
         `tally` of an array, for the host.
+    sweeping
+        A bitmap is to be wiped or filled.
+    busy
+        It works.
 
-    Rate: an event in 7 cycles. Events wait for a sweep 2 cycles a word of the array's bitmap, and
-    for an answer at most 4 a word and 50.
+    Rate: an event in 7 cycles. Events wait 2 cycles a word of the array's bitmap for a sweep, and
+    at most 4 cycles a word and 50 more for an answer.
     """
 
     def __init__(self, *, config: Config):
         if not config.intent_chunks:
             raise ValueError("intent_chunks must not be 0")
         self._config = config
-        super().__init__(
-            {
-                "begun": In(stream.Signature(intention(config))),
-                "retired": In(stream.Signature(config.row_slot_bits)),
-                "flush": In(1),
-                "flushing": In(flushing(config)),
-                "completed": In(1),
-                "completion": In(completion(config)),
-                "optimal": In(config.arrays),
-                "settled": In(1),
-                "judged": In(1),
-                "judged_array": In(config.array_bits),
-                "judged_rows": In(BLOCK_NUMBER_BITS),
-                "wipe": In(1),
-                "fill": In(1),
-                "named": In(config.array_bits),
-                "ask": In(stream.Signature(array_row(config))),
-                "answer": Out(stream.Signature(stretch())),
-                "tally_read": In(TableRead(config.array_bits, tally(config))),
-                "sweeping": Out(1),
-                "busy": Out(1),
-            }
-        )
+        self._words = config.intent_chunks // WORD_BITS
+        super().__init__(_ports(config))
+        chunk = config.chunk_bits
+        self._epochs = Epochs(config=config)
+        # Marks: a word of a plane of an array. What each row slot writes. Each array's last row,
+        # and its number of marked chunks, both for the machine and for the host.
+        self._marks = Table(WORD_BITS, 2 * config.arrays * self._words)
+        self._flights = Table(flight(config), config.rows)
+        self._lasts = Table(BLOCK_NUMBER_BITS, config.arrays, reads=2)
+        self._counts = Table(chunk + 1, config.arrays, reads=2)
+        # Events in the order in which they were taken.
+        self._events = Queue(event(config), EVENTS)
+        self._cleared = Signal(range(max(self._marks.depth, config.rows, 2)))
 
-    def _marks_again(self, held: data.View) -> Value:
-        """Whether a row that retires is marked, ``held`` being what its slot was begun with."""
-        return held.any
+        # An array is to be swept: filled, or wiped.
+        self._sweeps = Signal()
+        self._fills = Signal()
+        self._sweep_array = Signal(config.array_bits)
+
+        # The task at hand: its row, and what its row slot was begun with.
+        self._task = Signal(Task)
+        self._slot = Signal(config.row_slot_bits)
+        self._array = Signal(config.array_bits)
+        self._row = Signal(BLOCK_NUMBER_BITS)
+        self._beyond = Signal()  # the row is after the array's last
+        self._written = Signal(flight(config))
+        # log2 of the rows of a chunk, the chunk of the row, and which plane has the newer marks.
+        self._shift = Signal(range(BLOCK_NUMBER_BITS))
+        self._chunk = Signal(chunk)
+        self._word = self._chunk[BIT_BITS:]
+        self._newer = Signal()
+        self._bits = Signal(WORD_BITS)  # a word of marks that has been read
+
+        # A search: the first marked chunk, then the first after it that is not.
+        self._seeks_end = Signal()
+        self._first_chunk = Signal(chunk)
+        self._candidates = Signal(WORD_BITS)
+
+        # An epoch that is over: one plane is folded into the other, word by word.
+        self._folds = Signal()
+        self._drops = Signal()
+        self._fold_word = Signal.like(self._word)
+        self._lost = Signal(WORD_BITS)  # marks that are dropped
+        self._losses = Signal(range(WORD_BITS + 1))
+
+    def _marks_again(self, written: data.View) -> Value:
+        """Whether a row that retires is marked, ``written`` being what its slot was begun with."""
+        return written.any
 
     def elaborate(self, platform) -> Module:
-        config = self._config
-        chunk_bits = config.chunk_bits
-        words = config.intent_chunks // WORD_BITS
         m = Module()
-        m.submodules.epochs = epochs = Epochs(config=config)
+        self._connect_epochs(m)
+        self._connect_tables(m)
+        self._queue_events(m)
+        self._note_sweeps(m)
+        self._find_chunk(m)
+        m.d.sync += self._folds.eq(self._epochs.over)
+        m.d.sync += self._losses.eq(sum(self._lost))
+        with m.FSM(name="intend") as fsm:
+            self._clear(m)
+            self._rest(m)
+            self._measure(m)
+            self._place(m)
+            self._mark(m)
+            self._sweep(m)
+            self._scan(m)
+            self._test(m)
+            self._stretch(m)
+            self._fold(m)
+            m.d.comb += self.busy.eq(
+                ~self._waits(fsm)
+                | self._epochs.busy
+                | self.wipe
+                | self.fill
+                | self.flush
+                | self.completed
+            )
+        return m
+
+    def _connect_epochs(self, m: Module) -> None:
+        """What the epochs are told of flushes and arrays."""
+        m.submodules.epochs = epochs = self._epochs
         m.d.comb += [
             epochs.flush.eq(self.flush),
             epochs.flushing.eq(self.flushing),
@@ -125,47 +239,42 @@ class Intent(wiring.Component):
             epochs.settled.eq(self.settled),
         ]
 
-        # Marks; what a row slot writes; each array's last row and number of marked chunks.
-        flight = data.StructLayout(
-            {"any": 1, "epoch": 1, "array": config.array_bits, "chunk": chunk_bits}
-        )
-        depth = 2 * config.arrays * words
-        m.submodules.marks = marks = Memory(shape=WORD_BITS, depth=depth, init=[])
-        m.submodules.flights = flights = Memory(shape=flight, depth=config.rows, init=[])
-        m.submodules.lasts = lasts = Memory(
-            shape=BLOCK_NUMBER_BITS, depth=config.arrays, init=[]
-        )
-        m.submodules.counts = counts = Memory(
-            shape=chunk_bits + 1, depth=config.arrays, init=[]
-        )
-        read, write = marks.read_port(), marks.write_port()
-        flight_read, flight_write = flights.read_port(), flights.write_port()
-        last_read, last_write = lasts.read_port(), lasts.write_port()
-        count_read, count_write = counts.read_port(), counts.write_port()
-        shown_last, shown_count = lasts.read_port(), counts.read_port()
-
-        def shift_for(last, name):
-            """log2 of the rows of a chunk, combinational."""
-            found = Signal(range(BLOCK_NUMBER_BITS), name=name)
-            for index in range(chunk_bits, BLOCK_NUMBER_BITS):
-                with m.If(last[index]):
-                    m.d.comb += found.eq(index + 1 - chunk_bits)
-            return found
-
+    def _connect_tables(self, m: Module) -> None:
+        """Where tables are read and written, and what the host sees of them."""
+        m.submodules.marks = self._marks
+        m.submodules.flights = flights = self._flights
+        m.submodules.lasts = lasts = self._lasts
+        m.submodules.counts = counts = self._counts
+        shown, asked = self.tally_read.data, self.tally_read.address
         m.d.comb += [
-            last_write.addr.eq(self.judged_array),
-            last_write.data.eq(self.judged_rows - 1),
-            last_write.en.eq(self.judged),
-            shown_last.addr.eq(self.tally_read.address),
-            shown_count.addr.eq(self.tally_read.address),
-            self.tally_read.data.marked.eq(shown_count.data),
-            self.tally_read.data.shift.eq(shift_for(shown_last.data, "shown_shift")),
+            lasts.write.address.eq(self.judged_array),
+            lasts.write.data.eq(self.judged_rows - 1),
+            lasts.write.enable.eq(self.judged),
+            lasts.reads[1].address.eq(asked),
+            counts.reads[1].address.eq(asked),
+            shown.marked.eq(counts.reads[1].data),
+            shown.shift.eq(self._shift_for(m, lasts.reads[1].data, "shown_shift")),
+            flights.reads[0].address.eq(self._slot),
+            flights.write.address.eq(self._slot),
+            lasts.reads[0].address.eq(self._array),
+            counts.reads[0].address.eq(self._array),
+            counts.write.address.eq(self._array),
         ]
 
-        # Events in the order in which they were taken.
-        event = data.StructLayout({"retires": 1, "row": intention(config)})
-        m.submodules.events = events = Queue(event, EVENTS)
-        offered, waiting = Signal(event), Signal(event)
+    def _shift_for(self, m: Module, last_row: Value, name: str) -> Signal:
+        """log2 of the rows of a chunk, combinational."""
+        chunk_bits = self._config.chunk_bits
+        found = Signal(range(BLOCK_NUMBER_BITS), name=name)
+        for bit in range(chunk_bits, BLOCK_NUMBER_BITS):
+            with m.If(last_row[bit]):
+                m.d.comb += found.eq(bit + 1 - chunk_bits)
+        return found
+
+    def _queue_events(self, m: Module) -> None:
+        """Rows that begin or retire wait in one queue. Those that retire go first."""
+        m.submodules.events = events = self._events
+        offered = Signal(event(self._config))
+        self._waiting = Signal(event(self._config))
         m.d.comb += [
             offered.retires.eq(self.retired.valid),
             offered.row.eq(self.begun.payload),
@@ -173,310 +282,325 @@ class Intent(wiring.Component):
             events.input.valid.eq(self.begun.valid | self.retired.valid),
             self.retired.ready.eq(events.input.ready),
             self.begun.ready.eq(events.input.ready & ~self.retired.valid),
-            waiting.eq(events.output.payload),
+            self._waiting.eq(events.output.payload),
         ]
         with m.If(self.retired.valid):
             m.d.comb += offered.row.slot.eq(self.retired.payload)
 
-        # An array that is new, or has a member that is.
-        sweeps, fills = Signal(), Signal()
-        m.d.comb += self.sweeping.eq(sweeps)
-        sweep_array = Signal(config.array_bits)
+    def _note_sweeps(self, m: Module) -> None:
+        """Notes an array that is new, or has a member that is."""
+        m.d.comb += self.sweeping.eq(self._sweeps)
         with m.If(self.wipe | self.fill):
-            m.d.sync += [sweeps.eq(1), fills.eq(self.fill), sweep_array.eq(self.named)]
-
-        # What is at hand.
-        task = Signal(Task)
-        slot = Signal(config.row_slot_bits)
-        array = Signal(config.array_bits)
-        row = Signal(BLOCK_NUMBER_BITS)
-        shift = Signal(range(BLOCK_NUMBER_BITS))
-        beyond = Signal()
-        held = Signal(flight)
-        chunk = Signal(chunk_bits)
-        word = chunk[BIT_BITS:]
-        newer = Signal()
-        bits = Signal(WORD_BITS)
-        mark = Signal(WORD_BITS)
-        m.d.comb += mark.eq(1 << chunk[:BIT_BITS])
-
-        # A search: the first marked chunk, then the first after it that is not.
-        seeks_end = Signal()
-        first_chunk = Signal(chunk_bits)
-        candidates = Signal(WORD_BITS)
-        above = Signal(WORD_BITS)
-        m.d.comb += [
-            above.eq(Const((1 << WORD_BITS) - 1) << chunk[:BIT_BITS]),
-            candidates.eq((bits ^ seeks_end.replicate(WORD_BITS)) & above),
-        ]
-        lowest = lowest_set(m, candidates, "lowest")
-        found = self.answer.payload
-
-        # An epoch that is over: one plane is folded into the other, word by word.
-        fold_word = Signal.like(word)
-        folds, drops = Signal(), Signal()
-        m.d.sync += folds.eq(epochs.over)
-        lost = Signal(WORD_BITS)
-        losses = Signal(range(WORD_BITS + 1))
-        m.d.sync += losses.eq(sum(lost))
-
-        clear = Signal(range(max(depth, config.rows, 2)))
-        m.d.comb += [
-            flight_read.addr.eq(slot),
-            flight_write.addr.eq(slot),
-            last_read.addr.eq(array),
-            count_read.addr.eq(array),
-            count_write.addr.eq(array),
-        ]
-
-        def look(plane, place):
-            m.d.comb += read.addr.eq(Cat(place, array, plane))
-
-        def store(plane, place, value):
-            m.d.comb += [
-                write.addr.eq(Cat(place, array, plane)),
-                write.data.eq(value),
-                write.en.eq(1),
+            m.d.sync += [
+                self._sweeps.eq(1),
+                self._fills.eq(self.fill),
+                self._sweep_array.eq(self.named),
             ]
 
-        with m.FSM(name="intend") as fsm:
-            # Memories keep their contents over a reset.
-            with m.State("CLEAR"):
-                m.d.comb += [
-                    write.addr.eq(clear),
-                    write.en.eq(1),
-                    flight_write.addr.eq(clear),
-                    flight_write.en.eq(1),
-                    count_write.addr.eq(clear),
-                    count_write.en.eq(1),
-                ]
-                m.d.sync += clear.eq(clear + 1)
-                with m.If(clear == max(depth, config.rows) - 1):
-                    m.next = "REST"
+    def _find_chunk(self, m: Module) -> None:
+        """The lowest chunk of the word from ``chunk`` on that is marked, or that is not."""
+        above = Signal(WORD_BITS)
+        m.d.comb += [
+            above.eq(Const((1 << WORD_BITS) - 1) << self._chunk[:BIT_BITS]),
+            self._candidates.eq(
+                (self._bits ^ self._seeks_end.replicate(WORD_BITS)) & above
+            ),
+        ]
+        self._lowest = lowest_set(m, self._candidates, "lowest")
 
-            with m.State("REST"):
-                m.d.sync += [
-                    task.eq(Mux(waiting.retires, Task.RETIRE, Task.BEGIN)),
-                    slot.eq(waiting.row.slot),
-                    array.eq(waiting.row.array),
-                    row.eq(waiting.row.row),
-                    chunk.eq(0),
-                ]
-                with m.If(sweeps):
-                    m.d.sync += [array.eq(sweep_array), task.eq(Task.FILL)]
-                    m.next = "LOOK"
-                with m.Elif(events.output.valid):
-                    m.d.comb += events.output.ready.eq(1)
-                    m.next = "LOOK"
-                with m.Elif(self.ask.valid):
-                    m.d.comb += self.ask.ready.eq(1)
-                    m.d.sync += [
-                        task.eq(Task.SEARCH),
-                        array.eq(self.ask.payload.array),
-                        row.eq(self.ask.payload.row),
-                    ]
-                    m.next = "LOOK"
-                with m.Elif(folds):
-                    m.d.sync += [
-                        array.eq(epochs.array),
-                        newer.eq(epochs.planes.bit_select(epochs.array, 1)),
-                    ]
-                    with m.If(fold_word == 0):
-                        m.d.sync += drops.eq(epochs.drops)
-                    m.next = "FOLD"
+    # Words of the bitmap: a word of a plane of the array at hand.
 
-            # The chunk of a row.
-            with m.State("LOOK"):
-                m.next = "MEASURE"
+    def _look(self, m: Module, plane: Value, word: Value) -> None:
+        """Reads a word, which is there in the next state."""
+        m.d.comb += self._marks.reads[0].address.eq(Cat(word, self._array, plane))
 
-            with m.State("MEASURE"):
-                m.d.sync += [
-                    shift.eq(shift_for(last_read.data, "measured")),
-                    held.eq(flight_read.data),
-                    beyond.eq(row > last_read.data),
-                ]
-                with m.If(task == Task.FILL):
-                    m.d.sync += row.eq(last_read.data)
-                m.next = "PLACE"
+    def _store(self, m: Module, plane: Value, word: Value, marks) -> None:
+        """Writes a word."""
+        m.d.comb += self._marks.store(address=Cat(word, self._array, plane), data=marks)
 
-            with m.State("PLACE"):
-                m.d.sync += [
-                    chunk.eq(row >> shift),
-                    newer.eq(epochs.planes.bit_select(array, 1)),
-                ]
-                flight_new = flight_write.data
-                m.d.comb += [
-                    flight_new.epoch.eq(epochs.number),
-                    flight_new.array.eq(array),
-                    flight_new.chunk.eq(row >> shift),
-                    epochs.retired_epoch.eq(held.epoch),
-                ]
-                m.next = "READ"
-                with m.Switch(task):
-                    with m.Case(Task.BEGIN):
-                        # The mark and the count are of the same epoch.
-                        m.d.comb += [
-                            flight_new.any.eq(1),
-                            flight_write.en.eq(~held.any),
-                            epochs.takes.eq(~held.any),
-                        ]
-                        with m.If(held.any):
-                            m.next = "REST"
-                    with m.Case(Task.RETIRE):
-                        m.d.comb += [flight_write.en.eq(1), epochs.retires.eq(held.any)]
-                        m.d.sync += [
-                            chunk.eq(held.chunk),
-                            array.eq(held.array),
-                            newer.eq(epochs.planes.bit_select(held.array, 1)),
-                        ]
-                        with m.If(~self._marks_again(held)):
-                            m.next = "REST"
-                    with m.Case(Task.FILL):
-                        m.next = "COUNT"
-                    with m.Case(Task.SEARCH):
-                        m.d.sync += seeks_end.eq(0)
-                        m.d.sync += [found.first.eq(0), found.end.eq(0)]
-                        m.next = "SCAN"
-                        with m.If(beyond):
-                            m.d.sync += found.first.eq(~0)
-                            m.next = "ANSWER"
+    @property
+    def _read(self) -> Value:
+        """The word that was read."""
+        return self._marks.reads[0].data
 
-            # A mark.
-            with m.State("READ"):
-                look(newer, word)
-                m.next = "READ-OLDER"
-
-            with m.State("READ-OLDER"):
-                look(~newer, word)
-                m.d.sync += bits.eq(read.data)
-                m.next = "MARK"
-
-            with m.State("MARK"):
-                store(newer, word, bits | mark)
-                m.d.comb += [
-                    count_write.data.eq(count_read.data + 1),
-                    count_write.en.eq(((bits | read.data) & mark) == 0),
-                ]
+    def _clear(self, m: Module) -> None:
+        """The state CLEAR, after a reset: nothing is marked, and no row slot writes anything."""
+        marks, rows = self._marks, self._config.rows
+        with m.State("CLEAR"):
+            for table in (marks, self._flights, self._counts):
+                m.d.comb += table.store(address=self._cleared, data=0)
+            m.d.sync += self._cleared.eq(self._cleared + 1)
+            with m.If(self._cleared == max(marks.depth, rows) - 1):
                 m.next = "REST"
 
-            # All marks of an array, or none.
-            with m.State("COUNT"):
-                m.d.comb += [
-                    count_write.data.eq(Mux(fills, chunk + 1, 0)),
-                    count_write.en.eq(1),
+    def _rest(self, m: Module) -> None:
+        """The state REST: what is to be done next, most urgent first."""
+        waiting, epochs = self._waiting, self._epochs
+        with m.State("REST"):
+            m.d.sync += [
+                self._task.eq(Mux(waiting.retires, Task.RETIRE, Task.BEGIN)),
+                self._slot.eq(waiting.row.slot),
+                self._array.eq(waiting.row.array),
+                self._row.eq(waiting.row.row),
+                self._chunk.eq(0),
+            ]
+            with m.If(self._sweeps):
+                m.d.sync += [self._array.eq(self._sweep_array), self._task.eq(Task.FILL)]
+                m.next = "LOOK"
+            with m.Elif(self._events.output.valid):
+                m.d.comb += self._events.output.ready.eq(1)
+                m.next = "LOOK"
+            with m.Elif(self.ask.valid):
+                m.d.comb += self.ask.ready.eq(1)
+                m.d.sync += [
+                    self._task.eq(Task.SEARCH),
+                    self._array.eq(self.ask.payload.array),
+                    self._row.eq(self.ask.payload.row),
                 ]
-                m.d.sync += [first_chunk.eq(chunk), chunk.eq(0)]
-                m.next = "SWEEP"
+                m.next = "LOOK"
+            with m.Elif(self._folds):
+                m.d.sync += [
+                    self._array.eq(epochs.array),
+                    self._newer.eq(epochs.planes.bit_select(epochs.array, 1)),
+                ]
+                with m.If(self._fold_word == 0):
+                    m.d.sync += self._drops.eq(epochs.drops)
+                m.next = "FOLD"
 
-            with m.State("SWEEP"):
-                last_word, last_bit = first_chunk[BIT_BITS:], first_chunk[:BIT_BITS]
-                some = Signal(WORD_BITS)
-                m.d.comb += some.eq(
-                    Mux(
-                        word == last_word,
-                        (2 << last_bit) - 1,
-                        (word < last_word).replicate(WORD_BITS),
-                    )
-                )
-                store(newer, word, Mux(fills, some, 0))
-                m.next = "SWEEP-OLDER"
+    def _measure(self, m: Module) -> None:
+        """The states LOOK and MEASURE: how large the chunks of the array are."""
+        last_row = self._lasts.reads[0].data
+        with m.State("LOOK"):
+            m.next = "MEASURE"
 
-            with m.State("SWEEP-OLDER"):
-                store(~newer, word, 0)
-                m.d.sync += chunk.eq(chunk + WORD_BITS)
-                m.next = "SWEEP"
-                with m.If(word == words - 1):
-                    m.d.sync += sweeps.eq(0)
-                    m.next = "REST"
+        with m.State("MEASURE"):
+            m.d.sync += [
+                self._shift.eq(self._shift_for(m, last_row, "measured")),
+                self._written.eq(self._flights.reads[0].data),
+                self._beyond.eq(self._row > last_row),
+            ]
+            with m.If(self._task == Task.FILL):
+                m.d.sync += self._row.eq(last_row)
+            m.next = "PLACE"
 
-            # A search.
-            with m.State("SCAN"):
-                look(newer, word)
-                m.next = "SCAN-OLDER"
-
-            with m.State("SCAN-OLDER"):
-                look(~newer, word)
-                m.d.sync += bits.eq(read.data)
-                m.next = "JOIN"
-
-            with m.State("JOIN"):
-                m.d.sync += bits.eq(bits | read.data)
-                m.next = "TEST"
-
-            with m.State("TEST"):
-                with m.If(candidates.any()):
-                    m.d.sync += [chunk.eq(Cat(lowest, word)), seeks_end.eq(1)]
-                    with m.If(~seeks_end):
-                        m.d.sync += first_chunk.eq(Cat(lowest, word))
-                    with m.Else():
-                        m.d.sync += found.end.eq(Cat(lowest, word))
-                        m.next = "STRETCH"
-                with m.Else():
-                    m.d.sync += chunk.eq(Cat(Const(0, BIT_BITS), word + 1))
+    def _place(self, m: Module) -> None:
+        """The state PLACE: the chunk of the row, and what is to be done with it."""
+        row, written, epochs = self._row, self._written, self._epochs
+        flights, found = self._flights, self.answer.payload
+        with m.State("PLACE"):
+            m.d.sync += [
+                self._chunk.eq(row >> self._shift),
+                self._newer.eq(epochs.planes.bit_select(self._array, 1)),
+            ]
+            new_flight = flights.write.data
+            m.d.comb += [
+                new_flight.epoch.eq(epochs.number),
+                new_flight.array.eq(self._array),
+                new_flight.chunk.eq(row >> self._shift),
+                epochs.retired_epoch.eq(written.epoch),
+            ]
+            m.next = "READ"
+            with m.Switch(self._task):
+                with m.Case(Task.BEGIN):
+                    # The mark and the count are of the same epoch.
+                    m.d.comb += [
+                        new_flight.any.eq(1),
+                        flights.write.enable.eq(~written.any),
+                        epochs.takes.eq(~written.any),
+                    ]
+                    with m.If(written.any):
+                        m.next = "REST"
+                with m.Case(Task.RETIRE):
+                    m.d.comb += [flights.write.enable.eq(1), epochs.retires.eq(written.any)]
+                    m.d.sync += [
+                        self._chunk.eq(written.chunk),
+                        self._array.eq(written.array),
+                        self._newer.eq(epochs.planes.bit_select(written.array, 1)),
+                    ]
+                    with m.If(~self._marks_again(written)):
+                        m.next = "REST"
+                with m.Case(Task.FILL):
+                    m.next = "COUNT"
+                with m.Case(Task.SEARCH):
+                    m.d.sync += self._seeks_end.eq(0)
+                    m.d.sync += [found.first.eq(0), found.end.eq(0)]
                     m.next = "SCAN"
-                    with m.If(word == words - 1):
-                        # ``end`` stays 0: up to the last row.
-                        m.next = "STRETCH"
-                        with m.If(~seeks_end):
-                            m.d.sync += found.first.eq(~0)
-                            m.next = "ANSWER"
+                    with m.If(self._beyond):
+                        m.d.sync += found.first.eq(~0)
+                        m.next = "ANSWER"
 
-            with m.State("STRETCH"):
-                m.d.sync += found.first.eq(first_chunk)
-                m.next = "MULTIPLY"
+    def _mark(self, m: Module) -> None:
+        """The states READ to MARK: the chunk is marked in the newer plane, and counted if new."""
+        counts, bits = self._counts, self._bits
+        mark = Signal(WORD_BITS)
+        m.d.comb += mark.eq(1 << self._chunk[:BIT_BITS])
+        with m.State("READ"):
+            self._look(m, self._newer, self._word)
+            m.next = "READ-OLDER"
 
-            with m.State("MULTIPLY"):
-                m.d.sync += [
-                    shift.eq(shift - 1),
-                    found.first.eq(found.first << 1),
-                    found.end.eq(found.end << 1),
-                ]
-                with m.If(shift == 0):
-                    m.d.sync += [
-                        shift.eq(0),
-                        found.first.eq(Mux(found.first < row, row, found.first)),
-                        found.end.eq(found.end),
-                    ]
-                    m.next = "ANSWER"
+        with m.State("READ-OLDER"):
+            self._look(m, ~self._newer, self._word)
+            m.d.sync += bits.eq(self._read)
+            m.next = "MARK"
 
-            with m.State("ANSWER"):
-                m.d.comb += self.answer.valid.eq(1)
-                with m.If(self.answer.ready):
-                    m.next = "REST"
+        with m.State("MARK"):
+            self._store(m, self._newer, self._word, bits | mark)
+            m.d.comb += [
+                counts.write.data.eq(counts.reads[0].data + 1),
+                counts.write.enable.eq(((bits | self._read) & mark) == 0),
+            ]
+            m.next = "REST"
 
-            # A word of an epoch that is over.
-            with m.State("FOLD"):
-                look(~newer, fold_word)
-                m.next = "FOLD-NEWER"
+    def _sweep(self, m: Module) -> None:
+        """The states COUNT to SWEEP-OLDER: all marks of an array, or none."""
+        fills, chunk, word = self._fills, self._chunk, self._word
+        with m.State("COUNT"):
+            m.d.comb += self._counts.store(data=Mux(fills, chunk + 1, 0))
+            m.d.sync += [self._first_chunk.eq(chunk), chunk.eq(0)]
+            m.next = "SWEEP"
 
-            with m.State("FOLD-NEWER"):
-                look(newer, fold_word)
-                m.d.sync += bits.eq(read.data)
-                m.next = "FOLD-STORE"
+        with m.State("SWEEP"):
+            last_word, last_bit = self._first_chunk[BIT_BITS:], self._first_chunk[:BIT_BITS]
+            some = Signal(WORD_BITS)
+            m.d.comb += some.eq(
+                Mux(
+                    word == last_word,
+                    (2 << last_bit) - 1,
+                    (word < last_word).replicate(WORD_BITS),
+                )
+            )
+            self._store(m, self._newer, word, Mux(fills, some, 0))
+            m.next = "SWEEP-OLDER"
 
-            with m.State("FOLD-STORE"):
-                store(newer, fold_word, read.data | Mux(drops, 0, bits))
-                m.d.comb += lost.eq(Mux(drops, bits & ~read.data, 0))
-                m.next = "FOLD-EMPTY"
-
-            with m.State("FOLD-EMPTY"):
-                store(~newer, fold_word, 0)
-                m.d.comb += [
-                    count_write.data.eq(count_read.data - losses),
-                    count_write.en.eq(1),
-                ]
-                m.d.sync += fold_word.eq(fold_word + 1)
+        with m.State("SWEEP-OLDER"):
+            self._store(m, ~self._newer, word, 0)
+            m.d.sync += chunk.eq(chunk + WORD_BITS)
+            m.next = "SWEEP"
+            with m.If(word == self._words - 1):
+                m.d.sync += self._sweeps.eq(0)
                 m.next = "REST"
-                with m.If(fold_word == words - 1):
-                    m.d.comb += epochs.closed.eq(1)
-                    m.d.sync += [fold_word.eq(0), folds.eq(0)]
 
-            idle = ~sweeps & ~events.output.valid & ~self.ask.valid & ~folds & ~epochs.over
-            filling = (events.level != 0) | events.input.valid
-            waits = (fsm.ongoing("REST") & idle & ~filling) | (
-                fsm.ongoing("ANSWER") & ~self.answer.ready & ~filling
-            )
-            m.d.comb += self.busy.eq(
-                ~waits | epochs.busy | self.wipe | self.fill | self.flush | self.completed
-            )
-        return m
+    def _scan(self, m: Module) -> None:
+        """The states SCAN to JOIN of a search: a word of marks, of both planes."""
+        with m.State("SCAN"):
+            self._look(m, self._newer, self._word)
+            m.next = "SCAN-OLDER"
+
+        with m.State("SCAN-OLDER"):
+            self._look(m, ~self._newer, self._word)
+            m.d.sync += self._bits.eq(self._read)
+            m.next = "JOIN"
+
+        with m.State("JOIN"):
+            m.d.sync += self._bits.eq(self._bits | self._read)
+            m.next = "TEST"
+
+    def _test(self, m: Module) -> None:
+        """The state TEST of a search: whether the word has the chunk that is looked for."""
+        word, found, seeks_end = self._word, self.answer.payload, self._seeks_end
+        chunk, candidate = self._chunk, Cat(self._lowest, self._word)
+        with m.State("TEST"):
+            with m.If(self._candidates.any()):
+                m.d.sync += [chunk.eq(candidate), seeks_end.eq(1)]
+                with m.If(~seeks_end):
+                    m.d.sync += self._first_chunk.eq(candidate)
+                with m.Else():
+                    m.d.sync += found.end.eq(candidate)
+                    m.next = "STRETCH"
+            with m.Else():
+                m.d.sync += chunk.eq(Cat(Const(0, BIT_BITS), word + 1))
+                m.next = "SCAN"
+                with m.If(word == self._words - 1):
+                    # ``end`` stays 0: up to the last row.
+                    m.next = "STRETCH"
+                    with m.If(~seeks_end):
+                        m.d.sync += found.first.eq(~0)
+                        m.next = "ANSWER"
+
+    def _stretch(self, m: Module) -> None:
+        """The states STRETCH to ANSWER of a search: chunks become rows."""
+        row, shift, found = self._row, self._shift, self.answer.payload
+        with m.State("STRETCH"):
+            m.d.sync += found.first.eq(self._first_chunk)
+            m.next = "MULTIPLY"
+
+        with m.State("MULTIPLY"):
+            m.d.sync += [
+                shift.eq(shift - 1),
+                found.first.eq(found.first << 1),
+                found.end.eq(found.end << 1),
+            ]
+            with m.If(shift == 0):
+                m.d.sync += [
+                    shift.eq(0),
+                    found.first.eq(Mux(found.first < row, row, found.first)),
+                    found.end.eq(found.end),
+                ]
+                m.next = "ANSWER"
+
+        with m.State("ANSWER"):
+            m.d.comb += self.answer.valid.eq(1)
+            with m.If(self.answer.ready):
+                m.next = "REST"
+
+    def _fold(self, m: Module) -> None:
+        """The states FOLD to FOLD-EMPTY: a word of an epoch that is over.
+
+        The older marks are dropped, or join the newer ones.
+        """
+        word, newer, bits = self._fold_word, self._newer, self._bits
+        with m.State("FOLD"):
+            self._look(m, ~newer, word)
+            m.next = "FOLD-NEWER"
+
+        with m.State("FOLD-NEWER"):
+            self._look(m, newer, word)
+            m.d.sync += bits.eq(self._read)
+            m.next = "FOLD-STORE"
+
+        with m.State("FOLD-STORE"):
+            self._store(m, newer, word, self._read | Mux(self._drops, 0, bits))
+            m.d.comb += self._lost.eq(Mux(self._drops, bits & ~self._read, 0))
+            m.next = "FOLD-EMPTY"
+
+        with m.State("FOLD-EMPTY"):
+            self._store(m, ~newer, word, 0)
+            m.d.comb += self._counts.store(data=self._counts.reads[0].data - self._losses)
+            m.d.sync += word.eq(word + 1)
+            m.next = "REST"
+            with m.If(word == self._words - 1):
+                m.d.comb += self._epochs.closed.eq(1)
+                m.d.sync += [word.eq(0), self._folds.eq(0)]
+
+    def _waits(self, fsm) -> Value:
+        """It waits for somebody else."""
+        events = self._events
+        idle = (
+            ~self._sweeps
+            & ~events.output.valid
+            & ~self.ask.valid
+            & ~self._folds
+            & ~self._epochs.over
+        )
+        filling = (events.level != 0) | events.input.valid
+        return (fsm.ongoing("REST") & idle & ~filling) | (
+            fsm.ongoing("ANSWER") & ~self.answer.ready & ~filling
+        )
+
+
+class NoIntent(wiring.Component):
+    """What is there instead of `Intent` without ``intent_chunks``: no bitmap, so no marks.
+
+    The ports are those of `Intent`. Nothing is taken, answered or swept.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+    """
+
+    def __init__(self, *, config: Config):
+        super().__init__(_ports(config))
+
+    def elaborate(self, platform) -> Module:
+        return Module()

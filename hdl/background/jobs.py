@@ -1,25 +1,24 @@
 """Jobs: what is done with the rows of each array, how far it has come, and what it found."""
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.hdl import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, enum, stream, wiring
-from amaranth.lib.memory import Memory
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.background.rows import array_row, stretch
 from hdl.background.walker import SliceEnd, finding, slice_request
 from hdl.config import BLOCK_NUMBER_BITS, TIME_BITS, Config
 from hdl.flow.manage import CopyEnd
 from hdl.flow.walk import WalkKind, WalkResult
-from hdl.kit.table import TableRead
+from hdl.kit.table import Table, TableRead
 
 SLICE_ROWS = 256
 """Rows of an array after which another array's job has its turn."""
 
 MOST_FAILURES = 31
-"""Writes that drives may refuse before a job is given up; each gives up a drive."""
+"""Writes that drives may refuse before a job is given up. Each gives up a drive."""
 
 SETTLE_CYCLES = 31
-"""Longest from a drive's being reported to the judgement of its array being under way."""
+"""Most cycles from the report of a drive until its array is being judged for that."""
 
 
 class JobState(enum.Enum, shape=3):
@@ -29,7 +28,7 @@ class JobState(enum.Enum, shape=3):
     RUNNING = 1
     DONE = 2
     STOPPED = 3
-    """The host stopped it; it can go on where it was."""
+    """The host stopped it. It can go on where it was."""
     FAILED = 4
     """The drives that it rebuilt or copied to were lost, or too many writes failed, or the array
     has FAILED."""
@@ -43,11 +42,11 @@ class JobOrder(enum.Enum, shape=3):
     FORGET = 2
     """The array is gone: no job."""
     BEGIN = 3
-    """The array is new: no job, and no row is in sync, or every one."""
+    """The array is new. It has no job, and no row is in sync, or every row is."""
     DOUBT = 4
-    """What was written to the array may be lost: a RESYNC or ZERO that has not ended begins anew,
-    and a COPY of a drive that may have lost it. Unless there is nothing to be in sync, rows that
-    are marked may be so no more."""
+    """What was written to the array may be lost. A RESYNC or ZERO that has not ended begins anew,
+    and so does a COPY of a drive that may have lost it. Rows that are marked may not be in sync any
+    more, unless there is nothing to be in sync."""
 
 
 class Sync(enum.Enum, shape=2):
@@ -56,19 +55,22 @@ class Sync(enum.Enum, shape=2):
     NONE = 0
     """Rows from the boundary on may not, unless the host has written them since."""
     PROVEN = 1
-    """All do: a job has made them so, or has found them so, or there is nothing to satisfy."""
+    """All rows do. A job has made or found them so, or there is nothing to satisfy."""
     ASSUMED = 2
     """The host has said so as it created the array."""
 
 
 def job_order(config: Config) -> data.StructLayout:
-    """START: ``kind`` from row ``first`` or, with ``resume``, from where the last job was.
+    """What is to be done with the job of ``array``.
 
-    REBUILD and SALVAGE always go on at the boundary. Of an array that is not in sync RESYNC and
-    ZERO begin at its sync boundary at the latest, and instead of a REBUILD there is a RESYNC from
-    there on first, unless the array has FAILED. With ``every`` a RESYNC follows no marks, unless it
-    goes on. A job that is running is replaced, but a COPY only once the copy has ended. BEGIN:
-    ``sync`` is that of the array. DOUBT: it is NONE, or PROVEN if there is nothing to be in sync.
+    START begins a job of ``kind`` at row ``first``, or with ``resume`` where the last job was. But
+    REBUILD and SALVAGE always begin at the boundary. If the array is not in sync, RESYNC and ZERO
+    begin at its sync boundary at the latest, and a REBUILD becomes a RESYNC from there on first,
+    unless the array has FAILED. With ``every`` a RESYNC does not follow marks, unless it resumes.
+    START replaces a job that is running, but a COPY only once the copy has ended.
+
+    With BEGIN ``sync`` is that of the new array. With DOUBT ``sync`` is NONE, or PROVEN if there is
+    nothing to be in sync.
     """
     return data.StructLayout(
         {
@@ -86,8 +88,9 @@ def job_order(config: Config) -> data.StructLayout:
 def job() -> data.StructLayout:
     """The job of an array.
 
-    ``row``: all before it are done. ``mended``, ``mismatched``, ``lost``: rows that ended so.
-    ``began``, ``ended``: times in cycles. ``whole``: it began with row 0.
+    All rows before ``row`` are done. ``mended``, ``mismatched`` and ``lost`` count rows that ended
+    so, and ``failures`` writes that drives refused. ``began`` and ``ended`` are times in cycles.
+    ``whole``: the job began with row 0.
     """
     return data.StructLayout(
         {
@@ -108,6 +111,17 @@ def job() -> data.StructLayout:
 class Jobs(wiring.Component):
     """Gives the walker to one array's job after the other.
 
+    Jobs of several arrays take turns of `SLICE_ROWS` rows. A RESYNC that has ended is followed by a
+    REBUILD if there are stale drives. RESYNC and REBUILD fail once the array has FAILED, unless
+    their last row has ended by then. What they would make unreadable may yet be of use. The
+    boundaries stay where they are. A SALVAGE goes on, and begins only by order.
+
+    An array that was in sync and is not any more (DOUBT) is ``torn``. A RESYNC of it follows the
+    marks, as a REBUILD does. So its marks must not be dropped.
+
+    A CHECK of every row proves an array that was ASSUMED if it finds nothing and all drives are
+    there. A RESYNC or ZERO of every row proves it as well.
+
     Parameters
     ----------
     config
@@ -116,53 +130,88 @@ class Jobs(wiring.Component):
     Ports
     -----
     order
-        Changes; taken when made, after the rows on their way have ended.
+        Changes. An order is taken when it has been carried out, after the rows on their way have
+        ended.
     recopies
-        Bit an array: with DOUBT, its COPY is of a drive that may have lost something.
+        One bit per array. With DOUBT, its COPY is of a drive that may have lost something.
     unfinished
-        Bit an array, a pulse: its RESYNC has ended as the array has FAILED.
-    running, rebuilds, zeroes, copies, resyncs
-        Bit an array: it has a job; that is REBUILD or SALVAGE, ZERO, COPY, RESYNC.
-    rebuilding, halted, optimal, hopeless, settled
-        Bit an array: it has stale drives; its copy cannot go on; it is OPTIMAL, FAILED; whether
-        that is up to date.
-    unsynced, assumed, torn
-        Bit an array: `Sync` is NONE, is ASSUMED; it is NONE, but rows that are not marked are in
-        sync.
-    rebuilt, rebuilt_array, handed
-        Held: the stale drives of an array have all their blocks, or after a ZERO all drives have;
-        withdrawn while there is an ``order``. ``handed`` pulses when they are no longer stale, or
-        have been flushed; ``outcome`` then says whether all of them are trusted (JOINED).
-        Of a COPY: it ends, with all rows if ``complete``; ``outcome`` says with ``handed``
-        what has become of it. If its drive is the member, but stale, it goes on as a REBUILD.
+        One bit per array, a pulse. Its RESYNC has ended because the array has FAILED.
+    running
+        One bit per array. It has a job.
+    rebuilds
+        One bit per array. Its job is REBUILD or SALVAGE.
+    zeroes
+        One bit per array. Its job is ZERO.
+    copies
+        One bit per array. Its job is COPY.
+    resyncs
+        One bit per array. Its job is RESYNC.
+    rebuilding
+        One bit per array. It has stale drives.
+    halted
+        One bit per array. Its copy cannot go on.
+    optimal
+        One bit per array. It is OPTIMAL.
+    hopeless
+        One bit per array. It has FAILED.
+    settled
+        ``rebuilding``, ``halted``, ``optimal`` and ``hopeless`` are up to date.
+    unsynced
+        One bit per array. Its `Sync` is NONE.
+    assumed
+        One bit per array. Its `Sync` is ASSUMED.
+    torn
+        One bit per array. Its `Sync` is NONE, but rows that are not marked are in sync.
+    rebuilt
+        Level. The stale drives of array ``rebuilt_array`` have all their blocks, or after a ZERO
+        all its drives have, or its COPY ends. It falls while there is an ``order``.
+    rebuilt_array
+        That array.
+    complete
+        With ``rebuilt`` of a COPY: all rows have been copied.
+    handed
+        A pulse that answers ``rebuilt``. The drives are no longer stale, or have been flushed, or
+        the copy has ended.
+    outcome
+        With ``handed``. JOINED if all the drives are trusted. Of a COPY, what has become of it. If
+        its drive is now the member but stale, the job goes on as a REBUILD.
     ended
         A pulse when a job has ended.
-    slice, slice_end, stop, advanced, boundary, finding, found
-        Of `hdl.background.walker.Walker`; ``found``: a finding is taken.
+    slice
+        Rows that `hdl.background.walker.Walker` is to walk.
+    slice_end
+        How they ended.
+    stop
+        To the walker: end the slice.
+    advanced
+        Of the walker, a pulse: ``boundary`` has moved.
+    boundary
+        Of the walker: the first row that has not ended.
+    finding
+        Of the walker: a row that did not end well.
+    found
+        A pulse. ``finding`` is taken.
     rewind
-        Arrays without a job that moves the boundary: nothing of their stale drives is rebuilt yet,
-        from the cycle after it is taken on. Waits only while boundaries of other arrays move.
+        Arrays without a job that moves the boundary. From the cycle after it is taken, nothing of
+        the array's stale drives counts as rebuilt. It waits only while boundaries of other arrays
+        move.
     boundary_read
-        First row of an array that is not rebuilt; only stale drives need it.
+        First row of an array that is not rebuilt. Only stale drives need it.
     sync_read
-        First row of an array that may not be in sync; only arrays that are ``unsynced`` need it.
-        For admission, reads and the host. RESYNC and ZERO move it on, BEGIN and DOUBT back.
+        First row of an array that may not be in sync. Only arrays that are ``unsynced`` need it.
+        For the report to the host, admission and reads. RESYNC and ZERO move it on, BEGIN and DOUBT
+        move it back.
     job_read
         Jobs, for the host.
-    ask, answer
-        Of `hdl.background.intent.Intent`: the rows to be rebuilt next (not there without
-        `Config.intent_chunks`: then it walks all).
+    ask
+        Asks `hdl.background.intent.Intent` for the rows to be rebuilt next. Without
+        `Config.intent_chunks` nothing is asked and all rows are walked.
+    answer
+        These rows.
     now
         Time in cycles.
-
-    An array that was in sync and is so no more (DOUBT) is ``torn``: a RESYNC follows the marks, as
-    a REBUILD does. Its marks must not be dropped.
-
-    Jobs of several arrays take turns of `SLICE_ROWS` rows. A RESYNC that has ended is followed by a
-    REBUILD if there are stale drives. Either fails once the array has FAILED, before its last row
-    has ended: what they would make unreadable may yet be of use. The boundaries stay. SALVAGE goes
-    on, and is never begun but by order. A CHECK of every row that finds nothing, with all
-    drives there, proves an array that was ASSUMED, and so does a RESYNC or ZERO of every row.
+    busy
+        It works.
     """
 
     def __init__(self, *, config: Config):
@@ -203,381 +252,455 @@ class Jobs(wiring.Component):
                 "sync_read": In(TableRead(config.array_bits, BLOCK_NUMBER_BITS)).array(3),
                 "job_read": In(TableRead(config.array_bits, job())),
                 "now": In(TIME_BITS),
+                "ask": Out(stream.Signature(array_row(config))),
+                "answer": In(stream.Signature(stretch())),
                 "busy": Out(1),
             }
-            | (
-                {
-                    "ask": Out(stream.Signature(array_row(config))),
-                    "answer": In(stream.Signature(stretch())),
-                }
-                if config.intent_chunks
-                else {}
-            )
         )
+
+        self._jobs = Table(job(), config.arrays, reads=2)
+        self._boundaries = Table(BLOCK_NUMBER_BITS, config.arrays, reads=3)
+        self._syncs = Table(BLOCK_NUMBER_BITS, config.arrays, reads=4)
+
+        # The array at hand and its job; others have one too.
+        self._array = array = Signal(config.array_bits)
+        self._current = current = Signal(job())
+        self._runs = self.running.bit_select(array, 1)
+        self._others = Signal()
+
+        # How that array is. Of one that has failed nothing can be made consistent any more.
+        self._is_unsynced = self.unsynced.bit_select(array, 1)
+        self._is_assumed = self.assumed.bit_select(array, 1)
+        self._is_torn = self.torn.bit_select(array, 1)
+        self._has_stale = self.rebuilding.bit_select(array, 1)
+        self._has_failed = self.hopeless.bit_select(array, 1)
+        self._resyncs_first = self._is_unsynced & ~self._has_failed
+
+        # What its job is.
+        self._resync = current.kind == WalkKind.RESYNC
+        self._zero = current.kind == WalkKind.ZERO
+        self._copy = current.kind == WalkKind.COPY
+        self._rebuild = Signal()  # or SALVAGE
+        self._syncs_rows = Signal()  # it leaves rows that are in sync, whatever they were
+        # Its array has failed, and it with that; the drives are no longer those it is about.
+        self._fails = (self._resync | (current.kind == WalkKind.REBUILD)) & self._has_failed
+        self._pointless = Signal()
+
+        self._asked = Signal(BLOCK_NUMBER_BITS)  # the row that START names
+
+        # Rows of this turn; something of the job has changed; cycles since the turn has ended.
+        self._rows = Signal(range(SLICE_ROWS + 1))
+        self._dirty = Signal()
+        self._pause = Signal(range(SETTLE_CYCLES + 1))
+
+        # The boundary of the array at hand moves, or goes back to its first row.
+        self._moves = Signal()
+        self._restarts = Signal()
 
     def elaborate(self, platform) -> Module:
-        config = self._config
         m = Module()
-        m.submodules.jobs = jobs = Memory(shape=job(), depth=config.arrays, init=[])
-        m.submodules.boundaries = boundaries = Memory(
-            shape=BLOCK_NUMBER_BITS, depth=config.arrays, init=[]
-        )
-        m.submodules.syncs = syncs = Memory(
-            shape=BLOCK_NUMBER_BITS, depth=config.arrays, init=[]
-        )
-        read, write = jobs.read_port(), jobs.write_port()
-        shown = jobs.read_port()
-        boundary_read, boundary_write = boundaries.read_port(), boundaries.write_port()
-        sync_read, sync_write = syncs.read_port(), syncs.write_port()
-        for memory, readers in ((boundaries, self.boundary_read), (syncs, self.sync_read)):
-            for reader in readers:
-                port = memory.read_port()
-                m.d.comb += [port.addr.eq(reader.address), reader.data.eq(port.data)]
-        m.d.comb += [shown.addr.eq(self.job_read.address), self.job_read.data.eq(shown.data)]
+        m.submodules.jobs = self._jobs
+        m.submodules.boundaries = self._boundaries
+        m.submodules.syncs = self._syncs
+        self._connect_tables(m)
+        self._connect_boundaries(m)
+        self._connect_job(m)
+        with m.FSM(name="jobs") as fsm:
+            self._clear(m)
+            self._rest(m)
+            self._load_ordered(m)
+            self._carry_out(m)
+            self._store(m)
+            self._load(m)
+            if self._config.intent_chunks:
+                self._follow_marks(m)
+            self._begin(m)
+            self._walk(m)
+            self._settle(m)
+            self._hand_over(m)
+            m.d.comb += self.busy.eq(~self._waits(fsm) | self.rewind.valid)
+        return m
 
-        order = self.order.payload
-        array = Signal(config.array_bits)
-        current = Signal(job())
-        rows = Signal(range(SLICE_ROWS + 1))
-        pause = Signal(range(SETTLE_CYCLES + 1))
-        runs = self.running.bit_select(array, 1)
-        others = Signal()
-        complete = self.complete
-        dirty = Signal()
-        rebuild = Signal()
-        # It leaves rows that are in sync, whatever they were.
-        syncs_rows = Signal()
-        unsynced = self.unsynced.bit_select(array, 1)
-        assumed = self.assumed.bit_select(array, 1)
-        torn = self.torn.bit_select(array, 1)
-        asked = Signal(BLOCK_NUMBER_BITS)
-        resync = current.kind == WalkKind.RESYNC
-        past_tolerance = self.hopeless.bit_select(array, 1)
-        hopeless = (resync | (current.kind == WalkKind.REBUILD)) & past_tolerance
-        # Of an array that has failed nothing can be made consistent any more.
-        resyncs_first = unsynced & ~past_tolerance
-        has_stale = self.rebuilding.bit_select(array, 1)
-        copies = current.kind == WalkKind.COPY
-        # The boundary of `array` moves.
-        moves, restarts = Signal(), Signal()
-        # The drives are no longer those that the job is about.
-        pointless = Signal()
+    def _connect_tables(self, m: Module) -> None:
+        """The job and the sync boundary of the array at hand, and what others read."""
+        jobs, syncs, array = self._jobs, self._syncs, self._array
+        for readers, table in (
+            (self.boundary_read, self._boundaries),
+            (self.sync_read, syncs),
+            ((self.job_read,), jobs),
+        ):
+            for outer, inner in zip(readers, list(table.reads)[1:], strict=True):
+                connect(m, flipped(outer), inner)
         m.d.comb += [
-            pointless.eq(
+            syncs.reads[0].address.eq(array),
+            syncs.write.address.eq(array),
+            syncs.write.data.eq(self.boundary),
+            jobs.reads[0].address.eq(array),
+            jobs.write.address.eq(array),
+            jobs.write.data.eq(self._current),
+        ]
+
+    def _connect_boundaries(self, m: Module) -> None:
+        """How far drives are rebuilt: the array at hand moves on, or another one goes back."""
+        boundaries, moves = self._boundaries, self._moves
+        m.d.comb += [
+            boundaries.reads[0].address.eq(self._array),
+            self.rewind.ready.eq(~moves),
+            boundaries.write.address.eq(Mux(moves, self._array, self.rewind.payload)),
+            boundaries.write.data.eq(Mux(moves & ~self._restarts, self.boundary, 0)),
+            boundaries.write.enable.eq(moves | self.rewind.valid),
+        ]
+
+    def _connect_job(self, m: Module) -> None:
+        """What the job at hand is, and what it asks of the walker."""
+        array, current, request = self._array, self._current, self.slice.payload
+        order = self.order.payload
+        halted = self.halted.bit_select(array, 1)
+        m.d.comb += [
+            self._pointless.eq(
                 self.settled
-                & (
-                    (rebuild & ~has_stale)
-                    | (copies & self.halted.bit_select(array, 1))
-                    | hopeless
-                )
+                & ((self._rebuild & ~self._has_stale) | (self._copy & halted) | self._fails)
             ),
-            syncs_rows.eq(resync | (current.kind == WalkKind.ZERO)),
-            asked.eq(Mux(order.resume, read.data.row, order.first)),
-            sync_read.addr.eq(array),
-            sync_write.addr.eq(array),
-            sync_write.data.eq(self.boundary),
-            rebuild.eq(
+            self._asked.eq(Mux(order.resume, self._stored.row, order.first)),
+            self._syncs_rows.eq(self._resync | self._zero),
+            self._rebuild.eq(
                 (current.kind == WalkKind.REBUILD) | (current.kind == WalkKind.SALVAGE)
             ),
-            read.addr.eq(array),
-            write.addr.eq(array),
-            write.data.eq(current),
-            boundary_read.addr.eq(array),
-            self.rewind.ready.eq(~moves),
-            boundary_write.addr.eq(Mux(moves, array, self.rewind.payload)),
-            boundary_write.data.eq(Mux(moves & ~restarts, self.boundary, 0)),
-            boundary_write.en.eq(moves | self.rewind.valid),
-            self.slice.payload.kind.eq(current.kind),
-            self.slice.payload.array.eq(array),
-            self.slice.payload.first.eq(current.row),
+            request.kind.eq(current.kind),
+            request.array.eq(array),
+            request.first.eq(current.row),
             self.rebuilt_array.eq(array),
         ]
-        m.d.sync += others.eq((self.running & ~(1 << array)).any())
+        m.d.sync += self._others.eq((self.running & ~(1 << array)).any())
 
-        def mark(state):
-            """Sets the bits of the job in `array`, whose entry will be ``state``."""
-            starts = state == JobState.RUNNING
-            m.d.sync += [
-                current.state.eq(state),
-                runs.eq(starts),
-                self.rebuilds.bit_select(array, 1).eq(starts & rebuild),
-                self.zeroes.bit_select(array, 1).eq(starts & (current.kind == WalkKind.ZERO)),
-                self.copies.bit_select(array, 1).eq(starts & (current.kind == WalkKind.COPY)),
-                self.resyncs.bit_select(array, 1).eq(starts & resync),
-            ]
+    @property
+    def _stored(self) -> data.View:
+        """The job of the array at hand, as it was stored."""
+        return self._jobs.reads[0].data
 
-        def end(state):
-            mark(state)
-            m.d.comb += self.ended.eq(1)
-            m.d.sync += current.ended.eq(self.now)
-            m.next = "STORE"
+    @property
+    def _rebuilt_rows(self) -> Value:
+        """The boundary of the array at hand."""
+        return self._boundaries.reads[0].data
 
-        def go_on_as_rebuild():
-            """After a COPY of an array that is not in sync it goes on as RESYNC at first."""
-            mark(JobState.RUNNING)
-            first = copies & resyncs_first
-            m.d.sync += [
-                current.kind.eq(Mux(first, WalkKind.RESYNC, WalkKind.REBUILD)),
-                current.row.eq(Mux(first, sync_read.data, boundary_read.data)),
-                current.whole.eq(0),
-                self.rebuilds.bit_select(array, 1).eq(~first),
-                self.resyncs.bit_select(array, 1).eq(first),
-                self.copies.bit_select(array, 1).eq(0),
-            ]
-            m.d.comb += self.ended.eq(0)
-            m.next = "STORE"
+    @property
+    def _synced_rows(self) -> Value:
+        """The sync boundary of the array at hand."""
+        return self._syncs.reads[0].data
 
-        with m.FSM(name="jobs") as fsm:
-            # Memories keep their contents over a reset.
-            with m.State("CLEAR"):
-                m.d.comb += [write.data.eq(0), write.en.eq(1)]
+    def _mark(self, m: Module, state: JobState) -> None:
+        """Sets the bits of the array at hand, whose job will be in ``state``."""
+        array, starts = self._array, state == JobState.RUNNING
+        m.d.sync += [
+            self._current.state.eq(state),
+            self._runs.eq(starts),
+            self.rebuilds.bit_select(array, 1).eq(starts & self._rebuild),
+            self.zeroes.bit_select(array, 1).eq(starts & self._zero),
+            self.copies.bit_select(array, 1).eq(starts & self._copy),
+            self.resyncs.bit_select(array, 1).eq(starts & self._resync),
+        ]
+
+    def _end(self, m: Module, state: JobState) -> None:
+        """Ends the job, and the machine's state: ``state`` is what became of it."""
+        self._mark(m, state)
+        m.d.comb += self.ended.eq(1)
+        m.d.sync += self._current.ended.eq(self.now)
+        m.next = "STORE"
+
+    def _go_on_as_rebuild(self, m: Module) -> None:
+        """The job goes on as a REBUILD.
+
+        If it was a COPY and the array is not in sync, it goes on as RESYNC at first.
+        """
+        array, current = self._array, self._current
+        self._mark(m, JobState.RUNNING)
+        first = self._copy & self._resyncs_first
+        m.d.sync += [
+            current.kind.eq(Mux(first, WalkKind.RESYNC, WalkKind.REBUILD)),
+            current.row.eq(Mux(first, self._synced_rows, self._rebuilt_rows)),
+            current.whole.eq(0),
+            self.rebuilds.bit_select(array, 1).eq(~first),
+            self.resyncs.bit_select(array, 1).eq(first),
+            self.copies.bit_select(array, 1).eq(0),
+        ]
+        m.d.comb += self.ended.eq(0)
+        m.next = "STORE"
+
+    def _clear(self, m: Module) -> None:
+        """The state CLEAR, after a reset: no array has a job."""
+        with m.State("CLEAR"):
+            m.d.comb += self._jobs.store(data=0)
+            m.d.sync += self._array.eq(self._array + 1)
+            with m.If(self._array == self._config.arrays - 1):
+                m.next = "REST"
+
+    def _rest(self, m: Module) -> None:
+        """The states REST, of an order or the next array, and READ-ORDERED."""
+        array = self._array
+        with m.State("REST"):
+            with m.If(self.order.valid):
+                m.d.sync += array.eq(self.order.payload.array)
+                m.next = "READ-ORDERED"
+            with m.Elif(self.running.any()):
                 m.d.sync += array.eq(array + 1)
-                with m.If(array == config.arrays - 1):
-                    m.next = "REST"
+                with m.If(array == self._config.arrays - 1):
+                    m.d.sync += array.eq(0)
+                m.next = "SEEK"
 
-            with m.State("REST"):
-                with m.If(self.order.valid):
-                    m.d.sync += array.eq(order.array)
-                    m.next = "READ-ORDERED"
-                with m.Elif(self.running.any()):
-                    m.d.sync += array.eq(array + 1)
-                    with m.If(array == config.arrays - 1):
-                        m.d.sync += array.eq(0)
-                    m.next = "SEEK"
+        with m.State("READ-ORDERED"):
+            m.next = "LOAD-ORDERED"
 
-            # Orders.
-            with m.State("READ-ORDERED"):
-                m.next = "LOAD-ORDERED"
-
-            with m.State("LOAD-ORDERED"):
-                m.d.sync += current.eq(read.data)
-                m.next = "STOP"
-                with m.Switch(order.order):
-                    with m.Case(JobOrder.START):
-                        m.d.sync += [
-                            current.eq(0),
-                            current.kind.eq(order.kind),
-                            current.began.eq(self.now),
-                            current.row.eq(asked),
-                            current.whole.eq(asked == 0),
-                        ]
-                        of_rebuild = order.kind == WalkKind.REBUILD
-                        with m.If(of_rebuild | (order.kind == WalkKind.SALVAGE)):
-                            m.d.sync += current.row.eq(boundary_read.data)
-                        makes = (order.kind == WalkKind.RESYNC) | (order.kind == WalkKind.ZERO)
-                        late = asked >= sync_read.data
-                        first_resync = of_rebuild & resyncs_first
-                        with m.If(first_resync | (unsynced & makes & late)):
-                            m.d.sync += [
-                                current.row.eq(sync_read.data),
-                                current.whole.eq(sync_read.data == 0),
-                            ]
-                        with m.If(first_resync):
-                            m.d.sync += current.kind.eq(WalkKind.RESYNC)
-                        fresh = order.every & ~order.resume
-                        with m.If((order.kind == WalkKind.RESYNC) & fresh):
-                            m.d.sync += torn.eq(0)
-                        m.next = "START"
-                    with m.Case(JobOrder.FORGET):
-                        m.d.sync += current.eq(0)
-                        m.next = "FORGET"
-                    with m.Case(JobOrder.BEGIN):
-                        m.d.comb += [sync_write.data.eq(0), sync_write.en.eq(1)]
-                        m.d.sync += [
-                            current.eq(0),
-                            unsynced.eq(order.sync == Sync.NONE),
-                            assumed.eq(order.sync == Sync.ASSUMED),
-                            torn.eq(0),
-                        ]
-                        m.next = "FORGET"
-                    with m.Case(JobOrder.DOUBT):
-                        with m.If(order.sync == Sync.NONE):
-                            m.d.comb += [sync_write.data.eq(0), sync_write.en.eq(1)]
-                            # Of an array that was never in sync all rows may be wrong.
-                            # So may those that a RESYNC of all rows has not made right yet.
-                            stopped = read.data.state == JobState.STOPPED
-                            walks_all = (runs | stopped) & (read.data.kind == WalkKind.RESYNC)
-                            m.d.sync += [
-                                torn.eq(torn | ~(unsynced | walks_all)),
-                                unsynced.eq(1),
-                            ]
-                        with m.If(
-                            (read.data.kind == WalkKind.RESYNC) | (read.data.kind == WalkKind.ZERO)
-                        ):
-                            m.d.sync += [current.row.eq(0), current.whole.eq(1)]
-                        m.next = "DOUBT"
-
-            with m.State("START"):
-                m.d.comb += self.order.ready.eq(1)
-                mark(JobState.RUNNING)
-                m.next = "STORE"
-
-            with m.State("STOP"):
-                m.d.comb += self.order.ready.eq(1)
-                m.next = "REST"
-                with m.If(current.state == JobState.RUNNING):
-                    end(JobState.STOPPED)
-
-            with m.State("FORGET"):
-                m.d.comb += self.order.ready.eq(1)
-                mark(JobState.NONE)
-                m.next = "STORE"
-
-            with m.State("DOUBT"):
-                m.d.comb += self.order.ready.eq(1)
-                # The member of a copy may have lost what the other drive has.
-                again = copies & runs & self.recopies.bit_select(array, 1)
-                m.d.comb += [restarts.eq(again), moves.eq(restarts)]
-                with m.If(again):
-                    m.d.sync += current.row.eq(0)
-                m.next = "STORE"
-
-            with m.State("STORE"):
-                m.d.comb += write.en.eq(1)
-                m.next = "REST"
-
-            # A turn.
-            with m.State("SEEK"):
-                m.next = "LOAD"
-                with m.If(~runs):
-                    m.next = "REST"
-
-            with m.State("LOAD"):
-                m.d.sync += [current.eq(read.data), rows.eq(0)]
-                m.next = "FIND" if config.intent_chunks else "BEGIN"
-
-            if config.intent_chunks:
-                m.d.comb += [
-                    self.ask.payload.array.eq(array),
-                    self.ask.payload.row.eq(current.row),
-                ]
-                follows = rebuild | (resync & torn)
-                with m.State("FIND"):
-                    m.d.comb += self.ask.valid.eq(follows)
-                    m.d.sync += self.slice.payload.end.eq(0)
-                    with m.If(~follows):
-                        m.next = "BEGIN"
-                    with m.Elif(self.ask.ready):
-                        m.next = "FOLLOW"
-
-                with m.State("FOLLOW"):
-                    m.d.comb += self.answer.ready.eq(1)
-                    with m.If(self.answer.valid):
-                        m.d.sync += [
-                            current.row.eq(self.answer.payload.first),
-                            self.slice.payload.end.eq(self.answer.payload.end),
-                        ]
-                        m.next = "BEGIN"
-
-            with m.State("BEGIN"):
-                m.d.comb += self.slice.valid.eq(1)
-                with m.If(self.slice.ready):
-                    m.next = "WALK"
-
-            with m.State("WALK"):
-                m.d.comb += [
-                    self.stop.eq(
-                        self.order.valid
-                        | (others & (rows == SLICE_ROWS))
-                        | pointless
-                    ),
-                    write.en.eq(dirty),
-                    moves.eq((rebuild | copies) & self.advanced),
-                    sync_write.en.eq(
-                        syncs_rows & self.advanced & (self.boundary > sync_read.data)
-                    ),
-                    self.slice_end.ready.eq(1),
-                ]
-                m.d.sync += [dirty.eq(self.advanced | self.found), current.row.eq(self.boundary)]
-                with m.If(self.advanced & (rows != SLICE_ROWS)):
-                    m.d.sync += rows.eq(rows + 1)
-                with m.If(self.found):
-                    for name, result in (
-                        ("mended", WalkResult.MENDED),
-                        ("mismatched", WalkResult.MISMATCH),
-                        ("lost", WalkResult.LOST),
-                    ):
-                        counter = current[name]
-                        with m.If(self.finding.result == result):
-                            m.d.sync += counter.eq(counter + 1)
-                with m.If(self.slice_end.valid):
+    def _load_ordered(self, m: Module) -> None:
+        """The state LOAD-ORDERED: what the order makes of the job that the array has."""
+        order, current = self.order.payload, self._current
+        with m.State("LOAD-ORDERED"):
+            m.d.sync += current.eq(self._stored)
+            m.next = "STOP"
+            with m.Switch(order.order):
+                with m.Case(JobOrder.START):
+                    self._load_new_job(m)
+                    m.next = "START"
+                with m.Case(JobOrder.FORGET):
+                    m.d.sync += current.eq(0)
+                    m.next = "FORGET"
+                with m.Case(JobOrder.BEGIN):
+                    m.d.comb += self._syncs.store(data=0)
                     m.d.sync += [
-                        current.row.eq(self.slice_end.payload.row),
-                        complete.eq(self.slice_end.payload.complete),
-                        pause.eq(0),
+                        current.eq(0),
+                        self._is_unsynced.eq(order.sync == Sync.NONE),
+                        self._is_assumed.eq(order.sync == Sync.ASSUMED),
+                        self._is_torn.eq(0),
                     ]
+                    m.next = "FORGET"
+                with m.Case(JobOrder.DOUBT):
+                    self._load_doubted_job(m)
+                    m.next = "DOUBT"
+
+    def _load_new_job(self, m: Module) -> None:
+        """START: the job and its first row."""
+        order, current, synced = self.order.payload, self._current, self._synced_rows
+        asked = self._asked
+        m.d.sync += [
+            current.eq(0),
+            current.kind.eq(order.kind),
+            current.began.eq(self.now),
+            current.row.eq(asked),
+            current.whole.eq(asked == 0),
+        ]
+        rebuilds = order.kind == WalkKind.REBUILD
+        with m.If(rebuilds | (order.kind == WalkKind.SALVAGE)):
+            m.d.sync += current.row.eq(self._rebuilt_rows)
+        syncs_rows = (order.kind == WalkKind.RESYNC) | (order.kind == WalkKind.ZERO)
+        late = asked >= synced
+        first_resync = rebuilds & self._resyncs_first
+        with m.If(first_resync | (self._is_unsynced & syncs_rows & late)):
+            m.d.sync += [current.row.eq(synced), current.whole.eq(synced == 0)]
+        with m.If(first_resync):
+            m.d.sync += current.kind.eq(WalkKind.RESYNC)
+        fresh = order.every & ~order.resume
+        with m.If((order.kind == WalkKind.RESYNC) & fresh):
+            m.d.sync += self._is_torn.eq(0)
+
+    def _load_doubted_job(self, m: Module) -> None:
+        """DOUBT: rows may not be in sync any more, and a job that makes them so begins anew."""
+        stored, current = self._stored, self._current
+        with m.If(self.order.payload.sync == Sync.NONE):
+            m.d.comb += self._syncs.store(data=0)
+            # Of an array that was never in sync all rows may be wrong. So may those that a RESYNC
+            # of all rows has not made right yet.
+            stopped = stored.state == JobState.STOPPED
+            walks_all = (self._runs | stopped) & (stored.kind == WalkKind.RESYNC)
+            m.d.sync += [
+                self._is_torn.eq(self._is_torn | ~(self._is_unsynced | walks_all)),
+                self._is_unsynced.eq(1),
+            ]
+        with m.If((stored.kind == WalkKind.RESYNC) | (stored.kind == WalkKind.ZERO)):
+            m.d.sync += [current.row.eq(0), current.whole.eq(1)]
+
+    def _carry_out(self, m: Module) -> None:
+        """The states START, STOP, FORGET and DOUBT, in which an order is taken."""
+        with m.State("START"):
+            m.d.comb += self.order.ready.eq(1)
+            self._mark(m, JobState.RUNNING)
+            m.next = "STORE"
+
+        with m.State("STOP"):
+            m.d.comb += self.order.ready.eq(1)
+            m.next = "REST"
+            with m.If(self._current.state == JobState.RUNNING):
+                self._end(m, JobState.STOPPED)
+
+        with m.State("FORGET"):
+            m.d.comb += self.order.ready.eq(1)
+            self._mark(m, JobState.NONE)
+            m.next = "STORE"
+
+        with m.State("DOUBT"):
+            m.d.comb += self.order.ready.eq(1)
+            # The member of a copy may have lost what the other drive has.
+            again = self._copy & self._runs & self.recopies.bit_select(self._array, 1)
+            m.d.comb += [self._restarts.eq(again), self._moves.eq(self._restarts)]
+            with m.If(again):
+                m.d.sync += self._current.row.eq(0)
+            m.next = "STORE"
+
+    def _store(self, m: Module) -> None:
+        """The state STORE: the job of the array at hand is put back."""
+        with m.State("STORE"):
+            m.d.comb += self._jobs.store()
+            m.next = "REST"
+
+    def _load(self, m: Module) -> None:
+        """The states SEEK and LOAD: the turn of an array that has a job."""
+        with m.State("SEEK"):
+            m.next = "LOAD"
+            with m.If(~self._runs):
+                m.next = "REST"
+
+        with m.State("LOAD"):
+            m.d.sync += [self._current.eq(self._stored), self._rows.eq(0)]
+            m.next = "FIND" if self._config.intent_chunks else "BEGIN"
+
+    def _follow_marks(self, m: Module) -> None:
+        """The states FIND and FOLLOW: the next rows that are marked, if the job follows marks."""
+        current, request, found = self._current, self.slice.payload, self.answer.payload
+        m.d.comb += [
+            self.ask.payload.array.eq(self._array),
+            self.ask.payload.row.eq(current.row),
+        ]
+        follows = self._rebuild | (self._resync & self._is_torn)
+        with m.State("FIND"):
+            m.d.comb += self.ask.valid.eq(follows)
+            m.d.sync += request.end.eq(0)
+            with m.If(~follows):
+                m.next = "BEGIN"
+            with m.Elif(self.ask.ready):
+                m.next = "FOLLOW"
+
+        with m.State("FOLLOW"):
+            m.d.comb += self.answer.ready.eq(1)
+            with m.If(self.answer.valid):
+                m.d.sync += [current.row.eq(found.first), request.end.eq(found.end)]
+                m.next = "BEGIN"
+
+    def _begin(self, m: Module) -> None:
+        """The state BEGIN: the walker takes the rows."""
+        with m.State("BEGIN"):
+            m.d.comb += self.slice.valid.eq(1)
+            with m.If(self.slice.ready):
+                m.next = "WALK"
+
+    def _walk(self, m: Module) -> None:
+        """The state WALK, until the walker has ended."""
+        current, advanced, rows = self._current, self.advanced, self._rows
+        rebuilds, end = self._rebuild | self._copy, self.slice_end.payload
+        with m.State("WALK"):
+            m.d.comb += [
+                self.stop.eq(
+                    self.order.valid
+                    | (self._others & (rows == SLICE_ROWS))
+                    | self._pointless
+                ),
+                self._jobs.write.enable.eq(self._dirty),
+                self._moves.eq(rebuilds & advanced),
+                self._syncs.write.enable.eq(
+                    self._syncs_rows & advanced & (self.boundary > self._synced_rows)
+                ),
+                self.slice_end.ready.eq(1),
+            ]
+            m.d.sync += [self._dirty.eq(advanced | self.found), current.row.eq(self.boundary)]
+            with m.If(advanced & (rows != SLICE_ROWS)):
+                m.d.sync += rows.eq(rows + 1)
+            with m.If(self.found):
+                self._count_finding(m)
+            with m.If(self.slice_end.valid):
+                m.d.sync += [
+                    current.row.eq(end.row),
+                    self.complete.eq(end.complete),
+                    self._pause.eq(0),
+                ]
+                m.next = "STORE"
+                with m.If(end.failed):
+                    m.d.sync += current.failures.eq(current.failures + 1)
+                with m.If(end.complete | end.failed | self._pointless):
+                    m.next = "SETTLE"
+                with m.If(end.complete):
+                    m.d.comb += self._moves.eq(rebuilds)
+                    with m.If(self._syncs_rows):
+                        m.d.sync += [self._is_unsynced.eq(0), self._is_torn.eq(0)]
+                        with m.If(current.whole & ~(self._resync & self._is_torn)):
+                            m.d.sync += self._is_assumed.eq(0)
+
+    def _count_finding(self, m: Module) -> None:
+        """Counts a row that was not as it should be."""
+        for name, result in (
+            ("mended", WalkResult.MENDED),
+            ("mismatched", WalkResult.MISMATCH),
+            ("lost", WalkResult.LOST),
+        ):
+            counter = self._current[name]
+            with m.If(self.finding.result == result):
+                m.d.sync += counter.eq(counter + 1)
+
+    def _settle(self, m: Module) -> None:
+        """The states SETTLE and JUDGE: what has become of the drives, and of the job by that."""
+        current, complete, pause = self._current, self.complete, self._pause
+        with m.State("SETTLE"):
+            m.d.sync += pause.eq(pause + 1)
+            with m.If(pause == SETTLE_CYCLES):
+                m.next = "JUDGE"
+
+        with m.State("JUDGE"):
+            m.d.sync += pause.eq(SETTLE_CYCLES)
+            exhausted = current.failures == MOST_FAILURES
+            with m.If(self.settled):
+                with m.If(self._copy & (self._pointless | complete | exhausted)):
+                    m.next = "HAND-OVER"
+                with m.Elif(
+                    (self._rebuild & ~self._has_stale) | (self._fails & ~complete) | exhausted
+                ):
+                    self._end(m, JobState.FAILED)
+                    m.d.comb += self.unfinished.eq(
+                        (self._resync & self._has_failed) << self._array
+                    )
+                with m.Elif(~complete):
                     m.next = "STORE"
-                    with m.If(self.slice_end.payload.failed):
-                        m.d.sync += current.failures.eq(current.failures + 1)
-                    with m.If(
-                        self.slice_end.payload.complete
-                        | self.slice_end.payload.failed
-                        | pointless
-                    ):
-                        m.next = "SETTLE"
-                    with m.If(self.slice_end.payload.complete):
-                        m.d.comb += moves.eq(rebuild | copies)
-                        with m.If(syncs_rows):
-                            m.d.sync += [unsynced.eq(0), torn.eq(0)]
-                            with m.If(current.whole & ~(resync & torn)):
-                                m.d.sync += assumed.eq(0)
+                with m.Elif(self._rebuild | self._zero):
+                    m.next = "HAND-OVER"
+                with m.Elif(self._resync & self._has_stale):
+                    self._go_on_as_rebuild(m)
+                with m.Else():
+                    self._end(m, JobState.DONE)
+                    nothing = ~Cat(current.mended, current.mismatched, current.lost).any()
+                    checks = (current.kind == WalkKind.CHECK) & current.whole & nothing
+                    with m.If(checks & self.optimal.bit_select(self._array, 1)):
+                        m.d.sync += self._is_assumed.eq(0)
 
-            # What has become of the drives?
-            with m.State("SETTLE"):
-                m.d.sync += pause.eq(pause + 1)
-                with m.If(pause == SETTLE_CYCLES):
-                    m.next = "JUDGE"
+    def _hand_over(self, m: Module) -> None:
+        """The state HAND-OVER: the tables learn that the drives have all their blocks."""
+        with m.State("HAND-OVER"):
+            m.d.comb += self.rebuilt.eq(~self.order.valid)
+            with m.If(self.handed):
+                self._end(m, JobState.DONE)
+                released = self.outcome == CopyEnd.RELEASED
+                with m.If(released | (self._zero & self._has_failed)):
+                    self._end(m, JobState.FAILED)
+                with m.If(self._copy & (self.outcome == CopyEnd.STALE)):
+                    self._go_on_as_rebuild(m)
+            with m.Elif(self.order.valid):
+                m.next = "STORE"
 
-            with m.State("JUDGE"):
-                m.d.sync += pause.eq(SETTLE_CYCLES)
-                with m.If(self.settled):
-                    with m.If(
-                        copies & (pointless | complete | (current.failures == MOST_FAILURES))
-                    ):
-                        m.next = "HAND-OVER"
-                    with m.Elif(
-                        (rebuild & ~has_stale)
-                        | (hopeless & ~complete)
-                        | (current.failures == MOST_FAILURES)
-                    ):
-                        end(JobState.FAILED)
-                        m.d.comb += self.unfinished.eq((resync & past_tolerance) << array)
-                    with m.Elif(~complete):
-                        m.next = "STORE"
-                    with m.Elif(rebuild | (current.kind == WalkKind.ZERO)):
-                        m.next = "HAND-OVER"
-                    with m.Elif(resync & has_stale):
-                        go_on_as_rebuild()
-                    with m.Else():
-                        end(JobState.DONE)
-                        nothing = ~Cat(current.mended, current.mismatched, current.lost).any()
-                        checks = (current.kind == WalkKind.CHECK) & current.whole & nothing
-                        with m.If(checks & self.optimal.bit_select(array, 1)):
-                            m.d.sync += assumed.eq(0)
-
-            with m.State("HAND-OVER"):
-                m.d.comb += self.rebuilt.eq(~self.order.valid)
-                with m.If(self.handed):
-                    end(JobState.DONE)
-                    zeroed = current.kind == WalkKind.ZERO
-                    with m.If((self.outcome == CopyEnd.RELEASED) | (zeroed & past_tolerance)):
-                        end(JobState.FAILED)
-                    with m.If(copies & (self.outcome == CopyEnd.STALE)):
-                        go_on_as_rebuild()
-                with m.Elif(self.order.valid):
-                    m.next = "STORE"
-
-            waits = (
-                (fsm.ongoing("REST") & ~self.order.valid & ~self.running.any())
-                | (fsm.ongoing("BEGIN") & ~self.slice.ready)
-                | (fsm.ongoing("HAND-OVER") & ~self.handed & ~self.order.valid)
-                | (
-                    fsm.ongoing("WALK")
-                    & ~self.slice_end.valid
-                    & ~self.advanced
-                    & ~self.found
-                    & ~dirty
-                )
+    def _waits(self, fsm) -> Value:
+        """It waits for somebody else."""
+        return (
+            (fsm.ongoing("REST") & ~self.order.valid & ~self.running.any())
+            | (fsm.ongoing("BEGIN") & ~self.slice.ready)
+            | (fsm.ongoing("HAND-OVER") & ~self.handed & ~self.order.valid)
+            | (
+                fsm.ongoing("WALK")
+                & ~self.slice_end.valid
+                & ~self.advanced
+                & ~self.found
+                & ~self._dirty
             )
-            m.d.comb += self.busy.eq(~waits | self.rewind.valid)
-        return m
+        )

@@ -1,6 +1,6 @@
 """How much of the time background work may take from the host."""
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.hdl import Cat, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -23,28 +23,36 @@ PRODUCT_BITS = TIME_WIDTH + SHARE_BITS
 class Pace(wiring.Component):
     """Lets the walker work for ``share`` percent of the time while the host is there.
 
-    A batch is `BATCH_ROWS` rows, or as many as the walker has at once. When one has been asked for
-    and there was a host command meanwhile, the walker is held until its rows have ended, which took
-    t cycles, and until t * 100 / share cycles have passed since the batch began. Without host
-    commands, or with a share of 100, it is never held.
+    A batch is `BATCH_ROWS` rows, or as many as the walker has at once. If there was a host command
+    while a batch was asked for, the walker is held after it. It is held until the rows of the batch
+    have ended, which took t cycles, and until t * 100 / share cycles have passed since the batch
+    began. Without host commands, or with a share of 100, it is never held.
 
     Parameters
     ----------
     config
-        Sizes: ``walk_window`` is the largest batch.
+        Sizes. ``walk_window`` is the largest batch.
 
     Ports
     -----
     share
-        1..100.
-    issued, outstanding, walking
-        Of `hdl.background.walker.Walker`.
+        Percent, 1..100.
+    issued
+        A pulse of `hdl.background.walker.Walker`. A row has been asked for.
+    outstanding
+        Of the walker. Rows are on their way.
+    walking
+        Of the walker. It has something to walk.
     active
         There is a host command.
     hold
-        To the walker.
-    now, deadline
-        Time in cycles, and when the hold ends (all ones: no hold).
+        To the walker. Ask for no row.
+    now
+        Time in cycles.
+    deadline
+        When the hold ends, in cycles. All ones if there is no hold.
+    busy
+        It works.
     """
 
     def __init__(self, *, config: Config):
@@ -63,87 +71,109 @@ class Pace(wiring.Component):
             }
         )
 
+        # Rows of the batch, whether there was a host command meanwhile, and when the batch began.
+        self._batch = min(BATCH_ROWS, config.walk_window)
+        self._count = Signal(range(self._batch + 1))
+        self._seen = Signal()
+        self._began = Signal(TIME_BITS)
+        self._elapsed = Signal(TIME_BITS)
+
+        # How long the batch took; 100 times that, divided by the share; when the hold ends.
+        self._taken = Signal(TIME_WIDTH)
+        self._product = Signal(PRODUCT_BITS)
+        self._quotient = Signal(PRODUCT_BITS)
+        self._rest = Signal(SHARE_BITS)
+        self._left = Signal(range(PRODUCT_BITS + 1))
+        self._wake = Signal(TIME_BITS)
+
     def elaborate(self, platform) -> Module:
-        batch = min(BATCH_ROWS, self._config.walk_window)
         m = Module()
-        count = Signal(range(batch + 1))
-        seen = Signal()
-        began = Signal(TIME_BITS)
-        product = Signal(PRODUCT_BITS)
-        quotient = Signal(PRODUCT_BITS)
-        taken = Signal(TIME_WIDTH)
-        rest = Signal(SHARE_BITS)
-        trial = Signal(SHARE_BITS + 1)
-        left = Signal(range(PRODUCT_BITS + 1))
-        elapsed = Signal(TIME_BITS)
-        wake = Signal(TIME_BITS)
-        m.d.comb += [
-            trial.eq(Cat(product[-1], rest)),
-            elapsed.eq(self.now - began),
-            self.deadline.eq(~0),
-        ]
-
+        m.d.comb += [self._elapsed.eq(self.now - self._began), self.deadline.eq(~0)]
         with m.FSM(name="pace") as fsm:
-            with m.State("COUNT"):
-                with m.If(self.active):
-                    m.d.sync += seen.eq(1)
-                with m.If(self.issued):
-                    m.d.sync += count.eq(count + 1)
-                    with m.If(count == 0):
-                        m.d.sync += [began.eq(self.now), seen.eq(self.active)]
-                with m.If(~self.walking):
-                    m.d.sync += count.eq(0)
-                with m.Elif(count == batch):
-                    m.d.sync += count.eq(self.issued)
-                    with m.If(self.issued):
-                        m.d.sync += began.eq(self.now)
-                    with m.If((seen | self.active) & (self.share != WHOLE)):
-                        m.d.comb += self.hold.eq(1)
-                        m.next = "DRAIN"
-
-            with m.State("DRAIN"):
-                m.d.comb += self.hold.eq(1)
-                m.d.sync += [
-                    taken.eq(Mux(elapsed[TIME_WIDTH:].any(), (1 << TIME_WIDTH) - 1, elapsed)),
-                    quotient.eq(0),
-                    rest.eq(0),
-                    left.eq(PRODUCT_BITS),
-                ]
-                with m.If(~self.outstanding):
-                    m.next = "MULTIPLY"
-
-            with m.State("MULTIPLY"):
-                m.d.comb += self.hold.eq(1)
-                m.d.sync += product.eq((taken << 6) + (taken << 5) + (taken << 2))
-                m.next = "DIVIDE"
-
-            with m.State("DIVIDE"):
-                fits = trial >= self.share
-                m.d.comb += self.hold.eq(1)
-                m.d.sync += [
-                    product.eq(product << 1),
-                    quotient.eq(Cat(fits, quotient)),
-                    rest.eq(Mux(fits, trial - self.share, trial)),
-                    left.eq(left - 1),
-                ]
-                with m.If(left == 1):
-                    m.next = "SET"
-
-            with m.State("SET"):
-                m.d.comb += self.hold.eq(1)
-                m.d.sync += wake.eq(began + quotient)
-                m.next = "REST"
-
-            with m.State("REST"):
-                m.d.comb += [self.hold.eq(1), self.deadline.eq(wake)]
-                with m.If(passed(self.now, wake)):
-                    m.d.sync += count.eq(0)
-                    m.next = "COUNT"
-
-        waits = (
-            (fsm.ongoing("COUNT") & (count != batch))
-            | (fsm.ongoing("DRAIN") & self.outstanding)
-            | (fsm.ongoing("REST") & ~passed(self.now, wake))
-        )
-        m.d.comb += self.busy.eq(~waits)
+            self._count_rows(m)
+            self._drain(m)
+            self._multiply(m)
+            self._divide(m)
+            self._wait(m)
+        m.d.comb += self.busy.eq(~self._waits(fsm))
         return m
+
+    def _count_rows(self, m: Module) -> None:
+        """The state COUNT, until a batch has been asked for."""
+        count, began, seen = self._count, self._began, self._seen
+        with m.State("COUNT"):
+            with m.If(self.active):
+                m.d.sync += seen.eq(1)
+            with m.If(self.issued):
+                m.d.sync += count.eq(count + 1)
+                with m.If(count == 0):
+                    m.d.sync += [began.eq(self.now), seen.eq(self.active)]
+            with m.If(~self.walking):
+                m.d.sync += count.eq(0)
+            with m.Elif(count == self._batch):
+                m.d.sync += count.eq(self.issued)
+                with m.If(self.issued):
+                    m.d.sync += began.eq(self.now)
+                with m.If((seen | self.active) & (self.share != WHOLE)):
+                    m.d.comb += self.hold.eq(1)
+                    m.next = "DRAIN"
+
+    def _drain(self, m: Module) -> None:
+        """The state DRAIN, until the rows of the batch have ended."""
+        longest = (1 << TIME_WIDTH) - 1
+        with m.State("DRAIN"):
+            m.d.comb += self.hold.eq(1)
+            m.d.sync += [
+                self._taken.eq(Mux(self._elapsed[TIME_WIDTH:].any(), longest, self._elapsed)),
+                self._quotient.eq(0),
+                self._rest.eq(0),
+                self._left.eq(PRODUCT_BITS),
+            ]
+            with m.If(~self.outstanding):
+                m.next = "MULTIPLY"
+
+    def _multiply(self, m: Module) -> None:
+        """The state MULTIPLY: the time times 100."""
+        taken = self._taken
+        with m.State("MULTIPLY"):
+            m.d.comb += self.hold.eq(1)
+            m.d.sync += self._product.eq((taken << 6) + (taken << 5) + (taken << 2))
+            m.next = "DIVIDE"
+
+    def _divide(self, m: Module) -> None:
+        """The states DIVIDE, a bit a cycle, and SET: when the hold ends."""
+        product, quotient, rest, left = self._product, self._quotient, self._rest, self._left
+        trial = Signal(SHARE_BITS + 1)
+        m.d.comb += trial.eq(Cat(product[-1], rest))
+        with m.State("DIVIDE"):
+            fits = trial >= self.share
+            m.d.comb += self.hold.eq(1)
+            m.d.sync += [
+                product.eq(product << 1),
+                quotient.eq(Cat(fits, quotient)),
+                rest.eq(Mux(fits, trial - self.share, trial)),
+                left.eq(left - 1),
+            ]
+            with m.If(left == 1):
+                m.next = "SET"
+
+        with m.State("SET"):
+            m.d.comb += self.hold.eq(1)
+            m.d.sync += self._wake.eq(self._began + quotient)
+            m.next = "REST"
+
+    def _wait(self, m: Module) -> None:
+        """The state REST, until the hold ends."""
+        with m.State("REST"):
+            m.d.comb += [self.hold.eq(1), self.deadline.eq(self._wake)]
+            with m.If(passed(self.now, self._wake)):
+                m.d.sync += self._count.eq(0)
+                m.next = "COUNT"
+
+    def _waits(self, fsm) -> Value:
+        """It waits for somebody else, or for a time."""
+        return (
+            (fsm.ongoing("COUNT") & (self._count != self._batch))
+            | (fsm.ongoing("DRAIN") & self.outstanding)
+            | (fsm.ongoing("REST") & ~passed(self.now, self._wake))
+        )

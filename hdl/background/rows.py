@@ -6,7 +6,10 @@ from hdl.config import BLOCK_NUMBER_BITS, Config
 
 
 def flushing(config: Config) -> data.StructLayout:
-    """The host command in ``slot`` is a FLUSH of ``array``; its drives have not been asked yet."""
+    """The host command in command slot ``slot`` is a FLUSH of ``array``.
+
+    The drives of the array have not been asked yet.
+    """
     return data.StructLayout({"slot": config.slot_bits, "array": config.array_bits})
 
 
@@ -16,5 +19,5 @@ def array_row(config: Config) -> data.StructLayout:
 
 
 def stretch() -> data.StructLayout:
-    """Rows from ``first`` up to ``end``, which is not one of them; 0: up to the last."""
+    """Rows from ``first`` up to the one before ``end``, or to the last one if ``end`` is 0."""
     return data.StructLayout({"first": BLOCK_NUMBER_BITS, "end": BLOCK_NUMBER_BITS})

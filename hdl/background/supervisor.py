@@ -1,8 +1,7 @@
 """Decides on changes: the host's, hot spares that step in, drives that have been rebuilt."""
 
-from amaranth.hdl import Module, Mux, Signal
+from amaranth.hdl import Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
-from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.background.jobs import JobOrder, Sync, job_order
@@ -13,6 +12,7 @@ from hdl.flow.geometry import Level
 from hdl.flow.manage import CopyEnd, ManageOpcode, ManageStatus, manage_request, manage_response
 from hdl.flow.walk import WalkKind
 from hdl.kit.pick import lowest_set
+from hdl.kit.table import Table
 
 DEFAULT_SHARE = 30
 """Percent of the time that background work may take from a host that is there."""
@@ -21,28 +21,32 @@ DEFAULT_SHARE = 30
 class Supervisor(wiring.Component):
     """Stands between the host's commands and the tables, and orders jobs.
 
-    One change at a time. A member is replaced only while its array has something to rebuild it
-    from; then REBUILD starts; so it is when a member's drive is had again (RE_ADD). A failed member
-    is replaced by itself when there is a hot spare that is as large: dedicated ones first, then
-    those of all arrays, by port; a job of the array other than REBUILD, ZERO or COPY gives way, but
-    not a RESYNC of one that is not in sync yet. But before that, a member whose drive has only
-    restarted is taken back, and brought up to date. An array that no spare fits is passed over
-    until something changes, so that others have theirs. With an array those spares go that are for
-    it alone: they are drives as any other.
+    It makes one change at a time.
 
-    Nothing is rebuilt by itself of an array that has FAILED; the host may order SALVAGE.
+    **Failed members.** The supervisor replaces a failed member by itself. If the member's drive
+    has only restarted, the supervisor takes that drive back first, and a job brings it up to date.
+    Otherwise it looks for a hot spare that is as large as the member. It prefers a spare that is
+    dedicated to the array to one for all arrays, and then the one with the lowest port. A member is
+    replaced only while its array has something to rebuild it from. A REBUILD starts when the
+    new drive has joined. A job of the array that is REBUILD, ZERO or COPY is not disturbed, and
+    neither is a RESYNC of an array that is not in sync yet. Any other job gives way. If no spare
+    fits an array, the supervisor passes that array over until something changes, so that other
+    arrays get their turn. An array that has FAILED is never rebuilt by itself. The host may order a
+    SALVAGE. When an array is deleted, its dedicated spares become ordinary drives.
 
-    Where drives have restarted that an array cannot do without, a ZERO of it begins anew. If it has
-    redundancy, its marked rows are not in sync any more, and a RESYNC makes them right: at once, or
-    when a copy of a member has ended. Other jobs give way. When a ZERO has come to the last row,
-    the drives of its array are flushed before it is done.
+    **Restarted drives.** An array may be unable to do without drives that have restarted. Then a
+    ZERO of the array begins anew. If the array has redundancy, its marked rows are no longer in
+    sync, and a RESYNC makes them right. The RESYNC starts at once, or when a copy of a member has
+    ended. Other jobs give way to it. When a ZERO has reached the last row, the tables flush the
+    drives of its array before the job is done.
 
-    A new array without redundancy has nothing to be in sync. Any other is taken to be so only if
-    the host says it is; else it begins with a RESYNC, or with ZERO, or waits for one (``idle``).
+    **New arrays.** A new array without redundancy has nothing to be in sync. Any other one counts
+    as in sync only if the host says so. Otherwise it begins with a RESYNC or a ZERO, or it waits
+    for one (``idle``).
 
-    A live member is copied while no other member of its array is being rebuilt. The tables end a
-    copy, when its job asks for it or the host stops that: the job never outlives it. They answer
-    when nobody refers any more to the drive that leaves the array.
+    **Copies.** A live member is copied only while no other member of its array is being rebuilt.
+    The tables end a copy when its job asks for that or when the host stops it. So a job never
+    outlives its copy. The tables answer when nobody refers any more to the drive that leaves.
 
     Parameters
     ----------
@@ -51,44 +55,87 @@ class Supervisor(wiring.Component):
 
     Ports
     -----
-    request, response
+    request
         The host's changes (`ManageOpcode`).
-    table_request, table_response
-        Changes to `hdl.array.tables.tables.ArrayTables`.
-    order, running, rebuilds, zeroes, copies, resyncs, unsynced, rebuilt, rebuilt_array, complete,
-    handed, outcome
-        Of `hdl.background.jobs.Jobs`.
-    judged, judgement, states, valid, settled
-        Of `hdl.array.states.ArrayStates`.
-    rebuilding
-        Bit an array: it has stale drives.
-    given_up
-        Bit a port, a pulse: a drive that has restarted could not be taken back.
-    doubts, doubted
-        Bit an array: what was written may be lost, and rows that are marked be torn, and `Jobs`
-        does not know yet; a pulse: rows may be torn, and now it does.
-    recopies
-        Bit an array: among its ``doubts`` is the member that is copied.
+    response
+        The answer to each.
+    table_request
+        Changes for `hdl.array.tables.tables.ArrayTables`.
+    table_response
+        What the tables answer.
+    order
+        Orders for `hdl.background.jobs.Jobs`.
+    running
+        One bit per array. It has a job.
+    rebuilds
+        One bit per array. Its job is REBUILD or SALVAGE.
+    zeroes
+        One bit per array. Its job is ZERO.
+    copies
+        One bit per array. Its job is COPY.
+    resyncs
+        One bit per array. Its job is RESYNC.
+    unsynced
+        One bit per array. Not all its rows are in sync.
     unfinished
-        As `hdl.background.jobs.Jobs` has it: a RESYNC is needed once the array has not FAILED.
-    usable
-        Bit a port: there is a drive that is not failed and belongs to no array.
-    spares
-        Bit a port: hot spares, which no new array may have.
+        One bit per array, a pulse. Its RESYNC ended because the array has FAILED. It needs another
+        RESYNC once it has not FAILED any more.
+    rebuilt
+        Level. The job of array ``rebuilt_array`` has reached its end and waits for the tables.
+    rebuilt_array
+        That array.
+    complete
+        All rows have been walked.
+    handed
+        A pulse that answers ``rebuilt``.
+    outcome
+        What became of the drives, with ``handed``.
+    doubts
+        One bit per array. What was written to it may be lost, its marked rows may be torn, and
+        `Jobs` does not know yet.
+    recopies
+        One bit per array. The member that is being copied is among the drives of its ``doubts``.
+    doubted
+        A pulse. Rows of an array may be torn, and now `Jobs` knows.
+    judged
+        A pulse. `hdl.array.states.ArrayStates` has judged an array.
+    judgement
+        What it found, with ``judged``.
+    states
+        Two bits per array (`ArrayState`).
+    valid
+        One bit per array. The array exists.
+    settled
+        ``states`` is up to date.
+    rebuilding
+        One bit per array. It has stale drives.
     changed
-        A pulse: drives or tables are others than before.
+        A pulse. Drives or tables are not what they were before.
+    given_up
+        One bit per port, a pulse. A drive that has restarted could not be taken back.
+    usable
+        One bit per port. A drive is there, has not failed and belongs to no array.
+    spares
+        One bit per port. It is a hot spare, and no new array may have it.
     rescan
-        A pulse: judge the arrays again, a spare may have come of use.
+        A pulse. The arrays must be judged again, because a spare may be of use now.
     share
         Percent, as in `hdl.background.pace.Pace`.
+    busy
+        It works.
 
-    Errors: JOB_RUNNING while a job works on an array that is to be deleted, to get a member or
-    another job, or (ZERO) a volume, or a member to be copied while one is rebuilt; NOT_REDUNDANT to
-    replace a member of a failed array, or for a REBUILD of it; INVALID_FIELD for COPY, REBUILD or
-    SALVAGE without a stale drive, SALVAGE of an array that has not failed, a share of 0 or beyond
-    100, a new array that is assumed to be in sync or has no job but is to have one; NO_ENTRY for an
-    array, job or spare that is not there; DRIVE_UNAVAILABLE for a spare that is absent or in use;
-    IN_USE for ZERO of an array with volumes. Others are the tables'.
+    Errors, as the status of the answer
+        - JOB_RUNNING if the array has a job and is to be deleted, to get a member or to get another
+          job. Also for a volume on an array with a ZERO, and for the copy of a member while another
+          one is rebuilt.
+        - NOT_REDUNDANT to replace a member of a failed array, and for a REBUILD of it.
+        - INVALID_FIELD for the job COPY, for REBUILD or SALVAGE without a stale drive, for SALVAGE
+          of an array that has not failed, and for a share of 0 or beyond 100. Also for a new array
+          that is assumed to be in sync or has no job (``idle``), but is to have a job.
+        - NO_ENTRY for an array, job or spare that does not exist.
+        - DRIVE_UNAVAILABLE for a spare that is absent or in use.
+        - IN_USE for a ZERO of an array with volumes.
+        - The tables add others.
     """
 
     def __init__(self, *, config: Config):
@@ -130,494 +177,614 @@ class Supervisor(wiring.Component):
                 "busy": Out(1),
             }
         )
+        # How a member's own drive is taken back: brought up to date where there are marks, else
+        # rebuilt as any other.
+        self._take_back = ManageOpcode.RE_ADD if config.intent_chunks else ManageOpcode.REPLACE
+        self._takes_member = tuple(dict.fromkeys((ManageOpcode.REPLACE, self._take_back)))
+
+        # The change at hand, by whom it is made, and its port as a bit.
+        self._request = Signal(manage_request(config))
+        self._by_host = Signal()
+        self._by_spare = Signal()
+        self._port_bit = Signal(MAX_DRIVES)
+
+        # The array of the change, and how it is.
+        self._array = Signal(config.array_bits)
+        self._exists = Signal()
+        self._runs = Signal()
+        self._zeroes = Signal()
+        self._copies = Signal()
+        self._has_stale = Signal()
+        self._works = Signal()  # it has a job, and there is an array of that number
+        self._state = Signal(ArrayState)
+
+        # The array that the host creates: nothing is to be in sync; it is to have no job.
+        self._plain = Signal()
+        self._jobless = Signal()
+
+        # Dedicated spares: a bit a port for each array. `spares` has those of all arrays as well,
+        # which are `everywhere`. A sweep goes over all arrays.
+        self._dedications = Table(MAX_DRIVES, config.arrays)
+        self._everywhere = Signal(MAX_DRIVES)
+        self._swept_array = Signal(config.array_bits)
+
+        # Arrays of which marked rows may be torn and need a RESYNC, and those of them that have
+        # redundancy; those of which the RESYNC can start.
+        self._due = Signal(config.arrays)
+        self._redundant = Signal(config.arrays)
+        self._startable = Signal(config.arrays)
+
+        # A failed member that a drive is wanted for: what was found of its array.
+        self._wanted = Signal()
+        self._want = Signal(judgement(config))
+        # Spares that have been tried for it; the one that is being tried.
+        self._tried = Signal(MAX_DRIVES)
+        self._chosen = Signal(MAX_DRIVES)
+        # Spares that may be tried: those of its array, or else those of all arrays.
+        self._candidates = Signal(MAX_DRIVES)
+        # Arrays that no spare fits; nothing has changed since the member was found.
+        self._passed = Signal(config.arrays)
+        self._as_judged = Signal()
 
     def elaborate(self, platform) -> Module:
-        config = self._config
         m = Module()
-        # Dedicated spares: a bit a port for each array; `spares` has those of no array as well.
-        m.submodules.dedications = dedications = Memory(
-            shape=MAX_DRIVES, depth=config.arrays, init=[]
-        )
-        dedicated_read, dedicated_write = dedications.read_port(), dedications.write_port()
-        everywhere = Signal(MAX_DRIVES)
-        place = Signal(config.array_bits)
+        m.submodules.dedications = self._dedications
+        self._connect(m)
+        self._find_torn_arrays(m)
+        self._find_members(m)
+        self._find_spares(m)
+        with m.FSM(name="supervise") as fsm:
+            self._clear(m)
+            self._rest(m)
+            self._resync(m)
+            self._choose(m)
+            self._settle(m)
+            self._decide(m)
+            self._change_spare(m)
+            self._ask(m)
+            self._listen(m)
+            self._free_dedicated(m)
+            self._await(m)
+            self._hand_over(m)
+            self._part(m)
+            self._order(m)
+            self._respond(m)
+            m.d.comb += self.busy.eq(~self._waits(fsm))
+        with m.If(self.changed | (self.rescan & ~fsm.ongoing("CHOOSE"))):
+            m.d.sync += [self._passed.eq(0), self._as_judged.eq(0)]
+        # After the states: what is new is not forgotten.
+        self._note_torn_arrays(m)
+        return m
 
-        request = Signal(manage_request(config))
-        response = self.response.payload
-        order = self.order.payload
-        by_host, by_spare = Signal(), Signal()
-        array = Signal(config.array_bits)
-        exists, runs, rebuilds, zeroes, copies, has_stale = (
-            Signal(name=name)
-            for name in ("exists", "runs", "rebuilds", "zeroes", "copies", "has_stale")
-        )
-        state = Signal(ArrayState)
-        port = request.port[: config.port_bits]
-        port_bit = Signal(MAX_DRIVES)
+    def _connect(self, m: Module) -> None:
+        """What is known of the change at hand and of its array."""
+        request, array, dedications = self._request, self._array, self._dedications
         m.d.comb += [
             array.eq(request.array),
-            exists.eq(self.valid.bit_select(array, 1) & (request.array < config.arrays)),
-            runs.eq(self.running.bit_select(array, 1)),
-            rebuilds.eq(self.rebuilds.bit_select(array, 1)),
-            zeroes.eq(self.zeroes.bit_select(array, 1)),
-            copies.eq(self.copies.bit_select(array, 1)),
-            has_stale.eq(self.rebuilding.bit_select(array, 1)),
-            state.eq(self.states.word_select(array, 2)),
-            port_bit.eq(1 << port),
+            self._exists.eq(
+                self.valid.bit_select(array, 1) & (request.array < self._config.arrays)
+            ),
+            self._runs.eq(self.running.bit_select(array, 1)),
+            self._zeroes.eq(self.zeroes.bit_select(array, 1)),
+            self._copies.eq(self.copies.bit_select(array, 1)),
+            self._has_stale.eq(self.rebuilding.bit_select(array, 1)),
+            self._state.eq(self.states.word_select(array, 2)),
+            self._port_bit.eq(1 << self._port),
+            self._plain.eq(
+                (request.level == Level.RAID0.value) | (request.level == Level.JBOD.value)
+            ),
+            self._jobless.eq(request.assumed | request.idle),
             self.table_request.payload.eq(request),
-            self.outcome.eq(response.index[5:7]),
-            order.array.eq(array),
-            dedicated_read.addr.eq(array),
-            dedicated_write.data.eq(dedicated_read.data & ~port_bit),
-            dedicated_write.addr.eq(place),
+            self.outcome.eq(self.response.payload.index[5:7]),
+            self.order.payload.array.eq(array),
+            dedications.reads[0].address.eq(array),
+            dedications.write.data.eq(self._dedicated & ~self._port_bit),
+            dedications.write.address.eq(self._swept_array),
         ]
 
-        # Arrays of which marked rows may be torn, and those that need a RESYNC for that.
-        due = Signal(config.arrays)
-        redundant = Signal(config.arrays)
-        startable = Signal(config.arrays)
+    @property
+    def _port(self) -> Value:
+        """The port that the change names."""
+        return self._request.port[: self._config.port_bits]
+
+    @property
+    def _dedicated(self) -> Value:
+        """Spares of the array whose entry has been read."""
+        return self._dedications.reads[0].data
+
+    def _find_torn_arrays(self, m: Module) -> None:
+        """Arrays that need a RESYNC, and the first of them, and the first one in doubt."""
         # Of an array that has FAILED it would end at once, and take the place of a SALVAGE.
         has_failed = self.states[::2] & self.states[1::2]
-        m.d.comb += startable.eq(due & ~self.copies & ~has_failed)
-        doubtful = lowest_set(m, self.doubts, "doubtful")
-        startable_array = lowest_set(m, startable, "startable_array")
+        m.d.comb += self._startable.eq(self._due & ~self.copies & ~has_failed)
+        self._doubtful_array = lowest_set(m, self.doubts, "doubtful")
+        self._startable_array = lowest_set(m, self._startable, "startable_array")
 
-        # A failed member that a spare may replace.
-        wanted = Signal()
-        want = Signal(judgement(config))
-        tried = Signal(MAX_DRIVES)
-        # Arrays that no spare was of use to; whether nothing has changed since one is looked at.
-        passed = Signal(config.arrays)
-        as_judged = Signal()
+    def _kept(self, array: Value) -> Value:
+        """The job of ``array`` is not to be disturbed for a failed member."""
+        keeps = self.rebuilds | self.zeroes | self.copies | (self.resyncs & self.unsynced)
+        return keeps.bit_select(array, 1)
+
+    def _find_members(self, m: Module) -> None:
+        """Notes a failed member as its array is judged, if a drive may take its place."""
         found = self.judgement
         helps = (found.state == ArrayState.DEGRADED) | (
             found.state == ArrayState.PARTIALLY_DEGRADED
         )
-        keeps = self.rebuilds | self.zeroes | self.copies | (self.resyncs & self.unsynced)
-        kept = keeps.bit_select(found.array, 1)
-        want_kept = keeps.bit_select(want.array, 1)
-        offered = found.returns | (self.spares.any() & ~passed.bit_select(found.array, 1))
-        seeks = found.valid & found.missing & helps & offered & ~kept
-        with m.If(self.judged & seeks & ~wanted):
+        offered = found.returns | (self.spares.any() & ~self._passed.bit_select(found.array, 1))
+        seeks = found.valid & found.missing & helps & offered & ~self._kept(found.array)
+        with m.If(self.judged & seeks & ~self._wanted):
             m.d.sync += [
-                wanted.eq(1),
-                as_judged.eq(1),
-                want.eq(found),
-                tried.eq(0),
+                self._wanted.eq(1),
+                self._as_judged.eq(1),
+                self._want.eq(found),
+                self._tried.eq(0),
             ]
-        candidates = Signal(MAX_DRIVES)
-        by_dedication = Signal(MAX_DRIVES)
+
+    def _find_spares(self, m: Module) -> None:
+        """The spares that may take the place of the failed member, and the first of them."""
         fit = Signal(MAX_DRIVES)
+        by_dedication = Signal(MAX_DRIVES)
         m.d.comb += [
-            fit.eq(self.spares & self.usable & ~tried),
-            by_dedication.eq(dedicated_read.data & fit),
-            candidates.eq(Mux(by_dedication.any(), by_dedication, everywhere & fit)),
+            fit.eq(self.spares & self.usable & ~self._tried),
+            by_dedication.eq(self._dedicated & fit),
+            self._candidates.eq(
+                Mux(by_dedication.any(), by_dedication, self._everywhere & fit)
+            ),
         ]
-        candidate = lowest_set(m, candidates, "candidate")
-        chosen = Signal(MAX_DRIVES)
+        self._candidate = lowest_set(m, self._candidates, "candidate")
 
-        def answer(status):
-            m.d.sync += [response.status.eq(status), response.index.eq(0)]
-            m.next = "RESPOND"
-
-        def command(kind):
-            m.d.sync += order.order.eq(kind)
-            m.next = "ORDER"
-
-        def run(kind, first=0, resume=0):
-            m.d.sync += [order.kind.eq(kind), order.first.eq(first), order.resume.eq(resume)]
-            m.d.sync += order.every.eq(by_host)
-            command(JobOrder.START)
-
-        # A new array: there is nothing to be in sync, and a job is wanted.
-        plain, jobless = Signal(), Signal()
-        m.d.comb += [
-            plain.eq((request.level == Level.RAID0.value) | (request.level == Level.JBOD.value)),
-            jobless.eq(request.assumed | request.idle),
-        ]
-        takes_member = [ManageOpcode.REPLACE]
-        if config.intent_chunks:
-            takes_member.append(ManageOpcode.RE_ADD)
-        busy_array = Signal()
-        with m.FSM(name="supervise") as fsm:
-            with m.State("CLEAR"):
-                m.d.comb += [dedicated_write.data.eq(0), dedicated_write.en.eq(1)]
-                m.d.sync += place.eq(place + 1)
-                with m.If(place == config.arrays - 1):
-                    m.next = "REST"
-
-            with m.State("REST"):
-                m.d.comb += [
-                    self.request.ready.eq(
-                        ~self.rebuilt & ~wanted & ~self.doubts.any() & ~startable.any()
-                    ),
-                    dedicated_read.addr.eq(want.array),
-                ]
-                m.d.sync += [
-                    request.eq(self.request.payload),
-                    by_host.eq(1),
-                    by_spare.eq(0),
-                    place.eq(0),
-                ]
-                # A ZERO begins anew before anybody thinks that it has ended.
-                with m.If(self.doubts.any()):
-                    m.d.sync += [request.array.eq(doubtful), by_host.eq(0)]
-                    m.d.sync += order.sync.eq(
-                        Mux(redundant.bit_select(doubtful, 1), Sync.NONE, Sync.PROVEN)
-                    )
-                    command(JobOrder.DOUBT)
-                with m.Elif(self.rebuilt):
-                    m.d.sync += [
-                        request.opcode.eq(
-                            Mux(
-                                self.copies.bit_select(self.rebuilt_array, 1),
-                                ManageOpcode.END_COPY,
-                                ManageOpcode.SETTLE,
-                            )
-                        ),
-                        request.complete.eq(self.complete),
-                        request.zero.eq(self.zeroes.bit_select(self.rebuilt_array, 1)),
-                        request.array.eq(self.rebuilt_array),
-                        by_host.eq(0),
-                    ]
-                    m.next = "ASK"
-                with m.Elif(startable.any()):
-                    m.d.sync += [request.array.eq(startable_array), by_host.eq(0)]
-                    m.next = "RESYNC"
-                with m.Elif(wanted):
-                    m.next = "CHOOSE"
-                with m.Elif(self.request.valid):
-                    m.next = "SETTLE"
-
-            # Rows may be torn. What makes them right already has begun anew.
-            with m.State("RESYNC"):
-                m.d.sync += due.bit_select(array, 1).eq(0)
-                run(WalkKind.RESYNC)
-                with m.If(~exists | zeroes | self.resyncs.bit_select(array, 1)):
-                    m.next = "REST"
-
-            # A drive that has restarted, or a hot spare.
-            with m.State("CHOOSE"):
-                m.d.comb += dedicated_read.addr.eq(want.array)
-                m.d.sync += [
-                    request.opcode.eq(ManageOpcode.REPLACE),
-                    request.array.eq(want.array),
-                    request.position.eq(want.position),
-                    request.port.eq(candidate),
-                    by_host.eq(0),
-                    by_spare.eq(1),
-                    chosen.eq(1 << candidate),
-                ]
-                m.next = "TRY"
-                with m.If(want_kept | ~(candidates.any() | want.returns)):
-                    # Others may have been judged meanwhile.
-                    m.d.comb += self.rescan.eq(1)
-                    m.d.sync += wanted.eq(0)
-                    m.d.sync += passed.bit_select(want.array, 1).eq(as_judged & ~want_kept)
-                    m.next = "REST"
-                with m.Elif(want.returns):
-                    m.d.sync += [
-                        request.opcode.eq(
-                            ManageOpcode.RE_ADD if config.intent_chunks else ManageOpcode.REPLACE
-                        ),
-                        request.position.eq(want.place),
-                        request.port.eq(want.port),
-                        by_spare.eq(0),
-                    ]
-                    m.next = "ASK"
-
-            with m.State("TRY"):
-                m.d.sync += [
-                    tried.eq(tried | chosen),
-                    # The tables take no reserved drive.
-                    self.spares.eq(self.spares & ~chosen),
-                ]
-                m.next = "ASK"
-
-            # The host.
-            with m.State("SETTLE"):
-                with m.If(self.settled):
-                    m.next = "DECIDE"
-
-            with m.State("DECIDE"):
-                m.d.comb += busy_array.eq(runs & (request.array < config.arrays))
-                m.d.sync += [response.status.eq(ManageStatus.DONE), response.index.eq(0)]
-                with m.Switch(request.opcode):
-                    with m.Case(ManageOpcode.DELETE_ARRAY):
-                        m.next = "ASK"
-                        with m.If(busy_array):
-                            answer(ManageStatus.JOB_RUNNING)
-                    with m.Case(ManageOpcode.CREATE_VOLUME):
-                        m.next = "ASK"
-                        with m.If(busy_array & zeroes):
-                            answer(ManageStatus.JOB_RUNNING)
-                    with m.Case(*takes_member):
-                        m.next = "ASK"
-                        with m.If(~exists):
-                            answer(ManageStatus.NO_ENTRY)
-                        with m.Elif(busy_array):
-                            answer(ManageStatus.JOB_RUNNING)
-                        with m.Elif(state == ArrayState.FAILED):
-                            answer(ManageStatus.NOT_REDUNDANT)
-                    with m.Case(ManageOpcode.COPY):
-                        m.next = "ASK"
-                        with m.If(~exists):
-                            answer(ManageStatus.NO_ENTRY)
-                        with m.Elif(busy_array | has_stale):
-                            answer(ManageStatus.JOB_RUNNING)
-                    with m.Case(ManageOpcode.START_JOB):
-                        run(request.kind, request.start, request.resume)
-                        with m.If(request.kind == WalkKind.ZERO.value):
-                            m.d.sync += request.opcode.eq(ManageOpcode.CHECK_EMPTY)
-                            m.next = "ASK"
-                        with m.If(~exists):
-                            answer(ManageStatus.NO_ENTRY)
-                        with m.Elif(busy_array):
-                            answer(ManageStatus.JOB_RUNNING)
-                        of_rebuild = request.kind == WalkKind.REBUILD.value
-                        salvages = request.kind == WalkKind.SALVAGE.value
-                        with m.Elif(
-                            (request.kind == WalkKind.COPY.value)
-                            | ((of_rebuild | salvages) & ~has_stale)
-                            | (salvages & (state != ArrayState.FAILED))
-                        ):
-                            answer(ManageStatus.INVALID_FIELD)
-                        with m.Elif(of_rebuild & (state == ArrayState.FAILED)):
-                            answer(ManageStatus.NOT_REDUNDANT)
-                    with m.Case(ManageOpcode.STOP_JOB):
-                        command(JobOrder.STOP)
-                        with m.If(copies):
-                            m.d.sync += [
-                                request.opcode.eq(ManageOpcode.END_COPY),
-                                request.complete.eq(0),
-                            ]
-                            m.next = "ASK"
-                        with m.If(~exists | ~busy_array):
-                            answer(ManageStatus.NO_ENTRY)
-                    with m.Case(ManageOpcode.SET_SHARE):
-                        m.d.sync += self.share.eq(request.share)
-                        answer(ManageStatus.DONE)
-                        with m.If((request.share == 0) | (request.share > WHOLE)):
-                            m.d.sync += self.share.eq(self.share)
-                            answer(ManageStatus.INVALID_FIELD)
-                    with m.Case(ManageOpcode.ADD_SPARE):
-                        m.next = "READ-SPARE"
-                        with m.If(
-                            (request.port >= config.ports)
-                            | ~(self.usable & ~self.spares).bit_select(port, 1)
-                        ):
-                            answer(ManageStatus.DRIVE_UNAVAILABLE)
-                        with m.Elif(request.dedicated & ~exists):
-                            answer(ManageStatus.NO_ENTRY)
-                    with m.Case(ManageOpcode.REMOVE_SPARE):
-                        m.next = "READ-SPARE"
-                        with m.If(
-                            (request.port >= MAX_DRIVES) | ~self.spares.bit_select(port, 1)
-                        ):
-                            answer(ManageStatus.NO_ENTRY)
-                    with m.Case(ManageOpcode.CREATE_ARRAY):
-                        m.next = "ASK"
-                        with m.If(
-                            (jobless & (request.initialise | request.zero))
-                            | (request.assumed & request.idle)
-                        ):
-                            answer(ManageStatus.INVALID_FIELD)
-                    with m.Case(ManageOpcode.DELETE_VOLUME):
-                        m.next = "ASK"
-                    with m.Default():
-                        answer(ManageStatus.INVALID_FIELD)
-
-            # A spare is dedicated to one array or to none.
-            with m.State("READ-SPARE"):
-                m.d.comb += dedicated_read.addr.eq(place)
-                m.next = "WRITE-SPARE"
-
-            with m.State("WRITE-SPARE"):
-                adds = request.opcode == ManageOpcode.ADD_SPARE
-                m.d.comb += dedicated_write.en.eq(1)
-                with m.If(adds & request.dedicated & (place == array)):
-                    m.d.comb += dedicated_write.data.eq(dedicated_read.data | port_bit)
-                m.d.sync += place.eq(place + 1)
-                m.next = "READ-SPARE"
-                with m.If(place == config.arrays - 1):
-                    m.d.sync += [
-                        self.spares.eq(Mux(adds, self.spares | port_bit, self.spares & ~port_bit)),
-                        everywhere.eq(
-                            Mux(
-                                adds & ~request.dedicated,
-                                everywhere | port_bit,
-                                everywhere & ~port_bit,
-                            )
-                        ),
-                    ]
-                    m.d.comb += self.rescan.eq(1)
-                    answer(ManageStatus.DONE)
-
-            # The tables.
-            with m.State("ASK"):
-                m.d.comb += self.table_request.valid.eq(1)
-                with m.If(self.table_request.ready):
-                    m.next = "LISTEN"
-
-            with m.State("LISTEN"):
-                told = self.table_response.payload
-                done = told.status == ManageStatus.DONE
-                m.d.comb += self.table_response.ready.eq(1)
-                with m.If(self.table_response.valid):
-                    m.d.sync += [response.status.eq(told.status), response.index.eq(told.index)]
-                    m.next = "RESPOND"
-                    with m.Switch(request.opcode):
-                        with m.Case(ManageOpcode.CREATE_ARRAY):
-                            with m.If(done):
-                                m.d.sync += [
-                                    request.array.eq(told.index),
-                                    order.sync.eq(
-                                        Mux(
-                                            plain,
-                                            Sync.PROVEN,
-                                            Mux(request.assumed, Sync.ASSUMED, Sync.NONE),
-                                        )
-                                    ),
-                                ]
-                                command(JobOrder.BEGIN)
-                        with m.Case(ManageOpcode.DELETE_ARRAY):
-                            with m.If(done):
-                                m.d.sync += [
-                                    self.doubts.bit_select(array, 1).eq(0),
-                                    self.recopies.bit_select(array, 1).eq(0),
-                                    due.bit_select(array, 1).eq(0),
-                                ]
-                                m.next = "READ-DEDICATED"
-                        with m.Case(*takes_member):
-                            with m.If(done):
-                                m.d.sync += wanted.eq(0)
-                                run(WalkKind.REBUILD)
-                                with m.If(by_spare):
-                                    # From now on it is a member, whatever it is after that.
-                                    m.d.comb += [
-                                        dedicated_write.addr.eq(array),
-                                        dedicated_write.en.eq(1),
-                                    ]
-                                    m.d.sync += everywhere.eq(everywhere & ~port_bit)
-                            with m.Elif(by_spare):
-                                m.d.sync += self.spares.eq(self.spares | chosen)
-                                m.next = "REST"
-                            with m.Elif(~by_host):
-                                # A spare may do; the array is judged again.
-                                m.d.comb += [
-                                    self.given_up.eq(1 << want.port),
-                                    self.rescan.eq(1),
-                                ]
-                                m.d.sync += wanted.eq(0)
-                                m.next = "REST"
-                        with m.Case(ManageOpcode.CHECK_EMPTY):
-                            with m.If(done):
-                                run(request.kind, request.start, request.resume)
-                        with m.Case(ManageOpcode.COPY):
-                            with m.If(done):
-                                run(WalkKind.COPY)
-                        with m.Case(ManageOpcode.END_COPY):
-                            m.next = "PART"
-                        with m.Case(ManageOpcode.SETTLE):
-                            m.next = "HAND-OVER"
-
-            # The spares of an array that is gone.
-            with m.State("READ-DEDICATED"):
-                m.next = "FREE-DEDICATED"
-
-            with m.State("FREE-DEDICATED"):
-                m.d.comb += [
-                    dedicated_write.addr.eq(array),
-                    dedicated_write.data.eq(0),
-                    dedicated_write.en.eq(1),
-                ]
-                m.d.sync += self.spares.eq(self.spares & ~dedicated_read.data)
-                command(JobOrder.FORGET)
-
-            # A new array is judged before its rows are walked: others ask what was found of it.
-            with m.State("AWAIT"):
-                with m.If(self.settled):
-                    m.next = "ORDER"
-
-            # The stale drives of an array are trusted, or have failed; its state says so before
-            # the job has ended. A ZERO has not ended if a drive has restarted meanwhile.
-            with m.State("HAND-OVER"):
-                anew = zeroes & self.doubts.bit_select(array, 1)
-                m.d.comb += self.handed.eq(self.settled & ~anew)
-                with m.If(self.settled):
-                    m.next = "REST"
-
-            # A copy has ended: the leaver is free.
-            with m.State("PART"):
-                leaver = (1 << response.index[: config.port_bits])[:MAX_DRIVES]
-                with m.If(by_host):
-                    m.d.sync += response.index.eq(0)
-                    command(JobOrder.STOP)
-                with m.Else():
-                    # To be copied anew: the job learns that by an order, if it has not ended.
-                    m.d.comb += self.handed.eq(self.outcome != CopyEnd.AGAIN)
-                    m.next = "REST"
-                with m.If(response.index[7] & (self.outcome == CopyEnd.JOINED)):
-                    m.d.comb += self.rescan.eq(1)
-                    m.d.sync += [
-                        self.spares.eq(self.spares | leaver),
-                        everywhere.eq(everywhere | leaver),
-                    ]
-
-            with m.State("ORDER"):
-                m.d.comb += self.order.valid.eq(1)
-                with m.If(self.order.ready):
-                    m.next = "RESPOND"
-                    with m.If(order.order == JobOrder.DOUBT):
-                        tears = order.sync == Sync.NONE
-                        m.d.comb += self.doubted.eq(tears)
-                        m.d.sync += [
-                            self.doubts.bit_select(array, 1).eq(0),
-                            self.recopies.bit_select(array, 1).eq(0),
-                            due.bit_select(array, 1).eq(tears),
-                        ]
-                        m.next = "REST"
-                    with m.Elif(
-                        (order.order == JobOrder.BEGIN) & (request.zero | ~(plain | jobless))
-                    ):
-                        run(Mux(request.zero, WalkKind.ZERO.value, WalkKind.RESYNC.value))
-                        m.next = "AWAIT"
-                    with m.Elif(~by_host):
-                        m.next = "REST"
-
-            with m.State("RESPOND"):
-                m.d.comb += self.response.valid.eq(1)
-                with m.If(self.response.ready):
-                    m.next = "REST"
-
-            waits = (
-                (
-                    fsm.ongoing("REST")
-                    & ~self.request.valid
-                    & ~self.rebuilt
-                    & ~wanted
-                    & ~self.doubts.any()
-                    & ~startable.any()
-                )
-                | (fsm.ongoing("SETTLE") & ~self.settled)
-                | (fsm.ongoing("HAND-OVER") & ~self.settled)
-                | (fsm.ongoing("AWAIT") & ~self.settled)
-                | (self.order.valid & ~self.order.ready)
-                | (fsm.ongoing("LISTEN") & ~self.table_response.valid)
-                | (self.response.valid & ~self.response.ready)
-            )
-            m.d.comb += self.busy.eq(~waits)
-        with m.If(self.changed | (self.rescan & ~fsm.ongoing("CHOOSE"))):
-            m.d.sync += [passed.eq(0), as_judged.eq(0)]
-        # After the states: what is new is not forgotten.
-        for number in range(config.arrays):
+    def _note_torn_arrays(self, m: Module) -> None:
+        """Notes arrays of which something may be lost, and those whose RESYNC has not ended."""
+        found = self.judgement
+        for number in range(self._config.arrays):
             with m.If(self.unfinished[number]):
-                m.d.sync += due[number].eq(1)
+                m.d.sync += self._due[number].eq(1)
         with m.If(self.judged & found.valid & found.loses):
             m.d.sync += [
                 self.doubts.bit_select(found.array, 1).eq(1),
-                redundant.bit_select(found.array, 1).eq(found.redundant),
+                self._redundant.bit_select(found.array, 1).eq(found.redundant),
             ]
             with m.If(found.recopies):
                 m.d.sync += self.recopies.bit_select(found.array, 1).eq(1)
-        return m
+
+    # Ends of states: what follows a decision.
+
+    def _answer(self, m: Module, status: ManageStatus) -> None:
+        """Answers the host with ``status``."""
+        response = self.response.payload
+        m.d.sync += [response.status.eq(status), response.index.eq(0)]
+        m.next = "RESPOND"
+
+    def _give_order(self, m: Module, order: JobOrder) -> None:
+        """Gives `Jobs` an order about the array of the change."""
+        m.d.sync += self.order.payload.order.eq(order)
+        m.next = "ORDER"
+
+    def _start_job(self, m: Module, kind, first=0, resume=0) -> None:
+        """Orders a job of ``kind``, as `job_order` has it."""
+        order = self.order.payload
+        m.d.sync += [order.kind.eq(kind), order.first.eq(first), order.resume.eq(resume)]
+        m.d.sync += order.every.eq(self._by_host)
+        self._give_order(m, JobOrder.START)
+
+    def _clear(self, m: Module) -> None:
+        """The state CLEAR, after a reset: no array has spares of its own."""
+        with m.State("CLEAR"):
+            m.d.comb += self._dedications.store(data=0)
+            m.d.sync += self._swept_array.eq(self._swept_array + 1)
+            with m.If(self._swept_array == self._config.arrays - 1):
+                m.next = "REST"
+
+    def _rest(self, m: Module) -> None:
+        """The state REST: what is to be done next, most urgent first."""
+        request = self._request
+        doubts, startable = self.doubts.any(), self._startable.any()
+        with m.State("REST"):
+            m.d.comb += [
+                self.request.ready.eq(~self.rebuilt & ~self._wanted & ~doubts & ~startable),
+                self._dedications.reads[0].address.eq(self._want.array),
+            ]
+            m.d.sync += [
+                request.eq(self.request.payload),
+                self._by_host.eq(1),
+                self._by_spare.eq(0),
+                self._swept_array.eq(0),
+            ]
+            # A ZERO begins anew before anybody thinks that it has ended.
+            with m.If(doubts):
+                redundant = self._redundant.bit_select(self._doubtful_array, 1)
+                m.d.sync += [request.array.eq(self._doubtful_array), self._by_host.eq(0)]
+                m.d.sync += self.order.payload.sync.eq(Mux(redundant, Sync.NONE, Sync.PROVEN))
+                self._give_order(m, JobOrder.DOUBT)
+            with m.Elif(self.rebuilt):
+                copied = self.copies.bit_select(self.rebuilt_array, 1)
+                m.d.sync += [
+                    request.opcode.eq(Mux(copied, ManageOpcode.END_COPY, ManageOpcode.SETTLE)),
+                    request.complete.eq(self.complete),
+                    request.zero.eq(self.zeroes.bit_select(self.rebuilt_array, 1)),
+                    request.array.eq(self.rebuilt_array),
+                    self._by_host.eq(0),
+                ]
+                m.next = "ASK"
+            with m.Elif(startable):
+                m.d.sync += [request.array.eq(self._startable_array), self._by_host.eq(0)]
+                m.next = "RESYNC"
+            with m.Elif(self._wanted):
+                m.next = "CHOOSE"
+            with m.Elif(self.request.valid):
+                m.next = "SETTLE"
+
+    def _resync(self, m: Module) -> None:
+        """The state RESYNC: rows may be torn. What makes them right already has begun anew."""
+        with m.State("RESYNC"):
+            m.d.sync += self._due.bit_select(self._array, 1).eq(0)
+            self._start_job(m, WalkKind.RESYNC)
+            with m.If(
+                ~self._exists | self._zeroes | self.resyncs.bit_select(self._array, 1)
+            ):
+                m.next = "REST"
+
+    def _choose(self, m: Module) -> None:
+        """The states CHOOSE, of a drive for the failed member, and TRY, of a hot spare.
+
+        The drive is the one that was the member and has restarted, or a hot spare.
+        """
+        request, want, candidate = self._request, self._want, self._candidate
+        kept = self._kept(want.array)
+        with m.State("CHOOSE"):
+            m.d.comb += self._dedications.reads[0].address.eq(want.array)
+            m.d.sync += [
+                request.opcode.eq(ManageOpcode.REPLACE),
+                request.array.eq(want.array),
+                request.position.eq(want.position),
+                request.port.eq(candidate),
+                self._by_host.eq(0),
+                self._by_spare.eq(1),
+                self._chosen.eq(1 << candidate),
+            ]
+            m.next = "TRY"
+            with m.If(kept | ~(self._candidates.any() | want.returns)):
+                # Others may have been judged meanwhile.
+                m.d.comb += self.rescan.eq(1)
+                m.d.sync += self._wanted.eq(0)
+                m.d.sync += self._passed.bit_select(want.array, 1).eq(self._as_judged & ~kept)
+                m.next = "REST"
+            with m.Elif(want.returns):
+                m.d.sync += [
+                    request.opcode.eq(self._take_back),
+                    request.position.eq(want.place),
+                    request.port.eq(want.port),
+                    self._by_spare.eq(0),
+                ]
+                m.next = "ASK"
+
+        with m.State("TRY"):
+            m.d.sync += [
+                self._tried.eq(self._tried | self._chosen),
+                # The tables take no reserved drive.
+                self.spares.eq(self.spares & ~self._chosen),
+            ]
+            m.next = "ASK"
+
+    def _settle(self, m: Module) -> None:
+        """The state SETTLE: the host's change waits until it is known how the arrays are."""
+        with m.State("SETTLE"):
+            with m.If(self.settled):
+                m.next = "DECIDE"
+
+    def _decide(self, m: Module) -> None:
+        """The state DECIDE: whether the host's change is allowed, and who carries it out."""
+        request, response = self._request, self.response.payload
+        with m.State("DECIDE"):
+            m.d.comb += self._works.eq(self._runs & (request.array < self._config.arrays))
+            m.d.sync += [response.status.eq(ManageStatus.DONE), response.index.eq(0)]
+            with m.Switch(request.opcode):
+                with m.Case(ManageOpcode.DELETE_ARRAY):
+                    m.next = "ASK"
+                    with m.If(self._works):
+                        self._answer(m, ManageStatus.JOB_RUNNING)
+                with m.Case(ManageOpcode.CREATE_VOLUME):
+                    m.next = "ASK"
+                    with m.If(self._works & self._zeroes):
+                        self._answer(m, ManageStatus.JOB_RUNNING)
+                with m.Case(*self._takes_member):
+                    self._decide_on_member(m)
+                with m.Case(ManageOpcode.COPY):
+                    self._decide_on_copy(m)
+                with m.Case(ManageOpcode.START_JOB):
+                    self._decide_on_start(m)
+                with m.Case(ManageOpcode.STOP_JOB):
+                    self._decide_on_stop(m)
+                with m.Case(ManageOpcode.SET_SHARE):
+                    self._decide_on_share(m)
+                with m.Case(ManageOpcode.ADD_SPARE):
+                    self._decide_on_new_spare(m)
+                with m.Case(ManageOpcode.REMOVE_SPARE):
+                    m.next = "READ-SPARE"
+                    is_spare = self.spares.bit_select(self._port, 1)
+                    with m.If((request.port >= MAX_DRIVES) | ~is_spare):
+                        self._answer(m, ManageStatus.NO_ENTRY)
+                with m.Case(ManageOpcode.CREATE_ARRAY):
+                    m.next = "ASK"
+                    with m.If(
+                        (self._jobless & (request.initialise | request.zero))
+                        | (request.assumed & request.idle)
+                    ):
+                        self._answer(m, ManageStatus.INVALID_FIELD)
+                with m.Case(ManageOpcode.DELETE_VOLUME):
+                    m.next = "ASK"
+                with m.Default():
+                    self._answer(m, ManageStatus.INVALID_FIELD)
+
+    def _decide_on_member(self, m: Module) -> None:
+        """REPLACE or RE_ADD: the array must have something to rebuild the member from."""
+        m.next = "ASK"
+        with m.If(~self._exists):
+            self._answer(m, ManageStatus.NO_ENTRY)
+        with m.Elif(self._works):
+            self._answer(m, ManageStatus.JOB_RUNNING)
+        with m.Elif(self._state == ArrayState.FAILED):
+            self._answer(m, ManageStatus.NOT_REDUNDANT)
+
+    def _decide_on_copy(self, m: Module) -> None:
+        """COPY: no other job, and no other member that is being rebuilt."""
+        m.next = "ASK"
+        with m.If(~self._exists):
+            self._answer(m, ManageStatus.NO_ENTRY)
+        with m.Elif(self._works | self._has_stale):
+            self._answer(m, ManageStatus.JOB_RUNNING)
+
+    def _decide_on_start(self, m: Module) -> None:
+        """START_JOB: before a ZERO the tables say whether the array has volumes."""
+        request = self._request
+        self._start_job(m, request.kind, request.start, request.resume)
+        with m.If(request.kind == WalkKind.ZERO.value):
+            m.d.sync += request.opcode.eq(ManageOpcode.CHECK_EMPTY)
+            m.next = "ASK"
+        with m.If(~self._exists):
+            self._answer(m, ManageStatus.NO_ENTRY)
+        with m.Elif(self._works):
+            self._answer(m, ManageStatus.JOB_RUNNING)
+        rebuilds = request.kind == WalkKind.REBUILD.value
+        salvages = request.kind == WalkKind.SALVAGE.value
+        with m.Elif(
+            (request.kind == WalkKind.COPY.value)
+            | ((rebuilds | salvages) & ~self._has_stale)
+            | (salvages & (self._state != ArrayState.FAILED))
+        ):
+            self._answer(m, ManageStatus.INVALID_FIELD)
+        with m.Elif(rebuilds & (self._state == ArrayState.FAILED)):
+            self._answer(m, ManageStatus.NOT_REDUNDANT)
+
+    def _decide_on_stop(self, m: Module) -> None:
+        """STOP_JOB: the tables end a copy first."""
+        request = self._request
+        self._give_order(m, JobOrder.STOP)
+        with m.If(self._copies):
+            m.d.sync += [request.opcode.eq(ManageOpcode.END_COPY), request.complete.eq(0)]
+            m.next = "ASK"
+        with m.If(~self._exists | ~self._works):
+            self._answer(m, ManageStatus.NO_ENTRY)
+
+    def _decide_on_share(self, m: Module) -> None:
+        """SET_SHARE."""
+        request = self._request
+        m.d.sync += self.share.eq(request.share)
+        self._answer(m, ManageStatus.DONE)
+        with m.If((request.share == 0) | (request.share > WHOLE)):
+            m.d.sync += self.share.eq(self.share)
+            self._answer(m, ManageStatus.INVALID_FIELD)
+
+    def _decide_on_new_spare(self, m: Module) -> None:
+        """ADD_SPARE: the drive is nobody's, and the array that it is for exists."""
+        request = self._request
+        m.next = "READ-SPARE"
+        free = (self.usable & ~self.spares).bit_select(self._port, 1)
+        with m.If((request.port >= self._config.ports) | ~free):
+            self._answer(m, ManageStatus.DRIVE_UNAVAILABLE)
+        with m.Elif(request.dedicated & ~self._exists):
+            self._answer(m, ManageStatus.NO_ENTRY)
+
+    def _change_spare(self, m: Module) -> None:
+        """The states READ-SPARE and WRITE-SPARE, in turn for each array.
+
+        A spare is dedicated to one array or to none.
+        """
+        request, swept, port_bit = self._request, self._swept_array, self._port_bit
+        everywhere, dedications = self._everywhere, self._dedications
+        with m.State("READ-SPARE"):
+            m.d.comb += dedications.reads[0].address.eq(swept)
+            m.next = "WRITE-SPARE"
+
+        with m.State("WRITE-SPARE"):
+            adds = request.opcode == ManageOpcode.ADD_SPARE
+            m.d.comb += dedications.store()
+            with m.If(adds & request.dedicated & (swept == self._array)):
+                m.d.comb += dedications.write.data.eq(self._dedicated | port_bit)
+            m.d.sync += swept.eq(swept + 1)
+            m.next = "READ-SPARE"
+            with m.If(swept == self._config.arrays - 1):
+                m.d.sync += [
+                    self.spares.eq(Mux(adds, self.spares | port_bit, self.spares & ~port_bit)),
+                    everywhere.eq(
+                        Mux(
+                            adds & ~request.dedicated,
+                            everywhere | port_bit,
+                            everywhere & ~port_bit,
+                        )
+                    ),
+                ]
+                m.d.comb += self.rescan.eq(1)
+                self._answer(m, ManageStatus.DONE)
+
+    def _ask(self, m: Module) -> None:
+        """The state ASK: the tables make the change."""
+        with m.State("ASK"):
+            m.d.comb += self.table_request.valid.eq(1)
+            with m.If(self.table_request.ready):
+                m.next = "LISTEN"
+
+    def _listen(self, m: Module) -> None:
+        """The state LISTEN: what the tables have done, and what follows from it."""
+        request, response, told = self._request, self.response.payload, self.table_response.payload
+        done = told.status == ManageStatus.DONE
+        with m.State("LISTEN"):
+            m.d.comb += self.table_response.ready.eq(1)
+            with m.If(self.table_response.valid):
+                m.d.sync += [response.status.eq(told.status), response.index.eq(told.index)]
+                m.next = "RESPOND"
+                with m.Switch(request.opcode):
+                    with m.Case(ManageOpcode.CREATE_ARRAY):
+                        with m.If(done):
+                            self._begin_array(m)
+                    with m.Case(ManageOpcode.DELETE_ARRAY):
+                        with m.If(done):
+                            self._forget_doubts(m)
+                            m.d.sync += self._due.bit_select(self._array, 1).eq(0)
+                            m.next = "READ-DEDICATED"
+                    with m.Case(*self._takes_member):
+                        self._take_member(m, done)
+                    with m.Case(ManageOpcode.CHECK_EMPTY):
+                        with m.If(done):
+                            self._start_job(m, request.kind, request.start, request.resume)
+                    with m.Case(ManageOpcode.COPY):
+                        with m.If(done):
+                            self._start_job(m, WalkKind.COPY)
+                    with m.Case(ManageOpcode.END_COPY):
+                        m.next = "PART"
+                    with m.Case(ManageOpcode.SETTLE):
+                        m.next = "HAND-OVER"
+
+    def _begin_array(self, m: Module) -> None:
+        """Tells `Jobs` of a new array, and whether its rows are in sync."""
+        request = self._request
+        in_sync = Mux(request.assumed, Sync.ASSUMED, Sync.NONE)
+        m.d.sync += [
+            request.array.eq(self.table_response.payload.index),
+            self.order.payload.sync.eq(Mux(self._plain, Sync.PROVEN, in_sync)),
+        ]
+        self._give_order(m, JobOrder.BEGIN)
+
+    def _take_member(self, m: Module, done: Value) -> None:
+        """REPLACE or RE_ADD has ended: the drive is rebuilt, or another one is looked for."""
+        everywhere, dedications = self._everywhere, self._dedications
+        with m.If(done):
+            m.d.sync += self._wanted.eq(0)
+            self._start_job(m, WalkKind.REBUILD)
+            with m.If(self._by_spare):
+                # From now on it is a member, whatever it is after that.
+                m.d.comb += dedications.store(address=self._array)
+                m.d.sync += everywhere.eq(everywhere & ~self._port_bit)
+        with m.Elif(self._by_spare):
+            m.d.sync += self.spares.eq(self.spares | self._chosen)
+            m.next = "REST"
+        with m.Elif(~self._by_host):
+            # A spare may do; the array is judged again.
+            m.d.comb += [self.given_up.eq(1 << self._want.port), self.rescan.eq(1)]
+            m.d.sync += self._wanted.eq(0)
+            m.next = "REST"
+
+    def _forget_doubts(self, m: Module) -> None:
+        """The array of the change is in doubt no more."""
+        m.d.sync += [
+            self.doubts.bit_select(self._array, 1).eq(0),
+            self.recopies.bit_select(self._array, 1).eq(0),
+        ]
+
+    def _free_dedicated(self, m: Module) -> None:
+        """The states READ-DEDICATED and FREE-DEDICATED: the spares of an array that is gone."""
+        with m.State("READ-DEDICATED"):
+            m.next = "FREE-DEDICATED"
+
+        with m.State("FREE-DEDICATED"):
+            m.d.comb += self._dedications.store(address=self._array, data=0)
+            m.d.sync += self.spares.eq(self.spares & ~self._dedicated)
+            self._give_order(m, JobOrder.FORGET)
+
+    def _await(self, m: Module) -> None:
+        """The state AWAIT: a new array is judged before its rows are walked.
+
+        Others ask what was found of it.
+        """
+        with m.State("AWAIT"):
+            with m.If(self.settled):
+                m.next = "ORDER"
+
+    def _hand_over(self, m: Module) -> None:
+        """The state HAND-OVER: the stale drives of an array are trusted, or have failed.
+
+        The array's state says so before the job has ended. A ZERO has not ended if a drive has
+        restarted meanwhile.
+        """
+        with m.State("HAND-OVER"):
+            anew = self._zeroes & self.doubts.bit_select(self._array, 1)
+            m.d.comb += self.handed.eq(self.settled & ~anew)
+            with m.If(self.settled):
+                m.next = "REST"
+
+    def _part(self, m: Module) -> None:
+        """The state PART: a copy has ended, and the drive that has left the array is free."""
+        response = self.response.payload
+        with m.State("PART"):
+            leaver = (1 << response.index[: self._config.port_bits])[:MAX_DRIVES]
+            with m.If(self._by_host):
+                m.d.sync += response.index.eq(0)
+                self._give_order(m, JobOrder.STOP)
+            with m.Else():
+                # To be copied anew: the job learns that by an order, if it has not ended.
+                m.d.comb += self.handed.eq(self.outcome != CopyEnd.AGAIN)
+                m.next = "REST"
+            with m.If(response.index[7] & (self.outcome == CopyEnd.JOINED)):
+                m.d.comb += self.rescan.eq(1)
+                m.d.sync += [
+                    self.spares.eq(self.spares | leaver),
+                    self._everywhere.eq(self._everywhere | leaver),
+                ]
+
+    def _order(self, m: Module) -> None:
+        """The state ORDER: `Jobs` takes the order."""
+        order, zero = self.order.payload, self._request.zero
+        with m.State("ORDER"):
+            m.d.comb += self.order.valid.eq(1)
+            with m.If(self.order.ready):
+                m.next = "RESPOND"
+                begins = order.order == JobOrder.BEGIN
+                with m.If(order.order == JobOrder.DOUBT):
+                    tears = order.sync == Sync.NONE
+                    m.d.comb += self.doubted.eq(tears)
+                    self._forget_doubts(m)
+                    m.d.sync += self._due.bit_select(self._array, 1).eq(tears)
+                    m.next = "REST"
+                with m.Elif(begins & (zero | ~(self._plain | self._jobless))):
+                    self._start_job(m, Mux(zero, WalkKind.ZERO.value, WalkKind.RESYNC.value))
+                    m.next = "AWAIT"
+                with m.Elif(~self._by_host):
+                    m.next = "REST"
+
+    def _respond(self, m: Module) -> None:
+        """The state RESPOND: the host takes the answer."""
+        with m.State("RESPOND"):
+            m.d.comb += self.response.valid.eq(1)
+            with m.If(self.response.ready):
+                m.next = "REST"
+
+    def _waits(self, fsm) -> Value:
+        """It waits for somebody else."""
+        rests = (
+            fsm.ongoing("REST")
+            & ~self.request.valid
+            & ~self.rebuilt
+            & ~self._wanted
+            & ~self.doubts.any()
+            & ~self._startable.any()
+        )
+        return (
+            rests
+            | (fsm.ongoing("SETTLE") & ~self.settled)
+            | (fsm.ongoing("HAND-OVER") & ~self.settled)
+            | (fsm.ongoing("AWAIT") & ~self.settled)
+            | (self.order.valid & ~self.order.ready)
+            | (fsm.ongoing("LISTEN") & ~self.table_response.valid)
+            | (self.response.valid & ~self.response.ready)
+        )

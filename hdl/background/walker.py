@@ -1,26 +1,27 @@
-"""Row walker: a few rows of an array on their way at once, and how far all of them have ended."""
+"""Row walker: keeps a few rows of an array on their way, and knows up to where all have ended."""
 
 from amaranth.hdl import Const, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
-from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
-from hdl.background.row_order import RowOrder
+from hdl.background.row_order import PLACE_BITS, RowOrder
 from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config, bits_for_count
 from hdl.flow.geometry import geometry
 from hdl.flow.table_read import geometry_read
 from hdl.flow.walk import MEND_TAG, WalkKind, WalkResult, walk, walked
+from hdl.kit.optional import optional
+from hdl.kit.table import Table
 
 MERGE_SHIFT = 4
-"""log2 of the rows that may be one drive command: with longer ones fewer would be on their way."""
+"""log2 of the rows that one drive command may have. With longer ones, fewer would be under way."""
 
 
 def slice_request(config: Config) -> data.StructLayout:
-    """Walk the rows of ``array`` from ``first`` on, with ``end`` other than 0 those before it.
+    """Walk the rows of ``array`` from ``first`` on. If ``end`` is not 0, walk those before it.
 
-    ``end`` is not there without `Config.intent_chunks`.
+    Without `Config.intent_chunks` all rows are walked.
     """
-    end = {"end": BLOCK_NUMBER_BITS} if config.intent_chunks else {}
+    end = optional(config.intent_chunks, {"end": BLOCK_NUMBER_BITS})
     return data.StructLayout(
         {"kind": WalkKind, "array": config.array_bits, "first": BLOCK_NUMBER_BITS, **end}
     )
@@ -29,8 +30,8 @@ def slice_request(config: Config) -> data.StructLayout:
 class SliceEnd(data.Struct):
     """How a slice ended.
 
-    ``row``: all rows before it have ended. ``complete``: those are all of the array.
-    ``failed``: a drive refused to be written.
+    All rows before ``row`` have ended. ``complete``: these are all rows of the array. ``failed``: a
+    drive refused to be written.
     """
 
     row: BLOCK_NUMBER_BITS
@@ -39,13 +40,13 @@ class SliceEnd(data.Struct):
 
 
 def finding(config: Config) -> data.StructLayout:
-    """A row that did not end GOOD; fields as in `walk` and `walked`."""
+    """A row that did not end GOOD. Fields as in `walk` and `walked`."""
     return data.StructLayout(
         {
             "kind": WalkKind,
             "array": config.array_bits,
-            "base": 5,
-            "shift": 5,
+            "base": PLACE_BITS,
+            "shift": PLACE_BITS,
             "row": BLOCK_NUMBER_BITS,
             "result": WalkResult,
             "roles": MAX_DRIVES,
@@ -53,11 +54,16 @@ def finding(config: Config) -> data.StructLayout:
     )
 
 
+def row_name() -> data.StructLayout:
+    """A row of the array that is walked: ``base``, ``shift`` and ``row`` as in `walk`."""
+    return data.StructLayout({"base": PLACE_BITS, "shift": PLACE_BITS, "row": BLOCK_NUMBER_BITS})
+
+
 class Walker(wiring.Component):
     """Walks the rows of one array after the other, at most ``config.walk_window`` at once.
 
-    Rows end in any order; ``boundary`` is the first that has not, and moves when a row's last walk
-    has ended after all before it.
+    Rows end in any order. ``boundary`` is the first row that has not ended. It moves when the last
+    walk of a row has ended, and all walks before it.
 
     Parameters
     ----------
@@ -66,30 +72,38 @@ class Walker(wiring.Component):
 
     Ports
     -----
-    slice, slice_end
-        What to walk; its end, when nothing of it is on its way. Beyond the last row there is
-        nothing to walk.
+    slice
+        What to walk. Beyond the last row there is nothing to walk.
+    slice_end
+        Its end, when none of its rows is on its way any more.
     stop
-        Held until the slice ends: ask for no more rows.
+        Held until the slice ends. No more rows are asked for.
     hold
-        Ask for no row meanwhile.
-    walk, walked
-        Rows, and how they ended; each ``tag`` is out once. ``walked`` is always taken in the end.
+        Level. No row is asked for meanwhile.
+    walk
+        Rows to work on. Each ``tag`` is out once.
+    walked
+        How they ended. It is always taken in the end.
     finding
-        Rows that did not end GOOD. Back-pressure holds ``walked``.
-    boundary, advanced
-        First row that has not ended, and a pulse when it has moved. Holds from the taking of
-        ``slice`` on (with ``advanced``) until the next.
+        Rows that did not end GOOD. Its back-pressure holds ``walked``.
+    boundary
+        First row that has not ended. It holds from the taking of ``slice`` (with ``advanced``)
+        until the next is taken.
+    advanced
+        A pulse. ``boundary`` has moved.
     walking
         A slice has been taken and has not ended.
     issued
-        A pulse: a row has been asked for.
+        A pulse. A row has been asked for.
     outstanding
         Rows are on their way.
     geometry_read
-        Table.
+        Table of the arrays.
+    busy
+        It works.
 
-    Rate: a row every 3 cycles, an end every second one. After FAILED no more rows are asked for.
+    Rate: a row every 3 cycles, and an end every second cycle. After FAILED no more rows are asked
+    for.
     """
 
     def __init__(self, *, config: Config):
@@ -112,187 +126,235 @@ class Walker(wiring.Component):
                 "busy": Out(1),
             }
         )
+        window = config.walk_window
+        tag = bits_for_count(window)
+        self._order = RowOrder(config=config)
+        self._names = Table(row_name(), window)  # of the walks on their way, by tag
+
+        # The slice at hand.
+        self._request = Signal(slice_request(config))
+        self._shape = Signal(geometry(config))
+        self._failed = Signal()  # a drive refused to be written
+        # The first row that is not to be walked; whether that is beyond the array's last.
+        self._limit, self._whole = self._shape.rows, Const(1)
+        if config.intent_chunks:
+            self._limit = Signal(BLOCK_NUMBER_BITS)
+            self._whole = Signal()
+
+        # A ring of walks in order: the tag of the next, and of the first that has not been retired.
+        self._newest = Signal(tag)
+        self._oldest = Signal(tag)
+        self._count = Signal(range(window + 1))
+        # Bit a tag: the walk has ended; it is the last of its row; its row failed.
+        self._ended = Signal(window)
+        self._ends = Signal(window)
+        self._bad = Signal(window)
+        # The next row is asked for; the oldest is retired; nothing is passed any more.
+        self._issue = Signal()
+        self._retire = Signal()
+        self._stuck = Signal()
+
+        # The end of a walk, which is marked.
+        self._noted = Signal(walked(config))
+        self._tag = self._noted.tag[:tag]
+        self._mark = Signal()
 
     def elaborate(self, platform) -> Module:
-        config = self._config
-        window = config.walk_window
-        tag_bits = bits_for_count(window)
         m = Module()
-        m.submodules.order = order = RowOrder(config=config)
-        m.submodules.places = places = Memory(
-            shape=data.StructLayout({"base": 5, "shift": 5, "row": BLOCK_NUMBER_BITS}),
-            depth=window,
-            init=[],
-        )
-        place_write, place_read = places.write_port(), places.read_port()
+        m.submodules.order = self._order
+        m.submodules.names = self._names
+        if self._config.intent_chunks:
+            m.d.sync += self._whole.eq(self._limit == self._shape.rows)
+        self._connect_order(m)
+        self._issue_walks(m)
+        with m.FSM(name="note") as noting:
+            self._note_ends(m)
+        self._retire_walks(m)
+        with m.FSM(name="walker") as fsm:
+            self._take(m)
+            self._start(m)
+            self._walk(m)
+            self._report(m)
+        self._tell_busy(m, fsm, noting)
+        return m
 
-        request = Signal(slice_request(config))
-        shape = Signal(geometry(config))
-        place = order.places.payload
-        # A ring of walks in order; `oldest` is the first that has not been retired.
-        newest, oldest = Signal(tag_bits), Signal(tag_bits)
-        count = Signal(range(window + 1))
-        limit, whole = shape.rows, Const(1)
-        if config.intent_chunks:
-            limit, whole = Signal(BLOCK_NUMBER_BITS), Signal()
-            m.d.sync += whole.eq(limit == shape.rows)
-        ended, ends = Signal(window), Signal(window)
-        failed = Signal()
-        boundary = self.boundary
-
-        out = self.walk.payload
+    def _connect_order(self, m: Module) -> None:
+        """The order names the rows one by one. Each is asked for as soon as there is room."""
+        order, issue = self._order, self._issue
         room = ~self.walk.valid | self.walk.ready
-        issue = Signal()
-        following = Signal(BLOCK_NUMBER_BITS)
-        m.d.comb += following.eq(place.row + 1)
-        can_issue = order.places.valid & (count != window) & ~failed & ~self.stop
+        window = self._config.walk_window
+        can_issue = order.places.valid & (self._count != window) & ~self._failed & ~self.stop
         m.d.comb += [
             self.geometry_read.address.eq(self.slice.payload.array),
-            order.geometry.eq(shape),
-            order.first.eq(request.first),
-            order.end.eq(limit),
-            order.stop.eq(self.stop | failed),
+            order.geometry.eq(self._shape),
+            order.first.eq(self._request.first),
+            order.end.eq(self._limit),
+            order.stop.eq(self.stop | self._failed),
             # Stopped, the order's last offer is taken and forgotten.
             order.places.ready.eq(issue | order.stop),
             issue.eq(can_issue & ~self.hold & room),
             self.issued.eq(issue),
-            place_write.addr.eq(newest),
-            place_write.data.base.eq(place.base),
-            place_write.data.shift.eq(place.shift),
-            place_write.data.row.eq(place.row),
-            place_write.en.eq(issue),
-            self.outstanding.eq(count != 0),
+            self.outstanding.eq(self._count != 0),
+        ]
+
+    def _issue_walks(self, m: Module) -> None:
+        """Asks for the next row."""
+        place, walk, names = self._order.places.payload, self.walk.payload, self._names
+        newest, issue = self._newest, self._issue
+        following = Signal(BLOCK_NUMBER_BITS)
+        m.d.comb += following.eq(place.row + 1)
+        m.d.comb += [
+            names.write.address.eq(newest),
+            names.write.data.base.eq(place.base),
+            names.write.data.shift.eq(place.shift),
+            names.write.data.row.eq(place.row),
+            names.write.enable.eq(issue),
         ]
         with m.If(self.walk.ready):
             m.d.sync += self.walk.valid.eq(0)
         with m.If(issue):
             m.d.sync += [
                 newest.eq(newest + 1),
-                ends.bit_select(newest, 1).eq(place.ends),
-                ended.bit_select(newest, 1).eq(0),
+                self._ends.bit_select(newest, 1).eq(place.ends),
+                self._ended.bit_select(newest, 1).eq(0),
                 self.walk.valid.eq(1),
-                out.kind.eq(request.kind),
-                out.array.eq(request.array),
-                out.base.eq(place.base),
-                out.shift.eq(place.shift),
-                out.row.eq(place.row),
-                out.more.eq(following[:MERGE_SHIFT].any() & (following != limit)),
-                out.tag.eq(newest),
+                walk.kind.eq(self._request.kind),
+                walk.array.eq(self._request.array),
+                walk.base.eq(place.base),
+                walk.shift.eq(place.shift),
+                walk.row.eq(place.row),
+                walk.more.eq(following[:MERGE_SHIFT].any() & (following != self._limit)),
+                walk.tag.eq(newest),
             ]
 
-        # Ends, in any order.
-        noted = Signal(walked(config))
-        found = self.finding.payload
-        tag = noted.tag[:tag_bits]
-        mark = Signal()
-        m.d.comb += place_read.addr.eq(self.walked.payload.tag[:tag_bits])
-        with m.FSM(name="note") as noting:
-            with m.State("TAKE"):
-                m.d.comb += self.walked.ready.eq(1)
-                m.d.sync += noted.eq(self.walked.payload)
-                with m.If(self.walked.valid & (self.walked.payload.tag != MEND_TAG)):
-                    m.next = "MARK"
+    def _note_ends(self, m: Module) -> None:
+        """The states TAKE to REPORT of the second machine: ends of walks, in any order."""
+        noted, found, name = self._noted, self.finding.payload, self._names.reads[0]
+        m.d.comb += name.address.eq(self.walked.payload.tag[: len(self._tag)])
+        with m.State("TAKE"):
+            m.d.comb += self.walked.ready.eq(1)
+            m.d.sync += noted.eq(self.walked.payload)
+            with m.If(self.walked.valid & (self.walked.payload.tag != MEND_TAG)):
+                m.next = "MARK"
 
-            with m.State("MARK"):
-                m.d.sync += [
-                    found.kind.eq(request.kind),
-                    found.array.eq(request.array),
-                    found.base.eq(place_read.data.base),
-                    found.shift.eq(place_read.data.shift),
-                    found.row.eq(place_read.data.row),
-                    found.result.eq(noted.result),
-                    found.roles.eq(noted.roles),
-                ]
-                with m.If(noted.result == WalkResult.GOOD):
-                    m.d.comb += mark.eq(1)
-                    m.next = "TAKE"
-                with m.Else():
-                    m.next = "REPORT"
+        with m.State("MARK"):
+            m.d.sync += [
+                found.kind.eq(self._request.kind),
+                found.array.eq(self._request.array),
+                found.base.eq(name.data.base),
+                found.shift.eq(name.data.shift),
+                found.row.eq(name.data.row),
+                found.result.eq(noted.result),
+                found.roles.eq(noted.roles),
+            ]
+            with m.If(noted.result == WalkResult.GOOD):
+                m.d.comb += self._mark.eq(1)
+                m.next = "TAKE"
+            with m.Else():
+                m.next = "REPORT"
 
-            with m.State("REPORT"):
-                m.d.comb += self.finding.valid.eq(1)
-                with m.If(self.finding.ready):
-                    m.d.comb += mark.eq(1)
-                    m.next = "TAKE"
+        with m.State("REPORT"):
+            m.d.comb += self.finding.valid.eq(1)
+            with m.If(self.finding.ready):
+                m.d.comb += self._mark.eq(1)
+                m.next = "TAKE"
 
-        # In order: the oldest row that has ended is retired, and after its last walk the next row
-        # is the boundary. After a failure rows end but retire nothing.
-        retire = Signal()
-        fails = mark & (noted.result == WalkResult.FAILED)
-        m.d.comb += retire.eq((count != 0) & ended.bit_select(oldest, 1))
-        m.d.sync += count.eq(count + issue - retire)
+    def _retire_walks(self, m: Module) -> None:
+        """Retires the oldest walk if it has ended, and so moves the boundary.
+
+        After the last walk of a row, the next row is the boundary. The row that failed is not
+        passed, nor any after it: they end, but move nothing.
+        """
+        oldest, tag, mark, retire = self._oldest, self._tag, self._mark, self._retire
+        bad, stuck, boundary = self._bad, self._stuck, self.boundary
+        fails = mark & (self._noted.result == WalkResult.FAILED)
+        m.d.comb += retire.eq((self._count != 0) & self._ended.bit_select(oldest, 1))
+        m.d.sync += self._count.eq(self._count + self._issue - retire)
         with m.If(mark):
-            m.d.sync += ended.bit_select(tag, 1).eq(1)
+            m.d.sync += self._ended.bit_select(tag, 1).eq(1)
         with m.If(fails):
-            m.d.sync += failed.eq(1)
-        # The row that failed is not passed, nor any after it.
-        stuck = Signal()
-        bad = Signal(window)
+            m.d.sync += self._failed.eq(1)
         m.d.sync += self.advanced.eq(0)
         with m.If(mark):
             m.d.sync += bad.bit_select(tag, 1).eq(fails)
-        with m.If(issue):
-            m.d.sync += bad.bit_select(newest, 1).eq(0)
+        with m.If(self._issue):
+            m.d.sync += bad.bit_select(self._newest, 1).eq(0)
         with m.If(retire):
             m.d.sync += [
                 oldest.eq(oldest + 1),
                 stuck.eq(stuck | bad.bit_select(oldest, 1)),
             ]
-            with m.If(ends.bit_select(oldest, 1) & ~stuck & ~bad.bit_select(oldest, 1)):
+            ends = self._ends.bit_select(oldest, 1)
+            with m.If(ends & ~stuck & ~bad.bit_select(oldest, 1)):
                 m.d.sync += [boundary.eq(boundary + 1), self.advanced.eq(1)]
 
-        end = self.slice_end.payload
-        with m.FSM(name="walker") as fsm:
-            with m.State("TAKE"):
-                m.d.comb += self.slice.ready.eq(1)
-                m.d.sync += [request.eq(self.slice.payload), failed.eq(0), stuck.eq(0)]
-                with m.If(self.slice.valid):
-                    m.next = "LOAD"
+    def _take(self, m: Module) -> None:
+        """The states TAKE and LOAD: a slice, and the geometry of its array."""
+        with m.State("TAKE"):
+            m.d.comb += self.slice.ready.eq(1)
+            m.d.sync += [
+                self._request.eq(self.slice.payload),
+                self._failed.eq(0),
+                self._stuck.eq(0),
+            ]
+            with m.If(self.slice.valid):
+                m.next = "LOAD"
 
-            with m.State("LOAD"):
+        with m.State("LOAD"):
+            m.d.sync += [
+                self._shape.eq(self.geometry_read.data),
+                self.boundary.eq(self._request.first),
+                self.advanced.eq(1),
+            ]
+            m.next = "SETTLE"
+
+    def _start(self, m: Module) -> None:
+        """The states SETTLE and START: the last row is known, and the order begins."""
+        request, rows, end = self._request, self._shape.rows, self.slice_end.payload
+        with m.State("SETTLE"):
+            m.next = "START"
+            if self._config.intent_chunks:
+                early = (request.end != 0) & (request.end < rows)
+                m.d.sync += self._limit.eq(Mux(early, request.end, rows))
+            with m.If((request.first >= rows) | ~self._shape.valid):
+                m.d.sync += [end.row.eq(rows), end.complete.eq(1), end.failed.eq(0)]
+                m.d.sync += self.boundary.eq(rows)
+                m.next = "REPORT"
+
+        with m.State("START"):
+            m.d.comb += self._order.start.eq(1)
+            m.next = "WALK"
+
+    def _walk(self, m: Module) -> None:
+        """The state WALK, until no row is on its way any more."""
+        order, boundary, end = self._order, self.boundary, self.slice_end.payload
+        with m.State("WALK"):
+            with m.If(~order.active & (self._count == 0) & ~self.walk.valid):
                 m.d.sync += [
-                    shape.eq(self.geometry_read.data),
-                    boundary.eq(request.first),
-                    self.advanced.eq(1),
+                    end.complete.eq(order.complete & ~self._stuck & self._whole),
+                    end.failed.eq(self._failed),
+                    end.row.eq(boundary),
                 ]
-                m.next = "SETTLE"
+                with m.If(order.complete & ~self._stuck):
+                    m.d.sync += [end.row.eq(self._limit), boundary.eq(self._limit)]
+                    m.d.sync += self.advanced.eq(1)
+                m.next = "REPORT"
 
-            with m.State("SETTLE"):
-                m.next = "START"
-                if config.intent_chunks:
-                    early = (request.end != 0) & (request.end < shape.rows)
-                    m.d.sync += limit.eq(Mux(early, request.end, shape.rows))
-                with m.If((request.first >= shape.rows) | ~shape.valid):
-                    m.d.sync += [end.row.eq(shape.rows), end.complete.eq(1), end.failed.eq(0)]
-                    m.d.sync += boundary.eq(shape.rows)
-                    m.next = "REPORT"
+    def _report(self, m: Module) -> None:
+        """The state REPORT: the end of the slice."""
+        with m.State("REPORT"):
+            m.d.comb += self.slice_end.valid.eq(1)
+            with m.If(self.slice_end.ready):
+                m.next = "TAKE"
 
-            with m.State("START"):
-                m.d.comb += order.start.eq(1)
-                m.next = "WALK"
-
-            with m.State("WALK"):
-                with m.If(~order.active & (count == 0) & ~self.walk.valid):
-                    m.d.sync += [
-                        end.complete.eq(order.complete & ~stuck & whole),
-                        end.failed.eq(failed),
-                        end.row.eq(boundary),
-                    ]
-                    with m.If(order.complete & ~stuck):
-                        m.d.sync += [end.row.eq(limit), boundary.eq(limit)]
-                        m.d.sync += self.advanced.eq(1)
-                    m.next = "REPORT"
-
-            with m.State("REPORT"):
-                m.d.comb += self.slice_end.valid.eq(1)
-                with m.If(self.slice_end.ready):
-                    m.next = "TAKE"
-
+    def _tell_busy(self, m: Module, fsm, noting) -> None:
+        """It is busy unless both machines wait for somebody else."""
+        places, finding = self._order.places, self.finding
         stalled = (
             fsm.ongoing("WALK")
             & noting.ongoing("TAKE")
-            & ~retire
-            & Mux(order.active, order.places.valid & ~order.places.ready, count != 0)
+            & ~self._retire
+            & Mux(self._order.active, places.valid & ~places.ready, self._count != 0)
         )
         waits = (
             (fsm.ongoing("TAKE") & ~self.slice.valid)
@@ -305,8 +367,7 @@ class Walker(wiring.Component):
                 ~waits
                 | self.walked.valid
                 | (self.walk.valid & self.walk.ready)
-                | (~noting.ongoing("TAKE") & ~(self.finding.valid & ~self.finding.ready))
+                | (~noting.ongoing("TAKE") & ~(finding.valid & ~finding.ready))
                 | self.advanced
             ),
         ]
-        return m

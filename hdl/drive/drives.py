@@ -52,8 +52,10 @@ class Drives(wiring.Component):
         Lines for blocks of host commands. A port that finds none waits alone.
     free
         Lines of blocks that a drive has broken off.
-    line_read, line_write
-        The paths' ports of the line store: a beat a cycle each.
+    line_read
+        The paths' ports of the line store for reading, a beat a cycle each.
+    line_write
+        The paths' ports of the line store for writing, a beat a cycle each.
     drives
         The drive ports. A read that ends inside a block must offer its completion before more data.
     failed
@@ -67,8 +69,10 @@ class Drives(wiring.Component):
         ``Config.background``.
     fail
         Ports whose drive does not end its commands; they have been reset for the last time.
-    now, deadline
-        Time in clock cycles, and when a command may have taken too long.
+    now
+        Time in clock cycles.
+    deadline
+        When a command may have taken too long, in clock cycles; all ones if none can.
     load_read
         How many blocks a port has been asked for and not answered.
     busy

@@ -8,16 +8,20 @@ from hdl.array.tracker import FLUSH_ROUNDS
 from hdl.config import MAX_DRIVES, Config, bits_for_count
 from hdl.flow.operation import DriveStatus, Opcode, Owner, finished, operation
 from hdl.flow.recovery import tried_bits
-from hdl.kit.round_robin import RoundRobin
+from hdl.kit.pick import RoundRobin
 
 
 class Flusher(wiring.Component):
     """Asks drives to store what is in their volatile caches, and says which of them did.
 
     Each drive of a request gets a FLUSH that begins after the request was taken. A drive that
-    aborts its FLUSH gets it again when all have answered, `FLUSH_ROUNDS` times in all; one that
-    goes away, or ends it with an error, has not stored anything; nor has one that restarts (with
-    ``background``), which is told by whoever hears the end of its FLUSH. One request at a time.
+    aborts its FLUSH gets it again when all have answered, `FLUSH_ROUNDS` times in all. One that
+    goes away, or ends it with an error, has not stored anything. Nor has one that restarts (with
+    ``background``). Whoever hears the end of its FLUSH tells of that. There is one request at a
+    time.
+
+    A request takes 2 cycles a port and 4, and what the drives take. `hdl.drive.recovery.ladder`
+    bounds each FLUSH.
 
     Parameters
     ----------
@@ -28,19 +32,19 @@ class Flusher(wiring.Component):
 
     Ports
     -----
-    ask, told
-        Of each user: bit a port, drives to be flushed; those of them that ended a FLUSH well. Each
-        request is answered once.
-    operation, finished
-        ``Owner.FLUSHER``. An end is always taken.
+    ask
+        Of each user: drives to be flushed, a bit a port. Each request is answered once.
+    told
+        Of each user: those of them that ended a FLUSH well.
+    operation
+        Operations of ``Owner.FLUSHER``.
+    finished
+        Their ends, which are always taken.
     restarts
         With ``background``: how often the drive at a port has restarted. Operations say how often
         it had when the request was taken.
     busy
         Something but a drive or a user is being waited for.
-
-    Latency: 2 cycles a port and 4, and what the drives take: `hdl.drive.recovery.ladder` bounds
-    each FLUSH.
     """
 
     def __init__(self, *, config: Config, users: int):
@@ -59,104 +63,149 @@ class Flusher(wiring.Component):
             }
         )
 
+        self._choose = RoundRobin(count=users)
+        self._user = Signal(bits_for_count(users))
+        self._port = Signal(range(config.ports))
+        # A bit a port: to be flushed, flushed well, to be flushed again.
+        self._pending, self._stored = Signal(MAX_DRIVES), Signal(MAX_DRIVES)
+        self._again = Signal(MAX_DRIVES)
+        self._out = Signal(range(config.ports + 1))  # operations that have not ended
+        self._rounds = Signal(range(FLUSH_ROUNDS))
+        self._before = Signal(data.ArrayLayout(tried_bits(config), config.ports))
+
     def elaborate(self, platform) -> Module:
-        config = self._config
         m = Module()
-        m.submodules.choose = choose = RoundRobin(count=self._users)
-        user = Signal(bits_for_count(self._users))
-        port = Signal(range(config.ports))
-        pending, stored, again = Signal(MAX_DRIVES), Signal(MAX_DRIVES), Signal(MAX_DRIVES)
-        # Operations that have been sent and have not ended.
-        out = Signal(range(config.ports + 1))
-        rounds = Signal(range(FLUSH_ROUNDS))
-        sends = Signal()
-        ended = self.finished.payload
+        m.submodules.choose = choose = self._choose
         ends = self.finished.valid
-        asks = Array(ask.payload for ask in self.ask)
-        before = Signal(data.ArrayLayout(tried_bits(config), config.ports))
-        m.d.comb += [
-            self.finished.ready.eq(1),
-            sends.eq(self.operation.valid & self.operation.ready),
-            self.operation.payload.port.eq(port),
-            self.operation.payload.opcode.eq(Opcode.FLUSH),
-            self.operation.payload.owner.eq(Owner.FLUSHER),
-            self.operation.payload.alone.eq(1),
-            self.operation.payload.recover.tried.eq(before[port]),
-        ]
-        for index, (ask, told) in enumerate(zip(self.ask, self.told, strict=True)):
-            m.d.comb += [choose.requests[index].eq(ask.valid), told.payload.eq(stored)]
-        m.d.sync += out.eq(out + sends - ends)
-        with m.If(ends):
-            with m.If(ended.status == DriveStatus.GOOD):
-                m.d.sync += stored.bit_select(ended.port, 1).eq(1)
-            with m.Elif(ended.status == DriveStatus.ABORTED):
-                m.d.sync += again.bit_select(ended.port, 1).eq(1)
-
+        self._connect_users(m)
+        self._connect_operations(m)
         with m.FSM(name="flush") as fsm:
-            with m.State("REST"):
-                m.d.sync += [
-                    user.eq(choose.index),
-                    pending.eq(asks[choose.index]),
-                    stored.eq(0),
-                    again.eq(0),
-                    rounds.eq(0),
-                    port.eq(0),
-                    Cat(before).eq(Cat(self.restarts)),
-                ]
-                with m.If(choose.any):
-                    m.d.comb += choose.advance.eq(1)
-                    for index, ask in enumerate(self.ask):
-                        m.d.comb += ask.ready.eq(choose.chosen[index])
-                    m.next = "SEND"
-
-            with m.State("SEND"):
-                wanted = pending.bit_select(port, 1)
-                m.d.comb += self.operation.valid.eq(wanted)
-                with m.If(~wanted | self.operation.ready):
-                    m.d.sync += port.eq(port + 1)
-                    with m.If(port == config.ports - 1):
-                        m.d.sync += port.eq(0)
-                        m.next = "COLLECT"
-
-            with m.State("COLLECT"):
-                with m.If(out == 0):
-                    m.next = "TELL"
-                    with m.If(again.any() & (rounds != FLUSH_ROUNDS - 1)):
-                        m.d.sync += [pending.eq(again), again.eq(0), rounds.eq(rounds + 1)]
-                        m.next = "SEND"
-
-            with m.State("TELL"):
-                taken = Signal()
-                for index, told in enumerate(self.told):
-                    m.d.comb += told.valid.eq(user == index)
-                    with m.If((user == index) & told.ready):
-                        m.d.comb += taken.eq(1)
-                with m.If(taken):
-                    m.next = "REST"
-
+            self._rest(m)
+            self._send(m)
+            self._collect(m)
+            taken = self._tell(m)
             waits = (
                 (fsm.ongoing("REST") & ~choose.any)
                 | (self.operation.valid & ~self.operation.ready)
-                | (fsm.ongoing("COLLECT") & (out != 0))
+                | (fsm.ongoing("COLLECT") & (self._out != 0))
                 | (fsm.ongoing("TELL") & ~taken)
             )
-            m.d.comb += self.busy.eq(~waits | ends)
+        m.d.comb += self.busy.eq(~waits | ends)
         return m
+
+    def _connect_users(self, m: Module) -> None:
+        """Who asks, and what all are told."""
+        for index, (ask, told) in enumerate(zip(self.ask, self.told, strict=True)):
+            m.d.comb += [
+                self._choose.requests[index].eq(ask.valid),
+                told.payload.eq(self._stored),
+            ]
+
+    def _connect_operations(self, m: Module) -> None:
+        """The operation of the port at hand, and ends, which are always taken."""
+        sent, ended, ends = self.operation.payload, self.finished.payload, self.finished.valid
+        sends = Signal()
+        m.d.comb += [
+            self.finished.ready.eq(1),
+            sends.eq(self.operation.valid & self.operation.ready),
+            sent.port.eq(self._port),
+            sent.opcode.eq(Opcode.FLUSH),
+            sent.owner.eq(Owner.FLUSHER),
+            sent.alone.eq(1),
+            sent.recover.tried.eq(self._before[self._port]),
+        ]
+        m.d.sync += self._out.eq(self._out + sends - ends)
+        with m.If(ends):
+            with m.If(ended.status == DriveStatus.GOOD):
+                m.d.sync += self._stored.bit_select(ended.port, 1).eq(1)
+            with m.Elif(ended.status == DriveStatus.ABORTED):
+                m.d.sync += self._again.bit_select(ended.port, 1).eq(1)
+
+    def _rest(self, m: Module) -> None:
+        """The state REST: a request is taken."""
+        choose = self._choose
+        asks = Array(ask.payload for ask in self.ask)
+        with m.State("REST"):
+            m.d.sync += [
+                self._user.eq(choose.index),
+                self._pending.eq(asks[choose.index]),
+                self._stored.eq(0),
+                self._again.eq(0),
+                self._rounds.eq(0),
+                self._port.eq(0),
+                Cat(self._before).eq(Cat(self.restarts)),
+            ]
+            with m.If(choose.any):
+                m.d.comb += choose.advance.eq(1)
+                for index, ask in enumerate(self.ask):
+                    m.d.comb += ask.ready.eq(choose.chosen[index])
+                m.next = "SEND"
+
+    def _send(self, m: Module) -> None:
+        """The state SEND: an operation to each pending port."""
+        port = self._port
+        with m.State("SEND"):
+            wanted = self._pending.bit_select(port, 1)
+            m.d.comb += self.operation.valid.eq(wanted)
+            with m.If(~wanted | self.operation.ready):
+                m.d.sync += port.eq(port + 1)
+                with m.If(port == self._config.ports - 1):
+                    m.d.sync += port.eq(0)
+                    m.next = "COLLECT"
+
+    def _collect(self, m: Module) -> None:
+        """The state COLLECT, until all have ended: those that were aborted are sent again."""
+        again, rounds = self._again, self._rounds
+        with m.State("COLLECT"):
+            with m.If(self._out == 0):
+                m.next = "TELL"
+                with m.If(again.any() & (rounds != FLUSH_ROUNDS - 1)):
+                    m.d.sync += [self._pending.eq(again), again.eq(0), rounds.eq(rounds + 1)]
+                    m.next = "SEND"
+
+    def _tell(self, m: Module) -> Signal:
+        """The state TELL: the user gets its answer. Returns whether it takes it."""
+        taken = Signal()
+        with m.State("TELL"):
+            for index, told in enumerate(self.told):
+                m.d.comb += told.valid.eq(self._user == index)
+                with m.If((self._user == index) & told.ready):
+                    m.d.comb += taken.eq(1)
+            with m.If(taken):
+                m.next = "REST"
+        return taken
 
 
 class FlushAll(wiring.Component):
     """Flushes all drives of arrays before the host takes the power away (NVMe 1.4, 7.6.2), or as
     it switches the volatile write cache off (5.21.1.6).
 
-    ``flush`` is a level: every command whose writes are meant has ended; it stays until
-    ``flushed``, which says that each drive at a port of ``used`` that is not ``failed`` has
-    ended a FLUSH that began after ``flush`` rose, or cannot do it; ``flushed`` stays until
-    ``flush`` falls. ``stored`` with it: all have that are not ``failed`` by now, and no array has
-    ``lost`` what it could not spare, the failed ones among its drives, as is known once that is
-    ``settled``. ``ask`` and ``told`` are those of a user of `Flusher`. ``blamed``: bit a port, a
-    pulse as ``flush`` falls: drives for which it was not ``stored``.
-
     A request that ``flush`` gave up is still answered, and the answer is dropped.
+
+    Ports
+    -----
+    flush
+        Level: every command whose writes are meant has ended. It stays until ``flushed``.
+    flushed
+        Level, until ``flush`` falls: each drive at a port of ``used`` that is not ``failed`` has
+        ended a FLUSH that began after ``flush`` rose, or cannot do it.
+    stored
+        With ``flushed``: all have stored what they had that are not ``failed`` by now, and nothing
+        is ``lost``.
+    blamed
+        A bit a port, a pulse as ``flush`` falls: drives for which it was not ``stored``.
+    used
+        A bit a port: drives of arrays.
+    failed
+        A bit a port: drives that have been given up.
+    lost
+        An array has lost what it could not spare, the failed ones among its drives.
+    settled
+        Whether it has is known.
+    ask, told
+        Those of a user of `Flusher`.
+    busy
+        Something but the host or the drives is being waited for.
     """
 
     flush: In(1)

@@ -1,18 +1,8 @@
-"""Counting and finding bits of a mask."""
+"""Counting the bits of a mask."""
 
-from amaranth.hdl import Module, Signal, Value
+from amaranth.hdl import Value
 
-
-def lowest_bit(m: Module, mask: Value, name: str) -> Signal:
-    """The number of the lowest bit set in ``mask`` (0 when none is), combinational."""
-    width = len(mask)
-    single = Signal(width, name=f"{name}_single")
-    index = Signal(range(width), name=name)
-    m.d.comb += single.eq(mask & -mask)
-    for bit in range(len(index)):
-        choose = sum(1 << number for number in range(width) if number >> bit & 1)
-        m.d.comb += index[bit].eq((single & choose).any())
-    return index
+from hdl.kit.pick import lowest_bit as lowest_bit
 
 
 def ones(mask: Value) -> Value:

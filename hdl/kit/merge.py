@@ -1,18 +1,19 @@
 """Several streams become one, and one becomes several."""
 
-from amaranth.hdl import Array, Cat, Module, Mux, Signal
+from amaranth.hdl import Array, Cat, Module, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import bits_for_count
+from hdl.kit.pick import choose, following
 
 
 class Merge(wiring.Component):
     """Takes turns between ``inputs`` streams of one shape.
 
-    Round robin: after an input was served every other waiting input is served before it again.
-    Latency one cycle, throughput one payload a cycle; the output is registered, so it is stable
-    under back-pressure whatever arrives meanwhile.
+    After an input was served, every other waiting input is served before it again. The latency is
+    one cycle, the throughput one payload a cycle. The output is registered, so it is stable under
+    back-pressure whatever arrives meanwhile.
 
     Parameters
     ----------
@@ -20,6 +21,15 @@ class Merge(wiring.Component):
         Payload shape of every input and of the output.
     inputs
         Number of inputs, at least 1.
+
+    Ports
+    -----
+    inputs
+        Streams that come in.
+    output
+        The stream that goes out.
+    busy
+        Something moves.
     """
 
     def __init__(self, shape, *, inputs: int):
@@ -37,40 +47,30 @@ class Merge(wiring.Component):
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        count = self._count
-        valids = Cat(port.valid for port in self.inputs)
-        turn = Signal(bits_for_count(count))
-        chosen = Signal(bits_for_count(count))
+        inputs, output = self.inputs, self.output
+        valids = Cat(port.valid for port in inputs)
+        turn = Signal(bits_for_count(self._count))
+        chosen = choose(m, valids, turn)
         room = Signal()
-
-        m.d.comb += room.eq(~self.output.valid | self.output.ready)
-        # Lowest waiting input from `turn` on, else the lowest of all.
-        m.d.comb += chosen.eq(0)
-        for index in reversed(range(count)):
-            with m.If(self.inputs[index].valid):
-                m.d.comb += chosen.eq(index)
-        for index in reversed(range(count)):
-            with m.If(self.inputs[index].valid & (turn <= index)):
-                m.d.comb += chosen.eq(index)
-
+        m.d.comb += room.eq(~output.valid | output.ready)
         with m.If(room):
-            m.d.sync += self.output.valid.eq(valids.any())
+            m.d.sync += output.valid.eq(valids.any())
             with m.If(valids.any()):
                 m.d.sync += [
-                    self.output.payload.eq(Array(port.payload for port in self.inputs)[chosen]),
-                    turn.eq(Mux(chosen == count - 1, 0, chosen + 1)),
+                    output.payload.eq(Array(port.payload for port in inputs)[chosen]),
+                    turn.eq(following(chosen, self._count - 1)),
                 ]
-        for index, port in enumerate(self.inputs):
+        for index, port in enumerate(inputs):
             m.d.comb += port.ready.eq(room & (chosen == index))
-        m.d.comb += self.busy.eq(room & (valids.any() | self.output.valid))
+        m.d.comb += self.busy.eq(room & (valids.any() | output.valid))
         return m
 
 
 def split(m: Module, source, routes) -> None:
     """Sends each payload of stream ``source`` to the one stream whose condition holds.
 
-    ``routes`` is a list of (condition on ``source.payload``, destination stream); exactly one
-    condition must hold for every payload. Combinational: no latency, one payload a cycle.
+    ``routes`` is a list of (condition on ``source.payload``, destination stream). Exactly one
+    condition must hold for every payload. Combinational, without latency, one payload a cycle.
     """
     for condition, destination in routes:
         m.d.comb += [

@@ -8,7 +8,7 @@ from hdl.config import Config, bits_for_count
 from hdl.flow.line import line_stream
 from hdl.kit.cut import Skid
 from hdl.kit.free_list import FreeList
-from hdl.kit.round_robin import RoundRobin
+from hdl.kit.pick import RoundRobin
 from hdl.kit.simulation import SIMULATION
 
 

@@ -3,7 +3,7 @@
 from functools import reduce
 from operator import or_
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.hdl import Cat, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
@@ -35,7 +35,7 @@ class BankArbiter(wiring.Component):
     """Who may use its bank in this cycle: one user a bank, as many banks as there are.
 
     A user loses only to a user of the same bank that is before it in the current order. The order
-    turns whenever somebody lost, so a user waits at most ``users`` - 1 cycles, and sequential users
+    turns whenever somebody lost, so a user waits ``users`` - 1 cycles at most. Sequential users
     that met once stay one bank apart and never meet again. Combinational.
 
     Parameters
@@ -44,6 +44,15 @@ class BankArbiter(wiring.Component):
         Competing ports.
     banks
         Banks, a power of two.
+
+    Ports
+    -----
+    valid
+        A bit a user: it wants a bank.
+    bank
+        The bank that each user wants.
+    ready
+        A bit a user: it may use its bank if it wants it.
     """
 
     def __init__(self, *, users: int, banks: int):
@@ -99,30 +108,32 @@ class LineStore(wiring.Component):
     move lines in order fall into step (see `BankArbiter`), so up to ``config.banks`` users of each
     direction move a beat a cycle each.
 
-    A write is visible to every read taken `write_delay` cycles after it or later; what a read
-    taken sooner returns of its words is undefined (`DISJOINT`), and of two writes of one word by
-    different users less than that apart either may be the last. Both are errors of the users, and
-    asserted not to happen in simulations (`RecentWrites`): who reports that a line is complete does
+    A write is visible to every read taken `write_delay` cycles after it or later. What a read
+    taken sooner returns of its words is undefined (`DISJOINT`). If two users write one word less
+    than that apart, either write may be the last. Both are errors of the users, and simulations
+    assert that they do not happen (`RecentWrites`). So whoever reports that a line is complete does
     so when it can be read. Contents are undefined until written.
 
     Parameters
     ----------
     config
         Sizes.
-    readers, writers
-        Number of ports.
+    readers
+        Number of ports that read.
+    writers
+        Number of ports that write.
     strict
-        Users are held to the delay; the store's own test looks at what happens within it.
+        Users are held to the delay. The store's own test looks at what happens within it.
 
     Ports
     -----
     read
         `ReadPort`, seen from the store. A beat follows its address by `READ_LATENCY` cycles and
-        cannot be refused. Back-pressure: a request waits while another user has its bank, at most
-        ``readers`` - 1 cycles.
+        cannot be refused. A request waits while another user has its bank, ``readers`` - 1 cycles
+        at most.
     write
-        Beats to store. Back-pressure as for reads, at most ``writers`` - 1 cycles; ``ready`` is
-        a flip-flop.
+        Beats to store. One waits while another user has its bank, ``writers`` - 1 cycles at most.
+        ``ready`` is a flip-flop.
     busy
         A beat is on its way or waits.
     """
@@ -143,112 +154,132 @@ class LineStore(wiring.Component):
             }
         )
 
+        banks = range(config.banks)
+        self._bank_bits = bits_for_count(config.banks)
+        self._row_bits = config.beat_address_bits - self._bank_bits
+        self._reading = BankArbiter(users=readers, banks=config.banks)
+        self._writing = BankArbiter(users=writers, banks=config.banks)
+        self._relays = [Relay(write_beat(config)) for _ in range(writers)]
+        # The beat of each writer that has won its bank, and which bank that is, a bit each.
+        self._granted = [
+            Signal(write_beat(config), reset_less=True, name=f"granted_{index}")
+            for index in range(writers)
+        ]
+        self._bank_of = [
+            Signal(config.banks, name=f"bank_of_{index}") for index in range(writers)
+        ]
+        self._memories = [
+            Memory(
+                shape=config.data_width, depth=1 << self._row_bits, init=[], attrs=DISJOINT
+            )
+            for _ in banks
+        ]
+        self._read_ports = [memory.read_port(transparent_for=()) for memory in self._memories]
+
     def elaborate(self, platform) -> Module:
         m = Module()
-        config = self._config
-        banks = config.banks
-        bank_bits = bits_for_count(banks)
-        row_bits = config.beat_address_bits - bank_bits
-
-        m.submodules.read_arbiter = reading = BankArbiter(users=self._readers, banks=banks)
-        m.submodules.write_arbiter = writing = BankArbiter(users=self._writers, banks=banks)
+        m.submodules.read_arbiter = self._reading
+        m.submodules.write_arbiter = self._writing
+        moving: list[Value] = []
+        for index in range(self._writers):
+            moving += self._take_write(m, index)
         for index, port in enumerate(self.read):
-            m.d.comb += [
-                reading.valid[index].eq(port.request.valid),
-                reading.bank[index].eq(port.request.payload),
-                port.request.ready.eq(reading.ready[index]),
-            ]
-        # A write's path is cut before and after the choice: its multiplexers are wide.
-        relays, granted, grants = [], [], []
-        for index, port in enumerate(self.write):
-            relay = Relay(write_beat(config))
-            m.submodules[f"relay_{index}"] = relay
-            connect(m, flipped(port), relay.input)
-            beat = relay.output
-            m.d.comb += [
-                writing.valid[index].eq(beat.valid),
-                writing.bank[index].eq(beat.payload.address),
-                beat.ready.eq(writing.ready[index]),
-            ]
-            winner = Signal(write_beat(config), reset_less=True, name=f"granted_{index}")
-            bank_of = Signal(banks, name=f"bank_of_{index}")
-            wins = beat.valid & writing.ready[index]
-            m.d.sync += [
-                winner.eq(beat.payload),
-                bank_of.eq(Mux(wins, 1 << beat.payload.address[:bank_bits], 0)),
-            ]
-            relays.append(relay)
-            granted.append(winner)
-            grants.append(bank_of)
-
-        # Stage 1: the winner's row, and for writes its beat, in the bank's registers.
-        read_data = []
-        for bank in range(banks):
-            memory = Memory(
-                shape=config.data_width, depth=1 << row_bits, init=[], attrs=DISJOINT
-            )
+            moving += self._take_read(m, index, port)
+        for bank, memory in enumerate(self._memories):
             m.submodules[f"bank_{bank}"] = memory
-            write_side = memory.write_port(granularity=DWORD_BITS)
-            read_side = memory.read_port(transparent_for=())
-            read_data.append(read_side.data)
-
-            s1_row = Signal(row_bits, reset_less=True, name=f"s1_row_{bank}")
-            s1_read = Signal(name=f"s1_read_{bank}")
-            m.d.comb += [read_side.addr.eq(s1_row), read_side.en.eq(s1_read)]
-            m.d.sync += s1_read.eq(0)
-            for index, port in enumerate(self.read):
-                address = port.request.payload
-                chosen = port.request.valid & reading.ready[index]
-                with m.If(chosen & (address[:bank_bits] == bank)):
-                    m.d.sync += [s1_row.eq(address[bank_bits:]), s1_read.eq(1)]
-
-            s1_write_row = Signal(row_bits, reset_less=True, name=f"s1_write_row_{bank}")
-            s1_data = Signal(config.data_width, reset_less=True, name=f"s1_data_{bank}")
-            s1_mask = Signal(config.beat_dwords, name=f"s1_mask_{bank}")
-            m.d.comb += [
-                write_side.addr.eq(s1_write_row),
-                write_side.data.eq(s1_data),
-                write_side.en.eq(s1_mask),
-            ]
-            # At most one user has the bank, so its beat is the disjunction of all that may.
-            fields = [
-                Mux(bank_of[bank], Cat(beat.address[bank_bits:], beat.data, beat.mask), 0)
-                for beat, bank_of in zip(granted, grants, strict=True)
-            ]
-            m.d.sync += Cat(s1_write_row, s1_data, s1_mask).eq(reduce(or_, fields))
-
-        # Stages 2 and 3: memory output, then the reader's register.
-        moving = []
-        for index, port in enumerate(self.read):
-            s1_valid = Signal(name=f"s1_valid_{index}")
-            s2_valid = Signal(name=f"s2_valid_{index}")
-            s1_bank = Signal(bank_bits, reset_less=True, name=f"s1_bank_{index}")
-            s2_bank = Signal(bank_bits, reset_less=True, name=f"s2_bank_{index}")
-            s3_data = Signal(config.data_width, reset_less=True, name=f"s3_data_{index}")
-            s3_valid = Signal(name=f"s3_valid_{index}")
-            m.d.sync += [
-                s1_valid.eq(port.request.valid & reading.ready[index]),
-                s1_bank.eq(port.request.payload),
-                s2_valid.eq(s1_valid),
-                s2_bank.eq(s1_bank),
-                s3_valid.eq(s2_valid),
-            ]
-            with m.If(s2_valid):
-                with m.Switch(s2_bank):
-                    for bank in range(banks):
-                        with m.Case(bank):
-                            m.d.sync += s3_data.eq(read_data[bank])
-            m.d.comb += [port.response_valid.eq(s3_valid), port.response.eq(s3_data)]
-            moving += [port.request.valid, s1_valid, s2_valid, s3_valid]
-        moving += [port.valid for port in self.write]
-        moving += [relay.busy for relay in relays]
-        moving += [bank_of.any() for bank_of in grants]
+            self._read_bank(m, bank)
+            self._write_bank(m, bank)
         if self._strict and platform == SIMULATION:
             self._watch(m)
         wrote = Signal()
-        m.d.sync += wrote.eq(Cat(*(bank_of.any() for bank_of in grants)).any())
+        m.d.sync += wrote.eq(Cat(bank_of.any() for bank_of in self._bank_of).any())
         m.d.comb += self.busy.eq(Cat(*moving, wrote).any())
         return m
+
+    def _take_write(self, m: Module, index: int) -> list[Value]:
+        """A writer's beats, up to the bank. Returns what is under way.
+
+        A write's path is cut before and after the choice, as its multiplexers are wide.
+        """
+        port, relay = self.write[index], self._relays[index]
+        writing, bank_of = self._writing, self._bank_of[index]
+        m.submodules[f"relay_{index}"] = relay
+        connect(m, flipped(port), relay.input)
+        beat = relay.output
+        m.d.comb += [
+            writing.valid[index].eq(beat.valid),
+            writing.bank[index].eq(beat.payload.address),
+            beat.ready.eq(writing.ready[index]),
+        ]
+        wins = beat.valid & writing.ready[index]
+        m.d.sync += [
+            self._granted[index].eq(beat.payload),
+            bank_of.eq(Mux(wins, 1 << beat.payload.address[: self._bank_bits], 0)),
+        ]
+        return [port.valid, relay.busy, bank_of.any()]
+
+    def _take_read(self, m: Module, index: int, port) -> list[Value]:
+        """A reader's requests, and its beats: stage 1 is the bank's register, 2 the memory's
+        output, 3 the reader's register. Returns what is under way."""
+        config, reading = self._config, self._reading
+        s1_valid = Signal(name=f"s1_valid_{index}")
+        s2_valid = Signal(name=f"s2_valid_{index}")
+        s1_bank = Signal(self._bank_bits, reset_less=True, name=f"s1_bank_{index}")
+        s2_bank = Signal(self._bank_bits, reset_less=True, name=f"s2_bank_{index}")
+        s3_data = Signal(config.data_width, reset_less=True, name=f"s3_data_{index}")
+        s3_valid = Signal(name=f"s3_valid_{index}")
+        m.d.comb += [
+            reading.valid[index].eq(port.request.valid),
+            reading.bank[index].eq(port.request.payload),
+            port.request.ready.eq(reading.ready[index]),
+            port.response_valid.eq(s3_valid),
+            port.response.eq(s3_data),
+        ]
+        m.d.sync += [
+            s1_valid.eq(port.request.valid & reading.ready[index]),
+            s1_bank.eq(port.request.payload),
+            s2_valid.eq(s1_valid),
+            s2_bank.eq(s1_bank),
+            s3_valid.eq(s2_valid),
+        ]
+        with m.If(s2_valid):
+            with m.Switch(s2_bank):
+                for bank, read_port in enumerate(self._read_ports):
+                    with m.Case(bank):
+                        m.d.sync += s3_data.eq(read_port.data)
+        return [port.request.valid, s1_valid, s2_valid, s3_valid]
+
+    def _read_bank(self, m: Module, bank: int) -> None:
+        """Stage 1 of reads: the row that the winner wants, in the bank's register."""
+        read_port = self._read_ports[bank]
+        s1_row = Signal(self._row_bits, reset_less=True, name=f"s1_row_{bank}")
+        s1_read = Signal(name=f"s1_read_{bank}")
+        m.d.comb += [read_port.addr.eq(s1_row), read_port.en.eq(s1_read)]
+        m.d.sync += s1_read.eq(0)
+        for index, port in enumerate(self.read):
+            address = port.request.payload
+            chosen = port.request.valid & self._reading.ready[index]
+            with m.If(chosen & (address[: self._bank_bits] == bank)):
+                m.d.sync += [s1_row.eq(address[self._bank_bits :]), s1_read.eq(1)]
+
+    def _write_bank(self, m: Module, bank: int) -> None:
+        """Stage 1 of writes: the winner's row and beat, in the bank's registers."""
+        config = self._config
+        write_port = self._memories[bank].write_port(granularity=DWORD_BITS)
+        s1_write_row = Signal(self._row_bits, reset_less=True, name=f"s1_write_row_{bank}")
+        s1_data = Signal(config.data_width, reset_less=True, name=f"s1_data_{bank}")
+        s1_mask = Signal(config.beat_dwords, name=f"s1_mask_{bank}")
+        m.d.comb += [
+            write_port.addr.eq(s1_write_row),
+            write_port.data.eq(s1_data),
+            write_port.en.eq(s1_mask),
+        ]
+        # At most one user has the bank, so its beat is the disjunction of all that may.
+        fields = [
+            Mux(bank_of[bank], Cat(beat.address[self._bank_bits :], beat.data, beat.mask), 0)
+            for beat, bank_of in zip(self._granted, self._bank_of, strict=True)
+        ]
+        m.d.sync += Cat(s1_write_row, s1_data, s1_mask).eq(reduce(or_, fields))
 
     def _watch(self, m: Module) -> None:
         """Holds the users to what is asked of them."""

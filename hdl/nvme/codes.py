@@ -55,7 +55,7 @@ class Region(enum.Enum, shape=2):
 
 
 class AdminOpcode(enum.Enum, shape=8):
-    """Admin commands (section 5); vendor opcodes keep bits 1:0 as the data direction."""
+    """Admin commands (section 5). Vendor opcodes keep bits 1:0 as the data direction."""
 
     DELETE_SQ = 0x00
     CREATE_SQ = 0x01
@@ -203,7 +203,7 @@ RETRYABLE = frozenset(
         StatusCode.UNRECOVERED_READ,
     }
 )
-"""Codes without DNR: the same command may succeed later. All others blame the command."""
+"""Codes without DNR. The same command may succeed later. All other codes blame the command."""
 
 DATA_PATH_CODES = {
     Status.SUCCESS: StatusCode.SUCCESS,
@@ -215,8 +215,8 @@ DATA_PATH_CODES = {
     Status.INTERNAL_ERROR: StatusCode.INTERNAL_ERROR,
     Status.COMPARE_FAILURE: StatusCode.COMPARE_FAILURE,
 }
-"""How the data path's `Status` reads on the wire. What it does not know is an inactive namespace,
-which is an Invalid Field (section 6.1.3); NSIDs that cannot be never get there."""
+"""How the data path's `Status` reads on the wire. A namespace that the data path does not know is
+inactive, which is an Invalid Field (section 6.1.3). NSIDs that cannot be never get there."""
 
 
 UNSPECIFIED_LOCATION = 0xFFFF
@@ -241,7 +241,7 @@ PARAMETER_LOCATIONS = {
 
 
 def status_field(code: StatusCode, *, more: bool = True) -> int:
-    """The 15-bit status field of ``code``, DNR and M included; ``more``: an error is logged."""
+    """The 15-bit status field of ``code``, with DNR and M. With ``more`` an error is logged."""
     if code == StatusCode.SUCCESS:
         return 0
     return code.value | (0 if code in RETRYABLE else DO_NOT_RETRY) | (MORE if more else 0)

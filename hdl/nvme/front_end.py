@@ -63,73 +63,151 @@ class NvmeFrontEnd(wiring.Component):
 
     Ports
     -----
-    register, status
-        The host's register accesses, and what the PCIe hard block reports.
+    register
+        The host's register accesses.
+    status
+        What the PCIe hard block reports.
     posted
-        Writes to host memory have been taken and have not left (completions could pass them).
+        Writes to host memory have been taken and have not left. A completion could pass them, so
         CSTS.RDY and CSTS.SHST wait for them.
-    flush, flushed
-        A level: a shutdown is under way, every command has ended or been dropped; it stays until
-        answered. Level or pulse: since it rose, every drive of every array has been flushed, or has
-        failed to be.
-    flush_cache, cache_flushed, cache_stored
-        The same as the host switches the volatile write cache off, and all that began before has
-        ended; and whether every drive that is not failed has been flushed well.
-    discard, host_idle, reset_done
-        Host accesses that have not left are to be dropped; there is none and no tag in use; a
-        function level reset is done (`FunctionReset`).
-    read_request, read_done, inbox_write
+    flush
+        A level: a shutdown is under way, and every command has ended or been dropped. It stays
+        until ``flushed``.
+    flushed
+        A level or a pulse: since ``flush`` rose, every drive of every array has been flushed, or
+        has failed to be.
+    flush_cache
+        A level: the host switches the volatile write cache off, and all writes that began before
+        have ended. It stays until ``cache_flushed``.
+    cache_flushed
+        As ``flushed``, for ``flush_cache``.
+    cache_stored
+        With ``cache_flushed``: every drive that is not failed has been flushed well.
+    discard
+        Host accesses that have not left are to be dropped.
+    host_idle
+        There is no host access and no tag in use.
+    reset_done
+        A function level reset is done (`FunctionReset`).
+    read_request
         Reads from host memory: blocks into lines, queue entries and PRP lists into the inbox.
-    write_request, write_done, post
-        Writes to host memory: blocks out of lines; completion queue entries and interrupts.
+    read_done
+        Reads that have ended.
+    inbox_write
+        Beats that were read into the inbox.
+    write_request
+        Writes of blocks to host memory, out of lines.
+    write_done
+        Lines that have been written.
+    post
+        Writes of completion queue entries and interrupts to host memory.
     messages
         What becomes of interrupts that have been handed to ``post``.
-    command, completion
-        I/O commands with their PRPs at hand, and how they ended. A command ends only after each of
-        its transfers has been answered.
-    fetch, fetched, deliver, delivered
-        Blocks between host memory and lines. ``fetched`` is told when all of the block can be read
-        in its line (`Settle`), and must be taken whatever ``command`` does.
-    manage_request, manage_response
+    command
+        I/O commands with their PRPs at hand.
+    completion
+        How they ended. A command ends only after each of its transfers has been answered.
+    fetch
+        Blocks to be moved from host memory into lines.
+    fetched
+        Blocks that have been moved there. It is told when all of the block can be read in its line
+        (`Settle`), and must be taken whatever ``command`` does.
+    deliver
+        Blocks to be moved from lines to host memory.
+    delivered
+        Blocks that have been moved there.
+    manage_request
         Changes to the array and volume tables.
-    geometry_read, member_read, volume_read, port_read, drive_capacity_read
-        Tables, for the pages that list them.
+    manage_response
+        How these ended.
+    geometry_read
+        A table, for the pages that list it.
+    member_read
+        A table, for the pages that list it.
+    volume_read
+        A table, for the pages that list it.
+    port_read
+        A table, for the pages that list it.
+    drive_capacity_read
+        A table, for the pages that list it.
     volume_exists
-        Bit a volume: it is there; a command may find it only if it was when it was submitted.
-    drive_present, drive_failed, drive_used, drive_emulated
-        A bit per drive port; ``drive_used``: it belongs to an array; ``drive_emulated``: its own
-        512-byte sectors are emulated (not there without `Config.sector_emulation`).
-    drive_stale, array_states, array_unsynced, array_assumed, array_news, report_read, report_shows
-        Not there without `Config.background`. A bit per drive port: it is being rebuilt; a state
-        for each array, whether it is not in sync, or assumed to be, and a pulse when a state has
-        changed; what the pages say of background work, and that one of findings is being made.
-    told, tells, answers, answer
-        Not there without `Config.background`. Those of `hdl.nvme.commands.lifetimes.Lifetimes`,
-        `hdl.nvme.commands.slots.SlotTable` (for ``ended``) and
-        `hdl.nvme.queues.queues.QueueEngine`.
-    begins, begun, ends, ended
-        I/O commands that come and go, for `hdl.array.references.References`: pulses when one gets a
-        slot, before its namespace matters, and when its slot is free again.
+        Bit a volume: it is there. A command may find it only if it was there when the command was
+        submitted.
+    drive_present
+        Bit a drive port: it has a drive.
+    drive_failed
+        Bit a drive port: its drive has failed.
+    drive_used
+        Bit a drive port: its drive belongs to an array.
+    drive_emulated
+        Bit a drive port: 512-byte sectors of the drive itself are emulated. Not used without
+        `Config.sector_emulation`.
+    drive_stale
+        Bit a drive port: its drive is being rebuilt. 0 without `Config.background`.
+    array_states
+        A state for each array, 2 bits. 0 without `Config.background`.
+    array_unsynced
+        Bit an array: it is not in sync. 0 without `Config.background`.
+    array_assumed
+        Bit an array: it is assumed to be in sync. 0 without `Config.background`.
+    array_news
+        A pulse: the state of an array has changed. 0 without `Config.background`.
+    report_read
+        What the pages say of background work. Not used without `Config.background`.
+    report_shows
+        A page of findings is being made. 0 without `Config.background`.
+    told
+        As in `hdl.nvme.commands.lifetimes.Lifetimes`. 0 without `Config.background`.
+    tells
+        As in `hdl.nvme.commands.slots.SlotTable`, for ``ended``. 0 without `Config.background`.
+    answers
+        As in `hdl.nvme.queues.queues.QueueEngine`. 0 without `Config.background`.
+    answer
+        As in `hdl.nvme.queues.queues.QueueEngine`. Not used without `Config.background`.
+    heard
+        As in `hdl.nvme.queues.queues.QueueEngine`. 0 without `Config.background`.
+    unheard
+        As in `hdl.nvme.queues.queues.QueueEngine`. Not used without `Config.background`.
+    begins
+        A pulse: an I/O command gets a slot, before its namespace matters. This and the next three
+        are for `hdl.array.references.References`.
+    begun
+        With ``begins``: the slot and the volume of the command.
+    ends
+        A pulse: the slot of an I/O command is free again.
+    ended
+        With ``ends``: the slot.
     temperature
-        Composite temperature in kelvin; 0: no sensor, `Config.temperature_kelvin` is reported.
-    identity, nonce
-        What makes the names of this card and its namespaces (`hdl.nvme.admin.names.Names`).
-    line_write, allocate, free
-        The line that an admin page is built in.
-    line_read, size_read
-        Lines and volumes that `Examine` looks at; not there without
-        `Config.compare_and_deallocate`.
-    now, deadline
-        Time in clock cycles, and when interrupts that are held back leave (all ones: never).
+        Composite temperature in kelvin. 0 stands for no sensor, and then
+        `Config.temperature_kelvin` is reported.
+    identity
+        Of this card. It makes the names of card and namespaces (`hdl.nvme.admin.names.Names`).
+    nonce
+        Of this power-up. It makes the names of namespaces (`hdl.nvme.admin.names.Names`).
+    line_write
+        Beats of the line that an admin page is built in.
+    allocate
+        Lines for admin pages, and the one that `Examine` keeps.
+    free
+        Lines that admin pages give back.
+    line_read
+        Lines that `Examine` looks at. Not used without `Config.compare_and_deallocate`.
+    size_read
+        Volumes that `Examine` looks at. Not used without `Config.compare_and_deallocate`.
+    now
+        Time in clock cycles.
+    deadline
+        Time in clock cycles at which interrupts that are held back leave, all ones for never.
+    busy
+        Something moves without a host, a drive or a line being waited for.
 
-    Rate: the slowest part takes about 25 cycles a command (`QueueEngine`); a command reaches
-    ``command`` in about 20 cycles after its queue entry has arrived. A block in 5 cycles, in 7
+    Rate: the slowest part takes about 25 cycles a command (`QueueEngine`). A command reaches
+    ``command`` in about 20 cycles after its queue entry has arrived. A block takes 5 cycles, or 7
     when it spans two host pages.
     """
 
     def __init__(self, *, config: Config, identity: Identity | None = None):
         self._config = config
-        self._identity = identity or Identity()
         super().__init__(
             {
                 "register": In(RegisterBus()),
@@ -166,7 +244,21 @@ class NvmeFrontEnd(wiring.Component):
                 "drive_present": In(config.ports),
                 "drive_failed": In(MAX_DRIVES),
                 "drive_used": In(MAX_DRIVES),
+                "drive_emulated": In(config.ports),
+                "drive_stale": In(MAX_DRIVES),
                 "volume_exists": In(config.volumes),
+                "array_states": In(2 * config.arrays),
+                "array_unsynced": In(config.arrays),
+                "array_assumed": In(config.arrays),
+                "array_news": In(1),
+                "report_read": Out(report_read()),
+                "report_shows": Out(1),
+                "told": In(config.volumes),
+                "tells": In(telling(config)),
+                "answers": Out(1),
+                "answer": Out(answer(config)),
+                "heard": Out(config.queue_pairs + 1),
+                "unheard": Out(config.queue_pairs + 1),
                 "identity": In(IDENTITY_BITS),
                 "nonce": In(NONCE_BITS),
                 "temperature": In(16),
@@ -177,150 +269,215 @@ class NvmeFrontEnd(wiring.Component):
                 "line_write": Out(write_port(config)),
                 "allocate": In(line_stream(config)),
                 "free": Out(line_stream(config)),
+                "line_read": Out(ReadPort(config)),
+                "size_read": Out(volume_read(config)),
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS),
                 "busy": Out(1),
             }
-            | (
-                {"line_read": Out(ReadPort(config)), "size_read": Out(volume_read(config))}
-                if config.compare_and_deallocate
-                else {}
-            )
-            | (
-                {
-                    "drive_stale": In(MAX_DRIVES),
-                    "array_states": In(2 * config.arrays),
-                    "array_unsynced": In(config.arrays),
-                    "array_assumed": In(config.arrays),
-                    "array_news": In(1),
-                    "report_read": Out(report_read()),
-                    "report_shows": Out(1),
-                    "told": In(config.volumes),
-                    "tells": In(telling(config)),
-                    "answers": Out(1),
-                    "answer": Out(answer(config)),
-                    "heard": Out(config.queue_pairs + 1),
-                    "unheard": Out(config.queue_pairs + 1),
-                }
-                if config.background
-                else {}
-            )
-            | ({"drive_emulated": In(config.ports)} if config.sector_emulation else {})
         )
+
+        # Registers and queues, I/O commands, admin commands.
+        self._registers = Registers(config=config)
+        self._function_reset = FunctionReset()
+        self._interrupts = Interrupts(config=config)
+        self._coalesce = Coalesce(config=config)
+        self._queues = QueueEngine(config=config)
+        self._entries = EntryMemory(config=config)
+        self._decode = Decode(config=config)
+        self._lifetimes = Lifetimes(config=config)
+        self._slots = SlotTable(config=config)
+        self._prp = Prp(config=config)
+        self._delivery = Delivery(config=config)
+        self._admin_entry = AdminEntry(config=config)
+        self._admin = Admin(config=config)
+        self._sender = PageSender(config=config)
+        self._pages = PageGenerator(config=config, identity=identity or Identity())
+        self._health = Health(config=config)
+        self._names = Names(config=config)
+
+        # Where several of these meet.
+        examines = config.compare_and_deallocate
+        self._reads = Merge(read_request(config), inputs=3 + examines)
+        self._writes = Merge(write_request(config), inputs=2)
+        self._fills = Merge(fetched(config), inputs=2)
+        self._posts = Merge(post(), inputs=2)
+        self._ends = Merge(finish(config), inputs=4)
+        self._rejects = Merge(rejected(config), inputs=2 + examines)
+        self._finished = Merge(completion(config), inputs=1)
+        self._arrived = Skid(fetched(config))
+        self._settle = Settle(fetched(config))
+        # Each slot is in it once at most: an end, or an Abort, waits for no command to go on.
+        self._next_parts = Queue(again(config), config.commands)
+
+        # A read ends. A change to the tables is taken, or is answered.
+        self._read_ends = self.read_done.valid & self.read_done.ready
+        self._table_asked = self.manage_request.valid & self.manage_request.ready
+        self._table_answers = self.manage_response.valid & self.manage_response.ready
+        self._moved = Signal()  # something moved in the last cycle
 
     def elaborate(self, platform) -> Module:
         config = self._config
         m = Module()
-        m.submodules.registers = registers = Registers(config=config)
-        m.submodules.function_reset = function_reset = FunctionReset()
-        m.submodules.interrupts = interrupts = Interrupts(config=config)
-        m.submodules.coalesce = coalesce = Coalesce(config=config)
-        m.submodules.queues = queues = QueueEngine(config=config)
-        m.submodules.entries = entries = EntryMemory(config=config)
-        m.submodules.admin_entry = admin_entry = AdminEntry(config=config)
-        m.submodules.decode = decode = Decode(config=config)
-        m.submodules.slots = slots = SlotTable(config=config)
-        m.submodules.prp = prp = Prp(config=config)
-        m.submodules.delivery = delivery = Delivery(config=config)
-        m.submodules.admin = admin = Admin(config=config)
-        m.submodules.sender = sender = PageSender(config=config)
-        m.submodules.pages = pages = PageGenerator(config=config, identity=self._identity)
-        m.submodules.health = health = Health(config=config)
-        m.submodules.names = names = Names(config=config)
-        m.submodules.lifetimes = lifetimes = Lifetimes(config=config)
+        blocks = self._add_blocks(m)
+        self._connect_registers(m)
+        self._connect_resets(m)
+        self._connect_interrupts(m)
+        self._connect_host_reads(m)
+        self._connect_inbox(m)
+        self._connect_commands(m)
+        self._connect_lifetimes(m)
+        self._connect_slots(m)
+        self._connect_blocks_in(m)
+        self._connect_blocks_out(m)
+        if config.compare_and_deallocate:
+            blocks += self._connect_examine(m)
+        else:
+            self._connect_around_examine(m)
+        self._connect_ends(m)
+        self._connect_posts(m)
+        self._connect_admin(m)
+        self._connect_caches(m)
+        self._connect_pages(m)
+        self._connect_names(m)
+        if config.sector_emulation:
+            self._connect_formats(m)
+        if config.background:
+            self._connect_reports(m)
+        self._connect_arrays(m)
+        self._connect_logs(m)
+        self._connect_events(m)
+        self._connect_conditions(m)
+        self._connect_busy(m, blocks)
+        return m
 
-        examines = config.compare_and_deallocate
-        m.submodules.reads = reads = Merge(read_request(config), inputs=3 + examines)
-        m.submodules.writes = writes = Merge(write_request(config), inputs=2)
-        m.submodules.fills = fills = Merge(fetched(config), inputs=2)
-        m.submodules.posts = posts = Merge(post(), inputs=2)
-        m.submodules.ends = ends = Merge(finish(config), inputs=4)
-        m.submodules.rejects = rejects = Merge(rejected(config), inputs=2 + examines)
-        m.submodules.finished = finished = Merge(completion(config), inputs=1)
-        m.submodules.arrived = arrived = Skid(fetched(config))
-        m.submodules.settle = settle = Settle(fetched(config))
-        blocks = [registers, interrupts, coalesce, queues, decode, slots, prp, delivery, admin]
-        blocks += [sender, pages, health, reads, writes, fills, posts, ends, rejects, finished]
-        blocks += [arrived, admin_entry, settle, lifetimes]
-        moves, moved = Signal(), Signal()
-        # A link reset is to the host's side what a function level reset is.
-        resets = Signal()
-        m.d.comb += resets.eq(self.status.function_reset | self.status.link_reset)
-        settled = Signal()
+    def _add_blocks(self, m: Module) -> list:
+        """Returns those that say whether something moves."""
+        names = ["registers", "interrupts", "coalesce", "queues", "decode", "slots", "prp"]
+        names += ["delivery", "admin", "sender", "pages", "health", "reads", "writes", "fills"]
+        names += ["posts", "ends", "rejects", "finished", "arrived", "admin_entry", "settle"]
+        names += ["lifetimes"]
+        blocks = []
+        for name in names:
+            block = getattr(self, f"_{name}")
+            m.submodules[name] = block
+            blocks.append(block)
+        # Of these two the busy signal counts elsewhere, the others have none.
+        m.submodules.function_reset = self._function_reset
+        m.submodules.next_parts = self._next_parts
+        m.submodules.entries = self._entries
+        m.submodules.names = self._names
+        return blocks
 
-        # Registers, doorbells, vectors.
+    def _connect_registers(self, m: Module) -> None:
+        """Registers, doorbells, and what the queues are to do."""
+        registers, queues = self._registers, self._queues
         connect(m, flipped(self.register), registers.register)
         connect(m, registers.admin, queues.admin)
         connect(m, registers.doorbell, queues.doorbell)
-        connect(m, registers.vectors, interrupts.vectors)
+        connect(m, registers.vectors, self._interrupts.vectors)
+        settled = Signal()
         m.d.comb += [
+            settled.eq(
+                ~self.posted
+                & ~self.post.valid
+                & ~queues.post.valid
+                & ~self._interrupts.leaving
+            ),
             queues.enable.eq(registers.enable),
             queues.fetch_enable.eq(self.status.bus_master & ~registers.shutting),
             queues.shutting.eq(registers.shutting),
-            coalesce.hurry.eq(registers.shutting),
-            settled.eq(
-                ~self.posted & ~self.post.valid & ~queues.post.valid & ~interrupts.leaving
-            ),
             queues.settled.eq(settled),
             registers.settled.eq(settled),
-            self.flush.eq(registers.flush),
-            registers.flushed.eq(self.flushed),
             registers.running.eq(queues.running),
+            registers.drained.eq(queues.drained),
+            registers.fatal.eq(
+                registers.enable & (self._decode.dropped.valid | self._admin_entry.dropped.valid)
+            ),
+            registers.flushed.eq(self.flushed),
+            self.flush.eq(registers.flush),
+        ]
+
+    def _connect_resets(self, m: Module) -> None:
+        """Resets of the function. A link reset is to the host's side what a function level reset
+        is."""
+        registers, function_reset = self._registers, self._function_reset
+        resets = Signal()
+        m.d.comb += [
+            resets.eq(self.status.function_reset | self.status.link_reset),
             registers.reset.eq(resets),
             registers.draining.eq(function_reset.draining),
             registers.forgotten.eq(function_reset.forgotten),
+            self._interrupts.reset.eq(resets),
             function_reset.request.eq(resets),
-            function_reset.idle.eq(self.host_idle & ~moved),
+            function_reset.idle.eq(self.host_idle & ~self._moved),
             function_reset.bus_master.eq(self.status.bus_master),
             function_reset.enable.eq(registers.enable),
-            function_reset.running.eq(queues.running),
+            function_reset.running.eq(self._queues.running),
             self.discard.eq(function_reset.draining),
             self.reset_done.eq(function_reset.done & self.status.function_reset),
-            interrupts.reset.eq(resets),
-            registers.drained.eq(queues.drained),
-            registers.fatal.eq(
-                registers.enable & (decode.dropped.valid | admin_entry.dropped.valid)
-            ),
-            interrupts.enable.eq(self.status.msix_enable),
-            interrupts.mask.eq(self.status.msix_mask),
-            interrupts.clear.eq(~queues.running | ~registers.enable),
-            interrupts.raised.eq(coalesce.passed),
+        ]
+
+    def _connect_interrupts(self, m: Module) -> None:
+        """Vectors: from the queues, through coalescing, to messages."""
+        registers, queues, admin = self._registers, self._queues, self._admin
+        interrupts, coalesce = self._interrupts, self._coalesce
+        clear = ~queues.running | ~registers.enable
+        m.d.comb += [
             coalesce.raised.eq(queues.raised),
             coalesce.vector.eq(queues.vector),
-            coalesce.clear.eq(~queues.running | ~registers.enable),
+            coalesce.threshold.eq(admin.threshold),
+            coalesce.delay.eq(admin.delay),
+            coalesce.uncoalesced.eq(admin.uncoalesced),
+            coalesce.hurry.eq(registers.shutting),
+            coalesce.clear.eq(clear),
             coalesce.now.eq(self.now),
             self.deadline.eq(coalesce.deadline),
+            interrupts.raised.eq(coalesce.passed),
+            interrupts.enable.eq(self.status.msix_enable),
+            interrupts.mask.eq(self.status.msix_mask),
+            interrupts.clear.eq(clear),
         ]
-        for name in ("threshold", "delay", "uncoalesced"):
-            m.d.comb += getattr(coalesce, name).eq(getattr(admin, name))
 
-        # What the host's answers are for: entries, lists, blocks.
-        done = self.read_done.payload
-        blocks_read, zeroed = fills.inputs
-        taken = self.read_done.valid & self.read_done.ready
+    def _connect_host_reads(self, m: Module) -> None:
+        """Reads from the host, and who learns of their ends: queue entries, lists, parameters,
+        blocks."""
+        queues, admin_entry, admin = self._queues, self._admin_entry, self._admin
+        prp, arrived, done = self._prp, self._arrived, self.read_done.payload
+        connect(m, queues.read_request, self._reads.inputs[0])
+        connect(m, prp.read_request, self._reads.inputs[1])
+        connect(m, admin.read_request, self._reads.inputs[2])
+        connect(m, self._reads.output, flipped(self.read_request))
+        m.d.comb += [
+            self.read_done.ready.eq((done.kind != Kind.BLOCK) | arrived.input.ready),
+            arrived.input.valid.eq(self.read_done.valid & (done.kind == Kind.BLOCK)),
+            arrived.input.payload.line.eq(done.index),
+            arrived.input.payload.error.eq(done.error),
+            queues.done.eq(self._read_ends & (done.kind == Kind.ENTRIES)),
+            queues.done_index.eq(done.index),
+            queues.done_error.eq(done.error),
+            admin_entry.done.eq(queues.done & (done.index == ADMIN_FETCH)),
+            admin_entry.done_error.eq(done.error),
+            admin.read_done.eq(self._read_ends & (done.kind == Kind.PARAMETER)),
+            admin.read_error.eq(done.error),
+            prp.list_done.eq(self._read_ends & (done.kind == Kind.LIST)),
+            prp.list_done_slot.eq(done.index),
+            prp.list_done_error.eq(done.error),
+        ]
+
+    def _connect_inbox(self, m: Module) -> None:
+        """Beats of the inbox. It holds PRP lists, then entries of I/O queues, then the entry of the
+        admin queue, then a parameter of an admin command."""
+        config, inbox = self._config, self.inbox_write
+        entries, admin_entry, prp = self._entries, self._admin_entry, self._prp
         beat_shift = (config.beat_dwords - 1).bit_length()
         entry_beats = sqe_slots(config) * SQE_DWORDS >> beat_shift
         parameter_beat = inbox_dwords(config) >> beat_shift
         first_admin_beat = parameter_beat - (SQE_DWORDS >> beat_shift)
         first_entry_beat = first_admin_beat - entry_beats
-        inbox = self.inbox_write
-        is_entry, is_admin = Signal(), Signal()
+        is_entry = Signal()
+        is_admin = Signal()
         m.d.comb += [
-            arrived.input.valid.eq(self.read_done.valid & (done.kind == Kind.BLOCK)),
-            arrived.input.payload.line.eq(done.index),
-            arrived.input.payload.error.eq(done.error),
-            self.read_done.ready.eq((done.kind != Kind.BLOCK) | arrived.input.ready),
-            queues.done.eq(taken & (done.kind == Kind.ENTRIES)),
-            queues.done_index.eq(done.index),
-            queues.done_error.eq(done.error),
-            admin_entry.done.eq(queues.done & (done.index == ADMIN_FETCH)),
-            admin_entry.done_error.eq(done.error),
-            queues.admin_taken.eq(admin_entry.taken),
-            admin.read_done.eq(taken & (done.kind == Kind.PARAMETER)),
-            admin.read_error.eq(done.error),
-            prp.list_done.eq(taken & (done.kind == Kind.LIST)),
-            prp.list_done_slot.eq(done.index),
-            prp.list_done_error.eq(done.error),
             inbox.ready.eq(1),
             is_entry.eq(inbox.payload.address >= first_entry_beat),
             is_admin.eq(inbox.payload.address >= first_admin_beat),
@@ -333,71 +490,91 @@ class NvmeFrontEnd(wiring.Component):
         ]
         with m.If(inbox.valid):
             with m.If(inbox.payload.address == parameter_beat):
-                m.d.sync += admin.parameter.eq(inbox.payload.data)
+                m.d.sync += self._admin.parameter.eq(inbox.payload.data)
             with m.Elif(is_admin):
                 m.d.comb += admin_entry.write_mask.eq(inbox.payload.mask)
             with m.Elif(is_entry):
                 m.d.comb += entries.write_mask.eq(inbox.payload.mask)
             with m.Else():
                 m.d.comb += prp.write_mask.eq(inbox.payload.mask)
-        connect(m, queues.read_request, reads.inputs[0])
-        connect(m, admin.read_request, reads.inputs[2])
-        connect(m, prp.read_request, reads.inputs[1])
-        connect(m, reads.output, flipped(self.read_request))
 
-        # Commands: entries, slots, PRPs, data path.
-        connect(m, queues.entry, decode.entry)
-        m.d.comb += [
-            entries.read_beat.eq(decode.beat),
-            decode.beat_data.eq(entries.read_data),
-            decode.write_through.eq(admin.write_through),
-            decode.detached.eq(admin.detached),
-            lifetimes.exists.eq(self.volume_exists),
-            lifetimes.volume.eq(decode.volume),
-            lifetimes.submitted.eq(decode.submitted),
-            decode.there.eq(lifetimes.there),
-            decode.belongs.eq(lifetimes.belongs),
-            queues.age.eq(lifetimes.age),
-            self.begun.late.eq(lifetimes.late if config.background else 0),
-            slots.store.eq(decode.store),
-            slots.stop.eq(~registers.enable),
-            decode.stop.eq(~registers.enable),
-            slots.store_slot.eq(decode.store_slot),
-            slots.store_command.eq(decode.store_command),
-            slots.store_parts.eq(decode.store_parts),
-            # A namespace that is none has no volume; it may count for any.
-            self.begins.eq(decode.store),
-            self.begun.slot.eq(decode.store_slot),
-            self.begun.volume.eq(decode.store_command.nsid - 1),
-            self.ends.eq(slots.freed),
-            self.ended.eq(slots.freed_slot),
-        ]
+    def _connect_commands(self, m: Module) -> None:
+        """I/O commands down: entries, slots, PRPs, data path."""
+        decode, entries, slots, prp = self._decode, self._entries, self._slots, self._prp
+        connect(m, self._queues.entry, decode.entry)
         connect(m, slots.allocate, decode.allocate)
         connect(m, decode.admit, prp.admit)
         connect(m, prp.command, flipped(self.command))
+        m.d.comb += [
+            entries.read_beat.eq(decode.beat),
+            decode.beat_data.eq(entries.read_data),
+            decode.write_through.eq(self._admin.write_through),
+            decode.detached.eq(self._admin.detached),
+            decode.stop.eq(~self._registers.enable),
+            slots.stop.eq(~self._registers.enable),
+            slots.store.eq(decode.store),
+            slots.store_slot.eq(decode.store_slot),
+            slots.store_command.eq(decode.store_command),
+            slots.store_parts.eq(decode.store_parts),
+        ]
 
-        # Data.
-        # Each slot is in it once at most: an end, or an Abort, waits for no command to go on.
-        m.submodules.next_parts = next_parts = Queue(again(config), config.commands)
-        connect(m, next_parts.output, prp.again)
-        connect(m, slots.again, next_parts.input)
+    def _connect_lifetimes(self, m: Module) -> None:
+        """Which volume a command was meant for, and when it comes and goes."""
+        decode, lifetimes, slots = self._decode, self._lifetimes, self._slots
+        m.d.comb += [
+            lifetimes.exists.eq(self.volume_exists),
+            lifetimes.volume.eq(decode.volume),
+            lifetimes.submitted.eq(decode.submitted),
+            lifetimes.told.eq(self.told),
+            decode.there.eq(lifetimes.there),
+            decode.belongs.eq(lifetimes.belongs),
+            self._queues.age.eq(lifetimes.age),
+            # A namespace that is none has no volume. It may count for any.
+            self.begins.eq(decode.store),
+            self.begun.slot.eq(decode.store_slot),
+            self.begun.volume.eq(decode.store_command.nsid - 1),
+            self.begun.late.eq(lifetimes.late),
+            self.ends.eq(slots.freed),
+            self.ended.eq(slots.freed_slot),
+            slots.tells.eq(self.tells),
+        ]
+
+    def _connect_slots(self, m: Module) -> None:
+        """Commands that go on with their next part, and commands that are to be aborted."""
+        admin, slots, prp = self._admin, self._slots, self._prp
+        connect(m, slots.again, self._next_parts.input)
+        connect(m, self._next_parts.output, prp.again)
         connect(m, admin.abort, slots.abort)
         connect(m, slots.cancel, prp.cancel)
         m.d.comb += [
             admin.aborted.eq(slots.aborted),
             admin.found.eq(slots.found),
             slots.cancelled.eq(prp.cancelled),
-            slots.held.eq(prp.found),
+            slots.cancel_found.eq(prp.found),
         ]
-        connect(m, prp.zero, pages.zero)
-        connect(m, arrived.output, blocks_read)
-        connect(m, fills.output, settle.input)
+
+    def _connect_blocks_in(self, m: Module) -> None:
+        """Blocks into lines: from the host, or zeros."""
+        zeroed = self._pages.zeroed
+        from_host, of_zeros = self._fills.inputs
+        connect(m, self._prp.zero, self._pages.zero)
+        connect(m, self._arrived.output, from_host)
+        connect(m, self._fills.output, self._settle.input)
         m.d.comb += [
-            zeroed.valid.eq(pages.zeroed.valid),
-            zeroed.payload.line.eq(pages.zeroed.payload),
-            pages.zeroed.ready.eq(zeroed.ready),
+            of_zeros.valid.eq(zeroed.valid),
+            of_zeros.payload.line.eq(zeroed.payload),
+            zeroed.ready.eq(of_zeros.ready),
         ]
+
+    def _connect_blocks_out(self, m: Module) -> None:
+        """Blocks and admin pages out of lines, to the host."""
+        prp, delivery, sender = self._prp, self._delivery, self._sender
         connect(m, flipped(self.deliver), prp.deliver)
+        connect(m, prp.write_request, self._writes.inputs[0])
+        connect(m, sender.write_request, self._writes.inputs[1])
+        connect(m, self._writes.output, flipped(self.write_request))
+        connect(m, flipped(self.write_done), delivery.write_done)
+        connect(m, delivery.delivered, flipped(self.delivered))
         m.d.comb += [
             delivery.begin.eq(prp.delivers),
             delivery.begin_slot.eq(prp.delivers_slot),
@@ -406,172 +583,176 @@ class NvmeFrontEnd(wiring.Component):
             delivery.has_page.eq(sender.owns_line),
             sender.sent.eq(delivery.page_sent),
         ]
-        connect(m, prp.write_request, writes.inputs[0])
-        connect(m, sender.write_request, writes.inputs[1])
-        connect(m, writes.output, flipped(self.write_request))
-        connect(m, flipped(self.write_done), delivery.write_done)
-        connect(m, delivery.delivered, flipped(self.delivered))
 
-        # Blocks and ranges that are looked at here.
-        if not examines:
-            connect(m, settle.output, flipped(self.fetched))
-            connect(m, prp.discard, delivery.discarded)
-            connect(m, flipped(self.fetch), prp.fetch)
-            connect(m, flipped(self.allocate), sender.allocate)
-        else:
-            m.submodules.examine = examine = Examine(config=config)
-            m.submodules.unsents = unsents = Merge(unsent(config), inputs=2)
-            m.submodules.fetches = fetches = Merge(transfer(config), inputs=2)
-            blocks += [examine, unsents, fetches]
-            connect(m, prp.compare, examine.compare)
-            connect(m, decode.ranges, examine.ranges)
-            connect(m, flipped(self.fetch), fetches.inputs[0])
-            connect(m, examine.fetch, fetches.inputs[1])
-            connect(m, fetches.output, prp.fetch)
-            connect(m, examine.read_request, reads.inputs[3])
-            connect(m, examine.ended, rejects.inputs[2])
-            connect(m, prp.discard, unsents.inputs[0])
-            connect(m, examine.compared, unsents.inputs[1])
-            connect(m, unsents.output, delivery.discarded)
-            connect(m, examine.line_read, flipped(self.line_read))
-            connect(m, examine.volume_read, flipped(self.size_read))
-            own = examine.waits & (settle.output.payload.line == examine.line)
-            split(m, settle.output, [(own, examine.fetched), (~own, flipped(self.fetched))])
-            # The first line that is offered stays with `examine`.
-            m.d.comb += [
-                examine.allocate.payload.eq(self.allocate.payload),
-                sender.allocate.payload.eq(self.allocate.payload),
-                examine.allocate.valid.eq(self.allocate.valid),
-                sender.allocate.valid.eq(self.allocate.valid & ~examine.allocate.ready),
-                self.allocate.ready.eq(examine.allocate.ready | sender.allocate.ready),
-            ]
+    def _connect_examine(self, m: Module) -> list:
+        """Blocks and ranges that `Examine` looks at. Returns the blocks that it needs."""
+        config, settle, sender, prp = self._config, self._settle, self._sender, self._prp
+        m.submodules.examine = examine = Examine(config=config)
+        m.submodules.unsents = unsents = Merge(unsent(config), inputs=2)
+        m.submodules.fetches = fetches = Merge(transfer(config), inputs=2)
+        connect(m, prp.compare, examine.compare)
+        connect(m, self._decode.ranges, examine.ranges)
+        connect(m, flipped(self.fetch), fetches.inputs[0])
+        connect(m, examine.fetch, fetches.inputs[1])
+        connect(m, fetches.output, prp.fetch)
+        connect(m, examine.read_request, self._reads.inputs[3])
+        connect(m, examine.ended, self._rejects.inputs[2])
+        connect(m, prp.discard, unsents.inputs[0])
+        connect(m, examine.compared, unsents.inputs[1])
+        connect(m, unsents.output, self._delivery.discarded)
+        connect(m, examine.line_read, flipped(self.line_read))
+        connect(m, examine.volume_read, flipped(self.size_read))
+        own = examine.waits & (settle.output.payload.line == examine.line)
+        split(m, settle.output, [(own, examine.fetched), (~own, flipped(self.fetched))])
+        # The first line that is offered stays with `examine`.
+        m.d.comb += [
+            examine.allocate.payload.eq(self.allocate.payload),
+            sender.allocate.payload.eq(self.allocate.payload),
+            examine.allocate.valid.eq(self.allocate.valid),
+            sender.allocate.valid.eq(self.allocate.valid & ~examine.allocate.ready),
+            self.allocate.ready.eq(examine.allocate.ready | sender.allocate.ready),
+        ]
+        return [examine, unsents, fetches]
 
-        # Completions.
-        connect(m, flipped(self.completion), finished.inputs[0])
-        connect(m, finished.output, slots.completion)
-        connect(m, decode.rejected, rejects.inputs[0])
-        connect(m, prp.rejected, rejects.inputs[1])
-        connect(m, rejects.output, slots.rejected)
-        connect(m, slots.finish, ends.inputs[0])
-        connect(m, admin.finish, ends.inputs[1])
-        connect(m, admin.report, queues.report)
-        connect(m, decode.dropped, ends.inputs[2])
-        connect(m, admin_entry.dropped, ends.inputs[3])
-        connect(m, ends.output, queues.finish)
-        connect(m, queues.post, posts.inputs[0])
-        connect(m, interrupts.post, posts.inputs[1])
+    def _connect_around_examine(self, m: Module) -> None:
+        """The same ways without `Examine`."""
+        connect(m, flipped(self.fetch), self._prp.fetch)
+        connect(m, self._settle.output, flipped(self.fetched))
+        connect(m, self._prp.discard, self._delivery.discarded)
+        connect(m, flipped(self.allocate), self._sender.allocate)
+
+    def _connect_ends(self, m: Module) -> None:
+        """Ends of commands, up to the queues."""
+        decode, prp, slots, admin = self._decode, self._prp, self._slots, self._admin
+        connect(m, flipped(self.completion), self._finished.inputs[0])
+        connect(m, self._finished.output, slots.completion)
+        connect(m, decode.rejected, self._rejects.inputs[0])
+        connect(m, prp.rejected, self._rejects.inputs[1])
+        connect(m, self._rejects.output, slots.rejected)
+        connect(m, slots.finish, self._ends.inputs[0])
+        connect(m, admin.finish, self._ends.inputs[1])
+        connect(m, decode.dropped, self._ends.inputs[2])
+        connect(m, self._admin_entry.dropped, self._ends.inputs[3])
+        connect(m, self._ends.output, self._queues.finish)
+        connect(m, admin.report, self._queues.report)
+
+    def _connect_posts(self, m: Module) -> None:
+        """Completion queue entries and interrupts to the host, and who is told of the entries."""
+        queues, interrupts = self._queues, self._interrupts
+        connect(m, queues.post, self._posts.inputs[0])
+        connect(m, interrupts.post, self._posts.inputs[1])
         connect(m, interrupts.messages, flipped(self.messages))
-        connect(m, posts.output, flipped(self.post))
+        connect(m, self._posts.output, flipped(self.post))
+        m.d.comb += [
+            self.answers.eq(queues.answers),
+            self.answer.eq(queues.answer),
+            self.heard.eq(queues.heard),
+            self.unheard.eq(queues.unheard),
+        ]
 
-        # Admin.
-        connect(m, admin_entry.entry, admin.entry)
+    def _connect_admin(self, m: Module) -> None:
+        """Admin commands: queues and tables that they change."""
+        admin, queues, registers = self._admin, self._queues, self._registers
+        connect(m, self._admin_entry.entry, admin.entry)
         connect(m, admin.change, queues.change)
         connect(m, queues.changed, admin.changed)
+        connect(m, admin.manage_request, flipped(self.manage_request))
+        connect(m, flipped(self.manage_response), admin.manage_response)
+        m.d.comb += [
+            queues.admin_taken.eq(self._admin_entry.taken),
+            queues.burst.eq(admin.burst),
+            admin.entry_sizes_good.eq(registers.entry_sizes_good),
+            admin.io_queues.eq(queues.io_queues),
+            admin.clear.eq(~queues.running),
+            admin.stop.eq(~registers.enable | registers.shutting),
+        ]
+
+    def _connect_caches(self, m: Module) -> None:
+        """What is stored when the volatile write cache is switched off."""
+        admin = self._admin
+        m.d.comb += [
+            admin.caching.eq(self._slots.caching),
+            self.flush_cache.eq(admin.flush),
+            admin.flushed.eq(self.cache_flushed),
+            admin.stored.eq(self.cache_stored),
+        ]
+
+    def _connect_pages(self, m: Module) -> None:
+        """Pages for the host: who asks for them, and the tables that they list."""
+        admin, sender, pages = self._admin, self._sender, self._pages
         connect(m, admin.send, sender.request)
         connect(m, sender.response, admin.sent)
         connect(m, sender.build, pages.request)
         connect(m, pages.response, sender.built)
-        connect(m, admin.manage_request, flipped(self.manage_request))
-        connect(m, flipped(self.manage_response), admin.manage_response)
         connect(m, sender.free, flipped(self.free))
         connect(m, pages.line_write, flipped(self.line_write))
-        for name in (
-            "geometry_read",
-            "member_read",
-            "volume_read",
-            "port_read",
-            "drive_capacity_read",
-        ):
-            connect(m, getattr(pages, name), flipped(getattr(self, name)))
+        connect(m, pages.geometry_read, flipped(self.geometry_read))
+        connect(m, pages.member_read, flipped(self.member_read))
+        connect(m, pages.volume_read, flipped(self.volume_read))
+        connect(m, pages.port_read, flipped(self.port_read))
+        connect(m, pages.drive_capacity_read, flipped(self.drive_capacity_read))
         m.d.comb += [
-            admin.entry_sizes_good.eq(registers.entry_sizes_good),
-            admin.report_posted.eq(queues.report_posted),
-            admin.report_waits.eq(queues.report_waits),
-            admin.caching.eq(slots.caching),
-            admin.stop.eq(~registers.enable | registers.shutting),
-            self.flush_cache.eq(admin.flush),
-            admin.flushed.eq(self.cache_flushed),
-            admin.stored.eq(self.cache_stored),
-            admin.io_queues.eq(queues.io_queues),
-            admin.clear.eq(~queues.running),
-            queues.burst.eq(admin.burst),
             pages.drive_present.eq(self.drive_present),
             pages.drive_failed.eq(self.drive_failed),
+            pages.detached.eq(admin.detached),
+            pages.probe.eq(admin.probe),
+            admin.allocated.eq(pages.allocated),
         ]
-        stale = Signal(MAX_DRIVES)
-        if config.background:
-            connect(m, pages.report_read, flipped(self.report_read))
-            m.d.comb += [
-                lifetimes.told.eq(self.told),
-                slots.tells.eq(self.tells),
-                self.answers.eq(queues.answers),
-                self.answer.eq(queues.answer),
-                self.heard.eq(queues.heard),
-                self.unheard.eq(queues.unheard),
-                self.report_shows.eq(pages.report_shows),
-                stale.eq(self.drive_stale),
-                pages.drive_stale.eq(stale),
-                pages.array_states.eq(self.array_states),
-                pages.array_unsynced.eq(self.array_unsynced),
-                pages.array_assumed.eq(self.array_assumed),
-                admin.news.eq(self.array_news),
-            ]
 
-        # Names and formats of volumes.
-        request, response = self.manage_request, self.manage_response
+    def _connect_names(self, m: Module) -> None:
+        """What names the card and its volumes."""
+        names, pages = self._names, self._pages
         m.d.comb += [
             names.identity.eq(self.identity),
             names.nonce.eq(self.nonce),
-            names.requests.eq(request.valid & request.ready),
-            names.request.eq(request.payload),
-            names.answers.eq(response.valid & response.ready),
-            names.response.eq(response.payload),
+            names.requests.eq(self._table_asked),
+            names.request.eq(self.manage_request.payload),
+            names.answers.eq(self._table_answers),
+            names.response.eq(self.manage_response.payload),
             names.volume.eq(pages.named),
             names.chunk.eq(pages.chunk),
             pages.digits.eq(names.digits),
             *(ours.eq(part) for ours, part in zip(pages.name, names.name, strict=True)),
         ]
-        if config.sector_emulation:
-            m.submodules.formats = formats = Formats(config=config)
-            m.d.comb += [
-                formats.requests.eq(request.valid & request.ready),
-                formats.request.eq(request.payload),
-                formats.answers.eq(response.valid & response.ready),
-                formats.response.eq(response.payload),
-                formats.emulated.eq(self.drive_emulated),
-                decode.sectors.eq(formats.formats.sectors),
-                pages.formats.eq(formats.formats),
-                pages.drive_emulated.eq(self.drive_emulated),
-            ]
 
-        # Logs and events.
-        connect(m, slots.note, health.io)
-        connect(m, admin.note, health.admin)
-        connect(m, pages.log_read, health.read)
-        kelvin = Signal(16)
-        warm, hot = Signal(), Signal()
-        too_warm, degraded = Signal(), Signal()
-        # An error event is told once its entry is in the log that it names.
-        misuse = queues.misuse | registers.misuse
-        recording, by_value = Signal(), Signal()
-        with m.If(health.recorded):
-            m.d.sync += recording.eq(0)
-        with m.If(misuse):
-            m.d.sync += recording.eq(1)
-            with m.If(~recording | health.recorded):
-                m.d.sync += by_value.eq(queues.misuse & queues.misuse_value)
-        m.d.sync += [
-            kelvin.eq(Mux(self.temperature == 0, config.temperature_kelvin, self.temperature)),
-            warm.eq((kelvin >= WARNING_KELVIN) & (kelvin < CRITICAL_KELVIN)),
-            hot.eq(kelvin >= CRITICAL_KELVIN),
-            too_warm.eq((kelvin >= admin.over) | (kelvin <= admin.under)),
-            degraded.eq((self.drive_used & (self.drive_failed | stale)).any()),
+    def _connect_formats(self, m: Module) -> None:
+        """Which volumes have 512-byte sectors."""
+        m.submodules.formats = formats = Formats(config=self._config)
+        m.d.comb += [
+            formats.requests.eq(self._table_asked),
+            formats.request.eq(self.manage_request.payload),
+            formats.answers.eq(self._table_answers),
+            formats.response.eq(self.manage_response.payload),
+            formats.emulated.eq(self.drive_emulated),
+            self._decode.sectors.eq(formats.formats.sectors),
+            self._pages.formats.eq(formats.formats),
+            self._pages.drive_emulated.eq(self.drive_emulated),
         ]
-        warning = Cat(Const(0, 1), too_warm, degraded, Const(0, 2))
+
+    def _connect_reports(self, m: Module) -> None:
+        """Pages of background work."""
+        connect(m, self._pages.report_read, flipped(self.report_read))
+        m.d.comb += self.report_shows.eq(self._pages.report_shows)
+
+    def _connect_arrays(self, m: Module) -> None:
+        """States of arrays, for pages and events."""
+        pages = self._pages
+        m.d.comb += [
+            pages.drive_stale.eq(self.drive_stale),
+            pages.array_states.eq(self.array_states),
+            pages.array_unsynced.eq(self.array_unsynced),
+            pages.array_assumed.eq(self.array_assumed),
+            self._admin.news.eq(self.array_news),
+        ]
+
+    def _connect_logs(self, m: Module) -> None:
+        """What goes into the SMART and error logs, and how pages read them."""
+        health, pages = self._health, self._pages
+        connect(m, self._slots.note, health.io)
+        connect(m, self._admin.note, health.admin)
+        connect(m, pages.log_read, health.read)
         m.d.comb += [
             health.now.eq(self.now),
-            health.conditions.eq(Cat(Const(1, 1), slots.active, warm, hot)),
-            health.misuse.eq(misuse),
             health.refresh.eq(pages.refresh),
             health.hold.eq(pages.hold),
             health.showing.eq(pages.showing),
@@ -579,22 +760,64 @@ class NvmeFrontEnd(wiring.Component):
             pages.held.eq(health.held),
             pages.fresh.eq(health.fresh),
             pages.newest.eq(health.newest),
-            pages.warning.eq(warning),
-            pages.temperature.eq(kelvin),
-            pages.changed.eq(admin.changes),
-            pages.detached.eq(admin.detached),
-            pages.probe.eq(admin.probe),
-            admin.allocated.eq(pages.allocated),
-            admin.warning.eq(warning),
+            pages.changed.eq(self._admin.changes),
+        ]
+
+    def _connect_events(self, m: Module) -> None:
+        """Events of doorbells, and reports of all. An error event is told once its entry is in the
+        log that it names."""
+        queues, health, admin = self._queues, self._health, self._admin
+        misuse = queues.misuse | self._registers.misuse
+        recording = Signal()
+        by_value = Signal()
+        with m.If(health.recorded):
+            m.d.sync += recording.eq(0)
+        with m.If(misuse):
+            m.d.sync += recording.eq(1)
+            with m.If(~recording | health.recorded):
+                m.d.sync += by_value.eq(queues.misuse & queues.misuse_value)
+        m.d.comb += [
+            health.misuse.eq(misuse),
             admin.misuse.eq(health.recorded),
             admin.misuse_value.eq(by_value),
+            admin.report_posted.eq(queues.report_posted),
+            admin.report_waits.eq(queues.report_waits),
+        ]
+
+    def _connect_conditions(self, m: Module) -> None:
+        """Temperature and drives that have failed, for warnings, events and the SMART log."""
+        admin, pages = self._admin, self._pages
+        kelvin = Signal(16)
+        warm = Signal()
+        hot = Signal()
+        too_warm = Signal()
+        degraded = Signal()
+        default = self._config.temperature_kelvin
+        m.d.sync += [
+            kelvin.eq(Mux(self.temperature == 0, default, self.temperature)),
+            warm.eq((kelvin >= WARNING_KELVIN) & (kelvin < CRITICAL_KELVIN)),
+            hot.eq(kelvin >= CRITICAL_KELVIN),
+            too_warm.eq((kelvin >= admin.over) | (kelvin <= admin.under)),
+            degraded.eq((self.drive_used & (self.drive_failed | self.drive_stale)).any()),
+        ]
+        warning = Cat(Const(0, 1), too_warm, degraded, Const(0, 2))
+        m.d.comb += [
+            self._health.conditions.eq(Cat(Const(1, 1), self._slots.active, warm, hot)),
+            pages.temperature.eq(kelvin),
+            pages.warning.eq(warning),
+            admin.warning.eq(warning),
+        ]
+
+    def _connect_busy(self, m: Module, blocks: list) -> None:
+        """Whether something moves in one of ``blocks`` or at a port, or did a cycle before."""
+        moves = Signal()
+        m.d.comb += [
             moves.eq(
                 Cat(block.busy for block in blocks).any()
-                | taken
-                | inbox.valid
-                | next_parts.busy
+                | self._read_ends
+                | self.inbox_write.valid
+                | self._next_parts.busy
             ),
-            self.busy.eq(moves | moved | function_reset.busy),
+            self.busy.eq(moves | self._moved | self._function_reset.busy),
         ]
-        m.d.sync += moved.eq(moves)
-        return m
+        m.d.sync += self._moved.eq(moves)

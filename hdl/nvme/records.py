@@ -8,6 +8,7 @@ from hdl.flow.host_command import HostOpcode, Status, command
 from hdl.flow.host_data import transfer
 from hdl.flow.host_memory import sqe_slots
 from hdl.flow.reference import telling
+from hdl.kit.optional import optional
 from hdl.nvme.codes import SQE_BITS, STATUS_BITS
 from hdl.nvme.commands.lifetimes import AGE_BITS
 
@@ -28,12 +29,12 @@ PAGE_NUMBER_BITS = 52
 
 
 def assign(view: data.View, **fields) -> list:
-    """Assignments of ``fields`` to the fields of ``view`` of the same names."""
+    """Assigns ``fields`` to the fields of ``view`` that have the same names."""
     return [Value.cast(getattr(view, name)).eq(value) for name, value in fields.items()]
 
 
 def queue_bits(config: Config) -> int:
-    """Width of a queue number; 0 is the admin pair."""
+    """Width of a queue number. The admin pair has number 0."""
     return bits_for_count(config.queue_pairs + 1)
 
 
@@ -43,14 +44,18 @@ def position_bits(config: Config) -> int:
 
 
 def doorbell(config: Config) -> data.StructLayout:
-    """A doorbell of pair ``queue``: SQ tail, or (``head``) CQ head."""
+    """A write of ``value`` to a doorbell of queue pair ``queue``.
+
+    With ``head`` it is the head of the completion queue, else the tail of the submission queue.
+    """
     return data.StructLayout({"queue": queue_bits(config), "head": 1, "value": 16})
 
 
 def entry(config: Config) -> data.StructLayout:
-    """A submission queue entry is at ``place`` of the inbox, or (``error``) never will be.
+    """A submission queue entry of ``queue`` is at ``place`` of the inbox.
 
-    ``age``: when it was submitted (`hdl.nvme.commands.lifetimes`), or (``mixed``) not before that.
+    With ``error`` it could not be read and never will be there. ``age`` says when the entry was
+    submitted (`hdl.nvme.commands.lifetimes`). With ``mixed`` it was submitted then or later.
     """
     return data.StructLayout(
         {
@@ -64,9 +69,10 @@ def entry(config: Config) -> data.StructLayout:
 
 
 def finish(config: Config) -> data.StructLayout:
-    """The end of a command of SQ ``queue``; without ``post`` no completion queue entry is sent.
+    """The end of a command of submission queue ``queue``.
 
-    With `Config.background`: whom it ``tells``.
+    Without ``post`` no completion queue entry is sent. ``tells`` says which volume learns from it
+    that it has lost something. Without `Config.background` ``tells`` reads as 0.
     """
     return data.StructLayout(
         {
@@ -76,7 +82,7 @@ def finish(config: Config) -> data.StructLayout:
             "result": 32,
             "post": 1,
         }
-        | ({"tells": telling(config)} if config.background else {})
+        | optional(config.background, {"tells": telling(config)})
     )
 
 
@@ -90,7 +96,12 @@ class QueueOperation(enum.Enum, shape=2):
 
 
 def change(config: Config) -> data.StructLayout:
-    """A change to queue ``queue`` (1..). ``last``: entries - 1. ``completion``: CQ of an SQ."""
+    """A change to I/O queue ``queue``, 1 or more.
+
+    ``page`` is its page number in host memory, and ``last`` its number of entries minus 1. Of a
+    submission queue ``completion`` is its completion queue. Of a completion queue ``vector`` is its
+    interrupt vector, and ``interrupt`` says that it raises it.
+    """
     return data.StructLayout(
         {
             "operation": QueueOperation,
@@ -105,10 +116,13 @@ def change(config: Config) -> data.StructLayout:
 
 
 def admit(config: Config) -> data.StructLayout:
-    """A decoded I/O command with its two PRP entries; ``hostless``: no host memory is moved;
-    ``compares``: blocks that were read are compared with the host's (not there without
-    `Config.compare_and_deallocate`). ``head``: that of its lowest part, where ``command`` is its
-    highest (not there without `Config.sector_emulation`)."""
+    """A decoded I/O command with its two PRP entries.
+
+    With ``hostless`` no host memory is moved. With ``compares`` blocks that were read are compared
+    with the host's. Without `Config.compare_and_deallocate` it reads as 0. ``command`` is the
+    highest part of a long command, and ``head`` is that of its lowest part. Without
+    `Config.sector_emulation` ``head`` reads as 0.
+    """
     return data.StructLayout(
         {
             "command": command(config),
@@ -116,34 +130,42 @@ def admit(config: Config) -> data.StructLayout:
             "prp1": 64,
             "prp2": 64,
         }
-        | ({"compares": 1} if config.compare_and_deallocate else {})
-        | ({"head": SECTOR_BITS} if config.sector_emulation else {})
+        | optional(config.compare_and_deallocate, {"compares": 1})
+        | optional(config.sector_emulation, {"head": SECTOR_BITS})
     )
 
 
 def again(config: Config) -> data.StructLayout:
-    """A slot whose command goes on with its next part; ``lowest``: its last one."""
-    lowest = {"lowest": 1} if config.sector_emulation else {}
-    return data.StructLayout({"slot": config.slot_bits} | lowest)
+    """A command slot whose command goes on with its next part.
+
+    ``lowest``: that part is the last. Without `Config.sector_emulation` it reads as 0.
+    """
+    return data.StructLayout(
+        {"slot": config.slot_bits} | optional(config.sector_emulation, {"lowest": 1})
+    )
 
 
 def _span(config: Config) -> dict:
     """First and last sector of a block that are meant."""
-    return {"first": SECTOR_BITS, "last": SECTOR_BITS} if config.sector_emulation else {}
+    return optional(config.sector_emulation, {"first": SECTOR_BITS, "last": SECTOR_BITS})
 
 
 def zeros(config: Config) -> data.StructLayout:
-    """A line to be filled with zeros, its sectors ``first`` to ``last`` where there are any."""
+    """A line whose sectors ``first`` to ``last`` are to be filled with zeros.
+
+    Without `Config.sector_emulation` all of the line is, and both read as 0.
+    """
     return data.StructLayout({"line": config.line_bits} | _span(config))
 
 
 def comparison(config: Config) -> data.StructLayout:
-    """A block that has been read, to be compared with the host's, as `zeros`."""
+    """A block that has been read. Its sectors ``first`` to ``last`` are to be compared with the
+    host's, as in `zeros`."""
     return data.StructLayout(dict(transfer(config).members) | _span(config))
 
 
 def target(config: Config) -> data.StructLayout:
-    """The I/O command that an Abort names, and the Abort's own identifier."""
+    """The I/O command that an Abort names. ``by`` is the Abort's own identifier."""
     return data.StructLayout({"queue": queue_bits(config), "identifier": 16, "by": 16})
 
 
@@ -157,9 +179,9 @@ RANGE_COUNT_BITS = 8
 
 
 def ranges(config: Config) -> data.StructLayout:
-    """A Dataset Management of ``count`` + 1 ranges of ``volume``, in the host's memory.
+    """A Dataset Management of ``count`` + 1 ranges of ``volume``, which are in host memory.
 
-    ``sectors``: of 512 bytes (not there without `Config.sector_emulation`).
+    ``sectors``: ranges count sectors of 512 bytes. Without `Config.sector_emulation` it reads as 0.
     """
     return data.StructLayout(
         {
@@ -169,14 +191,16 @@ def ranges(config: Config) -> data.StructLayout:
             "prp1": 64,
             "prp2": 64,
         }
-        | ({"sectors": 1} if config.sector_emulation else {})
+        | optional(config.sector_emulation, {"sectors": 1})
     )
 
 
 def carried(config: Config) -> data.StructLayout:
-    """What is kept of an I/O command until it ends; ``cached``: what it writes may be in a volatile
-    cache by then; ``sectors``: ``block`` and ``blocks`` count 512-byte ones (not there without
-    `Config.sector_emulation`)."""
+    """What is kept of an I/O command until it ends.
+
+    ``cached``: what it writes may be in a volatile cache when it ends. ``sectors``: ``block`` and
+    ``blocks`` count sectors of 512 bytes. Without `Config.sector_emulation` it reads as 0.
+    """
     return data.StructLayout(
         {
             "queue": queue_bits(config),
@@ -188,7 +212,7 @@ def carried(config: Config) -> data.StructLayout:
             "hostless": 1,
             "cached": 1,
         }
-        | ({"sectors": 1} if config.sector_emulation else {})
+        | optional(config.sector_emulation, {"sectors": 1})
     )
 
 
@@ -232,8 +256,9 @@ def sqe() -> data.StructLayout:
 class PageKind(enum.Enum, shape=5):
     """Pages that `hdl.nvme.pages.pages.PageGenerator` builds.
 
-    The first five have an image in ROM; ALLOCATED_NAMESPACE has that of NAMESPACE, of which it has
-    the low `IMAGE_BITS` bits. The low bits of the last three are a `hdl.flow.report.Section`.
+    The first five have an image in ROM. ALLOCATED_NAMESPACE has the image of NAMESPACE, and the
+    same low `IMAGE_BITS` bits. The low bits of the last three are a `hdl.flow.report.Section`.
+    14 is no page (`hdl.nvme.pages.pages.NO_PAGE`).
     """
 
     CONTROLLER = 0
@@ -250,7 +275,6 @@ class PageKind(enum.Enum, shape=5):
     ALLOCATED_NAMESPACES = 11
     DRIVES = 12
     CONTROLLERS = 13
-    ZEROS = 14
     ARRAY_STATES = 16
     DEFECTS = 17
     LOST_BLOCKS = 18
@@ -263,9 +287,9 @@ SKIP_BITS = 11
 
 
 def page_request(config: Config) -> data.StructLayout:
-    """Build a page in ``line``, without its first ``skip`` words.
+    """A page of ``kind`` is to be built in ``line``, without its first ``skip`` words.
 
-    ``nsid``: namespace, or first entry of a list.
+    ``nsid`` is the namespace that it is about, or the first entry of a list.
     """
     return data.StructLayout(
         {"kind": PageKind, "nsid": 32, "skip": SKIP_BITS, "line": config.line_bits}

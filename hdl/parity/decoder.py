@@ -1,6 +1,6 @@
 """Steps of parity passes to blocks to read, with their weights, and blocks to write."""
 
-from amaranth.hdl import Module, Signal
+from amaranth.hdl import Module, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -52,13 +52,15 @@ class StepDecoder(wiring.Component):
     -----
     step
         Steps of passes, whole passes in order (`hdl.flow.parity_pass.step`).
-    inputs, outputs
-        Blocks to read and to write. Outputs of a pass follow its last input.
+    inputs
+        Blocks to read.
+    outputs
+        Blocks to write. Outputs of a pass follow its last input.
     busy
         Something moves. Waiting for the next step is not busy.
 
-    Rate: a step in 1 (OUTPUT) to 4 cycles, an input of RECOVER 4 + its erasures, a new pattern as
-    `Solver` says; less than the beats of a block in each case.
+    A step takes 1 (OUTPUT) to 4 cycles, an input of RECOVER 4 + its erasures, and a new pattern as
+    many as `Solver` says. Each is less than the beats of a block.
     """
 
     def __init__(self, *, config: Config):
@@ -72,77 +74,94 @@ class StepDecoder(wiring.Component):
             }
         )
 
+        self._solver = Solver(config=config)
+        self._held = Signal()  # an input waits for the step after it
+        self._held_block = Signal(input_block(config))
+        self._first = Signal()  # the next input is the first of its pass
+        self._unsolvable = Signal()
+
     def elaborate(self, platform) -> Module:
         m = Module()
-        m.submodules.solver = solver = Solver(config=self._config)
-
+        m.submodules.solver = solver = self._solver
         now = self.step.payload
-        answer = solver.answer.payload
-        held = Signal()
-        held_block = Signal(input_block(self._config))
-        first = Signal()
-        unsolvable = Signal()
-        is_begin = (now.kind == StepKind.GENERATE) | (now.kind == StepKind.RECOVER)
-        is_output = now.kind == StepKind.OUTPUT
-
         m.d.comb += [
             solver.request.payload.kind.eq(now.kind),
             solver.request.payload.role.eq(now.role),
             solver.request.payload.erased.eq(now.erased),
             solver.request.payload.parities.eq(now.parities),
-            self.inputs.payload.eq(held_block),
-            self.inputs.payload.last.eq(is_output),
+            self.inputs.payload.eq(self._held_block),
+            self.inputs.payload.last.eq(now.kind == StepKind.OUTPUT),
             self.outputs.payload.syndrome.eq(now.role),
             self.outputs.payload.line.eq(now.line),
             self.outputs.payload.last.eq(now.last),
             self.outputs.payload.index.eq(now.index),
-            self.outputs.payload.error.eq(unsolvable),
+            self.outputs.payload.error.eq(self._unsolvable),
+            self.outputs.payload.piece.eq(self._held_block.piece),
         ]
-        m.d.comb += self.outputs.payload.piece.eq(held_block.piece)
         with m.FSM(name="decode") as fsm:
-            with m.State("TAKE"):
-                with m.If(self.step.valid):
-                    with m.If(held & ~is_begin):
-                        # This step shows whether the input before it was the last of its pass.
-                        m.d.comb += self.inputs.valid.eq(1)
-                        with m.If(self.inputs.ready):
-                            m.d.sync += held.eq(0)
-                    with m.Elif(is_output):
-                        with m.If(unsolvable & ~now.last):
-                            m.d.comb += self.step.ready.eq(1)
-                        with m.Else():
-                            m.d.comb += [
-                                self.outputs.valid.eq(1),
-                                self.step.ready.eq(self.outputs.ready),
-                            ]
-                    with m.Elif(unsolvable & ~is_begin):
+            self._take(m)
+            self._begin(m)
+            self._hold(m)
+        m.d.comb += self.busy.eq(self.step.valid | ~fsm.ongoing("TAKE"))
+        return m
+
+    def _take(self, m: Module) -> None:
+        """The state TAKE: a step."""
+        now, held, unsolvable = self.step.payload, self._held, self._unsolvable
+        is_begin = (now.kind == StepKind.GENERATE) | (now.kind == StepKind.RECOVER)
+        with m.State("TAKE"):
+            with m.If(self.step.valid):
+                with m.If(held & ~is_begin):
+                    # This step shows whether the input before it was the last of its pass.
+                    m.d.comb += self.inputs.valid.eq(1)
+                    with m.If(self.inputs.ready):
+                        m.d.sync += held.eq(0)
+                with m.Elif(now.kind == StepKind.OUTPUT):
+                    with m.If(unsolvable & ~now.last):
                         m.d.comb += self.step.ready.eq(1)
                     with m.Else():
                         m.d.comb += [
-                            solver.request.valid.eq(1),
-                            self.step.ready.eq(solver.request.ready),
+                            self.outputs.valid.eq(1),
+                            self.step.ready.eq(self.outputs.ready),
                         ]
-                        with m.If(solver.request.ready):
-                            m.d.sync += held_block.line.eq(now.line)
-                            m.next = "HOLD"
-                            with m.If(is_begin):
-                                m.next = "BEGIN"
-                                m.d.sync += held_block.piece.eq(now.piece)
-            with m.State("BEGIN"):
-                m.d.comb += solver.answer.ready.eq(1)
-                with m.If(solver.answer.valid):
-                    m.d.sync += [first.eq(1), unsolvable.eq(answer.unsolvable)]
-                    m.next = "TAKE"
-            with m.State("HOLD"):
-                m.d.comb += solver.answer.ready.eq(1)
-                with m.If(solver.answer.valid):
-                    m.d.sync += [
-                        held.eq(1),
-                        held_block.coefficients.eq(answer.coefficients),
-                        held_block.first.eq(first),
-                        first.eq(0),
-                    ]
-                    m.next = "TAKE"
+                with m.Elif(unsolvable & ~is_begin):
+                    m.d.comb += self.step.ready.eq(1)
+                with m.Else():
+                    self._ask_solver(m, is_begin)
 
-        m.d.comb += self.busy.eq(self.step.valid | ~fsm.ongoing("TAKE"))
-        return m
+    def _ask_solver(self, m: Module, is_begin: Value) -> None:
+        """Ends a state: the solver gets the step."""
+        now, request = self.step.payload, self._solver.request
+        m.d.comb += [request.valid.eq(1), self.step.ready.eq(request.ready)]
+        with m.If(request.ready):
+            m.d.sync += self._held_block.line.eq(now.line)
+            m.next = "HOLD"
+            with m.If(is_begin):
+                m.next = "BEGIN"
+                m.d.sync += self._held_block.piece.eq(now.piece)
+
+    def _begin(self, m: Module) -> None:
+        """The state BEGIN, of a pass: whether it can be solved."""
+        answer = self._solver.answer
+        with m.State("BEGIN"):
+            m.d.comb += answer.ready.eq(1)
+            with m.If(answer.valid):
+                m.d.sync += [
+                    self._first.eq(1),
+                    self._unsolvable.eq(answer.payload.unsolvable),
+                ]
+                m.next = "TAKE"
+
+    def _hold(self, m: Module) -> None:
+        """The state HOLD, of an input: it waits for the step after it."""
+        answer = self._solver.answer
+        with m.State("HOLD"):
+            m.d.comb += answer.ready.eq(1)
+            with m.If(answer.valid):
+                m.d.sync += [
+                    self._held.eq(1),
+                    self._held_block.coefficients.eq(answer.payload.coefficients),
+                    self._held_block.first.eq(self._first),
+                    self._first.eq(0),
+                ]
+                m.next = "TAKE"

@@ -56,24 +56,36 @@ class BlockFetcher(wiring.Component):
             }
         )
 
+        self._skid = Skid(config.beat_address_bits)
+        self._begins = Signal()  # a block begins to be asked for
+        self._ends = Signal()  # a block has been answered
+        self._in_flight = Signal(range(BLOCKS_IN_FLIGHT + 1))  # blocks
+        self._slot_in = Signal()  # of the block being asked for
+        self._slot_out = Signal()  # of the block being answered
+
     def elaborate(self, platform) -> Module:
         m = Module()
-        config = self._config
-        beat_bits = bits_for_count(config.beats)
+        m.submodules.skid = self._skid
+        connect(m, self._skid.output, flipped(self.line_read.request))
+        self._ask(m)
+        self._answer(m)
+        self._keep_blocks(m)
+        in_flight = self._in_flight
+        m.d.sync += in_flight.eq(in_flight + self._begins - self._ends)
+        m.d.comb += self.busy.eq(self.inputs.valid | (in_flight != 0))
+        return m
 
-        # Asking.
-        block = self.inputs.payload
-        m.submodules.skid = skid = Skid(config.beat_address_bits)
-        connect(m, skid.output, flipped(self.line_read.request))
-        request = skid.input
-        asked = Signal(beat_bits)
+    def _ask(self, m: Module) -> None:
+        """Asks for the beats of blocks, as long as there is room for a block and for its pass."""
+        config, block, request = self._config, self.inputs.payload, self._skid.input
+        asked = Signal(bits_for_count(config.beats))
         asked_last = Signal()
         passes = Signal(range(BANKS + 1))
-        in_flight = Signal(range(BLOCKS_IN_FLIGHT + 1))
-        room = (in_flight != BLOCKS_IN_FLIGHT) & (~block.first | (passes != BANKS))
+        has_bank = ~block.first | (passes != BANKS)
+        room = (self._in_flight != BLOCKS_IN_FLIGHT) & has_bank
         taken = request.valid & request.ready
-        begins = taken & (asked == 0)
         m.d.comb += [
+            self._begins.eq(taken & (asked == 0)),
             request.valid.eq(self.inputs.valid & ((asked != 0) | room)),
             request.payload.eq(Cat(beat_number(config, asked, block), block.line)),
             asked_last.eq(is_last(config, asked, block)),
@@ -81,19 +93,26 @@ class BlockFetcher(wiring.Component):
         ]
         with m.If(taken):
             m.d.sync += asked.eq(Mux(asked_last, 0, asked + 1))
+        m.d.sync += passes.eq(passes + (self._begins & block.first) - self.released)
 
-        # Answers: `ahead` describes the block being asked for, `current` the one being answered.
-        answered = Signal(beat_bits)
+    def _answer(self, m: Module) -> None:
+        """Passes the beats on to the engine."""
+        config, beat = self._config, self.beats.payload
+        answered = Signal(bits_for_count(config.beats))
         answered_last = Signal()
-        ends = self.line_read.response_valid & answered_last
-        slot_in = Signal()
-        slot_out = Signal()
-        beat = self.beats.payload
         m.d.comb += [
             self.beats.valid.eq(self.line_read.response_valid),
             beat.data.eq(self.line_read.response),
             answered_last.eq(is_last(config, answered, beat)),
+            self._ends.eq(self.line_read.response_valid & answered_last),
         ]
+        with m.If(self.line_read.response_valid):
+            m.d.sync += answered.eq(Mux(answered_last, 0, answered + 1))
+
+    def _keep_blocks(self, m: Module) -> None:
+        """What is known of the blocks between being asked for and being answered."""
+        config, block, beat = self._config, self.inputs.payload, self.beats.payload
+        begins, slot_in, slot_out = self._begins, self._slot_in, self._slot_out
         for slot in range(BLOCKS_IN_FLIGHT):
             weights = Signal(coefficients(config), name=f"weights_{slot}")
             first = Signal(name=f"first_{slot}")
@@ -115,14 +134,5 @@ class BlockFetcher(wiring.Component):
                 ]
         with m.If(begins):
             m.d.sync += slot_in.eq(~slot_in)
-        with m.If(ends):
+        with m.If(self._ends):
             m.d.sync += slot_out.eq(~slot_out)
-        with m.If(self.line_read.response_valid):
-            m.d.sync += answered.eq(Mux(answered_last, 0, answered + 1))
-
-        m.d.sync += [
-            in_flight.eq(in_flight + begins - ends),
-            passes.eq(passes + (begins & block.first) - self.released),
-        ]
-        m.d.comb += self.busy.eq(self.inputs.valid | (in_flight != 0))
-        return m

@@ -66,10 +66,7 @@ class ParityPass(wiring.Component):
             }
         )
 
-    def elaborate(self, platform) -> Module:
-        m = Module()
-        config = self._config
-        tag_layout = data.StructLayout(
+        self._tag = data.StructLayout(
             {
                 "line": config.line_bits,
                 "index": config.row_slot_bits,
@@ -78,79 +75,104 @@ class ParityPass(wiring.Component):
                 **piece_field(config),
             }
         )
+        self._decoder = StepDecoder(config=config)
+        self._fetcher = BlockFetcher(config=config)
+        self._engine = ParityEngine(config=config, tag_bits=self._tag.size)
+        self._inputs = Queue(input_block(config), INPUT_BLOCKS)
+        self._outputs = Queue(output_block(config), OUTPUT_BLOCKS)
+        self._refused = Signal()  # a pass without any output is answered
+        # The beat that goes to a line, and what the engine was told of its block.
+        self._beat = self._engine.output.payload
+        self._drained = data.View(self._tag, self._beat.tag)
+        self._ends = self._beat.last & self._drained.last  # the last beat of its pass
 
-        m.submodules.decoder = decoder = StepDecoder(config=config)
-        m.submodules.fetcher = fetcher = BlockFetcher(config=config)
-        m.submodules.engine = engine = ParityEngine(config=config, tag_bits=tag_layout.size)
-        m.submodules.inputs = inputs = Queue(input_block(config), INPUT_BLOCKS)
-        m.submodules.outputs = outputs = Queue(output_block(config), OUTPUT_BLOCKS)
-
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        decoder, fetcher, engine = self._decoder, self._fetcher, self._engine
+        inputs, outputs = self._inputs, self._outputs
+        m.submodules.decoder = decoder
+        m.submodules.fetcher = fetcher
+        m.submodules.engine = engine
+        m.submodules.inputs = inputs
+        m.submodules.outputs = outputs
         connect(m, flipped(self.step), decoder.step)
         connect(m, fetcher.line_read, flipped(self.line_read))
         connect(m, fetcher.beats, engine.beats)
-        m.d.comb += fetcher.released.eq(engine.released)
-        for source, fifo in ((decoder.inputs, inputs), (decoder.outputs, outputs)):
-            connect(m, source, fifo.input)
+        connect(m, decoder.inputs, inputs.input)
+        connect(m, decoder.outputs, outputs.input)
         connect(m, inputs.output, fetcher.inputs)
+        m.d.comb += fetcher.released.eq(engine.released)
+        self._drain(m)
+        self._store(m)
+        self._look_for_nonzero(m)
+        self._refuse(m)
+        waiting = inputs.output.valid | (inputs.level != 0) | (outputs.level != 0)
+        m.d.comb += self.busy.eq(
+            decoder.busy | fetcher.busy | engine.busy | waiting | self.done.valid
+        )
+        return m
 
-        # Outputs: to the engine, or, for a pass without any, straight to the answer.
-        block = outputs.output.payload
-        refused = Signal()
-        tag = data.View(tag_layout, engine.drain.payload.tag)
+    def _drain(self, m: Module) -> None:
+        """Outputs go to the engine, or, for a pass without any, straight to the answer."""
+        engine, outputs = self._engine, self._outputs
+        block, drain = outputs.output.payload, engine.drain
+        tag = data.View(self._tag, drain.payload.tag)
         m.d.comb += [
-            engine.drain.valid.eq(outputs.output.valid & ~block.error),
-            engine.drain.payload.syndrome.eq(block.syndrome),
-            engine.drain.payload.release.eq(block.last),
+            drain.valid.eq(outputs.output.valid & ~block.error),
+            drain.payload.syndrome.eq(block.syndrome),
+            drain.payload.release.eq(block.last),
             tag.line.eq(block.line),
             tag.index.eq(block.index),
             tag.last.eq(block.last),
             tag.syndrome.eq(block.syndrome),
             tag.piece.eq(block.piece),
-            engine.drain.payload.piece.eq(block.piece),
-            refused.eq(outputs.output.valid & block.error & ~engine.draining & ~self.done.valid),
-            outputs.output.ready.eq(engine.drain.ready | refused),
+            drain.payload.piece.eq(block.piece),
+            self._refused.eq(
+                outputs.output.valid & block.error & ~engine.draining & ~self.done.valid
+            ),
+            outputs.output.ready.eq(drain.ready | self._refused),
         ]
 
-        # Beats to lines. The last beat of a pass waits until its answer has a place.
-        beat = engine.output.payload
-        drained_tag = data.View(tag_layout, beat.tag)
-        ends = beat.last & drained_tag.last
-        allowed = ~(ends & self.done.valid)
-        write = self.line_write
+    def _store(self, m: Module) -> None:
+        """Beats go to lines. The last beat of a pass waits until its answer has a place."""
+        beat, drained, write = self._beat, self._drained, self.line_write
+        output = self._engine.output
+        allowed = ~(self._ends & self.done.valid)
         m.d.comb += [
-            write.valid.eq(engine.output.valid & allowed),
-            engine.output.ready.eq(write.ready & allowed),
-            write.payload.address.eq(Cat(beat.beat, drained_tag.line)),
+            write.valid.eq(output.valid & allowed),
+            output.ready.eq(write.ready & allowed),
+            write.payload.address.eq(Cat(beat.beat, drained.line)),
             write.payload.data.eq(beat.data),
             write.payload.mask.eq(~0),
         ]
         with m.If(self.done.valid & self.done.ready):
             m.d.sync += self.done.valid.eq(0)
-        with m.If(write.valid & write.ready & ends):
+        with m.If(write.valid & write.ready & self._ends):
             m.d.sync += [
                 self.done.valid.eq(1),
-                self.done.payload.index.eq(drained_tag.index),
+                self.done.payload.index.eq(drained.index),
                 self.done.payload.error.eq(0),
-                self.done.payload.piece.eq(drained_tag.piece),
+                self.done.payload.piece.eq(drained.piece),
             ]
-        # Syndromes that are not all zeros.
-        seen = Signal(config.parities)
-        seen_now = Signal(config.parities)
-        m.d.comb += seen_now.eq(seen | (beat.data.any() << drained_tag.syndrome))
+
+    def _look_for_nonzero(self, m: Module) -> None:
+        """Syndromes that are not all zeros."""
+        write = self.line_write
+        seen = Signal(self._config.parities)
+        seen_now = Signal(self._config.parities)
+        m.d.comb += seen_now.eq(seen | (self._beat.data.any() << self._drained.syndrome))
         with m.If(write.valid & write.ready):
             m.d.sync += seen.eq(seen_now)
-            with m.If(ends):
+            with m.If(self._ends):
                 m.d.sync += [seen.eq(0), self.done.payload.nonzero.eq(seen_now)]
-        with m.If(refused):
+
+    def _refuse(self, m: Module) -> None:
+        """A pass without any output is answered with an error."""
+        block = self._outputs.output.payload
+        with m.If(self._refused):
             m.d.sync += [
                 self.done.valid.eq(1),
                 self.done.payload.index.eq(block.index),
                 self.done.payload.error.eq(1),
                 self.done.payload.piece.eq(block.piece),
             ]
-
-        waiting = inputs.output.valid | (inputs.level != 0) | (outputs.level != 0)
-        m.d.comb += self.busy.eq(
-            decoder.busy | fetcher.busy | engine.busy | waiting | self.done.valid
-        )
-        return m

@@ -7,7 +7,7 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.config import MAX_DRIVES, Config, bits_for_count
 from hdl.flow.parity_pass import StepKind
-from hdl.kit.bits import lowest_bit
+from hdl.kit.pick import lowest_bit
 from hdl.parity.engine import coefficients
 from hdl.parity.field import ELEMENT_BITS, MAX_PARITIES, RAID_FIELD
 from hdl.parity.galois import inverse_table, multiply, power_table

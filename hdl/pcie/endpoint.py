@@ -38,15 +38,23 @@ class Endpoint(wiring.Component):
 
     Ports
     -----
-    request, completion, progress, status
-        Towards the hard block's shim.
+    request
+        Requests, to the hard block's shim.
+    completion
+        Completions, from the shim.
+    progress
+        What has left of the requests, from the shim.
+    status
+        What the configuration space says, from the shim.
     messages
         What becomes of MSI-X messages, which come by ``post``.
-    register, target
-        The host's register accesses, from the shim and to the registers. What is read goes to the
-        shim after the writes that had been reported done, and the posts that had been taken, or at
-        once while none of them may leave, or the block is stuck (`RequestProgress`). ``posted``
-        says the truth all the same.
+    register
+        The host's register accesses, from the shim. What is read goes to the shim after the writes
+        that had been reported done, and the posts that had been taken. It goes at once while none
+        of them may leave, or the block is stuck (`RequestProgress`). ``posted`` says the truth all
+        the same.
+    target
+        Those accesses, to the registers.
     posted
         Memory writes are here, or are being made.
     read_request, read_done, inbox_write, line_write
@@ -54,14 +62,19 @@ class Endpoint(wiring.Component):
     write_request, write_done, post, line_read
         See `HostWriter`.
     discard
-        What has not begun to leave never will: writes are taken and dropped, reads end with an
+        What has not begun to leave never will. Writes are taken and dropped, and reads end with an
         error. Reads that have left are given up after the default completion timeout at most.
     idle
         Nothing moved in the last cycle, and no tag was in use. One may be in quarantine.
-    now, deadline
-        Time in cycles, and when a timer is due next (all ones: never).
+    now
+        Time in cycles.
+    deadline
+        When a timer is due next, in cycles; all ones if none is.
+    busy
+        Something moves.
 
-    Throughput one beat a cycle out and one in; latency two cycles more than the reader or writer.
+    The throughput is one beat a cycle out and one in. The latency is two cycles more than that of
+    the reader or writer.
     """
 
     def __init__(self, *, config: Config, timeout: int | None = None):
@@ -93,12 +106,42 @@ class Endpoint(wiring.Component):
             }
         )
 
+        self._reader = HostReader(config=config, timeout=self._timeout)
+        self._writer = HostWriter(config=config)
+        self._merge = PacketMerge(config=config)
+        self._order = WritesAhead()
+        self._ahead = Signal(AHEAD_BITS)  # writes that a completion could pass
+        self._passes = Signal()  # one of them leaves
+
+        # The packet whose beat is next.
+        self._offered = Signal()  # the beat has been offered before
+        self._dropping = Signal()  # the packet ends here
+        self._goes = Signal()
+        self._drops = Signal()
+        # Without bus mastering nothing leaves: what has not begun to cannot be passed.
+        self._stopped = Signal()
+        self._lost = Signal()  # completions of what has left will never come
+        beat = self._merge.output
+        self._is_read = beat.payload.kind == RequestKind.READ
+        self._withheld = beat.payload.message & self.messages.withhold
+
     def elaborate(self, platform) -> Module:
         m = Module()
-        config = self._config
-        m.submodules.reader = reader = HostReader(config=config, timeout=self._timeout)
-        m.submodules.writer = writer = HostWriter(config=config)
-        m.submodules.merge = merge = PacketMerge(config=config)
+        m.submodules.reader = self._reader
+        m.submodules.writer = self._writer
+        m.submodules.merge = self._merge
+        self._connect_parts(m)
+        self._admit_reads(m, self._reader, self._merge)
+        m.submodules.order = self._order
+        self._order_answers(m)
+        self._decide(m)
+        self._send(m)
+        self._tell_reader(m)
+        self._follow_rest(m)
+        return m
+
+    def _connect_parts(self, m: Module) -> None:
+        reader, writer = self._reader, self._writer
         connect(m, flipped(self.read_request), reader.request)
         connect(m, reader.done, flipped(self.read_done))
         connect(m, flipped(self.completion), reader.completion)
@@ -108,88 +151,99 @@ class Endpoint(wiring.Component):
         connect(m, writer.done, flipped(self.write_done))
         connect(m, writer.line_read, flipped(self.line_read))
         connect(m, flipped(self.post), writer.post)
-        self._admit_reads(m, reader, merge)
-        connect(m, writer.tlp, merge.second_input)
+        connect(m, writer.tlp, self._merge.second_input)
         for block in (reader, writer):
             for name in self.status.signature.members:
                 m.d.comb += getattr(block.status, name).eq(getattr(self.status, name))
 
-        # Completions do not pass posted requests.
-        m.submodules.order = order = WritesAhead()
-        ahead = Signal(AHEAD_BITS)
-        passes = Signal()
-        # Without bus mastering nothing leaves: what has not begun to cannot be passed.
-        stopped, may_answer, answers = Signal(), Signal(), Signal()
-        m.d.sync += answers.eq(self.register.response.valid & ~self.register.response.ready)
-        connect(m, flipped(self.register).request, flipped(self.target).request)
+    def _order_answers(self, m: Module) -> None:
+        """Completions do not pass posted requests."""
+        order, ahead, writer = self._order, self._ahead, self._writer
+        may_answer, answers = Signal(), Signal()
         answer, known = self.register.response, self.target.response
-        m.d.sync += ahead.eq(ahead + writer.entered - passes)
+        connect(m, flipped(self.register).request, flipped(self.target).request)
+        m.d.sync += [
+            answers.eq(answer.valid & ~answer.ready),
+            ahead.eq(ahead + writer.entered - self._passes),
+        ]
         m.d.comb += [
             order.ahead.eq(ahead),
-            order.leave.eq(passes),
+            order.leave.eq(self._passes),
             order.waits.eq(known.valid),
             order.taken.eq(known.valid & known.ready),
             answer.payload.eq(known.payload),
-            may_answer.eq(order.passed | stopped | self.progress.stuck | answers),
+            may_answer.eq(order.passed | self._stopped | self.progress.stuck | answers),
             answer.valid.eq(known.valid & may_answer),
             known.ready.eq(answer.ready & may_answer),
             self.posted.eq(writer.busy | (ahead != 0)),
         ]
 
-        # A packet goes, waits or ends here by its first beat. What has been offered goes.
-        beat = merge.output
-        offered = Signal()
-        dropping = Signal()
-        goes = Signal()
-        drops = Signal()
-        moves, rests = Signal(), Signal()
-        is_read = beat.payload.kind == RequestKind.READ
-        cut = self.status.link_reset
-        lost = Signal()  # completions of what has left will never come
-        message = beat.payload.message
-        withheld = message & self.messages.withhold
+    def _decide(self, m: Module) -> None:
+        """A packet goes, waits or ends here by its first beat. What has been offered goes."""
+        beat, first = self._merge.output, self._merge.output.payload.first
+        message, cut = beat.payload.message, self.status.link_reset
         # A message goes only if it does not wait again where nobody can withhold it.
-        may_go = self.status.bus_master & ~self.discard & ~withheld
+        may_go = self.status.bus_master & ~self.discard & ~self._withheld
         may_go &= ~message | self.progress.clear
-        m.d.sync += lost.eq(cut | (lost & reader.outstanding))
-        # A read that ends here is said to the reader, which waits for it.
+        m.d.comb += [
+            self._stopped.eq(~self.status.bus_master & ~self._offered & beat.valid & first),
+            self._goes.eq(~cut & Mux(first, self._offered | may_go, ~self._dropping)),
+            self._drops.eq(~self._goes & (self.discard | cut | self._withheld | ~first)),
+            self.messages.left.eq(message & self.request.valid & self.request.ready),
+            self.messages.dropped.eq(message & beat.valid & self._drops),
+        ]
+        m.d.sync += self._lost.eq(cut | (self._lost & self._reader.outstanding))
+        with m.If(cut):
+            m.d.sync += self._dropping.eq(1)
+        with m.Elif(beat.valid & beat.ready):
+            m.d.sync += self._dropping.eq(self._drops)
+
+    def _send(self, m: Module) -> None:
+        """Requests that go."""
+        beat, drop_valid = self._merge.output, self._reader.drop_valid
+        m.d.comb += [
+            self.request.payload.eq(beat.payload),
+            self.request.valid.eq(beat.valid & self._goes),
+            beat.ready.eq(
+                Mux(self._goes, self.request.ready, self._drops & ~(self._is_read & drop_valid))
+            ),
+            self._passes.eq(beat.valid & beat.ready & beat.payload.last & ~self._is_read),
+        ]
+        m.d.sync += self._offered.eq(self.request.valid & ~self.request.ready)
+
+    def _tell_reader(self, m: Module) -> None:
+        """What becomes of the reads. One that ends here is said to the reader, which waits for it.
+        """
+        reader, beat, lost = self._reader, self._merge.output, self._lost
         m.d.sync += reader.drop_valid.eq(reader.drop_valid & ~reader.drop_taken)
         with m.If(~reader.drop_valid):
             m.d.sync += [
-                reader.drop_valid.eq(beat.valid & drops & is_read),
+                reader.drop_valid.eq(beat.valid & self._drops & self._is_read),
                 reader.drop_tag.eq(beat.payload.tag),
             ]
         m.d.comb += [
-            stopped.eq(~self.status.bus_master & ~offered & beat.valid & beat.payload.first),
-            goes.eq(~cut & Mux(beat.payload.first, offered | may_go, ~dropping)),
-            drops.eq(~goes & (self.discard | cut | withheld | ~beat.payload.first)),
-            self.messages.left.eq(message & self.request.valid & self.request.ready),
-            self.messages.dropped.eq(message & beat.valid & drops),
-            self.request.payload.eq(beat.payload),
-            self.request.valid.eq(beat.valid & goes),
-            beat.ready.eq(Mux(goes, self.request.ready, drops & ~(is_read & reader.drop_valid))),
             reader.hold.eq(~self.status.bus_master & ~self.discard & ~lost),
-            reader.given_valid.eq(self.request.valid & self.request.ready & is_read),
+            reader.given_valid.eq(self.request.valid & self.request.ready & self._is_read),
             reader.given_tag.eq(beat.payload.tag),
             reader.sent_valid.eq(self.progress.sent_valid),
             reader.sent_tag.eq(self.progress.sent_tag),
             reader.tracks.eq(self.progress.tracks),
             reader.hurry.eq(self.discard),
-            reader.lost.eq(lost | cut),
+            reader.lost.eq(lost | self.status.link_reset),
             reader.now.eq(self.now),
             self.deadline.eq(reader.deadline),
-            passes.eq(beat.valid & beat.ready & beat.payload.last & ~is_read),
-            moves.eq(reader.busy | writer.busy | merge.busy | reader.drop_valid),
+        ]
+
+    def _follow_rest(self, m: Module) -> None:
+        """Whether something moves, and whether nothing did."""
+        reader = self._reader
+        moves, rests = Signal(), Signal()
+        m.d.comb += [
+            moves.eq(reader.busy | self._writer.busy | self._merge.busy | reader.drop_valid),
             rests.eq(~moves & ~reader.unanswered),
             self.busy.eq(moves | (self.idle != rests)),
         ]
         m.d.sync += self.idle.eq(rests)
-        m.d.sync += offered.eq(self.request.valid & ~self.request.ready)
-        with m.If(cut):
-            m.d.sync += dropping.eq(1)
-        with m.Elif(beat.valid & beat.ready):
-            m.d.sync += dropping.eq(drops)
-        return m
 
     def _admit_reads(self, m: Module, reader, merge) -> None:
         """Reads that have a credit, or will not be sent, go to where all requests take turns."""

@@ -83,43 +83,61 @@ class Dispatch(wiring.Component):
         One UNRECOVERED_READ for each block that no drive holds any more.
     expected
         Drives that a FLUSH waits for, said before its operations are.
-    geometry_read, member_read
-        Tables.
+    geometry_read
+        Geometries of arrays.
+    member_read
+        Members of arrays.
     load_read
         How many blocks each port has to do (`hdl.drive.drives.Drives`).
     failed
-        Bit a port: its drive cannot be used.
+        A bit a port: its drive cannot be used.
     redundant
-        With ``slow_read_ms``: bit an array that is optimal or partially degraded.
-    impaired, ended, ended_slot
-        With ``gather_reads``: bit an array that has lost drives, but no data; a pulse when the
-        command of a slot has completed.
+        With ``slow_read_ms``, a bit an array: it is optimal or partially degraded.
+    impaired
+        With ``gather_reads``, a bit an array: it has lost drives, but no data.
+    ended
+        With ``gather_reads``, a pulse: a command has completed.
+    ended_slot
+        The slot of that command.
     restarts
         With ``background``: how often the drive at a port has restarted. FLUSH operations say how
         often it had when they were judged, reads as it was seen whether copies may differ.
-    suspect, undecided
-        With ``background``: bit a port whose drive may have lost what it had not stored, so that a
-        FLUSH takes it for failed; of some drives it is not known yet what becomes of them, which
-        takes microseconds.
+    suspect
+        With ``background``, a bit a port: its drive may have lost what it had not stored, so that a
+        FLUSH takes it for failed.
+    undecided
+        With ``background``: of some drives it is not known yet what becomes of them, which takes
+        microseconds.
     eras
         With ``background``: how often each array has lost what was not flushed. That a drive could
         not read a block counts only in the era in which it was asked.
     indebted
-        With ``background``: bit a volume that may have lost something that the host has not been
+        With ``background``, a bit a volume: it may have lost something that the host has not been
         told of yet.
     late
-        With ``background``: whether the command in a slot began before its volume was told; such a
+        With ``background``: whether the command in a slot began before its volume was told. Such a
         FLUSH is refused, too (`hdl.background.debts.Debts`).
-    blames, blamed, blamed_volume, blamed_slot
-        With ``background``: a pulse as a FLUSH is refused, with its volume and slot, and those of
-        the array's members that are suspect.
-    stale, boundary_read
-        With ``background``: bit a port whose drive is being rebuilt, and the first row of an array
-        that is not yet. In an extent that goes so far the drive counts as failed for a read.
-    unsynced, sync_read, doubts
-        With ``background``: bit an array, and the first row of such an array, of which the copies
-        may differ, and parities be anything; bit an array of which that is so everywhere. While
-        drives are ``undecided``, it is of any array.
+    blames
+        With ``background``, a pulse: a FLUSH is refused.
+    blamed
+        Those of the array's members that are suspect.
+    blamed_volume
+        The volume of that FLUSH.
+    blamed_slot
+        The slot of that FLUSH.
+    stale
+        With ``background``, a bit a port: its drive is being rebuilt.
+    boundary_read
+        With ``background``: the first row of an array that has not been rebuilt yet. In an extent
+        that goes so far a stale drive counts as failed for a read.
+    unsynced
+        With ``background``, a bit an array: from a row on its copies may differ, and its parities
+        may be anything.
+    sync_read
+        With ``background``: the first such row of an array.
+    doubts
+        With ``background``, a bit an array: that is so of all its rows. While drives are
+        ``undecided``, it is so of every array.
     copy_read
         With ``background``: the copy of an array.
     mend
@@ -127,8 +145,10 @@ class Dispatch(wiring.Component):
         once the block has been asked for by other means (`hdl.stripe.mends.Mends`). Where copies
         may differ, its ``source`` is the copy that was asked: that is what the block is from now
         on, even if a copy before it could be read later.
-    noted, noted_array
-        With ``background``: a pulse when such a row has been noted, and its array.
+    noted
+        With ``background``, a pulse: such a row has been noted.
+    noted_array
+        The array of that row.
 
     Throughput: 6 cycles for a direct read, of mirrors 4 and 4 for each copy, if tried before 6 and
     2 for each copy passed over; 2 for a write; 2 a member of each group and 1 a port for a FLUSH.

@@ -86,10 +86,14 @@ class Mending(wiring.Component):
 
     Ports
     -----
-    inputs, walk
-        Rows to be mended; ``walk`` is not busy while it waits for another to end.
+    inputs
+        Rows to be mended.
+    walk
+        Those that are let through.
     ended
         A pulse: one of them has been walked.
+    busy
+        A row is being passed on. This is 0 while one waits for another to end.
     """
 
     def __init__(self, *, config: Config, inputs: int):

@@ -16,11 +16,22 @@ REMAINDER_BITS = WIDTH_BITS - 1
 class DivideDigit(wiring.Component):
     """One digit of a long division: (16 * ``remainder`` + ``digit``) / ``divisor``.
 
-    Feed the digits of a number from the most significant one, ``remainder`` starting at 0 and then
-    being ``rest`` of the digit before. The quotient's digits appear in the same order, so that
-    divisions chain: the next one starts a cycle later, not when this one has ended.
-    Combinational, four compare-and-subtract steps of 6 bits. ``remainder`` must be less than
-    ``divisor``; with a ``divisor`` of 0 the answer has no meaning.
+    Feed the digits of a number from the most significant one. The quotient's digits appear in the
+    same order, so divisions chain. The next one starts a cycle later, not when this one has ended.
+    Combinational, four compare-and-subtract steps of 6 bits.
+
+    Ports
+    -----
+    remainder
+        0 for the first digit, then ``rest`` of the digit before. Must be less than ``divisor``.
+    digit
+        A digit of the dividend.
+    divisor
+        What is divided by. With 0 the answer has no meaning.
+    quotient
+        A digit of the quotient.
+    rest
+        What is left for the next digit.
     """
 
     remainder: In(REMAINDER_BITS)

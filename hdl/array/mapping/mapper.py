@@ -26,17 +26,18 @@ CHAIN = 3
 class Mapper(wiring.Component):
     """Turns each command into extents, in order, each within one strip.
 
-    A strip number is divided by the data strips of a stripe (remainder: index), that by the spans
-    (remainder: span), and the stripe by the drives (remainder: how far parity has moved). Data role
-    0 begins at the place that the rotation gives it in stripe 0 and moves by a drive each stripe;
-    where data ascends, the strip at place 0 is the first of a stripe. For mirrors the
-    strip number is multiplied by the copies first, then divided by the drives: that is the place of
-    the first copy. Later extents of a command follow by stepping (`NextStrip`).
+    A strip number is divided by the data strips of a stripe, and the remainder is the index. The
+    quotient is divided by the spans, and the remainder is the span. The stripe is divided by the
+    drives, and the remainder is how far parity has moved. Data role 0 begins at the place that the
+    rotation gives it in stripe 0, and moves by a drive each stripe. Where data ascends, the strip
+    at place 0 is the first of a stripe. For mirrors the strip number is multiplied by the copies
+    first, then divided by the drives. The remainder is the place of the first copy. Later extents
+    of a command follow by stepping (`NextStrip`).
 
     An extent of a write is cut where later extents of the command stop touching its rows, so that
     ``final`` is exact. Extents of a read are not cut and have ``final`` = 1. For mirrors ``index``
     counts the strips whose first copy begins in the stripe of ``row``, and ``shift`` is the place
-    of the first of them: (array, base, row, index) names one data block at every level.
+    of the first of them. So (array, base, row, index) names one data block at every level.
 
     Parameters
     ----------
@@ -48,14 +49,16 @@ class Mapper(wiring.Component):
     command
         Host commands, and retries of single blocks.
     extent
-        What they touch. A FLUSH is one extent; so is a command that fails, with its ``status``.
-    volume_read, geometry_read
-        Tables.
+        What they touch. A FLUSH is one extent. So is a command that fails, with its ``status``.
+    volume_read
+        Table of the volumes.
+    geometry_read
+        Table of the arrays.
     busy
         It works, and waits for nobody.
 
-    Latency: 21 cycles from command to first extent, mirrors 3 more and one for each bit of the
-    number of copies; 3 cycles for each later extent. One command at a time. Back-pressure on
+    Latency: 21 cycles from command to first extent. Mirrors take 3 more, and one for each bit of
+    the number of copies. Each later extent takes 3 cycles. One command at a time. Back-pressure on
     ``extent`` holds everything.
 
     Errors: INVALID_NAMESPACE for a volume that does not exist, LBA_OUT_OF_RANGE for blocks beyond
@@ -392,9 +395,8 @@ class Mapper(wiring.Component):
                 out.array.eq(self._array),
                 out.final.eq(1),
                 out.last.eq(1),
+                out.volume.eq(self._request.volume),
             ]
-            if self._config.background:
-                m.d.sync += out.volume.eq(self._request.volume)
             m.next = "EMIT"
 
     def _emit(self, m: Module) -> None:

@@ -14,9 +14,9 @@ PLACE_BITS = WIDTH_BITS - 1
 def strip() -> data.StructLayout:
     """A data strip of an array.
 
-    ``base`` and ``shift`` are those of `hdl.flow.extent.extent`, ``index`` is its ``ordinal``;
-    ``row`` is the first row of the stripe. ``span``: its span. ``place``: place of the first copy
-    (mirrors only).
+    ``base`` and ``shift`` are those of `hdl.flow.extent.extent`, and ``index`` is its ``ordinal``.
+    ``row`` is the first row of the stripe, and ``span`` the strip's span. ``place`` is the place of
+    the first copy, for mirrors only.
     """
     return data.StructLayout(
         {
@@ -31,18 +31,28 @@ def strip() -> data.StructLayout:
 
 
 class NextStrip(wiring.Component):
-    """``after`` is the data strip that follows ``at`` in an array of ``geometry``.
+    """Names the data strip that follows another one. Combinational.
 
-    ``turns``: it begins another stripe, or the same stripe in another span.
-    Parity and plain striping: data strips of a stripe, then the next span, then the next stripe,
-    where parity has moved by a drive as ``rotation`` says. Mirrors: copies fill the places of a
-    stripe and go on in the next one, so that the first place of a stripe changes if ``copies`` does
-    not divide ``width``. Combinational.
+    With parity, and with plain striping, all data strips of a stripe follow each other. Then comes
+    the next span, then the next stripe, where parity has moved by a drive as ``rotation`` says.
+    With mirrors, copies fill the places of a stripe and go on in the next one. So the first place
+    of a stripe changes if ``copies`` does not divide ``width``.
 
     Parameters
     ----------
     config
         Sizes.
+
+    Ports
+    -----
+    geometry
+        The array.
+    at
+        A data strip.
+    after
+        The data strip that follows it.
+    turns
+        ``after`` begins another stripe, or the same stripe in another span.
     """
 
     def __init__(self, *, config: Config):

@@ -12,12 +12,12 @@ from hdl.kit.bits import ones
 class Shares(wiring.Component):
     """Counts what arrays have, and keeps a reserve for each array there is.
 
-    With n arrays of ``total`` n * ``least`` is kept: an array always may have ``least``. The rest
-    is anybody's, but one array may have no more than half of it. So while one array gives nothing
-    back, each other one can have what it could have without it, up to half of the rest, if it is
-    alone with it. What is granted never adds up to more than ``total``, but for what arrays had
-    before there was another one: a single array may have as much as it likes. What it has then is
-    counted, and it gets nothing more until it fits.
+    With n arrays, n * ``least`` of ``total`` is kept, so an array may always have ``least``. The
+    rest is anybody's, but one array may have no more than half of it. So if one of two arrays gives
+    nothing back, the other one can still have what it could have without it, up to half of the
+    rest. A single array may have as much as it likes. If another array appears then, what the
+    first one has is counted, and it gets nothing more until it fits. Apart from that, what is
+    granted never adds up to more than ``total``.
 
     Parameters
     ----------
@@ -26,23 +26,27 @@ class Shares(wiring.Component):
     total
         How much there is while there are several arrays.
     least
-        What each of them can always have; for all that there can be no more than ``total``.
+        What each of them can always have. For all arrays together that is ``total`` at most.
     most
-        More than that nobody ever has.
+        No array ever has more than that.
 
     Ports
     -----
     exists
-        Bit an array.
+        One bit per array. It is there.
     alone
-        There are not several.
-    array, amount
-        Whose, and how much, ``least`` at most. ``array`` must have held for a cycle before
-        ``fits``, ``take`` or ``give``, and must not be looked at in the cycle after a strobe.
+        There are not several arrays.
+    array
+        Whose share is looked at. It must have held for a cycle before ``fits``, ``take`` or
+        ``give``. Nothing must be looked at in the cycle after ``take`` or ``give``.
+    amount
+        How much, ``least`` at most.
     fits
-        It may have so much more.
-    take, give
-        It has so much more, or less.
+        The array may have so much more.
+    take
+        A pulse. It has so much more.
+    give
+        A pulse. It has so much less.
     ready
         0 for ``config.arrays`` cycles after reset.
     """
@@ -79,7 +83,7 @@ class Shares(wiring.Component):
         m.d.sync += [number.eq(ones(self.exists)), rest.eq(total - number * least)]
 
         def beyond(count):
-            """What of so much is not of the array's reserve."""
+            """How much of ``count`` is not of the array's reserve."""
             return Mux(count > least, count - least, 0)
 
         count = read.data

@@ -1,4 +1,4 @@
-"""Queues of numbers, one an array: who waits until the array may have more."""
+"""Queues of numbers, one per array. They say who waits until the array may have more."""
 
 from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import data, wiring
@@ -21,22 +21,28 @@ class Waiting(wiring.Component):
 
     Ports
     -----
-    array, number
-        ``array`` must have held for a cycle before a strobe.
+    array
+        The array whose queue is meant. It must have held for a cycle before a strobe.
+    number
+        The number that comes.
     append
-        ``number`` goes to the end of the queue of ``array``.
+        A pulse. ``number`` goes to the end of the queue of ``array``.
     head
-        The number at the front of that queue; follows ``array`` by a cycle.
+        The number at the front of that queue. Follows ``array`` by a cycle.
     pop
-        Takes it away; ``head`` must have held for a cycle.
+        A pulse. ``head`` goes. It must have held for a cycle.
     waiting
-        Bit an array: its queue is not empty.
+        One bit per array. Its queue is not empty.
     retry
-        All queues may be looked at once more.
+        A pulse. All queues may be looked at once more.
     refuse
-        That of ``array`` need not be until the next ``retry``.
-    calls, calling
-        There is a queue to be looked at, and whose it is; ``advance``: it is.
+        A pulse. The queue of ``array`` need not be looked at until the next ``retry``.
+    calls
+        There is a queue to be looked at.
+    calling
+        The array of that queue.
+    advance
+        A pulse. That queue is looked at.
     """
 
     def __init__(self, *, config: Config, count: int):

@@ -11,23 +11,30 @@ PRODUCT_BITS = BLOCK_NUMBER_BITS + WIDTH_BITS
 
 
 class Capacity(wiring.Component):
-    """Blocks of an array: stripes * ``strips`` / ``copies``, in whole strips.
+    """Works out the blocks of an array: stripes * ``strips`` / ``copies``, in whole strips.
 
-    Stripes are the whole strips of the smallest member after `DATA_OFFSET_BLOCKS`. Shift and add,
-    then one quotient bit a cycle.
+    Stripes are the whole strips of the smallest member after `DATA_OFFSET_BLOCKS`. The product is
+    made by shift and add, then the quotient one bit a cycle.
 
     Ports
     -----
     start
-        Pulse: begin; the inputs stay stable until ``done``.
+        A pulse. Begin. The inputs stay stable until ``done``.
     member_blocks
         Blocks of the smallest member.
-    strip_shift, strips, copies
-        Log2 of the blocks of a strip; strips of a stripe over all spans before mirroring; copies.
+    strip_shift
+        log2 of the blocks of a strip.
+    strips
+        Strips of a stripe over all spans, before mirroring.
+    copies
+        Copies of each strip.
     done
-        At most 60 cycles after ``start``; the outputs below hold from then to the next ``start``.
-    rows, blocks
-        Rows of a span and blocks of the array.
+        A pulse, at most 60 cycles after ``start``. The ports below hold from then to the next
+        ``start``.
+    rows
+        Rows of a span.
+    blocks
+        Blocks of the array.
     overflow
         ``blocks`` does not fit into a block number.
     """

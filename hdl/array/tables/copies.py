@@ -1,43 +1,46 @@
 """Which member of each array is being copied to which drive."""
 
-
 from amaranth.hdl import Module
 from amaranth.lib import wiring
-from amaranth.lib.memory import Memory
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import Config
 from hdl.flow.table_read import copy_entry, copy_read
+from hdl.kit.table import Table
 
 COPY_READERS = 3
 """Sequencer, dispatch, states of arrays."""
 
 
-class Copies(wiring.Component):
-    """A table with an entry an array.
+class NoCopies(wiring.Component):
+    """What is there instead of `Copies` without background work: no member is ever copied.
+
+    What is written is forgotten, and what is read is 0.
 
     Parameters
     ----------
     config
         Sizes.
-    readers
-        Read ports.
 
     Ports
     -----
     read
-        ``data`` follows ``address`` by a cycle.
-    array, current
-        An entry, and what it holds, a cycle later.
-    entry, write
-        What it will hold, and a pulse.
+        Read ports for others. ``data`` follows ``address`` by a cycle.
+    array
+        The array whose entry is looked at or written.
+    current
+        What that entry holds, a cycle later.
+    entry
+        What it will hold.
+    write
+        A pulse. ``entry`` is written.
     """
 
-    def __init__(self, *, config: Config, readers: int):
+    def __init__(self, *, config: Config):
         self._config = config
         super().__init__(
             {
-                "read": In(copy_read(config)).array(readers),
+                "read": In(copy_read(config)).array(COPY_READERS),
                 "array": In(config.array_bits),
                 "current": Out(copy_entry(config)),
                 "entry": In(copy_entry(config)),
@@ -46,19 +49,31 @@ class Copies(wiring.Component):
         )
 
     def elaborate(self, platform) -> Module:
+        return Module()
+
+
+class Copies(NoCopies):
+    """A table with an entry per array. Its ports are those of `NoCopies`.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+    """
+
+    def elaborate(self, platform) -> Module:
         m = Module()
-        m.submodules.entries = entries = Memory(
-            shape=copy_entry(self._config), depth=self._config.arrays, init=[]
+        m.submodules.entries = entries = Table(
+            copy_entry(self._config), self._config.arrays, reads=1 + COPY_READERS
         )
-        for reader in self.read:
-            port = entries.read_port()
-            m.d.comb += [port.addr.eq(reader.address), reader.data.eq(port.data)]
-        own, write = entries.read_port(), entries.write_port()
+        own, *others = entries.reads
+        for outer, inner in zip(self.read, others, strict=True):
+            connect(m, flipped(outer), inner)
         m.d.comb += [
-            own.addr.eq(self.array),
+            own.address.eq(self.array),
             self.current.eq(own.data),
-            write.addr.eq(self.array),
-            write.data.eq(self.entry),
-            write.en.eq(self.write),
+            entries.write.address.eq(self.array),
+            entries.write.data.eq(self.entry),
+            entries.write.enable.eq(self.write),
         ]
         return m

@@ -2,31 +2,33 @@
 
 from amaranth.hdl import Array, Module, Mux, Signal
 from amaranth.lib import wiring
-from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import MAX_DRIVES, Config
 from hdl.flow.drive_port import IDENTITY_BITS
+from hdl.kit.table import Table
 
 
-class Identities(wiring.Component):
-    """Remembers, a port, the identity of the drive that became a member there.
+class NoIdentities(wiring.Component):
+    """What is there instead of `Identities` without ``intent_chunks``: no drive is known again.
 
     Parameters
     ----------
     config
-        Sizes, with ``intent_chunks``.
+        Sizes.
 
     Ports
     -----
     identity
         Of the drives at the ports, as in `hdl.flow.drive_port.DrivePort`.
-    port, note
-        Which port; a pulse: its drive becomes a member.
+    port
+        Which port is looked at.
+    note
+        A pulse. The drive at that port becomes a member.
     absent
         No drive is at that port.
     same
-        The drive is the one that was noted last; one cycle after ``port``. An identity of 0 is
+        The drive is the one that was noted last, one cycle after ``port``. An identity of 0 is
         nobody's.
     """
 
@@ -43,18 +45,32 @@ class Identities(wiring.Component):
         )
 
     def elaborate(self, platform) -> Module:
+        return Module()
+
+
+class Identities(NoIdentities):
+    """Remembers for each port the identity of the drive that became a member there.
+
+    Its ports are those of `NoIdentities`.
+
+    Parameters
+    ----------
+    config
+        Sizes, with ``intent_chunks``.
+    """
+
+    def elaborate(self, platform) -> Module:
         m = Module()
-        m.submodules.known = known = Memory(shape=IDENTITY_BITS, depth=MAX_DRIVES, init=[])
-        read, write = known.read_port(), known.write_port()
+        m.submodules.known = known = Table(IDENTITY_BITS, MAX_DRIVES)
         seen = Signal(IDENTITY_BITS)
         m.d.sync += [
             seen.eq(Mux(self.absent, 0, Array(self.identity)[self.port])),
-            write.addr.eq(self.port),
-            write.en.eq(self.note),
+            known.write.address.eq(self.port),
+            known.write.enable.eq(self.note),
         ]
         m.d.comb += [
-            read.addr.eq(self.port),
-            write.data.eq(seen),
-            self.same.eq((seen == read.data) & seen.any()),
+            known.reads[0].address.eq(self.port),
+            known.write.data.eq(seen),
+            self.same.eq((seen == known.reads[0].data) & seen.any()),
         ]
         return m

@@ -11,21 +11,28 @@ from hdl.flow.geometry import WIDTH_BITS
 class Missing(wiring.Component):
     """Looks for a group of members that can replace each other, and of which too many are missing.
 
-    Groups are those of `hdl.array.states.ArrayStates`: the drives of a span, of which as many may
-    be missing as there are parities; without parity the drives that hold the copies of one strip,
-    all but one.
+    Groups are those of `hdl.array.states.ArrayStates`. With parity they are the drives of a span,
+    of which as many may be missing as there are parities. Without parity they are the drives that
+    hold the copies of one strip, of which all but one may be missing.
 
     Ports
     -----
     start
-        Pulse: begin; the inputs stay stable until ``done``.
+        A pulse. Begin. The inputs stay stable until ``done``.
     members
-        Bit a position, over all spans: no drive is there.
-    width, parities, copies, spans
-        As in `hdl.flow.geometry.geometry`.
-    done, tolerated
-        ``done`` at most 2 cycles for each member of each group after ``start``, at most some 1000;
-        ``tolerated`` holds with it.
+        One bit per position, over all spans. No drive is there.
+    width
+        Drives of a span. This and the next three are those of `hdl.flow.geometry.geometry`.
+    parities
+        Parities of a span.
+    copies
+        Copies of each strip.
+    spans
+        Spans.
+    done
+        A pulse, 2 cycles for each member of each group after ``start``. At most some 1000.
+    tolerated
+        With ``done``: no group misses too many.
     """
 
     start: In(1)
@@ -46,31 +53,34 @@ class Missing(wiring.Component):
         m.d.sync += [
             size.eq(Mux(parity, self.width, self.copies)),
             tolerance.eq(Mux(parity, self.parities, self.copies - 1)),
-            # Groups of copies may wrap, and end where one begins at place 0 again.
+            # Groups of copies may wrap, and end where one begins at position 0 again.
             end.eq(Mux(parity, self.width * self.spans, self.width)),
         ]
-        first, place = Signal(WIDTH_BITS + 1), Signal(WIDTH_BITS + 1)
-        seen, gone = Signal(WIDTH_BITS), Signal(WIDTH_BITS)
-        after, following = Signal(WIDTH_BITS + 1), Signal(WIDTH_BITS + 1)
+        first = Signal(WIDTH_BITS + 1)
+        position = Signal(WIDTH_BITS + 1)
+        seen = Signal(WIDTH_BITS)
+        gone = Signal(WIDTH_BITS)
+        after = Signal(WIDTH_BITS + 1)
+        following = Signal(WIDTH_BITS + 1)
         m.d.comb += [
             after.eq(Mux(first + size >= end, first + size - end, first + size)),
-            following.eq(Mux(place + 1 == end, 0, place + 1)),
+            following.eq(Mux(position + 1 == end, 0, position + 1)),
         ]
         with m.FSM(name="tolerate"):
             with m.State("REST"):
-                m.d.sync += [first.eq(0), place.eq(0), seen.eq(0), gone.eq(0)]
+                m.d.sync += [first.eq(0), position.eq(0), seen.eq(0), gone.eq(0)]
                 with m.If(self.start):
                     m.next = "LOOK"
             with m.State("LOOK"):
                 m.d.sync += [
                     seen.eq(seen + 1),
-                    gone.eq(gone + self.members.bit_select(place[:5], 1)),
-                    place.eq(following),
+                    gone.eq(gone + self.members.bit_select(position[:5], 1)),
+                    position.eq(following),
                 ]
                 with m.If(seen + 1 == size):
                     m.next = "WEIGH"
             with m.State("WEIGH"):
-                m.d.sync += [first.eq(after), place.eq(after), seen.eq(0), gone.eq(0)]
+                m.d.sync += [first.eq(after), position.eq(after), seen.eq(0), gone.eq(0)]
                 m.next = "LOOK"
                 with m.If(gone > tolerance):
                     m.d.comb += self.done.eq(1)

@@ -20,13 +20,13 @@ from hdl.drive.records import (
 from hdl.flow.drive_port import drive_completion
 from hdl.flow.line import line_stream
 from hdl.flow.operation import DriveStatus, Owner, landed
+from hdl.kit.pick import RoundRobin
 from hdl.kit.queue import Queue
-from hdl.kit.round_robin import RoundRobin
 from hdl.kit.table import Table, TableRead
 from hdl.memory.store import write_delay
 
 
-class Event(enum.Enum, shape=3):
+class PortEvent(enum.Enum, shape=3):
     """What a port needs, in order of precedence."""
 
     READ_ENDED = 0
@@ -67,10 +67,10 @@ def block_state(config: Config) -> data.StructLayout:
 class BlockControl(wiring.Component):
     """Gives every block that a drive asks for, or sends, its line, and reports what has landed.
 
-    One event in 4 cycles, ports round robin: a block begins to arrive, a block has been moved, a
-    write block is granted, a command completes. A command's completion is passed on once none of
-    its data is on the way. If it failed in the middle of a block, the block is forgotten and its
-    line, when it was allocated here, is given back.
+    It serves one event in 4 cycles, the ports taking turns. A block begins to arrive, a block has
+    been moved, a write block is granted, or a command completes. A command's completion is passed
+    on once none of its data is on the way. If it failed in the middle of a block, the block is
+    forgotten. Its line is given back if it was allocated here.
 
     Parameters
     ----------
@@ -82,8 +82,10 @@ class BlockControl(wiring.Component):
     start
         A command about to be sent; must come before the drive can ask for its data. Taken in at
         most 4 cycles.
-    grant, completion
-        From the drive ports.
+    grant
+        From the drive ports: a drive asks for the next block of a command.
+    completion
+        From the drive ports: a command has ended.
     end
         Commands that are over.
     landed
@@ -93,10 +95,12 @@ class BlockControl(wiring.Component):
         Lines for host commands' reads; without a line only the port that needs it waits.
     free
         Lines of blocks that were cut off, when nothing is on its way to them any more.
-    operations, next_operation
-        Reads of the queued operation and of its successor, one address.
-    reads, read_paths, write_paths
-        The data movers.
+    operations
+        Reads of the queued operation.
+    next_operation
+        Reads of its successor, with the same address.
+    read_control_*, read_path_*, write_path_*
+        The data movers, those of each path.
     busy
         An event can be served.
     """
@@ -140,15 +144,15 @@ class BlockControl(wiring.Component):
 
         # What each port needs. Starved: a line; stalled: that one of its blocks ends.
         self._wanted = {
-            kind: Signal(config.ports, name=f"wanted_{kind.name.lower()}") for kind in Event
+            kind: Signal(config.ports, name=f"wanted_{kind.name.lower()}") for kind in PortEvent
         }
-        self._next_kind = Signal(Event)
+        self._next_kind = Signal(PortEvent)
         self._starved = Signal(config.ports)
         self._stalled = Signal(config.ports)
 
         # The event at hand, and its command.
-        self._kind = Signal(Event)
-        self._ends = (self._kind == Event.READ_ENDED) | (self._kind == Event.WRITE_ENDED)
+        self._kind = Signal(PortEvent)
+        self._ends = (self._kind == PortEvent.READ_ENDED) | (self._kind == PortEvent.WRITE_ENDED)
         self._is_write = Signal()
         self._port = Signal(port_bits)
         self._mask = Signal(config.ports)
@@ -226,26 +230,26 @@ class BlockControl(wiring.Component):
         without_line = Mux(self.allocate.valid, 0, self._starved)
         can_complete = has_completion & ~want & ~read_ended & ~self._stalled
         m.d.comb += [
-            wanted[Event.READ_ENDED].eq(read_ended),
-            wanted[Event.READ_BEGUN].eq(
+            wanted[PortEvent.READ_ENDED].eq(read_ended),
+            wanted[PortEvent.READ_BEGUN].eq(
                 want & self._of_ports(self._read_paths, "free") & ~without_line
             ),
-            wanted[Event.WRITE_ENDED].eq(self._of_ports(self._write_paths, "ended")),
-            wanted[Event.GRANT].eq(
+            wanted[PortEvent.WRITE_ENDED].eq(self._of_ports(self._write_paths, "ended")),
+            wanted[PortEvent.GRANT].eq(
                 Cat(port.valid for port in self.grant)
                 & self._of_ports(self._write_paths, "free")
             ),
-            wanted[Event.COMPLETION].eq(Mux(self.end.valid, 0, can_complete)),
+            wanted[PortEvent.COMPLETION].eq(Mux(self.end.valid, 0, can_complete)),
             choose.requests.eq(
-                wanted[Event.READ_ENDED]
-                | wanted[Event.READ_BEGUN]
-                | wanted[Event.WRITE_ENDED]
-                | wanted[Event.GRANT]
-                | wanted[Event.COMPLETION]
+                wanted[PortEvent.READ_ENDED]
+                | wanted[PortEvent.READ_BEGUN]
+                | wanted[PortEvent.WRITE_ENDED]
+                | wanted[PortEvent.GRANT]
+                | wanted[PortEvent.COMPLETION]
             ),
-            self._next_kind.eq(Event.COMPLETION),
+            self._next_kind.eq(PortEvent.COMPLETION),
         ]
-        for event in reversed(Event):
+        for event in reversed(PortEvent):
             with m.If((wanted[event] & choose.chosen).any()):
                 m.d.comb += self._next_kind.eq(event)
         for path, control in enumerate(self._read_controls):
@@ -334,7 +338,7 @@ class BlockControl(wiring.Component):
                     self._inside.eq((inside & choose.chosen).any()),
                     self._kind.eq(next_kind),
                     self._is_write.eq(
-                        (next_kind == Event.WRITE_ENDED) | (next_kind == Event.GRANT)
+                        (next_kind == PortEvent.WRITE_ENDED) | (next_kind == PortEvent.GRANT)
                     ),
                 ]
                 m.next = "NAME"
@@ -343,9 +347,9 @@ class BlockControl(wiring.Component):
         """The state NAME: which command of the port it is, but for blocks that have ended."""
         with m.State("NAME"):
             with m.Switch(self._kind):
-                with m.Case(Event.GRANT):
+                with m.Case(PortEvent.GRANT):
                     m.d.comb += self._known_tag.eq(self._grant_tag)
-                with m.Case(Event.COMPLETION):
+                with m.Case(PortEvent.COMPLETION):
                     m.d.comb += self._known_tag.eq(self._completion.tag)
                 with m.Default():
                     m.d.comb += self._known_tag.eq(self._begun_tag)
@@ -371,7 +375,7 @@ class BlockControl(wiring.Component):
                 m.d.comb += self._known_tag.eq(block.tag)
                 m.d.sync += self._tag.eq(self._known_tag)
             m.next = "APPLY"
-            with m.If(self._kind == Event.COMPLETION):
+            with m.If(self._kind == PortEvent.COMPLETION):
                 m.next = "PICK"
                 m.d.sync += Assert(
                     ~cut_off | moving.any(), "a block that has no line is cut off"

@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 from hdl.config import Config, bits_for_count
 from hdl.drive.records import PathControl, bursts, place_bits
 from hdl.flow.piece import early_field
-from hdl.kit.round_robin import RoundRobin
+from hdl.kit.pick import RoundRobin
 
 
 def burst(config: Config) -> data.StructLayout:
@@ -39,14 +39,16 @@ class BurstScheduler(wiring.Component):
     control
         `PathControl`, seen from the path.
     able
-        Ports whose FIFO has a burst, or room for one. Must account for a chosen burst in the next
-        cycle.
+        Ports whose FIFO has a burst, or room for one. In the cycle after a burst was chosen this
+        must account for it.
     chosen
         The port of the burst chosen in this cycle, one-hot.
     burst
         Bursts to move, each chosen one cycle earlier; one a cycle.
-    finish, finish_place
-        The last beat of a block of port ``finish_place`` has been moved.
+    finish
+        The last beat of a block has been moved.
+    finish_place
+        The port of that block.
     drop
         Forget the current block of port ``control.place``, none of whose bursts is under way.
     busy
@@ -69,111 +71,126 @@ class BurstScheduler(wiring.Component):
             }
         )
 
+        # A port has two slots. A slot is waiting until its last burst is chosen. It is loaded until
+        # it is unloaded.
+        self._waiting = [Signal(ports, name=f"waiting_{slot}") for slot in range(2)]
+        self._loaded = [Signal(ports, name=f"loaded_{slot}") for slot in range(2)]
+        self._move_slot = Signal(ports)  # the slot whose bursts are moved
+        self._at_last = Signal(ports)  # the next burst is the last of its block
+        self._choose = RoundRobin(count=ports)
+        self._step = Signal()  # a burst is chosen
+
+        # The port that is loaded or unloaded, one bit, and its number.
+        self._target = Signal(ports)
+        self._target_place = self.control.place[: bits_for_count(ports)]
+
+        # The burst that is chosen, and the position in its block that follows.
+        index_bits = bits_for_count(bursts(config))
+        self._position = Array(
+            Signal(index_bits, name=f"position_{index}") for index in range(ports)
+        )
+        self._current = Signal(index_bits)
+        self._last = Signal()
+
     def elaborate(self, platform) -> Module:
         m = Module()
-        config, ports, control = self._config, self._ports, self.control
-        place = bits_for_count(ports)
-        count = bursts(config)
+        m.submodules.choose = self._choose
+        self._choose_burst(m)
+        self._keep_lines(m)
+        self._offer_burst(m)
+        self._note_ports(m)
+        m.d.comb += self.busy.eq(self._choose.any | self.burst.valid)
+        return m
 
-        # A slot is waiting until its last burst is chosen, and held until it is unloaded.
-        waiting = [Signal(ports, name=f"waiting_{slot}") for slot in range(2)]
-        held = [Signal(ports, name=f"held_{slot}") for slot in range(2)]
-        move_slot = Signal(ports)
-        at_last = Signal(ports)
-        target = Signal(ports)
+    def _choose_burst(self, m: Module) -> None:
+        """Which port's burst is next."""
+        control, choose, loaded = self.control, self._choose, self._loaded
+        waiting, move_slot = self._waiting, self._move_slot
+        ready = Signal(self._ports)
         m.d.comb += [
-            target.eq(1 << control.place[:place]),
-            control.free.eq(~((held[0] & ~control.load_slot) | (held[1] & control.load_slot))),
-        ]
-
-        m.submodules.choose = choose = RoundRobin(count=ports)
-        step = Signal()
-        ready = Signal(ports)
-        m.d.comb += [
+            self._target.eq(1 << self._target_place),
+            control.free.eq(~((loaded[0] & ~control.load_slot) | (loaded[1] & control.load_slot))),
             ready.eq((waiting[0] & ~move_slot) | (waiting[1] & move_slot)),
-            choose.requests.eq(ready & self.able & ~(control.ended & at_last)),
-            step.eq(choose.any & (~self.burst.valid | self.burst.ready)),
-            choose.advance.eq(step),
-            self.chosen.eq(Mux(step, choose.chosen, 0)),
+            choose.requests.eq(ready & self.able & ~(control.ended & self._at_last)),
+            self._step.eq(choose.any & (~self.burst.valid | self.burst.ready)),
+            choose.advance.eq(self._step),
+            self.chosen.eq(Mux(self._step, choose.chosen, 0)),
         ]
 
+    def _keep_lines(self, m: Module) -> None:
+        """The line of each slot. It is read only as a burst is chosen, and then kept, which a
+        `hdl.kit.table.Table` does not do."""
+        config, control, choose = self._config, self.control, self._choose
         loaded = data.StructLayout({"line": config.line_bits, **early_field(config)})
-        m.submodules.lines = lines = Memory(shape=loaded, depth=1 << (place + 1), init=[])
-        write_line, read_line = lines.write_port(), lines.read_port()
-        load_slot = (control.load_slot & target).any()
-        slot = (move_slot & choose.chosen).any()
+        slots = 2 << bits_for_count(self._ports)
+        m.submodules.lines = lines = Memory(shape=loaded, depth=slots, init=[])
+        write, read = lines.write_port(), lines.read_port()
+        load_slot = (control.load_slot & self._target).any()
+        slot = (self._move_slot & choose.chosen).any()
         m.d.comb += [
-            write_line.addr.eq((control.place[:place] << 1) | load_slot),
-            write_line.data.line.eq(control.line),
-            write_line.en.eq(control.load),
-            read_line.addr.eq((choose.index << 1) | slot),
-            read_line.en.eq(step),
-            self.burst.payload.line.eq(read_line.data.line),
-        ]
-        m.d.comb += [
-            write_line.data.early.eq(control.early),
-            self.burst.payload.early.eq(read_line.data.early),
+            write.addr.eq((self._target_place << 1) | load_slot),
+            write.data.line.eq(control.line),
+            write.data.early.eq(control.early),
+            write.en.eq(control.load),
+            read.addr.eq((choose.index << 1) | slot),
+            read.en.eq(self._step),
+            self.burst.payload.line.eq(read.data.line),
+            self.burst.payload.early.eq(read.data.early),
         ]
 
-        # The chosen burst, and the position in the block that follows.
-        position = Array(
-            Signal(bits_for_count(count), name=f"position_{index}") for index in range(ports)
-        )
-        current = Signal(bits_for_count(count))
-        last = Signal()
-        s1_place = Signal(place_bits(config))
-        s1_index = Signal(bits_for_count(count))
+    def _offer_burst(self, m: Module) -> None:
+        """The burst that was chosen."""
+        choose, payload = self._choose, self.burst.payload
+        s1_place = Signal(place_bits(self._config))
+        s1_index = Signal.like(self._current)
         s1_last = Signal()
         m.d.comb += [
-            current.eq(position[choose.index]),
-            last.eq((at_last & choose.chosen).any()),
-            self.burst.payload.place.eq(s1_place),
-            self.burst.payload.index.eq(s1_index),
-            self.burst.payload.last.eq(s1_last),
+            self._current.eq(self._position[choose.index]),
+            self._last.eq((self._at_last & choose.chosen).any()),
+            payload.place.eq(s1_place),
+            payload.index.eq(s1_index),
+            payload.last.eq(s1_last),
         ]
         with m.If(self.burst.ready):
             m.d.sync += self.burst.valid.eq(0)
-        with m.If(step):
+        with m.If(self._step):
             m.d.sync += [
                 self.burst.valid.eq(1),
                 s1_place.eq(choose.index),
-                s1_index.eq(current),
-                s1_last.eq(last),
-                position[choose.index].eq(current + 1),
+                s1_index.eq(self._current),
+                s1_last.eq(self._last),
+                self._position[choose.index].eq(self._current + 1),
             ]
-        finished = Signal(ports)
+
+    def _note_ports(self, m: Module) -> None:
+        """What becomes of each port's slots and of its position."""
+        control, choose, at_last = self.control, self._choose, self._at_last
+        finished = Signal(self._ports)
         with m.If(self.finish):
-            m.d.comb += finished.eq(1 << self.finish_place[:place])
-        loading = Mux(control.load, target, 0)
-        unloading = Mux(control.unload, target, 0)
-        dropping = Mux(self.drop, target, 0)
-        moved = Mux(step & last, choose.chosen, 0)
+            m.d.comb += finished.eq(1 << self.finish_place[: bits_for_count(self._ports)])
+        loading = Mux(control.load, self._target, 0)
+        unloading = Mux(control.unload, self._target, 0)
+        dropping = Mux(self.drop, self._target, 0)
+        moved = Mux(self._step & self._last, choose.chosen, 0)
+        one_left = self._current == bursts(self._config) - 2
         m.d.sync += [
             control.load_slot.eq(control.load_slot ^ loading),
             control.end_slot.eq(control.end_slot ^ unloading ^ dropping),
-            move_slot.eq(move_slot ^ moved ^ dropping),
+            self._move_slot.eq(self._move_slot ^ moved ^ dropping),
             control.ended.eq((control.ended & ~unloading) | finished),
             at_last.eq(
                 (at_last & ~self.chosen & ~dropping)
-                | Mux(step & (current == count - 2), choose.chosen, 0)
+                | Mux(self._step & one_left, choose.chosen, 0)
             ),
         ]
-        for slot, (wait, hold) in enumerate(zip(waiting, held, strict=True)):
+        for slot, (wait, hold) in enumerate(zip(self._waiting, self._loaded, strict=True)):
 
             def of(vector, slot=slot):
                 return vector if slot else ~vector
 
-            m.d.sync += [
-                wait.eq(
-                    (wait & ~((moved | dropping) & of(move_slot)))
-                    | (loading & of(control.load_slot))
-                ),
-                hold.eq(
-                    (hold & ~((unloading | dropping) & of(control.end_slot)))
-                    | (loading & of(control.load_slot))
-                ),
-            ]
+            loads = loading & of(control.load_slot)
+            moves = (moved | dropping) & of(self._move_slot)
+            unloads = (unloading | dropping) & of(control.end_slot)
+            m.d.sync += [wait.eq((wait & ~moves) | loads), hold.eq((hold & ~unloads) | loads)]
         with m.If(self.drop):
-            m.d.sync += position[control.place[:place]].eq(0)
-        m.d.comb += self.busy.eq(choose.any | self.burst.valid)
-        return m
+            m.d.sync += self._position[self._target_place].eq(0)

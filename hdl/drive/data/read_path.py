@@ -21,7 +21,7 @@ from hdl.flow.drive_port import read_data
 from hdl.flow.line import write_port
 from hdl.flow.piece import early, piece
 from hdl.kit.disjoint import DISJOINT
-from hdl.kit.round_robin import RoundRobin
+from hdl.kit.pick import RoundRobin
 from hdl.kit.table import Table
 
 
@@ -43,8 +43,10 @@ class ReadPath(wiring.Component):
 
     Ports
     -----
-    control, reads
-        Of the block control, see `PathControl` and `ReadControl`.
+    control
+        The blocks to move (`PathControl`).
+    reads
+        What reads need beyond that (`ReadControl`).
     data
         From the drive ports.
     line_write

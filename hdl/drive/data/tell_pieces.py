@@ -21,10 +21,15 @@ class TellPieces(wiring.Component):
     Ports
     -----
     written
-        The line store takes the last beat of piece ``number`` of a block; ``early`` is that of its
-        operation.
-    told, piece
-        A pulse, and which.
+        A pulse: the line store takes the last beat of a piece of a block.
+    number
+        The number of that piece.
+    early
+        That of its operation.
+    told
+        A pulse: a piece can be read.
+    piece
+        That piece.
     busy
         A piece is still to be told of.
     """

@@ -20,8 +20,8 @@ from hdl.flow.operation import DriveStatus, finished, has_data, load_bits, opera
 from hdl.flow.recovery import tried_bits
 from hdl.kit.disjoint import DISJOINT
 from hdl.kit.free_list import FreeList
+from hdl.kit.pick import RoundRobin
 from hdl.kit.queue import Queue
-from hdl.kit.round_robin import RoundRobin
 from hdl.kit.table import Table, TableRead, clear
 
 
@@ -29,21 +29,21 @@ class CommandQueue(wiring.Component):
     """Queues operations for all ports, merges neighbours, sends commands, tells who asked.
 
     A run grows by an operation with the same opcode and ``fua`` whose block follows, up to
-    `MERGE_BLOCKS`; FLUSH and what is ``alone`` stay alone. Runs of a port are sent in order. The
+    `MERGE_BLOCKS`. FLUSH and what is ``alone`` stay alone. Runs of a port are sent in order. The
     last run waits for its neighbour while its ``more`` is set, it has room, and the port has a
-    command outstanding. Operations for a port in ``failed`` end with GONE and are not sent; nor are
-    those for a port in ``slow`` that can be had ``elsewhere``, which end as SLOW, and those that
-    are ``dated`` from before their drive restarted last, which end as if they had been sent.
+    command outstanding. Three kinds of operations are not sent. Those for a port in ``failed`` end
+    with GONE. Those for a port in ``slow`` that can be had ``elsewhere`` end as SLOW. Those that
+    are ``dated`` from before their drive restarted last end as if they had been sent.
 
     A command that fails does so at one block. Of a read, blocks that were moved are good, the first
     one that was not has the drive's status, those after it are UNREACHED. Of a write, data that was
     moved need not be stored, so if it has several operations all of them are UNREACHED. A drive
     that is GONE is gone for all of them, and a read that is SLOW in all that has not been moved.
 
-    Cycles: 2 an operation, 3 a command sent, 2 and one an operation (or failed block) for a
-    command that ended. An operation is offered to an idle drive 5 cycles after it was taken.
-    Back-pressure: an operation waits while all ``config.operations`` are in use; ``end`` waits
-    while as many `finished` wait to be taken.
+    An operation takes 2 cycles, and a command that is sent takes 3. A command that ended takes 2,
+    and one for each operation or failed block. An operation is offered to an idle drive 5 cycles
+    after it was taken. It waits while all ``config.operations`` are in use. ``end`` waits while as
+    many ``finished`` wait to be taken.
 
     Parameters
     ----------
@@ -52,20 +52,28 @@ class CommandQueue(wiring.Component):
 
     Ports
     -----
-    operation, finished
-        As in `hdl.flow.operation`.
+    operation
+        Operations (`hdl.flow.operation.operation`).
+    finished
+        Their ends (`hdl.flow.operation.finished`).
     failed
-        A bit per port.
+        A bit a port: its drive has failed.
     restarts
         With ``background``: how often the drive of each port has restarted.
     held
-        A bit per port: nothing is sent, from this cycle on; what is offered stays so.
-    began, begun, elsewhere
-        A pulse: this command is offered to its port; as of its operations.
-    orphans, freed
-        Tags that must not be used, `drive_tags` a port, and a bit a port: there are fewer.
+        A bit a port: nothing is sent, from this cycle on. What is offered stays so.
+    began
+        A pulse: a command is offered to its port.
+    begun
+        That command.
+    elsewhere
+        As its operations say: its blocks can be had elsewhere.
+    orphans
+        Tags that must not be used, ``drive_tags`` bits a port.
+    freed
+        A bit a port: it has fewer of them.
     slow
-        A bit per port: it has orphans, and may take long for anything else.
+        A bit a port: it has orphans, and may take long for anything else.
     command
         To the drive ports.
     start
@@ -74,8 +82,10 @@ class CommandQueue(wiring.Component):
         A command is over.
     load_read
         How many blocks a port has been asked for and not answered.
-    operations, next_operation
-        The queued operation, and its successor in the run, for the block control.
+    operations
+        The queued operation, for the block control.
+    next_operation
+        Its successor in the run, for the block control.
     busy
         Something can be done.
     """
@@ -153,6 +163,7 @@ class CommandQueue(wiring.Component):
         self._launch_restarts = Signal(tried_bits(config))
         self._launch_slow = Signal()
         self._launch_sends = Signal()
+        self._port_held = Signal()  # nothing must be sent to the port now
 
         # The command that is over: the operation at hand, and the last one.
         self._ended = Signal(command_end(config))
@@ -178,6 +189,7 @@ class CommandQueue(wiring.Component):
                     m.next = "PICK"
             moves = self._pick(m)
             self._enqueue(m)
+            self._inspect(m)
             self._launch(m)
             self._release(m)
             self._walk(m)
@@ -383,17 +395,15 @@ class CommandQueue(wiring.Component):
                     m.d.comb += queues.store(first=self._new)
             m.next = "PICK"
 
-    def _launch(self, m: Module) -> None:
-        """The states INSPECT, of a port whose queue or tags have changed, and LAUNCH, of its first
-        run: it is sent, or ended at once, or the port is looked at again later."""
-        config, queue, held, mask = self._config, self._queue, self._launch_queue, self._mask
-        queues, loads = self._queues, self._loads
-        operation, run = self._operation, self._runs.reads[0].data
-        port_failed, port_held, waits = Signal(), Signal(), Signal()
+    def _inspect(self, m: Module) -> None:
+        """The state INSPECT, of a port whose queue or tags have changed: its first run is launched,
+        or the port is looked at again later."""
+        config, queue, mask = self._config, self._queue, self._mask
+        port_failed, waits = Signal(), Signal()
         offered = (self._offered & mask).any()
         m.d.comb += [
             port_failed.eq((self.failed[: config.ports] & mask).any()),
-            port_held.eq((self.held & mask).any()),
+            self._port_held.eq((self.held & mask).any()),
             waits.eq(
                 (queue.runs == 1)
                 & queue.more
@@ -403,13 +413,11 @@ class CommandQueue(wiring.Component):
             ),
         ]
         slow = (self.slow & mask).any()
-        aged = operation.dated & (operation.restarts != self._launch_restarts)
-        at_once = self._launch_failed | (self._launch_slow & operation.elsewhere) | aged
         with m.State("INSPECT"):
             sends = self._free_tags.any() & ~waits & ~offered
             m.d.comb += self._operations.reads[0].address.eq(queue.first)
             m.d.sync += [
-                held.eq(queue),
+                self._launch_queue.eq(queue),
                 self._launch_tag.eq(self._tag),
                 self._launch_tag_mask.eq(self._tag_mask),
                 self._launch_failed.eq(port_failed),
@@ -421,7 +429,7 @@ class CommandQueue(wiring.Component):
             with m.If(slow & ~sends & ~(port_failed | offered)):
                 m.d.comb += self._cleared.eq(mask)
             # A port that is held from now on is looked at again.
-            with m.If(port_held):
+            with m.If(self._port_held):
                 m.d.comb += self._cleared.eq(0)
                 m.next = "PICK"
             with m.Elif(queue.runs.any() & (port_failed | slow | sends)):
@@ -431,50 +439,61 @@ class CommandQueue(wiring.Component):
             with m.Else():
                 m.d.comb += self._cleared.eq(mask)
                 m.next = "PICK"
+
+    def _launch(self, m: Module) -> None:
+        """The state LAUNCH, of the first run of a port: it is sent, or ended at once."""
+        queue, queues, operation = self._launch_queue, self._queues, self._operation
+        aged = operation.dated & (operation.restarts != self._launch_restarts)
+        at_once = self._launch_failed | (self._launch_slow & operation.elsewhere) | aged
         with m.State("LAUNCH"):
             # Hold the addresses: the run and its first operation are at hand.
             m.d.comb += [
-                self._runs.reads[0].address.eq(held.first),
-                self._next_runs.reads[0].address.eq(held.first),
-                self._operations.reads[0].address.eq(held.first),
-                self._next.reads[0].address.eq(held.first),
-                queues.write.data.eq(held),
+                self._runs.reads[0].address.eq(queue.first),
+                self._next_runs.reads[0].address.eq(queue.first),
+                self._operations.reads[0].address.eq(queue.first),
+                self._next.reads[0].address.eq(queue.first),
+                queues.write.data.eq(queue),
                 queues.write.data.first.eq(self._next_runs.reads[0].data),
-                queues.write.data.runs.eq(held.runs - 1),
+                queues.write.data.runs.eq(queue.runs - 1),
             ]
             with m.If(at_once):
-                m.d.comb += [
-                    queues.store(),
-                    loads.write.data.eq(loads.reads[0].data - run.blocks),
-                    self._marked.eq(mask),
-                ]
-                late = Mux(aged, DriveStatus.ABORTED, DriveStatus.SLOW)
-                m.d.sync += [
-                    self._cursor.eq(held.first),
-                    self._tail.eq(run.tail),
-                    self._moved.eq(0),
-                    self._status.eq(Mux(self._launch_failed, DriveStatus.GONE, late)),
-                ]
-                m.next = "WALK"
-            if config.slow_read_ms:
+                self._end_at_once(m, aged)
+            if self._config.slow_read_ms:
                 with m.Elif(~self._launch_sends):
                     m.next = "PICK"
-            with m.Elif(port_held):
+            with m.Elif(self._port_held):
                 m.next = "PICK"
             with m.Elif(~self.start.valid):
                 m.d.comb += [
-                    queues.store(tags=held.tags | self._launch_tag_mask),
+                    queues.store(tags=queue.tags | self._launch_tag_mask),
                     self._spans.store(),
-                    self._sent.eq(mask),
+                    self._sent.eq(self._mask),
                     self.began.eq(1),
                 ]
                 m.d.sync += [
                     self.start.valid.eq(1),
                     self.start.payload.command.tag.eq(self._launch_tag),
                     self.start.payload.command.port.eq(self._port),
-                    self.start.payload.operation.eq(held.first),
+                    self.start.payload.operation.eq(queue.first),
                 ]
                 m.next = "PICK"
+
+    def _end_at_once(self, m: Module, aged: Value) -> None:
+        """Ends a state: the run ends without having been sent."""
+        first, loads, run = self._launch_queue.first, self._loads, self._runs.reads[0].data
+        late = Mux(aged, DriveStatus.ABORTED, DriveStatus.SLOW)
+        m.d.comb += [
+            self._queues.store(),
+            loads.write.data.eq(loads.reads[0].data - run.blocks),
+            self._marked.eq(self._mask),
+        ]
+        m.d.sync += [
+            self._cursor.eq(first),
+            self._tail.eq(run.tail),
+            self._moved.eq(0),
+            self._status.eq(Mux(self._launch_failed, DriveStatus.GONE, late)),
+        ]
+        m.next = "WALK"
 
     def _release(self, m: Module) -> None:
         """The state RELEASE: a command is over, and its tag is free."""

@@ -19,11 +19,16 @@ class OperationReport(wiring.Component):
 
     Ports
     -----
-    operation, port
-        The operation, of a command of this port.
-    status, moved, several
-        What is said of the operations that are left, at first what the drive said; blocks that went
-        through, from this operation on; the command has several operations.
+    operation
+        The operation.
+    port
+        The port of its command.
+    status
+        What is said of the operations that are left. At first it is what the drive said.
+    moved
+        Blocks that went through, from this operation on.
+    several
+        The command has several operations.
     report
         How it ends.
     by_block

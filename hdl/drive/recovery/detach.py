@@ -1,10 +1,11 @@
 """Takes a read that is slow off its port, so that its blocks can be had elsewhere."""
 
-from amaranth.hdl import Module, Mux, Signal
+from amaranth.hdl import Module, Mux, Signal, Value
 from amaranth.lib import wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import Config
+from hdl.drive.recovery.levels import pass_levels
 from hdl.flow.drive_port import DrivePort
 from hdl.flow.operation import DriveStatus
 
@@ -12,11 +13,11 @@ from hdl.flow.operation import DriveStatus
 class Detach(wiring.Component):
     """Passes a drive port on, and ends a read towards the controller that the drive has not ended.
 
-    The read ends as SLOW; blocks of it that have come whole are good, as after any read that breaks
+    The read ends as SLOW. Blocks of it that have come whole are good, as after any read that breaks
     off. What the drive still sends of it is dropped, and its tag stays taken until the drive
-    ends it. The other commands of the port only wait for the moment.
+    ends it. The other commands of the port only wait while the read is being detached.
 
-    No latency. About 10 cycles to detach a read, more while a block of it goes to its line.
+    No latency. A read is detached in about 10 cycles, or more while a block of it goes to its line.
 
     Parameters
     ----------
@@ -25,15 +26,20 @@ class Detach(wiring.Component):
 
     Ports
     -----
-    inner, outer
-        The port as the controller and as the link core see it.
-    detach, tag
-        Level: detach this read, until the controller has seen it end. If the drive ends it at the
-        same time, it ends as the drive says, and is not detached.
+    inner
+        The port as the controller sees it.
+    outer
+        The port as the link core sees it.
+    detach
+        Level: detach a read. It lasts until the controller has seen the read end. If the drive ends
+        it at the same time, it ends as the drive says, and is not detached.
+    tag
+        That read.
     forget
-        The port is in reset: the drive has no commands.
+        Level: the port is in reset, and the drive has no commands.
     orphans
-        Bit a tag: detached and not ended by the drive; the tag must not be used.
+        A bit a tag: its read has been detached, and the drive has not ended it. The tag must not be
+        used.
     freed
         A pulse: there are fewer of them.
     busy
@@ -57,66 +63,56 @@ class Detach(wiring.Component):
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        inner, outer, orphans = self.inner, self.outer, self.orphans
-        for sent, taken in (
-            (inner.command, outer.command),
-            (inner.write_data, outer.write_data),
-            (outer.grant, inner.grant),
-        ):
-            m.d.comb += [
-                taken.valid.eq(sent.valid),
-                taken.payload.eq(sent.payload),
-                sent.ready.eq(taken.ready),
-            ]
+        inner, outer = self.inner, self.outer
+        pass_levels(m, inner, outer, config=self._config)
+        connect(m, flipped(inner.command), flipped(outer.command))
+        connect(m, flipped(inner.write_data), flipped(outer.write_data))
+        connect(m, flipped(outer.grant), flipped(inner.grant))
+        self._pass_read_data(m)
+        changes = self._pass_ends(m)
+        m.d.comb += self.busy.eq(changes | self.freed)
+        return m
+
+    def _pass_read_data(self, m: Module) -> None:
+        """Passes no data on while a read is being detached, and that of an orphan never."""
+        sent, taken = self.outer.read_data, self.inner.read_data
+        of_orphan = self.orphans.bit_select(sent.payload.tag, 1)
         m.d.comb += [
-            outer.abort.eq(inner.abort),
-            outer.abort_tag.eq(inner.abort_tag),
-            outer.reset.eq(inner.reset),
-            inner.present.eq(outer.present),
-            inner.restarted.eq(outer.restarted),
-            inner.capacity.eq(outer.capacity),
+            taken.payload.eq(sent.payload),
+            taken.valid.eq(sent.valid & ~of_orphan & ~self.detach),
+            sent.ready.eq(of_orphan | (taken.ready & ~self.detach)),
         ]
 
-        # Data: none while a read is being detached, none of an orphan ever.
-        data_of_orphan = orphans.bit_select(outer.read_data.payload.tag, 1)
-        m.d.comb += [
-            inner.read_data.payload.eq(outer.read_data.payload),
-            inner.read_data.valid.eq(outer.read_data.valid & ~data_of_orphan & ~self.detach),
-            outer.read_data.ready.eq(data_of_orphan | (inner.read_data.ready & ~self.detach)),
-        ]
-
-        # Ends: what the drive has offered goes first. `ours`: the end that is offered is ours.
-        ours = Signal()
-        over = Signal()  # it has ended
-        end_of_orphan = orphans.bit_select(outer.completion.payload.tag, 1)
+    def _pass_ends(self, m: Module) -> Value:
+        """Passes ends on, and offers that of the read to detach. An end that the drive has offered
+        goes first. Returns whether something is about to change."""
+        sent, passed, orphans = self.outer.completion, self.inner.completion, self.orphans
+        ours = Signal()  # the end of the read to detach is what is offered
+        over = Signal()  # that read has ended
+        of_orphan = orphans.bit_select(sent.payload.tag, 1)
         offered = Signal()
         begins = Signal()
         taken = Signal()
-        ends = Signal()
+        orphan_ends = Signal()
         m.d.comb += [
-            offered.eq(outer.completion.valid & ~end_of_orphan),
+            offered.eq(sent.valid & ~of_orphan),
             begins.eq(self.detach & ~ours & ~over & ~offered),
-            inner.completion.valid.eq(ours | offered),
-            inner.completion.payload.tag.eq(Mux(ours, self.tag, outer.completion.payload.tag)),
-            inner.completion.payload.status.eq(
-                Mux(ours, DriveStatus.SLOW, outer.completion.payload.status)
-            ),
-            outer.completion.ready.eq(
-                ~ours & (inner.completion.ready | (outer.completion.valid & end_of_orphan))
-            ),
-            taken.eq(inner.completion.valid & inner.completion.ready),
-            ends.eq(outer.completion.valid & outer.completion.ready & end_of_orphan),
-            self.freed.eq(ends | (self.forget & orphans.any())),
-            self.busy.eq(begins | self.freed | (over & ~self.detach)),
+            passed.valid.eq(ours | offered),
+            passed.payload.tag.eq(Mux(ours, self.tag, sent.payload.tag)),
+            passed.payload.status.eq(Mux(ours, DriveStatus.SLOW, sent.payload.status)),
+            sent.ready.eq(~ours & (passed.ready | (sent.valid & of_orphan))),
+            taken.eq(passed.valid & passed.ready),
+            orphan_ends.eq(sent.valid & sent.ready & of_orphan),
+            self.freed.eq(orphan_ends | (self.forget & orphans.any())),
         ]
         m.d.sync += [
             ours.eq((ours | begins) & self.detach & ~taken),
-            over.eq(self.detach & (over | (taken & (inner.completion.payload.tag == self.tag)))),
+            over.eq(self.detach & (over | (taken & (passed.payload.tag == self.tag)))),
         ]
         with m.If(ours & taken):
             m.d.sync += orphans.bit_select(self.tag, 1).eq(1)
-        with m.If(ends):
-            m.d.sync += orphans.bit_select(outer.completion.payload.tag, 1).eq(0)
+        with m.If(orphan_ends):
+            m.d.sync += orphans.bit_select(sent.payload.tag, 1).eq(0)
         with m.If(self.forget):
             m.d.sync += orphans.eq(0)
-        return m
+        return begins | (over & ~self.detach)

@@ -5,12 +5,14 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
+from hdl.drive.recovery.levels import pass_levels
 from hdl.flow.drive_port import DrivePort, drive_completion
 
 
 class Fence(wiring.Component):
-    """Passes everything on; while ``shut``, the port is in reset and the controller sees a drive
-    that takes what it is sent, sends nothing, and ends the commands that ``ending`` names.
+    """Passes everything on, but not while ``shut``. Then the port is in reset, and the controller
+    sees a drive that takes what it is sent, sends nothing, and ends the commands that ``ending``
+    names.
 
     No latency. The link core may change anything it offers in the cycle after ``shut`` has risen.
 
@@ -21,15 +23,20 @@ class Fence(wiring.Component):
 
     Ports
     -----
-    inner, outer
-        The port as the controller and as the link core see it.
+    inner
+        The port as the controller sees it.
+    outer
+        The port as the link core sees it.
     shut
-        Level.
-    ends, ending
-        While ``shut``: a command has ended like this; held until the controller has noticed.
+        Level: the port is in reset.
+    ends
+        Level, only while ``shut``: a command has ended. It lasts until the controller has noticed.
+    ending
+        Which command that is, and how it has ended.
     """
 
     def __init__(self, *, config: Config):
+        self._config = config
         super().__init__(
             {
                 "inner": In(DrivePort(config)),
@@ -43,6 +50,7 @@ class Fence(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         inner, outer, shut = self.inner, self.outer, self.shut
+        pass_levels(m, inner, outer, config=self._config)
         for sent, taken in (
             (inner.command, outer.command),
             (inner.write_data, outer.write_data),
@@ -68,15 +76,6 @@ class Fence(wiring.Component):
                 Mux(shut, self.ending.status, outer.completion.payload.status)
             ),
             outer.completion.ready.eq(inner.completion.ready & ~shut),
-            inner.present.eq(outer.present),
-            inner.restarted.eq(outer.restarted),
-            inner.capacity.eq(outer.capacity),
-            outer.abort.eq(inner.abort),
-            outer.abort_tag.eq(inner.abort_tag),
             outer.reset.eq(shut),
         ]
-        if hasattr(inner, "emulated"):
-            m.d.comb += inner.emulated.eq(outer.emulated)
-        if hasattr(inner, "identity"):
-            m.d.comb += inner.identity.eq(outer.identity)
         return m

@@ -1,17 +1,17 @@
 """Commands that a drive does not end: abort, port reset, and at last the drive is given up."""
 
-from math import ceil
-
-from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
-from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import MAX_DRIVES, TIME_BITS, Config
-from hdl.config.drive_time import MILLISECONDS, longest_ms, tick_shift, ticks
+from hdl.config.drive_time import tick_shift, ticks
 from hdl.drive.records import command_tag
+from hdl.drive.recovery.leniency import Leniency
 from hdl.flow.drive_port import drive_completion
 from hdl.flow.operation import DriveStatus
+from hdl.kit.optional import optional
+from hdl.kit.table import Table
 
 SETTLE_CYCLES = 4
 """From a port's reset to the first command that is ended: what the block control had begun for the
@@ -21,31 +21,32 @@ port is over by then."""
 class Ladder(wiring.Component):
     """Gives every drive command a deadline, and sees to it that it ends.
 
-    A command that has not ended ``command_timeout_ms`` after it was offered to its drive is
-    aborted. If it still has not ended ``abort_timeout_ms`` later, the port is reset: all commands
-    of the port end as ABORTED (whoever sent them sends them again), and nothing is sent meanwhile.
-    The reset lasts until the last beat of their write data has been dropped, which would else be
-    the first of the next block that the port is granted.
-    Commands of a port are aborted once. The next time within ``drive_reset_window_s`` the port is
-    reset at once: a drive that ends every abort but nothing else is no use, and has to be given up
-    before anybody runs out of attempts.
-    A port that has been reset ``drive_resets`` times within the last ``drive_reset_window_s`` is
-    not forgiven another time: its drive is reported on ``fail``, its commands end with GONE, and
-    the port stays in reset until ``failed`` is taken back.
-    Windows follow each other without a gap. At the end of one, all is forgiven but to ports that
-    have had an abort or a reset within `longest_ms`: a drive that hangs is given up in time
-    whenever that begins.
+    If a command has not ended ``command_timeout_ms`` after it was offered to its drive, it is
+    aborted. If it has still not ended ``abort_timeout_ms`` later, the port is reset. All commands
+    of the port then end as ABORTED, and whoever sent them sends them again. Nothing is sent
+    meanwhile. The reset lasts until the last beat of their write data has been dropped. Otherwise
+    that beat would be the first of the next block that the port is granted.
 
-    A read of blocks that can be had ``elsewhere`` and that has not ended after ``slow_read_ms`` is
-    detached from its port (`hdl.drive.recovery.detach`): it has ended as SLOW, and what is left of
-    it in the drive is a command like any other from then on.
+    Commands of a port are aborted once. The next time within ``drive_reset_window_s`` the port is
+    reset at once. A drive that ends every abort but nothing else is no use, and has to be given up
+    before anybody runs out of attempts.
+
+    A port that has been reset ``drive_resets`` times within the last ``drive_reset_window_s`` is
+    not forgiven another time. Its drive is reported on ``fail``, its commands end with GONE, and
+    the port stays in reset until ``failed`` is taken back. `hdl.drive.recovery.leniency.Leniency`
+    says when aborts and resets are forgiven.
+
+    A read of blocks that can be had ``elsewhere`` may take ``slow_read_ms``. If it has not ended by
+    then, it is detached from its port (`hdl.drive.recovery.detach`): it has ended as SLOW. What is
+    left of it in the drive is a command like any other from then on. Without ``slow_read_ms`` no
+    read is detached.
 
     So a command is in a port for `longest_ms` at most, and a drive that ends nothing any more is
-    given up within `given_up_ms`. A tick is at most half of the shortest time;
-    times are kept to a tick, and never too short.
+    given up within `given_up_ms`. A tick is at most half of the shortest time. Times are kept to a
+    tick, and never too short.
 
-    One walk over all tags of all ports each tick, 2 cycles a tag, only while one is in use; 8
-    cycles for each command that a reset ends, as soon as none of its data is on the way.
+    Each tick there is one walk over all tags of all ports, 2 cycles a tag, only while one is in
+    use. Each command that a reset ends takes 8 cycles, as soon as none of its data is on the way.
 
     Parameters
     ----------
@@ -55,34 +56,49 @@ class Ladder(wiring.Component):
 
     Ports
     -----
-    now, deadline, busy
-        Time in clock cycles, when something is due, and whether something is being done.
-    began, begun, elsewhere
-        A pulse: the command has been offered to its port; its blocks can be had from other drives.
+    now
+        Time in clock cycles.
+    deadline
+        When something is due, in clock cycles; all ones if nothing is.
+    busy
+        Something is being done.
+    began
+        A pulse: a command has been offered to its port.
+    begun
+        That command.
+    elsewhere
+        Its blocks can be had from other drives.
     orphans
-        ``drive_tags`` a port: detached, and not ended by the drive.
+        ``drive_tags`` bits a port: reads that have been detached, and that the drive has not ended.
     detaches
         A bit a port: detach the read that ``ending`` names.
-    ended, over
-        A pulse: the command has ended and its data has been moved. Never with ``began``.
+    ended
+        A pulse: a command has ended and its data has been moved. Never with ``began``.
+    over
+        That command.
     failed
         A bit a port: the array tables have given it up.
+    filled
+        A bit a port: write data is on its way to it. What comes while it is ``shut`` is dropped.
     held
         A bit a port: nothing must be sent.
-    abort, abort_tag
-        A pulse to a port: try to end this command. Whether the drive does so does not matter.
-    filled
-        A bit a port: write data is on its way to it; what comes while it is ``shut`` is dropped.
+    abort
+        A pulse to a port: try to end a command. Whether the drive does so does not matter.
+    abort_tag
+        That command.
     shut
         A bit a port: it is in reset (`hdl.drive.recovery.fence.Fence`).
-    ends, ending
-        A bit a port, and how its command has ended.
+    ends
+        A bit a port: one of its commands has ended.
+    ending
+        How that command has ended.
     fail
         Ports that are given up.
     """
 
     def __init__(self, *, config: Config):
         self._config = config
+        ports = config.ports
         super().__init__(
             {
                 "now": In(TIME_BITS),
@@ -107,276 +123,273 @@ class Ladder(wiring.Component):
             }
         )
 
-    def elaborate(self, platform) -> Module:
-        config = self._config
-        m = Module()
-        ports = config.ports
-        shift = tick_shift(config)
-        command_ticks = ticks(config, config.command_timeout_ms)
-        abort_ticks = ticks(config, config.abort_timeout_ms)
-        # Deadlines wrap at more than twice the longest of them.
-        slow_ticks = ticks(config, config.slow_read_ms)
-        due_bits = (2 * max(command_ticks, abort_ticks) + 2).bit_length()
+        # Deadlines, in ticks, wrap at more than twice the longest of them.
+        self._command_ticks = ticks(config, config.command_timeout_ms)
+        self._abort_ticks = ticks(config, config.abort_timeout_ms)
+        self._slow_ticks = ticks(config, config.slow_read_ms or config.command_timeout_ms)
+        longest = max(self._command_ticks, self._abort_ticks)
+        self._due_bits = due_bits = (2 * longest + 2).bit_length()
+
+        # What is known of each command. What differs from port to port is in `Leniency`.
         entry = data.StructLayout(
             {"used": 1, "aborted": 1, "warned": 1, "due": due_bits}
-            | ({"elsewhere": 1, "detached": 1} if config.slow_read_ms else {})
+            | optional(config.slow_read_ms, {"elsewhere": 1, "detached": 1})
         )
-        m.submodules.entries = entries = Memory(
-            shape=entry, depth=1 << command_tag(config).size, init=[]
+        self._commands = Table(entry, 1 << command_tag(config).size)
+        self._leniency = Leniency(config=config)
+
+        self._tick = Signal(due_bits)
+        self._seen = Signal(due_bits)  # the tick of this walk
+        self._any_used = Signal()  # a tag is in use
+
+        # The command at hand, its entry, and its port as a bit.
+        self._command = Signal(command_tag(config))
+        self._found = self._commands.reads[0].data
+        self._port = Signal(ports)
+        self._changes = Signal()  # an entry changes
+        self._changed = Signal()  # one has changed in the cycle before
+        self._void = self._changes | self._changed  # what was read may be of an older entry
+        self._late = Signal()
+        self._orphan = Signal()  # the drive still has it, and has been taken off it
+        self._slow = Signal()  # it is late, and has to be detached
+        self._forgotten = Signal()  # it was detached, and the drive has ended it
+        self._hopeless = Signal()  # an abort has been tried on its port since before it was sent
+        self._is_over = self.ended & (self.over == self._command)
+
+        self._resets = Signal(ports)  # the port that is in reset
+        self._off = Signal(ports)  # ports that have been given up
+        self._dropped = Signal(ports)  # the port that is being given up
+        self._gives_up = Signal()
+        self._again = Signal()  # a command has ended in this pass over the tags of a port
+        self._settle = Signal(range(SETTLE_CYCLES))
+        self._cleared = Signal()
+        self._detaching = Signal()
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.commands = self._commands
+        m.submodules.leniency = self._leniency
+        self._follow_time(m)
+        self._look_at_command(m)
+        self._connect_ports(m)
+        with m.FSM(name="ladder") as fsm:
+            self._clear(m)
+            begins = self._wait(m)
+            self._judge(m)
+            stuck = (fsm.ongoing("END") | self._detaching) & ~self.ended
+            if self._config.slow_read_ms:
+                self._detach(m)
+            self._reset_port(m)
+            self._end_commands(m)
+            waits = fsm.ongoing("WAIT") & ~begins
+        self._note_changes(m)
+        m.d.comb += self.busy.eq(
+            ~(waits | stuck) | self._changes | self.abort.any() | self._leniency.returns.any()
         )
-        read, write = entries.read_port(), entries.write_port()
+        return m
 
-        # Ticks: `seen` is the one that is being walked.
-        tick = Signal(due_bits)
-        seen = Signal(due_bits)
-        any_used = Signal()
-        later = Const(-1, TIME_BITS)
+    def _follow_time(self, m: Module) -> None:
+        """Ticks, and the next of them if there is anything to wait for."""
+        shift = tick_shift(self._config)
+        never = Const(-1, TIME_BITS)
+        next_tick = Cat(Const(0, shift), (self.now >> shift) + 1)
         m.d.comb += [
-            tick.eq(self.now[shift:]),
-            self.deadline.eq(
-                Mux(any_used, Cat(Const(0, shift), (self.now >> shift) + 1), later)
-            ),
+            self._tick.eq(self.now[shift:]),
+            self.deadline.eq(Mux(self._any_used, next_tick, never)),
         ]
 
-        # The entry at hand. What was read is void if an entry has changed since it was asked for.
-        place = Signal(command_tag(config))
-        changes = Signal()
-        changed = Signal()
-        found = read.data
-        late = Signal()
-        mask = Signal(ports)
-        last_tag = place.tag == (1 << config.tag_bits) - 1
+    def _look_at_command(self, m: Module) -> None:
+        """What the entry of the command at hand says of it."""
+        command, found, leniency = self._command, self._found, self._leniency
+        tags = self.orphans.word_select(command.port, self._config.drive_tags)
         m.d.comb += [
-            changes.eq(self.began | self.ended),
-            read.addr.eq(place),
-            late.eq(found.used & ~(seen - found.due)[due_bits - 1]),
-            mask.eq(1 << place.port),
+            self._changes.eq(self.began | self.ended),
+            self._commands.reads[0].address.eq(command),
+            self._late.eq(found.used & ~(self._seen - found.due)[self._due_bits - 1]),
+            self._port.eq(1 << command.port),
+            self._orphan.eq(tags.bit_select(command.tag, 1)),
+            self._slow.eq(self._late & found.elsewhere),
+            # Of a read that has been detached the controller knows nothing any more, so nobody
+            # says that it has ended.
+            self._forgotten.eq(found.used & found.detached & ~self._orphan),
+            # A command that was offered before its port was warned hangs with the one that hung
+            # first.
+            self._hopeless.eq((leniency.warned & self._port).any() & found.warned),
         ]
-        m.d.sync += changed.eq(changes)
+        m.d.sync += self._changed.eq(self._changes)
 
-        # Reads that are slow. Of one that has been detached the controller knows nothing any more,
-        # so nobody says that it has ended.
-        orphan = Signal()
-        slow = Signal()
-        forgotten = Signal()
-        if config.slow_read_ms:
-            tags = self.orphans.word_select(place.port, config.drive_tags)
-            m.d.comb += [
-                orphan.eq(tags.bit_select(place.tag, 1)),
-                slow.eq(late & found.elsewhere),
-                forgotten.eq(found.used & found.detached & ~orphan),
-            ]
-
-        # Aborts and resets, forgiven when the window changes, unless there was one lately: in this
-        # span of time or the one before, each as long as a command can stay in a port.
-        window_shift = min(
-            TIME_BITS - 1, (config.drive_reset_window_s * config.clock_hz - 1).bit_length()
-        )
-        window = Signal(TIME_BITS - window_shift)
-        spent = [Signal(ports, name=f"spent_{number}") for number in range(config.drive_resets)]
-        used_up = Signal()
-        m.d.comb += used_up.eq((spent[-1] & mask).any() if spent else 1)
-        # A command that was offered before its port was warned hangs with the one that hung first.
-        warned = Signal(ports)
-        hopeless = Signal()
-        m.d.comb += hopeless.eq((warned & mask).any() & found.warned)
-        longest = ceil(longest_ms(config) * config.clock_hz / MILLISECONDS)
-        span_shift = longest.bit_length()
-        span = Signal(TIME_BITS - span_shift)
-        now_span = self.now[span_shift:]
-        in_span, before = Signal(ports), Signal(ports)
-        lately = Signal(ports)
-        still, follows = span == now_span, span + 1 == now_span
-        m.d.comb += lately.eq(Mux(still | follows, in_span, 0) | Mux(still, before, 0))
-
-        # What the next walk will forgive is not held against a command that is offered before it.
-        standing, turns = Signal(ports), Signal()
+    def _connect_ports(self, m: Module) -> None:
+        """What the drive ports are told."""
+        leniency, failed = self._leniency, self.failed[: self._config.ports]
         m.d.comb += [
-            turns.eq(window != self.now[window_shift:]),
-            standing.eq(warned & Mux(turns, lately, -1)),
+            self.held.eq(self._resets | (~self._cleared).replicate(self._config.ports)),
+            self.shut.eq(self._resets | self._off),
+            self.ending.tag.eq(self._command.tag),
+            self.ending.status.eq(Mux(self._gives_up, DriveStatus.GONE, DriveStatus.ABORTED)),
+            self.fail.payload.eq(self._command.port),
+            leniency.now.eq(self.now),
+            leniency.port.eq(self._port),
+            leniency.returns.eq(self._off & ~failed),
+        ]
+        m.d.sync += [
+            self._off.eq((self._off | self._dropped) & failed),
+            self.abort.eq(0),
+            self.abort_tag.eq(self._command.tag),
         ]
 
-        resets = Signal(ports)
-        off = Signal(ports)
-        dropped = Signal(ports)
-        cleared = Signal()
-        gives_up = Signal()
-        again = Signal()
-        settle = Signal(range(SETTLE_CYCLES))
-        m.d.sync += off.eq((off | dropped) & self.failed[:ports])
-        m.d.comb += [
-            self.held.eq(resets | (~cleared).replicate(ports)),
-            self.shut.eq(resets | off),
-            self.ending.tag.eq(place.tag),
-            self.ending.status.eq(Mux(gives_up, DriveStatus.GONE, DriveStatus.ABORTED)),
-            self.fail.payload.eq(place.port),
-        ]
-        m.d.sync += [self.abort.eq(0), self.abort_tag.eq(place.tag)]
+    def _note_changes(self, m: Module) -> None:
+        """Commands that begin or end. They go before what the walk notes of the command at hand."""
+        command, found, entries = self._command, self._found, self._commands
+        write = entries.write
+        standing = self._leniency.standing.bit_select(self.begun.port, 1)
+        m.d.comb += write.address.eq(command)
+        with m.If(self._changes):
+            m.d.comb += entries.store(
+                address=Mux(self.began, self.begun.as_value(), self.over.as_value()),
+                used=self.began,
+                aborted=0,
+                # A read that is detached keeps what it was offered with.
+                warned=Mux(self.began, standing, found.warned),
+                due=self._tick + self._command_ticks,
+            )
+            with m.If(self.began & self.elsewhere):
+                m.d.comb += [
+                    write.data.elsewhere.eq(1),
+                    write.data.due.eq(self._tick + self._slow_ticks),
+                ]
+            with m.If(self._detaching & self._is_over & self._orphan):
+                m.d.comb += [write.data.used.eq(1), write.data.detached.eq(1)]
+        with m.If(self.began):
+            m.d.sync += self._any_used.eq(1)
 
-        def go_on() -> None:
-            m.d.sync += place.eq(place.as_value() + 1)
-            m.next = "READ"
-            with m.If(place.as_value().all()):
+    # States. Each method has those of one step, and says which they are.
+
+    def _clear(self, m: Module) -> None:
+        """The state CLEAR: no tag is in use. Memories keep their contents over a reset."""
+        command = self._command.as_value()
+        with m.State("CLEAR"):
+            m.d.comb += self._commands.store()
+            m.d.sync += self._command.eq(command + 1)
+            with m.If(command.all()):
+                m.d.sync += self._cleared.eq(1)
                 m.next = "WAIT"
 
-        with m.FSM(name="ladder") as fsm:
-            # Memories keep their contents over a reset.
-            with m.State("CLEAR"):
-                m.d.comb += write.en.eq(1)
-                m.d.sync += place.eq(place.as_value() + 1)
-                with m.If(place.as_value().all()):
-                    m.d.sync += cleared.eq(1)
-                    m.next = "WAIT"
-            with m.State("WAIT"):
-                with m.If(any_used & (tick != seen)):
-                    m.d.sync += [
-                        seen.eq(tick),
-                        any_used.eq(0),
-                        place.eq(0),
-                        window.eq(self.now[window_shift:]),
-                    ]
-                    with m.If(turns):
-                        m.d.sync += [flags.eq(flags & lately) for flags in (*spent, warned)]
-                    m.d.sync += span.eq(now_span)
-                    with m.If(~still):
-                        m.d.sync += [before.eq(lately), in_span.eq(0)]
-                    m.next = "READ"
-            with m.State("READ"):
-                m.next = "JUDGE"
-            with m.State("JUDGE"):
-                with m.If(found.used):
-                    m.d.sync += any_used.eq(1)
-                with m.If(changes | changed):
-                    m.next = "READ"
-                if config.slow_read_ms:
-                    with m.Elif(forgotten):
-                        m.d.comb += write.en.eq(1)
-                        go_on()
-                with m.Elif(~late):
-                    # What has been forgiven meanwhile is not held against those that are there.
-                    with m.If(found.used & found.warned & ~(warned & mask).any()):
-                        m.d.comb += [
-                            write.data.eq(found),
-                            write.data.warned.eq(0),
-                            write.en.eq(1),
-                        ]
-                    go_on()
-                if config.slow_read_ms:
-                    with m.Elif(slow):
-                        m.next = "DETACH"
-                with m.Elif(~found.aborted & ~hopeless):
-                    m.d.comb += [
-                        write.en.eq(1),
-                        write.data.used.eq(1),
-                        write.data.aborted.eq(1),
-                        write.data.warned.eq(found.warned),
-                        write.data.due.eq(seen + abort_ticks),
-                        *([write.data.detached.eq(found.detached)] if config.slow_read_ms else []),
-                    ]
-                    m.d.sync += [
-                        self.abort.eq(mask),
-                        warned.eq(warned | mask),
-                        in_span.eq(in_span | mask),
-                    ]
-                    go_on()
-                with m.Else():
-                    m.d.sync += [
-                        resets.eq(mask),
-                        gives_up.eq(used_up),
-                        again.eq(0),
-                        settle.eq(0),
-                        place.tag.eq(0),
-                        in_span.eq(in_span | mask),
-                    ]
-                    for flags, fewer in zip(spent, [mask, *spent], strict=False):
-                        m.d.sync += flags.eq(flags | (fewer & mask))
-                    m.next = "SETTLE"
+    def _wait(self, m: Module) -> Value:
+        """The state WAIT, for the next tick. Returns whether a walk can begin."""
+        begins = self._any_used & (self._tick != self._seen)
+        with m.State("WAIT"):
+            with m.If(begins):
+                m.d.comb += self._leniency.walk.eq(1)
+                m.d.sync += [
+                    self._seen.eq(self._tick),
+                    self._any_used.eq(0),
+                    self._command.eq(0),
+                ]
+                m.next = "READ"
+        return begins
 
-            stuck = fsm.ongoing("END")
-            if config.slow_read_ms:
-                stuck |= fsm.ongoing("DETACH")
-                with m.State("DETACH"):
-                    m.d.comb += self.detaches.eq(mask)
-                    with m.If(self.ended & (self.over == place)):
-                        go_on()
+    def _go_on(self, m: Module) -> None:
+        """Ends a state: look at the next command, or wait if this was the last one."""
+        command = self._command.as_value()
+        m.d.sync += self._command.eq(command + 1)
+        m.next = "READ"
+        with m.If(command.all()):
+            m.next = "WAIT"
 
-            # The port is in reset, and what it had is ended, command by command.
-            with m.State("SETTLE"):
-                m.d.sync += settle.eq(settle + 1)
-                with m.If(settle == SETTLE_CYCLES - 1):
-                    m.next = "READ-TAG"
-                    with m.If(gives_up):
-                        m.next = "REPORT"
-            with m.State("REPORT"):
-                m.d.comb += self.fail.valid.eq(1)
-                with m.If(self.fail.ready):
-                    m.next = "READ-TAG"
-            with m.State("READ-TAG"):
-                m.next = "JUDGE-TAG"
-            with m.State("JUDGE-TAG"):
-                with m.If(changes | changed):
-                    m.next = "READ-TAG"
-                if config.slow_read_ms:
-                    with m.Elif(forgotten):
-                        m.d.comb += write.en.eq(1)
-                        m.next = "TURN"
-                with m.Elif(found.used):
-                    m.next = "END"
-                with m.Else():
-                    m.next = "TURN"
-            with m.State("END"):
-                m.d.comb += self.ends.eq(mask)
-                with m.If(self.ended & (self.over == place)):
-                    m.d.sync += again.eq(1)
-                    m.next = "TURN"
-            with m.State("TURN"):
+    def _judge(self, m: Module) -> None:
+        """The states READ and JUDGE: what becomes of the command at hand."""
+        found, entries, leniency = self._found, self._commands, self._leniency
+        with m.State("READ"):
+            m.next = "JUDGE"
+        with m.State("JUDGE"):
+            with m.If(found.used):
+                m.d.sync += self._any_used.eq(1)
+            with m.If(self._void):
+                m.next = "READ"
+            with m.Elif(self._forgotten):
+                m.d.comb += entries.store()
+                self._go_on(m)
+            with m.Elif(~self._late):
+                # What has been forgiven meanwhile is not held against those that are there.
+                with m.If(found.used & found.warned & ~(leniency.warned & self._port).any()):
+                    m.d.comb += entries.store(data=found, warned=0)
+                self._go_on(m)
+            if self._config.slow_read_ms:
+                with m.Elif(self._slow):
+                    m.next = "DETACH"
+            with m.Elif(~found.aborted & ~self._hopeless):
+                m.d.comb += leniency.abort.eq(1)
+                m.d.comb += entries.store(
+                    used=1,
+                    aborted=1,
+                    warned=found.warned,
+                    due=self._seen + self._abort_ticks,
+                    detached=found.detached,
+                )
+                m.d.sync += self.abort.eq(self._port)
+                self._go_on(m)
+            with m.Else():
+                m.d.comb += leniency.reset.eq(1)
+                m.d.sync += [
+                    self._resets.eq(self._port),
+                    self._gives_up.eq(leniency.used_up),
+                    self._again.eq(0),
+                    self._settle.eq(0),
+                    self._command.tag.eq(0),
+                ]
+                m.next = "SETTLE"
+
+    def _detach(self, m: Module) -> None:
+        """The state DETACH: a slow read ends for the controller."""
+        with m.State("DETACH"):
+            m.d.comb += [self._detaching.eq(1), self.detaches.eq(self._port)]
+            with m.If(self._is_over):
+                self._go_on(m)
+
+    def _reset_port(self, m: Module) -> None:
+        """The states SETTLE and REPORT: the port is in reset, and its drive may be given up."""
+        with m.State("SETTLE"):
+            m.d.sync += self._settle.eq(self._settle + 1)
+            with m.If(self._settle == SETTLE_CYCLES - 1):
                 m.next = "READ-TAG"
-                with m.If(last_tag & ~again & (self.filled & mask).any()):
-                    m.next = "TURN"
-                with m.Elif(~last_tag):
-                    m.d.sync += place.tag.eq(place.tag + 1)
-                with m.Elif(again):
-                    # Until none was found: one may have been offered as the port was shut.
-                    m.d.sync += [place.tag.eq(0), again.eq(0)]
-                with m.Else():
-                    m.d.comb += dropped.eq(Mux(gives_up, mask, 0))
-                    m.d.sync += resets.eq(0)
-                    go_on()
+                with m.If(self._gives_up):
+                    m.next = "REPORT"
+        with m.State("REPORT"):
+            m.d.comb += self.fail.valid.eq(1)
+            with m.If(self.fail.ready):
+                m.next = "READ-TAG"
 
-            waits = fsm.ongoing("WAIT") & ~(any_used & (tick != seen))
-            m.d.comb += self.busy.eq(
-                ~(waits | (stuck & ~self.ended))
-                | changes
-                | self.abort.any()
-                | (off & ~self.failed[:ports]).any()
-            )
-
-        m.d.comb += write.addr.eq(place)
-        with m.If(changes):
-            m.d.comb += [
-                write.addr.eq(Mux(self.began, self.begun.as_value(), self.over.as_value())),
-                write.en.eq(1),
-                write.data.used.eq(self.began),
-                write.data.aborted.eq(0),
-                # A read that is detached keeps what it was offered with.
-                write.data.warned.eq(
-                    Mux(self.began, standing.bit_select(self.begun.port, 1), found.warned)
-                ),
-                write.data.due.eq(tick + command_ticks),
-            ]
-            if config.slow_read_ms:
-                with m.If(self.began & self.elsewhere):
-                    m.d.comb += [
-                        write.data.elsewhere.eq(1),
-                        write.data.due.eq(tick + slow_ticks),
-                    ]
-                with m.If(fsm.ongoing("DETACH") & self.ended & (self.over == place) & orphan):
-                    m.d.comb += [write.data.used.eq(1), write.data.detached.eq(1)]
-        with m.If(self.began):
-            m.d.sync += any_used.eq(1)
-        # Another drive, or the same one for the host's asking: nothing is held against it.
-        returns = off & ~self.failed[:ports]
-        for port in range(ports):
-            with m.If(returns[port]):
-                m.d.sync += [flags[port].eq(0) for flags in (*spent, warned)]
-        return m
+    def _end_commands(self, m: Module) -> None:
+        """The states from READ-TAG to TURN: what the port had is ended, command by command."""
+        command, again = self._command, self._again
+        last_tag = command.tag == (1 << self._config.tag_bits) - 1
+        with m.State("READ-TAG"):
+            m.next = "JUDGE-TAG"
+        with m.State("JUDGE-TAG"):
+            with m.If(self._void):
+                m.next = "READ-TAG"
+            with m.Elif(self._forgotten):
+                m.d.comb += self._commands.store()
+                m.next = "TURN"
+            with m.Elif(self._found.used):
+                m.next = "END"
+            with m.Else():
+                m.next = "TURN"
+        with m.State("END"):
+            m.d.comb += self.ends.eq(self._port)
+            with m.If(self._is_over):
+                m.d.sync += again.eq(1)
+                m.next = "TURN"
+        with m.State("TURN"):
+            m.next = "READ-TAG"
+            with m.If(last_tag & ~again & (self.filled & self._port).any()):
+                m.next = "TURN"
+            with m.Elif(~last_tag):
+                m.d.sync += command.tag.eq(command.tag + 1)
+            with m.Elif(again):
+                # Until none was found: one may have been offered as the port was shut.
+                m.d.sync += [command.tag.eq(0), again.eq(0)]
+            with m.Else():
+                m.d.comb += self._dropped.eq(Mux(self._gives_up, self._port, 0))
+                m.d.sync += self._resets.eq(0)
+                self._go_on(m)

@@ -1,8 +1,8 @@
 """Admin commands (NVMe 1.4 section 5)."""
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.hdl import Cat, Module, Mux, Signal, Value, ValueLike
 from amaranth.lib import stream, wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import DWORDS_PER_BLOCK, Config
 from hdl.flow.host_memory import read_request
@@ -22,8 +22,8 @@ from hdl.nvme.codes import (
     status_field,
 )
 from hdl.nvme.pages.catalogue import LISTS, STRUCTURES, log_dwords, logs
+from hdl.nvme.pages.facts import WARNING_BITS
 from hdl.nvme.pages.health import note
-from hdl.nvme.pages.page_words import WARNING_BITS
 from hdl.nvme.pages.sender import send_request
 from hdl.nvme.records import (
     QueueOperation,
@@ -47,6 +47,7 @@ QUEUE_OPERATIONS = {
     AdminOpcode.DELETE_SQ: QueueOperation.DELETE_SQ,
 }
 
+
 class Admin(wiring.Component):
     """Executes one admin command at a time.
 
@@ -58,49 +59,98 @@ class Admin(wiring.Component):
     Ports
     -----
     entry
-        Admin submission queue entries; each is taken when its command has ended, or when an Abort
-        waits for the command that it has aborted.
+        Admin submission queue entries. An entry is taken when its command has ended. The entry of
+        an Abort that waits for the command it has aborted is taken before.
     finish
-        How they ended. An Asynchronous Event Request ends without a completion queue entry.
+        How commands ended. An Asynchronous Event Request ends without a completion queue entry.
     note
-        Those that failed, for the error log, before they end.
-    report, report_posted, report_waits
-        Ended Asynchronous Event Requests (`hdl.nvme.admin.events.Events`), that the one that is
-        being taken gets an entry, and that one waits for room.
-    abort, aborted, found
-        I/O commands that are to be aborted, a pulse when that has been tried, and whether it will
-        end so: then `SlotTable` ends the Abort behind it, and the next command is taken here
-        meanwhile. Not used without `Config.abort_commands`.
-    change, changed
+        Commands that failed, for the error log, before they end.
+    report
+        Ended Asynchronous Event Requests (`hdl.nvme.admin.events.Events`).
+    report_posted
+        The report that is being taken gets a completion queue entry.
+    report_waits
+        A report waits for room in the admin completion queue.
+    misuse
+        As in `hdl.nvme.admin.events.Events`.
+    misuse_value
+        As in `hdl.nvme.admin.events.Events`.
+    warning
+        As in `hdl.nvme.admin.events.Events`.
+    news
+        As in `hdl.nvme.admin.events.Events`.
+    changes
+        As in `hdl.nvme.admin.events.Events`.
+    detached
+        As in `hdl.nvme.admin.namespaces.Namespaces`.
+    probe
+        As in `hdl.nvme.admin.namespaces.Namespaces`.
+    allocated
+        As in `hdl.nvme.admin.namespaces.Namespaces`.
+    read_request
+        As in `hdl.nvme.admin.namespaces.Namespaces`.
+    read_done
+        As in `hdl.nvme.admin.namespaces.Namespaces`.
+    read_error
+        As in `hdl.nvme.admin.namespaces.Namespaces`.
+    parameter
+        As in `hdl.nvme.admin.namespaces.Namespaces`.
+    over
+        As in `hdl.nvme.admin.features.Features`.
+    under
+        As in `hdl.nvme.admin.features.Features`.
+    burst
+        As in `hdl.nvme.admin.features.Features`.
+    threshold
+        As in `hdl.nvme.admin.features.Features`.
+    delay
+        As in `hdl.nvme.admin.features.Features`.
+    uncoalesced
+        As in `hdl.nvme.admin.features.Features`.
+    abort
+        I/O commands that are to be aborted. Not used without `Config.abort_commands`.
+    aborted
+        A pulse: the abort has been tried.
+    found
+        With ``aborted``: the I/O command will end as aborted. Then `SlotTable` ends the Abort
+        behind it, and the next command is taken here meanwhile.
+    change
         Create and delete of I/O queues (`QueueEngine`).
-    send, sent
+    changed
+        Their status fields.
+    send
         Pages for the host (`hdl.nvme.pages.sender.PageSender`).
-    manage_request, manage_response
-        Changes to the tables.
+    sent
+        Their status fields.
+    manage_request
+        Changes to the tables of arrays and volumes.
+    manage_response
+        How these ended.
     entry_sizes_good
         CC has the queue entry sizes that I/O queues need.
     io_queues
         There are I/O queues.
     clear
-        The controller is being reset: features, events and held requests are forgotten.
-    misuse, misuse_value, warning, news, changes
-        As in `hdl.nvme.admin.events.Events`.
-    detached, probe, allocated, read_request, read_done, read_error, parameter
-        As in `hdl.nvme.admin.namespaces.Namespaces`.
-    over, under, burst, threshold, delay, uncoalesced
-        As in `hdl.nvme.admin.features.Features`.
+        The controller is being reset. Features, events and held requests are forgotten.
     write_through
         The host has switched the volatile write cache off.
-    caching, flush, flushed, stored
-        Writes that began before are inside. A level, then: the drives are to be flushed; it stays
-        until answered, and whether all of them have stored what they had.
+    caching
+        Writes that began before that are still inside.
+    flush
+        A level: the drives are to be flushed. It stays until ``flushed``.
+    flushed
+        The flush is answered.
+    stored
+        With ``flushed``: all drives have stored what they had.
     stop
-        The host disables the controller, or shuts it down: nobody waits for drives any more.
+        The host disables the controller or shuts it down. Nobody waits for drives any more.
+    busy
+        Something moves without anybody else being waited for.
 
-    Latency: about 10 cycles for a command without data, that of `PageGenerator` for one with.
+    Latency: about 10 cycles for a command without data, that of `PageGenerator` for one with data.
 
-    Errors: everything that the specification asks for in the commands that are supported; an
-    opcode that is not gets Invalid Command Opcode.
+    Errors: everything that the specification asks for in the commands that are supported. An
+    opcode that is not supported gets Invalid Command Opcode.
     """
 
     def __init__(self, *, config: Config):
@@ -153,25 +203,83 @@ class Admin(wiring.Component):
             }
         )
 
+        self._features = Features(config=config)
+        self._manage = Manage(config=config)
+        self._events = Events(config=config)
+        self._namespaces = Namespaces(config=config)
+
+        # How the command ends. ``posts``: it gets a completion queue entry.
+        self._status = Signal(STATUS_BITS)
+        self._result = Signal(32)
+        self._posts = Signal()
+
+        # Fields of its queue entry, as its opcode has them.
+        command = self.entry.payload
+        self._queue_number = command.cdw10[:16]
+        self._queue_last = command.cdw10[16:]
+        self._upper = command.cdw11[16:]  # the completion queue, or the vector
+        self._structure = command.cdw10[:8]
+        self._log_page = command.cdw10[:8]
+        self._log_length = Cat(command.cdw10[16:], command.cdw11[:16])
+        self._log_offset = Cat(command.cdw12, command.cdw13)
+        self._of_namespace = (command.nsid != 0) & (command.nsid != BROADCAST_NSID)
+        # No command uses SGLs or is fused.
+        self._plain = (command.fuse == 0) & (command.psdt == 0)
+
     def elaborate(self, platform) -> Module:
-        config = self._config
         m = Module()
-        m.submodules.features = features = Features(config=config)
-        m.submodules.manage = manage = Manage(config=config)
-        m.submodules.events = events = Events(config=config)
-        m.submodules.namespaces = namespaces = Namespaces(config=config)
-        wiring.connect(m, wiring.flipped(self.read_request), namespaces.read_request)
-        m.d.comb += [
-            namespaces.allocated.eq(self.allocated),
-            namespaces.read_done.eq(self.read_done),
-            namespaces.read_error.eq(self.read_error),
-            namespaces.parameter.eq(self.parameter),
-            self.probe.eq(namespaces.probe),
-            self.detached.eq(namespaces.detached),
-        ]
-        wiring.connect(m, wiring.flipped(self.report), events.report)
+        m.submodules.features = self._features
+        m.submodules.manage = self._manage
+        m.submodules.events = self._events
+        m.submodules.namespaces = self._namespaces
+        self._connect_features(m)
+        self._connect_events(m)
+        self._connect_tables(m)
+        self._describe_command(m)
+        self._describe_change(m)
+        with m.If(self.flush & self.flushed):
+            m.d.sync += self.flush.eq(0)
+        with m.FSM(name="admin") as fsm:
+            self._take(m)
+            self._dispatch(m)
+            self._hold_request(m)
+            if self._config.abort_commands:
+                self._abort_io(m)
+            self._abort_request(m)
+            self._change_queue(m)
+            self._send_page(m)
+            self._answer_feature(m)
+            self._store_caches(m)
+            self._change_tables(m)
+            self._finish(m)
+            waits = self._waits(fsm)
+        parts = (self._features, self._manage, self._events, self._namespaces)
+        m.d.comb += self.busy.eq(
+            ~waits | (self.flush & self.flushed) | Cat(part.busy for part in parts).any()
+        )
+        return m
+
+    def _connect_features(self, m: Module) -> None:
+        """`Features` looks at the command, and tells its values to the rest of the front end."""
+        features, command = self._features, self.entry.payload
         for name in ("over", "under", "burst", "threshold", "delay", "uncoalesced"):
             m.d.comb += getattr(self, name).eq(getattr(features, name))
+        m.d.comb += [
+            features.feature.eq(command.cdw10[:8]),
+            features.saves.eq(command.cdw10[31]),
+            features.select.eq(command.cdw10[8:11]),
+            features.nsid.eq(command.nsid),
+            features.value.eq(command.cdw11),
+            features.set.eq(command.opcode == AdminOpcode.SET_FEATURES.value),
+            features.io_queues.eq(self.io_queues),
+            features.clear.eq(self.clear),
+            self.write_through.eq(features.write_through),
+        ]
+
+    def _connect_events(self, m: Module) -> None:
+        """What `Events` learns, and the requests that it ends."""
+        events, manage, namespaces = self._events, self._manage, self._namespaces
+        connect(m, flipped(self.report), events.report)
         m.d.comb += [
             events.misuse.eq(self.misuse),
             events.misuse_value.eq(self.misuse_value),
@@ -179,22 +287,167 @@ class Admin(wiring.Component):
             events.posted.eq(self.report_posted),
             events.stalled.eq(self.report_waits),
             events.news.eq(self.news),
-            events.configuration.eq(features.events),
+            events.configuration.eq(self._features.events),
             events.clear.eq(self.clear),
+            events.identifier.eq(self.entry.payload.identifier),
+            events.anew.eq(self._log_offset == 0),
+            events.changed.eq(manage.changed | namespaces.changed),
+            events.namespace.eq(Mux(manage.changed, manage.volume, namespaces.volume)),
             self.changes.eq(events.changes),
         ]
-        wiring.connect(m, wiring.flipped(self.manage_request), manage.manage_request)
-        wiring.connect(m, wiring.flipped(self.manage_response), manage.manage_response)
 
-        entry = self.entry.payload
-        status = Signal(STATUS_BITS)
-        result = Signal(32)
-        posts = Signal()
+    def _connect_tables(self, m: Module) -> None:
+        """`Manage` creates and deletes volumes, `Namespaces` attaches and detaches them."""
+        manage, namespaces, command = self._manage, self._namespaces, self.entry.payload
+        connect(m, flipped(self.manage_request), manage.manage_request)
+        connect(m, flipped(self.manage_response), manage.manage_response)
+        connect(m, flipped(self.read_request), namespaces.read_request)
+        m.d.comb += [
+            manage.entry.eq(command),
+            namespaces.nsid.eq(command.nsid),
+            namespaces.select.eq(command.cdw10),
+            namespaces.prp1.eq(command.prp1),
+            namespaces.created.eq(manage.created),
+            namespaces.created_volume.eq(manage.volume),
+            namespaces.allocated.eq(self.allocated),
+            namespaces.read_done.eq(self.read_done),
+            namespaces.read_error.eq(self.read_error),
+            namespaces.parameter.eq(self.parameter),
+            self.probe.eq(namespaces.probe),
+            self.detached.eq(namespaces.detached),
+        ]
 
-        of_one, may_be_every, of_some, lists_controllers = (
-            Signal(name=name) for name in ("of_one", "may_be_every", "of_some", "of_controllers")
+    def _describe_command(self, m: Module) -> None:
+        """How the command ends, for the host and for the error log, and what an Abort names."""
+        command = self.entry.payload
+        m.d.comb += [
+            *assign(
+                self.finish.payload,
+                queue=0,
+                identifier=command.identifier,
+                status=self._status,
+                result=self._result,
+                post=self._posts,
+            ),
+            *assign(
+                self.note.payload,
+                identifier=command.identifier,
+                status=self._status,
+                nsid=command.nsid,
+            ),
+            *assign(
+                self.abort.payload,
+                queue=self._queue_number,
+                identifier=command.cdw10[16:],
+                by=command.identifier,
+            ),
+        ]
+
+    def _describe_change(self, m: Module) -> None:
+        """What a create or a delete asks of the queues."""
+        command = self.entry.payload
+        m.d.comb += assign(
+            self.change.payload,
+            queue=self._queue_number,
+            page=command.prp1[PAGE_SHIFT:],
+            last=self._queue_last,
+            completion=self._upper,
+            vector=self._upper,
+            interrupt=command.cdw11[1],
         )
-        with m.Switch(entry.cdw10[:8]):
+        with m.Switch(command.opcode):
+            for opcode, operation in QUEUE_OPERATIONS.items():
+                with m.Case(opcode.value):
+                    m.d.comb += self.change.payload.operation.eq(operation)
+
+    def _fail(self, m: Module, code: StatusCode) -> None:
+        """Ends a state: the command ends with ``code``."""
+        m.d.sync += self._status.eq(status_field(code))
+        m.next = "NOTE"
+
+    def _take(self, m: Module) -> None:
+        """The state TAKE: waits for a command."""
+        with m.State("TAKE"):
+            m.d.sync += [
+                self._status.eq(0),
+                self._result.eq(0),
+                self._posts.eq(1),
+            ]
+            with m.If(self.entry.valid):
+                m.next = "DISPATCH"
+
+    def _dispatch(self, m: Module) -> None:
+        """The state DISPATCH: the opcode says what follows. Checks that need no table are made."""
+        opcode = self.entry.payload.opcode
+        with m.State("DISPATCH"):
+            with m.Switch(opcode):
+                for of_queue in QUEUE_OPERATIONS:
+                    with m.Case(of_queue.value):
+                        self._check_queue(
+                            m,
+                            creates=of_queue in (AdminOpcode.CREATE_CQ, AdminOpcode.CREATE_SQ),
+                            on_cq=of_queue == AdminOpcode.CREATE_CQ,
+                        )
+                with m.Case(AdminOpcode.IDENTIFY.value):
+                    self._identify(m)
+                with m.Case(AdminOpcode.GET_LOG_PAGE.value):
+                    self._get_log_page(m)
+                with m.Case(AdminOpcode.LIST.value):
+                    self._list_tables(m)
+                with m.Case(AdminOpcode.SET_FEATURES.value, AdminOpcode.GET_FEATURES.value):
+                    m.d.comb += self._features.look.eq(1)
+                    m.next = "FEATURE"
+                with m.Case(AdminOpcode.ABORT.value):
+                    self._choose_abort(m)
+                with m.Case(AdminOpcode.ASYNC_EVENT_REQUEST.value):
+                    m.next = "HOLD"
+                    with m.If(self._events.full):
+                        self._fail(m, StatusCode.ASYNC_EVENT_LIMIT)
+                with m.Case(AdminOpcode.NAMESPACE_ATTACHMENT.value):
+                    m.d.comb += self._namespaces.start.eq(self._plain)
+                    m.next = "ATTACH"
+                for of_tables in opcodes(self._config):
+                    with m.Case(of_tables.value):
+                        m.d.comb += self._manage.start.eq(self._plain)
+                        m.next = "MANAGE"
+                with m.Default():
+                    self._fail(m, StatusCode.INVALID_OPCODE)
+            with m.If(~self._plain):
+                m.d.comb += self._features.look.eq(0)
+                self._fail(m, StatusCode.INVALID_FIELD)
+
+    def _check_queue(self, m: Module, *, creates: bool, on_cq: bool) -> None:
+        """Checks of a create or a delete that need no queue state, in the order of their
+        importance."""
+        config, command, upper = self._config, self.entry.payload, self._upper
+        queue_number, queue_last = self._queue_number, self._queue_last
+        bad_queue = (queue_number == 0) | (queue_number > config.queue_pairs)
+        bad_size = (
+            (queue_last == 0) | (queue_last >= config.queue_depth) | ~self.entry_sizes_good
+        )
+        checks = [(bad_queue, StatusCode.INVALID_QUEUE)]
+        if creates:
+            checks += [
+                (bad_size, StatusCode.INVALID_QUEUE_SIZE),
+                (~command.cdw11[0], StatusCode.INVALID_FIELD),
+                (command.prp1[:PAGE_SHIFT].any(), StatusCode.INVALID_PRP_OFFSET),
+                (upper > config.queue_pairs, StatusCode.INVALID_VECTOR)
+                if on_cq
+                else ((upper == 0) | (upper > config.queue_pairs), StatusCode.INVALID_QUEUE),
+            ]
+        m.next = "CHANGE"
+        for condition, code in reversed(checks):
+            with m.If(condition):
+                self._fail(m, code)
+
+    def _identify(self, m: Module) -> None:
+        """Identify: the page of its CNS, if the namespace can be one that it is about."""
+        command, structure = self.entry.payload, self._structure
+        of_one = Signal(name="of_one")
+        of_some = Signal(name="of_some")
+        may_be_every = Signal(name="may_be_every")
+        lists_controllers = Signal(name="of_controllers")
+        with m.Switch(structure):
             with m.Case(StructureCode.NAMESPACE.value):
                 m.d.comb += [of_one.eq(1), may_be_every.eq(1)]
             with m.Case(StructureCode.DESCRIPTORS.value, StructureCode.ALLOCATED_NAMESPACE.value):
@@ -207,347 +460,251 @@ class Admin(wiring.Component):
                 StructureCode.ACTIVE_NAMESPACES.value, StructureCode.ALLOCATED_NAMESPACES.value
             ):
                 m.d.comb += of_some.eq(1)
-        queue_number = entry.cdw10[:16]
-        queue_last = entry.cdw10[16:]
-        upper = entry.cdw11[16:]
-        structure = entry.cdw10[:8]
-        log_page = entry.cdw10[:8]
-        log_length = Cat(entry.cdw10[16:], entry.cdw11[:16])
-        log_offset = Cat(entry.cdw12, entry.cdw13)
-        of_namespace = (entry.nsid != 0) & (entry.nsid != BROADCAST_NSID)
+        self._request_page(
+            m,
+            STRUCTURES,
+            structure,
+            otherwise=StatusCode.INVALID_FIELD,
+            dwords=DWORDS_PER_BLOCK,
+            nsid=Mux(structure == StructureCode.CONTROLLERS.value, 0, command.nsid),
+            # No controller has an identifier beyond 0.
+            skip=lists_controllers & command.cdw10[16:].any(),
+        )
+        unknown = (command.nsid == 0) | (command.nsid > self._config.volumes)
+        every = command.nsid == BROADCAST_NSID
+        after_all = command.nsid[1:] == (1 << 31) - 1
+        with m.If((of_one & unknown & ~(may_be_every & every)) | (of_some & after_all)):
+            self._fail(m, StatusCode.INVALID_NAMESPACE)
 
-        m.d.comb += [
-            features.feature.eq(entry.cdw10[:8]),
-            features.saves.eq(entry.cdw10[31]),
-            features.select.eq(entry.cdw10[8:11]),
-            features.nsid.eq(entry.nsid),
-            events.identifier.eq(entry.identifier),
-            events.anew.eq(log_offset == 0),
-            features.value.eq(entry.cdw11),
-            features.set.eq(entry.opcode == AdminOpcode.SET_FEATURES.value),
-            features.io_queues.eq(self.io_queues),
-            features.clear.eq(self.clear),
-            self.write_through.eq(features.write_through),
-            manage.entry.eq(entry),
-            *assign(
-                self.finish.payload,
-                queue=0,
-                identifier=entry.identifier,
-                status=status,
-                result=result,
-                post=posts,
-            ),
-            *assign(
-                self.abort.payload,
-                queue=queue_number,
-                identifier=entry.cdw10[16:],
-                by=entry.identifier,
-            ),
-            *assign(
-                self.note.payload,
-                identifier=entry.identifier,
-                status=status,
-                nsid=entry.nsid,
-            ),
-            *assign(
-                self.change.payload,
-                queue=queue_number,
-                page=entry.prp1[PAGE_SHIFT:],
-                last=queue_last,
-                completion=upper,
-                vector=upper,
-                interrupt=entry.cdw11[1],
-            ),
-        ]
-        m.d.comb += [
-            namespaces.nsid.eq(entry.nsid),
-            namespaces.select.eq(entry.cdw10),
-            namespaces.prp1.eq(entry.prp1),
-            namespaces.created.eq(manage.created),
-            namespaces.created_volume.eq(manage.volume),
-            events.changed.eq(manage.changed | namespaces.changed),
-            events.namespace.eq(Mux(manage.changed, manage.volume, namespaces.volume)),
-        ]
-        with m.Switch(entry.opcode):
-            for opcode, operation in QUEUE_OPERATIONS.items():
-                with m.Case(opcode.value):
-                    m.d.comb += self.change.payload.operation.eq(operation)
+    def _get_log_page(self, m: Module) -> None:
+        """Get Log Page: the part of the log that is asked for, if it lies in the log."""
+        log_length, log_offset = self._log_length, self._log_offset
         log_size = Signal(range(DWORDS_PER_BLOCK + 1))
         known_log = Signal()
-        with m.Switch(log_page):
-            for page, dwords in log_dwords(config).items():
+        with m.Switch(self._log_page):
+            for page, dwords in log_dwords(self._config).items():
                 with m.Case(page.value):
                     m.d.comb += [known_log.eq(1), log_size.eq(dwords)]
+        self._request_page(
+            m,
+            logs(self._config),
+            self._log_page,
+            otherwise=StatusCode.INVALID_LOG_PAGE,
+            dwords=log_length + 1,
+            nsid=0,
+            skip=log_offset[2:],
+        )
+        outside = (
+            (log_length >= DWORDS_PER_BLOCK)
+            | self._of_namespace
+            | log_offset[:2].any()
+            | (log_offset[2:] > log_size)
+        )
+        with m.If(known_log & outside):
+            self._fail(m, StatusCode.INVALID_FIELD)
 
-        def end(code: StatusCode):
-            m.d.sync += status.eq(status_field(code))
-            m.next = "NOTE"
+    def _list_tables(self, m: Module) -> None:
+        """The vendor's LIST: a page of arrays, volumes or drives."""
+        command = self.entry.payload
+        self._request_page(
+            m,
+            LISTS,
+            command.cdw10[:8],
+            otherwise=StatusCode.INVALID_FIELD,
+            dwords=DWORDS_PER_BLOCK,
+            nsid=command.cdw10[8:16],
+        )
 
-        def queue_checks(*, creates: bool, on_cq: bool):
-            """Checks that need no queue state, in the order of their importance."""
-            bad_queue = (queue_number == 0) | (queue_number > config.queue_pairs)
-            checks = [(bad_queue, StatusCode.INVALID_QUEUE)]
-            if creates:
-                checks += [
-                    (
-                        (queue_last == 0)
-                        | (queue_last >= config.queue_depth)
-                        | ~self.entry_sizes_good,
-                        StatusCode.INVALID_QUEUE_SIZE,
-                    ),
-                    (~entry.cdw11[0], StatusCode.INVALID_FIELD),
-                    (entry.prp1[:PAGE_SHIFT].any(), StatusCode.INVALID_PRP_OFFSET),
-                ]
-                if on_cq:
-                    checks += [(upper > config.queue_pairs, StatusCode.INVALID_VECTOR)]
-                else:
-                    checks += [
-                        (
-                            (upper == 0) | (upper > config.queue_pairs),
-                            StatusCode.INVALID_QUEUE,
-                        )
-                    ]
-            m.next = "CHANGE"
-            for condition, code in reversed(checks):
-                with m.If(condition):
-                    end(code)
+    def _request_page(
+        self,
+        m: Module,
+        kinds: dict,
+        code: Value,
+        *,
+        otherwise: StatusCode,
+        dwords: ValueLike,
+        nsid: ValueLike,
+        skip: ValueLike = 0,
+    ) -> None:
+        """Ends a state: the page that ``code`` names is to be sent.
 
-        send = self.send.payload
+        ``kinds``: the page of each code. A code that is not there ends the command with
+        ``otherwise``. The rest is as in `hdl.nvme.pages.sender.send_request`.
+        """
+        command, send = self.entry.payload, self.send.payload
+        m.d.sync += assign(
+            send, dwords=dwords, nsid=nsid, skip=skip, prp1=command.prp1, prp2=command.prp2
+        )
+        with m.Switch(code):
+            for value, kind in kinds.items():
+                with m.Case(value.value):
+                    m.d.sync += send.kind.eq(kind)
+                    m.next = "SEND"
+            with m.Default():
+                self._fail(m, otherwise)
 
-        def send_page(kinds: dict, code, otherwise: StatusCode, dwords, nsid, skip=0):
-            m.d.sync += assign(
-                send, dwords=dwords, nsid=nsid, skip=skip, prp1=entry.prp1, prp2=entry.prp2
-            )
-            with m.Switch(code):
-                for value, kind in kinds.items():
-                    with m.Case(value.value):
-                        m.d.sync += send.kind.eq(kind)
-                        m.next = "SEND"
-                with m.Default():
-                    end(otherwise)
+    def _choose_abort(self, m: Module) -> None:
+        """Abort: the queue says which commands are looked at."""
+        queue_number = self._queue_number
+        m.d.sync += self._result.eq(NOT_ABORTED)
+        m.next = "FINISH"
+        with m.If(queue_number == 0):
+            m.next = "ABORT"
+        if self._config.abort_commands:
+            with m.Elif(queue_number <= self._config.queue_pairs):
+                m.next = "ABORT_IO"
 
-        with m.If(self.flush & self.flushed):
-            m.d.sync += self.flush.eq(0)
+    def _hold_request(self, m: Module) -> None:
+        """The state HOLD: `Events` keeps an Asynchronous Event Request."""
+        with m.State("HOLD"):
+            m.d.comb += self._events.hold.eq(1)
+            m.d.sync += self._posts.eq(0)
+            m.next = "FINISH"
 
-        with m.FSM(name="admin") as fsm:
-            with m.State("TAKE"):
-                m.d.sync += [
-                    status.eq(0),
-                    result.eq(0),
-                    posts.eq(1),
-                ]
-                with m.If(self.entry.valid):
-                    m.next = "DISPATCH"
+    def _abort_io(self, m: Module) -> None:
+        """The states ABORT_IO and ABORTED: `SlotTable` looks for an I/O command. If it finds the
+        command, it ends this Abort as well."""
+        with m.State("ABORT_IO"):
+            m.d.comb += self.abort.valid.eq(1)
+            with m.If(self.abort.ready):
+                m.next = "ABORTED"
 
-            with m.State("DISPATCH"):
-                with m.Switch(entry.opcode):
-                    for opcode in QUEUE_OPERATIONS:
-                        with m.Case(opcode.value):
-                            queue_checks(
-                                creates=opcode in (AdminOpcode.CREATE_CQ, AdminOpcode.CREATE_SQ),
-                                on_cq=opcode == AdminOpcode.CREATE_CQ,
-                            )
-                    with m.Case(AdminOpcode.IDENTIFY.value):
-                        send_page(
-                            STRUCTURES,
-                            structure,
-                            StatusCode.INVALID_FIELD,
-                            DWORDS_PER_BLOCK,
-                            Mux(structure == StructureCode.CONTROLLERS.value, 0, entry.nsid),
-                            # No controller has an identifier beyond 0.
-                            lists_controllers & entry.cdw10[16:].any(),
-                        )
-                        unknown = (entry.nsid == 0) | (entry.nsid > config.volumes)
-                        every = entry.nsid == BROADCAST_NSID
-                        after_all = entry.nsid[1:] == (1 << 31) - 1
-                        with m.If(
-                            (of_one & unknown & ~(may_be_every & every)) | (of_some & after_all)
-                        ):
-                            end(StatusCode.INVALID_NAMESPACE)
-                    with m.Case(AdminOpcode.GET_LOG_PAGE.value):
-                        send_page(
-                            logs(config),
-                            log_page,
-                            StatusCode.INVALID_LOG_PAGE,
-                            log_length + 1,
-                            0,
-                            log_offset[2:],
-                        )
-                        with m.If(
-                            known_log
-                            & (
-                                (log_length >= DWORDS_PER_BLOCK)
-                                | of_namespace
-                                | log_offset[:2].any()
-                                | (log_offset[2:] > log_size)
-                            )
-                        ):
-                            end(StatusCode.INVALID_FIELD)
-                    with m.Case(AdminOpcode.LIST.value):
-                        send_page(
-                            LISTS,
-                            entry.cdw10[:8],
-                            StatusCode.INVALID_FIELD,
-                            DWORDS_PER_BLOCK,
-                            entry.cdw10[8:16],
-                        )
-                    with m.Case(AdminOpcode.SET_FEATURES.value, AdminOpcode.GET_FEATURES.value):
-                        m.d.comb += features.look.eq(1)
-                        m.next = "FEATURE"
-                    with m.Case(AdminOpcode.ABORT.value):
-                        m.d.sync += result.eq(NOT_ABORTED)
-                        m.next = "FINISH"
-                        with m.If(queue_number == 0):
-                            m.next = "ABORT"
-                        if config.abort_commands:
-                            with m.Elif(queue_number <= config.queue_pairs):
-                                m.next = "ABORT_IO"
-                    with m.Case(AdminOpcode.ASYNC_EVENT_REQUEST.value):
-                        m.next = "HOLD"
-                        with m.If(events.full):
-                            end(StatusCode.ASYNC_EVENT_LIMIT)
-                    with m.Case(AdminOpcode.NAMESPACE_ATTACHMENT.value):
-                        m.d.comb += namespaces.start.eq((entry.fuse == 0) & (entry.psdt == 0))
-                        m.next = "ATTACH"
-                    for opcode in opcodes(config):
-                        with m.Case(opcode.value):
-                            m.d.comb += manage.start.eq((entry.fuse == 0) & (entry.psdt == 0))
-                            m.next = "MANAGE"
-                    with m.Default():
-                        end(StatusCode.INVALID_OPCODE)
-                with m.If((entry.fuse != 0) | (entry.psdt != 0)):
-                    m.d.comb += features.look.eq(0)
-                    end(StatusCode.INVALID_FIELD)
-
-            with m.State("HOLD"):
-                m.d.comb += events.hold.eq(1)
-                m.d.sync += posts.eq(0)
+        with m.State("ABORTED"):
+            with m.If(self.aborted):
                 m.next = "FINISH"
-
-            if config.abort_commands:
-                with m.State("ABORT_IO"):
-                    m.d.comb += self.abort.valid.eq(1)
-                    with m.If(self.abort.ready):
-                        m.next = "ABORTED"
-
-                with m.State("ABORTED"):
-                    with m.If(self.aborted):
-                        m.next = "FINISH"
-                        with m.If(self.found):
-                            m.d.comb += self.entry.ready.eq(1)
-                            m.next = "TAKE"
-
-            # Requests that are held are the only admin commands that wait.
-            with m.State("ABORT"):
-                m.d.comb += [
-                    events.abort.eq(1),
-                    events.identifier.eq(entry.cdw10[16:]),
-                ]
-                with m.If(events.aborted):
-                    m.d.sync += result.eq(Mux(events.found, 0, NOT_ABORTED))
-                    m.next = "FINISH"
-
-            with m.State("CHANGE"):
-                m.d.comb += self.change.valid.eq(1)
-                with m.If(self.change.ready):
-                    m.next = "CHANGED"
-
-            with m.State("CHANGED"):
-                m.d.comb += self.changed.ready.eq(1)
-                m.d.sync += status.eq(self.changed.payload)
-                with m.If(self.changed.valid):
-                    m.next = "JUDGE"
-
-            with m.State("SEND"):
-                m.d.comb += self.send.valid.eq(1)
-                with m.If(entry.opcode == AdminOpcode.GET_LOG_PAGE.value):
-                    for event, page in EVENT_LOGS.items():
-                        m.d.comb += events.begun[PLACES[event]].eq(log_page == page.value)
-                with m.If(self.send.ready):
-                    m.next = "SENT"
-
-            with m.State("SENT"):
-                m.d.comb += self.sent.ready.eq(1)
-                m.d.sync += status.eq(self.sent.payload)
-                with m.If(self.sent.valid):
-                    m.next = "JUDGE"
-                    with m.If(
-                        (entry.opcode == AdminOpcode.GET_LOG_PAGE.value)
-                        & ~entry.cdw10[RETAIN_BIT]
-                        & (self.sent.payload == 0)
-                    ):
-                        for event, page in EVENT_LOGS.items():
-                            m.d.comb += events.cleared[PLACES[event]].eq(log_page == page.value)
-
-            with m.State("FEATURE"):
-                m.d.sync += [status.eq(features.status), result.eq(features.result)]
-                m.next = "JUDGE"
-                with m.If(features.stores):
-                    m.next = "DRAIN"
-
-            # The cache is off, so all that has been written must be stored as from now on each
-            # write is before it completes. A flush that nobody waits for goes on.
-            with m.State("DRAIN"):
-                with m.If(self.stop):
-                    m.next = "GIVE-UP"
-                with m.Elif(~self.caching & ~self.flush):
-                    m.d.sync += self.flush.eq(1)
-                    m.next = "STORE"
-
-            with m.State("STORE"):
-                with m.If(self.flushed):
-                    m.next = "JUDGE"
-                    with m.If(~self.stored):
-                        m.d.sync += status.eq(status_field(StatusCode.INTERNAL_ERROR))
-                with m.Elif(self.stop):
-                    m.next = "GIVE-UP"
-
-            with m.State("GIVE-UP"):
-                m.d.sync += status.eq(status_field(StatusCode.COMMAND_INTERRUPTED))
-                m.next = "JUDGE"
-
-            with m.State("MANAGE"):
-                m.d.sync += [status.eq(manage.status), result.eq(manage.result)]
-                with m.If(manage.done):
-                    m.next = "JUDGE"
-
-            with m.State("ATTACH"):
-                m.d.sync += status.eq(namespaces.status)
-                with m.If(namespaces.done):
-                    m.next = "JUDGE"
-
-            with m.State("JUDGE"):
-                m.next = "FINISH"
-                with m.If(status != 0):
-                    m.next = "NOTE"
-
-            with m.State("NOTE"):
-                m.d.comb += self.note.valid.eq(1)
-                with m.If(self.note.ready):
-                    m.next = "FINISH"
-
-            with m.State("FINISH"):
-                m.d.comb += self.finish.valid.eq(1)
-                with m.If(self.finish.ready):
+                with m.If(self.found):
                     m.d.comb += self.entry.ready.eq(1)
                     m.next = "TAKE"
 
-            waits = (
-                (fsm.ongoing("TAKE") & ~self.entry.valid)
-                | (self.change.valid & ~self.change.ready)
-                | (self.abort.valid & ~self.abort.ready)
-                | (fsm.ongoing("CHANGED") & ~self.changed.valid)
-                | (self.send.valid & ~self.send.ready)
-                | (fsm.ongoing("SENT") & ~self.sent.valid)
-                | (fsm.ongoing("MANAGE") & ~manage.done)
-                | (fsm.ongoing("DRAIN") & ~self.stop & (self.caching | self.flush))
-                | (fsm.ongoing("STORE") & ~self.stop & ~self.flushed)
-                | (fsm.ongoing("ATTACH") & ~namespaces.done)
-                | (self.note.valid & ~self.note.ready)
-                | (self.finish.valid & ~self.finish.ready)
-            )
-            parts = (features, manage, events, namespaces)
-            m.d.comb += self.busy.eq(
-                ~waits | (self.flush & self.flushed) | Cat(part.busy for part in parts).any()
-            )
-        return m
+    def _abort_request(self, m: Module) -> None:
+        """The state ABORT: `Events` looks for a request that it holds. Such requests are the only
+        admin commands that wait."""
+        events = self._events
+        with m.State("ABORT"):
+            m.d.comb += [
+                events.abort.eq(1),
+                events.identifier.eq(self.entry.payload.cdw10[16:]),
+            ]
+            with m.If(events.aborted):
+                m.d.sync += self._result.eq(Mux(events.found, 0, NOT_ABORTED))
+                m.next = "FINISH"
+
+    def _change_queue(self, m: Module) -> None:
+        """The states CHANGE and CHANGED: the queues create or delete one."""
+        with m.State("CHANGE"):
+            m.d.comb += self.change.valid.eq(1)
+            with m.If(self.change.ready):
+                m.next = "CHANGED"
+
+        with m.State("CHANGED"):
+            m.d.comb += self.changed.ready.eq(1)
+            m.d.sync += self._status.eq(self.changed.payload)
+            with m.If(self.changed.valid):
+                m.next = "JUDGE"
+
+    def _send_page(self, m: Module) -> None:
+        """The states SEND and SENT: the page is made and sent. `Events` learns of the log pages of
+        events."""
+        command, events, log_page = self.entry.payload, self._events, self._log_page
+        gets_log = command.opcode == AdminOpcode.GET_LOG_PAGE.value
+        with m.State("SEND"):
+            m.d.comb += self.send.valid.eq(1)
+            with m.If(gets_log):
+                for event, page in EVENT_LOGS.items():
+                    m.d.comb += events.begun[PLACES[event]].eq(log_page == page.value)
+            with m.If(self.send.ready):
+                m.next = "SENT"
+
+        with m.State("SENT"):
+            m.d.comb += self.sent.ready.eq(1)
+            m.d.sync += self._status.eq(self.sent.payload)
+            with m.If(self.sent.valid):
+                m.next = "JUDGE"
+                with m.If(gets_log & ~command.cdw10[RETAIN_BIT] & (self.sent.payload == 0)):
+                    for event, page in EVENT_LOGS.items():
+                        m.d.comb += events.cleared[PLACES[event]].eq(log_page == page.value)
+
+    def _answer_feature(self, m: Module) -> None:
+        """The state FEATURE: `Features` answers. If the write cache is off now, it is stored."""
+        features = self._features
+        with m.State("FEATURE"):
+            m.d.sync += [self._status.eq(features.status), self._result.eq(features.result)]
+            m.next = "JUDGE"
+            with m.If(features.stores):
+                m.next = "DRAIN"
+
+    def _store_caches(self, m: Module) -> None:
+        """The states DRAIN, STORE and GIVE-UP.
+
+        The cache is off now. From now on each write is stored before it completes, so all that was
+        written before must be stored too. A flush goes on although nobody waits for it any more.
+        """
+        status = self._status
+        with m.State("DRAIN"):
+            with m.If(self.stop):
+                m.next = "GIVE-UP"
+            with m.Elif(~self.caching & ~self.flush):
+                m.d.sync += self.flush.eq(1)
+                m.next = "STORE"
+
+        with m.State("STORE"):
+            with m.If(self.flushed):
+                m.next = "JUDGE"
+                with m.If(~self.stored):
+                    m.d.sync += status.eq(status_field(StatusCode.INTERNAL_ERROR))
+            with m.Elif(self.stop):
+                m.next = "GIVE-UP"
+
+        with m.State("GIVE-UP"):
+            m.d.sync += status.eq(status_field(StatusCode.COMMAND_INTERRUPTED))
+            m.next = "JUDGE"
+
+    def _change_tables(self, m: Module) -> None:
+        """The states MANAGE and ATTACH: the tables, or what is attached, change."""
+        with m.State("MANAGE"):
+            m.d.sync += [
+                self._status.eq(self._manage.status),
+                self._result.eq(self._manage.result),
+            ]
+            with m.If(self._manage.done):
+                m.next = "JUDGE"
+
+        with m.State("ATTACH"):
+            m.d.sync += self._status.eq(self._namespaces.status)
+            with m.If(self._namespaces.done):
+                m.next = "JUDGE"
+
+    def _finish(self, m: Module) -> None:
+        """The states JUDGE, NOTE and FINISH: a command that failed goes to the error log first."""
+        with m.State("JUDGE"):
+            m.next = "FINISH"
+            with m.If(self._status != 0):
+                m.next = "NOTE"
+
+        with m.State("NOTE"):
+            m.d.comb += self.note.valid.eq(1)
+            with m.If(self.note.ready):
+                m.next = "FINISH"
+
+        with m.State("FINISH"):
+            m.d.comb += self.finish.valid.eq(1)
+            with m.If(self.finish.ready):
+                m.d.comb += self.entry.ready.eq(1)
+                m.next = "TAKE"
+
+    def _waits(self, fsm) -> Value:
+        """Nothing moves in this state until somebody else does something."""
+        return (
+            (fsm.ongoing("TAKE") & ~self.entry.valid)
+            | (self.change.valid & ~self.change.ready)
+            | (self.abort.valid & ~self.abort.ready)
+            | (fsm.ongoing("CHANGED") & ~self.changed.valid)
+            | (self.send.valid & ~self.send.ready)
+            | (fsm.ongoing("SENT") & ~self.sent.valid)
+            | (fsm.ongoing("MANAGE") & ~self._manage.done)
+            | (fsm.ongoing("DRAIN") & ~self.stop & (self.caching | self.flush))
+            | (fsm.ongoing("STORE") & ~self.stop & ~self.flushed)
+            | (fsm.ongoing("ATTACH") & ~self._namespaces.done)
+            | (self.note.valid & ~self.note.ready)
+            | (self.finish.valid & ~self.finish.ready)
+        )

@@ -1,13 +1,14 @@
 """Asynchronous events: requests held for them, and what is reported (NVMe 1.4 section 5.2)."""
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal
-from amaranth.lib import data, memory, stream, wiring
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config, bits_for_count
 from hdl.kit.pick import lowest_set
+from hdl.kit.table import Table
 from hdl.nvme.codes import EventType, LogPage
-from hdl.nvme.pages.page_words import WARNING_BITS
+from hdl.nvme.pages.facts import WARNING_BITS
 
 PLACES = {event: place for place, event in enumerate(EventType)}
 """Types in the order in which they are told, and their places in vectors of a bit a type."""
@@ -15,7 +16,7 @@ PLACES = {event: place for place, event in enumerate(EventType)}
 TYPES = len(PLACES)
 
 NAMESPACE_NOTICE = 8
-"""Bit of Asynchronous Event Configuration (section 5.21.1.11); those below are warnings."""
+"""Bit of Asynchronous Event Configuration (section 5.21.1.11). Those below are warnings."""
 
 CONFIGURATION_BITS = NAMESPACE_NOTICE + 1
 
@@ -23,7 +24,7 @@ INVALID_REGISTER, INVALID_VALUE = 0, 1
 """Information of error events: Write to Invalid Doorbell Register, Invalid Doorbell Write Value."""
 
 SPARE_WARNING, TEMPERATURE_WARNING = 0, 1
-"""Bits of Critical Warning with an event information of their own; that of others is 0."""
+"""Bits of Critical Warning with an event information of their own. That of others is 0."""
 
 LOGS = {
     EventType.ERROR: LogPage.ERROR,
@@ -35,7 +36,10 @@ LOGS = {
 
 
 def report() -> data.StructLayout:
-    """The end of an Asynchronous Event Request, by an event or an Abort; ``result`` is DW0."""
+    """The end of an Asynchronous Event Request, by an event or by an Abort.
+
+    ``result`` is DW0 of its completion queue entry.
+    """
     return data.StructLayout({"identifier": 16, "aborted": 1, "result": 32})
 
 
@@ -43,11 +47,11 @@ class Events(wiring.Component):
     """Holds Asynchronous Event Requests and answers one for each event.
 
     Once an event has been reported, others of its type wait until the host has read the type's log
-    page without Retain Asynchronous Event; that forgets those that have not been reported yet. What
-    comes or is reported after that page was begun need not be in it, so reading it forgets nothing
-    of that (NVMe 1.4, 5.2). Any part of the page will do: a host may read it by several commands,
-    of which only the last one is without Retain Asynchronous Event (5.14). The first of them is
-    that which begins with the page's first byte.
+    page without Retain Asynchronous Event. That read also forgets the events that have not been
+    reported yet. What comes or is reported after that page was begun need not be in it, so reading
+    it forgets nothing of that (NVMe 1.4, 5.2). Any part of the page will do. A host may read it by
+    several commands, of which only the last one is without Retain Asynchronous Event (5.14). The
+    first of them is the one that begins with the page's first byte.
 
     Parameters
     ----------
@@ -56,40 +60,56 @@ class Events(wiring.Component):
 
     Ports
     -----
-    hold, identifier
+    hold
         A pulse: a request to hold. Only while not ``full``, and not during ``abort``.
+    identifier
+        Of the request to hold, or of the one to abort.
     full
-        No more can be held.
-    abort, aborted, found
-        A level until ``aborted``: end the request that has ``identifier``, as aborted. ``aborted``
-        pulses with ``found`` once its entry has been posted (NVMe 1.4, 5.1.1), or without once it
-        has been looked for, or its entry had no room: then it is still held. While ``stalled`` it
-        is not looked for: the Abort may have the place that the report waits for.
-    misuse, misuse_value
-        A pulse: a doorbell was misused, by its value or (0) by writing it at all.
+        No more requests can be held.
+    abort
+        A level until ``aborted``: end the request that has ``identifier``, as aborted. While
+        ``stalled`` it is not looked for, as the Abort may have the place that the report waits for.
+    aborted
+        A pulse. With ``found`` the entry of the request has been posted (NVMe 1.4, 5.1.1). Without,
+        it has been looked for, or its entry had no room. Then it is still held.
+    found
+        With ``aborted``: the request has ended as aborted.
+    misuse
+        A pulse: a doorbell was misused.
+    misuse_value
+        With ``misuse``: by its value. Else by writing it at all.
     warning
         Critical Warning, a level. A bit that appears is an event, if it is configured.
-    changed, namespace
+    changed
         A pulse: a namespace has changed, which is an event, if it is configured.
     news
         A pulse: the state of an array has changed, which is a vendor specific event.
+    namespace
+        With ``changed``: the volume.
     changes
-        Namespaces that have changed since the log of them was begun that the host has read, a bit
-        each.
+        Bit a volume: its namespace has changed since the log of changes was begun that the host has
+        read.
     configuration
         Asynchronous Event Configuration.
-    begun, cleared
-        For each type: its log page is about to be built, with everything that was told here before
-        (it may be 1 for longer); a pulse: that page has been read.
+    begun
+        Bit a type, a pulse or longer: its log page is about to be built. The page will have
+        everything that was told here before.
     anew
         With ``begun``: the page is read from its first byte on.
+    cleared
+        Bit a type, a pulse: its log page has been read.
     clear
-        The controller is being reset: everything is forgotten.
-    report, posted, stalled
-        Ended requests; that the one that is being taken gets an entry; and that one waits for room
-        in the admin completion queue, which no aborted one does.
+        The controller is being reset. Everything is forgotten.
+    report
+        Ended requests.
+    posted
+        The report that is being taken gets an entry.
+    stalled
+        A report waits for room in the admin completion queue. No aborted one does.
+    busy
+        Something moves without anybody else being waited for.
 
-    Latency: 3 cycles from an event to ``report``; ``abort`` takes 2 cycles for each request that
+    Latency: 3 cycles from an event to ``report``. ``abort`` takes 2 cycles for each request that
     can be held, and then what ``report`` takes. Events are never refused.
     """
 
@@ -122,79 +142,124 @@ class Events(wiring.Component):
             }
         )
 
-    def elaborate(self, platform) -> Module:
-        config = self._config
-        m = Module()
+        # The requests that are held.
         limit = config.async_event_limit
-        place_bits = bits_for_count(limit)
-        m.submodules.requests = requests = memory.Memory(shape=16, depth=max(2, limit), init=[])
-        read, write = requests.read_port(), requests.write_port()
-        held = Signal(limit)
-        place = Signal(place_bits)
-        vacant = lowest_set(m, ~held, "vacant")
-        oldest = lowest_set(m, held, "oldest")
+        self._requests = Table(16, max(2, limit))  # their identifiers
+        self._has_request = Signal(limit)  # a bit a place
+        self._request_place = Signal(bits_for_count(limit))  # of the request at hand
+        self._identifier = self._requests.reads[0].data  # of the request at hand, a cycle later
+
+        # Bits a type.
+        self._pending = Signal(TYPES)  # an event has not been told
+        self._masked = Signal(TYPES)  # others wait until the host has read the page
+        self._fresh = Signal(TYPES)  # the event came after the page was begun
+        self._told = Signal(TYPES)  # an event was told after the page was begun
+        self._ready = Signal(TYPES)  # an event may be told
+
+        # What is told of events.
+        self._by_value = Signal()  # a doorbell was misused by its value
+        self._by_heat = Signal()  # the warning is one of temperature
+        self._by_spare = Signal()  # the warning is one of spare
+        self._warns = Signal(WARNING_BITS)  # warnings that are configured
+        self._warned = Signal(WARNING_BITS)  # the same a cycle before
+        self._listed = Signal(config.volumes)  # namespaces in the page that was begun
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.requests = self._requests
+        vacant = lowest_set(m, ~self._has_request, "vacant")
+        oldest = lowest_set(m, self._has_request, "oldest")
+        self._hold(m, vacant)
+        self._follow_pages(m)
+        self._follow_errors(m)
+        self._follow_namespaces(m)
+        with m.If(self.news):
+            self._happens(m, EventType.VENDOR)
+        m.d.comb += self._ready.eq(self._pending & ~self._masked & ~self.cleared)
+        kind = lowest_set(m, self._ready, "kind")
+        result = self._describe(m, kind)
+        tells = self._ready.any() & self._has_request.any()
+        with m.FSM(name="events") as fsm:
+            self._wait(m, tells, oldest, kind, result)
+            self._report(m)
+            self._look(m)
+            self._end(m)
+            waits = (
+                fsm.ongoing("WAIT")
+                & ~tells
+                & ~self.abort
+                & (self._warns == self._warned)
+                & ~self.cleared.any()
+            ) | (self.report.valid & ~self.report.ready & ~self.aborted)
+        m.d.comb += self.busy.eq(~waits | self.hold | self.misuse | self.changed | self.news)
+        with m.If(self.clear):
+            pending, masked, fresh, told = self._pending, self._masked, self._fresh, self._told
+            kept = (self._has_request, pending, masked, fresh, told, self._warned)
+            m.d.sync += Cat(*kept, self.changes, self._listed).eq(0)
+        return m
+
+    def _hold(self, m: Module, vacant: Value) -> None:
+        """A request gets a place."""
         m.d.comb += [
-            self.full.eq(held.all()),
-            write.addr.eq(vacant),
-            write.data.eq(self.identifier),
-            write.en.eq(self.hold),
+            self.full.eq(self._has_request.all()),
+            self._requests.write.address.eq(vacant),
+            self._requests.write.data.eq(self.identifier),
+            self._requests.write.enable.eq(self.hold),
         ]
         with m.If(self.hold):
-            m.d.sync += held.bit_select(vacant, 1).eq(1)
+            m.d.sync += self._has_request.bit_select(vacant, 1).eq(1)
 
-        # What has happened, what has been told; which of that after the type's page was begun.
-        pending, masked = Signal(TYPES), Signal(TYPES)
-        fresh_events, told = Signal(TYPES), Signal(TYPES)
-        listed = Signal(config.volumes)
-        by_value = Signal()
-        by_heat, by_spare = Signal(), Signal()
-        seen = Signal(WARNING_BITS)
-        now = Signal(WARNING_BITS)
-        fresh = Signal(WARNING_BITS)
-        m.d.comb += [
-            now.eq(self.warning & self.configuration[:WARNING_BITS]),
-            fresh.eq(now & ~seen),
-        ]
+    def _follow_pages(self, m: Module) -> None:
+        """What log pages that were begun, or have been read, do to the events of their types."""
         m.d.sync += [
-            seen.eq(now),
-            pending.eq(pending & ~(self.cleared & ~fresh_events)),
-            masked.eq(masked & ~(self.cleared & ~told)),
-            fresh_events.eq(fresh_events & ~Mux(self.anew, self.begun, 0)),
-            told.eq(told & ~self.begun),
+            self._pending.eq(self._pending & ~(self.cleared & ~self._fresh)),
+            self._masked.eq(self._masked & ~(self.cleared & ~self._told)),
+            self._fresh.eq(self._fresh & ~Mux(self.anew, self.begun, 0)),
+            self._told.eq(self._told & ~self.begun),
         ]
 
-        def happens(event: EventType) -> None:
-            m.d.sync += [pending[PLACES[event]].eq(1), fresh_events[PLACES[event]].eq(1)]
+    def _happens(self, m: Module, event: EventType) -> None:
+        """There is an event of this type."""
+        place = PLACES[event]
+        m.d.sync += [self._pending[place].eq(1), self._fresh[place].eq(1)]
 
+    def _follow_errors(self, m: Module) -> None:
+        """Events of doorbells that are misused, and of warnings that appear."""
+        appears = Signal(WARNING_BITS)
+        m.d.comb += [
+            self._warns.eq(self.warning & self.configuration[:WARNING_BITS]),
+            appears.eq(self._warns & ~self._warned),
+        ]
+        m.d.sync += self._warned.eq(self._warns)
         with m.If(self.misuse):
-            happens(EventType.ERROR)
-            with m.If(~fresh_events[PLACES[EventType.ERROR]]):
-                m.d.sync += by_value.eq(self.misuse_value)
-        with m.If(fresh.any()):
-            happens(EventType.HEALTH)
-            with m.If(~fresh_events[PLACES[EventType.HEALTH]]):
+            self._happens(m, EventType.ERROR)
+            with m.If(~self._fresh[PLACES[EventType.ERROR]]):
+                m.d.sync += self._by_value.eq(self.misuse_value)
+        with m.If(appears.any()):
+            self._happens(m, EventType.HEALTH)
+            with m.If(~self._fresh[PLACES[EventType.HEALTH]]):
                 m.d.sync += [
-                    by_heat.eq(fresh[TEMPERATURE_WARNING]),
-                    by_spare.eq(fresh[SPARE_WARNING]),
+                    self._by_heat.eq(appears[TEMPERATURE_WARNING]),
+                    self._by_spare.eq(appears[SPARE_WARNING]),
                 ]
-        with m.If(self.begun[PLACES[EventType.NOTICE]] & self.anew):
-            m.d.sync += listed.eq(self.changes)
-        with m.If(self.cleared[PLACES[EventType.NOTICE]]):
-            m.d.sync += self.changes.eq(self.changes & ~listed)
+
+    def _follow_namespaces(self, m: Module) -> None:
+        """Events of namespaces that change, and which have changed since the host was told."""
+        notice = PLACES[EventType.NOTICE]
+        with m.If(self.begun[notice] & self.anew):
+            m.d.sync += self._listed.eq(self.changes)
+        with m.If(self.cleared[notice]):
+            m.d.sync += self.changes.eq(self.changes & ~self._listed)
         with m.If(self.changed):
             m.d.sync += [
                 self.changes.bit_select(self.namespace, 1).eq(1),
-                listed.bit_select(self.namespace, 1).eq(0),
+                self._listed.bit_select(self.namespace, 1).eq(0),
             ]
             with m.If(self.configuration[NAMESPACE_NOTICE]):
-                happens(EventType.NOTICE)
+                self._happens(m, EventType.NOTICE)
 
-        with m.If(self.news):
-            happens(EventType.VENDOR)
-
-        ready = Signal(TYPES)
-        m.d.comb += ready.eq(pending & ~masked & ~self.cleared)
-        kind = lowest_set(m, ready, "kind")
+    def _describe(self, m: Module, kind: Value) -> Value:
+        """DW0 of the request that tells the event of type ``kind``."""
         information = Signal(2)
         log = Signal(8)
         code = Signal(EventType)
@@ -204,86 +269,80 @@ class Events(wiring.Component):
                     m.d.comb += [log.eq(page.value), code.eq(event)]
         with m.Switch(kind):
             with m.Case(PLACES[EventType.ERROR]):
-                m.d.comb += information.eq(by_value)
+                m.d.comb += information.eq(self._by_value)
             with m.Case(PLACES[EventType.HEALTH]):
-                m.d.comb += information.eq(Mux(by_spare, 2, by_heat))
+                m.d.comb += information.eq(Mux(self._by_spare, 2, self._by_heat))
+        return Cat(code.as_value(), Const(0, 5), information, Const(0, 6), log)
 
+    def _wait(self, m: Module, tells: Value, oldest: Value, kind: Value, result: Value) -> None:
+        """The state WAIT, in which an Abort or an event of type ``kind`` is taken."""
         out = self.report.payload
-        with m.FSM(name="events") as fsm:
-            with m.State("WAIT"):
-                m.d.sync += [out.aborted.eq(0), place.eq(oldest)]
-                with m.If(self.abort):
-                    m.d.sync += place.eq(0)
-                    m.next = "LOOK"
-                with m.Elif(ready.any() & held.any()):
-                    m.d.sync += [
-                        out.result.eq(
-                            Cat(code.as_value(), Const(0, 5), information, Const(0, 6), log)
-                        ),
-                        masked.bit_select(kind, 1).eq(1),
-                        told.bit_select(kind, 1).eq(1),
-                        pending.bit_select(kind, 1).eq(0),
-                        fresh_events.bit_select(kind, 1).eq(0),
-                    ]
-                    m.next = "LOAD"
-
-            with m.State("LOAD"):
-                m.d.comb += read.addr.eq(place)
-                m.next = "TAKE"
-
-            with m.State("TAKE"):
-                m.d.sync += [out.identifier.eq(read.data), held.bit_select(place, 1).eq(0)]
-                m.next = "REPORT"
-
-            with m.State("REPORT"):
-                m.d.comb += [self.report.valid.eq(1), self.aborted.eq(self.abort & self.stalled)]
-                with m.If(self.report.ready):
-                    m.next = "WAIT"
-
-            # Abort: every place is looked at.
-            with m.State("LOOK"):
-                m.d.comb += read.addr.eq(place)
-                m.next = "COMPARE"
-
-            with m.State("COMPARE"):
-                hit = held.bit_select(place, 1) & (read.data == self.identifier)
+        with m.State("WAIT"):
+            m.d.sync += [out.aborted.eq(0), self._request_place.eq(oldest)]
+            with m.If(self.abort):
+                m.d.sync += self._request_place.eq(0)
                 m.next = "LOOK"
-                with m.If(hit):
-                    m.d.sync += [
-                        out.result.eq(0),
-                        out.aborted.eq(1),
-                        out.identifier.eq(read.data),
-                    ]
-                    m.next = "END"
-                with m.Else():
-                    m.d.sync += place.eq(place + 1)
-                    with m.If(place == limit - 1):
-                        m.d.comb += self.aborted.eq(1)
-                        m.next = "WAIT"
-
-            with m.State("END"):
-                m.d.comb += [
-                    self.report.valid.eq(1),
-                    self.aborted.eq(self.report.ready),
-                    self.found.eq(self.posted),
+            with m.Elif(tells):
+                m.d.sync += [
+                    out.result.eq(result),
+                    self._masked.bit_select(kind, 1).eq(1),
+                    self._told.bit_select(kind, 1).eq(1),
+                    self._pending.bit_select(kind, 1).eq(0),
+                    self._fresh.bit_select(kind, 1).eq(0),
                 ]
-                with m.If(self.report.ready):
-                    with m.If(self.posted):
-                        m.d.sync += held.bit_select(place, 1).eq(0)
+                m.next = "LOAD"
+
+    def _report(self, m: Module) -> None:
+        """The states LOAD and TAKE, in which the oldest request is taken, and REPORT, in which it
+        ends. An Abort that comes while the report is stalled is not looked for."""
+        with m.State("LOAD"):
+            m.d.comb += self._requests.reads[0].address.eq(self._request_place)
+            m.next = "TAKE"
+
+        with m.State("TAKE"):
+            m.d.sync += [
+                self.report.payload.identifier.eq(self._identifier),
+                self._has_request.bit_select(self._request_place, 1).eq(0),
+            ]
+            m.next = "REPORT"
+
+        with m.State("REPORT"):
+            m.d.comb += [self.report.valid.eq(1), self.aborted.eq(self.abort & self.stalled)]
+            with m.If(self.report.ready):
+                m.next = "WAIT"
+
+    def _look(self, m: Module) -> None:
+        """The states LOOK and COMPARE: an Abort looks at every place."""
+        request_place, out = self._request_place, self.report.payload
+        with m.State("LOOK"):
+            m.d.comb += self._requests.reads[0].address.eq(request_place)
+            m.next = "COMPARE"
+
+        with m.State("COMPARE"):
+            there = self._has_request.bit_select(request_place, 1)
+            m.next = "LOOK"
+            with m.If(there & (self._identifier == self.identifier)):
+                m.d.sync += [
+                    out.result.eq(0),
+                    out.aborted.eq(1),
+                    out.identifier.eq(self._identifier),
+                ]
+                m.next = "END"
+            with m.Else():
+                m.d.sync += request_place.eq(request_place + 1)
+                with m.If(request_place == self._config.async_event_limit - 1):
+                    m.d.comb += self.aborted.eq(1)
                     m.next = "WAIT"
 
-            waits = (
-                fsm.ongoing("WAIT")
-                & ~(ready.any() & held.any())
-                & ~self.abort
-                & (now == seen)
-                & ~self.cleared.any()
-            ) | (self.report.valid & ~self.report.ready & ~self.aborted)
-            m.d.comb += self.busy.eq(
-                ~waits | self.hold | self.misuse | self.changed | self.news
-            )
-        with m.If(self.clear):
-            m.d.sync += Cat(
-                held, pending, masked, fresh_events, told, seen, self.changes, listed
-            ).eq(0)
-        return m
+    def _end(self, m: Module) -> None:
+        """The state END: the request that an Abort has found ends, if its entry has room."""
+        with m.State("END"):
+            m.d.comb += [
+                self.report.valid.eq(1),
+                self.aborted.eq(self.report.ready),
+                self.found.eq(self.posted),
+            ]
+            with m.If(self.report.ready):
+                with m.If(self.posted):
+                    m.d.sync += self._has_request.bit_select(self._request_place, 1).eq(0)
+                m.next = "WAIT"

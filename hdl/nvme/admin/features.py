@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal
-from amaranth.lib import enum, memory, wiring
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
+from amaranth.lib import enum, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
+from hdl.kit.table import Table
 from hdl.nvme.admin.events import CONFIGURATION_BITS
 from hdl.nvme.codes import (
     BROADCAST_NSID,
@@ -20,7 +21,7 @@ from hdl.nvme.records import FETCH_ENTRIES
 
 FEATURES = 16
 UNDER_THRESHOLD = 0x0F
-"""Place in the memory of the under temperature threshold; the over threshold is at its FID."""
+"""Where the under temperature threshold is in the table. The over threshold is at its FID."""
 
 ALL_SENSORS = 0xF
 """TMPSEL of a Set Features for every temperature sensor that there is."""
@@ -76,33 +77,53 @@ class Features(wiring.Component):
 
     Ports
     -----
-    feature, select, saves, value, nsid
-        FID, SEL, SV, CDW11 and NSID of the command, held from ``look`` on for 2 cycles.
-    look, set
-        A pulse: a command is at hand; it is a Set.
-    status, result
-        Hold 1 cycle after ``look``: the status field, and DW0 of the completion.
+    feature
+        FID of the command. This and the next four are held from ``look`` on for 2 cycles.
+    select
+        SEL of the command.
+    saves
+        SV of the command.
+    value
+        CDW11 of the command.
+    nsid
+        NSID of the command.
+    look
+        A pulse: a command is at hand.
+    set
+        With ``look``: it is a Set Features, else a Get Features.
+    status
+        The status field, 1 cycle after ``look``.
+    result
+        DW0 of the completion, 1 cycle after ``look``.
     io_queues
-        I/O queues exist: their number cannot be changed any more.
+        I/O queues exist. Their number cannot be changed any more.
     clear
-        Back to initial values.
-    write_through, stores
-        The host has switched the volatile write cache off; a pulse with ``status``: by this
-        command, so that what is in the caches must be stored.
-    over, under
-        Temperature thresholds in kelvin.
+        All features go back to their initial values.
+    write_through
+        The host has switched the volatile write cache off.
+    stores
+        A pulse with ``status``: it does so by this command, so what is in the caches must be
+        stored.
+    over
+        Temperature threshold in kelvin, for what is at least as warm.
+    under
+        Temperature threshold in kelvin, for what is at most as warm.
     events
         Asynchronous Event Configuration.
     burst
-        Arbitration Burst: log2 of the entries fetched at once, 7 for no limit.
-    threshold, delay
-        Interrupt Coalescing: entries - 1, and time in 100 us.
+        Arbitration Burst: log2 of the entries that are fetched at once, 7 for no limit.
+    threshold
+        Interrupt Coalescing: entries - 1.
+    delay
+        Interrupt Coalescing: time in 100 us.
     uncoalesced
-        Vectors whose interrupts must not wait.
+        Bit a vector: its interrupts must not wait.
+    busy
+        A command is being looked at.
 
     Errors: Invalid Field for a feature, selection, sensor or vector that is not there, and for bits
-    that are reserved; Not Saveable; Not Changeable for Error Recovery; Not Namespace Specific for a
-    Set of one namespace; Command Sequence Error for Number of Queues too late.
+    that are reserved. Not Saveable. Not Changeable for Error Recovery. Not Namespace Specific for a
+    Set of one namespace. Command Sequence Error for a Number of Queues that comes too late.
     """
 
     def __init__(self, *, config: Config):
@@ -133,121 +154,160 @@ class Features(wiring.Component):
             }
         )
 
+        # Values.
+        self._values = Table(32, FEATURES)
+        self._written = Signal(FEATURES)  # a bit a value
+        self._address = Signal(range(FEATURES))  # of the feature's value
+        # The command.
+        self._looked = Signal()  # it came in the last cycle
+        self._setting = Signal()  # it is a Set
+        self._current = self.select == Select.CURRENT.value  # of a Get: of the current value
+
+        # The rule of the feature.
+        self._ruled = Signal()  # there is one
+        self._settled = Signal()  # nothing may be changed
+        self._initial = Signal(32)  # its value after a reset
+        self._fixed = Signal(32)  # bits that may not be changed
+        self._is_vector = self._is(Feature.INTERRUPT_VECTOR)
+        self._is_queues = self._is(Feature.NUMBER_OF_QUEUES)
+        # The threshold is the one for what is too cold, not for what is too warm.
+        self._is_under = self._is(Feature.TEMPERATURE_THRESHOLD) & self.value[20]
+        self._vector = self.value[:16]
+        self._vector_bit = self._vector[: config.queue_pairs.bit_length()]
+
     def elaborate(self, platform) -> Module:
-        config = self._config
         m = Module()
-        m.submodules.values = values = memory.Memory(shape=32, depth=FEATURES, init=[])
-        read, write = values.read_port(), values.write_port()
-        written = Signal(FEATURES)
-        looked, setting = Signal(), Signal()
-        initial, fixed = Signal(32), Signal(32)
-        plain, settled = Signal(), Signal()
-        pairs = config.queue_pairs - 1
-        address = Signal(range(FEATURES))
-        m.d.sync += [looked.eq(self.look), setting.eq(self.set)]
-        m.d.comb += [
-            address.eq(self.feature),
-            read.addr.eq(address),
-            write.addr.eq(address),
-            write.data.eq(self.value),
-            self.busy.eq(self.look | looked),
-        ]
-
-        def refuse(code: StatusCode):
-            m.d.comb += self.status.eq(status_field(code))
-
-        def is_(feature: Feature):
-            return self.feature == feature.value
-
-        # Temperature thresholds: two, of one sensor.
-        sensor, side = self.value[16:20], self.value[20:22]
-        no_sensor = is_(Feature.TEMPERATURE_THRESHOLD) & (
-            side[1] | ((sensor != 0) & ~(setting & (sensor == ALL_SENSORS)))
-        )
-        with m.If(is_(Feature.TEMPERATURE_THRESHOLD) & side[0]):
-            m.d.comb += address.eq(UNDER_THRESHOLD)
-
-        with m.Switch(self.feature):
-            for feature, rule in RULES.items():
-                with m.Case(feature.value):
-                    m.d.comb += [
-                        plain.eq(1),
-                        settled.eq(rule.changeable == 0),
-                        initial.eq(rule.initial),
-                        fixed.eq(~rule.changeable),
-                    ]
-        with m.If(is_(Feature.TEMPERATURE_THRESHOLD) & side[0]):
-            m.d.comb += initial.eq(0)
-        compared = Mux(is_(Feature.TEMPERATURE_THRESHOLD), 0, initial)
-
-        vector = self.value[:16]
-        vector_bit = vector[: (config.queue_pairs).bit_length()]
-        is_vector = is_(Feature.INTERRUPT_VECTOR)
-        is_queues = is_(Feature.NUMBER_OF_QUEUES)
-        current = self.select == Select.CURRENT.value
-        of_namespace = (self.nsid != 0) & (self.nsid != BROADCAST_NSID)
-
-        with m.If(~(plain | is_vector | is_queues)):
-            refuse(StatusCode.INVALID_FIELD)
-        with m.Elif(setting & self.saves):
-            refuse(StatusCode.FEATURE_NOT_SAVEABLE)
-        with m.Elif(setting & of_namespace):
-            refuse(StatusCode.FEATURE_NOT_NAMESPACE_SPECIFIC)
-        with m.Elif(~setting & self.select[2]):
-            refuse(StatusCode.INVALID_FIELD)
-        with m.Elif(~setting & (self.select == Select.SUPPORTED.value)):
-            m.d.comb += self.result.eq(Mux(settled, 0, CHANGEABLE))
-        with m.Elif(no_sensor | (is_vector & (vector > config.queue_pairs))):
-            refuse(StatusCode.INVALID_FIELD)
-        with m.Elif(plain & setting):
-            with m.If(((self.value ^ compared) & fixed) != 0):
-                refuse(StatusCode.INVALID_FIELD)
-                with m.If(settled):
-                    refuse(StatusCode.FEATURE_NOT_CHANGEABLE)
-            with m.Elif(looked):
-                m.d.comb += write.en.eq(1)
-                m.d.sync += written.bit_select(address, 1).eq(1)
-                with m.Switch(self.feature):
-                    with m.Case(Feature.ARBITRATION.value):
-                        m.d.sync += self.burst.eq(self.value)
-                    with m.Case(Feature.TEMPERATURE_THRESHOLD.value):
-                        with m.If(side[0]):
-                            m.d.sync += self.under.eq(self.value)
-                        with m.Else():
-                            m.d.sync += self.over.eq(self.value)
-                    with m.Case(Feature.VOLATILE_WRITE_CACHE.value):
-                        m.d.sync += self.write_through.eq(~self.value[0])
-                        m.d.comb += self.stores.eq(~self.value[0])
-                    with m.Case(Feature.INTERRUPT_COALESCING.value):
-                        m.d.sync += Cat(self.threshold, self.delay).eq(self.value)
-                    with m.Case(Feature.ASYNC_EVENT.value):
-                        m.d.sync += self.events.eq(self.value)
-        with m.Elif(plain):
-            known = written.bit_select(address, 1) & current
-            m.d.comb += self.result.eq(Mux(known, read.data, initial))
-            with m.If(is_(Feature.TEMPERATURE_THRESHOLD)):
-                m.d.comb += self.result[16:].eq(0)
-        with m.Elif(is_queues):
-            m.d.comb += self.result.eq(Cat(Const(pairs, 16), Const(pairs, 16)))
-            with m.If(setting):
-                with m.If(self.io_queues):
-                    refuse(StatusCode.COMMAND_SEQUENCE)
-                with m.Elif((vector == NO_COUNT) | (self.value[16:] == NO_COUNT)):
-                    refuse(StatusCode.INVALID_FIELD)
-        with m.Elif(setting):
-            with m.If(self.value[DISABLED_BIT + 1 :].any()):
-                refuse(StatusCode.INVALID_FIELD)
-            with m.Elif(looked):
-                m.d.sync += self.uncoalesced.bit_select(vector_bit, 1).eq(self.value[DISABLED_BIT])
-        with m.Else():
-            disabled = self.uncoalesced.bit_select(vector_bit, 1) & current
-            m.d.comb += self.result.eq(Cat(vector, disabled))
-
+        m.submodules.values = self._values
+        m.d.sync += [self._looked.eq(self.look), self._setting.eq(self.set)]
+        m.d.comb += self.busy.eq(self.look | self._looked)
+        self._find_value(m)
+        self._find_rule(m)
+        self._answer(m)
         with m.If(self.clear):
             m.d.sync += [
-                Cat(written, self.write_through, self.under, self.events).eq(0),
+                Cat(self._written, self.write_through, self.under, self.events).eq(0),
                 Cat(self.threshold, self.delay, self.uncoalesced).eq(0),
                 self.over.eq(WARNING_KELVIN),
                 self.burst.eq(RULES[Feature.ARBITRATION].initial),
             ]
         return m
+
+    def _is(self, feature: Feature) -> Value:
+        """The command is of ``feature``."""
+        return self.feature == feature.value
+
+    def _find_value(self, m: Module) -> None:
+        """Where the feature's value is kept."""
+        m.d.comb += [
+            self._address.eq(self.feature),
+            self._values.reads[0].address.eq(self._address),
+            self._values.write.address.eq(self._address),
+            self._values.write.data.eq(self.value),
+        ]
+        with m.If(self._is_under):
+            m.d.comb += self._address.eq(UNDER_THRESHOLD)
+
+    def _find_rule(self, m: Module) -> None:
+        """What may be changed of the feature."""
+        with m.Switch(self.feature):
+            for feature, rule in RULES.items():
+                with m.Case(feature.value):
+                    m.d.comb += [
+                        self._ruled.eq(1),
+                        self._settled.eq(rule.changeable == 0),
+                        self._initial.eq(rule.initial),
+                        self._fixed.eq(~rule.changeable),
+                    ]
+        with m.If(self._is_under):
+            m.d.comb += self._initial.eq(0)
+
+    def _refuse(self, m: Module, code: StatusCode) -> None:
+        """The command ends with ``code``."""
+        m.d.comb += self.status.eq(status_field(code))
+
+    def _answer(self, m: Module) -> None:
+        """Checks the command, the first reason to refuse it counts, and does it."""
+        setting, ruled = self._setting, self._ruled
+        of_namespace = (self.nsid != 0) & (self.nsid != BROADCAST_NSID)
+        # Temperature thresholds: two, of one sensor.
+        sensor, side = self.value[16:20], self.value[20:22]
+        no_sensor = self._is(Feature.TEMPERATURE_THRESHOLD) & (
+            side[1] | ((sensor != 0) & ~(setting & (sensor == ALL_SENSORS)))
+        )
+        no_vector = self._is_vector & (self._vector > self._config.queue_pairs)
+        with m.If(~(ruled | self._is_vector | self._is_queues)):
+            self._refuse(m, StatusCode.INVALID_FIELD)
+        with m.Elif(setting & self.saves):
+            self._refuse(m, StatusCode.FEATURE_NOT_SAVEABLE)
+        with m.Elif(setting & of_namespace):
+            self._refuse(m, StatusCode.FEATURE_NOT_NAMESPACE_SPECIFIC)
+        with m.Elif(~setting & self.select[2]):
+            self._refuse(m, StatusCode.INVALID_FIELD)
+        with m.Elif(~setting & (self.select == Select.SUPPORTED.value)):
+            m.d.comb += self.result.eq(Mux(self._settled, 0, CHANGEABLE))
+        with m.Elif(no_sensor | no_vector):
+            self._refuse(m, StatusCode.INVALID_FIELD)
+        with m.Elif(ruled & setting):
+            self._set_value(m)
+        with m.Elif(ruled):
+            self._get_value(m)
+        with m.Elif(self._is_queues):
+            self._answer_queues(m)
+        with m.Elif(setting):
+            self._set_vector(m)
+        with m.Else():
+            disabled = self.uncoalesced.bit_select(self._vector_bit, 1) & self._current
+            m.d.comb += self.result.eq(Cat(self._vector, disabled))
+
+    def _set_value(self, m: Module) -> None:
+        """Set Features of a feature with a rule."""
+        value, is_threshold = self.value, self._is(Feature.TEMPERATURE_THRESHOLD)
+        compared = Mux(is_threshold, 0, self._initial)
+        with m.If(((value ^ compared) & self._fixed) != 0):
+            self._refuse(m, StatusCode.INVALID_FIELD)
+            with m.If(self._settled):
+                self._refuse(m, StatusCode.FEATURE_NOT_CHANGEABLE)
+        with m.Elif(self._looked):
+            m.d.comb += self._values.store()
+            m.d.sync += self._written.bit_select(self._address, 1).eq(1)
+            with m.Switch(self.feature):
+                with m.Case(Feature.ARBITRATION.value):
+                    m.d.sync += self.burst.eq(value)
+                with m.Case(Feature.TEMPERATURE_THRESHOLD.value):
+                    with m.If(value[20]):
+                        m.d.sync += self.under.eq(value)
+                    with m.Else():
+                        m.d.sync += self.over.eq(value)
+                with m.Case(Feature.VOLATILE_WRITE_CACHE.value):
+                    m.d.sync += self.write_through.eq(~value[0])
+                    m.d.comb += self.stores.eq(~value[0])
+                with m.Case(Feature.INTERRUPT_COALESCING.value):
+                    m.d.sync += Cat(self.threshold, self.delay).eq(value)
+                with m.Case(Feature.ASYNC_EVENT.value):
+                    m.d.sync += self.events.eq(value)
+
+    def _get_value(self, m: Module) -> None:
+        """Get Features of a feature with a rule."""
+        known = self._written.bit_select(self._address, 1) & self._current
+        m.d.comb += self.result.eq(Mux(known, self._values.reads[0].data, self._initial))
+        with m.If(self._is(Feature.TEMPERATURE_THRESHOLD)):
+            m.d.comb += self.result[16:].eq(0)
+
+    def _answer_queues(self, m: Module) -> None:
+        """Number of Queues: as many as there are, whatever is asked for."""
+        pairs = self._config.queue_pairs - 1
+        m.d.comb += self.result.eq(Cat(Const(pairs, 16), Const(pairs, 16)))
+        with m.If(self._setting):
+            with m.If(self.io_queues):
+                self._refuse(m, StatusCode.COMMAND_SEQUENCE)
+            with m.Elif((self.value[:16] == NO_COUNT) | (self.value[16:] == NO_COUNT)):
+                self._refuse(m, StatusCode.INVALID_FIELD)
+
+    def _set_vector(self, m: Module) -> None:
+        """Set Features of Interrupt Vector Configuration."""
+        with m.If(self.value[DISABLED_BIT + 1 :].any()):
+            self._refuse(m, StatusCode.INVALID_FIELD)
+        with m.Elif(self._looked):
+            m.d.sync += self.uncoalesced.bit_select(self._vector_bit, 1).eq(
+                self.value[DISABLED_BIT]
+            )

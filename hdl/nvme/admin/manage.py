@@ -1,6 +1,6 @@
 """Vendor admin commands that change the tables: fields in, status and index out."""
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.hdl import Cat, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -66,19 +66,33 @@ class Manage(wiring.Component):
 
     Ports
     -----
-    entry, start
-        The command, held until ``done``, and a pulse. Its opcode is one of `opcodes`.
-    done, status, result
-        A pulse with the status field and DW0: the number of the array or volume.
-    changed, created, volume
-        A pulse: the volume has been created or deleted.
-    manage_request, manage_response
-        To and from the tables.
+    entry
+        The command, held until ``done``. Its opcode is one of `opcodes`.
+    start
+        A pulse: the command is there.
+    done
+        A pulse: the command has ended.
+    status
+        With ``done``: the status field.
+    result
+        With ``done``: DW0, the number of the array or volume.
+    changed
+        A pulse: ``volume`` has been created or deleted.
+    created
+        With ``changed``: it has been created.
+    volume
+        The volume.
+    manage_request
+        Changes, to the tables.
+    manage_response
+        How they ended.
+    busy
+        Something moves without anybody else being waited for.
 
-    Errors: Invalid Field for block numbers beyond 40 bits, for an LBA format or emulation setting
-    that there is not, and for Namespace Management other than
-    delete (a volume needs an array, which a Create has no field for) or of an NSID without a
-    volume; Invalid Namespace for an NSID that cannot be.
+    Errors: Invalid Field for block numbers beyond 40 bits, and for an LBA format or emulation
+    setting that there is not. Invalid Field for Namespace Management other than delete (a volume
+    needs an array, which a Create has no field for), and for one of an NSID without a volume.
+    Invalid Namespace for an NSID that cannot be.
     """
 
     def __init__(self, *, config: Config):
@@ -99,122 +113,28 @@ class Manage(wiring.Component):
             }
         )
 
+        command = self.entry
+        self._creates_volume = command.opcode == AdminOpcode.CREATE_VOLUME.value
+        # It is a Namespace Management, which may be of every volume: the one that is next.
+        self._standard = command.opcode == AdminOpcode.NAMESPACE_MANAGEMENT.value
+        self._every = command.nsid == BROADCAST_NSID
+        self._next_volume = Signal(config.volume_bits)
+        self._refusal = Signal(STATUS_BITS)
+
     def elaborate(self, platform) -> Module:
-        config = self._config
         m = Module()
-        entry = self.entry
-        request = self.manage_request.payload
         response = self.manage_response.payload
-        creates_volume = entry.opcode == AdminOpcode.CREATE_VOLUME.value
-
-        standard = entry.opcode == AdminOpcode.NAMESPACE_MANAGEMENT.value
-        every = entry.nsid == BROADCAST_NSID
-        number = Signal(config.volume_bits)
-        m.d.comb += self.volume.eq(Mux(creates_volume, response.index, request.volume))
-        with m.Switch(entry.opcode):
-            for opcode, operation in opcodes(config).items():
-                with m.Case(opcode.value):
-                    m.d.comb += request.opcode.eq(operation)
-        m.d.comb += assign(
-            request,
-            array=entry.cdw10[:8],
-            volume=Mux(standard, number, entry.cdw10[:8]),
-            level=entry.cdw10[:4],
-            strip_shift=entry.cdw10[8:12],
-            rotation=entry.cdw10[12:16],
-            copies=entry.cdw10[16:22],
-            spans=entry.cdw10[24:30],
-            drives=entry.cdw11,
-            assumed=entry.cdw10[4],
-            start=Cat(entry.cdw11, entry.cdw12[:HIGH_BITS]),
-            blocks=Cat(entry.cdw13, entry.cdw14[:HIGH_BITS]),
+        self._describe(m)
+        self._describe_background(m)
+        wrong = self._wrong(m)
+        m.d.comb += self.volume.eq(
+            Mux(self._creates_volume, response.index, self.manage_request.payload.volume)
         )
-        if config.background:
-            m.d.comb += assign(
-                request,
-                position=entry.cdw10[8:16],
-                port=entry.cdw11[:8],
-                kind=entry.cdw10[8:11],
-                resume=entry.cdw10[12],
-                dedicated=entry.cdw10[8],
-                initialise=entry.cdw10[30],
-                zero=entry.cdw10[31],
-                idle=entry.cdw10[5],
-                degraded=entry.cdw10[6],
-                share=entry.cdw10[:8],
-                spare=entry.cdw11[8],
-            )
-        refusal = Signal(STATUS_BITS)
-        deletes_volume = request.opcode == ManageOpcode.DELETE_VOLUME
-        # As FLBAS of Identify Namespace, then `Emulation`.
-        lba_format, emulation = entry.cdw10[8:12], entry.cdw10[12:14]
-        no_format = lba_format != 0
-        if config.sector_emulation:
-            no_format = lba_format[1:].any() | (emulation > Emulation.FORCE.value)
-            m.d.comb += [
-                request.sectors.eq(creates_volume & lba_format[0]),
-                request.emulation.as_value().eq(emulation),
-            ]
-        starts_job = entry.opcode == AdminOpcode.START_JOB.value
-        too_large = (creates_volume & (entry.cdw12[HIGH_BITS:] | entry.cdw14[HIGH_BITS:]).any()) | (
-            starts_job & entry.cdw12[HIGH_BITS:].any()
-        )
-
         with m.FSM(name="manage") as fsm:
-            with m.State("TAKE"):
-                m.d.sync += [
-                    number.eq(Mux(every, 0, entry.nsid - 1)),
-                    refusal.eq(status_field(StatusCode.INVALID_FIELD)),
-                ]
-                with m.If(self.start):
-                    m.next = "ASK"
-                    wrong = too_large | (creates_volume & no_format)
-                    with m.If(wrong | (standard & (entry.cdw10[:4] != DELETE))):
-                        m.next = "REFUSE"
-                    with m.Elif(
-                        standard & ~every & ((entry.nsid == 0) | (entry.nsid > config.volumes))
-                    ):
-                        m.d.sync += refusal.eq(status_field(StatusCode.INVALID_NAMESPACE))
-                        m.next = "REFUSE"
-
-            with m.State("ASK"):
-                m.d.comb += self.manage_request.valid.eq(1)
-                with m.If(self.manage_request.ready):
-                    m.next = "ANSWER"
-
-            with m.State("ANSWER"):
-                m.d.comb += self.manage_response.ready.eq(1)
-                with m.Switch(response.status):
-                    for inner, code in CODES.items():
-                        with m.Case(inner):
-                            m.d.comb += self.status.eq(status_field(code))
-                    with m.Default():
-                        m.d.comb += self.status.eq(status_field(StatusCode.INTERNAL_ERROR))
-                with m.If(standard & (response.status == ManageStatus.NO_ENTRY)):
-                    m.d.comb += self.status.eq(
-                        Mux(every, 0, status_field(StatusCode.INVALID_FIELD))
-                    )
-                m.d.comb += self.result.eq(Mux(standard, 0, response.index))
-                with m.If(self.manage_response.valid):
-                    succeeded = response.status == ManageStatus.DONE
-                    m.d.comb += [
-                        self.created.eq(creates_volume & succeeded),
-                        self.changed.eq((creates_volume | deletes_volume) & succeeded),
-                    ]
-                    with m.If(standard & every & (number != config.volumes - 1)):
-                        m.d.sync += number.eq(number + 1)
-                        m.next = "ASK"
-                    with m.Else():
-                        m.d.comb += self.done.eq(1)
-                        m.next = "TAKE"
-
-            with m.State("REFUSE"):
-                m.d.comb += [
-                    self.done.eq(1),
-                    self.status.eq(refusal),
-                ]
-                m.next = "TAKE"
-
+            self._take(m, wrong)
+            self._ask(m)
+            self._answer(m)
+            self._refuse(m)
             waits = (
                 (fsm.ongoing("TAKE") & ~self.start)
                 | (self.manage_request.valid & ~self.manage_request.ready)
@@ -222,3 +142,129 @@ class Manage(wiring.Component):
             )
             m.d.comb += self.busy.eq(~waits)
         return m
+
+    def _describe(self, m: Module) -> None:
+        """What the command asks of the tables."""
+        command, request = self.entry, self.manage_request.payload
+        with m.Switch(command.opcode):
+            for opcode, operation in opcodes(self._config).items():
+                with m.Case(opcode.value):
+                    m.d.comb += request.opcode.eq(operation)
+        m.d.comb += assign(
+            request,
+            array=command.cdw10[:8],
+            volume=Mux(self._standard, self._next_volume, command.cdw10[:8]),
+            level=command.cdw10[:4],
+            strip_shift=command.cdw10[8:12],
+            rotation=command.cdw10[12:16],
+            copies=command.cdw10[16:22],
+            spans=command.cdw10[24:30],
+            drives=command.cdw11,
+            assumed=command.cdw10[4],
+            start=Cat(command.cdw11, command.cdw12[:HIGH_BITS]),
+            blocks=Cat(command.cdw13, command.cdw14[:HIGH_BITS]),
+        )
+
+    def _describe_background(self, m: Module) -> None:
+        """What it asks of background work."""
+        command = self.entry
+        m.d.comb += assign(
+            self.manage_request.payload,
+            position=command.cdw10[8:16],
+            port=command.cdw11[:8],
+            kind=command.cdw10[8:11],
+            resume=command.cdw10[12],
+            dedicated=command.cdw10[8],
+            initialise=command.cdw10[30],
+            zero=command.cdw10[31],
+            idle=command.cdw10[5],
+            degraded=command.cdw10[6],
+            share=command.cdw10[:8],
+            spare=command.cdw11[8],
+        )
+
+    def _wrong(self, m: Module) -> Value:
+        """Whether the command has a field that cannot be. Says which sectors a volume has, if it
+        may have a choice."""
+        command, request = self.entry, self.manage_request.payload
+        # As FLBAS of Identify Namespace, then `Emulation`.
+        lba_format, emulation = command.cdw10[8:12], command.cdw10[12:14]
+        no_format = lba_format != 0
+        if self._config.sector_emulation:
+            no_format = lba_format[1:].any() | (emulation > Emulation.FORCE.value)
+        m.d.comb += [
+            request.sectors.eq(self._creates_volume & lba_format[0]),
+            request.emulation.as_value().eq(emulation),
+        ]
+        starts_job = command.opcode == AdminOpcode.START_JOB.value
+        start_high, blocks_high = command.cdw12[HIGH_BITS:], command.cdw14[HIGH_BITS:]
+        too_large = (self._creates_volume & (start_high | blocks_high).any()) | (
+            starts_job & start_high.any()
+        )
+        no_delete = self._standard & (command.cdw10[:4] != DELETE)
+        return too_large | (self._creates_volume & no_format) | no_delete
+
+    def _take(self, m: Module, wrong: Value) -> None:
+        """The state TAKE: a command comes, and is looked at."""
+        nsid = self.entry.nsid
+        with m.State("TAKE"):
+            m.d.sync += [
+                self._next_volume.eq(Mux(self._every, 0, nsid - 1)),
+                self._refusal.eq(status_field(StatusCode.INVALID_FIELD)),
+            ]
+            with m.If(self.start):
+                m.next = "ASK"
+                with m.If(wrong):
+                    m.next = "REFUSE"
+                with m.Elif(
+                    self._standard
+                    & ~self._every
+                    & ((nsid == 0) | (nsid > self._config.volumes))
+                ):
+                    m.d.sync += self._refusal.eq(status_field(StatusCode.INVALID_NAMESPACE))
+                    m.next = "REFUSE"
+
+    def _ask(self, m: Module) -> None:
+        """The state ASK: the tables are asked."""
+        with m.State("ASK"):
+            m.d.comb += self.manage_request.valid.eq(1)
+            with m.If(self.manage_request.ready):
+                m.next = "ANSWER"
+
+    def _answer(self, m: Module) -> None:
+        """The state ANSWER: the command ends as the tables say, or goes on with the next volume."""
+        standard, every, next_volume = self._standard, self._every, self._next_volume
+        response = self.manage_response.payload
+        with m.State("ANSWER"):
+            m.d.comb += self.manage_response.ready.eq(1)
+            with m.Switch(response.status):
+                for inner, code in CODES.items():
+                    with m.Case(inner):
+                        m.d.comb += self.status.eq(status_field(code))
+                with m.Default():
+                    m.d.comb += self.status.eq(status_field(StatusCode.INTERNAL_ERROR))
+            with m.If(standard & (response.status == ManageStatus.NO_ENTRY)):
+                m.d.comb += self.status.eq(Mux(every, 0, status_field(StatusCode.INVALID_FIELD)))
+            m.d.comb += self.result.eq(Mux(standard, 0, response.index))
+            with m.If(self.manage_response.valid):
+                succeeded = response.status == ManageStatus.DONE
+                deletes = self.manage_request.payload.opcode == ManageOpcode.DELETE_VOLUME
+                m.d.comb += [
+                    self.created.eq(self._creates_volume & succeeded),
+                    self.changed.eq((self._creates_volume | deletes) & succeeded),
+                ]
+                with m.If(standard & every & (next_volume != self._config.volumes - 1)):
+                    m.d.sync += next_volume.eq(next_volume + 1)
+                    m.next = "ASK"
+                with m.Else():
+                    m.d.comb += self.done.eq(1)
+                    m.next = "TAKE"
+
+    def _refuse(self, m: Module) -> None:
+        """The state REFUSE: the command ends, and the tables do not learn of it."""
+        with m.State("REFUSE"):
+            m.d.comb += [
+                self.done.eq(1),
+                self.status.eq(self._refusal),
+            ]
+            m.next = "TAKE"

@@ -1,12 +1,12 @@
-"""What tells this card and its namespaces from all others: from an identity and a nonce."""
+"""Names that tell this card and its namespaces from all others, made of an identity and a nonce."""
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import wiring
-from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
 from hdl.flow.manage import ManageOpcode, ManageStatus, manage_request, manage_response
+from hdl.kit.table import Table
 
 IDENTITY_BITS = 64
 NONCE_BITS = 64
@@ -24,8 +24,8 @@ CHUNKS = IDENTITY_BITS // CHUNK_BITS
 def in_digits(chunk: Value) -> Value:
     """Hexadecimal digits of 16 bits as a word of text, the highest first."""
     digits = []
-    for place in reversed(range(DIGITS)):
-        digit = chunk.word_select(place, 4)
+    for position in reversed(range(DIGITS)):
+        digit = chunk.word_select(position, 4)
         digits.append(Mux(digit < 10, digit + ord("0"), digit + (ord("a") - 10))[:8])
     return Cat(*digits)
 
@@ -38,12 +38,12 @@ def big_endian(word: Value) -> Value:
 class Names(wiring.Component):
     """Numbers each volume as it is created, and spells what names card and namespaces.
 
-    A volume's name is made of 64 bits, the card's identity exclusive-or the nonce of this power-up
-    with its bits in reverse, and of how many volumes have been created since power-up. The nonce is
-    taken once, when the first volume is created, and kept until power is lost; so a name does not
-    change while its volume lives, and no other volume gets it: neither on this card, as the count
-    or the nonce differs, nor on another, as its identity does. In reverse, so that identities and
-    nonces that both count up from 0 meet only after 2**32.
+    A volume's name is made of 64 bits and of how many volumes have been created since power-up. The
+    64 bits are the card's identity exclusive-or the nonce of this power-up with its bits in
+    reverse. They are in reverse so that identities and nonces that both count up from 0 meet only
+    after 2**32. The nonce is taken once, when the first volume is created, and kept until power is
+    lost. So a name does not change while its volume lives, and no other volume gets it. On this
+    card the count or the nonce differs, and on another card the identity does.
 
     Parameters
     ----------
@@ -53,16 +53,23 @@ class Names(wiring.Component):
     Ports
     -----
     identity
-        Of the card; does not change once the controller has been enabled.
+        Of the card. It does not change once the controller has been enabled.
     nonce
-        Another number each time that power comes back; may change at any time.
-    requests, request, answers, response
-        A change to the tables has been taken; it has been answered.
+        Another number each time that power comes back. It may change at any time.
+    requests
+        A pulse: a change to the tables has been taken.
+    request
+        With ``requests``: the change.
+    answers
+        A pulse: the change has been answered.
+    response
+        With ``answers``: the answer.
     volume
         Which volume ``name`` is about, one cycle before.
-    chunk, digits
-        A quarter of the identity, the highest first, and one cycle later its hexadecimal digits as
-        a word of text.
+    chunk
+        Which quarter of the identity ``digits`` is about, the highest first.
+    digits
+        One cycle later its hexadecimal digits as a word of text.
     name
         Words of the volume's NGUID without the OUI: the upper and lower half of the 64 bits, then
         the count's upper byte and lower word.
@@ -86,10 +93,9 @@ class Names(wiring.Component):
         )
 
     def elaborate(self, platform) -> Module:
-        config = self._config
         m = Module()
-        m.submodules.counts = counts = Memory(shape=COUNT_BITS, depth=config.volumes, init=[])
-        write, read = counts.write_port(), counts.read_port()
+        m.submodules.counts = counts = Table(COUNT_BITS, self._config.volumes)
+        volume_count = counts.reads[0].data
         creates = Signal()
         count = Signal(COUNT_BITS)
         taken = Signal()
@@ -97,12 +103,14 @@ class Names(wiring.Component):
         with m.If(self.requests):
             m.d.sync += creates.eq(self.request.opcode == ManageOpcode.CREATE_VOLUME)
         m.d.comb += [
-            write.addr.eq(self.response.index),
-            write.data.eq(count),
-            write.en.eq(self.answers & creates & (self.response.status == ManageStatus.DONE)),
-            read.addr.eq(self.volume),
+            counts.write.address.eq(self.response.index),
+            counts.write.data.eq(count),
+            counts.write.enable.eq(
+                self.answers & creates & (self.response.status == ManageStatus.DONE)
+            ),
+            counts.reads[0].address.eq(self.volume),
         ]
-        with m.If(write.en):
+        with m.If(counts.write.enable):
             m.d.sync += [count.eq(count + 1), taken.eq(1)]
             with m.If(~taken):
                 m.d.sync += nonce.eq(self.nonce)
@@ -114,7 +122,7 @@ class Names(wiring.Component):
             mixed.eq(self.identity ^ Cat(reversed(nonce))),
             self.name[0].eq(big_endian(mixed[32:])),
             self.name[1].eq(big_endian(mixed[:32])),
-            self.name[2].eq(Cat(Const(0, 24), read.data[32:])),
-            self.name[3].eq(big_endian(read.data[:32])),
+            self.name[2].eq(Cat(Const(0, 24), volume_count[32:])),
+            self.name[3].eq(big_endian(volume_count[:32])),
         ]
         return m

@@ -17,7 +17,7 @@ ATTACH, DETACH = 0, 1
 
 
 class Namespaces(wiring.Component):
-    """Attaches and detaches volumes; a volume that is created is attached.
+    """Attaches and detaches volumes. A volume that is created is attached.
 
     Parameters
     ----------
@@ -26,26 +26,48 @@ class Namespaces(wiring.Component):
 
     Ports
     -----
-    start, nsid, select, prp1
-        A pulse: a Namespace Attachment command; its fields are held until ``done``.
-    done, status
-        A pulse with the status field.
-    created, created_volume
-        A pulse: a volume was created, and so is attached.
-    probe, allocated
-        ``allocated`` follows ``probe`` by one cycle: the volume exists.
+    start
+        A pulse: there is a Namespace Attachment command.
+    nsid
+        NSID of the command. This and the next two are held until ``done``.
+    select
+        SEL of the command.
+    prp1
+        PRP1 of the command.
+    done
+        A pulse: the command has ended.
+    status
+        With ``done``: its status field.
+    created
+        A pulse: ``created_volume`` was created, and so is attached.
+    created_volume
+        The volume.
+    probe
+        Which volume ``allocated`` is about.
+    allocated
+        One cycle later: the volume exists.
     detached
-        A bit per volume: it is not attached.
-    changed, volume
-        A pulse: a volume has been attached or detached.
-    read_request, read_done, read_error, parameter
-        The read of the first word of the controller list, a pulse when it has ended, and the word.
+        Bit a volume: it is not attached.
+    changed
+        A pulse: ``volume`` has been attached or detached.
+    volume
+        The volume.
+    read_request
+        The read of the first word of the controller list.
+    read_done
+        A pulse: the read has ended.
+    read_error
+        With ``read_done``: the word could not be read.
+    parameter
+        The word.
+    busy
+        Something moves without anybody else being waited for.
 
     Latency: that of a read from the host.
 
-    Errors: Invalid Namespace for an NSID that cannot be; Invalid Field for one without a volume,
-    for FFFFFFFFh and for another selection; Invalid PRP Offset; Data Transfer Error; Controller
-    List Invalid for any list but that of controller 0; Already Attached, Not Attached.
+    Errors: Invalid Namespace for an NSID that cannot be. Invalid Field for one without a volume,
+    for FFFFFFFFh and for another selection. Invalid PRP Offset. Data Transfer Error. Controller
+    List Invalid for any list but that of controller 0. Already Attached, and Not Attached.
     """
 
     def __init__(self, *, config: Config):
@@ -73,11 +95,12 @@ class Namespaces(wiring.Component):
             }
         )
 
+        self._detached = self.detached.bit_select(self.volume, 1)
+        self._detaches = self.select == DETACH
+        self._failed = Signal()
+
     def elaborate(self, platform) -> Module:
-        config = self._config
         m = Module()
-        detached = self.detached.bit_select(self.volume, 1)
-        detaches = self.select == DETACH
         m.d.comb += [
             self.volume.eq(self.nsid - 1),
             self.probe.eq(self.volume),
@@ -88,70 +111,15 @@ class Namespaces(wiring.Component):
                 last=1,
                 address=self.prp1,
                 dwords=1,
-                target=inbox_dwords(config),
+                target=inbox_dwords(self._config),
             ),
         ]
         with m.If(self.created):
             m.d.sync += self.detached.bit_select(self.created_volume, 1).eq(0)
-
-        failed = Signal()
-        checks = (
-            (self.nsid[:32].all() | (self.select > DETACH), StatusCode.INVALID_FIELD),
-            ((self.nsid == 0) | (self.nsid > config.volumes), StatusCode.INVALID_NAMESPACE),
-            (~self.allocated, StatusCode.INVALID_FIELD),
-            (self.prp1[:2].any(), StatusCode.INVALID_PRP_OFFSET),
-        )
-        verdicts = (
-            (failed, StatusCode.DATA_TRANSFER_ERROR),
-            (self.parameter != CONTROLLER_LIST, StatusCode.CONTROLLER_LIST_INVALID),
-            (detaches & detached, StatusCode.NAMESPACE_NOT_ATTACHED),
-            (~detaches & ~detached, StatusCode.NAMESPACE_ATTACHED),
-        )
-
-        def judge(rules):
-            m.d.sync += self.status.eq(0)
-            for condition, code in reversed(rules):
-                with m.If(condition):
-                    m.d.sync += self.status.eq(status_field(code))
-
         with m.FSM(name="attach") as fsm:
-            with m.State("WAIT"):
-                with m.If(self.start):
-                    m.next = "CHECK"
-
-            with m.State("CHECK"):
-                judge(checks)
-                m.next = "DECIDE"
-
-            with m.State("DECIDE"):
-                m.next = "ASK"
-                with m.If(self.status != 0):
-                    m.next = "ANSWER"
-
-            with m.State("ASK"):
-                m.d.comb += self.read_request.valid.eq(1)
-                with m.If(self.read_request.ready):
-                    m.next = "LISTEN"
-
-            with m.State("LISTEN"):
-                m.d.sync += failed.eq(self.read_error)
-                with m.If(self.read_done):
-                    m.next = "JUDGE"
-
-            with m.State("JUDGE"):
-                judge(verdicts)
-                m.next = "CHANGE"
-
-            with m.State("CHANGE"):
-                with m.If(self.status == 0):
-                    m.d.comb += self.changed.eq(1)
-                    m.d.sync += detached.eq(detaches)
-                m.next = "ANSWER"
-
-            with m.State("ANSWER"):
-                m.d.comb += self.done.eq(1)
-                m.next = "WAIT"
-
+            self._check(m)
+            self._read_list(m)
+            self._change(m)
             waits = (
                 (fsm.ongoing("WAIT") & ~self.start)
                 | (self.read_request.valid & ~self.read_request.ready)
@@ -159,3 +127,71 @@ class Namespaces(wiring.Component):
             )
             m.d.comb += self.busy.eq(~waits | self.created)
         return m
+
+    def _judge(self, m: Module, rules: tuple) -> None:
+        """The status is that of the first rule that is broken."""
+        m.d.sync += self.status.eq(0)
+        for broken, code in reversed(rules):
+            with m.If(broken):
+                m.d.sync += self.status.eq(status_field(code))
+
+    def _check(self, m: Module) -> None:
+        """The states WAIT, CHECK and DECIDE: a command comes, and its fields are checked."""
+        nsid, volumes = self.nsid, self._config.volumes
+        with m.State("WAIT"):
+            with m.If(self.start):
+                m.next = "CHECK"
+
+        with m.State("CHECK"):
+            self._judge(
+                m,
+                (
+                    (nsid[:32].all() | (self.select > DETACH), StatusCode.INVALID_FIELD),
+                    ((nsid == 0) | (nsid > volumes), StatusCode.INVALID_NAMESPACE),
+                    (~self.allocated, StatusCode.INVALID_FIELD),
+                    (self.prp1[:2].any(), StatusCode.INVALID_PRP_OFFSET),
+                ),
+            )
+            m.next = "DECIDE"
+
+        with m.State("DECIDE"):
+            m.next = "ASK"
+            with m.If(self.status != 0):
+                m.next = "ANSWER"
+
+    def _read_list(self, m: Module) -> None:
+        """The states ASK, LISTEN and JUDGE: the controller list is read, and checked."""
+        with m.State("ASK"):
+            m.d.comb += self.read_request.valid.eq(1)
+            with m.If(self.read_request.ready):
+                m.next = "LISTEN"
+
+        with m.State("LISTEN"):
+            m.d.sync += self._failed.eq(self.read_error)
+            with m.If(self.read_done):
+                m.next = "JUDGE"
+
+        with m.State("JUDGE"):
+            detaches, detached = self._detaches, self._detached
+            self._judge(
+                m,
+                (
+                    (self._failed, StatusCode.DATA_TRANSFER_ERROR),
+                    (self.parameter != CONTROLLER_LIST, StatusCode.CONTROLLER_LIST_INVALID),
+                    (detaches & detached, StatusCode.NAMESPACE_NOT_ATTACHED),
+                    (~detaches & ~detached, StatusCode.NAMESPACE_ATTACHED),
+                ),
+            )
+            m.next = "CHANGE"
+
+    def _change(self, m: Module) -> None:
+        """The states CHANGE, in which the volume is attached or detached, and ANSWER."""
+        with m.State("CHANGE"):
+            with m.If(self.status == 0):
+                m.d.comb += self.changed.eq(1)
+                m.d.sync += self._detached.eq(self._detaches)
+            m.next = "ANSWER"
+
+        with m.State("ANSWER"):
+            m.d.comb += self.done.eq(1)
+            m.next = "WAIT"

@@ -18,13 +18,19 @@ class Tally(wiring.Component):
     Ports
     -----
     clear
-        Begins anew, with arrays.
-    count, of_volume, blocks
-        A pulse: ``blocks`` of an array, or of a volume; arrays come first.
-    total, free
-        In blocks.
+        A pulse: the count begins anew, with arrays.
+    count
+        A pulse: ``blocks`` are counted. Arrays come first.
+    of_volume
+        With ``count``: they are those of a volume, else those of an array.
+    blocks
+        With ``count``: how many.
+    total
+        What arrays offer, in blocks.
+    free
+        What volumes have left of it, in blocks.
 
-    One count a cycle.
+    Throughput: one count a cycle.
     """
 
     def __init__(self, *, config: Config):

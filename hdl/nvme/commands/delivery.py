@@ -1,13 +1,14 @@
 """Blocks on their way to the host: which command each line in flight belongs to."""
 
 from amaranth.hdl import Module, Mux, Signal
-from amaranth.lib import memory, stream, wiring
+from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
 from hdl.flow.host_command import Status
 from hdl.flow.host_data import delivered
 from hdl.flow.line import line_stream
+from hdl.kit.table import Table
 from hdl.nvme.records import assign, unsent
 
 
@@ -21,18 +22,29 @@ class Delivery(wiring.Component):
 
     Ports
     -----
-    begin, begin_slot, begin_line
-        A pulse: a line is about to be sent for a slot.
-    page_line, has_page
-        The line of an admin page on its way, if any.
-    write_done, discarded
-        Lines that have been sent, and lines that are not sent.
+    begin
+        A pulse: ``begin_line`` is about to be sent for ``begin_slot``.
+    begin_slot
+        The command slot.
+    begin_line
+        The line.
+    page_line
+        The line of an admin page that is on its way.
+    has_page
+        There is such a page.
+    write_done
+        Lines that have been sent.
+    discarded
+        Lines that are not sent, and how their blocks ended.
     delivered
-        Blocks that are done with. What was sent is a SUCCESS: posted writes cannot fail.
+        Blocks that are done with. What was sent is a SUCCESS, as posted writes cannot fail.
     page_sent
         A pulse: the admin page has been sent.
+    busy
+        Something moves without anybody else being waited for.
 
-    Rate: a line in 2 cycles. Back-pressure from ``delivered``.
+    Rate: a line in 2 cycles.
+    Back-pressure from ``delivered``.
     """
 
     def __init__(self, *, config: Config):
@@ -55,18 +67,17 @@ class Delivery(wiring.Component):
     def elaborate(self, platform) -> Module:
         config = self._config
         m = Module()
-        m.submodules.slots = slots = memory.Memory(
-            shape=config.slot_bits, depth=config.lines, init=[]
-        )
-        store, load = slots.write_port(), slots.read_port()
+        # The command slot of each line that is on its way.
+        m.submodules.slots = slots = Table(config.slot_bits, config.lines)
+        sent = slots.reads[0]
         line = Signal(config.line_bits)
         status = Signal(Status)
         of_page = self.has_page & (self.write_done.payload == self.page_line)
         m.d.comb += [
-            store.addr.eq(self.begin_line),
-            store.data.eq(self.begin_slot),
-            store.en.eq(self.begin),
-            *assign(self.delivered.payload, slot=load.data, line=line, status=status),
+            slots.write.address.eq(self.begin_line),
+            slots.write.data.eq(self.begin_slot),
+            slots.write.enable.eq(self.begin),
+            *assign(self.delivered.payload, slot=sent.data, line=line, status=status),
         ]
         with m.FSM(name="deliver") as fsm:
             with m.State("TAKE"):
@@ -76,7 +87,7 @@ class Delivery(wiring.Component):
                 m.d.comb += [
                     self.write_done.ready.eq(1),
                     self.discarded.ready.eq(~self.write_done.valid),
-                    load.addr.eq(ended),
+                    sent.address.eq(ended),
                 ]
                 m.d.sync += line.eq(ended)
                 with m.If(self.write_done.valid):
@@ -92,7 +103,7 @@ class Delivery(wiring.Component):
                     m.next = "REPORT"
 
             with m.State("REPORT"):
-                m.d.comb += [load.addr.eq(line), self.delivered.valid.eq(1)]
+                m.d.comb += [sent.address.eq(line), self.delivered.valid.eq(1)]
                 with m.If(self.delivered.ready):
                     m.next = "TAKE"
 

@@ -9,8 +9,8 @@ from hdl.flow.manage import Emulation, ManageOpcode, ManageStatus, manage_reques
 
 
 def formats(config: Config) -> data.StructLayout:
-    """A bit per volume. ``sectors``: its logical blocks have 512 bytes, else 4096. ``coarse``: of
-    those with sectors, the physical ones have 4096 bytes."""
+    """Bits a volume. ``sectors``: its logical blocks have 512 bytes, else 4096. ``coarse``: it has
+    sectors, and its physical ones have 4096 bytes."""
     return data.StructLayout({"sectors": config.volumes, "coarse": config.volumes})
 
 
@@ -18,7 +18,7 @@ class Formats(wiring.Component):
     """Learns the format of each volume as it is created.
 
     What is told of the physical sectors is settled then, from the drives that the array was created
-    over: it does not change under a host that has seen it.
+    over. It does not change under a host that has seen it.
 
     Parameters
     ----------
@@ -27,10 +27,16 @@ class Formats(wiring.Component):
 
     Ports
     -----
-    requests, request, answers, response
-        A change to the tables has been taken; it has been answered.
+    requests
+        A pulse: a change to the tables has been taken.
+    request
+        With ``requests``: the change.
+    answers
+        A pulse: the change has been answered.
+    response
+        With ``answers``: the answer.
     emulated
-        A bit per drive port: a drive that emulates 512-byte sectors.
+        Bit a drive port: its drive emulates 512-byte sectors.
     formats
         Of all volumes, from the cycle after the answer on.
     """

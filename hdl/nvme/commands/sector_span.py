@@ -15,10 +15,11 @@ DWORD_SHIFT = SECTOR_SHIFT - 2
 class SectorSpan(wiring.Component):
     """Sectors of a block of a command.
 
-    The host's bytes follow each other in its pages, but for the sectors before the first one:
+    The host's bytes follow each other in its pages, without the sectors before the first one. So
     block k begins (k - 1) * 4096 bytes after the end of what block 0 has of them.
 
-    Latency: a cycle. Without `Config.sector_emulation` none, and all but ``within`` is fixed.
+    Latency: a cycle. Without `Config.sector_emulation` there is none, and all but ``within`` is
+    fixed.
 
     Parameters
     ----------
@@ -27,18 +28,34 @@ class SectorSpan(wiring.Component):
 
     Ports
     -----
-    block, blocks, head, tail
-        The block's index in its command, and of that what `hdl.flow.host_command.command` has.
+    block
+        Index of the block in its command.
+    blocks
+        Of the command, as in `hdl.flow.host_command.command`.
+    head
+        Of the command, as in `hdl.flow.host_command.command`.
+    tail
+        Of the command, as in `hdl.flow.host_command.command`.
     within
-        Bytes of PRP1 from the beginning of its page.
-    first, last
-        Sectors of the block that the host means.
-    entry, offset
-        The PRP entry in whose page the first one lies, and its byte there.
-    source, dwords
-        The first 32-bit word in the line, and how many lie in that page.
-    spans, rest_source, rest
-        There are more: the first one in the line, and how many; they begin the next page.
+        Bytes of PRP1 from the begin of its page.
+    first
+        First sector of the block that the host means.
+    last
+        Last sector of the block that the host means.
+    entry
+        The PRP entry in whose page the first sector lies.
+    offset
+        Byte of that page at which the first sector begins.
+    source
+        The first 32-bit word in the line.
+    dwords
+        How many 32-bit words lie in that page.
+    spans
+        There are more words, which begin the next page.
+    rest_source
+        The first of these in the line.
+    rest
+        How many there are.
     """
 
     def __init__(self, *, config: Config):
@@ -64,41 +81,53 @@ class SectorSpan(wiring.Component):
 
     def elaborate(self, platform) -> Module:
         m = Module()
+        if self._config.sector_emulation:
+            self._span_sectors(m)
+        else:
+            self._span_blocks(m)
+        return m
+
+    def _span_blocks(self, m: Module) -> None:
+        """All of every block is meant."""
         room = Signal(PAGE_SHIFT - 1)
-        if not self._config.sector_emulation:
-            m.d.comb += [
-                room.eq(DWORDS_PER_BLOCK - self.within[2:]),
-                self.last.eq(SECTORS_PER_BLOCK - 1),
-                self.entry.eq(self.block),
-                self.offset.eq(self.within),
-                self.dwords.eq(room),
-                self.spans.eq(self.within != 0),
-                self.rest_source.eq(room),
-                self.rest.eq(self.within[2:]),
-            ]
-            return m
+        m.d.comb += [
+            room.eq(DWORDS_PER_BLOCK - self.within[2:]),
+            self.last.eq(SECTORS_PER_BLOCK - 1),
+            self.entry.eq(self.block),
+            self.offset.eq(self.within),
+            self.dwords.eq(room),
+            self.spans.eq(self.within != 0),
+            self.rest_source.eq(room),
+            self.rest.eq(self.within[2:]),
+        ]
+
+    def _span_sectors(self, m: Module) -> None:
+        """Of the first block the last sectors are meant, of the last block the first ones."""
         begins, ends = self.block == 0, self.block == self.blocks
-        first, last = Signal(SECTOR_BITS), Signal(SECTOR_BITS)
-        dwords, source = Signal(PAGE_SHIFT - 1), Signal(PAGE_SHIFT - 2)
-        # Below 0: in the page before.
-        place = Signal(PAGE_SHIFT + 1)
+        room = Signal(PAGE_SHIFT - 1)
+        first = Signal(SECTOR_BITS)
+        last = Signal(SECTOR_BITS)
+        dwords = Signal(PAGE_SHIFT - 1)
+        source = Signal(PAGE_SHIFT - 2)
+        # Of the first sector, from the begin of PRP1's page. If it is below 0, it is in the page
+        # before.
+        first_byte = Signal(PAGE_SHIFT + 1)
         m.d.comb += [
             first.eq(Mux(begins, self.head, 0)),
             last.eq(SECTORS_PER_BLOCK - 1 - Mux(ends, self.tail, 0)),
             source.eq(first << DWORD_SHIFT),
             dwords.eq((last - first + 1) << DWORD_SHIFT),
-            place.eq(self.within - Mux(begins, 0, self.head << SECTOR_SHIFT)),
-            room.eq(DWORDS_PER_BLOCK - place[2:PAGE_SHIFT]),
+            first_byte.eq(self.within - Mux(begins, 0, self.head << SECTOR_SHIFT)),
+            room.eq(DWORDS_PER_BLOCK - first_byte[2:PAGE_SHIFT]),
             self.spans.eq(self.rest != 0),
         ]
         m.d.sync += [
             self.first.eq(first),
             self.last.eq(last),
             self.source.eq(source),
-            self.entry.eq(self.block - place[PAGE_SHIFT]),
-            self.offset.eq(place),
+            self.entry.eq(self.block - first_byte[PAGE_SHIFT]),
+            self.offset.eq(first_byte),
             self.dwords.eq(Mux(dwords > room, room, dwords)),
             self.rest_source.eq(source + room),
             self.rest.eq(Mux(dwords > room, dwords - room, 0)),
         ]
-        return m

@@ -1,21 +1,38 @@
 """Command slots: which are free, and which command each one carries."""
 
-from amaranth.hdl import Const, Module, Mux, Signal
-from amaranth.lib import data, memory, stream, wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.hdl import Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import Config
 from hdl.flow.host_command import HostOpcode, completion
 from hdl.flow.reference import telling
 from hdl.kit.disjoint import DISJOINT
+from hdl.kit.optional import optional
 from hdl.kit.queue import Queue
+from hdl.kit.table import Table
 from hdl.nvme.codes import DATA_PATH_CODES, STATUS_BITS, StatusCode, status_field
 from hdl.nvme.pages.health import note
 from hdl.nvme.records import again, assign, carried, finish, part_bits, rejected, target
 
+ABORTED_STATUS = status_field(StatusCode.ABORT_REQUESTED, more=False)
+"""Of a command that an Abort has found."""
+
+
+def parts_left(config: Config) -> data.StructLayout:
+    """What is left of the command in a slot.
+
+    ``parts`` is not 0 only while the command is inside. A command that is ``aborted`` has no parts
+    left, and the Abort with identifier ``by`` ends behind it. Without `Config.abort_commands`
+    ``aborted`` and ``by`` read as 0.
+    """
+    return data.StructLayout(
+        {"parts": part_bits(config)} | optional(config.abort_commands, {"aborted": 1, "by": 16})
+    )
+
 
 class SlotFreeList(wiring.Component):
-    """Hands out command slots, first each once in order, then in the order of their return.
+    """Hands out command slots. Each goes out once in order, then in the order of their return.
 
     Parameters
     ----------
@@ -27,9 +44,12 @@ class SlotFreeList(wiring.Component):
     allocate
         Free slots.
     free
-        Slots given back; never refused.
+        Slots that are given back. They are never refused.
+    busy
+        A slot is on its way back.
 
-    One slot a cycle each way; a slot given back can be had again 2 cycles later.
+    Throughput: one slot a cycle each way. A slot that is given back can be had again 2 cycles
+    later.
     """
 
     def __init__(self, *, config: Config):
@@ -74,40 +94,58 @@ class SlotTable(wiring.Component):
     -----
     allocate
         Free slots.
-    store, store_slot, store_command, store_parts
-        A pulse: what ``store_slot`` carries, before anything about the slot can end, and how many
-        more commands of ``transfer_blocks`` it takes, each below the one before it.
+    store
+        A pulse: a command gets ``store_slot``. It comes before anything about the slot can end.
+    store_slot
+        The slot.
+    store_command
+        What the slot carries.
+    store_parts
+        How many more commands of ``transfer_blocks`` blocks it takes. Each is below the one before.
     completion
         Ended commands from the data path. By then every transfer of the slot has been answered.
     rejected
         Commands that end before the data path, with their status field.
     finish
-        The same for the queue engine.
+        Ended commands for the queue engine.
     note
-        Ended commands for the logs: failed ones before, others after ``finish``. Then the slot is
-        free again.
+        Ended commands for the logs. Those that failed come before ``finish``, others after it.
+        Then the slot is free again.
     again
         Slots whose command goes on with its next part.
     stop
-        The controller is being disabled: commands end with the part that is inside, and how they
-        fail is not noted.
-    abort, aborted, found
-        A command that is to be aborted, and a pulse when every slot has been looked at or one has
-        been ``found``: it has parts left, or `Prp` holds it back. It then ends with Command Abort
-        Requested, and the Abort itself ends here, in ``finish`` right behind it (NVMe 1.4, 5.1.1);
-        one that has found nothing does not. Not used without `Config.abort_commands`.
-    cancel, cancelled, held
-        The same of one slot, to `Prp`.
-    active, caching
-        A slot is in use; one is by a command whose writes may stay in volatile caches.
-    freed, freed_slot
-        A pulse: a slot is free again.
+        The controller is being disabled. Commands end with the part that is inside, and it is not
+        noted how they fail.
+    abort
+        A command that is to be aborted. Not used without `Config.abort_commands`.
+    aborted
+        A pulse: every slot has been looked at, or the command has been ``found``.
+    found
+        With ``aborted``: the command has parts left, or `Prp` holds it back. It then ends with
+        Command Abort Requested, and the Abort itself ends here, in ``finish`` right behind it
+        (NVMe 1.4, 5.1.1). An Abort that has found nothing does not end here.
+    cancel
+        A slot whose command `Prp` is to hold back, if it can.
+    cancelled
+        A pulse: `Prp` has looked.
+    cancel_found
+        With ``cancelled``: it holds the command back.
+    active
+        A slot is in use.
+    caching
+        A slot is in use by a command whose writes may stay in volatile caches.
+    freed
+        A pulse: ``freed_slot`` is free again.
+    freed_slot
+        The slot whose command ends.
     tells
-        With ``background``: whom the end of the command in ``freed_slot`` tells; goes with it into
-        ``finish``.
+        Whom the end of the command in ``freed_slot`` tells. It goes into ``finish`` with the end.
+        Not used without `Config.background`.
+    busy
+        Something moves without anybody else being waited for.
 
     Rate: one end in 4 cycles and what ``note`` takes, ``completion`` before ``rejected``. To look
-    for a command takes 4 cycles a slot, ends first.
+    for a command takes 4 cycles a slot. Ends go first.
     Back-pressure from ``finish`` and ``note``.
     """
 
@@ -131,271 +169,320 @@ class SlotTable(wiring.Component):
                 "found": Out(1),
                 "cancel": Out(stream.Signature(config.slot_bits)),
                 "cancelled": In(1),
-                "held": In(1),
+                "cancel_found": In(1),
                 "active": Out(1),
                 "caching": Out(1),
                 "freed": Out(1),
                 "freed_slot": Out(config.slot_bits),
+                "tells": In(telling(config)),
                 "busy": Out(1),
             }
-            | ({"tells": In(telling(config))} if config.background else {})
         )
+
+        self._free_list = SlotFreeList(config=config)
+        # Abort looks at slots whatever happens to them.
+        disjoint = {} if config.abort_commands else DISJOINT
+        self._carried_table = Table(
+            carried(config), config.commands, attrs={"ram_style": "block"} | disjoint
+        )
+        self._parts_table = Table(parts_left(config), config.commands)
+
+        # The slot at hand, and a cycle later its command and what is left of it.
+        self._slot = Signal(config.slot_bits)
+        self._carried = self._carried_table.reads[0].data
+        self._left = self._parts_table.reads[0].data
+        self._status = Signal(STATUS_BITS)
+        self._completed = Signal(STATUS_BITS)  # of the completion that is offered
+        self._counts = Signal()  # it comes from the data path
+        self._shrinks = Signal()  # one of its parts begins
+        # All parts that are left are dropped: the command is aborted, or it has ended.
+        self._drops = Signal()
+        self._aborting = Signal()
+
+        # The command that an Abort looks for, and the next slot that is looked at.
+        self._wanted = Signal(target(config))
+        self._seeking = Signal()
+        self._cursor = Signal(config.slot_bits)
+        self._inside = Signal(config.commands)  # a bit a slot
+        self._inside_there = Signal()  # that of the slot at hand, a cycle later
+        self._ends_abort = Signal()  # the Abort of the slot's command ends, not the command
 
     def elaborate(self, platform) -> Module:
-        config = self._config
         m = Module()
-        m.submodules.free_list = free_list = SlotFreeList(config=config)
-        wiring.connect(m, wiring.flipped(self.allocate), free_list.allocate)
-        m.submodules.carried = table = memory.Memory(
-            shape=carried(config),
-            depth=config.commands,
-            init=[],
-            # Abort looks at slots whatever happens to them.
-            attrs={"ram_style": "block"} | ({} if config.abort_commands else DISJOINT),
-        )
-        store, load = table.write_port(), table.read_port()
-        slot = Signal(config.slot_bits)
-        shrinks = Signal()
-        # Parts left; not 0 only while the command is inside. An aborted one has none left, and the
-        # identifier of the Abort that ends behind it.
-        aborts = config.abort_commands
-        left = data.StructLayout(
-            {"parts": part_bits(config)} | ({"aborted": 1, "by": 16} if aborts else {})
-        )
-        # All parts that are left are dropped, because the command is aborted or has ended.
-        drops, aborting = Signal(), Signal()
-        cursor = Signal(config.slot_bits)
-        m.submodules.parts = parts_table = memory.Memory(
-            shape=left, depth=config.commands, init=[]
-        )
-        store_parts, load_parts = parts_table.write_port(), parts_table.read_port()
-        m.d.comb += [
-            store.addr.eq(self.store_slot),
-            store.en.eq(self.store),
-            store.data.eq(self.store_command),
-            store_parts.addr.eq(Mux(self.store, self.store_slot, slot)),
-            store_parts.data.parts.eq(load_parts.data.parts - 1),
-            store_parts.en.eq(self.store | shrinks | drops),
-            load_parts.addr.eq(slot),
-        ]
-        with m.If(self.store):
-            m.d.comb += store_parts.data.parts.eq(self.store_parts)
-        with m.Elif(drops):
-            m.d.comb += store_parts.data.parts.eq(0)
-        used = Signal(range(config.commands + 1))
-        freed = Signal()
-        m.d.sync += used.eq(used + self.store - freed)
-        cached = Signal(range(config.commands + 1))
-        comes = self.store & self.store_command.cached
-        m.d.sync += cached.eq(cached + comes - (freed & load.data.cached))
-        m.d.comb += [self.active.eq(used != 0), self.caching.eq(cached != 0)]
-
-        status = Signal(STATUS_BITS)
-        counts = Signal()
-        mapped = Signal(STATUS_BITS)
-        with m.Switch(self.completion.payload.status):
-            for inner, code in DATA_PATH_CODES.items():
-                with m.Case(inner):
-                    m.d.comb += mapped.eq(status_field(code))
-
-        # A slot that is free carries a command that has ended, and may be another's before that has
-        # been looked at. One that is not free stays so while an Abort looks at it.
-        inside, inside_there = Signal(config.commands), Signal()
+        m.submodules.free_list = self._free_list
+        m.submodules.carried = self._carried_table
+        m.submodules.parts = self._parts_table
+        self._connect_tables(m)
+        self._count_commands(m)
+        self._translate_status(m)
+        self._describe_end(m)
+        aborts = self._config.abort_commands
         if aborts:
-            with m.If(freed):
-                m.d.sync += inside.bit_select(slot, 1).eq(0)
-            with m.If(self.store):
-                m.d.sync += inside.bit_select(self.store_slot, 1).eq(1)
-            m.d.sync += inside_there.eq(inside.bit_select(slot, 1))
-
-        aborted_status = status_field(StatusCode.ABORT_REQUESTED, more=False)
-        wanted = Signal(target(config))
-        seeking = Signal()
-        # The Abort of the slot's command ends, not the command.
-        behind = Signal()
-        if aborts:
-            m.d.comb += [
-                store_parts.data.aborted.eq(aborting & ~self.store),
-                store_parts.data.by.eq(wanted.by),
-            ]
-
-        # Write Zeroes is none of the host's writes in the SMART log.
-        zeroes = load.data.opcode == HostOpcode.WRITE
-
-        def leave():
-            m.d.comb += freed.eq(1)
-            m.next = "TAKE"
-
+            self._follow_slots(m)
         with m.FSM(name="finish") as fsm:
-            with m.State("TAKE"):
-                m.d.comb += [
-                    self.completion.ready.eq(1),
-                    self.rejected.ready.eq(~self.completion.valid),
-                ]
-                m.d.sync += counts.eq(self.completion.valid)
-                with m.If(self.completion.valid):
-                    m.d.sync += [slot.eq(self.completion.payload.slot), status.eq(mapped)]
-                    m.next = "LOAD"
-                with m.Elif(self.rejected.valid):
-                    m.d.sync += [
-                        slot.eq(self.rejected.payload.slot),
-                        status.eq(self.rejected.payload.status),
-                    ]
-                    m.next = "LOAD"
-                if aborts:
-                    with m.Elif(seeking):
-                        m.d.sync += slot.eq(cursor)
-                        m.next = "SEEK"
-                    with m.Elif(self.abort.valid):
-                        m.d.comb += self.abort.ready.eq(1)
-                        m.d.sync += [wanted.eq(self.abort.payload), seeking.eq(1), cursor.eq(0)]
-
-            with m.State("LOAD"):
-                m.next = "JUDGE"
-
-            with m.State("JUDGE"):
-                m.next = "FINISH"
-                with m.If((status != 0) & ~self.stop):
-                    m.next = "NOTE"
-                with m.Elif((load_parts.data.parts != 0) & ~self.stop):
-                    m.next = "SHRINK"
-                if aborts:
-                    with m.If(load_parts.data.aborted):
-                        m.d.sync += status.eq(aborted_status)
-                        m.next = "NOTE"
-                    with m.Elif((load_parts.data.parts != 0) & (self.stop | (status != 0))):
-                        m.next = "FORGET"
-
-            # A free slot has no parts left.
+            self._take(m)
+            self._judge(m)
             if aborts:
-                with m.State("FORGET"):
-                    m.d.comb += drops.eq(1)
-                    with m.If(~self.store):
-                        m.next = "FINISH"
-                        with m.If((status != 0) & ~self.stop):
-                            m.next = "NOTE"
-
-                with m.State("SEEK"):
-                    m.next = "MATCH"
-
-                with m.State("MATCH"):
-                    m.next = "NEXT"
-                    with m.If(
-                        inside_there
-                        & ~load_parts.data.aborted
-                        & (load.data.queue == wanted.queue)
-                        & (load.data.identifier == wanted.identifier)
-                    ):
-                        m.next = "CANCEL"
-                        with m.If(load_parts.data.parts != 0):
-                            m.next = "MARK"
-
-                with m.State("CANCEL"):
-                    m.d.comb += self.cancel.valid.eq(1)
-                    with m.If(self.cancel.ready):
-                        m.next = "CANCELLED"
-
-                with m.State("CANCELLED"):
-                    with m.If(self.cancelled):
-                        m.next = "NEXT"
-                        with m.If(self.held):
-                            m.next = "MARK"
-
-                with m.State("MARK"):
-                    m.d.comb += [drops.eq(1), aborting.eq(1)]
-                    with m.If(~self.store):
-                        m.d.comb += [self.aborted.eq(1), self.found.eq(1)]
-                        m.d.sync += seeking.eq(0)
-                        m.next = "TAKE"
-
-                with m.State("NEXT"):
-                    m.d.sync += cursor.eq(cursor + 1)
-                    m.next = "TAKE"
-                    with m.If(cursor == config.commands - 1):
-                        m.d.comb += self.aborted.eq(1)
-                        m.d.sync += seeking.eq(0)
-
-            with m.State("SHRINK"):
-                m.d.comb += shrinks.eq(~self.store)
-                if config.sector_emulation:
-                    m.d.sync += self.again.payload.lowest.eq(load_parts.data.parts == 1)
-                with m.If(shrinks):
-                    m.next = "REPEAT"
-
-            with m.State("REPEAT"):
-                m.d.comb += self.again.valid.eq(1)
-                with m.If(self.again.ready):
-                    m.next = "TAKE"
-
-            with m.State("FINISH"):
-                m.d.comb += self.finish.valid.eq(1)
-                leaves = status != 0
-                if aborts:
-                    leaves &= ~load_parts.data.aborted
-                with m.If(self.finish.ready):
-                    with m.If(leaves):
-                        leave()
-                    with m.Else():
-                        m.next = "NOTE"
-                    if aborts:
-                        with m.If(load_parts.data.aborted):
-                            m.next = "END_ABORT"
-
-            if aborts:
-                with m.State("END_ABORT"):
-                    m.d.comb += [behind.eq(1), self.finish.valid.eq(1)]
-                    with m.If(self.finish.ready):
-                        leave()
-
-            with m.State("NOTE"):
-                m.d.comb += self.note.valid.eq(1)
-                with m.If(self.note.ready):
-                    with m.If(status != 0):
-                        m.next = "FINISH"
-                    with m.Else():
-                        leave()
-
-            ended_by = load_parts.data.by if aborts else Const(0)
-            m.d.comb += [
-                load.addr.eq(slot),
-                self.cancel.payload.eq(slot),
-                self.again.payload.slot.eq(slot),
-                free_list.free.payload.eq(slot),
-                free_list.free.valid.eq(freed),
-                self.freed.eq(freed),
-                self.freed_slot.eq(slot),
-                *assign(
-                    self.finish.payload,
-                    queue=Mux(behind, 0, load.data.queue),
-                    identifier=Mux(behind, ended_by, load.data.identifier),
-                    status=Mux(behind, 0, status),
-                    result=0,
-                    post=1,
-                    **({"tells": Mux(behind, 0, self.tells)} if config.background else {}),
-                ),
-                *assign(
-                    self.note.payload,
-                    queue=load.data.queue,
-                    identifier=load.data.identifier,
-                    status=status,
-                    nsid=load.data.nsid,
-                    block=load.data.block,
-                    counts=counts & ~(zeroes & load.data.hostless),
-                    opcode=load.data.opcode,
-                    blocks=load.data.blocks,
-                ),
-            ]
-            if config.sector_emulation:
-                m.d.comb += self.note.payload.sectors.eq(load.data.sectors)
+                self._forget(m)
+                self._seek(m)
+                self._cancel(m)
+                self._mark(m)
+            self._repeat(m)
+            self._finish(m)
+            self._note(m)
             waits = (
                 (
                     fsm.ongoing("TAKE")
-                    & ~(self.completion.valid | self.rejected.valid | seeking)
-                    & ~(self.abort.valid if aborts else Const(0))
+                    & ~(self.completion.valid | self.rejected.valid | self._seeking)
+                    & ~self.abort.valid
                 )
                 | (self.finish.valid & ~self.finish.ready)
                 | (self.note.valid & ~self.note.ready)
                 | (self.again.valid & ~self.again.ready)
             )
-            m.d.comb += self.busy.eq(~waits | free_list.busy)
+        m.d.comb += self.busy.eq(~waits | self._free_list.busy)
         return m
+
+    def _connect_tables(self, m: Module) -> None:
+        """Slots that are handed out and come back, and what is kept of each."""
+        carried_table, parts_table = self._carried_table, self._parts_table
+        slot, free = self._slot, self._free_list.free
+        connect(m, flipped(self.allocate), self._free_list.allocate)
+        m.d.comb += [
+            carried_table.write.address.eq(self.store_slot),
+            carried_table.write.enable.eq(self.store),
+            carried_table.write.data.eq(self.store_command),
+            carried_table.reads[0].address.eq(slot),
+            parts_table.write.address.eq(Mux(self.store, self.store_slot, slot)),
+            parts_table.write.enable.eq(self.store | self._shrinks | self._drops),
+            parts_table.write.data.parts.eq(self._left.parts - 1),
+            parts_table.write.data.aborted.eq(self._aborting & ~self.store),
+            parts_table.write.data.by.eq(self._wanted.by),
+            parts_table.reads[0].address.eq(slot),
+            free.payload.eq(slot),
+            free.valid.eq(self.freed),
+            self.freed_slot.eq(slot),
+            self.cancel.payload.eq(slot),
+            self.again.payload.slot.eq(slot),
+        ]
+        with m.If(self.store):
+            m.d.comb += parts_table.write.data.parts.eq(self.store_parts)
+        with m.Elif(self._drops):
+            m.d.comb += parts_table.write.data.parts.eq(0)
+
+    def _count_commands(self, m: Module) -> None:
+        """How many commands are inside, and how many of them may leave data in volatile caches."""
+        commands = self._config.commands
+        used = Signal(range(commands + 1))
+        cached = Signal(range(commands + 1))
+        begins = self.store & self.store_command.cached
+        ends = self.freed & self._carried.cached
+        m.d.sync += [
+            used.eq(used + self.store - self.freed),
+            cached.eq(cached + begins - ends),
+        ]
+        m.d.comb += [self.active.eq(used != 0), self.caching.eq(cached != 0)]
+
+    def _translate_status(self, m: Module) -> None:
+        """The status field of a command that comes from the data path."""
+        with m.Switch(self.completion.payload.status):
+            for inner, code in DATA_PATH_CODES.items():
+                with m.Case(inner):
+                    m.d.comb += self._completed.eq(status_field(code))
+
+    def _describe_end(self, m: Module) -> None:
+        """How the command ends, for its queue and for the logs. Write Zeroes is none of the host's
+        writes in the SMART log."""
+        command, ends_abort = self._carried, self._ends_abort
+        zeroes = (command.opcode == HostOpcode.WRITE) & command.hostless
+        m.d.comb += [
+            *assign(
+                self.finish.payload,
+                queue=Mux(ends_abort, 0, command.queue),
+                identifier=Mux(ends_abort, self._left.by, command.identifier),
+                status=Mux(ends_abort, 0, self._status),
+                result=0,
+                post=1,
+                tells=Mux(ends_abort, 0, self.tells),
+            ),
+            *assign(
+                self.note.payload,
+                queue=command.queue,
+                identifier=command.identifier,
+                status=self._status,
+                nsid=command.nsid,
+                block=command.block,
+                counts=self._counts & ~zeroes,
+                opcode=command.opcode,
+                blocks=command.blocks,
+            ),
+        ]
+        if self._config.sector_emulation:
+            m.d.comb += self.note.payload.sectors.eq(command.sectors)
+
+    def _follow_slots(self, m: Module) -> None:
+        """Which slots are in use.
+
+        A slot that is free carries a command that has ended, and may be another's before that has
+        been looked at. A slot that is not free stays so while an Abort looks at it.
+        """
+        with m.If(self.freed):
+            m.d.sync += self._inside.bit_select(self._slot, 1).eq(0)
+        with m.If(self.store):
+            m.d.sync += self._inside.bit_select(self.store_slot, 1).eq(1)
+        m.d.sync += self._inside_there.eq(self._inside.bit_select(self._slot, 1))
+
+    def _leave(self, m: Module) -> None:
+        """Ends a state: the slot is free again."""
+        m.d.comb += self.freed.eq(1)
+        m.next = "TAKE"
+
+    def _take(self, m: Module) -> None:
+        """The states TAKE, in which a command ends or is looked for, and LOAD."""
+        with m.State("TAKE"):
+            m.d.comb += [
+                self.completion.ready.eq(1),
+                self.rejected.ready.eq(~self.completion.valid),
+            ]
+            m.d.sync += self._counts.eq(self.completion.valid)
+            with m.If(self.completion.valid):
+                m.d.sync += [
+                    self._slot.eq(self.completion.payload.slot),
+                    self._status.eq(self._completed),
+                ]
+                m.next = "LOAD"
+            with m.Elif(self.rejected.valid):
+                m.d.sync += [
+                    self._slot.eq(self.rejected.payload.slot),
+                    self._status.eq(self.rejected.payload.status),
+                ]
+                m.next = "LOAD"
+            if self._config.abort_commands:
+                with m.Elif(self._seeking):
+                    m.d.sync += self._slot.eq(self._cursor)
+                    m.next = "SEEK"
+                with m.Elif(self.abort.valid):
+                    m.d.comb += self.abort.ready.eq(1)
+                    m.d.sync += [
+                        self._wanted.eq(self.abort.payload),
+                        self._seeking.eq(1),
+                        self._cursor.eq(0),
+                    ]
+
+        with m.State("LOAD"):
+            m.next = "JUDGE"
+
+    def _judge(self, m: Module) -> None:
+        """The state JUDGE: the command ends, or goes on with its next part."""
+        status, left = self._status, self._left
+        with m.State("JUDGE"):
+            m.next = "FINISH"
+            with m.If((status != 0) & ~self.stop):
+                m.next = "NOTE"
+            with m.Elif((left.parts != 0) & ~self.stop):
+                m.next = "SHRINK"
+            if self._config.abort_commands:
+                with m.If(left.aborted):
+                    m.d.sync += status.eq(ABORTED_STATUS)
+                    m.next = "NOTE"
+                with m.Elif((left.parts != 0) & (self.stop | (status != 0))):
+                    m.next = "FORGET"
+
+    def _forget(self, m: Module) -> None:
+        """The state FORGET: a command that ends has no parts left, so a free slot has none."""
+        with m.State("FORGET"):
+            m.d.comb += self._drops.eq(1)
+            with m.If(~self.store):
+                m.next = "FINISH"
+                with m.If((self._status != 0) & ~self.stop):
+                    m.next = "NOTE"
+
+    def _seek(self, m: Module) -> None:
+        """The states SEEK and MATCH: whether the slot carries the command that is looked for."""
+        command, wanted, left = self._carried, self._wanted, self._left
+        with m.State("SEEK"):
+            m.next = "MATCH"
+
+        with m.State("MATCH"):
+            m.next = "NEXT"
+            with m.If(
+                self._inside_there
+                & ~left.aborted
+                & (command.queue == wanted.queue)
+                & (command.identifier == wanted.identifier)
+            ):
+                m.next = "CANCEL"
+                with m.If(left.parts != 0):
+                    m.next = "MARK"
+
+    def _cancel(self, m: Module) -> None:
+        """The states CANCEL and CANCELLED: `Prp` may hold the command back."""
+        with m.State("CANCEL"):
+            m.d.comb += self.cancel.valid.eq(1)
+            with m.If(self.cancel.ready):
+                m.next = "CANCELLED"
+
+        with m.State("CANCELLED"):
+            with m.If(self.cancelled):
+                m.next = "NEXT"
+                with m.If(self.cancel_found):
+                    m.next = "MARK"
+
+    def _mark(self, m: Module) -> None:
+        """The states MARK, of a command that is aborted, and NEXT, of a slot that has no such
+        command."""
+        with m.State("MARK"):
+            m.d.comb += [self._drops.eq(1), self._aborting.eq(1)]
+            with m.If(~self.store):
+                m.d.comb += [self.aborted.eq(1), self.found.eq(1)]
+                m.d.sync += self._seeking.eq(0)
+                m.next = "TAKE"
+
+        with m.State("NEXT"):
+            m.d.sync += self._cursor.eq(self._cursor + 1)
+            m.next = "TAKE"
+            with m.If(self._cursor == self._config.commands - 1):
+                m.d.comb += self.aborted.eq(1)
+                m.d.sync += self._seeking.eq(0)
+
+    def _repeat(self, m: Module) -> None:
+        """The states SHRINK and REPEAT: the command goes on with its next part."""
+        with m.State("SHRINK"):
+            m.d.comb += self._shrinks.eq(~self.store)
+            m.d.sync += self.again.payload.lowest.eq(self._left.parts == 1)
+            with m.If(self._shrinks):
+                m.next = "REPEAT"
+
+        with m.State("REPEAT"):
+            m.d.comb += self.again.valid.eq(1)
+            with m.If(self.again.ready):
+                m.next = "TAKE"
+
+    def _finish(self, m: Module) -> None:
+        """The states FINISH and END_ABORT: the command ends, and the Abort that has found it."""
+        with m.State("FINISH"):
+            m.d.comb += self.finish.valid.eq(1)
+            with m.If(self.finish.ready):
+                with m.If((self._status != 0) & ~self._left.aborted):
+                    self._leave(m)
+                with m.Else():
+                    m.next = "NOTE"
+                if self._config.abort_commands:
+                    with m.If(self._left.aborted):
+                        m.next = "END_ABORT"
+
+        if self._config.abort_commands:
+            with m.State("END_ABORT"):
+                m.d.comb += [self._ends_abort.eq(1), self.finish.valid.eq(1)]
+                with m.If(self.finish.ready):
+                    self._leave(m)
+
+    def _note(self, m: Module) -> None:
+        """The state NOTE: the logs learn of the end. A command that failed ends afterwards."""
+        with m.State("NOTE"):
+            m.d.comb += self.note.valid.eq(1)
+            with m.If(self.note.ready):
+                with m.If(self._status != 0):
+                    m.next = "FINISH"
+                with m.Else():
+                    self._leave(m)

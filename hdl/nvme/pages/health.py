@@ -1,11 +1,12 @@
 """Counters of the SMART / Health log and the entries of the error log, in one memory."""
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal
-from amaranth.lib import data, enum, memory, stream, wiring
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
+from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.config import BLOCK_BYTES, SECTOR_BITS, SECTOR_BYTES, TIME_BITS, Config, bits_for_count
+from hdl.config import TIME_BITS, Config
 from hdl.flow.host_command import HostOpcode
+from hdl.kit.optional import optional
 from hdl.kit.pick import lowest_set
 from hdl.nvme.codes import (
     PARAMETER_LOCATIONS,
@@ -13,6 +14,20 @@ from hdl.nvme.codes import (
     UNSPECIFIED_LOCATION,
     StatusCode,
     status_field,
+)
+from hdl.nvme.pages.log_memory import (
+    HIGH,
+    LOW,
+    REST,
+    SMART_WORDS,
+    USED_WORDS,
+    Counter,
+    LogRead,
+    count_shift,
+    error_entry,
+    kept_entries,
+    log_init,
+    unit,
 )
 from hdl.nvme.records import BLOCK_COUNT_BITS, queue_bits
 
@@ -22,54 +37,8 @@ TICK_SHIFT = 16
 AGE_BIT = TIME_BITS - 2
 """When this bit of the time changes, all times are added: long before differences wrap."""
 
-UNIT_BYTES = 1000 * 512
-"""Bytes of a data unit."""
-
-SMART_WORDS = 64
-"""Words of the memory before the first error log entry."""
-
-ENTRY_WORDS = 16
-"""Words of an error log entry; those from `USED_WORDS` on are 0."""
-
-USED_WORDS = 7
-
-STORED_WORDS = 8
-"""Words of an entry in the memory."""
-
-
-def kept_entries(config: Config) -> int:
-    """Entries in the memory: those that a page shows, and as many that come meanwhile."""
-    return 2 * config.error_log_entries
-
-
-def memory_words(config: Config) -> int:
-    """Words of the memory."""
-    return SMART_WORDS + STORED_WORDS * kept_entries(config)
-
-
-NO_QUEUE = 0xFFFF
+NO_QUEUE = NO_COMMAND = 0xFFFF
 """Submission queue and command of an error that belongs to no command."""
-
-
-class Counter(enum.Enum, shape=4):
-    """Counters; the number is that of the 16-byte field of the SMART log (figure 194).
-
-    A counter has four words: 64 bits of value, one unused, and what is short of the next count.
-    """
-
-    UNITS_READ = 2
-    UNITS_WRITTEN = 3
-    READS = 4
-    WRITES = 5
-    BUSY_MINUTES = 6
-    POWER_CYCLES = 7
-    POWER_ON_HOURS = 8
-    UNSAFE_SHUTDOWNS = 9
-    MEDIA_ERRORS = 10
-    ERRORS = 11
-    WARM_MINUTES = 12
-    HOT_MINUTES = 13
-
 
 TIMED = (
     Counter.POWER_ON_HOURS,
@@ -79,17 +48,10 @@ TIMED = (
 )
 """Counters of the time for which a condition holds, in the order of ``conditions``."""
 
-WARM_WORD, HOT_WORD = 48, 49
-"""Words of the SMART log that hold Warning and Critical Composite Temperature Time."""
-
-
-LOW, HIGH, REST = (Const(word, 2) for word in (0, 1, 3))
-"""Words of a counter."""
-
 
 def note(config: Config) -> data.StructLayout:
     """How a command ended. ``counts``: it reached the data path, so the host's I/O counts it.
-    ``sectors``: its blocks are 512-byte sectors (not there without `Config.sector_emulation`)."""
+    ``sectors``: its blocks are 512-byte sectors (`Config.sector_emulation`)."""
     return data.StructLayout(
         {
             "queue": queue_bits(config),
@@ -101,39 +63,17 @@ def note(config: Config) -> data.StructLayout:
             "opcode": HostOpcode,
             "blocks": BLOCK_COUNT_BITS,
         }
-        | ({"sectors": 1} if config.sector_emulation else {})
+        | optional(config.sector_emulation, {"sectors": 1})
     )
-
-
-def unit(config: Config) -> int:
-    """What a data unit is counted in: its blocks, or its sectors where there may be any."""
-    return UNIT_BYTES // (SECTOR_BYTES if config.sector_emulation else BLOCK_BYTES)
-
-
-class LogRead(wiring.Signature):
-    """A read of the logs, seen from the reader: ``data`` follows ``address`` by one cycle."""
-
-    def __init__(self, config: Config):
-        words = memory_words(config)
-        super().__init__({"address": Out(bits_for_count(words)), "data": In(32)})
-
-
-def log_init(config: Config) -> list[int]:
-    """Contents at power-up: this power cycle; the first block of a data unit counts as a unit."""
-    words = [0] * memory_words(config)
-    for counter in (Counter.UNITS_READ, Counter.UNITS_WRITTEN):
-        words[4 * counter.value + 3] = unit(config) - 1
-    words[4 * Counter.POWER_CYCLES.value] = 1
-    return words
 
 
 class Health(wiring.Component):
     """Keeps what Get Log Page 01h and 02h report (NVMe 1.4 sections 5.14.1.1 and 5.14.1.2).
 
-    Data units are counted when a command has succeeded, commands whenever one has ended in the
-    data path, and every status other than success makes an error log entry. A time is added to its
-    counter when its condition ends and before the SMART log is read. Counters and entries survive
-    a controller reset, and begin anew when the FPGA is configured.
+    Data units are counted when a command has succeeded. Commands are counted whenever one has ended
+    in the data path. Every status other than success makes an error log entry. A time is added to
+    its counter when its condition ends and before the SMART log is read. Counters and entries
+    survive a controller reset, and begin anew when the FPGA is configured.
 
     Parameters
     ----------
@@ -142,27 +82,39 @@ class Health(wiring.Component):
 
     Ports
     -----
-    io, admin
-        Ended commands, each taken once it has been noted.
-    misuse, recorded
-        A pulse: a doorbell was misused, which makes an entry without a command; one that says that
-        the entry is there. Pulses that come before the entry is written share it.
+    io
+        I/O commands that have ended, each taken once it has been noted.
+    admin
+        Admin commands that have ended, each taken once it has been noted.
+    misuse
+        A pulse: a doorbell was misused, which makes an entry without a command. Pulses that come
+        before the entry is written share it.
+    recorded
+        A pulse: the entry of the misuse is there.
     conditions
         Levels, in the order of `TIMED`: powered (1), an I/O command is inside, warm, hot.
     now
         Time in clock cycles.
-    refresh, fresh
-        ``refresh`` is held until ``fresh``: times up to now are in their counters.
-    hold, held
-        While ``hold`` is asserted, from when ``held`` is on, no counter changes: both words of one
-        are being read. That takes what is under way, some 24 cycles.
-    showing, shown
+    refresh
+        Held until ``fresh``: times up to now are wanted in their counters.
+    fresh
+        They are there.
+    hold
+        No counter may change, as both words of one are being read.
+    held
+        From this cycle on, and while ``hold`` is asserted, no counter changes. It takes what is
+        under way, some 24 cycles.
+    showing
         A page is being made of entry ``shown`` and those before it: none of them is overwritten.
+    shown
+        The newest entry of that page.
     read
         The memory: words of the SMART log where that has them (but see `Counter`), then entries of
         `STORED_WORDS`.
     newest
         The entry written last; the one before it has the number below.
+    busy
+        Something is done without waiting for another block.
 
     Rate: 11 cycles a command of one block, 13 more for an error. Commands go on being noted while
     a page is made. Back-pressure: ``hold``; and, while entries are shown, an error after as many
@@ -190,260 +142,322 @@ class Health(wiring.Component):
                 "busy": Out(1),
             }
         )
-
-    def elaborate(self, platform) -> Module:
-        config = self._config
-        m = Module()
         init = log_init(config)
-        m.submodules.words = words = memory.Memory(shape=32, depth=len(init), init=init)
-        host_read, read, write = words.read_port(), words.read_port(), words.write_port()
-        m.d.comb += [host_read.addr.eq(self.read.address), self.read.data.eq(host_read.data)]
+        self._memory = memory.Memory(shape=32, depth=len(init), init=init)
+        self._host_read = self._memory.read_port()
+        self._read, self._write = self._memory.read_port(), self._memory.write_port()
 
         # The command, or misuse, that is being noted: fields stay in their stream until taken.
-        misused = Signal()
-        of_admin, of_misuse = Signal(), Signal()
-        ended = Signal(note(config))
-        status = Signal(STATUS_BITS)
-        code = status[: StatusCode.as_shape().width]
-        location = Signal(16)
+        self._misused = Signal()
+        self._of_admin = Signal()
+        self._of_misuse = Signal()
+        self._ended = Signal(note(config))
+        self._status = Signal(STATUS_BITS)
+        self._code = self._status[: StatusCode.as_shape().width]
+        self._location = Signal(16)
+
+        # What is left to be done for it: data units, commands, media errors, errors, an entry.
+        self._units = Signal()
+        self._commands = Signal()
+        self._media = Signal()
+        self._errors = Signal()
+        self._record = Signal()
+
+        # What is added to which word of which counter, or subtracted.
+        self._counter = Signal(Counter, init=Counter.ERRORS)
+        self._part = Signal(2)
+        self._amount = Signal(32)
+        self._subtract = Signal()
+        # The limit that makes one count, if the counter has one; the sum; the sum less the limit.
+        self._limit = Signal(32)
+        self._limited = Signal()
+        self._sum = Signal(32)
+        self._total = Signal(32)
+        self._less = Signal(33)
+
+        # Times. A condition held when its time was last looked at; a time is to be added.
+        self._was = Signal(len(TIMED))
+        self._due = Signal(len(TIMED))
+        self._moved = (self._due | (self._was ^ self.conditions)).any()
+        self._timer = Signal(range(len(TIMED)))  # the one at hand
+        self._timing = Signal()  # it is at hand, no command
+        self._stamping = Signal()  # it begins: the moment is subtracted
+        self._started = Signal()  # of a refresh
+        self._age = Signal()
+        self._aged = self._age ^ self.now[AGE_BIT]
+        self._ticks = self.now[TICK_SHIFT:]
+        self._moment = Signal.like(self._ticks)
+
+        # The entry that is written next, and which word of it.
+        self._newest = Signal.like(self.newest, reset_less=True)
+        self._entry = Signal.like(self._newest)
+        self._word = Signal(range(USED_WORDS))
+        # Entries since the newest one that is being shown, the next one included.
+        self._younger = Signal.like(self._newest)
+        self._blocked = Signal()
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.words = self._memory
+        self._connect_memory(m)
+        self._look_at_end(m)
+        self._look_at_entries(m)
+        self._limit_counter(m)
+        self._add_up(m)
+        chosen = self._watch_conditions(m)
+        with m.FSM(name="health") as fsm:
+            wants = self._wait(m, chosen)
+            self._turn(m)
+            self._judge(m)
+            self._pick(m)
+            self._count(m)
+            self._write_entry(m)
+            waits = fsm.ongoing("WAIT") & (self.hold | ~wants)
+        m.d.comb += self.busy.eq(~waits | self.misuse)
+        return m
+
+    def _connect_memory(self, m: Module) -> None:
+        """The reader's port of the memory."""
         m.d.comb += [
-            ended.eq(Mux(of_admin, self.admin.payload.as_value(), self.io.payload.as_value())),
-            status.eq(
-                Mux(of_misuse, status_field(StatusCode.INVALID_FIELD), ended.status),
-            ),
+            self._host_read.addr.eq(self.read.address),
+            self.read.data.eq(self._host_read.data),
         ]
-        with m.Switch(code):
+
+    def _look_at_end(self, m: Module) -> None:
+        """The command that is noted, its status, and which parameter that blames."""
+        admin, io = self.admin.payload, self.io.payload
+        misuse = status_field(StatusCode.INVALID_FIELD)
+        m.d.comb += [
+            self._ended.eq(Mux(self._of_admin, admin.as_value(), io.as_value())),
+            self._status.eq(Mux(self._of_misuse, misuse, self._ended.status)),
+        ]
+        with m.Switch(self._code):
             for place, codes in PARAMETER_LOCATIONS.items():
                 with m.Case(*(entry.value for entry in codes)):
-                    m.d.comb += location.eq(place)
+                    m.d.comb += self._location.eq(place)
             with m.Default():
-                m.d.comb += location.eq(UNSPECIFIED_LOCATION)
+                m.d.comb += self._location.eq(UNSPECIFIED_LOCATION)
+        with m.If(self.misuse):
+            m.d.sync += self._misused.eq(1)
 
-        # What is left to be done for it.
-        units, commands, media = Signal(), Signal(), Signal()
-        errors, record = Signal(), Signal()
-        counter = Signal(Counter, init=Counter.ERRORS)
-        amount = Signal(32)
-        subtract = Signal()
-        part = Signal(2)
-        timer = Signal(range(len(TIMED)))
-        timing, stamping = Signal(), Signal()
-        was, due = Signal(len(TIMED)), Signal(len(TIMED))
-        started, age = Signal(), Signal()
-        word = Signal(range(USED_WORDS))
-        newest = Signal.like(self.newest, reset_less=True)
-        entry = Signal.like(newest)
-        # Entries since the newest one that is being shown, the next one included.
-        younger = Signal.like(newest)
-        blocked = Signal()
+    def _look_at_entries(self, m: Module) -> None:
+        """The next entry, and whether it would overwrite one that is shown."""
+        too_young = self._younger > self._config.error_log_entries
         m.d.comb += [
-            younger.eq(entry - self.shown),
-            blocked.eq(self.showing & (younger > config.error_log_entries)),
+            self.newest.eq(self._newest),
+            self._entry.eq(self._newest + 1),
+            self._younger.eq(self._entry - self.shown),
+            self._blocked.eq(self.showing & too_young),
         ]
-        ticks = self.now[TICK_SHIFT:]
-        moment = Signal.like(ticks)
 
-        # Counters with a rest: the limit that makes one count.
+    def _limit_counter(self, m: Module) -> None:
+        """The limit of a counter with a rest: what makes one count."""
+        config, limit, limited = self._config, self._limit, self._limited
         minute = round(60 * config.clock_hz / (1 << TICK_SHIFT))
         hour = round(3600 * config.clock_hz / (1 << TICK_SHIFT))
-        limit = Signal(32)
-        total, less = Signal(32), Signal(33)
-        limited = Signal()
-        with m.Switch(counter):
+        with m.Switch(self._counter):
             with m.Case(Counter.UNITS_READ, Counter.UNITS_WRITTEN):
                 m.d.comb += [limit.eq(unit(config)), limited.eq(1)]
             with m.Case(Counter.POWER_ON_HOURS):
                 m.d.comb += [limit.eq(max(1, hour)), limited.eq(1)]
             with m.Case(Counter.BUSY_MINUTES, Counter.WARM_MINUTES, Counter.HOT_MINUTES):
                 m.d.comb += [limit.eq(max(1, minute)), limited.eq(1)]
-        sum_ = Signal(32)
-        m.d.comb += [
-            sum_.eq(read.data + (amount ^ subtract.replicate(32)) + subtract),
-            less.eq(total - limit),
-        ]
-        m.d.sync += total.eq(sum_)
 
-        def at(which):
-            return Cat(which, counter)
-
-        chosen = lowest_set(m, due | (was ^ self.conditions), "chosen")
-        moved = (due | (was ^ self.conditions)).any()
-        aged = age ^ self.now[AGE_BIT]
+    def _add_up(self, m: Module) -> None:
+        """The word that has been read, and the amount; a cycle later, less the limit."""
+        addend = self._amount ^ self._subtract.replicate(32)
         m.d.comb += [
-            self.newest.eq(newest),
-            entry.eq(newest + 1),
-            self.fresh.eq(started & (due == 0)),
+            self._sum.eq(self._read.data + addend + self._subtract),
+            self._less.eq(self._total - self._limit),
         ]
+        m.d.sync += self._total.eq(self._sum)
+
+    def _watch_conditions(self, m: Module) -> Value:
+        """A condition that has begun or ended, or whose time is to be added: the lowest one."""
+        m.d.comb += self.fresh.eq(self._started & (self._due == 0))
         with m.If(~self.refresh):
-            m.d.sync += started.eq(0)
-        with m.If(self.misuse):
-            m.d.sync += misused.eq(1)
+            m.d.sync += self._started.eq(0)
+        return lowest_set(m, self._due | (self._was ^ self.conditions), "chosen")
 
-        def turn_to(next_part: Const):
-            m.d.sync += part.eq(next_part)
+    def _at(self, part: Value) -> Value:
+        """The address of a word of the counter."""
+        return Cat(part, self._counter)
+
+    def _turn_to(self, m: Module, part: Const) -> None:
+        """Goes on with another word of the counter."""
+        m.d.sync += self._part.eq(part)
+        m.next = "LOAD"
+
+    def _add(self, m: Module, counter, amount, part: Const) -> None:
+        """Begins to add to a counter, with word ``part``."""
+        m.d.sync += [self._counter.eq(counter), self._amount.eq(amount), self._subtract.eq(0)]
+        self._turn_to(m, part)
+
+    # States. Each method has those of one step, and says which they are.
+
+    def _wait(self, m: Module, chosen: Value) -> Value:
+        """The state WAIT: takes a time or what has ended, but for a reader that wants no counter to
+        change. Returns whether there is any such work."""
+        refreshes = self.refresh & ~self._started
+        comes = self.io.valid | self.admin.valid
+        with m.State("WAIT"):
+            m.d.sync += [self._timing.eq(0), self._word.eq(0)]
+            m.d.comb += self.held.eq(self.hold)
+            with m.If(self.hold):
+                m.next = "WAIT"
+            # A command is noted between two times.
+            with m.Elif(self._moved & ~(self._timing & self.io.valid)):
+                m.d.sync += [self._timing.eq(1), self._timer.eq(chosen)]
+                m.next = "TURN"
+            with m.Elif(refreshes | self._aged):
+                m.d.sync += [
+                    self._started.eq(self.refresh),
+                    self._due.eq(self._was),
+                    self._age.eq(self.now[AGE_BIT]),
+                ]
+            with m.Elif(comes | self._misused):
+                # Commands first: they wait, and a host that misuses doorbells does not.
+                m.d.sync += [
+                    self._of_misuse.eq(~self.io.valid & ~self.admin.valid),
+                    self._of_admin.eq(~self.io.valid),
+                ]
+                m.next = "JUDGE"
+        return self._moved | refreshes | self._aged | self._misused | comes
+
+    def _turn(self, m: Module) -> None:
+        """The state TURN. If the condition ends, or goes on, its time up to now is added. If it
+        begins, the moment is subtracted."""
+        running = self._was.bit_select(self._timer, 1)
+        with m.State("TURN"):
+            with m.Switch(self._timer):
+                for index, timed in enumerate(TIMED):
+                    with m.Case(index):
+                        m.d.sync += self._counter.eq(timed)
+            m.d.sync += [
+                self._moment.eq(self._ticks),
+                self._amount.eq(self._ticks),
+                self._subtract.eq(~running),
+                self._stamping.eq(~running),
+            ]
+            self._turn_to(m, REST)
+
+    def _judge(self, m: Module) -> None:
+        """The state JUDGE: what there is to do for a command, or for a misuse."""
+        failed = self._status != 0
+        moves = self._ended.counts & (self._ended.opcode != HostOpcode.FLUSH)
+        with m.State("JUDGE"):
+            m.d.sync += [
+                self._units.eq(~self._of_misuse & moves & ~failed),
+                self._commands.eq(~self._of_misuse & moves),
+                self._media.eq(self._code == StatusCode.UNRECOVERED_READ.value),
+                self._errors.eq(failed),
+                self._record.eq(failed),
+            ]
+            m.next = "PICK"
+
+    def _pick(self, m: Module) -> None:
+        """The state PICK: what is done next. At the end the command is taken."""
+        ended = self._ended
+        wrote = ended.opcode == HostOpcode.WRITE
+        length = ended.blocks + 1
+        length = Mux(ended.sectors, length, length << count_shift(self._config))
+        with m.State("PICK"):
+            with m.If(self._units):
+                m.d.sync += self._units.eq(0)
+                self._add(m, Mux(wrote, Counter.UNITS_WRITTEN, Counter.UNITS_READ), length, REST)
+            with m.Elif(self._commands):
+                m.d.sync += self._commands.eq(0)
+                self._add(m, Mux(wrote, Counter.WRITES, Counter.READS), 1, LOW)
+            with m.Elif(self._media):
+                m.d.sync += self._media.eq(0)
+                self._add(m, Counter.MEDIA_ERRORS, 1, LOW)
+            with m.Elif(self._errors):
+                m.d.sync += self._errors.eq(0)
+                self._add(m, Counter.ERRORS, 1, LOW)
+            with m.Elif(self._record & self._blocked):
+                m.next = "PICK"
+            with m.Elif(self._record):
+                # The counter is still that of the errors.
+                m.d.comb += self._read.addr.eq(self._at(LOW))
+                m.d.sync += self._record.eq(0)
+                m.next = "RECORD"
+            with m.Else():
+                with m.If(self._of_misuse):
+                    m.d.sync += self._misused.eq(self.misuse)
+                    m.d.comb += self.recorded.eq(1)
+                with m.Else():
+                    m.d.comb += [
+                        self.admin.ready.eq(self._of_admin),
+                        self.io.ready.eq(~self._of_admin),
+                    ]
+                m.next = "WAIT"
+
+    def _count(self, m: Module) -> None:
+        """The states LOAD, ADD and STORE: a word of a counter changes, then perhaps another one."""
+        part, total = self._part, self._total
+        with m.State("LOAD"):
+            m.d.comb += self._read.addr.eq(self._at(part))
+            m.next = "ADD"
+        with m.State("ADD"):
+            m.next = "STORE"
+        with m.State("STORE"):
+            reached = (part == REST) & ~self._less[32] & ~(self._timing & self._stamping)
+            m.d.comb += [
+                self._write.addr.eq(self._at(part)),
+                self._write.data.eq(Mux(reached, self._less, total)),
+                self._write.en.eq(1),
+            ]
+            m.d.sync += self._amount.eq(1)
+            m.next = "PICK"
+            with m.If(reached):
+                self._turn_to(m, LOW)
+            with m.Elif((part == LOW) & (total == 0)):
+                self._turn_to(m, HIGH)
+            with m.Elif((part != REST) & self._limited):
+                # There may be enough for another count.
+                m.d.sync += self._amount.eq(0)
+                self._turn_to(m, REST)
+            with m.Elif(self._timing):
+                self._go_on(m)
+
+    def _go_on(self, m: Module) -> None:
+        """A time has been added. If its condition goes on, it begins anew: the moment is
+        subtracted."""
+        timer = self._timer
+        goes_on = ~self._stamping & self.conditions.bit_select(timer, 1)
+        m.d.sync += [
+            self._was.bit_select(timer, 1).eq(self._stamping | goes_on),
+            self._due.bit_select(timer, 1).eq(0),
+            self._amount.eq(self._moment),
+            self._subtract.eq(1),
+            self._stamping.eq(1),
+        ]
+        m.next = "WAIT"
+        with m.If(goes_on):
             m.next = "LOAD"
 
-        def add(which, next_amount, first_part: Const):
-            m.d.sync += [counter.eq(which), amount.eq(next_amount), subtract.eq(0)]
-            turn_to(first_part)
-
-        read_write = ended.opcode != HostOpcode.FLUSH
-        length = ended.blocks + 1
-        if config.sector_emulation:
-            length = Mux(ended.sectors, length, length << SECTOR_BITS)
-        with m.FSM(name="health") as fsm:
-            with m.State("WAIT"):
-                m.d.sync += [timing.eq(0), word.eq(0)]
-                m.d.comb += self.held.eq(self.hold)
-                with m.If(self.hold):
-                    m.next = "WAIT"
-                # A command is noted between two times.
-                with m.Elif(moved & ~(timing & self.io.valid)):
-                    m.d.sync += [timing.eq(1), timer.eq(chosen)]
-                    m.next = "TURN"
-                with m.Elif((self.refresh & ~started) | aged):
-                    m.d.sync += [started.eq(self.refresh), due.eq(was), age.eq(self.now[AGE_BIT])]
-                with m.Elif(self.io.valid | self.admin.valid | misused):
-                    # Commands first: they wait, and a host that misuses doorbells does not.
-                    m.d.sync += [
-                        of_misuse.eq(~self.io.valid & ~self.admin.valid),
-                        of_admin.eq(~self.io.valid),
-                    ]
-                    m.next = "JUDGE"
-
-            # A condition ends, or goes on: its time up to now is added. It begins: is subtracted.
-            with m.State("TURN"):
-                with m.Switch(timer):
-                    for index, timed in enumerate(TIMED):
-                        with m.Case(index):
-                            m.d.sync += counter.eq(timed)
-                running = was.bit_select(timer, 1)
-                m.d.sync += [
-                    moment.eq(ticks),
-                    amount.eq(ticks),
-                    subtract.eq(~running),
-                    stamping.eq(~running),
-                ]
-                turn_to(REST)
-
-            with m.State("JUDGE"):
-                failed = status != 0
-                m.d.sync += [
-                    units.eq(~of_misuse & ended.counts & read_write & ~failed),
-                    commands.eq(~of_misuse & ended.counts & read_write),
-                    media.eq(code == StatusCode.UNRECOVERED_READ.value),
-                    errors.eq(failed),
-                    record.eq(failed),
-                ]
+    def _write_entry(self, m: Module) -> None:
+        """The state RECORD: the entry is written, a word each cycle."""
+        ended, of_misuse, of_admin = self._ended, self._of_misuse, self._of_admin
+        read, write, word = self._read, self._write, self._word
+        layout = error_entry(
+            # The memory gives one word after the other.
+            count=(read.data, read.data),
+            queue=Mux(of_misuse, NO_QUEUE, Mux(of_admin, 0, ended.queue)),
+            command=Mux(of_misuse, NO_COMMAND, ended.identifier),
+            status=self._status,
+            location=self._location,
+            block=Mux(of_misuse | of_admin, 0, ended.block),
+            nsid=Mux(of_misuse, 0, ended.nsid),
+        )
+        with m.State("RECORD"):
+            m.d.comb += [
+                read.addr.eq(self._at(HIGH)),
+                write.addr.eq(Cat(word, self._entry) + SMART_WORDS),
+                write.en.eq(1),
+            ]
+            layout.look_up(m, word, write.data)
+            m.d.sync += word.eq(word + 1)
+            with m.If(word == USED_WORDS - 1):
+                m.d.sync += self._newest.eq(self._entry)
                 m.next = "PICK"
-
-            with m.State("PICK"):
-                wrote = ended.opcode == HostOpcode.WRITE
-                with m.If(units):
-                    m.d.sync += units.eq(0)
-                    units_counter = Mux(wrote, Counter.UNITS_WRITTEN, Counter.UNITS_READ)
-                    add(units_counter, length, REST)
-                with m.Elif(commands):
-                    m.d.sync += commands.eq(0)
-                    add(Mux(wrote, Counter.WRITES, Counter.READS), 1, LOW)
-                with m.Elif(media):
-                    m.d.sync += media.eq(0)
-                    add(Counter.MEDIA_ERRORS, 1, LOW)
-                with m.Elif(errors):
-                    m.d.sync += errors.eq(0)
-                    add(Counter.ERRORS, 1, LOW)
-                with m.Elif(record & blocked):
-                    m.next = "PICK"
-                with m.Elif(record):
-                    # `counter` is still that of the errors.
-                    m.d.comb += read.addr.eq(at(LOW))
-                    m.d.sync += record.eq(0)
-                    m.next = "RECORD"
-                with m.Else():
-                    with m.If(of_misuse):
-                        m.d.sync += misused.eq(self.misuse)
-                        m.d.comb += self.recorded.eq(1)
-                    with m.Else():
-                        m.d.comb += [
-                            self.admin.ready.eq(of_admin),
-                            self.io.ready.eq(~of_admin),
-                        ]
-                    m.next = "WAIT"
-
-            with m.State("LOAD"):
-                m.d.comb += read.addr.eq(at(part))
-                m.next = "ADD"
-
-            with m.State("ADD"):
-                m.next = "STORE"
-
-            with m.State("STORE"):
-                reached = (part == REST) & ~less[32] & ~(timing & stamping)
-                m.d.comb += [
-                    write.addr.eq(at(part)),
-                    write.data.eq(Mux(reached, less, total)),
-                    write.en.eq(1),
-                ]
-                m.d.sync += amount.eq(1)
-                m.next = "PICK"
-                with m.If(reached):
-                    turn_to(LOW)
-                with m.Elif((part == LOW) & (total == 0)):
-                    turn_to(HIGH)
-                with m.Elif((part != REST) & limited):
-                    # There may be enough for another count.
-                    m.d.sync += amount.eq(0)
-                    turn_to(REST)
-                with m.Elif(timing):
-                    # A time that goes on begins anew.
-                    goes_on = ~stamping & self.conditions.bit_select(timer, 1)
-                    m.d.sync += [
-                        was.bit_select(timer, 1).eq(stamping | goes_on),
-                        due.bit_select(timer, 1).eq(0),
-                        amount.eq(moment),
-                        subtract.eq(1),
-                        stamping.eq(1),
-                    ]
-                    m.next = "WAIT"
-                    with m.If(goes_on):
-                        m.next = "LOAD"
-
-            # Error Information Log Entry (figure 193).
-            with m.State("RECORD"):
-                block = Mux(of_misuse | of_admin, 0, ended.block)
-                queue = Mux(of_admin, Const(0, 16), ended.queue)
-                m.d.comb += [
-                    read.addr.eq(at(HIGH)),
-                    write.addr.eq(Cat(word, entry) + SMART_WORDS),
-                    write.en.eq(1),
-                ]
-                with m.Switch(word):
-                    with m.Case(0, 1):
-                        m.d.comb += write.data.eq(read.data)
-                    with m.Case(2):
-                        m.d.comb += write.data.eq(
-                            Mux(
-                                of_misuse,
-                                NO_QUEUE << 16 | NO_QUEUE,
-                                Cat(queue | Const(0, 16), ended.identifier),
-                            )
-                        )
-                    with m.Case(3):
-                        m.d.comb += write.data.eq(Cat(Const(0, 1), status, location))
-                    with m.Case(4):
-                        m.d.comb += write.data.eq(block[:32])
-                    with m.Case(5):
-                        m.d.comb += write.data.eq(block[32:])
-                    with m.Case(6):
-                        m.d.comb += write.data.eq(Mux(of_misuse, 0, ended.nsid))
-                m.d.sync += word.eq(word + 1)
-                with m.If(word == USED_WORDS - 1):
-                    m.d.sync += newest.eq(entry)
-                    m.next = "PICK"
-
-            wants = moved | (self.refresh & ~started) | aged | misused
-            waits = fsm.ongoing("WAIT") & (
-                self.hold | ~(wants | self.io.valid | self.admin.valid)
-            )
-        m.d.comb += self.busy.eq(~waits | self.misuse)
-        return m

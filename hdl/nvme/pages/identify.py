@@ -1,11 +1,14 @@
-"""What the controller says of itself: fixed contents of Identify and log pages (NVMe 1.4)."""
+"""The pages of Identify, field by field (NVMe 1.4 section 5.15)."""
 
-import struct
 from dataclasses import dataclass
 from math import ceil
 
-from hdl.config import BLOCK_BYTES, SECTOR_BYTES, Config
+from amaranth.hdl import Cat, Const, Mux
+from amaranth.lib.wiring import PureInterface
+
+from hdl.config import BLOCK_BYTES, SECTOR_BYTES, SECTORS_PER_BLOCK, Config
 from hdl.config.drive_time import given_up_ms
+from hdl.nvme.admin.names import CHUNKS
 from hdl.nvme.codes import (
     CQ_ENTRY_EXPONENT,
     CRITICAL_KELVIN,
@@ -13,15 +16,13 @@ from hdl.nvme.codes import (
     VERSION,
     WARNING_KELVIN,
 )
+from hdl.nvme.pages.layout import WORD_BYTES, Asked, Field, Layout, bits, field
+from hdl.nvme.pages.page import Numbered, Page
 from hdl.nvme.records import PageKind
 
-IMAGE_WORDS = 256
-"""Words of an image; what follows in a page is 0."""
+PAGE_BYTES = BLOCK_BYTES
+BLOCK_SHIFT = BLOCK_BYTES.bit_length() - 1
 
-PAGE_WORDS = BLOCK_BYTES // 4
-
-SMART_SPARE_PERCENT = 100
-SMART_SPARE_THRESHOLD = 10
 ABORT_LIMIT = 4
 """Abort commands outstanding; they run one at a time, the rest waits in the queue."""
 
@@ -30,18 +31,18 @@ SHUTDOWN_STAGES = 2
 
 IO_CONTROLLER = 1
 NGUID_DESCRIPTOR, NGUID_BYTES = 2, 16
-NGUID_OUI = 8
-"""Where in an NGUID the OUI is."""
-
 LOCAL_OUI = bytes((0x02, 0x00, 0x00))
 """A locally administered OUI: the project has none of its own."""
 
-SERIAL = b"STRI" + bytes(16)
-"""Serial number, but for the 16 hexadecimal digits of the identity (`hdl.nvme.admin.names`)."""
+SUBSYSTEM_NAME = b"nqn.2014-08.org.nvmexpress:uuid:", b"-ad49-81c2-89cb-8830"
+"""Parts of the NQN of the subsystem (NVMe 1.4 section 7.9). It ends in a UUID of version 8
+(RFC 9562 section 5.8), whose first and last eight digits are those of the identity."""
 
-SUBSYSTEM_NAME = b"nqn.2014-08.org.nvmexpress:uuid:" + bytes(8) + b"-ad49-81c2-89cb-8830" + bytes(8)
-"""NQN of the subsystem (NVMe 1.4 section 7.9): a UUID of version 8 (RFC 9562 section 5.8), whose
-first and last eight digits are those of the identity."""
+OPTIMAL_SIZES, ATOMIC_SIZES = 1 << 4, 1 << 1
+"""NSFEAT: NPWG, NPWA, NPDG, NPDA and NOWS are valid; NAWUN, NAWUPF and NACWU are."""
+
+BETTER_PERFORMANCE = 1
+"""Relative Performance of an LBA format that is not the best (figure 250)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +72,6 @@ class Identity:
             raise ValueError(f"vendor must have 16 bits, not {self.vendor:#x}")
 
 
-NAMELESS = bytes(NGUID_OUI) + LOCAL_OUI + bytes(NGUID_BYTES - NGUID_OUI - len(LOCAL_OUI))
-"""An NGUID without what tells it from others."""
-
-
 def shutdown_us(config: Config) -> int:
     """RTD3 Entry Latency: microseconds that a shutdown may take (NVMe 1.4 sections 7.6.2, 8.4.4).
 
@@ -85,93 +82,180 @@ def shutdown_us(config: Config) -> int:
     return min(ceil(SHUTDOWN_STAGES * given_up_ms(config) * 1000), (1 << 32) - 1)
 
 
-def controller_image(config: Config, identity: Identity) -> bytes:
+def _ascii(text: str, size: int) -> bytes:
+    return text.ljust(size).encode("ascii")
+
+
+def _if(exists: bool, line: Field) -> Field | None:
+    """A line of a layout that the configuration may leave out."""
+    return line if exists else None
+
+
+def _in_bytes(blocks):
+    """A number of blocks, in bytes."""
+    return Cat(Const(0, BLOCK_SHIFT), blocks)
+
+
+def controller(config: Config, identity: Identity, facts: PureInterface) -> Page:
     """Identify Controller (figure 251)."""
-    page = bytearray(4 * IMAGE_WORDS)
-    identity_format = "<HH20s40s8s"
-    struct.pack_into(
-        identity_format,
-        page,
-        0,
-        identity.vendor,
-        identity.vendor,
-        SERIAL,
-        identity.model.ljust(40).encode("ascii"),
-        identity.firmware.ljust(8).encode("ascii"),
-    )
-    page[73:76] = bytes(reversed(LOCAL_OUI))
-    page[77] = config.transfer_blocks.bit_length() - 1  # MDTS
-    struct.pack_into("<I", page, 80, VERSION)
-    struct.pack_into("<I", page, 88, shutdown_us(config))  # RTD3E
-    page[111] = IO_CONTROLLER  # CNTRLTYPE
-    struct.pack_into("<H", page, 256, 1 << 3)  # OACS: Namespace Management and Attachment
-    struct.pack_into("<I", page, 92, 1 << 8)  # OAES: Namespace Attribute Notices
-    page[258] = ABORT_LIMIT - 1  # ACL
-    page[259] = config.async_event_limit - 1  # AERL
-    page[260] = 0x03  # FRMW: one slot, read only
-    page[261] = 0x04  # LPA: NUMDU and offsets in Get Log Page
-    page[262] = config.error_log_entries - 1  # ELPE
-    struct.pack_into("<HH", page, 266, WARNING_KELVIN, CRITICAL_KELVIN)  # WCTEMP, CCTEMP
-    page[512] = SQ_ENTRY_EXPONENT << 4 | SQ_ENTRY_EXPONENT  # SQES
-    page[513] = CQ_ENTRY_EXPONENT << 4 | CQ_ENTRY_EXPONENT  # CQES
-    struct.pack_into("<I", page, 516, config.volumes)  # NN
+    digits = [Asked(facts.digits, facts.chunk, chunk) for chunk in range(CHUNKS)]
     # ONCS: Verify, Save and Select fields of features, Write Zeroes; Dataset Management, Compare.
     optional = 1 << 7 | 1 << 4 | 1 << 3
     if config.compare_and_deallocate:
         optional |= 1 << 2 | 1 << 0
-    struct.pack_into("<H", page, 520, optional)
-    struct.pack_into("<I", page, 540, config.volumes)  # MNAN
-    page[525] = 0x05  # VWC: present; no Flush of FFFFFFFFh
-    page[768 : 768 + len(SUBSYSTEM_NAME)] = SUBSYSTEM_NAME
-    return bytes(page)
+    transfer_shift = config.transfer_blocks.bit_length() - 1
+    sq_entry = SQ_ENTRY_EXPONENT << 4 | SQ_ENTRY_EXPONENT
+    cq_entry = CQ_ENTRY_EXPONENT << 4 | CQ_ENTRY_EXPONENT
+    capacity = config.report_capacity
+    return Page(
+        kinds=(PageKind.CONTROLLER,),
+        numbered=Numbered.WORD,
+        layout=Layout(
+            # name, byte, bytes, source
+            field("VID", 0, 2, identity.vendor),
+            field("SSVID", 2, 2, identity.vendor),
+            field("SN, first characters", 4, 4, b"STRI"),
+            field("SN, digits of the identity", 8, 16, digits),
+            field("MN", 24, 40, _ascii(identity.model, 40)),
+            field("FR", 64, 8, _ascii(identity.firmware, 8)),
+            field("IEEE", 73, 3, bytes(reversed(LOCAL_OUI))),
+            field("MDTS, log2 of pages", 77, 1, transfer_shift),
+            field("VER", 80, 4, VERSION),
+            field("RTD3E, microseconds", 88, 4, shutdown_us(config)),
+            field("OAES: Namespace Attribute Notices", 92, 4, 1 << 8),
+            field("CNTRLTYPE", 111, 1, IO_CONTROLLER),
+            field("OACS: Namespace Management and Attachment", 256, 2, 1 << 3),
+            field("ACL, less one", 258, 1, ABORT_LIMIT - 1),
+            field("AERL, less one", 259, 1, config.async_event_limit - 1),
+            field("FRMW: one slot, read only", 260, 1, 0x03),
+            field("LPA: NUMDU and offsets in Get Log Page", 261, 1, 0x04),
+            field("ELPE, less one", 262, 1, config.error_log_entries - 1),
+            field("WCTEMP", 266, 2, WARNING_KELVIN),
+            field("CCTEMP", 268, 2, CRITICAL_KELVIN),
+            _if(capacity, field("TNVMCAP", 280, 16, _in_bytes(facts.total))),
+            _if(capacity, field("UNVMCAP", 296, 16, _in_bytes(facts.free))),
+            field("SQES", 512, 1, sq_entry),
+            field("CQES", 513, 1, cq_entry),
+            field("NN", 516, 4, config.volumes),
+            field("ONCS", 520, 2, optional),
+            field("VWC: present; no Flush of FFFFFFFFh", 525, 1, 0x05),
+            field("MNAN", 540, 4, config.volumes),
+            field("SUBNQN, up to the UUID", 768, 32, SUBSYSTEM_NAME[0]),
+            field("SUBNQN, first digits", 800, 8, digits[:2]),
+            field("SUBNQN, digits between", 808, 20, SUBSYSTEM_NAME[1]),
+            field("SUBNQN, last digits", 828, 8, digits[2:]),
+            size=PAGE_BYTES,
+        ),
+    )
 
 
-BETTER_PERFORMANCE = 1
-"""Relative Performance of an LBA format that is not the best (figure 250)."""
+def _nguid(byte: int, facts: PureInterface) -> tuple[Field, ...]:
+    """The NGUID of volume ``number``, from ``byte`` on (section 7.11)."""
+    high, low, count_high, count_low = facts.name
+    return (
+        field("NGUID, vendor's extension", byte, 8, (high, low), own=True),
+        field("NGUID, OUI", byte + 8, 3, LOCAL_OUI, own=True),
+        field("NGUID, number of the volume, high", byte + 11, 1, count_high[24:], own=True),
+        field("NGUID, number of the volume, low", byte + 12, 4, count_low, own=True),
+    )
 
 
-def namespace_image(config: Config) -> bytes:
-    """Identify Namespace (figure 249) without sizes and name: 4096-byte blocks, perhaps sectors.
+def namespace(config: Config, facts: PureInterface) -> Page:
+    """Identify Namespace (figure 249): of an active one, or of any that is allocated.
 
-    There is no EUI-64: its 40 bits behind the OUI are too few to be never used twice.
+    A namespace has blocks of 4096 bytes, or perhaps sectors. That of FFFFFFFFh has what all
+    namespaces have in common, which is no size and no name. There is no EUI-64, as its 40 bits
+    behind the OUI are too few to be never used twice.
     """
-    page = bytearray(4 * IMAGE_WORDS)
-    page[104:120] = NAMELESS
-    page[128 + 2] = BLOCK_BYTES.bit_length() - 1  # LBAF0.LBADS
-    if config.sector_emulation:
-        page[25] = 1  # NLBAF, less one
-        page[132 + 2] = SECTOR_BYTES.bit_length() - 1  # LBAF1.LBADS
-        page[132 + 3] = BETTER_PERFORMANCE
-    return bytes(page)
+    volume, emulates = facts.volume, config.sector_emulation
+    size = Mux(facts.sectors, volume.blocks * SECTORS_PER_BLOCK, volume.blocks)
+    features = Mux(facts.coarse, OPTIMAL_SIZES | ATOMIC_SIZES, 0)
+    # How many sectors a physical one has, less one.
+    physical = Mux(facts.coarse, SECTORS_PER_BLOCK - 1, 0)
+    every = facts.nsid[31]
+    shown = facts.active | (facts.kind == PageKind.ALLOCATED_NAMESPACE)
+    return Page(
+        kinds=(PageKind.NAMESPACE, PageKind.ALLOCATED_NAMESPACE),
+        shows=volume.valid & shown & facts.exists & ~every,
+        shared=every,
+        layout=Layout(
+            # name, byte, bytes, source
+            field("NSZE", 0, 8, size),
+            field("NCAP", 8, 8, size),
+            field("NUSE", 16, 8, size),
+            _if(emulates, field("NSFEAT", 24, 1, features)),
+            field("NLBAF, less one", 25, 1, int(emulates)),
+            _if(emulates, field("FLBAS", 26, 1, facts.sectors)),
+            _if(emulates, field("NAWUN", 34, 2, physical)),
+            _if(emulates, field("NAWUPF", 36, 2, physical)),
+            _if(emulates, field("NABSN", 40, 2, physical)),
+            _if(emulates, field("NABSPF", 44, 2, physical)),
+            field("NVMCAP", 48, 16, _in_bytes(volume.blocks)),
+            _if(emulates, field("NPWG", 64, 2, physical)),
+            _if(emulates, field("NPWA", 66, 2, physical)),
+            _if(emulates, field("NPDG", 68, 2, physical)),
+            _if(emulates, field("NPDA", 70, 2, physical)),
+            _if(emulates, field("NOWS", 72, 2, physical)),
+            *_nguid(104, facts),
+            field("EUI64", 120, 8, 0, own=True),
+            field("LBAF0.LBADS", 128 + 2, 1, BLOCK_SHIFT),
+            _if(emulates, field("LBAF1.LBADS", 132 + 2, 1, SECTOR_BYTES.bit_length() - 1)),
+            _if(emulates, bits("LBAF1.RP", 132 + 3, 0, 2, BETTER_PERFORMANCE)),
+            size=PAGE_BYTES,
+        ),
+    )
 
 
-def descriptors_image() -> bytes:
+def descriptors(facts: PureInterface) -> Page:
     """Namespace Identification Descriptors (figure 253): the NGUID."""
-    return bytes((NGUID_DESCRIPTOR, NGUID_BYTES, 0, 0)) + NAMELESS
+    return Page(
+        kinds=(PageKind.DESCRIPTORS,),
+        layout=Layout(
+            field("NIDT", 0, 1, NGUID_DESCRIPTOR),
+            field("NIDL", 1, 1, NGUID_BYTES),
+            *_nguid(4, facts),
+            size=PAGE_BYTES,
+        ),
+    )
 
 
-def smart_image() -> bytes:
-    """SMART / Health Information (figure 194) without warnings, temperature and counters."""
-    return bytes((0, 0, 0, SMART_SPARE_PERCENT, SMART_SPARE_THRESHOLD))
+def namespace_list(kind: PageKind, config: Config, facts: PureInterface, listed) -> Page:
+    """Namespaces in ascending order, those that are ``listed``."""
+    nsid = (facts.number + 1)[:32]
+    return Page(
+        kinds=(kind,),
+        numbered=Numbered.FROM_ZERO,
+        entries=config.volumes,
+        shows=facts.exists,
+        emits=listed,
+        layout=Layout(field("NSID", 0, 4, nsid), size=WORD_BYTES),
+    )
 
 
-def firmware_image(identity: Identity) -> bytes:
-    """Firmware Slot Information (figure 198): slot 1 is active and holds the only revision."""
-    return b"\x01" + bytes(7) + identity.firmware.ljust(8).encode("ascii")
+def controllers(facts: PureInterface) -> Page:
+    """Controllers, all of them or those that a namespace is attached to (section 5.15.2).
+
+    There is one, and its identifier is 0. It is in the list of a namespace if that is attached.
+    """
+    return Page(
+        kinds=(PageKind.CONTROLLERS,),
+        layout=Layout(
+            field("number of identifiers", 0, 2, facts.active | (facts.nsid == 0)),
+            field("CNTLID", 2, 2, 0),
+            size=PAGE_BYTES,
+        ),
+    )
 
 
-def images(config: Config, identity: Identity) -> list[int]:
-    """Words of the ROM: `IMAGE_WORDS` for each page kind that has an image."""
-    contents = {
-        PageKind.CONTROLLER: controller_image(config, identity),
-        PageKind.NAMESPACE: namespace_image(config),
-        PageKind.DESCRIPTORS: descriptors_image(),
-        PageKind.SMART: smart_image(),
-        PageKind.FIRMWARE_SLOT: firmware_image(identity),
-    }
-    words: list[int] = []
-    for kind, content in sorted(contents.items(), key=lambda item: item[0].value):
-        if kind.value * IMAGE_WORDS != len(words):
-            raise ValueError("page kinds with an image must be numbered from 0")
-        words += struct.unpack(f"<{IMAGE_WORDS}I", content.ljust(4 * IMAGE_WORDS, b"\0"))
-    return words
+def identify_pages(config: Config, identity: Identity, facts: PureInterface) -> list[Page]:
+    """All pages of Identify."""
+    # A list begins behind the namespace that is asked about.
+    later = facts.number + 1 > facts.nsid
+    return [
+        controller(config, identity, facts),
+        namespace(config, facts),
+        descriptors(facts),
+        namespace_list(PageKind.ACTIVE_NAMESPACES, config, facts, facts.active & later),
+        namespace_list(PageKind.ALLOCATED_NAMESPACES, config, facts, facts.volume.valid & later),
+        controllers(facts),
+    ]

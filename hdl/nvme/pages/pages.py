@@ -1,36 +1,47 @@
 """Builds the 4 KiB pages that Identify, Get Log Page and LIST return."""
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from typing import Any
+
+from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, SECTOR_BITS, Config, bits_for_count
+from hdl.config import (
+    BLOCK_NUMBER_BITS,
+    MAX_DRIVES,
+    SECTORS_PER_BLOCK,
+    Config,
+    bits_for_count,
+)
 from hdl.flow.geometry import WIDTH_BITS
 from hdl.flow.line import line_stream, write_port
-from hdl.flow.report import FINDINGS, REPORT_SHIFT, report_read
+from hdl.flow.report import REPORT_SHIFT, report_read
 from hdl.flow.table_read import geometry_read, member_read, port_read, volume_read
 from hdl.kit.table import TableRead
 from hdl.nvme.admin.names import CHUNKS
 from hdl.nvme.admin.tally import Tally
 from hdl.nvme.commands.formats import formats
-from hdl.nvme.pages.health import (
+from hdl.nvme.pages.facts import NUMBERS, PAGE_WORDS, WARNING_BITS
+from hdl.nvme.pages.identify import Identity
+from hdl.nvme.pages.log_memory import (
+    COUNTER_WORDS,
     ENTRY_WORDS,
-    HOT_WORD,
     SMART_WORDS,
     STORED_WORDS,
     Counter,
     LogRead,
     kept_entries,
 )
-from hdl.nvme.pages.identify import IMAGE_WORDS, PAGE_WORDS, Identity, images
-from hdl.nvme.pages.page_words import ARRAY_SHIFT, ENTRY_SHIFT, NUMBERS, WARNING_BITS, PageWords
+from hdl.nvme.pages.logs import HOT_WORD
+from hdl.nvme.pages.page import IMAGE_WORDS, IMAGES, Numbered, Page
+from hdl.nvme.pages.page_words import PageWords
 from hdl.nvme.records import IMAGE_BITS, SKIP_BITS, PageKind, assign, page_request, zeros
 
-SECTOR_WORDS_SHIFT = bits_for_count(PAGE_WORDS) - SECTOR_BITS
+SECTOR_WORDS_SHIFT = bits_for_count(PAGE_WORDS // SECTORS_PER_BLOCK)
 """log2 of the 32-bit words of a sector."""
 
-IMAGES = 5
-"""Page kinds with an image in ROM."""
+NO_PAGE = 14
+"""Stands in the place of a `PageKind` while a line is filled with zeros."""
 
 
 def capacity_read(config: Config) -> TableRead:
@@ -40,6 +51,14 @@ def capacity_read(config: Config) -> TableRead:
 
 class PageGenerator(wiring.Component):
     """Writes a page, word by word, from its image in ROM and from the tables.
+
+    `PageWords` says what stands in a word. This machine counts words and entries, reads the tables
+    for them, and fills the line. A list leaves out what does not emit, and the host may ask for a
+    part of a page, so the words that are looked at and those that are written are counted apart.
+
+    It also fills lines with zeros for Write Zeroes. That is no page. It goes through the states of
+    a page of which no word exists, as a machine of its own would need a beat and counters of its
+    own. `_begin_zeros` begins it, and `_report` ends it.
 
     Parameters
     ----------
@@ -56,37 +75,81 @@ class PageGenerator(wiring.Component):
         1: the page is in its line. 0: DESCRIPTORS of an inactive namespace, nothing written.
     line_write
         Beats of the line.
-    zero, zeroed
-        Lines to fill with zeros, or some sectors of them, and that have been; pages go first.
-    geometry_read, member_read, volume_read, port_read, drive_capacity_read
-        Tables.
-    drive_present, drive_failed, drive_stale
-        A bit per drive port.
-    array_states, array_unsynced, array_assumed
-        A state for each array, 2 bits; whether it is not in sync, or assumed to be. Without
-        `Config.background` the geometry says so.
-    report_read, report_shows
-        Array states, jobs and findings; a page of findings is being made, so none may come. Not
-        there without `Config.background`.
-    refresh, fresh
-        ``refresh`` is held until ``fresh``: the counters of the SMART log are up to date.
-    hold, held, showing, shown
-        Both words of a counter are being read; a page is being made of the entries up to the one
-        that was the newest when its request was taken: nothing of what is read may change.
-    log_read, newest
+    zero
+        Lines to fill with zeros, or some sectors of them. Pages go first.
+    zeroed
+        Lines of ``zero`` that have been filled.
+    geometry_read
+        The table of arrays.
+    member_read
+        The table of members.
+    volume_read
+        The table of volumes.
+    port_read
+        The table of drive ports.
+    drive_capacity_read
+        The capacities of the drives.
+    drive_present
+        A bit per drive port: a drive is there.
+    drive_failed
+        A bit per drive port: its drive has failed.
+    refresh
+        Held until ``fresh``: the counters of the SMART log are wanted up to date.
+    fresh
+        They are.
+    hold
+        Both words of a counter are being read: no counter may change. Until ``held`` is on, the
+        machine waits.
+    log_read
         The SMART and error logs (`hdl.nvme.pages.health.Health`).
-    warning, temperature
-        Critical Warning and Composite Temperature of the SMART log.
-    changed, detached
-        A bit per volume: its namespace has changed, is not attached to the controller.
-    formats, drive_emulated
-        Of the volumes (`hdl.nvme.commands.formats`); a bit per drive port: it emulates 512-byte
-        sectors (not there without `Config.sector_emulation`).
-    named, chunk, digits, name
-        Which volume, and which part of the identity, `hdl.nvme.admin.names.Names` is asked about;
-        its answers one cycle later.
-    probe, allocated
-        Between requests: ``allocated`` follows ``probe`` by one cycle, the volume exists.
+    held
+        No counter changes.
+    showing
+        A page of the error log is being made, of entry ``shown`` and those before it: none of them
+        may change.
+    shown
+        The entry that was the newest when the request was taken.
+    newest
+        The entry of the error log that was written last.
+    warning
+        Critical Warning of the SMART log.
+    temperature
+        Composite Temperature of the SMART log, in kelvins.
+    changed
+        A bit per volume: its namespace has changed.
+    detached
+        A bit per volume: its namespace is not attached to the controller.
+    probe
+        A volume, to be looked up between requests.
+    allocated
+        That volume exists; a cycle after ``probe``.
+    drive_stale
+        A bit per drive port: its drive is being rebuilt.
+    named
+        Which volume `hdl.nvme.admin.names.Names` is asked about.
+    chunk
+        Which part of the identity it is asked about.
+    digits
+        Its answer to ``chunk``, one cycle later.
+    name
+        Its answer to ``named``, one cycle later.
+    array_states
+        A state for each array, 2 bits; all are 0 without `Config.background`.
+    array_unsynced
+        A bit per array: it is not in sync. Without `Config.background` its geometry says so.
+    array_assumed
+        A bit per array: it is assumed to be in sync. Without `Config.background` its geometry says
+        so.
+    report_read
+        Array states, jobs and findings; not used without `Config.background`.
+    report_shows
+        A page of findings is being made, so none may come.
+    formats
+        Of the volumes (`hdl.nvme.commands.formats`); all 0 without `Config.sector_emulation`.
+    drive_emulated
+        A bit per drive port: it emulates 512-byte sectors; 0 without `Config.sector_emulation`.
+    busy
+        Something is done without waiting for another block.
 
     One page at a time: 4 cycles for each word that has contents, and one for each beat.
     Back-pressure on ``line_write`` holds it.
@@ -94,7 +157,6 @@ class PageGenerator(wiring.Component):
 
     def __init__(self, *, config: Config, identity: Identity):
         self._config = config
-        self._identity = identity
         super().__init__(
             {
                 "request": In(stream.Signature(page_request(config))),
@@ -131,328 +193,413 @@ class PageGenerator(wiring.Component):
                 "array_states": In(2 * config.arrays),
                 "array_unsynced": In(config.arrays),
                 "array_assumed": In(config.arrays),
+                "report_read": Out(report_read()),
+                "report_shows": Out(1),
+                "formats": In(formats(config)),
+                "drive_emulated": In(config.ports),
                 "busy": Out(1),
             }
-            | (
-                {"report_read": Out(report_read()), "report_shows": Out(1)}
-                if config.background
-                else {}
-            )
-            | (
-                {"formats": In(formats(config)), "drive_emulated": In(config.ports)}
-                if config.sector_emulation
-                else {}
-            )
         )
+        self._words = PageWords(config=config, identity=identity)
+        self._tally = Tally(config=config) if config.report_capacity else None
+        self._rom = memory.Memory(
+            shape=32, depth=IMAGES * IMAGE_WORDS, init=self._words.images()
+        )
+        self._image = self._rom.read_port()
+
+        # The page; `index` counts what is looked at, `word` what has been written, up to `end`.
+        self._page = Signal(page_request(config))
+        self._index = Signal(range(PAGE_WORDS + 1))
+        self._word = Signal(range(PAGE_WORDS + 1))
+        self._end: Any = PAGE_WORDS
+        if config.sector_emulation:
+            self._end = Signal(range(PAGE_WORDS + 1))
+        self._skip = Signal(SKIP_BITS)  # words that are not wanted any more
+        self._beat = Signal(config.data_width)
+        # The entry, one cycle after `index`. `exists` once false stays so: only zeros follow.
+        self._number = Signal(range(NUMBERS))
+        self._exists = Signal()
+        # What has been found for the word; members of the array that have failed.
+        self._found = Signal(
+            data.StructLayout({"value": 32, "emits": 1, "exists": 1, "failed": 1})
+        )
+        self._missing = Signal(WIDTH_BITS)
+        self._of_volumes = Signal()  # volumes are weighed, not arrays
+        # States: between requests; what has been made is told.
+        self._idle = Signal()
+        self._reports = Signal()
+        kind = self._page.kind.as_value()
+        self._fills_zeros = kind == NO_PAGE
+        self._making = ~self._idle & ~self._reports
 
     def elaborate(self, platform) -> Module:
-        config = self._config
         m = Module()
-        m.submodules.rom = rom = memory.Memory(
-            shape=32, depth=IMAGES * IMAGE_WORDS, init=images(config, self._identity)
+        m.submodules.rom = self._rom
+        m.submodules.words = self._words
+        self._count_entries(m)
+        self._read_tables(m)
+        self._read_logs(m)
+        self._read_reports(m)
+        self._tell_facts(m)
+        self._tell_of_array(m)
+        self._tell_of_volume(m)
+        self._tell_of_drive(m)
+        if self._tally is not None:
+            self._connect_tally(m, self._tally)
+        with m.FSM(name="page") as fsm:
+            self._take(m)
+            if self._tally is not None:
+                self._weigh(m, self._tally)
+            self._prepare(m)
+            self._copy(m)
+            self._write(m)
+            self._report(m)
+        waits = (
+            (fsm.ongoing("TAKE") & ~self.request.valid & ~self.zero.valid)
+            | (self.zeroed.valid & ~self.zeroed.ready)
+            | (self.refresh & ~self.fresh)
+            | (fsm.ongoing("LOCATE") & self.hold & ~self.held)
+            | (fsm.ongoing("WRITE") & ~self.line_write.ready)
+            | (self.response.valid & ~self.response.ready)
         )
-        image = rom.read_port()
+        m.d.comb += self.busy.eq(~waits)
+        return m
 
-        page = Signal(page_request(config))
-        # `index` counts what is looked at, `word` what has been written.
-        index = Signal(range(PAGE_WORDS + 1))
-        word = Signal(range(PAGE_WORDS + 1))
-        beat = Signal(config.data_width)
-        skip = Signal(SKIP_BITS)
-        missing = Signal(WIDTH_BITS)
-        found = Signal(data.StructLayout({"value": 32, "emits": 1, "exists": 1, "failed": 1}))
-
-        # Entry of a list, one cycle after `index`; `exists` once false stays so, only zeros follow.
-        start = page.nsid[:8]
-        number = Signal(range(NUMBERS))
-        exists = Signal()
-        next_number = Signal.like(number)
-        next_exists = Signal()
-        m.d.sync += [number.eq(next_number), exists.eq(next_exists)]
-        in_arrays = page.kind == PageKind.ARRAYS
-        member = index[: bits_for_count(MAX_DRIVES)]
-        with m.Switch(page.kind):
-            with m.Case(PageKind.ARRAYS):
-                m.d.comb += [
-                    next_number.eq(start + (index >> ARRAY_SHIFT)),
-                    next_exists.eq(next_number < config.arrays),
-                ]
-            with m.Case(PageKind.VOLUMES):
-                m.d.comb += [
-                    next_number.eq(start + (index >> ENTRY_SHIFT)),
-                    next_exists.eq(next_number < config.volumes),
-                ]
-            with m.Case(PageKind.DRIVES):
-                m.d.comb += [
-                    next_number.eq(start + (index >> ENTRY_SHIFT)),
-                    next_exists.eq(next_number < config.ports),
-                ]
-            with m.Case(
-                PageKind.ACTIVE_NAMESPACES,
-                PageKind.ALLOCATED_NAMESPACES,
-                PageKind.CHANGED_NAMESPACES,
-            ):
-                m.d.comb += [next_number.eq(index), next_exists.eq(index < config.volumes)]
-            with m.Case(PageKind.ZEROS):
+    def _count_entries(self, m: Module) -> None:
+        """The entry that word ``index`` is in, and whether there is one."""
+        number, exists = Signal.like(self._number), Signal()
+        m.d.sync += [self._number.eq(number), self._exists.eq(exists)]
+        listed = [page for page in self._words.pages if page.numbered != Numbered.NAMESPACE]
+        with m.Switch(self._page.kind.as_value()):
+            with m.Case(NO_PAGE):
                 pass
-            with m.Case(PageKind.ARRAY_STATES):
-                m.d.comb += [
-                    next_number.eq(index >> REPORT_SHIFT),
-                    next_exists.eq(next_number < (config.arrays if config.background else 0)),
-                ]
-            with m.Case(PageKind.DEFECTS, PageKind.LOST_BLOCKS):
-                m.d.comb += [
-                    next_number.eq(index >> REPORT_SHIFT),
-                    next_exists.eq(next_number < (FINDINGS if config.background else 0)),
-                ]
-            with m.Case(PageKind.ERROR):
-                m.d.comb += next_exists.eq(index < ENTRY_WORDS * config.error_log_entries)
-            with m.Case(PageKind.CONTROLLER):
-                m.d.comb += [next_number.eq(index), next_exists.eq(index < IMAGE_WORDS)]
+            for page in listed:
+                with m.Case(*(kind.value for kind in page.kinds)):
+                    self._count_entries_of(m, page, number, exists)
             with m.Default():
-                m.d.comb += [next_number.eq(page.nsid - 1), next_exists.eq(index < IMAGE_WORDS)]
-        with m.If(index == PAGE_WORDS):
-            m.d.comb += next_exists.eq(0)
-        entry_shift = bits_for_count(ENTRY_WORDS)
-        idle, reports = Signal(), Signal()
-        older = Signal.like(self.newest)
-        # Words that counters begin and end with; the two of a counter are read as one.
-        first_counter, last_counter = 4 * Counter.UNITS_READ.value, 4 * Counter.ERRORS.value + 3
+                m.d.comb += [
+                    number.eq(self._page.nsid - 1),
+                    exists.eq(self._index < IMAGE_WORDS),
+                ]
+        with m.If(self._index == PAGE_WORDS):
+            m.d.comb += exists.eq(0)
+
+    def _count_entries_of(self, m: Module, page: Page, number: Signal, exists: Signal) -> None:
+        """The same for a page that is not about a namespace."""
+        entry = self._index >> page.entry_shift
+        start = self._page.nsid[:8]
+        match page.numbered:
+            case Numbered.FROM_START:
+                # The page may begin at an entry that does not exist.
+                m.d.comb += [number.eq(start + entry), exists.eq(number < page.entries)]
+                return
+            case Numbered.FROM_ZERO:
+                m.d.comb += number.eq(entry)
+            case Numbered.WORD:
+                m.d.comb += number.eq(self._index)
+        m.d.comb += exists.eq(self._index < page.words)
+
+    def _read_tables(self, m: Module) -> None:
+        """Asks the tables, and the ROM, for what entry ``number`` and word ``index`` need."""
+        number = self._number
+        place = self._index[: bits_for_count(IMAGE_WORDS)]
         m.d.comb += [
-            older.eq(self.shown - (index >> entry_shift)),
-            image.addr.eq(
-                Cat(index[: bits_for_count(IMAGE_WORDS)], page.kind.as_value()[:IMAGE_BITS])
-            ),
+            self._image.addr.eq(Cat(place, self._page.kind.as_value()[:IMAGE_BITS])),
             self.geometry_read.address.eq(number),
-            self.volume_read.address.eq(Mux(idle, self.probe, number)),
-            self.member_read.address.position.eq(member),
+            self.volume_read.address.eq(Mux(self._idle, self.probe, number)),
+            self.member_read.address.position.eq(self._index[: bits_for_count(MAX_DRIVES)]),
             self.member_read.address.array.eq(number),
             self.port_read.address.eq(number),
             self.drive_capacity_read.address.eq(number),
-            self.zeroed.payload.eq(page.line),
-            self.showing.eq((page.kind == PageKind.ERROR) & ~idle & ~reports),
-            self.hold.eq(
-                (page.kind == PageKind.SMART)
-                & (index >= first_counter)
-                & (index <= last_counter)
-                & ~index[1]
-            ),
+            self.allocated.eq(self.volume_read.data.valid),
+            self.named.eq(number),
         ]
-        # Newest entry first; counters lie in the memory as in the page, but for the last one.
-        with m.If(page.kind == PageKind.ERROR):
+
+    def _read_logs(self, m: Module) -> None:
+        """Asks for the word of the SMART log or of the error log.
+
+        Counters lie in the memory as in the page, but for the last one. Entries of the error log
+        are shown newest first.
+        """
+        index = self._index
+        older = Signal.like(self.newest)
+        of_errors = self._page.kind == PageKind.ERROR
+        # Words that counters begin and end with. Of each, LOW and HIGH are read as one.
+        first = COUNTER_WORDS * Counter.UNITS_READ.value
+        last = COUNTER_WORDS * Counter.ERRORS.value + COUNTER_WORDS - 1
+        counts = (index >= first) & (index <= last) & ~index[1]
+        m.d.comb += [
+            older.eq(self.shown - (index >> bits_for_count(ENTRY_WORDS))),
+            self.showing.eq(of_errors & self._making),
+            self.hold.eq((self._page.kind == PageKind.SMART) & counts),
+        ]
+        with m.If(of_errors):
             stored = index[: bits_for_count(STORED_WORDS)]
             m.d.comb += self.log_read.address.eq(Cat(stored, older) + SMART_WORDS)
         with m.Elif(index == HOT_WORD):
-            m.d.comb += self.log_read.address.eq(4 * Counter.HOT_MINUTES.value)
+            m.d.comb += self.log_read.address.eq(COUNTER_WORDS * Counter.HOT_MINUTES.value)
         with m.Else():
             m.d.comb += self.log_read.address.eq(index)
 
-        m.submodules.words = words = PageWords(config=config)
-        tally = Tally(config=config) if config.report_capacity else None
-        volume = self.volume_read.data
-        shape = self.geometry_read.data
-        of_volumes = Signal()
-        if tally is not None:
-            m.submodules.tally = tally
-            m.d.comb += [
-                tally.of_volume.eq(of_volumes),
-                tally.blocks.eq(Mux(of_volumes, volume.blocks, shape.blocks)),
-                words.total.eq(tally.total),
-                words.free.eq(tally.free),
-            ]
+    def _read_reports(self, m: Module) -> None:
+        """Asks for the word of a log of background work."""
+        kind, address = self._page.kind, self.report_read.address
         m.d.comb += [
-            self.allocated.eq(volume.valid),
-            words.kind.eq(page.kind),
-            words.nsid.eq(page.nsid),
-            words.index.eq(index),
-            words.number.eq(number),
-            words.exists.eq(exists),
-            words.image.eq(image.data),
-            words.log.eq(self.log_read.data),
-            words.shape.eq(shape),
-            words.member_port.eq(self.member_read.data),
-            words.volume.eq(volume),
-            words.port.eq(self.port_read.data),
-            words.capacity.eq(self.drive_capacity_read.data),
-            words.missing.eq(missing),
-            words.drive_present.eq(self.drive_present),
-            words.drive_failed.eq(self.drive_failed),
-            words.drive_stale.eq(self.drive_stale),
-            words.array_state.eq(self.array_states.word_select(number[: config.array_bits], 2)),
-            words.array_unsynced.eq(
-                self.array_unsynced.bit_select(number[: config.array_bits], 1)
+            address.section.eq(kind.as_value()[:2]),
+            address.number.eq(self._number),
+            address.word.eq(self._index[:REPORT_SHIFT]),
+            self.report_shows.eq(
+                ((kind == PageKind.DEFECTS) | (kind == PageKind.LOST_BLOCKS)) & self._making
             ),
-            words.array_assumed.eq(self.array_assumed.bit_select(number[: config.array_bits], 1)),
-            words.warning.eq(self.warning),
-            words.temperature.eq(self.temperature),
-            words.changed.eq(self.changed),
-            words.detached.eq(self.detached),
-            words.digits.eq(self.digits),
-            self.chunk.eq(words.chunk),
-            self.named.eq(number),
-            *(word.eq(part) for word, part in zip(words.name, self.name, strict=True)),
         ]
 
-        if config.background:
-            report = self.report_read
+    # What `PageWords` is told, once the tables have answered.
+
+    def _tell_facts(self, m: Module) -> None:
+        """Which word it is, and what does not depend on the entry."""
+        facts: Any = self._words.facts
+        m.d.comb += [
+            facts.kind.eq(self._page.kind),
+            facts.nsid.eq(self._page.nsid),
+            facts.index.eq(self._index),
+            facts.number.eq(self._number),
+            facts.exists.eq(self._exists),
+            facts.image.eq(self._image.data),
+            facts.log.eq(self.log_read.data),
+            facts.report.eq(self.report_read.data),
+            self.chunk.eq(facts.chunk),
+            facts.digits.eq(self.digits),
+            *(ours.eq(part) for ours, part in zip(facts.name, self.name, strict=True)),
+            facts.warning.eq(self.warning),
+            facts.temperature.eq(self.temperature),
+        ]
+
+    def _tell_of_array(self, m: Module) -> None:
+        """Of array ``number``, and of the member that the word is of."""
+        config, facts = self._config, self._words.facts
+        array = self._number[: config.array_bits]
+        shape, member = self.geometry_read.data, self.member_read.data
+        place = self._index[: bits_for_count(MAX_DRIVES)]
+        members = Signal(2 * WIDTH_BITS)
+        unsynced = self.array_unsynced.bit_select(array, 1)
+        assumed = self.array_assumed.bit_select(array, 1)
+        if not config.background:
+            assumed = shape.assumed
+            unsynced = ~assumed & ((shape.parities != 0) | (shape.copies > 1))
+        # An entry has words for the members, and as many for the rest.
+        in_members = ~self._index[bits_for_count(MAX_DRIVES)] & (place < members)
+        of_arrays = self._page.kind == PageKind.ARRAYS
+        m.d.comb += [
+            members.eq(shape.width * shape.spans),
+            facts.shape.eq(shape),
+            facts.is_member.eq(of_arrays & self._exists & shape.valid & in_members),
+            facts.member_port.eq(member),
+            facts.member_failed.eq(self.drive_failed.bit_select(member, 1)),
+            facts.member_present.eq(self.drive_present.bit_select(member, 1)),
+            facts.member_stale.eq(self.drive_stale.bit_select(member, 1) & ~facts.member_failed),
+            facts.missing.eq(self._missing),
+            facts.array_state.eq(self.array_states.word_select(array, 2)),
+            facts.array_unsynced.eq(unsynced),
+            facts.array_assumed.eq(assumed),
+        ]
+
+    def _tell_of_volume(self, m: Module) -> None:
+        """Of volume ``number``."""
+        facts, volume = self._words.facts, self.volume_read.data
+        number = self._number[: self._config.volume_bits]
+        m.d.comb += [
+            facts.volume.eq(volume),
+            facts.active.eq(volume.valid & ~self.detached.bit_select(number, 1)),
+            facts.changed.eq(self.changed.bit_select(number, 1)),
+            facts.sectors.eq(self.formats.sectors.bit_select(number, 1)),
+            facts.coarse.eq(self.formats.coarse.bit_select(number, 1)),
+        ]
+
+    def _tell_of_drive(self, m: Module) -> None:
+        """Of drive port ``number``."""
+        facts = self._words.facts
+        number = self._number[: self._config.port_bits]
+        m.d.comb += [
+            facts.port.eq(self.port_read.data),
+            facts.capacity.eq(self.drive_capacity_read.data),
+            facts.drive_present.eq(self.drive_present.bit_select(number, 1)),
+            facts.drive_failed.eq(self.drive_failed.bit_select(number, 1)),
+            facts.drive_stale.eq(self.drive_stale.bit_select(number, 1) & ~facts.drive_failed),
+            facts.drive_emulated.eq(self.drive_emulated.bit_select(number, 1)),
+        ]
+
+    def _connect_tally(self, m: Module, tally: Tally) -> None:
+        """The capacity of all arrays, and what volumes leave of it."""
+        facts = self._words.facts
+        volume, shape = self.volume_read.data, self.geometry_read.data
+        m.submodules.tally = tally
+        m.d.comb += [
+            tally.of_volume.eq(self._of_volumes),
+            tally.blocks.eq(Mux(self._of_volumes, volume.blocks, shape.blocks)),
+            facts.total.eq(tally.total),
+            facts.free.eq(tally.free),
+        ]
+
+    # States. Each method has those of one step, and says which they are.
+
+    def _take(self, m: Module) -> None:
+        """The state TAKE: a page, else a line to fill with zeros."""
+        asked = self.request
+        with m.State("TAKE"):
             m.d.comb += [
-                report.address.section.eq(page.kind.as_value()[:2]),
-                report.address.number.eq(number),
-                report.address.word.eq(index[:REPORT_SHIFT]),
-                words.report.eq(report.data),
-                self.report_shows.eq(
-                    ((page.kind == PageKind.DEFECTS) | (page.kind == PageKind.LOST_BLOCKS))
-                    & ~idle
-                    & ~reports
-                ),
+                self._idle.eq(1),
+                self.hold.eq(0),
+                asked.ready.eq(1),
+                self.zero.ready.eq(~asked.valid),
             ]
-        # Where the words of a page, or of the zeros of some sectors, end.
-        end = Const(PAGE_WORDS)
-        if config.sector_emulation:
-            end = Signal(range(PAGE_WORDS + 1))
-            m.d.comb += [
-                words.formats.eq(self.formats),
-                words.drive_emulated.eq(self.drive_emulated),
+            m.d.sync += [
+                self._page.eq(asked.payload),
+                self._index.eq(0),
+                self._word.eq(0),
+                self._skip.eq(asked.payload.skip),
+                self._of_volumes.eq(0),
+                self._missing.eq(0),
+                self.shown.eq(self.newest),
             ]
+            with m.If(~asked.valid):
+                self._begin_zeros(m)
+            with m.Else():
+                self._begin_page(m)
 
-        with m.FSM(name="page") as fsm:
-            with m.State("TAKE"):
-                m.d.comb += self.request.ready.eq(1)
-                m.d.sync += [
-                    page.eq(self.request.payload),
-                    index.eq(0),
-                    word.eq(0),
-                    skip.eq(self.request.payload.skip),
-                    of_volumes.eq(0),
-                    missing.eq(0),
-                    self.shown.eq(self.newest),
-                ]
-                m.d.comb += [
-                    self.hold.eq(0),
-                    idle.eq(1),
-                    self.zero.ready.eq(~self.request.valid),
-                ]
-                with m.If(~self.request.valid):
-                    m.d.sync += [
-                        page.kind.eq(PageKind.ZEROS),
-                        page.line.eq(self.zero.payload.line),
-                        skip.eq(0),
-                    ]
-                    if config.sector_emulation:
-                        span = self.zero.payload
-                        m.d.sync += [
-                            word.eq(span.first << SECTOR_WORDS_SHIFT),
-                            end.eq((span.last + 1) << SECTOR_WORDS_SHIFT),
-                        ]
-                    with m.If(self.zero.valid):
-                        m.next = "LOCATE"
-                with m.Else():
-                    if config.sector_emulation:
-                        m.d.sync += end.eq(PAGE_WORDS)
-                    m.next = "LOCATE"
-                    with m.If(self.request.payload.kind == PageKind.SMART):
-                        m.next = "REFRESH"
-                    if tally is not None:
-                        m.d.comb += tally.clear.eq(1)
-                        with m.If(self.request.payload.kind == PageKind.CONTROLLER):
-                            m.next = "WEIGH"
+    def _begin_zeros(self, m: Module) -> None:
+        """A line is filled with zeros, or the words of some sectors of it are."""
+        span = self.zero.payload
+        m.d.sync += [
+            self._page.kind.as_value().eq(NO_PAGE),
+            self._page.line.eq(span.line),
+            self._skip.eq(0),
+        ]
+        if self._config.sector_emulation:
+            m.d.sync += [
+                self._word.eq(span.first << SECTOR_WORDS_SHIFT),
+                self._end.eq((span.last + 1) << SECTOR_WORDS_SHIFT),
+            ]
+        with m.If(self.zero.valid):
+            m.next = "LOCATE"
 
-            # Capacity: what all arrays offer, without what volumes take.
-            if tally is not None:
-                with m.State("WEIGH"):
-                    m.next = "FETCH"
+    def _begin_page(self, m: Module) -> None:
+        """A page is made. First come the times of the SMART log, or the capacity of the arrays."""
+        kind = self.request.payload.kind
+        if self._config.sector_emulation:
+            m.d.sync += self._end.eq(PAGE_WORDS)
+        m.next = "LOCATE"
+        with m.If(kind == PageKind.SMART):
+            m.next = "REFRESH"
+        if self._tally is not None:
+            m.d.comb += self._tally.clear.eq(1)
+            with m.If(kind == PageKind.CONTROLLER):
+                m.next = "WEIGH"
 
-                with m.State("FETCH"):
-                    m.next = "TALLY"
-
-                with m.State("TALLY"):
-                    m.d.comb += tally.count.eq(Mux(of_volumes, volume.valid, shape.valid))
-                    m.d.sync += index.eq(index + 1)
-                    m.next = "WEIGH"
-                    with m.If(index == Mux(of_volumes, config.volumes - 1, config.arrays - 1)):
-                        m.d.sync += [index.eq(0), of_volumes.eq(1)]
-                        with m.If(of_volumes):
-                            m.next = "LOCATE"
-
-            with m.State("REFRESH"):
-                m.d.comb += [self.refresh.eq(1), self.hold.eq(0)]
-                with m.If(self.fresh):
+    def _weigh(self, m: Module, tally: Tally) -> None:
+        """The states WEIGH, FETCH and TALLY: the capacity that all arrays offer, without what
+        volumes take."""
+        config, of_volumes, index = self._config, self._of_volumes, self._index
+        with m.State("WEIGH"):
+            m.next = "FETCH"
+        with m.State("FETCH"):
+            m.next = "TALLY"
+        with m.State("TALLY"):
+            exists = Mux(of_volumes, self.volume_read.data.valid, self.geometry_read.data.valid)
+            m.d.comb += tally.count.eq(exists)
+            m.d.sync += index.eq(index + 1)
+            m.next = "WEIGH"
+            with m.If(index == Mux(of_volumes, config.volumes - 1, config.arrays - 1)):
+                m.d.sync += [index.eq(0), of_volumes.eq(1)]
+                with m.If(of_volumes):
                     m.next = "LOCATE"
 
-            with m.State("LOCATE"):
-                with m.If(~self.hold | self.held):
-                    m.next = "PRESENT"
-
-            with m.State("PRESENT"):
-                m.next = "DERIVE"
-
-            with m.State("DERIVE"):
-                m.d.sync += [
-                    found.value.eq(words.value),
-                    found.emits.eq(words.emits),
-                    found.exists.eq(exists),
-                    found.failed.eq(words.failed),
-                ]
-                m.next = "COPY"
-                with m.If((page.kind == PageKind.DESCRIPTORS) & ~words.active):
-                    m.next = "REFUSE"
-
-            with m.State("COPY"):
-                with m.If(found.exists):
-                    m.d.sync += index.eq(index + 1)
-                m.d.sync += missing.eq(missing + found.failed)
-                with m.If(in_arrays & (index[:ARRAY_SHIFT] == (1 << ARRAY_SHIFT) - 1)):
-                    m.d.sync += missing.eq(0)
+    def _prepare(self, m: Module) -> None:
+        """The state REFRESH, then for each word LOCATE and PRESENT: the entry is known, and the
+        tables answer."""
+        with m.State("REFRESH"):
+            m.d.comb += [self.refresh.eq(1), self.hold.eq(0)]
+            with m.If(self.fresh):
                 m.next = "LOCATE"
-                with m.If(found.emits & (skip != 0)):
-                    m.d.sync += skip.eq(skip - 1)
-                with m.Elif(found.emits):
-                    m.d.sync += [beat.eq(Cat(beat, found.value)[32:]), word.eq(word + 1)]
-                    with m.If(word[: bits_for_count(config.beat_dwords)] == config.beat_dwords - 1):
-                        m.next = "WRITE"
+        with m.State("LOCATE"):
+            with m.If(~self.hold | self.held):
+                m.next = "PRESENT"
+        with m.State("PRESENT"):
+            m.next = "DERIVE"
 
-            with m.State("WRITE"):
-                m.d.comb += self.line_write.valid.eq(1)
-                with m.If(self.line_write.ready):
-                    m.next = "LOCATE"
-                    with m.If(word == end):
-                        m.next = "REPORT"
-                    with m.Elif(~found.exists):
-                        # Nothing follows: whole beats of zeros.
-                        m.d.sync += [beat.eq(0), word.eq(word + config.beat_dwords)]
-                        m.next = "WRITE"
-
-            with m.State("REPORT"):
-                zeros = page.kind == PageKind.ZEROS
-                m.d.comb += [
-                    self.hold.eq(0),
-                    reports.eq(1),
-                    self.response.valid.eq(~zeros),
-                    self.response.payload.eq(1),
-                    self.zeroed.valid.eq(zeros),
+    def _copy(self, m: Module) -> None:
+        """The states DERIVE, which looks the word up, and COPY, which puts it into the beat."""
+        config, facts, found = self._config, self._words.facts, self._found
+        index, word, skip, missing = self._index, self._word, self._skip, self._missing
+        with m.State("DERIVE"):
+            m.d.sync += [
+                found.value.eq(self._words.value),
+                found.emits.eq(self._words.emits),
+                found.exists.eq(self._exists),
+                found.failed.eq(facts.is_member & facts.member_failed),
+            ]
+            m.next = "COPY"
+            with m.If((self._page.kind == PageKind.DESCRIPTORS) & ~facts.active):
+                m.next = "REFUSE"
+        with m.State("COPY"):
+            with m.If(found.exists):
+                m.d.sync += index.eq(index + 1)
+            m.d.sync += missing.eq(missing + found.failed)
+            with m.If(self._ends_array()):
+                m.d.sync += missing.eq(0)
+            m.next = "LOCATE"
+            with m.If(found.emits & (skip != 0)):
+                m.d.sync += skip.eq(skip - 1)
+            with m.Elif(found.emits):
+                m.d.sync += [
+                    self._beat.eq(Cat(self._beat, found.value)[32:]),
+                    word.eq(word + 1),
                 ]
-                with m.If(Mux(zeros, self.zeroed.ready, self.response.ready)):
-                    m.next = "TAKE"
+                with m.If(word[: bits_for_count(config.beat_dwords)] == config.beat_dwords - 1):
+                    m.next = "WRITE"
 
-            with m.State("REFUSE"):
-                m.d.comb += self.response.valid.eq(1)
-                with m.If(self.response.ready):
-                    m.next = "TAKE"
+    def _ends_array(self):
+        """The word is the last one of an array's entry."""
+        page = next(page for page in self._words.pages if PageKind.ARRAYS in page.kinds)
+        within = self._index[: page.entry_shift]
+        return (self._page.kind == PageKind.ARRAYS) & (within == page.entry_words - 1)
 
-            beat_shift = bits_for_count(config.beat_dwords)
-            m.d.comb += assign(
-                self.line_write.payload,
-                address=Cat(((word - 1) >> beat_shift)[: bits_for_count(config.beats)], page.line),
-                data=beat,
-                mask=~0,
-            )
-            waits = (
-                (fsm.ongoing("TAKE") & ~self.request.valid & ~self.zero.valid)
-                | (self.zeroed.valid & ~self.zeroed.ready)
-                | (self.refresh & ~self.fresh)
-                | (fsm.ongoing("LOCATE") & self.hold & ~self.held)
-                | (fsm.ongoing("WRITE") & ~self.line_write.ready)
-                | (self.response.valid & ~self.response.ready)
-            )
-            m.d.comb += self.busy.eq(~waits)
-        return m
+    def _write(self, m: Module) -> None:
+        """The state WRITE: a beat goes into the line."""
+        config, word = self._config, self._word
+        beat_shift = bits_for_count(config.beat_dwords)
+        place = ((word - 1) >> beat_shift)[: bits_for_count(config.beats)]
+        m.d.comb += assign(
+            self.line_write.payload,
+            address=Cat(place, self._page.line),
+            data=self._beat,
+            mask=~0,
+        )
+        with m.State("WRITE"):
+            m.d.comb += self.line_write.valid.eq(1)
+            with m.If(self.line_write.ready):
+                m.next = "LOCATE"
+                with m.If(word == self._end):
+                    m.next = "REPORT"
+                with m.Elif(~self._found.exists):
+                    # Nothing follows: whole beats of zeros.
+                    m.d.sync += [self._beat.eq(0), word.eq(word + config.beat_dwords)]
+                    m.next = "WRITE"
+
+    def _report(self, m: Module) -> None:
+        """The states REPORT and REFUSE: the line is there, or there is nothing to say."""
+        fills_zeros = self._fills_zeros
+        m.d.comb += self.zeroed.payload.eq(self._page.line)
+        with m.State("REPORT"):
+            m.d.comb += [
+                self.hold.eq(0),
+                self._reports.eq(1),
+                self.response.valid.eq(~fills_zeros),
+                self.response.payload.eq(1),
+                self.zeroed.valid.eq(fills_zeros),
+            ]
+            with m.If(Mux(fills_zeros, self.zeroed.ready, self.response.ready)):
+                m.next = "TAKE"
+        with m.State("REFUSE"):
+            m.d.comb += self.response.valid.eq(1)
+            with m.If(self.response.ready):
+                m.next = "TAKE"

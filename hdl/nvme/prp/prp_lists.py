@@ -7,6 +7,7 @@ from amaranth.lib.wiring import In, Out
 from hdl.config import BLOCK_BYTES, Config, bits_for_count
 from hdl.flow.host_command import command
 from hdl.kit.disjoint import DISJOINT
+from hdl.kit.table import Table
 from hdl.nvme.codes import PAGE_SHIFT
 from hdl.nvme.commands.sector_span import SECTOR_SHIFT
 
@@ -34,10 +35,18 @@ class ListMemory(wiring.Component):
 
     Ports
     -----
-    write_beat, write_data, write_mask
-        What comes from the host.
-    slot, place, entry
-        Entry ``place`` of the list of ``slot``, one cycle later.
+    write_beat
+        Which beat is written.
+    write_data
+        The beat, from the host.
+    write_mask
+        A bit for each 32-bit word of it that is written.
+    slot
+        The command slot whose list is read.
+    place
+        Which entry of the list.
+    entry
+        The entry, one cycle later.
     """
 
     def __init__(self, *, config: Config):
@@ -66,31 +75,47 @@ class ListMemory(wiring.Component):
         )
         write, read = lists.write_port(granularity=32), lists.read_port()
         lane_bits = (config.data_width // ENTRY_BITS - 1).bit_length()
-        index = Signal(config.slot_bits + config.transfer_bits)
+        list_entry = Signal(config.slot_bits + config.transfer_bits)
         lane = Signal(max(lane_bits, 1))
         m.d.comb += [
             write.addr.eq(self.write_beat),
             write.data.eq(self.write_data),
             write.en.eq(self.write_mask),
-            index.eq(Cat(self.place, self.slot)),
-            read.addr.eq(index >> lane_bits),
+            list_entry.eq(Cat(self.place, self.slot)),
+            read.addr.eq(list_entry >> lane_bits),
             self.entry.eq(read.data.word_select(lane, ENTRY_BITS)),
         ]
         if lane_bits:
-            m.d.sync += lane.eq(index[:lane_bits])
+            m.d.sync += lane.eq(list_entry[:lane_bits])
         return m
 
 
-def fate() -> data.StructLayout:
-    """Of a command: it ``waits`` for its list; it is to be aborted once that has come."""
+def list_wait() -> data.StructLayout:
+    """Of a command: it ``waits`` for its list. If it is ``cancelled``, it is to be aborted once the
+    list has come."""
     return data.StructLayout({"waits": 1, "cancelled": 1})
 
 
-class ListFates(wiring.Component):
-    """The `fate` of each slot; nothing is kept, and none is ever cancelled, without
-    `Config.abort_commands`.
+class ListWaits(wiring.Component):
+    """The `list_wait` of each command slot.
 
-    ``now`` is that of ``slot`` a cycle before; with ``changes`` it becomes ``following``.
+    Without `Config.abort_commands` nothing is kept, and ``now`` is always 0.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+
+    Ports
+    -----
+    slot
+        The command slot at hand.
+    now
+        Its `list_wait`, a cycle after ``slot``.
+    changes
+        A pulse: it becomes ``following``.
+    following
+        What it becomes.
     """
 
     def __init__(self, *, config: Config):
@@ -98,25 +123,22 @@ class ListFates(wiring.Component):
         super().__init__(
             {
                 "slot": In(config.slot_bits),
-                "now": Out(fate()),
+                "now": Out(list_wait()),
                 "changes": In(1),
-                "following": In(fate()),
+                "following": In(list_wait()),
             }
         )
 
     def elaborate(self, platform) -> Module:
         m = Module()
         if self._config.abort_commands:
-            m.submodules.fates = fates = memory.Memory(
-                shape=fate(), depth=self._config.commands, init=[]
-            )
-            write, read = fates.write_port(), fates.read_port()
+            m.submodules.waits = waits = Table(list_wait(), self._config.commands)
             m.d.comb += [
-                read.addr.eq(self.slot),
-                self.now.eq(read.data),
-                write.addr.eq(self.slot),
-                write.data.eq(self.following),
-                write.en.eq(self.changes),
+                waits.reads[0].address.eq(self.slot),
+                self.now.eq(waits.reads[0].data),
+                waits.write.address.eq(self.slot),
+                waits.write.data.eq(self.following),
+                waits.write.enable.eq(self.changes),
             ]
         return m
 
@@ -124,10 +146,31 @@ class ListFates(wiring.Component):
 class Measure(wiring.Component):
     """How many pages a command spans, and how its PRP entries are aligned, a cycle later.
 
-    ``command``, ``prp1``, ``prp2``: the command. ``more``: pages after the first, which are
-    entries of the list when there is more than one. ``here``: entries from PRP2 to the end of its
-    page; ``crosses``: there are more. ``unaligned_first``, ``unaligned_second``,
-    ``unaligned_list``: PRP1, PRP2 as a page, PRP2 as a list cannot be.
+    Parameters
+    ----------
+    config
+        Sizes.
+
+    Ports
+    -----
+    command
+        The command.
+    prp1
+        Its PRP1.
+    prp2
+        Its PRP2.
+    more
+        Pages after the first. They are entries of the list when there is more than one.
+    here
+        Entries from PRP2 to the end of its page.
+    crosses
+        The list has more entries than that.
+    unaligned_first
+        PRP1 cannot be.
+    unaligned_second
+        PRP2 cannot be a page.
+    unaligned_list
+        PRP2 cannot be a list.
     """
 
     def __init__(self, *, config: Config):

@@ -9,7 +9,7 @@ from hdl.flow.host_memory import read_request, write_request
 from hdl.kit.queue import Queue
 
 REQUESTS = 8
-"""Requests queued towards the host in each direction; a block takes up to two."""
+"""Requests queued towards the host in each direction. A block takes up to two."""
 
 
 class RequestQueues(wiring.Component):
@@ -22,14 +22,24 @@ class RequestQueues(wiring.Component):
 
     Ports
     -----
-    read, reads, write, writes
-        A request, and a pulse that queues it.
-    read_room, write_room
-        There is room for the two requests of a block.
-    read_request, write_request
-        What is queued.
-
-    What decides about a read is long: it is queued a cycle later.
+    read
+        A read.
+    reads
+        A pulse that queues ``read``, a cycle later, as what decides about it is long.
+    read_room
+        There is room for the two reads of a block.
+    write
+        A write.
+    writes
+        A pulse that queues ``write``.
+    write_room
+        There is room for the two writes of a block.
+    read_request
+        Reads that are queued.
+    write_request
+        Writes that are queued.
+    busy
+        Something moves without the host being waited for.
     """
 
     def __init__(self, *, config: Config):

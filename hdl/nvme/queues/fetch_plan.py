@@ -1,6 +1,5 @@
 """How many submission queue entries are fetched by one read."""
 
-
 from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
@@ -10,7 +9,7 @@ from hdl.nvme.queues import queue_state
 from hdl.nvme.records import FETCH_ENTRIES, FETCHES, position_bits
 
 ADMIN_FETCH = FETCHES
-"""Transfer index of reads from the admin queue; those below are `EntryRing`'s."""
+"""Transfer index of reads from the admin queue. Those below are `EntryRing`'s."""
 
 
 class FetchPlan(wiring.Component):
@@ -23,18 +22,28 @@ class FetchPlan(wiring.Component):
 
     Ports
     -----
-    sq, cq, sq_last, cq_last
-        State of the submission queue and of its completion queue, and their entries - 1.
+    sq
+        State of the submission queue.
+    cq
+        State of its completion queue.
+    sq_last
+        Entries of the submission queue, minus 1.
+    cq_last
+        Entries of the completion queue, minus 1.
     admin
-        The admin queue: an entry at a time, which has a place of its own.
+        It is the admin queue. Its entries are fetched one at a time, to a place of their own.
     room
         Entries of I/O queues that the inbox can take.
-    empty, full
-        The submission queue has no entry; the completion queue has no room for one.
-    count, head
-        Entries to fetch, and the queue's head after them; meaningless when ``empty`` or ``full``.
+    empty
+        The submission queue has no entry.
+    full
+        The completion queue has no room for an entry.
+    count
+        Entries to fetch. Meaningless when ``empty`` or ``full``.
+    head
+        The queue's head after them. Meaningless when ``empty`` or ``full``.
 
-    Latency 2 cycles from the inputs, which are constant meanwhile, to the outputs.
+    Latency: 2 cycles from the inputs, which are constant meanwhile, to the outputs.
     """
 
     def __init__(self, *, config: Config):

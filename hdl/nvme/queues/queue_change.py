@@ -18,7 +18,7 @@ class Effect(enum.Enum, shape=3):
     REMOVE_CQ = 3
     REMOVE_SQ = 4
     DRAIN_SQ = 5
-    """Nothing more is fetched; asked again when what is inside has ended."""
+    """Nothing more is fetched. The change is judged again when what is inside has ended."""
 
 
 class QueueChange(wiring.Component):
@@ -28,17 +28,18 @@ class QueueChange(wiring.Component):
     -----
     operation
         The change.
-    sq_exists, cq_exists
-        The submission queue, and the completion queue (that of the submission queue, if one is
-        created) exist.
+    sq_exists
+        The submission queue exists.
+    cq_exists
+        The completion queue exists. If a submission queue is created, it is that one's.
     shared
         Submission queues complete to the completion queue.
     inside
         Commands fetched from the submission queue have not ended.
     effect
-        What to do; everything but `Effect.DRAIN_SQ` is answered with ``status``.
+        What to do.
     status
-        15-bit status.
+        Status field that answers the change. `Effect.DRAIN_SQ` is not answered.
 
     Source: NVMe 1.4, 5.3 to 5.6.
     """

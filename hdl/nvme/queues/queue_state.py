@@ -1,8 +1,9 @@
-"""What the controller keeps of each queue; one memory each, an entry a queue."""
+"""What the controller keeps of each queue: tables with an entry a queue."""
 
 from amaranth.lib import data
 
 from hdl.config import Config
+from hdl.kit.optional import optional
 from hdl.nvme.commands.lifetimes import AGE_BITS
 from hdl.nvme.records import PAGE_NUMBER_BITS, position_bits, queue_bits
 
@@ -31,11 +32,13 @@ def cq_base(config: Config) -> data.StructLayout:
 
 
 def sq_state(config: Config) -> data.StructLayout:
-    """``head``: next entry to fetch; ``tail``: the doorbell; ``inside``: fetched, not ended.
+    """State of a submission queue.
 
-    ``age``: of the entries up to ``tail`` (`hdl.nvme.commands.lifetimes`); if ``marked``, those
-    before ``mark``, which lies between head and tail, have ``older``, and if ``mixed`` some of them
-    may be younger than that.
+    ``head`` is the next entry to fetch, and ``tail`` the value of the doorbell. ``inside`` counts
+    commands that have been fetched and have not ended. ``age`` is that of the entries up to
+    ``tail`` (`hdl.nvme.commands.lifetimes`). If the queue is ``marked``, the entries before
+    ``mark``, which lies between head and tail, have the age ``older``. If it is ``mixed``, some of
+    them may be younger than that.
     """
     position = position_bits(config)
     return data.StructLayout(
@@ -53,12 +56,14 @@ def sq_state(config: Config) -> data.StructLayout:
 
 
 def cq_state(config: Config) -> data.StructLayout:
-    """``head``: the doorbell; ``tail``, ``phase``: next entry to write.
+    """State of a completion queue.
 
-    ``used``: entries written and not taken by the host, and entries reserved for commands inside.
-    ``queues``: submission queues that complete here. ``tells``: there are entries that tell a
-    volume what it has lost (`hdl.background.debts`) and have not been taken by the host; the last
-    of them is the one before ``news``.
+    ``head`` is the value of the doorbell. ``tail`` and ``phase`` are those of the next entry to
+    write. ``used`` counts entries that were written and not taken by the host, and entries that are
+    reserved for commands inside. ``queues`` counts submission queues that complete here. ``tells``
+    says that the host has not taken all entries that tell a volume what it has lost
+    (`hdl.background.debts`). The last of them is the one before ``news``. Without
+    `Config.background` both read as 0.
     """
     position = position_bits(config)
     return data.StructLayout(
@@ -69,5 +74,5 @@ def cq_state(config: Config) -> data.StructLayout:
             "used": position + 1,
             "queues": range(config.queue_pairs + 2),
         }
-        | ({"news": position, "tells": 1} if config.background else {})
+        | optional(config.background, {"news": position, "tells": 1})
     )

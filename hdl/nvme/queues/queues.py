@@ -1,7 +1,7 @@
 """Queues: doorbells, fetch of submission entries, completion entries, create and delete."""
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
-from amaranth.lib import data, enum, memory, stream, wiring
+from amaranth.lib import enum, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import Config
@@ -9,6 +9,7 @@ from hdl.flow.host_memory import Kind, inbox_dwords, read_request, sqe_slots
 from hdl.flow.post import post
 from hdl.flow.reference import answer
 from hdl.kit.pick import choose, following
+from hdl.kit.table import Table
 from hdl.nvme.admin.events import report
 from hdl.nvme.admin.features import BURST_BITS
 from hdl.nvme.codes import (
@@ -39,8 +40,8 @@ from hdl.nvme.records import (
 from hdl.nvme.registers.registers import AdminQueues
 
 
-class Event(enum.Enum, shape=3):
-    """What the engine is serving."""
+class QueueEvent(enum.Enum, shape=3):
+    """What `QueueEngine` serves."""
 
     DOORBELL = 0
     FINISH = 1
@@ -53,8 +54,8 @@ class QueueEngine(wiring.Component):
     """Owns every queue's state and serves one event at a time.
 
     A completion queue entry is reserved when a command is fetched, so a completion never waits for
-    a full queue; a submission queue whose completion queue has no room is not fetched from. Of the
-    admin queue an entry is fetched at a time. Queues with work take turns.
+    a full queue. A submission queue whose completion queue has no room is not fetched from. Of the
+    admin queue one entry is fetched at a time. Queues with work take turns.
 
     Parameters
     ----------
@@ -63,25 +64,35 @@ class QueueEngine(wiring.Component):
 
     Ports
     -----
-    admin, enable, running
-        Admin queues; work is wanted; the queues work. When ``enable`` goes low, nothing more is
-        fetched or posted, and ``running`` follows once no command is inside and ``settled``.
+    admin
+        The admin queues.
+    enable
+        Work is wanted. When it goes low, nothing more is fetched or posted.
+    running
+        The queues work. After ``enable`` has gone low, it follows once no command is inside and
+        ``settled``.
     settled
-        What has been posted, and every other write of theirs, has left for the host.
+        What has been posted, and every other write to the host, has left.
     drained
         No command is inside, nor being fetched.
     fetch_enable
         Commands are wanted: the function may send requests (bus master), and is not being shut
         down.
     shutting
-        The host shuts the function down: no event is told any more while it runs.
+        The host shuts the function down. No event is told any more while it runs.
     doorbell
         Doorbells. A value that the queue cannot have is ignored, as is a queue that does not exist.
-    read_request, done, done_index, done_error
-        Reads of entries into the inbox, kind ENTRIES, and a pulse when one has ended. Those of the
-        admin queue are `ADMIN_FETCH`, one at a time; they wait for no place in the inbox.
+    read_request
+        Reads of entries into the inbox, kind ENTRIES. Those of the admin queue have the index
+        `ADMIN_FETCH`, and there is one at a time. They wait for no place in the inbox.
+    done
+        A pulse: such a read has ended.
+    done_index
+        With ``done``: its index.
+    done_error
+        With ``done``: its entries could not be read.
     admin_taken
-        A pulse: the admin queue's entry has been taken, so that the next one can be fetched.
+        A pulse: the admin queue's entry has been taken, so the next one can be fetched.
     entry
         Entries of I/O queues to decode.
     burst
@@ -90,39 +101,54 @@ class QueueEngine(wiring.Component):
         Of commands that are submitted now (`hdl.nvme.commands.lifetimes.Lifetimes`).
     finish
         Ended commands.
-    report, report_posted
-        Ended Asynchronous Event Requests: their fetch has been finished without an entry, so that
-        none is reserved; they wait for room in the admin completion queue, and hold nothing. Once
-        the host shuts down or disables the controller they are dropped; so are aborted ones for
-        which there is no room. ``report_posted``: the one that is being taken is not.
+    report
+        Ended Asynchronous Event Requests. Their commands have ended without an entry before, so
+        none is reserved. They wait for room in the admin completion queue, and hold nothing. Once
+        the host shuts down or disables the controller, they are dropped. Aborted ones for which
+        there is no room are dropped too.
+    report_posted
+        The report that is being taken is not dropped.
     report_waits
-        One waits for room.
-    misuse, misuse_value
-        A pulse: a doorbell's value is not one that the queue can have, or has already, or would
-        make it hold more than it can (``misuse_value``); or there is no such queue.
-    change, changed
-        Create and delete, and the 15-bit status that answers each. A DELETE_SQ is answered once
-        the queue's fetched commands have ended.
+        A report waits for room.
+    misuse
+        A pulse: a doorbell was misused.
+    misuse_value
+        With ``misuse``: the queue cannot have the value, or has it already, or would hold more than
+        it can. Else there is no such queue.
+    change
+        Create and delete of I/O queues.
+    changed
+        The status field that answers each. A DELETE_SQ is answered once the queue's fetched
+        commands have ended.
     io_queues
         An I/O completion queue exists.
     post
         Completion queue entries.
-    raised, vector
-        A pulse after the post of an entry: raise this vector.
-    answers, answer
-        With ``background``, a pulse: the end of a command that was to tell a volume is taken.
-    heard, unheard
-        With ``background``, pulses, a bit a completion queue: the host has taken all its entries
-        that tell a volume something; the queue has gone.
+    raised
+        A pulse after the post of an entry: ``vector`` is raised.
+    vector
+        The vector.
+    answers
+        A pulse: the end of a command that was to tell a volume something is taken. 0 without
+        `Config.background`.
+    answer
+        With ``answers``: the volume, and whether and where there is an entry.
+    heard
+        Bit a completion queue, pulses: the host has taken all its entries that tell a volume
+        something. 0 without `Config.background`.
+    unheard
+        Bit a completion queue, pulses: the queue has gone.
+    busy
+        Something moves without anybody else being waited for.
 
     Rate: an event in 5 cycles (a fetch in 6), four events a command and fewer under load.
-    Back-pressure: a stalled ``post`` holds ``finish``, a stalled ``read_request`` holds fetches;
-    neither holds doorbells. A queue that is being deleted holds only ``change``.
+    Back-pressure: a stalled ``post`` holds ``finish``, and a stalled ``read_request`` holds
+    fetches. Neither holds doorbells. A queue that is being deleted holds only ``change``.
     """
 
     def __init__(self, *, config: Config):
         self._config = config
-        index = queue_bits(config)
+        queue_number = queue_bits(config)
         count = config.queue_pairs + 1
         super().__init__(
             {
@@ -153,61 +179,47 @@ class QueueEngine(wiring.Component):
                 "io_queues": Out(1),
                 "post": Out(stream.Signature(post())),
                 "raised": Out(1),
-                "vector": Out(index),
+                "vector": Out(queue_number),
+                "answers": Out(1),
+                "answer": Out(answer(config)),
+                "heard": Out(count),
+                "unheard": Out(count),
                 "busy": Out(1),
             }
-            | (
-                {
-                    "answers": Out(1),
-                    "answer": Out(answer(config)),
-                    "heard": Out(count),
-                    "unheard": Out(count),
-                }
-                if config.background
-                else {}
-            )
         )
 
         position = position_bits(config)
-        # The tables, an entry a queue. ``sq`` and ``cq`` are written back but for what a state
-        # changes.
-        self._tables: dict[str, memory.Memory] = {}
-
-        def table(name: str, shape: data.StructLayout):
-            kept = memory.Memory(shape=shape, depth=count, init=[])
-            self._tables[name] = kept
-            return kept.read_port(), kept.write_port()
-
-        self._sq_base_read, self._sq_base_write = table("sq_base", sq_base(config))
-        self._cq_base_read, self._cq_base_write = table("cq_base", cq_base(config))
-        self._sq_read, self._sq_write = table("sq", sq_state(config))
-        self._cq_read, self._cq_write = table("cq", cq_state(config))
-        self._sq, self._cq = self._sq_read.data, self._cq_read.data
-        self._sq_base, self._cq_base = self._sq_base_read.data, self._cq_base_read.data
-        # Heads that SQHD may tell: those of I/O queues, of the admin queue, of the queue at hand.
-        self._heads = memory.Memory(shape=position, depth=count, init=[])
-        self._heads_read, self._heads_write = self._heads.read_port(), self._heads.write_port()
-        self._admin_head = Signal(position)
+        # The tables, an entry a queue, and what they have of the queue at hand. ``sq`` and ``cq``
+        # are written back but for what a state changes.
+        self._sq_bases = Table(sq_base(config), count)
+        self._cq_bases = Table(cq_base(config), count)
+        self._sqs = Table(sq_state(config), count)
+        self._cqs = Table(cq_state(config), count)
+        self._sq_base, self._cq_base = self._sq_bases.reads[0].data, self._cq_bases.reads[0].data
+        self._sq, self._cq = self._sqs.reads[0].data, self._cqs.reads[0].data
+        # Heads that SQHD may tell.
+        self._heads = Table(position, count)  # of I/O queues
+        self._admin_head = Signal(position)  # of the admin queue
         self._admin_asked = Signal(position)  # after the entry that has been asked for
-        self._arrived = Signal(position)
+        self._arrived = Signal(position)  # of the queue at hand
 
-        # A bit a queue: it exists; it may have entries to fetch; its completion queue has no room.
-        self._sq_valid = Signal(count)
-        self._cq_valid = Signal(count)
-        self._work = Signal(count)
-        self._stalled = Signal(count)
+        # A bit a queue.
+        self._sq_valid = Signal(count)  # the submission queue exists
+        self._cq_valid = Signal(count)  # the completion queue exists
+        self._work = Signal(count)  # it may have entries to fetch
+        self._stalled = Signal(count)  # its completion queue has no room
         self._ready = Signal(count)  # it may be fetched from
         self._turn = Signal(range(count))
         self._total = Signal(range(count * ((1 << position) - 1)))  # commands inside
         self._admin_inside = Signal()  # the admin queue's entry has not been taken
 
         # The event, the submission queue, and the completion queue that goes with it.
-        self._event = Signal(Event)
-        self._queue = Signal(index)
-        self._cq_queue = Signal(index)
-        self._chosen_cq = Signal(index)
+        self._event = Signal(QueueEvent)
+        self._queue = Signal(queue_number)
+        self._cq_queue = Signal(queue_number)
+        self._chosen_cq = Signal(queue_number)
         self._on_cq = Signal()  # the event is one of a completion queue
-        self._reporting = self._event == Event.REPORT
+        self._reporting = self._event == QueueEvent.REPORT
         self._rang = Signal()  # a doorbell was the last event
         self._change_waits = Signal()  # for commands to end
         self._finished = Signal(finish(config))  # what ends, a report or a command
@@ -217,19 +229,18 @@ class QueueEngine(wiring.Component):
             self._finished.post & self.enable & self.running & ~(self._reporting & self._silent)
         )
         self._post_interrupt = Signal()
-        self._post_vector = Signal(index)
+        self._post_vector = Signal(queue_number)
 
-        # Of the doorbell of a completion queue, in the cycle after its state: there is one, its
-        # value, the entries from the head to it, to the tail and to the last that tells what has
-        # been lost; the queue exists; it has such a place. Of a submission queue, at once: its
-        # value is not possible.
-        self._checks = Signal()
-        self._new_cq_head = Signal(position)
-        self._freed = Signal(position + 1)
-        self._filled = Signal(position + 1)
-        self._telling = Signal(position + 1)
-        self._cq_known = Signal()
-        self._frees = Signal()
+        # The doorbell of a completion queue, in the cycle after its state. Entries are counted from
+        # the head on.
+        self._checks = Signal()  # there is one
+        self._new_cq_head = Signal(position)  # its value
+        self._freed = Signal(position + 1)  # entries up to the value
+        self._filled = Signal(position + 1)  # entries up to the tail
+        self._telling = Signal(position + 1)  # entries up to the last that tells what has been lost
+        self._cq_known = Signal()  # the queue exists
+        self._frees = Signal()  # it exists and has such a place
+        # The doorbell of a submission queue, at once: its value is not possible.
         self._misuses = Signal()
 
         self._ring = EntryRing(config=config)
@@ -238,8 +249,10 @@ class QueueEngine(wiring.Component):
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        for name, kept in self._tables.items():
-            m.submodules[name] = kept
+        m.submodules.sq_base = self._sq_bases
+        m.submodules.cq_base = self._cq_bases
+        m.submodules.sq = self._sqs
+        m.submodules.cq = self._cqs
         m.submodules.ring = self._ring
         m.submodules.heads = self._heads
         m.submodules.plan = self._plan
@@ -257,7 +270,8 @@ class QueueEngine(wiring.Component):
             arrives = self._choose(m, lowest)
             self._join(m)
             self._open_and_close(m)
-            self._ring_doorbell(m)
+            self._ring_sq(m)
+            self._ring_cq(m)
             self._finish(m)
             self._fetch(m)
             self._change(m)
@@ -276,15 +290,15 @@ class QueueEngine(wiring.Component):
         return m
 
     def _follow_heads(self, m: Module) -> None:
-        """What SQHD may tell. A command that ends has arrived, so no entry of another life is
-        seen."""
+        """Heads that SQHD may tell. A command that ends has arrived, so its queue's head is not
+        that of an earlier queue of this number."""
         ring, queue = self._ring, self._queue
         m.d.comb += [
-            self._heads_write.addr.eq(ring.arrived_queue),
-            self._heads_write.data.eq(ring.arrived_head),
-            self._heads_write.en.eq(ring.arrived),
-            self._heads_read.addr.eq(queue),
-            self._arrived.eq(Mux(queue == 0, self._admin_head, self._heads_read.data)),
+            self._heads.write.address.eq(ring.arrived_queue),
+            self._heads.write.data.eq(ring.arrived_head),
+            self._heads.write.enable.eq(ring.arrived),
+            self._heads.reads[0].address.eq(queue),
+            self._arrived.eq(Mux(queue == 0, self._admin_head, self._heads.reads[0].data)),
         ]
         with m.If(self.done & (self.done_index == ADMIN_FETCH)):
             m.d.sync += self._admin_head.eq(self._admin_asked)
@@ -295,30 +309,31 @@ class QueueEngine(wiring.Component):
         """The entries of the queue at hand. ``cq_queue`` is chosen in JOIN and then kept."""
         queue, cq_queue, asked = self._queue, self._cq_queue, self.change.payload
         with m.Switch(self._event):
-            with m.Case(Event.DOORBELL):
+            with m.Case(QueueEvent.DOORBELL):
                 m.d.comb += self._on_cq.eq(self.doorbell.payload.head)
-            with m.Case(Event.CHANGE):
+            with m.Case(QueueEvent.CHANGE):
                 m.d.comb += self._on_cq.eq(
                     (asked.operation == QueueOperation.CREATE_CQ)
                     | (asked.operation == QueueOperation.DELETE_CQ)
                 )
-        joins = (self._event == Event.CHANGE) & (asked.operation == QueueOperation.CREATE_SQ)
+        joins = (self._event == QueueEvent.CHANGE) & (asked.operation == QueueOperation.CREATE_SQ)
         of_sq = Mux(joins, asked.completion, self._sq_base.completion)
         m.d.comb += [
             self._chosen_cq.eq(Mux(self._on_cq, queue, of_sq)),
-            self._sq_base_read.addr.eq(queue),
-            self._sq_read.addr.eq(queue),
-            self._cq_base_read.addr.eq(self._chosen_cq),
-            self._cq_read.addr.eq(self._chosen_cq),
-            self._sq_base_write.addr.eq(queue),
-            self._sq_write.addr.eq(queue),
-            self._cq_base_write.addr.eq(cq_queue),
-            self._cq_write.addr.eq(cq_queue),
-            self._sq_write.data.eq(self._sq),
-            self._cq_write.data.eq(self._cq),
+            self._sq_bases.reads[0].address.eq(queue),
+            self._sqs.reads[0].address.eq(queue),
+            self._cq_bases.reads[0].address.eq(self._chosen_cq),
+            self._cqs.reads[0].address.eq(self._chosen_cq),
+            self._sq_bases.write.address.eq(queue),
+            self._sqs.write.address.eq(queue),
+            self._cq_bases.write.address.eq(cq_queue),
+            self._cqs.write.address.eq(cq_queue),
+            self._sqs.write.data.eq(self._sq),
+            self._cqs.write.data.eq(self._cq),
         ]
 
     def _connect_parts(self, m: Module) -> None:
+        """Entries on their way, the plan of the next read, and the judge of changes."""
         ring, plan, judge, sq, cq = self._ring, self._plan, self._judge, self._sq, self._cq
         connect(m, flipped(self.entry), ring.entry)
         m.d.comb += [
@@ -370,7 +385,7 @@ class QueueEngine(wiring.Component):
     def _check_doorbell(self, m: Module) -> None:
         """Reports a doorbell that is wrong, and gives back the entries that the host has taken,
         while the next event is chosen."""
-        cq, cq_write, freed = self._cq, self._cq_write, self._freed
+        cq, freed = self._cq, self._freed
         m.d.sync += [self._frees.eq(0), self._checks.eq(0)]
         fits = self._frees & (freed <= self._filled)
         known = self._sq_valid.bit_select(self._queue, 1)
@@ -379,16 +394,12 @@ class QueueEngine(wiring.Component):
             self.misuse_value.eq(Mux(self._misuses, known, self._cq_known)),
         ]
         with m.If(fits):
-            m.d.comb += [
-                *assign(cq_write.data, head=self._new_cq_head, used=cq.used - freed),
-                cq_write.en.eq(1),
-            ]
-            if self._config.background:
-                with m.If(cq.tells & (freed >= self._telling)):
-                    m.d.comb += [
-                        cq_write.data.tells.eq(0),
-                        self.heard.bit_select(self._cq_queue, 1).eq(1),
-                    ]
+            m.d.comb += self._cqs.store(head=self._new_cq_head, used=cq.used - freed)
+            with m.If(cq.tells & (freed >= self._telling)):
+                m.d.comb += [
+                    self._cqs.write.data.tells.eq(0),
+                    self.heard.bit_select(self._cq_queue, 1).eq(1),
+                ]
             self._try_again(m)
 
     def _arbitrate(self, m: Module) -> Value:
@@ -399,8 +410,8 @@ class QueueEngine(wiring.Component):
         return choose(m, ready, self._turn)
 
     def _choose(self, m: Module, lowest: Value) -> Value:
-        """The state CHOOSE: what is served next; whether anything can be. Of the queues to fetch
-        from it is ``lowest``."""
+        """The state CHOOSE: what is served next. Of the queues to fetch from it is ``lowest``.
+        Returns whether anything comes."""
         event, queue, ready = self._event, self._queue, self._ready
         can_fetch = (
             self.running
@@ -431,23 +442,23 @@ class QueueEngine(wiring.Component):
                 m.next = "CLOSE"
             with m.Elif(self.doorbell.valid & ~(self._rang & others)):
                 m.d.sync += [
-                    event.eq(Event.DOORBELL),
+                    event.eq(QueueEvent.DOORBELL),
                     queue.eq(self.doorbell.payload.queue),
                     self._rang.eq(1),
                 ]
                 m.next = "LOAD"
             with m.Elif(can_finish):
-                m.d.sync += [event.eq(Event.FINISH), queue.eq(self.finish.payload.queue)]
+                m.d.sync += [event.eq(QueueEvent.FINISH), queue.eq(self.finish.payload.queue)]
                 m.next = "LOAD"
             with m.Elif(can_report):
-                m.d.sync += [event.eq(Event.REPORT), queue.eq(0)]
+                m.d.sync += [event.eq(QueueEvent.REPORT), queue.eq(0)]
                 m.next = "LOAD"
             with m.Elif(can_change):
-                m.d.sync += [event.eq(Event.CHANGE), queue.eq(self.change.payload.queue)]
+                m.d.sync += [event.eq(QueueEvent.CHANGE), queue.eq(self.change.payload.queue)]
                 m.next = "LOAD"
             with m.Elif(can_fetch):
                 m.d.sync += [
-                    event.eq(Event.FETCH),
+                    event.eq(QueueEvent.FETCH),
                     queue.eq(lowest),
                     self._turn.eq(following(lowest, len(ready) - 1)),
                 ]
@@ -455,184 +466,187 @@ class QueueEngine(wiring.Component):
         return can_open | can_close | self.doorbell.valid | others
 
     def _join(self, m: Module) -> None:
-        """The states LOAD and JOIN: the queue's entries are read, its completion queue is known."""
+        """The states LOAD and JOIN: the tables are read, and the completion queue is known."""
         with m.State("LOAD"):
             m.next = "JOIN"
 
         with m.State("JOIN"):
             m.d.sync += self._cq_queue.eq(self._chosen_cq)
             with m.Switch(self._event):
-                with m.Case(Event.DOORBELL):
+                with m.Case(QueueEvent.DOORBELL):
                     m.next = "RING_SQ"
                     with m.If(self._on_cq):
                         m.next = "RING_CQ"
-                with m.Case(Event.FINISH, Event.REPORT):
+                with m.Case(QueueEvent.FINISH, QueueEvent.REPORT):
                     m.next = "FINISH"
-                with m.Case(Event.CHANGE):
+                with m.Case(QueueEvent.CHANGE):
                     m.next = "CHANGE"
-                with m.Case(Event.FETCH):
+                with m.Case(QueueEvent.FETCH):
                     m.next = "MEASURE"
 
     def _open_and_close(self, m: Module) -> None:
         """The states OPEN, of the admin queues, and CLOSE, of all."""
-        sq_write, cq_write, sq_base_write = self._sq_write, self._cq_write, self._sq_base_write
-        cq_base_write, sq_valid, cq_valid = self._cq_base_write, self._sq_valid, self._cq_valid
-        work, stalled, change_waits = self._work, self._stalled, self._change_waits
-        silent = {"tells": 0} if self._config.background else {}
+        admin, sq_valid, cq_valid = self.admin, self._sq_valid, self._cq_valid
         with m.State("OPEN"):
             m.d.comb += [
-                *assign(sq_base_write.data, page=self.admin.sq_page, last=self.admin.sq_last),
-                *assign(cq_base_write.data, page=self.admin.cq_page, last=self.admin.cq_last),
-                sq_base_write.data.completion.eq(0),
-                *assign(cq_base_write.data, vector=0, interrupt=1),
-                *assign(sq_write.data, head=0, tail=0, inside=0, marked=0),
-                *assign(cq_write.data, head=0, tail=0, phase=1, used=0, queues=1, **silent),
-                Cat(p.en for p in (sq_base_write, cq_base_write, sq_write, cq_write)).eq(~0),
+                *self._sq_bases.store(page=admin.sq_page, last=admin.sq_last, completion=0),
+                *self._cq_bases.store(
+                    page=admin.cq_page, last=admin.cq_last, vector=0, interrupt=1
+                ),
+                *self._sqs.store(head=0, tail=0, inside=0, marked=0),
+                *self._cqs.store(head=0, tail=0, phase=1, used=0, queues=1, tells=0),
             ]
             m.d.sync += [sq_valid.eq(1), cq_valid.eq(1), self.running.eq(1)]
             m.next = "CHOOSE"
 
         with m.State("CLOSE"):
             m.d.sync += [
-                Cat(sq_valid, cq_valid, work, stalled).eq(0),
-                change_waits.eq(0),
+                Cat(sq_valid, cq_valid, self._work, self._stalled).eq(0),
+                self._change_waits.eq(0),
                 self.report_waits.eq(0),
                 self.running.eq(0),
             ]
-            if self._config.background:
-                m.d.comb += self.unheard.eq(~0)
+            m.d.comb += self.unheard.eq(~0)
             m.next = "CHOOSE"
 
-    def _ring_doorbell(self, m: Module) -> None:
-        """The states RING_SQ and RING_CQ: the tail of a submission queue, the head of a completion
-        queue."""
-        queue, cq_queue, sq, cq = self._queue, self._cq_queue, self._sq, self._cq
-        sq_base, cq_base, sq_write = self._sq_base, self._cq_base, self._sq_write
-        sq_valid, cq_valid, work = self._sq_valid, self._cq_valid, self._work
-        change_waits = self._change_waits
+    def _ring_sq(self, m: Module) -> None:
+        """The state RING_SQ: a doorbell moves the tail of a submission queue.
+
+        The tail moves forward, and not past entries that have not been fetched.
+        """
+        queue, sq, sqs = self._queue, self._sq, self._sqs
+        value = self.doorbell.payload.value
         with m.State("RING_SQ"):
-            value = self.doorbell.payload.value
             m.d.comb += self.doorbell.ready.eq(1)
-            deleting = change_waits & (self.change.payload.queue == queue)
-            # The tail moves forward, and not past entries that have not been fetched.
+            deleting = self._change_waits & (self.change.payload.queue == queue)
             after, before = value > sq.tail, value < sq.head
             forward = Mux(sq.tail >= sq.head, after | before, after & before)
-            possible = sq_valid.bit_select(queue, 1) & (value <= sq_base.last) & forward
+            exists = self._sq_valid.bit_select(queue, 1)
+            possible = exists & (value <= self._sq_base.last) & forward
             m.d.comb += self._misuses.eq(self.running & ~deleting & ~possible)
             with m.If(self.running & ~deleting & possible):
-                m.d.comb += [sq_write.data.tail.eq(value), sq_write.en.eq(1)]
-                # What it rings for is as old as the doorbell. Two ages can be told apart; if there
-                # are more, what is in the middle counts as older than it is.
-                empty, younger = sq.head == sq.tail, sq.age != self.age
-                with m.If(empty | younger):
-                    m.d.comb += sq_write.data.age.eq(self.age)
-                with m.If(empty):
-                    m.d.comb += sq_write.data.marked.eq(0)
-                with m.Elif(younger):
-                    m.d.comb += assign(sq_write.data, marked=1, mark=sq.tail, mixed=sq.marked)
-                    with m.If(~sq.marked):
-                        m.d.comb += sq_write.data.older.eq(sq.age)
-                m.d.sync += work.bit_select(queue, 1).eq(1)
+                m.d.comb += sqs.store(tail=value)
+                self._mark_age(m)
+                m.d.sync += self._work.bit_select(queue, 1).eq(1)
             m.next = "CHOOSE"
 
+    def _mark_age(self, m: Module) -> None:
+        """The entries that a doorbell rings for are as old as the doorbell. Two ages can be told
+        apart. If there are more, what is in the middle counts as older than it is."""
+        sq, sqs = self._sq, self._sqs
+        empty, younger = sq.head == sq.tail, sq.age != self.age
+        with m.If(empty | younger):
+            m.d.comb += sqs.write.data.age.eq(self.age)
+        with m.If(empty):
+            m.d.comb += sqs.write.data.marked.eq(0)
+        with m.Elif(younger):
+            m.d.comb += assign(sqs.write.data, marked=1, mark=sq.tail, mixed=sq.marked)
+            with m.If(~sq.marked):
+                m.d.comb += sqs.write.data.older.eq(sq.age)
+
+    def _ring_cq(self, m: Module) -> None:
+        """The state RING_CQ: a doorbell moves the head of a completion queue. It is checked in the
+        next cycle."""
+        cq, cq_base = self._cq, self._cq_base
+        exists = self._cq_valid.bit_select(self._cq_queue, 1)
+        value = self.doorbell.payload.value
+
+        def from_head(to):
+            return to - cq.head + Mux(to < cq.head, cq_base.last + 1, 0)
+
         with m.State("RING_CQ"):
-            value = self.doorbell.payload.value
             m.d.comb += self.doorbell.ready.eq(1)
-
-            def from_head(to):
-                return to - cq.head + Mux(to < cq.head, cq_base.last + 1, 0)
-
-            if self._config.background:
-                m.d.sync += self._telling.eq(from_head(cq.news))
             m.d.sync += [
+                self._telling.eq(from_head(cq.news)),
                 self._new_cq_head.eq(value),
                 self._freed.eq(from_head(value)),
                 self._filled.eq(from_head(cq.tail)),
                 self._checks.eq(self.running),
-                self._cq_known.eq(cq_valid.bit_select(cq_queue, 1)),
-                self._frees.eq(
-                    self.running
-                    & cq_valid.bit_select(cq_queue, 1)
-                    & (value <= cq_base.last)
-                ),
+                self._cq_known.eq(exists),
+                self._frees.eq(self.running & exists & (value <= cq_base.last)),
             ]
             m.next = "CHOOSE"
 
     def _finish(self, m: Module) -> None:
-        """The state FINISH: what ends gets an entry, if it is to have one, with the head of its
-        submission queue: slots before it have been read (NVMe 1.4, 4.6). For a report nothing is
-        reserved, and it is not inside."""
-        sq, cq, cq_base, sq_write = self._sq, self._cq, self._cq_base, self._sq_write
-        cq_write, total, change_waits = self._cq_write, self._total, self._change_waits
-        reporting, finished = self._reporting, self._finished
+        """The state FINISH: a command or a report ends. It gets a completion queue entry, if it is
+        to have one. For a report none is reserved, and it is not inside."""
+        sq, cq, cq_base = self._sq, self._cq, self._cq_base
+        cqs, reporting, posts = self._cqs, self._reporting, self._posts
         with m.State("FINISH"):
             aborted = self.report.payload.aborted
-            no_room = reporting & self._posts & (cq.used == cq_base.last)
+            no_room = reporting & posts & (cq.used == cq_base.last)
             m.d.comb += [
                 self.finish.ready.eq(~reporting),
                 self.report.ready.eq(reporting & (~no_room | aborted)),
-                self.report_posted.eq(reporting & self._posts & ~no_room),
-                sq_write.data.inside.eq(sq.inside - 1),
-                sq_write.en.eq(~reporting),
-                cq_write.en.eq(~reporting | self._posts),
+                self.report_posted.eq(reporting & posts & ~no_room),
+                self._sqs.write.data.inside.eq(sq.inside - 1),
+                self._sqs.write.enable.eq(~reporting),
+                cqs.write.enable.eq(~reporting | posts),
             ]
-            if self._config.background:
-                m.d.comb += [
-                    self.answers.eq(~reporting & finished.tells.any),
-                    self.answer.volume.eq(finished.tells.volume),
-                    self.answer.posted.eq(self._posts),
-                    self.answer.queue.eq(self._cq_queue),
-                ]
-                with m.If(self.answers & self._posts):
-                    m.d.comb += assign(
-                        cq_write.data, news=following(cq.tail, cq_base.last), tells=1
-                    )
+            self._answer_telling(m)
             with m.If(~reporting):
-                m.d.sync += [total.eq(total - 1), change_waits.eq(0)]
+                m.d.sync += [self._total.eq(self._total - 1), self._change_waits.eq(0)]
             with m.If(no_room):
-                m.d.comb += cq_write.en.eq(0)
+                m.d.comb += cqs.write.enable.eq(0)
                 m.d.sync += self.report_waits.eq(~aborted)
-            with m.Elif(self._posts):
+            with m.Elif(posts):
                 with m.If(reporting):
-                    m.d.comb += cq_write.data.used.eq(cq.used + 1)
+                    m.d.comb += cqs.write.data.used.eq(cq.used + 1)
                 m.d.comb += [
-                    cq_write.data.tail.eq(following(cq.tail, cq_base.last)),
-                    cq_write.data.phase.eq(cq.phase ^ (cq.tail == cq_base.last)),
+                    cqs.write.data.tail.eq(following(cq.tail, cq_base.last)),
+                    cqs.write.data.phase.eq(cq.phase ^ (cq.tail == cq_base.last)),
                 ]
-                m.d.sync += [
-                    self.post.valid.eq(1),
-                    *assign(
-                        self.post.payload,
-                        address=Cat(Const(0, PAGE_SHIFT), cq_base.page)
-                        + Cat(Const(0, CQ_ENTRY_EXPONENT), cq.tail),
-                        dwords=CQE_DWORDS,
-                        data=Cat(
-                            finished.result,
-                            Const(0, 32),
-                            self._arrived | Const(0, 16),
-                            finished.queue | Const(0, 16),
-                            finished.identifier,
-                            cq.phase,
-                            finished.status,
-                        ),
-                    ),
-                    self._post_interrupt.eq(cq_base.interrupt),
-                    self._post_vector.eq(cq_base.vector),
-                ]
+                self._post_entry(m)
             with m.Elif(~reporting):
-                m.d.comb += cq_write.data.used.eq(cq.used - 1)
+                m.d.comb += cqs.write.data.used.eq(cq.used - 1)
                 self._try_again(m)
             m.next = "CHOOSE"
 
+    def _answer_telling(self, m: Module) -> None:
+        """A command that was to tell a volume something ends. Says whether its entry does that."""
+        finished = self._finished
+        m.d.comb += [
+            self.answers.eq(~self._reporting & finished.tells.any),
+            self.answer.volume.eq(finished.tells.volume),
+            self.answer.posted.eq(self._posts),
+            self.answer.queue.eq(self._cq_queue),
+        ]
+        with m.If(self.answers & self._posts):
+            m.d.comb += assign(
+                self._cqs.write.data, news=following(self._cq.tail, self._cq_base.last), tells=1
+            )
+
+    def _post_entry(self, m: Module) -> None:
+        """Sends a completion queue entry. It has the head of its submission queue, which says that
+        the slots before it have been read (NVMe 1.4, 4.6)."""
+        finished, cq, cq_base = self._finished, self._cq, self._cq_base
+        m.d.sync += [
+            self.post.valid.eq(1),
+            *assign(
+                self.post.payload,
+                address=Cat(Const(0, PAGE_SHIFT), cq_base.page)
+                + Cat(Const(0, CQ_ENTRY_EXPONENT), cq.tail),
+                dwords=CQE_DWORDS,
+                data=Cat(
+                    finished.result,
+                    Const(0, 32),
+                    self._arrived | Const(0, 16),
+                    finished.queue | Const(0, 16),
+                    finished.identifier,
+                    cq.phase,
+                    finished.status,
+                ),
+            ),
+            self._post_interrupt.eq(cq_base.interrupt),
+            self._post_vector.eq(cq_base.vector),
+        ]
+
     def _fetch(self, m: Module) -> None:
-        """The states MEASURE, in which the plan begins, LIMIT and FETCH: the read is on its way.
-        Entries go to the ring, but for those of the admin queue, which come one at a time."""
-        config, plan, ring = self._config, self._plan, self._ring
-        queue, sq, cq, sq_base = self._queue, self._sq, self._cq, self._sq_base
-        sq_write, cq_write, work = self._sq_write, self._cq_write, self._work
-        stalled, total, admin_inside = self._stalled, self._total, self._admin_inside
+        """The states MEASURE, in which the plan begins, LIMIT, and FETCH, in which the read is
+        asked for."""
+        plan, queue, sq, cq = self._plan, self._queue, self._sq, self._cq
         of_admin = queue == 0
-        place = Mux(of_admin, sqe_slots(config), ring.place)
+        work, stalled = self._work.bit_select(queue, 1), self._stalled.bit_select(queue, 1)
         with m.State("MEASURE"):
             m.next = "LIMIT"
 
@@ -641,95 +655,103 @@ class QueueEngine(wiring.Component):
 
         with m.State("FETCH"):
             with m.If(plan.empty):
-                m.d.sync += work.bit_select(queue, 1).eq(0)
+                m.d.sync += work.eq(0)
             with m.Elif(plan.full):
-                m.d.sync += [
-                    work.bit_select(queue, 1).eq(0),
-                    stalled.bit_select(queue, 1).eq(1),
-                ]
+                m.d.sync += [work.eq(0), stalled.eq(1)]
             with m.Else():
                 m.d.comb += [
-                    *assign(sq_write.data, head=plan.head, inside=sq.inside + plan.count),
-                    sq_write.data.marked.eq(sq.marked & (plan.head != sq.mark)),
-                    cq_write.data.used.eq(cq.used + plan.count),
-                    sq_write.en.eq(1),
-                    cq_write.en.eq(1),
-                    ring.begin.eq(~of_admin),
+                    *self._sqs.store(
+                        head=plan.head,
+                        inside=sq.inside + plan.count,
+                        marked=sq.marked & (plan.head != sq.mark),
+                    ),
+                    *self._cqs.store(used=cq.used + plan.count),
+                    self._ring.begin.eq(~of_admin),
                 ]
                 with m.If(of_admin):
-                    m.d.sync += [admin_inside.eq(1), self._admin_asked.eq(plan.head)]
+                    m.d.sync += [self._admin_inside.eq(1), self._admin_asked.eq(plan.head)]
                 with m.If(plan.head == sq.tail):
-                    m.d.sync += work.bit_select(queue, 1).eq(0)
-                m.d.sync += [
-                    total.eq(total + plan.count),
-                    self.read_request.valid.eq(1),
-                    *assign(
-                        self.read_request.payload,
-                        kind=Kind.ENTRIES,
-                        index=Mux(of_admin, ADMIN_FETCH, ring.index),
-                        last=1,
-                        address=Cat(Const(0, PAGE_SHIFT), sq_base.page)
-                        + Cat(Const(0, SQ_ENTRY_EXPONENT), sq.head),
-                        dwords=plan.count * SQE_DWORDS,
-                        target=inbox_dwords(config)
-                        - (sqe_slots(config) + 1) * SQE_DWORDS
-                        + place * SQE_DWORDS,
-                    ),
-                ]
+                    m.d.sync += work.eq(0)
+                m.d.sync += self._total.eq(self._total + plan.count)
+                self._read_entries(m, of_admin)
             m.next = "CHOOSE"
+
+    def _read_entries(self, m: Module, of_admin: Value) -> None:
+        """Asks for entries. They go to the ring, but for those of the admin queue, which come one
+        at a time."""
+        ring, slots = self._ring, sqe_slots(self._config)
+        inbox_place = Mux(of_admin, slots, ring.inbox_place)
+        first_entry = inbox_dwords(self._config) - (slots + 1) * SQE_DWORDS
+        m.d.sync += [
+            self.read_request.valid.eq(1),
+            *assign(
+                self.read_request.payload,
+                kind=Kind.ENTRIES,
+                index=Mux(of_admin, ADMIN_FETCH, ring.transfer),
+                last=1,
+                address=Cat(Const(0, PAGE_SHIFT), self._sq_base.page)
+                + Cat(Const(0, SQ_ENTRY_EXPONENT), self._sq.head),
+                dwords=self._plan.count * SQE_DWORDS,
+                target=first_entry + inbox_place * SQE_DWORDS,
+            ),
+        ]
 
     def _change(self, m: Module) -> None:
         """The state CHANGE, which does what is judged of the change."""
-        asked, judge = self.change.payload, self._judge
-        queue, cq_queue, sq, cq = self._queue, self._cq_queue, self._sq, self._cq
-        sq_write, cq_write, sq_base_write = self._sq_write, self._cq_write, self._sq_base_write
-        cq_base_write, sq_valid, cq_valid = self._cq_base_write, self._sq_valid, self._cq_valid
-        work, stalled, change_waits = self._work, self._stalled, self._change_waits
-        silent = {"tells": 0} if self._config.background else {}
+        asked, effect = self.change.payload, self._judge.effect
         with m.State("CHANGE"):
             m.d.comb += [
-                *assign(cq_base_write.data, page=asked.page, last=asked.last),
-                *assign(cq_base_write.data, vector=asked.vector, interrupt=asked.interrupt),
-                *assign(sq_base_write.data, page=asked.page, last=asked.last),
-                sq_base_write.data.completion.eq(asked.completion),
+                *assign(
+                    self._cq_bases.write.data,
+                    page=asked.page,
+                    last=asked.last,
+                    vector=asked.vector,
+                    interrupt=asked.interrupt,
+                ),
+                *assign(
+                    self._sq_bases.write.data,
+                    page=asked.page,
+                    last=asked.last,
+                    completion=asked.completion,
+                ),
             ]
-            with m.Switch(judge.effect):
+            with m.Switch(effect):
                 with m.Case(Effect.ADD_CQ):
                     m.d.comb += [
-                        *assign(cq_write.data, head=0, tail=0, phase=1, used=0, queues=0, **silent),
-                        cq_write.en.eq(1),
-                        cq_base_write.en.eq(1),
+                        *self._cqs.store(head=0, tail=0, phase=1, used=0, queues=0, tells=0),
+                        *self._cq_bases.store(),
                     ]
-                    m.d.sync += cq_valid.bit_select(cq_queue, 1).eq(1)
+                    m.d.sync += self._cq_valid.bit_select(self._cq_queue, 1).eq(1)
                 with m.Case(Effect.ADD_SQ):
                     m.d.comb += [
-                        *assign(sq_write.data, head=0, tail=0, inside=0, marked=0),
-                        cq_write.data.queues.eq(cq.queues + 1),
-                        sq_write.en.eq(1),
-                        cq_write.en.eq(1),
-                        sq_base_write.en.eq(1),
+                        *self._sqs.store(head=0, tail=0, inside=0, marked=0),
+                        *self._cqs.store(queues=self._cq.queues + 1),
+                        *self._sq_bases.store(),
                     ]
-                    m.d.sync += sq_valid.bit_select(queue, 1).eq(1)
+                    m.d.sync += self._sq_valid.bit_select(self._queue, 1).eq(1)
                 with m.Case(Effect.REMOVE_CQ):
-                    m.d.sync += cq_valid.bit_select(cq_queue, 1).eq(0)
-                    if self._config.background:
-                        m.d.comb += self.unheard.bit_select(cq_queue, 1).eq(1)
+                    m.d.sync += self._cq_valid.bit_select(self._cq_queue, 1).eq(0)
+                    m.d.comb += self.unheard.bit_select(self._cq_queue, 1).eq(1)
                 with m.Case(Effect.DRAIN_SQ, Effect.REMOVE_SQ):
-                    # No more is fetched.
-                    m.d.sync += [
-                        work.bit_select(queue, 1).eq(0),
-                        stalled.bit_select(queue, 1).eq(0),
-                    ]
-                    m.d.comb += [*assign(sq_write.data, tail=sq.head, marked=0), sq_write.en.eq(1)]
-                    with m.If(judge.effect == Effect.REMOVE_SQ):
-                        m.d.sync += sq_valid.bit_select(queue, 1).eq(0)
-                        m.d.comb += [
-                            cq_write.data.queues.eq(cq.queues - 1),
-                            cq_write.en.eq(1),
-                        ]
-            with m.If(judge.effect == Effect.DRAIN_SQ):
-                m.d.sync += change_waits.eq(1)
+                    self._drain_sq(m)
+            with m.If(effect == Effect.DRAIN_SQ):
+                m.d.sync += self._change_waits.eq(1)
             with m.Else():
                 m.d.comb += self.change.ready.eq(1)
-                m.d.sync += [self.changed.valid.eq(1), self.changed.payload.eq(judge.status)]
+                m.d.sync += [
+                    self.changed.valid.eq(1),
+                    self.changed.payload.eq(self._judge.status),
+                ]
             m.next = "CHOOSE"
+
+    def _drain_sq(self, m: Module) -> None:
+        """Nothing more is fetched from the submission queue. If nothing is inside, it goes."""
+        queue = self._queue
+        m.d.sync += [
+            self._work.bit_select(queue, 1).eq(0),
+            self._stalled.bit_select(queue, 1).eq(0),
+        ]
+        m.d.comb += self._sqs.store(tail=self._sq.head, marked=0)
+        with m.If(self._judge.effect == Effect.REMOVE_SQ):
+            m.d.sync += self._sq_valid.bit_select(queue, 1).eq(0)
+            m.d.comb += self._cqs.store(queues=self._cq.queues - 1)

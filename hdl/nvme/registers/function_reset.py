@@ -1,4 +1,4 @@
-"""Function level reset: the host side ends at once, the drives' side when it can."""
+"""Function level reset: the host side ends at once, the drives' side ends when it can."""
 
 from amaranth.hdl import Module
 from amaranth.lib import wiring
@@ -10,24 +10,33 @@ class FunctionReset(wiring.Component):
 
     While ``request`` is 1 and until every command inside has ended afterwards, nothing leaves for
     host memory. The reset itself is ``done`` as soon as no host access is left that could still
-    have an effect: a slow drive does not delay it (PCIe base specification 6.6.2 allows 100 ms).
+    have an effect. So a slow drive does not delay it (PCIe base specification 6.6.2 allows 100 ms).
     A controller that is disabled without bus mastering drains in the same way, since its requests
-    could wait for ever; but it is ready until all has ended, as any that is disabled.
+    could wait for ever. It stays ready until all has ended, as any controller that is disabled.
 
     Ports
     -----
-    request, done
-        From and to the hard block: levels, ``done`` until ``request`` falls.
-    bus_master, enable, running
+    request
+        A level from the hard block: the function is to be reset.
+    done
+        A level until ``request`` falls: it is reset.
+    bus_master
+        The function may send requests.
+    enable
+        As in `QueueEngine`.
+    running
         As in `QueueEngine`.
     idle
         Nothing moved in the front end in the last cycle, and there was neither a host access nor a
         tag in use.
     draining
-        Commands from before the reset are inside: the queues must not open, and
+        Commands from before the reset are inside. The queues must not open, and
         `hdl.pcie.endpoint.Endpoint` is to discard what it has.
     forgotten
-        They are from before a reset of the function, after which the host sees nothing of them.
+        These commands are from before a reset of the function. The host sees nothing of them any
+        more.
+    busy
+        A reset begins, or ends.
     """
 
     def __init__(self):

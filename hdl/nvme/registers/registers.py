@@ -2,7 +2,7 @@
 
 from math import ceil
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -39,8 +39,12 @@ class ShutdownStatus:
 
 
 def ready_timeout(config: Config) -> int:
-    """CAP.TO (section 3.1.1): commands that are in the drives at a reset end, or their drive is
-    given up. Where drives have no time limit, and where it is longer, the longest there is."""
+    """CAP.TO (section 3.1.1).
+
+    At a reset, commands that are in the drives end, or their drive is given up. So the host waits
+    for that long, or for the longest time that there is. It waits for the longest time if drives
+    have no time limit.
+    """
     longest = (1 << READY_TIMEOUT_BITS) - 1
     if not config.command_timeout_ms:
         return longest
@@ -71,7 +75,19 @@ def configuration() -> data.StructLayout:
 
 
 class AdminQueues(wiring.Signature):
-    """AQA, ASQ and ACQ as the queue engine needs them: entries - 1, and page numbers."""
+    """AQA, ASQ and ACQ as the queue engine needs them.
+
+    Members
+    -------
+    sq_last
+        Entries of the submission queue, minus 1.
+    cq_last
+        Entries of the completion queue, minus 1.
+    sq_page
+        Page number of the submission queue in host memory.
+    cq_page
+        Page number of the completion queue in host memory.
+    """
 
     def __init__(self):
         super().__init__(
@@ -85,9 +101,20 @@ class AdminQueues(wiring.Signature):
 
 
 class VectorAccess(wiring.Signature):
-    """Host access to MSI-X structures, seen from the host side: 8 bytes at ``address``.
+    """Host access to MSI-X structures, seen from the host side.
 
-    ``read_data`` follows the address by one cycle. ``pending``: pending bits, not the table.
+    Members
+    -------
+    address
+        Of 8 bytes: half of a table entry, or pending bits.
+    pending
+        Pending bits are read, not the table.
+    write_data
+        What is written.
+    write_enable
+        A bit for each byte that is written.
+    read_data
+        What is at ``address``, one cycle later.
     """
 
     def __init__(self, config: Config):
@@ -113,36 +140,47 @@ class Registers(wiring.Component):
     Ports
     -----
     register
-        The host's accesses; writes to read-only and reserved registers are ignored, reserved
+        The host's accesses. Writes to read-only and reserved registers are ignored, and reserved
         registers read as 0. INTMS and INTMC are reserved, since interrupts are MSI-X only.
-    admin, enable
-        Admin queues and whether queues are to work: CC.EN with a configuration that is supported,
-        and not again before ``running`` has gone low.
+    admin
+        The admin queues.
+    enable
+        Queues are to work: CC.EN is set with a configuration that is supported. After CC.EN has
+        been cleared it does not rise before ``running`` has gone low.
     running
         The queues work: CSTS.RDY.
-    reset, draining, forgotten
-        Function level reset: all registers as after power-up; then the queues must not open, and
+    reset
+        Function level reset: all registers are as after power-up.
+    draining
+        The queues must not open (`FunctionReset`).
+    forgotten
         CSTS.RDY is 0 (`FunctionReset`).
-    drained, settled
-        No command is inside; every write to the host has left.
+    drained
+        No command is inside.
+    settled
+        Every write to the host has left.
     shutting
-        A shutdown, normal or abrupt, has been asked for, and there has been no reset since: no
+        A shutdown, normal or abrupt, has been asked for, and there has been no reset since. No
         command is wanted any more.
-    flush, flushed
-        A level: a shutdown is under way and every command has ended; 1 until answered. Since then
-        every drive has been flushed, or has failed to be, so CSTS.SHST goes from occurring to
-        complete.
+    flush
+        A level: a shutdown is under way and every command has ended. It stays until ``flushed``.
+    flushed
+        Since ``flush`` rose, every drive has been flushed, or has failed to be. So CSTS.SHST goes
+        from occurring to complete.
     fatal
-        A pulse that sets CSTS.CFS; CC.EN = 0 clears it. So does CC.EN = 1 with CSS, MPS or AMS
-        other than 0, or an admin queue of one entry; the controller then stays not ready.
+        A pulse that sets CSTS.CFS. CC.EN = 0 clears it. CC.EN = 1 with CSS, MPS or AMS other than
+        0, or with an admin queue of one entry, sets it too. The controller then stays not ready.
     entry_sizes_good
         CC.IOSQES and CC.IOCQES are those of 64- and 16-byte entries.
+    misuse
+        A pulse: a doorbell of a queue that the controller does not have was written while the
+        queues work.
     doorbell
         Doorbell writes of queues that the controller has.
-    misuse
-        A pulse: a doorbell of another queue was written while the queues work.
     vectors
         MSI-X table and pending bits.
+    busy
+        Something moves without anybody else being waited for.
 
     Rate: a register write in 1 cycle, a read in 3, a doorbell write as soon as it is taken.
     Back-pressure on ``doorbell`` and ``register.response`` holds ``register.request``.
@@ -173,187 +211,226 @@ class Registers(wiring.Component):
             }
         )
 
-    def elaborate(self, platform) -> Module:
-        config = self._config
-        m = Module()
-        bus = self.register
-        request = bus.request.payload
-        region = Signal(Region)
-        offset = request.address[:REGION_BITS]
-        m.d.comb += region.eq(request.address[REGION_BITS:])
+        # The access at hand. A doorbell pair is one 8-byte word: the tail of the submission queue
+        # is low, the head of the completion queue is high.
+        self._request = self.register.request.payload
+        self._region = Signal(Region)
+        self._offset = self._request.address[:REGION_BITS]
+        self._word = self._offset[3:]
+        self._writes = Signal()  # it writes a controller register
+        self._answer = Signal(64)
+        self._known_queue = self._word <= config.queue_pairs
+        table_words = 2 * (config.queue_pairs + 1)
+        self._known_vector = Mux(
+            self._region == Region.MSIX_TABLE, self._word < table_words, self._word < 2
+        )
 
-        cc = Signal(configuration())
-        asq, acq, aqa = Signal(64), Signal(64), Signal(32)
-        closing = Signal()
-        fatal = Signal()
-        shutdown = Signal(2)
+        # Registers.
+        self._cc = Signal(configuration())
+        self._asq = Signal(64)
+        self._acq = Signal(64)
+        self._aqa = Signal(32)
+        self._closing = Signal()  # CC.EN has been cleared, and the queues still work
+        self._fatal = Signal()  # CSTS.CFS
+        self._shutdown = Signal(2)  # CSTS.SHST
+
+        # A shutdown.
+        self._occurring = self._shutdown == ShutdownStatus.OCCURRING
+        self._at_rest = self._occurring & self.drained & self.settled  # nothing is under way
+        self._wanted = Signal()  # its flush is wanted
+        self._stored = Signal()  # its flush is answered
+        # Its flush begins.
+        self._begins = self._at_rest & ~self._stored & ~self.flush & ~self.flushed
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.d.comb += self._region.eq(self._request.address[REGION_BITS:])
+        self._tell_queues(m)
+        self._write_configuration(m)
+        self._write_queues(m)
+        with m.If(~self.running):
+            m.d.sync += self._closing.eq(0)
+        with m.If(self.fatal & ~self._closing):
+            m.d.sync += self._fatal.eq(1)
+        self._shut_down(m)
+        self._reset(m)
+        control = self._read_control(m)
+        with m.FSM(name="access") as fsm:
+            self._take(m)
+            self._ring(m)
+            self._read(m, control)
+            waits = (fsm.ongoing("TAKE") & ~self.register.request.valid) | (
+                fsm.ongoing("RESPOND") & ~self.register.response.ready
+            )
+        settling = (
+            (self._closing & ~self.running)
+            | self._begins
+            | (self.flush & self.flushed)
+            | (self._at_rest & self._stored)
+        )
+        m.d.comb += self.busy.eq(~waits | settling | self.fatal)
+        return m
+
+    def _tell_queues(self, m: Module) -> None:
+        """What the queue engine and the MSI-X structures learn of registers and accesses."""
+        cc, aqa, word = self._cc, self._aqa, self._word
         m.d.comb += [
             self.admin.sq_last.eq(aqa[:ADMIN_INDEX_BITS]),
             self.admin.cq_last.eq(aqa[16 : 16 + ADMIN_INDEX_BITS]),
-            self.admin.sq_page.eq(asq[PAGE_SHIFT:]),
-            self.admin.cq_page.eq(acq[PAGE_SHIFT:]),
-            self.enable.eq(cc.enable & ~closing & ~fatal & ~self.draining),
+            self.admin.sq_page.eq(self._asq[PAGE_SHIFT:]),
+            self.admin.cq_page.eq(self._acq[PAGE_SHIFT:]),
+            self.enable.eq(cc.enable & ~self._closing & ~self._fatal & ~self.draining),
             self.entry_sizes_good.eq(
                 (cc.sq_entry == SQ_ENTRY_EXPONENT) & (cc.cq_entry == CQ_ENTRY_EXPONENT)
             ),
+            self.doorbell.payload.queue.eq(word),
+            self.vectors.address.eq(word),
+            self.vectors.pending.eq(self._region == Region.MSIX_PENDING),
+            self.vectors.write_data.eq(self._request.data),
         ]
 
-        # A write, merged with what is there byte by byte.
-        write_control = Signal()
-        mask = Cat(enable.replicate(8) for enable in request.enable)
+    def _at(self, register: Register) -> Value:
+        """The access is one of the 8-byte word that ``register`` is in."""
+        return self._offset[3:] == register.value >> 3
+
+    def _merged(self, old: Value, *, high: bool = False) -> Value:
+        """``old`` with the bytes that the access writes. It is in the upper half of the word if
+        ``high``."""
+        mask = Cat(enable.replicate(8) for enable in self._request.enable)
+        first = 32 if high else 0
+        written = slice(first, first + len(old))
+        return (old & ~mask[written]) | (self._request.data[written] & mask[written])
+
+    def _write_configuration(self, m: Module) -> None:
+        """A write of CC: the controller is enabled, is disabled, or is to shut down."""
+        cc = self._cc
         new_cc = Signal(configuration())
-        unsupported = Signal()
+        shutdown = self._shutdown
+        unsupported = (
+            (new_cc.command_set != 0)
+            | (new_cc.page_size != 0)
+            | (new_cc.arbitration != 0)
+            | (self.admin.sq_last == 0)
+            | (self.admin.cq_last == 0)
+        )
+        m.d.comb += new_cc.eq(self._merged(cc.as_value(), high=True))
+        with m.If(self._writes & self._at(Register.CC) & self._request.enable[4:].any()):
+            m.d.sync += cc.eq(new_cc)
+            with m.If(~cc.enable & new_cc.enable):
+                m.d.sync += [self._fatal.eq(unsupported), shutdown.eq(ShutdownStatus.NORMAL)]
+            with m.If(cc.enable & ~new_cc.enable):
+                m.d.sync += [
+                    self._closing.eq(self.running),
+                    self._fatal.eq(0),
+                    shutdown.eq(ShutdownStatus.NORMAL),
+                ]
+            with m.If((cc.shutdown == 0) & (new_cc.shutdown != 0)):
+                m.d.sync += shutdown.eq(ShutdownStatus.OCCURRING)
 
-        def merged(old):
-            return (old & ~mask[: len(old)]) | (request.data[: len(old)] & mask[: len(old)])
+    def _write_queues(self, m: Module) -> None:
+        """A write of an admin queue register."""
+        with m.If(self._writes & self._at(Register.AQA)):
+            m.d.sync += self._aqa.eq(self._merged(self._aqa, high=True))
+        with m.If(self._writes & self._at(Register.ASQ)):
+            m.d.sync += self._asq.eq(self._merged(self._asq))
+        with m.If(self._writes & self._at(Register.ACQ)):
+            m.d.sync += self._acq.eq(self._merged(self._acq))
 
-        def merged_high(old):
-            return (old & ~mask[32:]) | (request.data[32:] & mask[32:])
+    def _shut_down(self, m: Module) -> None:
+        """A shutdown asks for a flush once nothing is under way, and then is complete.
 
-        m.d.comb += [
-            new_cc.eq(merged_high(cc.as_value())),
-            unsupported.eq(
-                (new_cc.command_set != 0)
-                | (new_cc.page_size != 0)
-                | (new_cc.arbitration != 0)
-                | (self.admin.sq_last == 0)
-                | (self.admin.cq_last == 0)
-            ),
-        ]
-
-        def at(register: Register):
-            return offset[3:] == register.value >> 3
-
-        with m.If(write_control):
-            with m.If(at(Register.CC) & request.enable[4:].any()):
-                m.d.sync += cc.eq(new_cc)
-                with m.If(~cc.enable & new_cc.enable):
-                    m.d.sync += [fatal.eq(unsupported), shutdown.eq(ShutdownStatus.NORMAL)]
-                with m.If(cc.enable & ~new_cc.enable):
-                    m.d.sync += [
-                        closing.eq(self.running),
-                        fatal.eq(0),
-                        shutdown.eq(ShutdownStatus.NORMAL),
-                    ]
-                with m.If((cc.shutdown == 0) & (new_cc.shutdown != 0)):
-                    m.d.sync += shutdown.eq(ShutdownStatus.OCCURRING)
-            with m.If(at(Register.AQA)):
-                m.d.sync += aqa.eq(merged_high(aqa))
-            with m.If(at(Register.ASQ)):
-                m.d.sync += asq.eq(merged(asq))
-            with m.If(at(Register.ACQ)):
-                m.d.sync += acq.eq(merged(acq))
-        with m.If(~self.running):
-            m.d.sync += closing.eq(0)
-        with m.If(self.fatal & ~closing):
-            m.d.sync += fatal.eq(1)
-        # A flush whose shutdown has been given up is answered all the same, for none.
-        occurring = shutdown == ShutdownStatus.OCCURRING
-        at_rest = occurring & self.drained & self.settled
-        wanted, stored = Signal(), Signal()
-        begins = at_rest & ~stored & ~self.flush & ~self.flushed
-        m.d.comb += self.shutting.eq(shutdown != ShutdownStatus.NORMAL)
-        with m.If(begins):
+        A flush whose shutdown has been given up is answered all the same, for none.
+        """
+        wanted, stored = self._wanted, self._stored
+        m.d.comb += self.shutting.eq(self._shutdown != ShutdownStatus.NORMAL)
+        with m.If(self._begins):
             m.d.sync += [self.flush.eq(1), wanted.eq(1)]
         with m.If(self.flush & self.flushed):
             m.d.sync += [self.flush.eq(0), stored.eq(wanted)]
-        with m.If(at_rest & stored & ~write_control):
-            m.d.sync += shutdown.eq(ShutdownStatus.COMPLETE)
-        with m.If(~occurring):
+        with m.If(self._at_rest & stored & ~self._writes):
+            m.d.sync += self._shutdown.eq(ShutdownStatus.COMPLETE)
+        with m.If(~self._occurring):
             m.d.sync += [wanted.eq(0), stored.eq(0)]
+
+    def _reset(self, m: Module) -> None:
+        """A function level reset."""
         with m.If(self.reset):
-            m.d.sync += [register.eq(0) for register in (cc, aqa, asq, acq, fatal, shutdown)]
-            m.d.sync += closing.eq(self.running)
+            registers = self._cc, self._aqa, self._asq, self._acq, self._fatal, self._shutdown
+            m.d.sync += [register.eq(0) for register in registers]
+            m.d.sync += self._closing.eq(self.running)
 
-        status = Cat(self.running & ~self.forgotten, fatal, shutdown)
+    def _read_control(self, m: Module) -> Value:
+        """What a read of a controller register gets."""
+        status = Cat(self.running & ~self.forgotten, self._fatal, self._shutdown)
         control = Signal(64)
-        with m.Switch(offset[3:]):
-            with m.Case(Register.CAP.value >> 3):
-                m.d.comb += control.eq(capabilities(config))
-            with m.Case(Register.VS.value >> 3):
-                m.d.comb += control.eq(VERSION)
-            with m.Case(Register.CC.value >> 3):
-                m.d.comb += control.eq(Cat(Const(0, 32), cc.as_value()))
-            with m.Case(Register.CSTS.value >> 3):
-                m.d.comb += control.eq(Cat(Const(0, 32), status))
-            with m.Case(Register.AQA.value >> 3):
-                m.d.comb += control.eq(Cat(Const(0, 32), aqa))
-            with m.Case(Register.ASQ.value >> 3):
-                m.d.comb += control.eq(asq)
-            with m.Case(Register.ACQ.value >> 3):
-                m.d.comb += control.eq(acq)
+        with m.Switch(self._offset[3:]):
+            for register, value in (
+                (Register.CAP, capabilities(self._config)),
+                (Register.VS, VERSION),
+                (Register.CC, Cat(Const(0, 32), self._cc.as_value())),
+                (Register.CSTS, Cat(Const(0, 32), status)),
+                (Register.AQA, Cat(Const(0, 32), self._aqa)),
+                (Register.ASQ, self._asq),
+                (Register.ACQ, self._acq),
+            ):
+                with m.Case(register.value >> 3):
+                    m.d.comb += control.eq(value)
+        return control
 
-        # A doorbell pair is one 8-byte word: SQ tail low, CQ head high.
-        word = offset[3:]
-        known_queue = word <= config.queue_pairs
-        table_words = 2 * (config.queue_pairs + 1)
-        known_vector = Mux(region == Region.MSIX_TABLE, word < table_words, word < 2)
-        m.d.comb += [
-            self.doorbell.payload.queue.eq(word),
-            self.vectors.address.eq(word),
-            self.vectors.pending.eq(region == Region.MSIX_PENDING),
-            self.vectors.write_data.eq(request.data),
-        ]
+    def _take(self, m: Module) -> None:
+        """The state TAKE: a write of a register or of the MSI-X table is done at once."""
+        bus, region = self.register, self._region
+        with m.State("TAKE"):
+            with m.If(bus.request.valid):
+                with m.If(~self._request.write):
+                    m.next = "READ"
+                with m.Elif((region == Region.DOORBELLS) & self._known_queue):
+                    m.next = "RING_TAIL"
+                with m.Else():
+                    m.d.comb += [
+                        bus.request.ready.eq(1),
+                        self.misuse.eq((region == Region.DOORBELLS) & self.running),
+                    ]
+                    with m.If(region == Region.CONTROL):
+                        m.d.comb += self._writes.eq(1)
+                    with m.If((region == Region.MSIX_TABLE) & self._known_vector):
+                        m.d.comb += self.vectors.write_enable.eq(self._request.enable)
 
-        answer = Signal(64)
-        with m.FSM(name="access") as fsm:
-            with m.State("TAKE"):
-                with m.If(bus.request.valid):
-                    with m.If(~request.write):
-                        m.next = "READ"
-                    with m.Elif((region == Region.DOORBELLS) & known_queue):
-                        m.next = "RING_TAIL"
-                    with m.Else():
-                        m.d.comb += [
-                            bus.request.ready.eq(1),
-                            self.misuse.eq((region == Region.DOORBELLS) & self.running),
-                        ]
-                        with m.If(region == Region.CONTROL):
-                            m.d.comb += write_control.eq(1)
-                        with m.If((region == Region.MSIX_TABLE) & known_vector):
-                            m.d.comb += self.vectors.write_enable.eq(request.enable)
+    def _ring(self, m: Module) -> None:
+        """The states RING_TAIL and RING_HEAD: an access may write both doorbells of a pair."""
+        request, out = self._request, self.doorbell
+        with m.State("RING_TAIL"):
+            m.d.comb += [
+                out.valid.eq(request.enable[:2].all()),
+                out.payload.value.eq(request.data[:16]),
+            ]
+            with m.If(out.ready | ~out.valid):
+                m.next = "RING_HEAD"
 
-            with m.State("RING_TAIL"):
-                m.d.comb += [
-                    self.doorbell.valid.eq(request.enable[:2].all()),
-                    self.doorbell.payload.value.eq(request.data[:16]),
-                ]
-                with m.If(self.doorbell.ready | ~self.doorbell.valid):
-                    m.next = "RING_HEAD"
+        with m.State("RING_HEAD"):
+            m.d.comb += [
+                out.valid.eq(request.enable[4:6].all()),
+                out.payload.head.eq(1),
+                out.payload.value.eq(request.data[32:48]),
+            ]
+            with m.If(out.ready | ~out.valid):
+                m.d.comb += self.register.request.ready.eq(1)
+                m.next = "TAKE"
 
-            with m.State("RING_HEAD"):
-                m.d.comb += [
-                    self.doorbell.valid.eq(request.enable[4:6].all()),
-                    self.doorbell.payload.head.eq(1),
-                    self.doorbell.payload.value.eq(request.data[32:48]),
-                ]
-                with m.If(self.doorbell.ready | ~self.doorbell.valid):
-                    m.d.comb += bus.request.ready.eq(1)
-                    m.next = "TAKE"
+    def _read(self, m: Module, control: Value) -> None:
+        """The states READ and RESPOND. What is not there reads as 0."""
+        bus, region, answer = self.register, self._region, self._answer
+        with m.State("READ"):
+            m.d.comb += bus.request.ready.eq(1)
+            m.d.sync += answer.eq(0)
+            with m.If(region == Region.CONTROL):
+                m.d.sync += answer.eq(control)
+            with m.If((region == Region.MSIX_TABLE) | (region == Region.MSIX_PENDING)):
+                with m.If(self._known_vector):
+                    m.d.sync += answer.eq(self.vectors.read_data)
+            m.next = "RESPOND"
 
-            with m.State("READ"):
-                m.d.comb += bus.request.ready.eq(1)
-                m.d.sync += answer.eq(0)
-                with m.If(region == Region.CONTROL):
-                    m.d.sync += answer.eq(control)
-                with m.If((region == Region.MSIX_TABLE) | (region == Region.MSIX_PENDING)):
-                    with m.If(known_vector):
-                        m.d.sync += answer.eq(self.vectors.read_data)
-                m.next = "RESPOND"
-
-            with m.State("RESPOND"):
-                m.d.comb += [bus.response.valid.eq(1), bus.response.payload.eq(answer)]
-                with m.If(bus.response.ready):
-                    m.next = "TAKE"
-
-            waits = (fsm.ongoing("TAKE") & ~bus.request.valid) | (
-                fsm.ongoing("RESPOND") & ~bus.response.ready
-            )
-            settling = (
-                (closing & ~self.running)
-                | begins
-                | (self.flush & self.flushed)
-                | (at_rest & stored)
-            )
-            m.d.comb += self.busy.eq(~waits | settling | self.fatal)
-        return m
+        with m.State("RESPOND"):
+            m.d.comb += [bus.response.valid.eq(1), bus.response.payload.eq(answer)]
+            with m.If(bus.response.ready):
+                m.next = "TAKE"

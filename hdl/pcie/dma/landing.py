@@ -56,16 +56,32 @@ class Landing(wiring.Component):
     -----
     completion
         Beats from the host, see `hdl.pcie.tlp`.
-    line_write, inbox_write
-        Where the data goes, see `hdl.flow.line` and `hdl.flow.host_memory`.
-    origin_valid, origin_tag, origin
-        Describes a tag, before its request is sent. Always accepted.
-    lookup, live, close
-        To the tag table: a tag, whether it is in use, and a pulse that closes it.
+    line_write
+        Where data for lines goes (`hdl.flow.line`).
+    inbox_write
+        Where data for the inbox goes (`hdl.flow.host_memory`).
+    origin_valid
+        A pulse: a tag is described, before its request is sent. Always accepted.
+    origin_tag
+        That tag.
+    origin
+        Where its data goes.
+    lookup
+        To the tag table: a tag.
+    live
+        From the tag table: that tag is in use.
+    close
+        To the tag table, a pulse: closes that tag.
     completed
         A pulse: what has been dealt with was marked as the last completion of ``lookup``.
-    abandon_valid, abandon_tag, abandon_quarantine, abandon_taken
-        Gives up a tag, between completions; may be withdrawn.
+    abandon_valid
+        Gives up a tag, between completions. It may be withdrawn.
+    abandon_tag
+        That tag.
+    abandon_quarantine
+        Completions of it may still come.
+    abandon_taken
+        It is given up.
     cut
         The rest of a completion that has begun will not come.
     ended
@@ -137,6 +153,8 @@ class Landing(wiring.Component):
         self._broken = Signal()
         self._closes = Signal()
 
+        self._known_tag = self._s1_beat.tag[tag_bits:] == 0
+
         # Stage 2: the words, rotated to their place in the target.
         self._s2_takes = Signal()
         self._s2_valid = Signal()
@@ -172,7 +190,9 @@ class Landing(wiring.Component):
         m.submodules.progress = self._progress
         m.submodules.s3 = self._s3
         self._look_up(m)
+        self._take(m)
         self._check(m)
+        self._close(m)
         self._note_progress(m)
         self._rotate(m)
         self._merge(m)
@@ -214,10 +234,25 @@ class Landing(wiring.Component):
         with m.If(self.cut):
             m.d.sync += between.eq(1)
 
+    def _take(self, m: Module) -> None:
+        """Stage 1 takes the beat, or the tag that is given up."""
+        beat = self._s1_beat
+        m.d.comb += self._s1_takes.eq(self.cleared & (~self._s1_valid | self._s1_moves))
+        with m.If(self._s1_takes):
+            m.d.sync += [
+                self._s1_valid.eq(self._s0_valid),
+                self._s1_abandon.eq(self._s0_abandon),
+                self._s1_quarantine.eq(self.abandon_quarantine),
+                beat.eq(self.completion.payload),
+                self._s1_tag.eq(self._s0_tag),
+            ]
+            with m.If(self._s0_abandon):
+                m.d.sync += [beat.first.eq(1), beat.last.eq(1)]
+
     def _check(self, m: Module) -> None:
         """Stage 1: checks the header against what is due, and finds the target."""
         config, beat, origin = self._config, self._s1_beat, self._get_origin.data
-        width, tag_bits = config.beat_dwords, len(self.lookup)
+        width = config.beat_dwords
         address_bits = config.completion_address_bits
         received = self._get_progress.data.received
         due = Signal(11)
@@ -231,9 +266,7 @@ class Landing(wiring.Component):
         kept_base = Signal.like(self._base)
         kept_left = Signal.like(self._left)
         address = ((origin.low + received)[:PAGE_DWORD_BITS] << 2)[:address_bits]
-        known_tag = beat.tag[tag_bits:] == 0
         m.d.comb += [
-            self._s1_takes.eq(self.cleared & (~self._s1_valid | self._s1_moves)),
             due.eq(origin.dwords - received),
             self._total.eq(received + beat.dwords),
             self._refused.eq(beat.status != CompletionStatus.SC),
@@ -249,7 +282,7 @@ class Landing(wiring.Component):
             self.lookup.eq(self._s1_tag),
             # A tag that is handed out in the middle of a completion has nothing to do with it.
             self._live.eq(
-                self.live & Mux(beat.first, self._s1_abandon | known_tag, kept_live)
+                self.live & Mux(beat.first, self._s1_abandon | self._known_tag, kept_live)
             ),
             self._writes.eq(self._live & expected & ~self._refused & ~self._s1_abandon),
             short.eq(beat.last & (self._left > width)),
@@ -264,28 +297,7 @@ class Landing(wiring.Component):
                 & (self._s1_abandon | self._refused | self._broken | fills)
             ),
             self._s1_goes.eq(self._writes | self._closes),
-            # What is dropped waits as well: the check is too long to decide that in time.
-            self._s1_moves.eq(self._s1_valid & self._s2_takes),
-            self.close.eq(self._s1_moves & self._closes),
-            self.completed.eq(
-                self._s1_moves
-                & ~self._s1_abandon
-                & beat.last
-                & beat.request_completed
-                & known_tag
-                & (self._live | ~self.live)
-            ),
         ]
-        with m.If(self._s1_takes):
-            m.d.sync += [
-                self._s1_valid.eq(self._s0_valid),
-                self._s1_abandon.eq(self._s0_abandon),
-                self._s1_quarantine.eq(self.abandon_quarantine),
-                beat.eq(self.completion.payload),
-                self._s1_tag.eq(self._s0_tag),
-            ]
-            with m.If(self._s0_abandon):
-                m.d.sync += [beat.first.eq(1), beat.last.eq(1)]
         with m.If(self._s1_moves):
             m.d.sync += [
                 tainted.eq(self._bad_data),
@@ -293,6 +305,23 @@ class Landing(wiring.Component):
                 kept_base.eq(self._base + width),
                 kept_left.eq(Mux(self._left > width, self._left - width, 0)),
             ]
+
+    def _close(self, m: Module) -> None:
+        """Tells the tag table what has become of the tag, once the beat goes on."""
+        beat, moves = self._s1_beat, self._s1_moves
+        m.d.comb += [
+            # What is dropped waits as well: the check is too long to decide that in time.
+            moves.eq(self._s1_valid & self._s2_takes),
+            self.close.eq(moves & self._closes),
+            self.completed.eq(
+                moves
+                & ~self._s1_abandon
+                & beat.last
+                & beat.request_completed
+                & self._known_tag
+                & (self._live | ~self.live)
+            ),
+        ]
 
     def _note_progress(self, m: Module) -> None:
         """Progress of the tag: kept after a completion, cleared for the next use of a closed tag.

@@ -53,11 +53,11 @@ def size_limit(code: Value) -> Value:
 class HostReader(wiring.Component):
     """Fetches host memory into the line store and the inbox.
 
-    Every transfer, that is all requests with one (``kind``, ``index``) up to the one marked
-    ``last``, is answered by exactly one `read_done`, after the last of its bytes has been accepted
-    by its memory; transfers may overlap and interleave. Requests are cut at multiples of the
-    maximum read request size, so none crosses 4 KiB; up to `Config.read_tags` are outstanding (32
-    without extended tags), and no more than the hard block has room for completions of.
+    A transfer is all requests with one (``kind``, ``index``) up to the one marked ``last``. Each is
+    answered by exactly one `read_done`, after the last of its bytes has been accepted by its
+    memory. Transfers may overlap and interleave. Requests are cut at multiples of the maximum read
+    request size, so none crosses 4 KiB. Up to `Config.read_tags` are outstanding (32 without
+    extended tags), and no more than the hard block has room for completions of.
 
     Parameters
     ----------
@@ -68,31 +68,51 @@ class HostReader(wiring.Component):
 
     Ports
     -----
-    request, done
-        `read_request` in, `read_done` out.
-    tlp, completion
-        Memory read requests out (one beat each), completions in.
-    drop_valid, drop_tag, drop_taken
-        A request taken from ``tlp`` that will not be sent: its transfer ends with ``error``.
-    given_valid, given_tag
-        A request taken from ``tlp`` has gone to the shim: it is not dropped any more. A pulse.
-    sent_valid, sent_tag
-        The hard block has taken a read: from now on it can time out. A pulse.
+    request
+        Requests to read (`read_request`).
+    done
+        Transfers that have been answered (`read_done`).
+    tlp
+        Memory read requests, one beat each.
+    completion
+        Completions.
+    drop_valid
+        A request taken from ``tlp`` will not be sent. Its transfer ends with ``error``.
+    drop_tag
+        The tag of that request.
+    drop_taken
+        It has been noted.
+    given_valid
+        A pulse: a request taken from ``tlp`` has gone to the shim. It is not dropped any more.
+    given_tag
+        The tag of that request.
+    sent_valid
+        A pulse: the hard block has taken a read. From now on it can time out.
+    sent_tag
+        The tag of that read.
     hold
-        Requests cannot be sent for now: none times out meanwhile.
+        Requests cannot be sent for now. None times out meanwhile.
     hurry
-        All must end: no completion timeout is longer than the default one, nor disabled.
+        All must end. No completion timeout is longer than the default one, nor disabled.
     lost
-        No completion of a read from before will ever come: all that have gone to the shim end at
-        once, with ``error``; others are to be dropped.
+        No completion of a read from before will ever come. All that have gone to the shim end at
+        once, with ``error``. Others are to be dropped.
     tracks
         See `hdl.pcie.tlp.RequestProgress`.
-    outstanding, unanswered
-        A tag is in use or in quarantine; one is in use.
-    line_write, inbox_write
-        Where the data goes.
-    status, now, deadline
-        Configuration space, time in cycles, and the next time something expires (or all ones).
+    outstanding
+        A tag is in use or in quarantine.
+    unanswered
+        A tag is in use.
+    line_write
+        Where data for lines goes.
+    inbox_write
+        Where data for the inbox goes.
+    status
+        What the configuration space says.
+    now
+        Time in cycles.
+    deadline
+        The next time something expires, in cycles; all ones if nothing does.
 
     A read that is not answered is given up within the range of Device Control 2, and its tag stays
     out of use for as long again, or until the hard block knows nothing of it (`hdl.pcie.dma.tags`).

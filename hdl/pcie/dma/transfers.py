@@ -1,7 +1,8 @@
 """Transfers in flight: how many reads of each still wait, and when the last has landed."""
 
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal
-from amaranth.lib import data, memory, stream, wiring
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config, bits_for_count
@@ -9,12 +10,13 @@ from hdl.flow.host_memory import Kind, read_done, read_index_bits
 
 
 def read_begun(config: Config) -> data.StructLayout:
-    """A read of transfer (``kind``, ``index``) is about to be sent; ``last``: no more follow."""
+    """A read of transfer (``kind``, ``index``) is about to be sent. If ``last``, no more follow."""
     return data.StructLayout({"kind": Kind, "index": read_index_bits(config), "last": 1})
 
 
 def read_ended(config: Config) -> data.StructLayout:
-    """Every byte of a read has landed or never will. ``quarantine``: completions may still come."""
+    """Every byte of a read has landed or never will. If ``quarantine``, completions may still come.
+    """
     return data.StructLayout(
         {
             "kind": Kind,
@@ -29,22 +31,37 @@ def read_ended(config: Config) -> data.StructLayout:
 class TransferTable(wiring.Component):
     """Counts the reads of every transfer and says when one is done.
 
-    One `read_done` for each transfer, after the read marked ``last`` has begun and all its reads
-    have ended; ``error`` if one of them had an error. Transfers may interleave in any way. The tag
-    of each read that ends is passed on in the same cycle.
+    Each transfer gets one `read_done`, after the read marked ``last`` has begun and all its reads
+    have ended, with ``error`` if one of them had an error. Transfers may interleave in any way. The
+    tag of each read that ends is passed on in the same cycle.
+
+    It takes one event a cycle, ``begun`` first. An end may queue behind others that wait for
+    ``done``, but its read has begun before, and must have been counted. Reads begin every fourth
+    cycle at most. ``done`` comes one cycle later, and events wait until it is taken.
+
+    Parameters
+    ----------
+    config
+        Sizes.
 
     Ports
     -----
-    begun, ended, done
-        See `read_begun`, `read_ended`, `hdl.flow.host_memory.read_done`.
-    retire_valid, retire_tag, retire_quarantine
-        A read has ended: to the tag table. A pulse.
+    begun
+        Reads that begin (`read_begun`).
+    ended
+        Reads that have ended (`read_ended`).
+    done
+        Transfers that are done (`hdl.flow.host_memory.read_done`).
+    retire_valid
+        A pulse to the tag table: a read has ended.
+    retire_tag
+        Its tag.
+    retire_quarantine
+        Completions of it may still come.
     cleared
-        The table has been cleared after reset; nothing is taken before (one cycle an entry).
-
-    Throughput one event a cycle, ``begun`` first: an end may queue behind others that wait for
-    ``done``, but its read has begun before, and must have been counted. Reads begin every fourth
-    cycle at most. Latency of ``done`` one cycle; waits for it.
+        The table has been cleared after reset, one entry a cycle. Nothing is taken before.
+    busy
+        An event is taken or waits, or the table is being cleared.
     """
 
     def __init__(self, *, config: Config):
@@ -65,87 +82,107 @@ class TransferTable(wiring.Component):
             }
         )
 
+        # A synchronous read that sees the write of the same cycle, and that can be held, which a
+        # `hdl.kit.table.Table` cannot do.
+        self._table = Memory(shape=self._entry, depth=self._depth, init=[])
+        self._store = self._table.write_port()
+        self._fetch = self._table.read_port(transparent_for=(self._store,))
+        self._found = self._fetch.data
+
+        # The event whose entry has been read.
+        self._s1_valid = Signal()
+        self._s1_is_end = Signal()
+        self._s1_ended = Signal(read_ended(config))
+        self._s1_last = Signal()
+        self._finished = Signal()  # it is the last of its transfer
+        self._takes = Signal()
+        self._moves = Signal()
+
     def elaborate(self, platform) -> Module:
         m = Module()
-        m.submodules.table = table = memory.Memory(shape=self._entry, depth=self._depth, init=[])
-        store = table.write_port()
-        fetch = table.read_port(transparent_for=(store,))
+        m.submodules.table = self._table
+        self._take(m)
+        self._finish(m)
+        with m.If(~self.cleared):
+            self._clear(m)
+        with m.Else():
+            self._count(m)
+        m.d.comb += self.busy.eq(
+            ~self.cleared | self._s1_valid | self.begun.valid | self.ended.valid
+        )
+        return m
 
-        s1_valid = Signal()
-        s1_is_end = Signal()
-        s1_ended = Signal(self.ended.payload.shape())
-        s1_last = Signal()
-        finished = Signal()
-        moves = Signal()
-        takes = Signal()
-        place = Signal(range(self._depth))  # entries cleared so far
-
+    def _take(self, m: Module) -> None:
+        """Takes an event, and reads its entry."""
+        begun, ended, takes = self.begun, self.ended, self._takes
         m.d.comb += [
-            takes.eq(self.cleared & (~s1_valid | moves)),
-            self.ended.ready.eq(takes & ~self.begun.valid),
-            self.begun.ready.eq(takes),
-            fetch.addr.eq(
+            takes.eq(self.cleared & (~self._s1_valid | self._moves)),
+            ended.ready.eq(takes & ~begun.valid),
+            begun.ready.eq(takes),
+            self._fetch.addr.eq(
                 Mux(
-                    ~self.begun.valid,
-                    Cat(self.ended.payload.index, self.ended.payload.kind),
-                    Cat(self.begun.payload.index, self.begun.payload.kind),
+                    ~begun.valid,
+                    Cat(ended.payload.index, ended.payload.kind),
+                    Cat(begun.payload.index, begun.payload.kind),
                 )
             ),
-            fetch.en.eq(takes),
+            self._fetch.en.eq(takes),
         ]
         with m.If(takes):
             m.d.sync += [
-                s1_valid.eq(self.ended.valid | self.begun.valid),
-                s1_is_end.eq(~self.begun.valid),
-                s1_ended.eq(self.ended.payload),
-                s1_last.eq(self.begun.payload.last),
+                self._s1_valid.eq(ended.valid | begun.valid),
+                self._s1_is_end.eq(~begun.valid),
+                self._s1_ended.eq(ended.payload),
+                self._s1_last.eq(begun.payload.last),
             ]
-            with m.If(self.begun.valid):
+            with m.If(begun.valid):
                 m.d.sync += [
-                    s1_ended.kind.eq(self.begun.payload.kind),
-                    s1_ended.index.eq(self.begun.payload.index),
+                    self._s1_ended.kind.eq(begun.payload.kind),
+                    self._s1_ended.index.eq(begun.payload.index),
                 ]
 
+    def _finish(self, m: Module) -> None:
+        """Says which reads have ended, and which transfers are done."""
+        found, s1_ended, is_end = self._found, self._s1_ended, self._s1_is_end
         m.d.comb += [
-            finished.eq(s1_is_end & fetch.data.last & (fetch.data.count == 1)),
-            self.done.valid.eq(s1_valid & finished),
+            self._finished.eq(is_end & found.last & (found.count == 1)),
+            self.done.valid.eq(self._s1_valid & self._finished),
             self.done.payload.kind.eq(s1_ended.kind),
             self.done.payload.index.eq(s1_ended.index),
-            self.done.payload.error.eq(fetch.data.error | s1_ended.error),
-            moves.eq(s1_valid & (~finished | self.done.ready)),
-            self.retire_valid.eq(moves & s1_is_end),
+            self.done.payload.error.eq(found.error | s1_ended.error),
+            self._moves.eq(self._s1_valid & (~self._finished | self.done.ready)),
+            self.retire_valid.eq(self._moves & is_end),
             self.retire_tag.eq(s1_ended.tag),
             self.retire_quarantine.eq(s1_ended.quarantine),
-            self.busy.eq(
-                ~self.cleared | s1_valid | self.begun.valid | self.ended.valid
-            ),
         ]
-
         m.d.sync += Assert(
-            ~(moves & s1_is_end) | (fetch.data.count != 0),
-            "a read ends that has not begun",
+            ~(self._moves & is_end) | (found.count != 0), "a read ends that has not begun"
         )
 
-        with m.If(~self.cleared):
-            m.d.comb += [store.addr.eq(place), store.en.eq(1)]
-            m.d.sync += place.eq(place + 1)
-            with m.If(place == self._depth - 1):
-                m.d.sync += self.cleared.eq(1)
-        with m.Else():
+    def _clear(self, m: Module) -> None:
+        """After a reset no transfer is in flight."""
+        place = Signal(range(self._depth))  # entries cleared so far
+        m.d.comb += [self._store.addr.eq(place), self._store.en.eq(1)]
+        m.d.sync += place.eq(place + 1)
+        with m.If(place == self._depth - 1):
+            m.d.sync += self.cleared.eq(1)
+
+    def _count(self, m: Module) -> None:
+        """Stores the entry with the read that has begun or ended."""
+        store, found, s1_ended = self._store, self._found, self._s1_ended
+        m.d.comb += [
+            store.addr.eq(Cat(s1_ended.index, s1_ended.kind)),
+            store.en.eq(self._moves),
+        ]
+        with m.If(self._s1_is_end & ~self._finished):
             m.d.comb += [
-                store.addr.eq(Cat(s1_ended.index, s1_ended.kind)),
-                store.en.eq(moves),
+                store.data.count.eq(found.count - 1),
+                store.data.last.eq(found.last),
+                store.data.error.eq(found.error | s1_ended.error),
             ]
-            with m.If(s1_is_end & ~finished):
-                m.d.comb += [
-                    store.data.count.eq(fetch.data.count - 1),
-                    store.data.last.eq(fetch.data.last),
-                    store.data.error.eq(fetch.data.error | s1_ended.error),
-                ]
-            with m.Elif(~s1_is_end):
-                m.d.comb += [
-                    store.data.count.eq(fetch.data.count + 1),
-                    store.data.last.eq(fetch.data.last | s1_last),
-                    store.data.error.eq(fetch.data.error),
-                ]
-        return m
+        with m.Elif(~self._s1_is_end):
+            m.d.comb += [
+                store.data.count.eq(found.count + 1),
+                store.data.last.eq(found.last | self._s1_last),
+                store.data.error.eq(found.error),
+            ]

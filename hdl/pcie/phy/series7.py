@@ -50,6 +50,9 @@ CREDIT_DELAY = 32
 """Cycles for which a read that the block has taken is held against ``fc_nph``, which may not tell
 of it yet. How soon it does is not known; longer costs nothing while there are credits to spare."""
 
+CREDIT_BITS = 8
+"""Width of ``fc_nph``."""
+
 TYPES = {
     Type.LOCKED_READ: (RequestType.LOCKED_READ, RequestType.RESERVED),
     Type.MEMORY: (RequestType.MEMORY_READ, RequestType.MEMORY_WRITE),
@@ -231,12 +234,13 @@ class Series7Shim(wiring.Component):
 
     Ports
     -----
-    rx_*, tx_*
-        ``m_axis_rx_*`` and ``s_axis_tx_*``. Drive ``rx_np_ok`` with 1; the block is to trim TLP
-        digests.
+    rx_*
+        ``m_axis_rx_*`` of the block. Drive its ``rx_np_ok`` with 1. It is to trim TLP digests.
+    tx_*
+        ``s_axis_tx_*`` of the block.
     fc_nph
-        The block's; drive ``fc_sel`` with 100b (transmit credits available). Reads are offered only
-        while it has credits for them.
+        That of the block. Drive its ``fc_sel`` with 100b (transmit credits available). Reads are
+        offered only while it has credits for them.
     id
         ``cfg_bus_number``, ``cfg_device_number``, ``cfg_function_number``.
     request, progress, completion, register, status
@@ -244,11 +248,13 @@ class Series7Shim(wiring.Component):
     posted
         Something has not left by ``tx_*``. That stream keeps its order up to the link, so that no
         completion passes a write there.
+    busy
+        Something is on its way.
 
     Completions and requests share the way out, TLP by TLP in turns, so an answer to the host waits
-    for one TLP at most. Throughput one beat a cycle
-    each way, latency 3; a register access about 8 cycles. While a request of the host is served,
-    what arrives after the next one waits. Errors: see `RawStripper`, `Completer`.
+    for one TLP at most. The throughput is one beat a cycle each way, the latency 3 cycles. A
+    register access takes about 8 cycles. While a request of the host is served, what arrives after
+    the next one waits. For errors see `RawStripper` and `Completer`.
     """
 
     def __init__(self, *, config: Config):
@@ -274,131 +280,48 @@ class Series7Shim(wiring.Component):
                 "tx_tuser": Out(4),
                 "tx_tvalid": Out(1),
                 "tx_tready": In(1),
-                "fc_nph": In(8),
+                "fc_nph": In(CREDIT_BITS),
                 "posted": Out(1),
                 "busy": Out(1),
             }
         )
 
+        # Everything but the completer begins anew after a reset of the link.
+        self._receiver = TlpReceiver(config=config)
+        self._stripper = RawStripper(config=config)
+        self._collector = RequestCollector(config=config)
+        self._completer = Completer(config=replace(config, data_width=COMPLETER_WIDTH))
+        self._replies = ReplySender(config=config)
+        self._sender = TlpSender(config=config)
+        self._leaving = Relay(tlp_beat(config))
+        self._read_credits = ReadCredits(delay=CREDIT_DELAY, bits=CREDIT_BITS)
+
+        # What leaves: the rest of a TLP comes from the one whose begin has left.
+        self._inside = Signal()
+        self._owner = Signal()  # 1: a completion, as for `_chosen`
+        self._chosen = Signal()
+
     def elaborate(self, platform) -> Module:
         m = Module()
-        config = self._config
-        cut = self.status.link_reset
-        ends = ResetInserter(cut)
-        receiver = TlpReceiver(config=config)
-        stripper = RawStripper(config=config)
-        collector = RequestCollector(config=config)
-        replies = ReplySender(config=config)
-        sender = TlpSender(config=config)
-        leaving = Relay(tlp_beat(config))
-        m.submodules.receiver = ends(receiver)
-        m.submodules.stripper = ends(stripper)
-        m.submodules.collector = ends(collector)
-        m.submodules.completer = completer = Completer(
-            config=replace(config, data_width=COMPLETER_WIDTH)
+        self._add_parts(m)
+        connect(m, flipped(self.request), self._sender.request)
+        connect(m, self._stripper.completion, flipped(self.completion))
+        connect(m, self._completer.register, flipped(self.register))
+        self._receive(m)
+        self._connect_completer(m)
+        self._choose(m)
+        self._send(m)
+        self._report_progress(m)
+        leaving, sender = self._leaving, self._sender
+        m.d.comb += self.busy.eq(
+            self._receiver.busy
+            | self._stripper.busy
+            | self._collector.busy
+            | self._completer.busy
+            | sender.tlp.valid
+            | leaving.busy
+            | leaving.output.valid
         )
-        m.submodules.replies = ends(replies)
-        m.submodules.sender = ends(sender)
-        m.submodules.leaving = ends(leaving)
-        m.submodules.read_credits = read_credits = ends(
-            ReadCredits(delay=CREDIT_DELAY, bits=len(self.fc_nph))
-        )
-        connect(m, flipped(self.request), sender.request)
-        connect(m, stripper.completion, flipped(self.completion))
-        connect(m, completer.register, flipped(self.register))
-
-        # In: completions to the stripper, everything else to the collector.
-        beat = receiver.tlp.payload
-        kind = Word0(beat.data[:32]).kind
-        is_completion = (kind == Type.COMPLETION) | (kind == Type.LOCKED_COMPLETION)
-        goes_on = Signal()  # the rest of a completion
-        to_stripper = Signal()
-        m.d.comb += [
-            to_stripper.eq(Mux(beat.first, is_completion, goes_on)),
-            stripper.id.eq(self.id),
-            stripper.rc_tdata.eq(beat.data),
-            stripper.rc_tkeep.eq(Cat(beat.words > place for place in range(config.beat_dwords))),
-            stripper.rc_tlast.eq(beat.last),
-            stripper.rc_tvalid.eq(receiver.tlp.valid & to_stripper),
-            collector.tlp.payload.eq(beat),
-            collector.tlp.valid.eq(receiver.tlp.valid & ~to_stripper),
-            receiver.tlp.ready.eq(Mux(to_stripper, stripper.rc_tready, collector.tlp.ready)),
-            completer.cq_tdata.eq(collector.cq_tdata),
-            completer.cq_tkeep.eq(~0),
-            completer.cq_tlast.eq(1),
-            completer.cq_tuser.eq(collector.cq_tuser),
-            completer.cq_tvalid.eq(collector.cq_tvalid),
-            collector.cq_tready.eq(completer.cq_tready),
-            completer.id_completion.eq(self.status.id_completion),
-            completer.cut.eq(cut),
-        ]
-        for name in ("tdata", "tkeep", "tlast", "tuser", "tvalid"):
-            m.d.comb += getattr(receiver, f"rx_{name}").eq(getattr(self, f"rx_{name}"))
-        m.d.comb += self.rx_tready.eq(receiver.rx_tready)
-        with m.If(receiver.tlp.valid & receiver.tlp.ready):
-            m.d.sync += goes_on.eq(to_stripper)
-
-        # Out: requests and completions in turns.
-        inside = Signal()
-        owner = Signal()
-        chosen = Signal()  # 1: a completion
-        ways = (sender.tlp, replies.tlp)
-        m.d.comb += [
-            chosen.eq(
-                Mux(inside, owner, Mux(owner, ~sender.tlp.valid, replies.tlp.valid))
-            ),
-            replies.cc_tdata.eq(completer.cc_tdata),
-            replies.cc_tvalid.eq(completer.cc_tvalid),
-            completer.cc_tready.eq(replies.cc_tready),
-            replies.id.eq(self.id),
-            sender.id.eq(self.id),
-            sender.status.relaxed_ordering.eq(self.status.relaxed_ordering),
-            sender.status.id_ordering.eq(self.status.id_ordering),
-            leaving.input.payload.eq(Array(way.payload for way in ways)[chosen]),
-            leaving.input.valid.eq(Mux(chosen, replies.tlp.valid, sender.tlp.valid)),
-            sender.tlp.ready.eq(leaving.input.ready & ~chosen),
-            replies.tlp.ready.eq(leaving.input.ready & chosen),
-            self.tx_tvalid.eq(leaving.output.valid),
-            self.tx_tdata.eq(leaving.output.payload.data),
-            self.tx_tlast.eq(leaving.output.payload.last),
-            self.tx_tkeep.eq(
-                Cat(
-                    (leaving.output.payload.words > place).replicate(4)
-                    for place in range(config.beat_dwords)
-                )
-            ),
-            leaving.output.ready.eq(self.tx_tready),
-            self.progress.sent_valid.eq(
-                self.tx_tvalid & self.tx_tready & self.tx_tlast & leaving.output.payload.is_read
-            ),
-            self.progress.sent_tag.eq(leaving.output.payload.tag),
-            # The relay is empty, and no answer is on its way into it.
-            self.progress.clear.eq(
-                leaving.input.ready & ~leaving.output.valid & ~(inside & owner)
-            ),
-            self.posted.eq(sender.tlp.valid | leaving.busy | leaving.output.valid),
-            read_credits.available.eq(self.fc_nph),
-            read_credits.given.eq(
-                self.request.valid
-                & self.request.ready
-                & (self.request.payload.kind == RequestKind.READ)
-            ),
-            read_credits.sent.eq(self.progress.sent_valid),
-            self.progress.credits.eq(read_credits.credits),
-            self.busy.eq(
-                receiver.busy
-                | stripper.busy
-                | collector.busy
-                | completer.busy
-                | sender.tlp.valid
-                | leaving.busy
-                | leaving.output.valid
-            ),
-        ]
-        with m.If(leaving.input.valid & leaving.input.ready):
-            m.d.sync += [owner.eq(chosen), inside.eq(~leaving.input.payload.last)]
-        with m.If(cut):
-            m.d.sync += inside.eq(0)
         if platform == SIMULATION:
             watch_packets(
                 m,
@@ -407,6 +330,116 @@ class Series7Shim(wiring.Component):
                 ready=self.tx_tready,
                 last=self.tx_tlast,
                 beat=Cat(self.tx_tdata, self.tx_tkeep, self.tx_tlast, self.tx_tuser),
-                reset=cut,
+                reset=self.status.link_reset,
             )
         return m
+
+    def _add_parts(self, m: Module) -> None:
+        ends = ResetInserter(self.status.link_reset)
+        m.submodules.receiver = ends(self._receiver)
+        m.submodules.stripper = ends(self._stripper)
+        m.submodules.collector = ends(self._collector)
+        m.submodules.completer = self._completer
+        m.submodules.replies = ends(self._replies)
+        m.submodules.sender = ends(self._sender)
+        m.submodules.leaving = ends(self._leaving)
+        m.submodules.read_credits = ends(self._read_credits)
+
+    def _receive(self, m: Module) -> None:
+        """What arrives: completions go to the stripper, everything else to the collector."""
+        receiver, stripper, collector = self._receiver, self._stripper, self._collector
+        beat = receiver.tlp.payload
+        kind = Word0(beat.data[:32]).kind
+        is_completion = (kind == Type.COMPLETION) | (kind == Type.LOCKED_COMPLETION)
+        words = range(self._config.beat_dwords)
+        goes_on = Signal()  # the rest of a completion
+        to_stripper = Signal()
+        for name in ("tdata", "tkeep", "tlast", "tuser", "tvalid"):
+            m.d.comb += getattr(receiver, f"rx_{name}").eq(getattr(self, f"rx_{name}"))
+        m.d.comb += [
+            self.rx_tready.eq(receiver.rx_tready),
+            to_stripper.eq(Mux(beat.first, is_completion, goes_on)),
+            stripper.id.eq(self.id),
+            stripper.rc_tdata.eq(beat.data),
+            stripper.rc_tkeep.eq(Cat(beat.words > word for word in words)),
+            stripper.rc_tlast.eq(beat.last),
+            stripper.rc_tvalid.eq(receiver.tlp.valid & to_stripper),
+            collector.tlp.payload.eq(beat),
+            collector.tlp.valid.eq(receiver.tlp.valid & ~to_stripper),
+            receiver.tlp.ready.eq(Mux(to_stripper, stripper.rc_tready, collector.tlp.ready)),
+        ]
+        with m.If(receiver.tlp.valid & receiver.tlp.ready):
+            m.d.sync += goes_on.eq(to_stripper)
+
+    def _connect_completer(self, m: Module) -> None:
+        """The completer takes requests of the collector, and its answers go to the replies."""
+        completer, collector, replies = self._completer, self._collector, self._replies
+        m.d.comb += [
+            completer.cq_tdata.eq(collector.cq_tdata),
+            completer.cq_tkeep.eq(~0),
+            completer.cq_tlast.eq(1),
+            completer.cq_tuser.eq(collector.cq_tuser),
+            completer.cq_tvalid.eq(collector.cq_tvalid),
+            collector.cq_tready.eq(completer.cq_tready),
+            completer.id_completion.eq(self.status.id_completion),
+            completer.cut.eq(self.status.link_reset),
+            replies.cc_tdata.eq(completer.cc_tdata),
+            replies.cc_tvalid.eq(completer.cc_tvalid),
+            completer.cc_tready.eq(replies.cc_tready),
+            replies.id.eq(self.id),
+        ]
+
+    def _choose(self, m: Module) -> None:
+        """What leaves: requests and completions in turns."""
+        sender, replies, leaving = self._sender, self._replies, self._leaving
+        chosen, owner, inside = self._chosen, self._owner, self._inside
+        next_owner = Mux(owner, ~sender.tlp.valid, replies.tlp.valid)
+        ways = Array((sender.tlp.payload, replies.tlp.payload))
+        m.d.comb += [
+            sender.id.eq(self.id),
+            sender.status.relaxed_ordering.eq(self.status.relaxed_ordering),
+            sender.status.id_ordering.eq(self.status.id_ordering),
+            chosen.eq(Mux(inside, owner, next_owner)),
+            leaving.input.payload.eq(ways[chosen]),
+            leaving.input.valid.eq(Mux(chosen, replies.tlp.valid, sender.tlp.valid)),
+            sender.tlp.ready.eq(leaving.input.ready & ~chosen),
+            replies.tlp.ready.eq(leaving.input.ready & chosen),
+        ]
+        with m.If(leaving.input.valid & leaving.input.ready):
+            m.d.sync += [owner.eq(chosen), inside.eq(~leaving.input.payload.last)]
+        with m.If(self.status.link_reset):
+            m.d.sync += inside.eq(0)
+
+    def _send(self, m: Module) -> None:
+        """The beats that leave."""
+        output = self._leaving.output
+        words = range(self._config.beat_dwords)
+        m.d.comb += [
+            self.tx_tvalid.eq(output.valid),
+            self.tx_tdata.eq(output.payload.data),
+            self.tx_tlast.eq(output.payload.last),
+            self.tx_tkeep.eq(Cat((output.payload.words > word).replicate(4) for word in words)),
+            output.ready.eq(self.tx_tready),
+        ]
+
+    def _report_progress(self, m: Module) -> None:
+        """What has left of the requests, and how many reads may be offered."""
+        leaving, sender, reads = self._leaving, self._sender, self._read_credits
+        last = self.tx_tvalid & self.tx_tready & self.tx_tlast
+        m.d.comb += [
+            self.progress.sent_valid.eq(last & leaving.output.payload.is_read),
+            self.progress.sent_tag.eq(leaving.output.payload.tag),
+            # The relay is empty, and no answer is on its way into it.
+            self.progress.clear.eq(
+                leaving.input.ready & ~leaving.output.valid & ~(self._inside & self._owner)
+            ),
+            self.posted.eq(sender.tlp.valid | leaving.busy | leaving.output.valid),
+            reads.available.eq(self.fc_nph),
+            reads.given.eq(
+                self.request.valid
+                & self.request.ready
+                & (self.request.payload.kind == RequestKind.READ)
+            ),
+            reads.sent.eq(self.progress.sent_valid),
+            self.progress.credits.eq(reads.credits),
+        ]

@@ -74,7 +74,9 @@ class WideRequesterRequestUser(data.Struct):
     end: 10
     discontinue: 1
     hint: 24
-    sequence: 12
+    sequence: 4
+    sequence_high: 2
+    sequence_1: 6
     parity: 64
 
 

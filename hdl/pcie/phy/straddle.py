@@ -1,9 +1,9 @@
 """The straddled RC interface of the UltraScale+ PCIe block: several completions in a beat (PG213).
 
 PG213, "Straddle Option on RC Interface": completions come as a continuous stream. One starts at
-word 0 of a beat, or at any later multiple of 4 words once the one before it has ended; so a beat of
+word 0 of a beat, or at any later multiple of 4 words once the one before it has ended. So a beat of
 256 bits holds parts of up to two, one of 512 bits of up to four. ``tkeep`` and ``tlast`` say
-nothing; ``tuser`` tells where completions start and end.
+nothing. ``tuser`` tells where completions start and end.
 
 Without straddling a completion of 64 bytes takes 3 beats of 256 bits, and a PCIe 3.0 link of eight
 lanes brings one every 2.67 cycles at 250 MHz: the block's completion buffer fills. With it, one
@@ -30,24 +30,39 @@ class StraddledStripper(wiring.Component):
     Its output, and which packets are dropped, are those of
     `hdl.pcie.phy.ultrascale.CompletionStripper`.
 
-    How it works: a beat is segments of 4 words, each of which belongs to one completion. A
-    completion that starts in segment t has its payload from word 4 t + 3 of that beat on, so a beat
-    of its payload is that much of the beat before and the rest of this one: one rotation for each
-    t. In a cycle a beat arrives, a packet that goes on gives a beat of payload, and the one that
-    starts behind it gives nothing yet: only its descriptor is kept (and with the whole beat its
-    first words). What takes more is done in turns, while the beat waits: ``place`` is the first
-    segment that is still to do. The words that are left over at a packet's end (``tail``) leave
-    with the next beat, if that gives no payload itself.
+    A beat is made of segments of 4 words, each of which belongs to one completion. A completion
+    that starts in segment t has its payload from word 4 t + 3 of that beat on. So a beat of its
+    payload is that much of the beat before and the rest of this one, with one rotation for each t.
 
-    Throughput: a beat a cycle, as long as that does not have to give more than a beat of payload a
-    cycle. A completion of n words takes ceil((n + 3) / 4) segments, and gives ceil(n / w) beats of
-    w words. Where payloads are multiples of a beat, no cycle is lost; completions of 64 bytes and
-    more are, but for the ends of a request that is not aligned. Completions of a word each leave
-    one a cycle. Latency 2 cycles, as without straddling. The output is registered; its
-    back-pressure stops the input.
+    When a beat arrives, a packet that goes on gives a beat of payload. The one that starts behind
+    it gives nothing yet. Only its descriptor is kept, and with the whole beat its first words. What
+    takes more is done in turns, while the beat waits. ``place`` is the first segment that is still
+    to do. The words that are left over at a packet's end (``tail``) leave with the next beat, if
+    that gives no payload itself.
 
-    Errors: ``discontinue`` poisons the completion that ends in the beat (PG213: no other one starts
-    in it); were there others, it would poison them too.
+    The throughput is a beat a cycle, as long as that does not have to give more than a beat of
+    payload a cycle. A completion of n words takes ceil((n + 3) / 4) segments, and gives ceil(n / w)
+    beats of w words. Where payloads are multiples of a beat, no cycle is lost. Completions of 64
+    bytes and more are such multiples, but for the ends of a request that is not aligned.
+    Completions of a word each leave one a cycle. The latency is 2 cycles, as without straddling.
+    The output is registered. Its back-pressure stops the input.
+
+    ``discontinue`` poisons the completion that ends in the beat. PG213 says that no other one
+    starts in it. If others did, they would be poisoned too.
+
+    Parameters
+    ----------
+    config
+        ``data_width`` 256 or 512.
+
+    Ports
+    -----
+    rc_*
+        The RC interface of the block.
+    completion
+        Completions without descriptor.
+    busy
+        Something is on its way.
     """
 
     def __init__(self, *, config: Config):
@@ -63,153 +78,189 @@ class StraddledStripper(wiring.Component):
             }
         )
 
-    def elaborate(self, platform) -> Module:
-        m = Module()
-        count = self._count
-        segments = range(count)
-        place_bits = bits_for_count(count)
-        inside = Signal()  # the beat begins within a packet: see `turn`, `descriptor`, ..
-        place = Signal(place_bits)  # segments before it have been dealt with
-        starts = Signal(count)  # a packet starts in the segment, and has not been dealt with
-        ends = Signal(count)
-        end_words = [Signal(2, name=f"end_word_{segment}") for segment in segments]
-        discontinue = self._read_user(m, inside, place, starts, ends, end_words)
+        # Of the beat that arrives: what is still to do.
+        segment = bits_for_count(self._count)
+        self._place = Signal(segment)  # segments before it have been dealt with
+        self._starts = Signal(self._count)  # a packet starts in the segment
+        self._ends = Signal(self._count)
+        self._end_words = [Signal(2, name=f"end_word_{n}") for n in range(self._count)]
+        self._user = Signal(user_shape("rc", config.data_width))
+        self._discontinue = self._user.discontinue
 
         # Of the packet that is inside.
-        descriptor = Signal(32 * RC_DESCRIPTOR_DWORDS)
-        turn = Signal(place_bits)  # the segment that it started in
-        owed = Signal()  # part of it has left
-        broken = Signal()
-        kept = Signal(self._config.data_width)  # the beat before
+        self._inside = Signal()  # the beat begins within a packet
+        self._descriptor = Signal(32 * RC_DESCRIPTOR_DWORDS)
+        self._turn = Signal(segment)  # the segment that it started in
+        self._owed = Signal()  # part of it has left
+        self._broken = Signal()
+        self._kept = Signal(config.data_width)  # the beat before
 
         # The packet that is dealt with: the one inside, or the next that starts.
-        goes_on = Signal()
-        active = Signal()
-        closes = Signal()  # it ends in this beat
-        head = Signal(place_bits)  # the next start
-        newest = Signal(place_bits)  # the last start
-        end = Signal(place_bits)
-        end_word = Signal(2)
-        m.d.comb += [
-            goes_on.eq(inside & (place == 0)),
-            active.eq(goes_on | starts.any()),
-            closes.eq(ends.any()),
-        ]
-        for segment in reversed(segments):
-            with m.If(starts[segment]):
-                m.d.comb += head.eq(segment)
-            with m.If(ends[segment]):
-                m.d.comb += [end.eq(segment), end_word.eq(end_words[segment])]
-        for segment in segments:
-            with m.If(starts[segment]):
-                m.d.comb += newest.eq(segment)
+        self._goes_on = Signal()
+        self._active = Signal()
+        self._closes = Signal()  # it ends in this beat
+        self._head = Signal(segment)  # the next start
+        self._newest = Signal(segment)  # the last start
+        self._end = Signal(segment)
+        self._end_word = Signal(2)
+        self._header = Signal(completion_beat(config))
+        self._stray = Signal()  # it is dropped
 
         # What follows it in the beat.
-        follows = Signal()
-        following = Signal(place_bits)
-        ends_too = Signal()  # so what follows gives payload as well, and has its own turn
-        for segment in reversed(segments):
-            with m.If(starts[segment] & (end < segment)):
-                m.d.comb += [follows.eq(closes), following.eq(segment)]
-            with m.If(ends[segment] & (end < segment)):
-                m.d.comb += ends_too.eq(1)
+        self._follows = Signal()
+        self._following = Signal(segment)
+        self._ends_too = Signal()  # so what follows gives payload as well, and has its own turn
 
-        begun = Signal(32 * RC_DESCRIPTOR_DWORDS)
-        m.d.comb += begun.eq(Mux(goes_on, descriptor, self._descriptor_at(head)))
-        stray, fields = describe_completion(begun)
-        header = Signal(completion_beat(self._config))
-        m.d.comb += [getattr(header, name).eq(value) for name, value in fields.items()]
-        m.d.comb += header.poisoned.eq(fields["poisoned"] | discontinue | (goes_on & broken))
+        # What leaves.
+        self._tail = Signal()  # `kept` ends a packet that has left but for this
+        self._tail_turn = Signal(segment)
+        self._emits = Signal()
+        self._tails = Signal()  # the end of the packet becomes the tail
+        self._finishes = Signal()  # nothing is left to do of the beat
+        self._room = Signal()
+        self._goes = Signal()
 
-        tail = Signal()  # `kept` ends a packet that has left but for this
-        tail_turn = Signal(place_bits)
-        emits = Signal()
-        tails = Signal()
-        finishes = Signal()  # nothing is left to do of the beat
-        room = Signal()
-        goes = Signal()
-        output = self.completion.payload
-        m.d.comb += [
-            emits.eq(active & ~stray & (goes_on | closes)),
-            tails.eq(
-                goes_on & closes & ~stray
-                & ((end > turn) | ((end == turn) & (end_word == SEGMENT_DWORDS - 1)))
-            ),
-            finishes.eq(~follows | ~ends_too),
-            room.eq(~self.completion.valid | self.completion.ready),
-            self.rc_tready.eq(room & ~(tail & emits) & finishes),
-            goes.eq(self.rc_tvalid & room & ~(tail & emits)),
-            self.busy.eq(self.rc_tvalid | tail | self.completion.valid),
-        ]
-        with m.If(goes):
-            m.d.sync += [
-                kept.eq(self.rc_tdata),
-                tail_turn.eq(turn),
-                place.eq(Mux(finishes, 0, following)),
-            ]
-        with m.If(goes & finishes):
-            m.d.sync += [
-                inside.eq(Mux(closes, follows, active)),
-                owed.eq(goes_on & ~closes),
-                broken.eq(discontinue | (goes_on & ~closes & broken)),
-            ]
-            with m.If(starts.any()):
-                m.d.sync += [turn.eq(newest), descriptor.eq(self._descriptor_at(newest))]
-        with m.If(room):
-            m.d.sync += [
-                self.completion.valid.eq(tail | (goes & emits)),
-                tail.eq(goes & tails),
-            ]
-            with m.If(tail):
-                # The header is still that of the beat before, of the same packet.
-                m.d.sync += [output.first.eq(0), output.last.eq(1)]
-            with m.Elif(goes & emits):
-                m.d.sync += [
-                    output.eq(header),
-                    output.first.eq(~(goes_on & owed)),
-                    output.last.eq(closes & ~tails),
-                ]
-            with m.If(tail | (goes & emits)):
-                m.d.sync += output.data.eq(
-                    self._rotated(
-                        Mux(tail | goes_on, kept, self.rc_tdata),
-                        Mux(tail, tail_turn, Mux(goes_on, turn, head)),
-                    )
-                )
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        self._read_user(m)
+        self._find_packet(m)
+        self._find_following(m)
+        self._describe(m)
+        self._decide(m)
+        self._keep(m)
+        self._emit(m)
         return m
 
-    def _read_user(self, m: Module, inside, place, starts, ends, end_words) -> Value:
-        """Where packets start and end from ``place`` on; returns ``discontinue``."""
-        user = Signal(user_shape("rc", self._config.data_width))
+    def _read_user(self, m: Module) -> None:
+        """Where packets start and end from ``place`` on."""
+        user = self._user
         all_starts = Signal(self._count)
         all_ends = Signal(self._count)
         m.d.comb += user.eq(self.rc_tuser)
         if self._config.data_width == STRADDLE_WIDTH:
             # The first start is behind what goes on, if anything does.
-            m.d.comb += all_starts.eq(
-                Mux(inside, user.start[0] << 1, Cat(user.start[0], user.start[1]))
-            )
+            first, both = user.start[0] << 1, Cat(user.start[0], user.start[1])
+            m.d.comb += all_starts.eq(Mux(self._inside, first, both))
             for one in (user.end[0], user.end[1]):
-                with m.If(one.valid):
-                    m.d.comb += all_ends.bit_select(one.word[2:], 1).eq(1)
-                    with m.Switch(one.word[2:]):
-                        for segment in range(self._count):
-                            with m.Case(segment):
-                                m.d.comb += end_words[segment].eq(one.word[:2])
+                self._note_end(m, all_ends, one.valid, one.word)
         else:
             for index in range(self._count):
                 with m.If(user.start[index]):
                     m.d.comb += all_starts.bit_select(user.start_place[index], 1).eq(1)
-                word = user.end_word[index]
-                with m.If(user.end[index]):
-                    m.d.comb += all_ends.bit_select(word[2:], 1).eq(1)
-                    with m.Switch(word[2:]):
-                        for segment in range(self._count):
-                            with m.Case(segment):
-                                m.d.comb += end_words[segment].eq(word[:2])
-        left = Cat(place <= segment for segment in range(self._count))
-        m.d.comb += [starts.eq(all_starts & left), ends.eq(all_ends & left)]
-        return user.discontinue
+                self._note_end(m, all_ends, user.end[index], user.end_word[index])
+        left = Cat(self._place <= segment for segment in range(self._count))
+        m.d.comb += [self._starts.eq(all_starts & left), self._ends.eq(all_ends & left)]
+
+    def _note_end(self, m: Module, all_ends: Signal, valid: Value, word: Value) -> None:
+        """If ``valid``, a packet ends in ``word`` of the beat."""
+        with m.If(valid):
+            m.d.comb += all_ends.bit_select(word[2:], 1).eq(1)
+            with m.Switch(word[2:]):
+                for segment in range(self._count):
+                    with m.Case(segment):
+                        m.d.comb += self._end_words[segment].eq(word[:2])
+
+    def _find_packet(self, m: Module) -> None:
+        """The packet that is dealt with, and where it ends in the beat."""
+        starts, ends = self._starts, self._ends
+        m.d.comb += [
+            self._goes_on.eq(self._inside & (self._place == 0)),
+            self._active.eq(self._goes_on | starts.any()),
+            self._closes.eq(ends.any()),
+        ]
+        for segment in reversed(range(self._count)):
+            with m.If(starts[segment]):
+                m.d.comb += self._head.eq(segment)
+            with m.If(ends[segment]):
+                m.d.comb += [
+                    self._end.eq(segment),
+                    self._end_word.eq(self._end_words[segment]),
+                ]
+        for segment in range(self._count):
+            with m.If(starts[segment]):
+                m.d.comb += self._newest.eq(segment)
+
+    def _find_following(self, m: Module) -> None:
+        """The packet that follows it in the beat."""
+        for segment in reversed(range(self._count)):
+            behind = self._end < segment
+            with m.If(self._starts[segment] & behind):
+                m.d.comb += [self._follows.eq(self._closes), self._following.eq(segment)]
+            with m.If(self._ends[segment] & behind):
+                m.d.comb += self._ends_too.eq(1)
+
+    def _describe(self, m: Module) -> None:
+        """What the descriptor says of the packet."""
+        begun = Signal(32 * RC_DESCRIPTOR_DWORDS)
+        new = self._descriptor_at(self._head)
+        m.d.comb += begun.eq(Mux(self._goes_on, self._descriptor, new))
+        stray, fields = describe_completion(begun)
+        m.d.comb += self._stray.eq(stray)
+        m.d.comb += [getattr(self._header, name).eq(value) for name, value in fields.items()]
+        m.d.comb += self._header.poisoned.eq(
+            fields["poisoned"] | self._discontinue | (self._goes_on & self._broken)
+        )
+
+    def _decide(self, m: Module) -> None:
+        """What is done in this cycle."""
+        end, turn, closes, output = self._end, self._turn, self._closes, self.completion
+        behind_turn = (end == turn) & (self._end_word == SEGMENT_DWORDS - 1)
+        tail_first = self._tail & self._emits
+        m.d.comb += [
+            self._emits.eq(self._active & ~self._stray & (self._goes_on | closes)),
+            self._tails.eq(
+                self._goes_on & closes & ~self._stray & ((end > turn) | behind_turn)
+            ),
+            self._finishes.eq(~self._follows | ~self._ends_too),
+            self._room.eq(~output.valid | output.ready),
+            self.rc_tready.eq(self._room & ~tail_first & self._finishes),
+            self._goes.eq(self.rc_tvalid & self._room & ~tail_first),
+            self.busy.eq(self.rc_tvalid | self._tail | output.valid),
+        ]
+
+    def _keep(self, m: Module) -> None:
+        """What is kept for the beats that follow."""
+        goes_on, closes = self._goes_on, self._closes
+        with m.If(self._goes):
+            m.d.sync += [
+                self._kept.eq(self.rc_tdata),
+                self._tail_turn.eq(self._turn),
+                self._place.eq(Mux(self._finishes, 0, self._following)),
+            ]
+        with m.If(self._goes & self._finishes):
+            m.d.sync += [
+                self._inside.eq(Mux(closes, self._follows, self._active)),
+                self._owed.eq(goes_on & ~closes),
+                self._broken.eq(self._discontinue | (goes_on & ~closes & self._broken)),
+            ]
+            with m.If(self._starts.any()):
+                m.d.sync += [
+                    self._turn.eq(self._newest),
+                    self._descriptor.eq(self._descriptor_at(self._newest)),
+                ]
+
+    def _emit(self, m: Module) -> None:
+        """The beat of payload that leaves."""
+        tail, goes_on, output = self._tail, self._goes_on, self.completion.payload
+        emits = self._goes & self._emits
+        with m.If(self._room):
+            m.d.sync += [
+                self.completion.valid.eq(tail | emits),
+                tail.eq(self._goes & self._tails),
+            ]
+            with m.If(tail):
+                # The header is still that of the beat before, of the same packet.
+                m.d.sync += [output.first.eq(0), output.last.eq(1)]
+            with m.Elif(emits):
+                m.d.sync += [
+                    output.eq(self._header),
+                    output.first.eq(~(goes_on & self._owed)),
+                    output.last.eq(self._closes & ~self._tails),
+                ]
+            with m.If(tail | emits):
+                earlier = Mux(tail | goes_on, self._kept, self.rc_tdata)
+                turn = Mux(tail, self._tail_turn, Mux(goes_on, self._turn, self._head))
+                m.d.sync += output.data.eq(self._rotated(earlier, turn))
 
     def _descriptor_at(self, segment: Value) -> Value:
         """The descriptor of a packet that starts in ``segment`` of the beat that arrives."""

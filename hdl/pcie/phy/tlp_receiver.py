@@ -48,7 +48,17 @@ class TlpReceiver(wiring.Component):
     config
         ``data_width`` 64 or 128.
 
-    Throughput one beat a cycle; a TLP that has moved may take one cycle more. Latency 1.
+    Ports
+    -----
+    rx_*
+        ``m_axis_rx_*`` of the block.
+    tlp
+        Aligned TLPs.
+    busy
+        Something is on its way.
+
+    The throughput is one beat a cycle, but a TLP that has moved may take one cycle more. The
+    latency is 1 cycle.
     """
 
     def __init__(self, *, config: Config):
@@ -92,6 +102,7 @@ class TlpReceiver(wiring.Component):
         return m
 
     def _align(self, m: Module, user, output) -> None:
+        """Beats of 128 bits: a TLP that begins in the upper half moves down."""
         half = STRADDLING // 2
         shifted = Signal()  # the TLP that has begun did so in an upper half: `kept`
         kept = Signal(half)

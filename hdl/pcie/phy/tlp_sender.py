@@ -38,14 +38,17 @@ class TlpSender(wiring.Component):
 
     Ports
     -----
-    request, tlp
-        Requests in, TLPs out.
+    request
+        Requests of the controller.
+    tlp
+        The TLPs that they become.
     id
         Bus, device and function number.
     status
-        Which attribute bits may be set, see `hdl.pcie.phy.ultrascale.RequestInserter`.
+        Which attribute bits may be set (`hdl.pcie.phy.ultrascale.RequestInserter`).
 
-    Throughput one beat a cycle; n words of payload after h of header are ceil((n + h) / w) beats.
+    The throughput is one beat a cycle. n words of payload after h of header are ceil((n + h) / w)
+    beats.
     """
 
     def __init__(self, *, config: Config):
@@ -59,81 +62,106 @@ class TlpSender(wiring.Component):
             }
         )
 
+        bits = config.data_width
+        self._is_read = self.request.payload.kind == RequestKind.READ
+        self._four = Signal()  # the header has four words
+        self._header = Signal(32 * HEADER_WORDS_MOST)
+
+        # Beats of header alone, then beats that begin with `rest`: header at first, then payload
+        # that did not fit into the beat before. A header of four words leaves no rest.
+        self._rest_words = (HEADER_WORDS_MOST - 1) % config.beat_dwords
+        self._sent = Signal(range(HEADER_WORDS_MOST // config.beat_dwords + 1))
+        self._heading = Signal()  # the beat is one of header alone
+        self._begun = Signal()  # a beat with payload has been sent
+        self._tail = Signal()  # all payload has been taken, `kept` must still go
+        self._tail_words = Signal(range(config.beat_dwords))
+        self._kept = Signal(32 * self._rest_words)
+        self._payload = swapped(self.request.payload.data)
+        self._whole_bits = bits - 32 * self._rest_words  # of payload that go in the same beat
+        self._due = Signal(12)  # words of the TLP that have not been sent
+
     def elaborate(self, platform) -> Module:
         m = Module()
-        width = self._config.beat_dwords
-        bits = self._config.data_width
-        beat = self.request.payload
-        is_read = beat.kind == RequestKind.READ
-        four = Signal()
+        self._make_header(m)
+        self._decide(m)
+        self._send(m)
+        self._go_on(m)
+        return m
+
+    def _make_header(self, m: Module) -> None:
+        """The header of the request."""
+        beat, four = self.request.payload, self._four
         word0 = Signal(Word0)
         word1 = Signal(RequestWord1)
         high, low = beat.address[32:64], Cat(0, 0, beat.address[2:32])
-        header = Cat(word0, word1, Mux(four, high, low), low)
         m.d.comb += [
             four.eq(high != 0),
             word0.length.eq(beat.dwords),
             word0.kind.eq(Type.MEMORY),
             word0.four.eq(four),
-            word0.has_data.eq(~is_read),
+            word0.has_data.eq(~self._is_read),
             word0.attributes.eq(Cat(0, beat.relaxed & self.status.relaxed_ordering)),
             word0.id_ordering.eq(self.status.id_ordering),
             word1.first_enable.eq(~0),
             word1.last_enable.eq(Mux(beat.dwords > 1, 0b1111, 0)),
             word1.tag.eq(beat.tag),
             word1.requester_id.eq(self.id),
+            self._header.eq(Cat(word0, word1, Mux(four, high, low), low)),
         ]
 
-        # Beats of header alone, then beats that begin with `rest`: header at first, then payload
-        # that did not fit into the beat before. A header of four words leaves no rest.
-        alone = Mux(four, HEADER_WORDS_MOST // width, (HEADER_WORDS_MOST - 1) // width)
-        rest_words = (HEADER_WORDS_MOST - 1) % width
-        sent = Signal(range(HEADER_WORDS_MOST // width + 1))
-        begun = Signal()  # a beat with payload has been sent
-        tail = Signal()  # all payload has been taken, `kept` must still go
-        tail_words = Signal(range(width))
-        kept = Signal(32 * rest_words)
-        first_rest = header[bits * ((HEADER_WORDS_MOST - 1) // width) :][: 32 * rest_words]
-        rest = Mux(begun, kept, first_rest)
-        payload = swapped(beat.data)
+    def _decide(self, m: Module) -> None:
+        """What of the TLP the beat is, and how much of it is left."""
+        beat, output, width = self.request.payload, self.tlp.payload, self._config.beat_dwords
+        is_read, tail, due = self._is_read, self._tail, self._due
         left = Signal(12)  # words of the TLP that have not been sent, while it is under way
-        due = Signal(12)
-        heading = Signal()
-        output = self.tlp.payload
         takes = Signal()
-        total = Mux(is_read, 0, beat.dwords) + 3 + four
+        alone = Mux(self._four, HEADER_WORDS_MOST // width, (HEADER_WORDS_MOST - 1) // width)
+        total = Mux(is_read, 0, beat.dwords) + 3 + self._four
         m.d.comb += [
-            heading.eq(sent != alone),
-            due.eq(Mux((sent == 0) & ~begun, total, left)),
+            self._heading.eq(self._sent != alone),
+            due.eq(Mux((self._sent == 0) & ~self._begun, total, left)),
             self.tlp.valid.eq(tail | self.request.valid),
             output.is_read.eq(is_read & ~tail),
             output.tag.eq(beat.tag),
             output.last.eq(tail | (due <= width)),
-            output.words.eq(Mux(tail, tail_words, Mux(due < width, due, width))),
-            takes.eq(self.tlp.ready & ~tail & Mux(is_read, output.last, ~heading)),
+            output.words.eq(Mux(tail, self._tail_words, Mux(due < width, due, width))),
+            takes.eq(self.tlp.ready & ~tail & Mux(is_read, output.last, ~self._heading)),
             self.request.ready.eq(takes),
         ]
-        with m.If(tail):
-            m.d.comb += output.data.eq(kept)
-        with m.Elif(heading):
-            m.d.comb += output.data.eq(Mux(sent == 0, header[:bits], header[bits : 2 * bits]))
-        with m.Elif(four):
+        with m.If(self.tlp.valid & self.tlp.ready & ~tail):
+            m.d.sync += left.eq(due - width)
+
+    def _send(self, m: Module) -> None:
+        """The words of the beat."""
+        bits, header, payload = self._config.data_width, self._header, self._payload
+        output, whole = self.tlp.payload, payload[: self._whole_bits]
+        first_rest = header[bits * ((HEADER_WORDS_MOST - 1) // self._config.beat_dwords) :]
+        rest = Mux(self._begun, self._kept, first_rest[: 32 * self._rest_words])
+        with m.If(self._tail):
+            m.d.comb += output.data.eq(self._kept)
+        with m.Elif(self._heading):
+            words = Mux(self._sent == 0, header[:bits], header[bits : 2 * bits])
+            m.d.comb += output.data.eq(words)
+        with m.Elif(self._four):
             m.d.comb += output.data.eq(payload)
         with m.Else():
-            m.d.comb += output.data.eq(Cat(rest, payload[: bits - 32 * rest_words]))
+            m.d.comb += output.data.eq(Cat(rest, whole))
+
+    def _go_on(self, m: Module) -> None:
+        """Goes on to the next beat once this one has been taken."""
+        beat, output, tail = self.request.payload, self.tlp.payload, self._tail
+        sent, begun, is_read = self._sent, self._begun, self._is_read
         with m.If(self.tlp.valid & self.tlp.ready):
             with m.If(tail):
                 m.d.sync += tail.eq(0)
             with m.Else():
                 m.d.sync += [
-                    left.eq(due - width),
-                    kept.eq(payload[bits - 32 * rest_words :]),
-                    tail_words.eq(due - width),
+                    self._kept.eq(self._payload[self._whole_bits :]),
+                    self._tail_words.eq(self._due - self._config.beat_dwords),
                 ]
-                with m.If(heading):
+                with m.If(self._heading):
                     m.d.sync += sent.eq(sent + 1)
                 with m.Elif(~is_read):
                     m.d.sync += begun.eq(1)
-                with m.If(Mux(is_read, output.last, ~heading & beat.last)):
+                with m.If(Mux(is_read, output.last, ~self._heading & beat.last)):
                     m.d.sync += [sent.eq(0), begun.eq(0), tail.eq(~output.last)]
-        return m

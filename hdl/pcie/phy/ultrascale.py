@@ -37,16 +37,37 @@ CREDIT_DELAY = 4
 class RequestInserter(wiring.Component):
     """Puts the RQ descriptor before a request: payload moves up by four words.
 
-    Throughput one beat a cycle and no idle beat between packets (one below 256 bits when
-    `HostWriter` rotates data): n words of payload are ceil((n + 4) / w) beats of w words. The
-    output is registered.
+    The throughput is one beat a cycle, without an idle beat between packets (but for one below 256
+    bits when `HostWriter` rotates data). n words of payload are ceil((n + 4) / w) beats of w words.
+    The output is registered.
 
-    Attributes (PCIe base specification 2.2.6.4, 2.4.1): relaxed ordering for user data only, since
-    completion queue entries, interrupts and the entries they speak of rely on order; ID-based
-    ordering for every request, since it keeps the order of one requester. Never no-snoop.
+    Attributes (PCIe base specification 2.2.6.4, 2.4.1): user data alone may be relaxed, since
+    completion queue entries, interrupts and the entries they speak of rely on order. Every request
+    has ID-based ordering, since it keeps the order of one requester. None has no-snoop.
 
-    ``sent``: a pulse, a memory write begins; it takes ``number`` along as its sequence number.
-    ``unfinished``: the block has not taken all of it (`hdl.pcie.ordering.SequenceNumbers`).
+    Parameters
+    ----------
+    config
+        Sizes.
+
+    Ports
+    -----
+    request
+        Requests of the controller.
+    progress
+        What has left of them.
+    status
+        Which attribute bits may be set.
+    sent
+        A pulse: a memory write begins. It takes ``number`` along as its sequence number.
+    number
+        The next sequence number.
+    unfinished
+        The block has not taken all of that write (`hdl.pcie.ordering.SequenceNumbers`).
+    rq_*
+        The RQ interface of the block.
+    busy
+        Something is on its way.
     """
 
     def __init__(self, *, config: Config):
@@ -64,30 +85,38 @@ class RequestInserter(wiring.Component):
             }
         )
 
+        self._descriptor = Signal(RequesterRequest)
+        self._user = Signal(user_shape("rq", config.data_width))
+        self._due = Signal(12)  # words not sent yet, descriptor included
+        self._begins = Signal()  # the beat to send is the first of its packet
+        self._valid = Signal()
+        self._room = Signal()
+        self._last = Signal()
+        self._is_read = Signal()  # of the packet whose beat is offered
+        self._reads = self.request.payload.kind == RequestKind.READ
+
     def elaborate(self, platform) -> Module:
         m = Module()
-        beat = self.request.payload
-        width = self._config.beat_dwords
-        descriptor = Signal(RequesterRequest)
-        user = Signal(user_shape("rq", self._config.data_width))
-        left = Signal(12)  # words of the packet not sent yet, valid inside it
-        due = Signal(12)  # words not sent yet, descriptor included
-        begins = Signal()  # the beat to send is the first of its packet
-        valid = Signal()
-        room = Signal()
-        last = Signal()
-        is_read = Signal()  # of the packet whose beat is offered
-        sequence = Cat(self.number, beat.kind == RequestKind.READ)
+        self._describe(m)
+        self._count_words(m)
+        self._follow_packets(m)
+        self._offer(m)
+        descriptor, valid, begins = self._descriptor, self._valid, self._begins
+        if self._config.beat_dwords > RQ_DESCRIPTOR_DWORDS:
+            self._shift(m, descriptor, valid, begins, self._room, self._last)
+        else:
+            self._precede(m, descriptor, valid, begins, self._room)
+        return m
+
+    def _describe(self, m: Module) -> None:
+        """The descriptor and the sideband signals of the request."""
+        beat, descriptor, user = self.request.payload, self._descriptor, self._user
+        sequence = Cat(self.number, self._reads)
         m.d.comb += [
-            self.progress.sent_valid.eq(self.rq_tvalid & self.rq_tready & is_read & self.rq_tlast),
             descriptor.address.eq(beat.address[2:]),
             descriptor.dwords.eq(beat.dwords),
             descriptor.kind.eq(
-                Mux(
-                    beat.kind == RequestKind.READ,
-                    RequestType.MEMORY_READ,
-                    RequestType.MEMORY_WRITE,
-                )
+                Mux(self._reads, RequestType.MEMORY_READ, RequestType.MEMORY_WRITE)
             ),
             descriptor.tag.eq(beat.tag),
             descriptor.attributes.eq(
@@ -96,42 +125,51 @@ class RequestInserter(wiring.Component):
             user.first_enable.eq(~0),
             user.last_enable.eq(Mux(beat.dwords > 1, 0b1111, 0)),
             user.sequence.eq(sequence),
-            self.sent.eq(room & valid & begins & (beat.kind == RequestKind.WRITE)),
-            room.eq(~self.rq_tvalid | self.rq_tready),
-            self.progress.clear.eq(room),
-            last.eq(due <= width),
+            user.sequence_high.eq(sequence[4:]),
         ]
-        if hasattr(user, "sequence_high"):
-            m.d.comb += user.sequence_high.eq(sequence[4:])
-        with m.If(self.sent):
-            m.d.sync += self.unfinished.eq(1)
-        with m.Elif(self.rq_tvalid & self.rq_tready & self.rq_tlast & ~is_read):
-            m.d.sync += self.unfinished.eq(0)
-        with m.If(room):
-            m.d.sync += [
-                self.rq_tvalid.eq(valid),
-                self.rq_tlast.eq(last),
-                self.rq_tkeep.eq(below(due, width)),
-            ]
-            with m.If(valid):
-                m.d.sync += left.eq(due - width)
-            with m.If(valid & begins):
-                m.d.sync += [
-                    self.rq_tuser.eq(user),
-                    is_read.eq(beat.kind == RequestKind.READ),
-                    self.progress.sent_tag.eq(beat.tag),
-                ]
-        with m.If(begins):
-            m.d.comb += due.eq(
-                Mux(beat.kind == RequestKind.READ, 0, beat.dwords) + RQ_DESCRIPTOR_DWORDS
-            )
+
+    def _count_words(self, m: Module) -> None:
+        """How many words of the packet are left."""
+        beat, due, width = self.request.payload, self._due, self._config.beat_dwords
+        left = Signal(12)  # words of the packet not sent yet, valid inside it
+        with m.If(self._begins):
+            m.d.comb += due.eq(Mux(self._reads, 0, beat.dwords) + RQ_DESCRIPTOR_DWORDS)
         with m.Else():
             m.d.comb += due.eq(left)
-        if width > RQ_DESCRIPTOR_DWORDS:
-            self._shift(m, descriptor, valid, begins, room, last)
-        else:
-            self._precede(m, descriptor, valid, begins, room)
-        return m
+        m.d.comb += self._last.eq(due <= width)
+        with m.If(self._room & self._valid):
+            m.d.sync += left.eq(due - width)
+
+    def _follow_packets(self, m: Module) -> None:
+        """Tells of packets that begin and of those that have left."""
+        beat = self.request.payload
+        leaves = self.rq_tvalid & self.rq_tready
+        begins = self._valid & self._begins
+        m.d.comb += [
+            self.progress.sent_valid.eq(leaves & self._is_read & self.rq_tlast),
+            self.sent.eq(self._room & begins & (beat.kind == RequestKind.WRITE)),
+        ]
+        with m.If(self.sent):
+            m.d.sync += self.unfinished.eq(1)
+        with m.Elif(leaves & self.rq_tlast & ~self._is_read):
+            m.d.sync += self.unfinished.eq(0)
+        with m.If(self._room & begins):
+            m.d.sync += [self._is_read.eq(self._reads), self.progress.sent_tag.eq(beat.tag)]
+
+    def _offer(self, m: Module) -> None:
+        """The beat that leaves, but for its words."""
+        m.d.comb += [
+            self._room.eq(~self.rq_tvalid | self.rq_tready),
+            self.progress.clear.eq(self._room),
+        ]
+        with m.If(self._room):
+            m.d.sync += [
+                self.rq_tvalid.eq(self._valid),
+                self.rq_tlast.eq(self._last),
+                self.rq_tkeep.eq(below(self._due, self._config.beat_dwords)),
+            ]
+            with m.If(self._valid & self._begins):
+                m.d.sync += self.rq_tuser.eq(self._user)
 
     def _shift(self, m: Module, descriptor, valid, begins, room, last) -> None:
         """Descriptor and first words of payload share a beat."""
@@ -210,46 +248,53 @@ class CompletionStripper(wiring.Component):
             }
         )
 
+        width = config.beat_dwords
+        self._low = RC_DESCRIPTOR_DWORDS % width  # words of the descriptor in the beat that ends it
+        self._leads = Signal()  # a beat of nothing but descriptor, before the one that ends it
+        self._descriptor = Signal(32 * RC_DESCRIPTOR_DWORDS)
+        self._header = Signal(self._layout)  # of the packet whose beat arrives
+        self._begins = Signal(init=1)  # the next beat starts a packet
+        self._strays = Signal()  # the beat is dropped
+        self._taken = Signal()
+
+        # What is kept of the beat before: its words that did not leave, and its header.
+        self._kept = Signal(32 * (width - self._low))
+        self._kept_header = Signal(self._layout)
+        self._tail = Signal()  # it ends a packet and must still leave
+        self._emits = Signal()  # the arriving beat completes a beat of payload
+        self._tails = Signal()  # it has words beyond those, and is the last
+        self._room = Signal()
+
     def elaborate(self, platform) -> Module:
         m = Module()
-        width = self._config.beat_dwords
-        low = RC_DESCRIPTOR_DWORDS % width  # words of the descriptor in the beat that ends it
-        high = width - low
-        descriptor = Signal(32 * RC_DESCRIPTOR_DWORDS)
-        leads = Signal()  # a beat of nothing but descriptor, before the one that ends it
-        if width < RC_DESCRIPTOR_DWORDS:
-            lead = Signal(self._config.data_width)
-            led = Signal()
-            m.d.comb += [leads.eq(~led), descriptor.eq(Cat(lead, self.rc_tdata[: 32 * low]))]
-            with m.If(self.rc_tvalid & self.rc_tready):
-                m.d.sync += led.eq(~self.rc_tlast)
-                with m.If(leads):
-                    m.d.sync += lead.eq(self.rc_tdata)
-        else:
+        self._collect_descriptor(m)
+        self._read_header(m)
+        self._decide(m)
+        self._keep(m)
+        self._emit(m)
+        return m
+
+    def _collect_descriptor(self, m: Module) -> None:
+        """The descriptor, which takes more than a beat if these are narrow."""
+        low, leads, descriptor = self._low, self._leads, self._descriptor
+        if self._config.beat_dwords >= RC_DESCRIPTOR_DWORDS:
             m.d.comb += descriptor.eq(self.rc_tdata[: 32 * low])
-        header = Signal(self._layout)  # of the packet whose beat arrives
-        kept_header = Signal(self._layout)
-        kept = Signal(32 * high)
-        begins = Signal(init=1)  # the next beat starts a packet
-        owed = Signal()  # part of the packet being sent has left: the next is not its first beat
-        tail = Signal()  # `kept` ends a packet and must still leave
-        strays = Signal()
+            return
+        lead = Signal(self._config.data_width)
+        led = Signal()
+        m.d.comb += [leads.eq(~led), descriptor.eq(Cat(lead, self.rc_tdata[: 32 * low]))]
+        with m.If(self.rc_tvalid & self.rc_tready):
+            m.d.sync += led.eq(~self.rc_tlast)
+            with m.If(leads):
+                m.d.sync += lead.eq(self.rc_tdata)
+
+    def _read_header(self, m: Module) -> None:
+        """The header of the packet, and whether it is dropped."""
+        header, kept_header, begins = self._header, self._kept_header, self._begins
         stray = Signal()  # the rest of a packet to be dropped
-        emits = Signal()  # the arriving beat completes a beat of payload
-        tails = Signal()
-        taken = Signal()
-        room = Signal()
-        is_stray, fields = self._describe(descriptor)
+        is_stray, fields = self._describe(self._descriptor)
         broken = self._broken()
-        m.d.comb += [
-            strays.eq(Mux(begins, is_stray, stray)),
-            emits.eq(~leads & ~strays & (~begins | self.rc_tlast)),
-            # Words of the last beat beyond those that complete a beat of payload.
-            tails.eq(~begins & ~strays & self.rc_tlast & self.rc_tkeep[low]),
-            room.eq(~self.completion.valid | self.completion.ready),
-            self.rc_tready.eq(room & ~(tail & emits)),
-            taken.eq(self.rc_tvalid & self.rc_tready),
-        ]
+        m.d.comb += self._strays.eq(Mux(begins, is_stray, stray))
         with m.If(begins):
             m.d.comb += [getattr(header, name).eq(value) for name, value in fields.items()]
             m.d.comb += header.poisoned.eq(fields["poisoned"] | broken)
@@ -258,44 +303,57 @@ class CompletionStripper(wiring.Component):
                 header.eq(kept_header),
                 header.poisoned.eq(kept_header.poisoned | broken),
             ]
-        with m.If(taken & ~leads):
+        with m.If(self._taken & ~self._leads):
+            m.d.sync += stray.eq(self._strays)
+
+    def _decide(self, m: Module) -> None:
+        """What is done in this cycle."""
+        begins, strays, tail, output = self._begins, self._strays, self._tail, self.completion
+        m.d.comb += [
+            self._emits.eq(~self._leads & ~strays & (~begins | self.rc_tlast)),
+            self._tails.eq(~begins & ~strays & self.rc_tlast & self.rc_tkeep[self._low]),
+            self._room.eq(~output.valid | output.ready),
+            self.rc_tready.eq(self._room & ~(tail & self._emits)),
+            self._taken.eq(self.rc_tvalid & self.rc_tready),
+            self.busy.eq(self.rc_tvalid | tail | output.valid),
+        ]
+
+    def _keep(self, m: Module) -> None:
+        """What is kept for the beats that follow."""
+        with m.If(self._taken & ~self._leads):
             m.d.sync += [
-                begins.eq(self.rc_tlast),
-                stray.eq(strays),
-                kept.eq(self.rc_tdata[32 * low :]),
-                kept_header.eq(header),
+                self._begins.eq(self.rc_tlast),
+                self._kept.eq(self.rc_tdata[32 * self._low :]),
+                self._kept_header.eq(self._header),
             ]
-        output = self.completion.payload
-        with m.If(room):
+
+    def _emit(self, m: Module) -> None:
+        """The beat of payload that leaves."""
+        tail, output, words = self._tail, self.completion.payload, 32 * self._low
+        emits = self._taken & self._emits
+        owed = Signal()  # part of the packet being sent has left: the next is not its first beat
+        with m.If(self._room):
             m.d.sync += [
-                self.completion.valid.eq(tail | (taken & emits)),
-                tail.eq(taken & tails),
+                self.completion.valid.eq(tail | emits),
+                tail.eq(self._taken & self._tails),
             ]
             with m.If(tail):
                 m.d.sync += [
-                    output.eq(kept_header),
-                    output.data.eq(self._payload(kept)),
+                    output.eq(self._kept_header),
+                    output.data.eq(self._payload(self._kept)),
                     output.first.eq(0),
                     output.last.eq(1),
                 ]
-            with m.Elif(taken & emits):
+            with m.Elif(emits):
+                whole = Cat(self._kept, self.rc_tdata[:words])
+                data = Mux(self._begins, self.rc_tdata[words:], whole)
                 m.d.sync += [
-                    output.eq(header),
-                    output.data.eq(
-                        self._payload(
-                            Mux(
-                                begins,
-                                self.rc_tdata[32 * low :],
-                                Cat(kept, self.rc_tdata[: 32 * low]),
-                            )
-                        )
-                    ),
+                    output.eq(self._header),
+                    output.data.eq(self._payload(data)),
                     output.first.eq(~owed),
-                    output.last.eq(self.rc_tlast & ~tails),
+                    output.last.eq(self.rc_tlast & ~self._tails),
                     owed.eq(~self.rc_tlast),
                 ]
-        m.d.comb += self.busy.eq(self.rc_tvalid | tail | self.completion.valid)
-        return m
 
     def _describe(self, words: Value) -> tuple[Value, dict[str, Value]]:
         """Whether a completion is nobody's, and the fields of `completion_beat`, by its header."""
@@ -363,62 +421,83 @@ class UltrascaleShim(wiring.Component):
             }
         )
 
+        # Everything but the completer begins anew after a reset of the link.
+        self._inserter = RequestInserter(config=config)
+        stripper = StraddledStripper if config.straddles else CompletionStripper
+        self._stripper = stripper(config=config)
+        self._completer = Completer(config=config)
+        self._read_credits = ReadCredits(delay=CREDIT_DELAY, bits=len(self.tfc_nph_av))
+        self._numbers = SequenceNumbers()
+        self._order = WritesAhead()
+
     def elaborate(self, platform) -> Module:
         m = Module()
-        config = self._config
-        cut = self.status.link_reset
-        inserter = RequestInserter(config=config)
-        stripper = (StraddledStripper if config.straddles else CompletionStripper)(config=config)
-        m.submodules.inserter = ResetInserter(cut)(inserter)
-        m.submodules.stripper = ResetInserter(cut)(stripper)
-        m.submodules.completer = completer = Completer(config=config)
-        connect(m, flipped(self.request), inserter.request)
-        m.submodules.read_credits = read_credits = ResetInserter(cut)(
-            ReadCredits(delay=CREDIT_DELAY, bits=len(self.tfc_nph_av))
-        )
-        m.d.comb += [
-            read_credits.available.eq(self.tfc_nph_av),
-            read_credits.given.eq(
-                self.request.valid
-                & self.request.ready
-                & (self.request.payload.kind == RequestKind.READ)
-            ),
-            read_credits.sent.eq(inserter.progress.sent_valid),
-            self.progress.credits.eq(read_credits.credits),
-            self.progress.tracks.eq(1),
-        ]
-        for name in ("sent_valid", "sent_tag", "clear"):
-            m.d.comb += getattr(self.progress, name).eq(getattr(inserter.progress, name))
-        connect(m, stripper.completion, flipped(self.completion))
-        connect(m, completer.register, flipped(self.register))
-        for prefix, block in (
+        ends = ResetInserter(self.status.link_reset)
+        m.submodules.inserter = ends(self._inserter)
+        m.submodules.stripper = ends(self._stripper)
+        m.submodules.completer = self._completer
+        m.submodules.read_credits = ends(self._read_credits)
+        m.submodules.numbers = ends(self._numbers)
+        m.submodules.order = ends(self._order)
+        connect(m, flipped(self.request), self._inserter.request)
+        connect(m, self._stripper.completion, flipped(self.completion))
+        connect(m, self._completer.register, flipped(self.register))
+        self._connect_block(m)
+        self._report_progress(m)
+        self._number_writes(m)
+        self._order_completions(m)
+        parts = (self._inserter, self._stripper, self._completer, self._numbers)
+        m.d.comb += self.busy.eq(Cat(part.busy for part in parts).any())
+        if platform == SIMULATION:
+            self._watch(m)
+        return m
+
+    def _connect_block(self, m: Module) -> None:
+        """The block's interfaces, and what its configuration space says."""
+        inserter, completer = self._inserter, self._completer
+        for prefix, part in (
             ("rq", inserter),
-            ("rc", stripper),
+            ("rc", self._stripper),
             ("cq", completer),
             ("cc", completer),
         ):
-            members = block.signature.members
+            members = part.signature.members
             for name in members:
                 if not name.startswith(f"{prefix}_"):
                     continue
                 if members[name].flow is Out:
-                    m.d.comb += getattr(self, name).eq(getattr(block, name))
+                    m.d.comb += getattr(self, name).eq(getattr(part, name))
                 else:
-                    m.d.comb += getattr(block, name).eq(getattr(self, name))
+                    m.d.comb += getattr(part, name).eq(getattr(self, name))
         m.d.comb += [
             inserter.status.relaxed_ordering.eq(self.status.relaxed_ordering),
             inserter.status.id_ordering.eq(self.status.id_ordering),
             completer.id_completion.eq(self.status.id_completion),
-            completer.cut.eq(cut),
+            completer.cut.eq(self.status.link_reset),
         ]
 
-        # A completion does not begin before the writes that were there when it came have gone.
-        numbers, order = SequenceNumbers(), WritesAhead()
-        m.submodules.numbers = ResetInserter(cut)(numbers)
-        m.submodules.order = ResetInserter(cut)(order)
+    def _report_progress(self, m: Module) -> None:
+        """What has left of the requests, and how many reads may be offered."""
+        sent, reads = self._inserter.progress, self._read_credits
+        m.d.comb += [
+            reads.available.eq(self.tfc_nph_av),
+            reads.given.eq(
+                self.request.valid
+                & self.request.ready
+                & (self.request.payload.kind == RequestKind.READ)
+            ),
+            reads.sent.eq(sent.sent_valid),
+            self.progress.credits.eq(reads.credits),
+            self.progress.tracks.eq(1),
+            self.progress.stuck.eq(self._numbers.stuck),
+        ]
+        for name in ("sent_valid", "sent_tag", "clear"):
+            m.d.comb += getattr(self.progress, name).eq(getattr(sent, name))
+
+    def _number_writes(self, m: Module) -> None:
+        """Writes get numbers, and the block says which of them have gone."""
+        numbers, inserter = self._numbers, self._inserter
         places = range(RETURNS)
-        passed, begun = Signal(), Signal()
-        m.d.sync += begun.eq(~cut & self.cc_tvalid & ~(self.cc_tready & self.cc_tlast))
         m.d.comb += [
             numbers.sent.eq(inserter.sent),
             inserter.number.eq(numbers.number),
@@ -428,7 +507,16 @@ class UltrascaleShim(wiring.Component):
             numbers.unfinished.eq(inserter.unfinished),
             numbers.offered.eq(self.rq_tvalid),
             numbers.taken.eq(self.rq_tvalid & self.rq_tready),
-            self.progress.stuck.eq(numbers.stuck),
+            self.posted.eq(numbers.ahead != 0),
+        ]
+
+    def _order_completions(self, m: Module) -> None:
+        """A completion does not begin before the writes that were there when it came have gone."""
+        numbers, order, completer = self._numbers, self._order, self._completer
+        cut = self.status.link_reset
+        passed, begun = Signal(), Signal()
+        m.d.sync += begun.eq(~cut & self.cc_tvalid & ~(self.cc_tready & self.cc_tlast))
+        m.d.comb += [
             order.ahead.eq(numbers.ahead),
             order.leave.eq(numbers.leave),
             order.waits.eq(completer.cc_tvalid),
@@ -436,17 +524,21 @@ class UltrascaleShim(wiring.Component):
             passed.eq(order.passed | numbers.stuck | begun),
             self.cc_tvalid.eq(completer.cc_tvalid & passed),
             completer.cc_tready.eq(self.cc_tready & passed),
-            self.posted.eq(numbers.ahead != 0),
-            self.busy.eq(inserter.busy | stripper.busy | completer.busy | numbers.busy),
         ]
-        if platform == SIMULATION:
-            for bus in ("rq", "cc"):
-                data, keep, last, user, valid, ready = (
-                    getattr(self, f"{bus}_{part}")
-                    for part in ("tdata", "tkeep", "tlast", "tuser", "tvalid", "tready")
-                )
-                beat = Cat(data, keep, last, user)
-                watch_packets(
-                    m, name=bus, valid=valid, ready=ready, last=last, beat=beat, reset=cut
-                )
-        return m
+
+    def _watch(self, m: Module) -> None:
+        """Holds what leaves to the rules of its interface."""
+        for bus in ("rq", "cc"):
+            data, keep, last, user, valid, ready = (
+                getattr(self, f"{bus}_{part}")
+                for part in ("tdata", "tkeep", "tlast", "tuser", "tvalid", "tready")
+            )
+            watch_packets(
+                m,
+                name=bus,
+                valid=valid,
+                ready=ready,
+                last=last,
+                beat=Cat(data, keep, last, user),
+                reset=self.status.link_reset,
+            )

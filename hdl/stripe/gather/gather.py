@@ -2,7 +2,6 @@
 
 from amaranth.hdl import Assert, Cat, Const, Module, Mux, Signal
 from amaranth.lib import enum, stream, wiring
-from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import LINE_USERS, TIME_BITS, Config
@@ -14,10 +13,10 @@ from hdl.flow.reference import row_begin
 from hdl.flow.row import RowKind, committed, row_state, strip_state
 from hdl.flow.table_read import geometry_read
 from hdl.flow.walk import MEND_TAG, walk
-from hdl.kit.bits import lowest_bit
 from hdl.kit.free_list import FreeList
+from hdl.kit.pick import lowest_bit
 from hdl.kit.queue import Queue
-from hdl.kit.table import TableRead
+from hdl.kit.table import Table, TableRead, clear
 from hdl.stripe.gather.fill import fill, flight
 from hdl.stripe.gather.intake import Intake
 from hdl.stripe.gather.open_rows import OpenRows
@@ -150,9 +149,9 @@ class Gather(wiring.Component):
         self._launches = Queue(slot, config.rows)
         self._unused = FreeList(count=config.rows)
         self._tables = RowTables(config=config)
-        flights = Memory(shape=flight(config), depth=config.arrays, init=[])
-        self._flight_read, self._flight_write = flights.read_port(), flights.write_port()
-        self._flights = flights
+        # The rows of each array that are on their way; of the array of the row slot at hand.
+        self._flights = Table(flight(config), config.arrays)
+        self._flight = self._flights.reads[0].data
 
     def elaborate(self, platform) -> Module:
         m = Module()
@@ -164,7 +163,12 @@ class Gather(wiring.Component):
             self._clear(m)
             moves = self._rest(m)
             self._take_extent(m)
+            self._find_row(m)
+            self._try_row(m)
+            self._insert(m)
             self._join(m)
+            self._record(m)
+            self._advance(m)
             self._close(m)
             self._note_fetched(m)
             if self._config.sector_emulation:
@@ -213,13 +217,13 @@ class Gather(wiring.Component):
             tables.slot.eq(slot),
             tables.row.eq(row),
             tables.level.eq(level),
-            tables.hand.eq(item.extent),
+            tables.extent.eq(item.extent),
             tables.line.eq(self.allocate.payload),
             tables.arrived.eq(self._event.line),
             tables.strip.eq(self._strip),
-            self._flight_read.addr.eq(row.array),
-            self._flight_write.addr.eq(row.array),
-            self._flight_write.data.eq(self._flight_read.data),
+            self._flights.reads[0].address.eq(row.array),
+            self._flights.write.address.eq(row.array),
+            self._flights.write.data.eq(self._flight),
             index.slot.eq(slot),
             index.key.array.eq(row.array),
             index.key.base.eq(row.base),
@@ -242,27 +246,20 @@ class Gather(wiring.Component):
             patience.newer.eq(open_rows.newer),
             patience.slot.eq(slot),
             patience.level.eq(level),
-            patience.flight.eq(self._flight_read.data),
+            patience.flight.eq(self._flight),
             self.deadline.eq(patience.deadline),
         ]
 
     def _clear(self, m: Module) -> None:
         """The state CLEAR, after a reset: no array has rows on their way."""
-        sweep = Signal(self._config.array_bits)
         with m.State("CLEAR"):
-            m.d.comb += [
-                self._flight_write.addr.eq(sweep),
-                self._flight_write.data.eq(0),
-                self._flight_write.en.eq(1),
-            ]
-            m.d.sync += sweep.eq(sweep + 1)
-            with m.If(sweep == self._config.arrays - 1):
+            with m.If(clear(m, self._flights)):
                 m.next = "REST"
 
     def _rest(self, m: Module):
         """The state REST: what can be done next, most urgent first; whether anything can."""
-        config, row, slot = self._config, self._row, self._slot
-        extent, holding, writes = self._extent, self._holding, self._writes
+        config, slot = self._config, self._slot
+        holding, writes = self._holding, self._writes
         index, parking, intake = self._index, self._parking, self._intake
         open_rows, patience = self._open_rows, self._patience
         # Lines on offer to somebody count as available, but cannot be had.
@@ -297,14 +294,7 @@ class Gather(wiring.Component):
                     m.d.sync += slot.eq(self.filled.payload)
                     m.next = "READ-FILLED"
             with m.Elif(can_place):
-                m.d.sync += [
-                    row.eq(0),
-                    row.array.eq(extent.array),
-                    row.base.eq(extent.base),
-                    row.shift.eq(extent.shift),
-                    row.row.eq(extent.row),
-                ]
-                m.d.sync += row.walk.eq(self._item.walk)
+                self._begin_block(m)
                 m.next = "LOOK-UP"
             with m.Elif(can_retry):
                 m.d.comb += parking.retry.ready.eq(1)
@@ -328,6 +318,18 @@ class Gather(wiring.Component):
             *(squeezed, patience.calls, patience.idle, ~index.ready, can_refill),
         ).any()
 
+    def _begin_block(self, m: Module) -> None:
+        """The row of the next block of the extent."""
+        row, extent = self._row, self._extent
+        m.d.sync += [
+            row.eq(0),
+            row.array.eq(extent.array),
+            row.base.eq(extent.base),
+            row.shift.eq(extent.shift),
+            row.row.eq(extent.row),
+            row.walk.eq(self._item.walk),
+        ]
+
     def _take_extent(self, m: Module) -> None:
         """The states DETECT, of a new extent, and READ-GEOMETRY, of one that was parked, and those
         that follow, up to REST."""
@@ -350,16 +352,10 @@ class Gather(wiring.Component):
         with m.State("READ-GEOMETRY"):
             m.next = "REST"
 
-    def _join(self, m: Module) -> None:
-        """The state LOOK-UP, of the next block of the extent, and those that follow: the block has
-        joined its row, or the extent is parked, or ``starved`` of row slots."""
-        extent, geometry = self._extent, self.geometry_read.data
-        writes, gathered, walking = self._writes, self._gathered, self._walking
-        sequential, partial, holding = self._sequential, self._partial, self._holding
-        starved, slot, row, level = self._starved, self._slot, self._row, self._level
-        tables, index, unused, parking = self._tables, self._index, self._unused, self._parking
-        open_rows, patience, flight_read = self._open_rows, self._patience, self._flight_read
-        flight_write, open_lines = self._flight_write, self._open_lines
+    def _find_row(self, m: Module) -> None:
+        """The states from LOOK-UP, of the next block of the extent, up to TRY, of a row that has a
+        row slot, or INSERT; or the extent is ``starved`` of row slots."""
+        index, unused, tables, slot = self._index, self._unused, self._tables, self._slot
         with m.State("LOOK-UP"):
             m.d.comb += index.find.eq(1)
             m.next = "FIND"
@@ -375,54 +371,61 @@ class Gather(wiring.Component):
                 m.d.comb += unused.take.ready.eq(1)
                 m.next = "INSERT"
             with m.Else():
-                m.d.sync += starved.eq(1)
+                m.d.sync += self._starved.eq(1)
                 m.next = "REST"
         with m.State("READ-ROW"):
             m.next = "LOAD-ROW"
         with m.State("LOAD-ROW"):
-            m.d.sync += [row.eq(tables.found_row), level.eq(tables.found_level)]
+            m.d.sync += [self._row.eq(tables.found_row), self._level.eq(tables.found_level)]
             m.next = "TRY"
+
+    def _try_row(self, m: Module) -> None:
+        """The state TRY: the block joins the row that it has found, or the extent is parked."""
+        extent, row, level = self._extent, self._row, self._level
         with m.State("TRY"):
             fits = (row.shift == extent.shift) & ~row.joined.bit_select(extent.index, 1)
-            with m.If(~partial & writes & (row.kind == RowKind.WRITE) & ~level.launched & fits):
+            is_write = row.kind == RowKind.WRITE
+            with m.If(~self._partial & self._writes & is_write & ~level.launched & fits):
                 m.next = "JOIN"
-            with m.Elif(gathered & row.gathered & ~level.closed & fits):
+            with m.Elif(self._gathered & row.gathered & ~level.closed & fits):
                 m.next = "JOIN"
             with m.Else():
-                m.d.comb += parking.park.eq(1)
-                m.d.sync += holding.eq(0)
+                m.d.comb += self._parking.park.eq(1)
+                m.d.sync += self._holding.eq(0)
                 m.next = "REST"
                 with m.If(~level.closed):
                     self._begin_close(m, then=AfterClose.REST)
+
+    def _insert(self, m: Module) -> None:
+        """The state INSERT: the row gets a row slot."""
+        row, level = self._row, self._level
         with m.State("INSERT"):
-            m.d.sync += Assert(geometry.valid, "a row of no array gets a row slot")
-            m.d.comb += [index.insert.eq(1), parking.clear.eq(1)]
+            m.d.sync += Assert(self.geometry_read.data.valid, "a row of no array gets a row slot")
+            m.d.comb += [self._index.insert.eq(1), self._parking.clear.eq(1)]
             m.d.sync += [level.eq(0), level.first.eq(self.now)]
             m.next = "JOIN"
-            with m.If(walking):
-                m.d.sync += row.more.eq(extent.last)
+            with m.If(self._walking):
+                m.d.sync += row.more.eq(self._extent.last)
                 self._begin_close(m, then=AfterClose.ADVANCE)
+
+    def _join(self, m: Module) -> None:
+        """The state JOIN: the block joins the row. One that is read and not gathered closes it, and
+        so does one that is written in part."""
+        extent, row, level = self._extent, self._row, self._level
+        writes, gathered = self._writes, self._gathered
+        flight = self._flight
         with m.State("JOIN"):
-            m.d.comb += tables.write_strip.eq(1)
+            m.d.comb += self._tables.write_strip.eq(1)
             m.d.sync += [
                 row.joined.eq(row.joined | (1 << extent.index)),
                 row.fua.eq(row.fua | extent.fua),
                 row.more.eq(row.more | ((writes | gathered) & (extent.blocks != 0))),
                 level.settled.eq(0),
-                level.awaited.eq(flight_read.data.retired + flight_read.data.flying),
+                level.awaited.eq(flight.retired + flight.flying),
                 level.count.eq(level.count + 1),
             ]
             with m.If(writes):
-                m.d.comb += [self.allocate.ready.eq(1), tables.write_place.eq(1)]
-                m.d.sync += [
-                    level.missing.eq(level.missing + 1),
-                    self.fetch.valid.eq(1),
-                    self.fetch.payload.slot.eq(extent.slot),
-                    self.fetch.payload.offset.eq(extent.offset),
-                    self.fetch.payload.line.eq(self.allocate.payload),
-                ]
-                with m.If(~level.closed):
-                    m.d.sync += open_lines.eq(open_lines + 1)
+                self._fetch_block(m)
                 m.next = "RECORD"
             with m.Else():
                 m.d.sync += row.kind.eq(RowKind.RECOVER)
@@ -430,22 +433,41 @@ class Gather(wiring.Component):
                 m.d.sync += row.gathered.eq(gathered)
                 with m.If(gathered):
                     m.next = "RECORD"
-            with m.If(writes & partial):
+            with m.If(writes & self._partial):
                 m.d.sync += [
                     row.kind.eq(RowKind.RECOVER),
                     row.fills.eq(1),
                     level.missing.eq(0),
                     self.fetch.valid.eq(0),
-                    open_lines.eq(open_lines),
+                    self._open_lines.eq(self._open_lines),
                 ]
                 self._begin_close(m, then=AfterClose.ADVANCE)
+
+    def _fetch_block(self, m: Module) -> None:
+        """The block that joins gets a line, and its data is fetched."""
+        extent, level = self._extent, self._level
+        m.d.comb += [self.allocate.ready.eq(1), self._tables.write_place.eq(1)]
+        m.d.sync += [
+            level.missing.eq(level.missing + 1),
+            self.fetch.valid.eq(1),
+            self.fetch.payload.slot.eq(extent.slot),
+            self.fetch.payload.offset.eq(extent.offset),
+            self.fetch.payload.line.eq(self.allocate.payload),
+        ]
+        with m.If(~level.closed):
+            m.d.sync += self._open_lines.eq(self._open_lines + 1)
+
+    def _record(self, m: Module) -> None:
+        """The state RECORD: the row with its new block is stored. It closes if it is complete."""
+        extent, level, geometry = self._extent, self._level, self.geometry_read.data
+        tables, flight_write = self._tables, self._flights.write
         with m.State("RECORD"):
             enough = (level.count == geometry.data) | (geometry.parities == 0)
-            complete = extent.final & ~sequential
+            complete = extent.final & ~self._sequential
             m.d.comb += [
                 tables.write_row.eq(1),
                 flight_write.data.latest.eq(self.now),
-                flight_write.en.eq(sequential),
+                flight_write.enable.eq(self._sequential),
             ]
             with m.If(level.closed):
                 m.d.comb += tables.write_level.eq(1)
@@ -457,17 +479,21 @@ class Gather(wiring.Component):
                 m.next = "ADVANCE"
                 with m.If(~level.listed):
                     m.d.comb += [
-                        open_rows.append.eq(1),
-                        patience.appended.eq(1),
+                        self._open_rows.append.eq(1),
+                        self._patience.appended.eq(1),
                         tables.level.listed.eq(1),
                     ]
+
+    def _advance(self, m: Module) -> None:
+        """The state ADVANCE, to the next block of the extent."""
+        extent = self._extent
         with m.State("ADVANCE"):
             m.d.sync += [
                 extent.row.eq(extent.row + 1),
                 extent.offset.eq(extent.offset + 1),
                 extent.blocks.eq(extent.blocks - 1),
                 extent.head.eq(0),
-                holding.eq(extent.blocks != 0),
+                self._holding.eq(extent.blocks != 0),
             ]
             m.next = "REST"
 
@@ -482,7 +508,7 @@ class Gather(wiring.Component):
         cycle."""
         row, level, walks, after = self._row, self._level, self._walks, self._after
         tables, open_rows, patience = self._tables, self._open_rows, self._patience
-        launches, flight_read, flight_write = self._launches, self._flight_read, self._flight_write
+        launches, flight_write = self._launches, self._flights.write
         closed_rows, open_lines = self._closed_rows, self._open_lines
         with m.State("CLOSE"):
             m.d.comb += tables.write_row.eq(1)
@@ -495,8 +521,8 @@ class Gather(wiring.Component):
             m.next = "COUNT"
         with m.State("COUNT"):
             m.d.comb += [
-                flight_write.data.flying.eq(flight_read.data.flying + 1),
-                flight_write.en.eq(~walks),
+                flight_write.data.flying.eq(self._flight.flying + 1),
+                flight_write.enable.eq(~walks),
             ]
             m.next = "LAUNCH"
         with m.State("LAUNCH"):
@@ -591,7 +617,7 @@ class Gather(wiring.Component):
         again, and so may what is starved of row slots."""
         starved, row, walks, tables = self._starved, self._row, self._walks, self._tables
         index, unused, parking, patience = self._index, self._unused, self._parking, self._patience
-        flight_read, flight_write = self._flight_read, self._flight_write
+        flight_write = self._flights.write
         closed_rows = self._closed_rows
         with m.State("READ-RETIRED"):
             m.next = "LOAD-RETIRED"
@@ -605,9 +631,9 @@ class Gather(wiring.Component):
         with m.State("UNCOUNT"):
             with m.If(index.done):
                 m.d.comb += [
-                    flight_write.data.flying.eq(flight_read.data.flying - 1),
-                    flight_write.data.retired.eq(flight_read.data.retired + 1),
-                    flight_write.en.eq(~walks),
+                    flight_write.data.flying.eq(self._flight.flying - 1),
+                    flight_write.data.retired.eq(self._flight.retired + 1),
+                    flight_write.enable.eq(~walks),
                     unused.give.valid.eq(1),
                     patience.retired.eq(1),
                 ]
@@ -617,7 +643,6 @@ class Gather(wiring.Component):
         """The states READ-OLDEST, of the oldest open row, which gives way, and READ-OPEN, of one
         that `Patience` weighs, and those that follow: it is closed or left open."""
         row, level, tables, patience = self._row, self._level, self._tables, self._patience
-        flight_read = self._flight_read
         with m.State("READ-OLDEST"):
             m.next = "LOAD-OLDEST"
         with m.State("LOAD-OLDEST"):
@@ -628,7 +653,7 @@ class Gather(wiring.Component):
         with m.State("READ-OPEN"):
             m.next = "LOAD-OPEN"
         with m.State("LOAD-OPEN"):
-            m.d.comb += flight_read.addr.eq(tables.found_row.array)
+            m.d.comb += self._flights.reads[0].address.eq(tables.found_row.array)
             m.d.sync += [row.eq(tables.found_row), level.eq(tables.found_level)]
             m.next = "WEIGH"
         with m.State("WEIGH"):

@@ -1,16 +1,19 @@
 """Which row slot owns a row: a hash table of chains in memories."""
 
-from amaranth.hdl import Const, Module, Signal
+from amaranth.hdl import Const, Module, Signal, Value
 from amaranth.lib import data, wiring
-from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import BLOCK_NUMBER_BITS, Config
+from hdl.kit.table import Table, clear
 
 
 def row_key(config: Config) -> data.StructLayout:
-    """What names a row. ``shift`` follows from ``row`` where there is parity; else it tells the
-    strips of a row apart, which do not depend on each other."""
+    """What names a row.
+
+    With parity, ``shift`` follows from ``row``. Without, it tells the strips of a row apart, which
+    do not depend on each other.
+    """
     return data.StructLayout(
         {"array": config.array_bits, "base": 5, "shift": 5, "row": BLOCK_NUMBER_BITS}
     )
@@ -19,13 +22,39 @@ def row_key(config: Config) -> data.StructLayout:
 class RowIndex(wiring.Component):
     """Finds, inserts and removes row slots by row.
 
-    Strobe one of ``find``, ``insert``, ``remove`` while ``ready``; ``key`` (and ``slot``, for
-    insert and remove) must hold until ``done``, which lasts a cycle. After ``find``, ``hit`` and
-    ``found`` hold until the next strobe. A row must be inserted at most once, and only what was
-    inserted may be removed. After reset the table is cleared; ``ready`` is 0 for as long.
+    Strobe one of ``find``, ``insert``, ``remove`` while ``ready``. A row must be inserted at most
+    once, and only what was inserted may be removed. After a reset the table is cleared, and
+    ``ready`` is 0 for as long.
 
-    Find: 3 cycles and 2 for each further entry of the chain; insert: 3; remove: as find, 2 more.
-    There are twice as many chains as row slots, so nearly all have one entry.
+    To find a row takes 3 cycles, and 2 for each further entry of the chain. To insert one takes 3,
+    and to remove one takes 2 more than to find it. There are twice as many chains as row slots, so
+    nearly all have one entry.
+
+    Parameters
+    ----------
+    config
+        Sizes.
+
+    Ports
+    -----
+    key
+        The row. It must hold until ``done``.
+    slot
+        The row slot to insert or to remove. It must hold until ``done``.
+    find
+        Strobe: find the row slot of the row.
+    insert
+        Strobe: the row has that row slot.
+    remove
+        Strobe: the row has that row slot no more.
+    ready
+        A strobe is taken.
+    done
+        A pulse: what was asked for has been done.
+    hit
+        After ``find`` until the next strobe: the row has a row slot.
+    found
+        That row slot, for as long.
     """
 
     def __init__(self, *, config: Config):
@@ -45,113 +74,107 @@ class RowIndex(wiring.Component):
             }
         )
 
-    def elaborate(self, platform) -> Module:
-        config = self._config
-        m = Module()
-        slot_bits = config.row_slot_bits
-        hash_bits = slot_bits + 1
-        link = data.StructLayout({"any": 1, "slot": slot_bits})
+        # A chain begins at a row slot, and each row slot says which is the next.
+        self._hash_bits = slot + 1
+        link = data.StructLayout({"any": 1, "slot": slot})
         entry = data.StructLayout({"key": row_key(config), "next": link})
-        m.submodules.chains = chains = Memory(shape=link, depth=1 << hash_bits, init=[])
-        m.submodules.entries = entries = Memory(shape=entry, depth=config.rows, init=[])
-        chain_read = chains.read_port()
-        chain_write = chains.write_port()
-        entry_read = entries.read_port()
-        entry_write = entries.write_port()
+        self._chains = Table(link, 1 << self._hash_bits)
+        self._rows = Table(entry, config.rows)
+        self._begin = self._chains.reads[0].data
+        self._seen = self._rows.reads[0].data
 
-        # Consecutive rows get different chains; higher bits, span and array move them apart.
-        folded = Const(0, hash_bits)
-        for low in range(0, BLOCK_NUMBER_BITS, hash_bits):
-            folded = folded ^ self.key.row[low : low + hash_bits]
-        folded = folded ^ (self.key.base << (hash_bits - 5 if hash_bits > 5 else 0))
-        folded = folded ^ (self.key.array << (hash_bits // 2))
-        folded = folded ^ (self.key.shift << 1)
-        chain = Signal(hash_bits)
-        sweep = Signal(hash_bits)
-        probe = Signal(slot_bits)
-        following = Signal(link)
-        unlinked = Signal(link)
-        inserting = Signal()
-        removing = Signal()
+        self._probe = Signal(slot)  # the row slot that is looked at
+        self._unlinked = Signal(link)  # what follows the row slot that is removed
+        self._inserting = Signal()
+        self._removing = Signal()
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.chains = self._chains
+        m.submodules.rows = self._rows
+        chain = Signal(self._hash_bits)
         m.d.comb += [
-            chain.eq(folded),
-            chain_read.addr.eq(chain),
-            chain_write.addr.eq(chain),
-            entry_read.addr.eq(probe),
-            entry_write.addr.eq(self.slot),
-            entry_write.data.key.eq(self.key),
-            self.found.eq(probe),
+            chain.eq(self._hash()),
+            self._chains.reads[0].address.eq(chain),
+            self._chains.write.address.eq(chain),
+            self._rows.reads[0].address.eq(self._probe),
+            self._rows.write.address.eq(self.slot),
+            self._rows.write.data.key.eq(self.key),
+            self.found.eq(self._probe),
         ]
-
         with m.FSM(name="index"):
             with m.State("CLEAR"):
-                m.d.comb += [chain_write.addr.eq(sweep), chain_write.en.eq(1)]
-                m.d.sync += sweep.eq(sweep + 1)
-                with m.If(sweep == (1 << hash_bits) - 1):
+                with m.If(clear(m, self._chains)):
                     m.next = "WAIT"
-            with m.State("WAIT"):
-                m.d.comb += self.ready.eq(1)
-                m.d.sync += [inserting.eq(self.insert), removing.eq(self.remove)]
-                with m.If(self.find | self.insert):
-                    m.next = "HASH"
-                with m.Elif(self.remove):
-                    m.d.sync += probe.eq(self.slot)
-                    m.next = "HASH"
-            with m.State("HASH"):
-                # The chain is being read, and, for a removal, the entry to unlink.
-                m.next = "ENTER"
-            with m.State("ENTER"):
-                m.d.sync += [
-                    following.eq(chain_read.data),
-                    unlinked.eq(entry_read.data.next),
-                    probe.eq(chain_read.data.slot),
-                ]
-                with m.If(inserting):
-                    m.d.comb += [
-                        entry_write.en.eq(1),
-                        entry_write.data.next.eq(chain_read.data),
-                        chain_write.en.eq(1),
-                        chain_write.data.any.eq(1),
-                        chain_write.data.slot.eq(self.slot),
-                        self.done.eq(1),
-                    ]
-                    m.next = "WAIT"
-                with m.Elif(removing & (chain_read.data.slot == self.slot)):
-                    m.d.comb += [
-                        chain_write.en.eq(1),
-                        chain_write.data.eq(entry_read.data.next),
-                        self.done.eq(1),
-                    ]
-                    m.next = "WAIT"
-                with m.Elif(chain_read.data.any):
-                    m.next = "PROBE"
-                with m.Else():
-                    m.d.comb += self.done.eq(1)
-                    m.d.sync += self.hit.eq(0)
-                    m.next = "WAIT"
-            with m.State("PROBE"):
-                m.next = "COMPARE"
-            with m.State("COMPARE"):
-                seen = entry_read.data
-                m.next = "PROBE"
-                m.d.sync += probe.eq(seen.next.slot)
-                with m.If(removing):
-                    with m.If(seen.next.slot == self.slot):
-                        # The predecessor takes over what follows; its key stays.
-                        m.d.comb += [
-                            entry_write.addr.eq(probe),
-                            entry_write.data.key.eq(seen.key),
-                            entry_write.data.next.eq(unlinked),
-                            entry_write.en.eq(1),
-                            self.done.eq(1),
-                        ]
-                        m.next = "WAIT"
-                with m.Elif(seen.key.as_value() == self.key.as_value()):
-                    m.d.sync += [probe.eq(probe), self.hit.eq(1)]
-                    m.d.comb += self.done.eq(1)
-                    m.next = "WAIT"
-                with m.Elif(~seen.next.any):
-                    m.d.sync += self.hit.eq(0)
-                    m.d.comb += self.done.eq(1)
-                    m.next = "WAIT"
+            self._wait(m)
+            self._enter(m)
+            self._follow(m)
         return m
+
+    def _hash(self) -> Value:
+        """The chain of the row. Consecutive rows get different ones; higher bits, span and array
+        move them apart."""
+        bits, key = self._hash_bits, self.key
+        folded = Const(0, bits)
+        for low in range(0, BLOCK_NUMBER_BITS, bits):
+            folded = folded ^ key.row[low : low + bits]
+        folded = folded ^ (key.base << (bits - 5 if bits > 5 else 0))
+        folded = folded ^ (key.array << (bits // 2))
+        return folded ^ (key.shift << 1)
+
+    def _finish(self, m: Module) -> None:
+        """Ends a state: what was asked for has been done."""
+        m.d.comb += self.done.eq(1)
+        m.next = "WAIT"
+
+    def _wait(self, m: Module) -> None:
+        """The states WAIT, for a strobe, and HASH."""
+        with m.State("WAIT"):
+            m.d.comb += self.ready.eq(1)
+            m.d.sync += [self._inserting.eq(self.insert), self._removing.eq(self.remove)]
+            with m.If(self.find | self.insert):
+                m.next = "HASH"
+            with m.Elif(self.remove):
+                m.d.sync += self._probe.eq(self.slot)
+                m.next = "HASH"
+        with m.State("HASH"):
+            # The begin of the chain is being read, and of a removal the entry to unlink.
+            m.next = "ENTER"
+
+    def _enter(self, m: Module) -> None:
+        """The state ENTER: the begin of the chain is there, and what can be done with it is."""
+        chains, begin = self._chains, self._begin
+        with m.State("ENTER"):
+            m.d.sync += [self._unlinked.eq(self._seen.next), self._probe.eq(begin.slot)]
+            with m.If(self._inserting):
+                m.d.comb += self._rows.store(next=begin)
+                m.d.comb += chains.store(any=1, slot=self.slot)
+                self._finish(m)
+            with m.Elif(self._removing & (begin.slot == self.slot)):
+                m.d.comb += chains.store(data=self._seen.next)
+                self._finish(m)
+            with m.Elif(begin.any):
+                m.next = "PROBE"
+            with m.Else():
+                m.d.sync += self.hit.eq(0)
+                self._finish(m)
+
+    def _follow(self, m: Module) -> None:
+        """The states PROBE and COMPARE, for each entry of the chain."""
+        seen, probe = self._seen, self._probe
+        with m.State("PROBE"):
+            m.next = "COMPARE"
+        with m.State("COMPARE"):
+            m.next = "PROBE"
+            m.d.sync += probe.eq(seen.next.slot)
+            with m.If(self._removing):
+                with m.If(seen.next.slot == self.slot):
+                    # The predecessor takes over what follows; its key stays.
+                    m.d.comb += self._rows.store(address=probe, key=seen.key, next=self._unlinked)
+                    self._finish(m)
+            with m.Elif(seen.key.as_value() == self.key.as_value()):
+                m.d.sync += [probe.eq(probe), self.hit.eq(1)]
+                self._finish(m)
+            with m.Elif(~seen.next.any):
+                m.d.sync += self.hit.eq(0)
+                self._finish(m)

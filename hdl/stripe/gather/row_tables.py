@@ -2,19 +2,18 @@
 
 from amaranth.hdl import Module
 from amaranth.lib import data, wiring
-from amaranth.lib.memory import Memory
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import Config
 from hdl.flow.extent import extent
 from hdl.flow.row import row_state, strip_state
 from hdl.kit.disjoint import DISJOINT
-from hdl.kit.table import TableRead
+from hdl.kit.table import Table, TableRead
 from hdl.stripe.gather.fill import fill
 
 
 class RowTables(wiring.Component):
-    """Memories of the gatherer; every read follows its address by one cycle.
+    """Tables of the gatherer. Every read follows its address by one cycle.
 
     Parameters
     ----------
@@ -24,17 +23,39 @@ class RowTables(wiring.Component):
     Ports
     -----
     slot
-        The row slot at hand: ``row`` and ``level`` are written to it with ``write_row`` and
-        ``write_level``, ``found_row`` and ``found_level`` read from it.
-    hand, line
-        With ``write_strip`` the next block of ``hand`` joins ``slot``, and with ``write_place`` its
-        data will come in ``line``.
+        The row slot at hand.
+    row
+        Its row.
+    write_row
+        Strobe: that is its row now.
+    found_row
+        Its row as it was written.
+    level
+        How full it is.
+    write_level
+        Strobe: that is how full it is now.
+    found_level
+        How full it is, as it was written.
+    extent
+        The extent whose next block joins.
+    line
+        The line in which the data of that block will come.
+    write_strip
+        Strobe: the block joins the row slot.
+    write_place
+        Strobe: its data will come in that line.
     arrived
-        A line; ``place`` is the row slot and data strip that it belongs to.
+        A line whose data has come.
+    place
+        The row slot and data strip that this line belongs to.
     strip
-        A data strip; ``found_strip`` is the block that joined ``slot`` there.
-    row_read, strip_read
-        For the sequencer: rows by row slot, blocks by row slot * 32 + data strip.
+        A data strip of the row slot.
+    found_strip
+        The block that joined there.
+    row_read
+        For the sequencer: rows by row slot.
+    strip_read
+        For the sequencer: blocks by row slot * 32 + data strip.
     """
 
     def __init__(self, *, config: Config):
@@ -50,7 +71,7 @@ class RowTables(wiring.Component):
                 "level": In(fill(config)),
                 "write_level": In(1),
                 "found_level": Out(fill(config)),
-                "hand": In(extent(config)),
+                "extent": In(extent(config)),
                 "line": In(config.line_bits),
                 "write_strip": In(1),
                 "write_place": In(1),
@@ -63,43 +84,43 @@ class RowTables(wiring.Component):
             }
         )
 
+        self._states = Table(row_state(config), config.rows, reads=2)
+        self._fills = Table(fill(config), config.rows)
+        self._strips = Table(strip_state(config), config.rows * 32, reads=2, attrs=DISJOINT)
+        self._places = Table(self._place, config.lines)
+
     def elaborate(self, platform) -> Module:
-        config = self._config
         m = Module()
-        m.submodules.states = states = Memory(shape=row_state(config), depth=config.rows, init=[])
-        m.submodules.fills = fills = Memory(shape=fill(config), depth=config.rows, init=[])
-        m.submodules.strips = strips = Memory(
-            shape=strip_state(config), depth=config.rows * 32, init=[], attrs=DISJOINT
-        )
-        m.submodules.places = places = Memory(shape=self._place, depth=config.lines, init=[])
-        for memory, port in ((states, self.row_read), (strips, self.strip_read)):
-            read = memory.read_port()
-            m.d.comb += [read.addr.eq(port.address), port.data.eq(read.data)]
-        for memory, address, found in (
-            (states, self.slot, self.found_row),
-            (fills, self.slot, self.found_level),
-            (strips, (self.slot << 5) | self.strip, self.found_strip),
-            (places, self.arrived, self.place),
-        ):
-            read = memory.read_port()
-            m.d.comb += [read.addr.eq(address), found.eq(read.data)]
-        state_write, fill_write = states.write_port(), fills.write_port()
-        strip_write, place_write = strips.write_port(), places.write_port()
+        states, fills, strips, places = self._states, self._fills, self._strips, self._places
+        m.submodules.states = states
+        m.submodules.fills = fills
+        m.submodules.strips = strips
+        m.submodules.places = places
+        connect(m, flipped(self.row_read), states.reads[0])
+        connect(m, flipped(self.strip_read), strips.reads[0])
         m.d.comb += [
-            state_write.addr.eq(self.slot),
-            state_write.data.eq(self.row),
-            state_write.en.eq(self.write_row),
-            fill_write.addr.eq(self.slot),
-            fill_write.data.eq(self.level),
-            fill_write.en.eq(self.write_level),
-            strip_write.addr.eq((self.slot << 5) | self.hand.index),
-            strip_write.data.slot.eq(self.hand.slot),
-            strip_write.data.offset.eq(self.hand.offset),
-            strip_write.data.line.eq(self.line),
-            strip_write.en.eq(self.write_strip),
-            place_write.addr.eq(self.line),
-            place_write.data.slot.eq(self.slot),
-            place_write.data.index.eq(self.hand.index),
-            place_write.en.eq(self.write_place),
+            states.reads[1].address.eq(self.slot),
+            self.found_row.eq(states.reads[1].data),
+            states.write.address.eq(self.slot),
+            states.write.data.eq(self.row),
+            states.write.enable.eq(self.write_row),
+            fills.reads[0].address.eq(self.slot),
+            self.found_level.eq(fills.reads[0].data),
+            fills.write.address.eq(self.slot),
+            fills.write.data.eq(self.level),
+            fills.write.enable.eq(self.write_level),
+            strips.reads[1].address.eq((self.slot << 5) | self.strip),
+            self.found_strip.eq(strips.reads[1].data),
+            strips.write.address.eq((self.slot << 5) | self.extent.index),
+            strips.write.data.slot.eq(self.extent.slot),
+            strips.write.data.offset.eq(self.extent.offset),
+            strips.write.data.line.eq(self.line),
+            strips.write.enable.eq(self.write_strip),
+            places.reads[0].address.eq(self.arrived),
+            self.place.eq(places.reads[0].data),
+            places.write.address.eq(self.line),
+            places.write.data.slot.eq(self.slot),
+            places.write.data.index.eq(self.extent.index),
+            places.write.enable.eq(self.write_place),
         ]
         return m

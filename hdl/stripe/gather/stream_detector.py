@@ -1,14 +1,14 @@
 """Recognises commands that continue an earlier one."""
 
-from amaranth.hdl import Const, Module, Mux, Signal
+from amaranth.hdl import Const, Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
-from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import BLOCK_NUMBER_BITS, Config
 from hdl.flow.extent import extent
 from hdl.flow.geometry import geometry
 from hdl.kit.disjoint import DISJOINT
+from hdl.kit.table import Table
 
 STREAMS_BITS = 6
 """log2 of the streams remembered, if not said otherwise."""
@@ -17,17 +17,36 @@ STREAMS_BITS = 6
 class StreamDetector(wiring.Component):
     """Remembers which block would follow each recent command, and knows it when it comes.
 
-    A table of 2**``streams_bits`` expected blocks, each named by array, base, row and ordinal,
-    placed by a hash; a collision forgets the older, and an entry that stays too long only makes one
+    A table has 2**``streams_bits`` expected blocks, each named by array, base, row and ordinal, and
+    placed by a hash. A collision forgets the older. An entry that stays too long only makes one
     unrelated command wait a little for partners.
 
-    ``extent`` and ``geometry`` (of its array) must hold for a cycle before ``note`` and one after:
-    with a command's first extent ``sequential`` then tells whether it was expected, and is kept for
-    the command's others; the end of its last one is remembered.
+    Parameters
+    ----------
+    config
+        Sizes.
+    keeps
+        The layout of something to be remembered of a stream, or None.
+    streams_bits
+        log2 of the expected blocks.
 
-    With ``keeps``, the layout of something to be remembered of a stream: ``kept`` is what was kept
-    with the entry, in the cycle of ``note`` and if it is ``met`` then; ``keep`` is taken one cycle
-    later.
+    Ports
+    -----
+    extent
+        An extent. It must hold for a cycle before ``note`` and one after.
+    geometry
+        That of its array. It must hold for as long.
+    note
+        Strobe: the extent comes. The end of the last one of a command is remembered.
+    sequential
+        After the first extent of a command: it was expected. This is kept for the command's others.
+    met
+        With ``keeps``, in the cycle of ``note``: the extent was expected.
+    kept
+        With ``keeps``, for as long: what was kept with the entry.
+    keep
+        With ``keeps``: what to keep with the entry of the block that follows, taken in the cycle
+        after ``note``.
     """
 
     def __init__(
@@ -51,31 +70,53 @@ class StreamDetector(wiring.Component):
             }
         )
 
-    def elaborate(self, platform) -> Module:
-        config = self._config
-        m = Module()
-        bits = self._streams_bits
+        keeping = {"kept": keeps} if keeps else {}
         place = data.StructLayout(
             {"array": config.array_bits, "base": 5, "ordinal": 5, "row": BLOCK_NUMBER_BITS}
         )
-        keeping = {"kept": self._keeps} if self._keeps else {}
         entry = data.StructLayout({"any": 1, "place": place, **keeping})
-        m.submodules.expected = expected = Memory(
-            shape=entry, depth=1 << bits, init=[], attrs=DISJOINT
-        )
-        read = expected.read_port()
-        write = expected.write_port()
+        self._expected = Table(entry, 1 << streams_bits, attrs=DISJOINT)
+        self._begin = Signal(place)  # where the extent begins
+        self._follow = Signal(place)  # the block that follows it
 
-        def hashed(value):
-            result = Const(0, bits)
-            for low in range(0, 3 * bits, bits):
-                result = result ^ value.row[low : low + bits]
-            return result ^ value.ordinal ^ (value.base << 1) ^ (value.array << 3)
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        m.submodules.expected = self._expected
+        this, begin, found = self.extent, self._begin, self._expected.reads[0].data
+        self._find_following(m)
+        m.d.comb += [
+            begin.array.eq(this.array),
+            begin.base.eq(this.base),
+            begin.ordinal.eq(this.ordinal),
+            begin.row.eq(this.row),
+            self._expected.reads[0].address.eq(self._hash(begin)),
+            self._expected.write.address.eq(self._hash(self._follow)),
+            self._expected.write.data.any.eq(1),
+            self._expected.write.data.place.eq(self._follow),
+        ]
+        met = found.any & (found.place.as_value() == begin.as_value())
+        if self._keeps:
+            m.d.comb += [
+                self.met.eq(met),
+                self.kept.eq(found.kept),
+                self._expected.write.data.kept.eq(self.keep),
+            ]
+        with m.If(self.note & (this.offset == 0)):
+            m.d.sync += self.sequential.eq(met)
+        return m
 
-        this = self.extent
-        shape = self.geometry
-        begin = Signal(place)
-        follow = Signal(place)
+    def _hash(self, place) -> Value:
+        """Where a block is in the table."""
+        bits = self._streams_bits
+        result = Const(0, bits)
+        for low in range(0, 3 * bits, bits):
+            result = result ^ place.row[low : low + bits]
+        return result ^ place.ordinal ^ (place.base << 1) ^ (place.array << 3)
+
+    def _find_following(self, m: Module) -> None:
+        """The block that follows: down the strip, then the next strip of the stripe, the next span,
+        the next stripe."""
+        this, shape, follow = self.extent, self.geometry, self._follow
         s1_row = Signal(BLOCK_NUMBER_BITS)
         s1_last_strip = Signal()
         s1_last_span = Signal()
@@ -83,17 +124,13 @@ class StreamDetector(wiring.Component):
         strip_mask = Signal(9)
         first_of_strip = Signal()
         m.d.comb += [
-            begin.array.eq(this.array),
-            begin.base.eq(this.base),
-            begin.ordinal.eq(this.ordinal),
-            begin.row.eq(this.row),
-            # Down the strip, then the next strip of the stripe, the next span, the next stripe.
             strip_mask.eq((1 << shape.strip_shift) - 1),
             first_of_strip.eq((s1_row & strip_mask) == 0),
             follow.array.eq(this.array),
             follow.base.eq(this.base),
             follow.ordinal.eq(this.ordinal),
             follow.row.eq(s1_row),
+            self._expected.write.enable.eq(s1_note),
         ]
         m.d.sync += [
             s1_row.eq(this.row + this.blocks + 1),
@@ -107,20 +144,3 @@ class StreamDetector(wiring.Component):
                 m.d.comb += follow.base.eq(Mux(s1_last_span, 0, this.base + shape.width))
             with m.If(~(s1_last_strip & s1_last_span)):
                 m.d.comb += follow.row.eq(s1_row - strip_mask - 1)
-        m.d.comb += [
-            read.addr.eq(hashed(begin)),
-            write.addr.eq(hashed(follow)),
-            write.data.any.eq(1),
-            write.data.place.eq(follow),
-            write.en.eq(s1_note),
-        ]
-        met = read.data.any & (read.data.place.as_value() == begin.as_value())
-        if self._keeps:
-            m.d.comb += [
-                self.met.eq(met),
-                self.kept.eq(read.data.kept),
-                write.data.kept.eq(self.keep),
-            ]
-        with m.If(self.note & (this.offset == 0)):
-            m.d.sync += self.sequential.eq(met)
-        return m

@@ -11,10 +11,10 @@ from hdl.flow.table_read import copy_entry
 class Duplicate(wiring.Component):
     """Looks at each member as it is found.
 
-    While both drives live, the member stays where it is and what it gets is to be written to the
-    drive that it is copied to as well. Once the member has failed, that drive is the member at
-    once, and as good as stale until the row has been copied, so no write is missed between the
-    failure and the tables' knowing of it. Once the other one has failed there is no copy.
+    While both drives live, the member stays where it is. What it gets is to be written to the drive
+    that it is copied to as well. Once the member has failed, that drive is the member at once, and
+    as good as stale until the row has been copied. So no write is missed between the failure and
+    the time when the tables know of it. Once the other drive has failed, there is no copy.
 
     Parameters
     ----------
@@ -26,13 +26,21 @@ class Duplicate(wiring.Component):
     entry
         The copy of the array, as of the same cycle as ``member``.
     position
-        Of the member, a cycle before ``member``, the port that it is at.
-    failed, stale
-        Bit a port.
+        The place of the member in its array, a cycle before ``member``.
+    member
+        The port that it is at.
+    failed
+        A bit a port: its drive has failed.
+    stale
+        A bit a port: its drive is being rebuilt.
     beyond
         The row has not been copied, or rebuilt.
-    port, gone, distrusted
-        Where the member is; nothing is there; what is there is not to be read.
+    port
+        Where the member is.
+    gone
+        Nothing is there.
+    distrusted
+        What is there is not to be read.
     copied
         What is written there goes to ``entry.port`` as well.
 

@@ -8,13 +8,13 @@ from hdl.config import Config
 from hdl.flow.parity_pass import StepKind, step
 from hdl.flow.row import RowKind
 from hdl.flow.walk import WalkKind
-from hdl.kit.bits import lowest_bit
+from hdl.kit.pick import lowest_bit
 from hdl.stripe.planning.program import program, role_bits
 from hdl.stripe.planning.weights import Weights
 
 
 class PassSteps(wiring.Component):
-    """Walks a pass: a begin, the old data, the new data, the old parities, then the outputs.
+    """Walks a pass. It has a begin, the old data, the new data, the old parities, and the outputs.
 
     Parameters
     ----------
@@ -23,20 +23,31 @@ class PassSteps(wiring.Component):
 
     Ports
     -----
-    program, slot
-        Of the row at hand; must hold during the pass.
-    recover, generate
-        Choose the pass: solve the program's ``erased`` roles, or generate its parities.
-    compare, suspect
-        Choose the pass, with ``background``, of a row of parities: is data role ``suspect`` alone
-        wrong? Its block takes the place of P's syndrome, and the other syndromes (all in the lines
-        of their parities) come out as zeros if so. Of copies: ``suspect`` plus ``source``, zeros if
-        they are alike. Of a row to be zeroed: ``source``, which is ``suspect``, plus itself.
+    program
+        That of the row at hand. It must hold during the pass.
+    slot
+        The row slot at hand. It must hold during the pass.
+    recover
+        Chooses the pass that solves the program's ``erased`` roles.
+    generate
+        Chooses the pass that generates the program's parities.
+    compare
+        Chooses, with ``background``, the pass that compares. With parities it asks whether data
+        role ``suspect`` alone is wrong. The block of that role takes the place of P's syndrome, and
+        the other syndromes, all in the lines of their parities, come out as zeros if it is. With
+        copies the pass adds ``suspect`` and ``source``, which gives zeros if they are alike. In a
+        row to be zeroed it adds ``source``, which is ``suspect``, to itself.
+    suspect
+        The role that such a pass is about.
     begin
         ``step`` is the begin of the chosen pass.
     select
-        Go on to the next step; ``more`` says that there is one. Not found in this cycle when
-        ``skips`` (an erased role that nobody wants): select again.
+        Go on to the next step.
+    more
+        There is a next step.
+    skips
+        The next step is not found in this cycle, because of an erased role that nobody wants.
+        Select again.
     role
         In the cycle of ``select``: whose line the step is about.
     own

@@ -14,12 +14,11 @@ from hdl.stripe.planning.plan import PlanKind, plan, plan_request
 class Planner(wiring.Component):
     """Answers each request with a plan that leaves the row consistent, or with IMPOSSIBLE.
 
-    Of the drives that are not as they should be, the dead ones are neither read nor written. What
-    is bad cannot be read, but it can be written, and is then as good as any; a stale drive, too, is
-    written, but counts for nothing. *Lost* are data strips that are dead or bad. A strip may be
-    joined although it is lost; on a dead or stale drive its new contents are then kept by the
-    parities alone. Of the ways that the drives which are left allow, the one with the fewest reads
-    is taken:
+    Dead drives are neither read nor written. What is bad cannot be read, but it can be written, and
+    is then as good as any. A stale drive is written too, but counts for nothing. Data strips that
+    are dead or bad are *lost*. A strip may be joined although it is lost. If its drive is dead or
+    stale, only the parities keep its new contents. Of the ways that the remaining drives allow, the
+    planner takes the one with the fewest reads:
 
     - WRITE_ONLY when no parity is live, or the array has none: no reads;
     - FULL when all data strips are joined: no reads;
@@ -51,8 +50,10 @@ class Planner(wiring.Component):
 
     Ports
     -----
-    request, plan
-        One request at a time; its plan is offered 3 cycles after the request was taken.
+    request
+        What is known of a row. One request at a time.
+    plan
+        The plan for the request, 3 cycles after that was taken.
     busy
         A request is being worked on.
     """
@@ -67,75 +68,81 @@ class Planner(wiring.Component):
             }
         )
 
+        # What a request says, with everything outside the row masked off.
+        self._recover = Signal()
+        self._no_parity = Signal()
+        self._unsynced = Signal()
+        self._data = Signal(6)
+        self._strips = Signal(MAX_DRIVES)
+        self._joined = Signal(MAX_DRIVES)
+        self._dead = Signal(MAX_DRIVES)
+        # Data that cannot be read; data that cannot be read after the write either.
+        self._lost = Signal(MAX_DRIVES)
+        self._open_strips = Signal(MAX_DRIVES)
+        # Parities to write; of these, those that can be read, and those that then count.
+        self._live = Signal(MAX_PARITIES)
+        self._usable = Signal(MAX_PARITIES)
+        self._kept = Signal(MAX_PARITIES)
+
+        self._joined_count = Signal(6)
+        self._lost_count = Signal(6)
+        self._open_count = Signal(6)
+        self._usable_count = Signal(3)
+        self._kept_count = Signal(3)
+
+        self._lowest_usable = Signal(MAX_PARITIES)  # as many as strips are lost
+        self._kind = Signal(PlanKind)
+
     def elaborate(self, platform) -> Module:
         m = Module()
-        request = self.request.payload
-        answer = self.plan.payload
+        self._choose_parities(m)
+        self._choose_kind(m)
+        with m.FSM(name="plan") as fsm:
+            self._take(m)
+            self._count(m)
+            self._decide(m)
+            with m.State("OFFER"):
+                m.d.comb += self.plan.valid.eq(1)
+                with m.If(self.plan.ready):
+                    m.next = "TAKE"
+        m.d.comb += self.busy.eq(~fsm.ongoing("TAKE") | self.request.valid)
+        return m
 
-        recover = Signal()
-        no_parity = Signal()
-        unsynced = Signal()
-        data = Signal(6)
-        strips = Signal(MAX_DRIVES)
-        joined = Signal(MAX_DRIVES)
-        dead = Signal(MAX_DRIVES)
-        # Data that cannot be read; data that cannot be read after the write either.
-        lost = Signal(MAX_DRIVES)
-        open_strips = Signal(MAX_DRIVES)
-        # Parities to write; of these, those that can be read, and those that then count.
-        live = Signal(MAX_PARITIES)
-        usable = Signal(MAX_PARITIES)
-        kept = Signal(MAX_PARITIES)
+    def _choose_parities(self, m: Module) -> None:
+        """The parities that recovery reads."""
+        usable = self._usable
+        for parity in range(MAX_PARITIES):
+            before = sum(usable[:parity], start=Value.cast(0))
+            m.d.comb += self._lowest_usable[parity].eq(
+                usable[parity] & (before < self._lost_count)
+            )
 
-        joined_count = Signal(6)
-        lost_count = Signal(6)
-        open_count = Signal(6)
-        usable_count = Signal(3)
-        kept_count = Signal(3)
-
-        # What a request says, with everything outside the row masked off.
-        row_strips = Signal(MAX_DRIVES)
-        row_parities = Signal(MAX_PARITIES)
-        row_live = Signal(MAX_PARITIES)
-        row_lost = Signal(MAX_DRIVES)
-        row_joined = Signal(MAX_DRIVES)
-        m.d.comb += [
-            row_strips.eq((1 << request.data) - 1),
-            row_parities.eq((1 << request.parities) - 1),
-            row_live.eq(row_parities & ~(request.dead >> request.data)),
-            row_lost.eq((request.dead | request.bad) & row_strips),
-            row_joined.eq(request.joined & row_strips),
-        ]
-
-        # Which ways there are, and which reads least.
+    def _choose_kind(self, m: Module) -> None:
+        """Which ways there are, and which reads least."""
+        joined, lost, live, data = self._joined, self._lost, self._live, self._data
+        kind = self._kind
         update_reads = Signal(7)
         reconstruct_reads = Signal(6)
         can_update = Signal()
         can_reconstruct = Signal()
         can_recover = Signal()
-        lowest_usable = Signal(MAX_PARITIES)
         m.d.comb += [
             # It is taken only if all live parities can be read.
-            update_reads.eq(joined_count + usable_count),
-            reconstruct_reads.eq(data - joined_count),
-            can_update.eq(~unsynced & ~(joined & lost).any() & (usable == live)),
+            update_reads.eq(self._joined_count + self._usable_count),
+            reconstruct_reads.eq(data - self._joined_count),
+            can_update.eq(~self._unsynced & ~(joined & lost).any() & (self._usable == live)),
             can_reconstruct.eq(~(lost & ~joined).any()),
-            can_recover.eq(lost_count <= usable_count),
+            can_recover.eq(self._lost_count <= self._usable_count),
         ]
-        for parity in range(MAX_PARITIES):
-            before = sum(usable[:parity], start=Value.cast(0))
-            m.d.comb += lowest_usable[parity].eq(usable[parity] & (before < lost_count))
-
-        kind = Signal(PlanKind)
-        with m.If(recover):
+        with m.If(self._recover):
             m.d.comb += kind.eq(Mux(can_recover, PlanKind.RECOVER, PlanKind.IMPOSSIBLE))
-        with m.Elif(no_parity):
+        with m.Elif(self._no_parity):
             m.d.comb += kind.eq(PlanKind.WRITE_ONLY)
-        with m.Elif(open_count > kept_count):
+        with m.Elif(self._open_count > self._kept_count):
             m.d.comb += kind.eq(PlanKind.IMPOSSIBLE)
         with m.Elif(live == 0):
             m.d.comb += kind.eq(PlanKind.WRITE_ONLY)
-        with m.Elif(joined == strips):
+        with m.Elif(joined == self._strips):
             m.d.comb += kind.eq(PlanKind.FULL)
         with m.Elif(can_reconstruct & ~(can_update & (update_reads < reconstruct_reads))):
             m.d.comb += kind.eq(PlanKind.RECONSTRUCT)
@@ -146,68 +153,80 @@ class Planner(wiring.Component):
         with m.Else():
             m.d.comb += kind.eq(PlanKind.IMPOSSIBLE)
 
-        with m.FSM(name="plan") as fsm:
-            with m.State("TAKE"):
-                m.d.comb += self.request.ready.eq(1)
-                with m.If(self.request.valid):
-                    m.d.sync += [
-                        recover.eq(request.kind == RowKind.RECOVER),
-                        no_parity.eq(request.parities == 0),
-                        unsynced.eq(request.unsynced),
-                        data.eq(request.data),
-                        strips.eq(row_strips),
-                        joined.eq(row_joined),
-                        dead.eq(request.dead & row_strips),
-                        lost.eq(
-                            row_lost | Mux(request.kind == RowKind.RECOVER, row_joined, 0)
-                        ),
-                        open_strips.eq(
-                            ((request.dead | request.stale) & row_strips)
-                            | (row_lost & ~row_joined)
-                        ),
-                        live.eq(row_live),
-                        usable.eq(row_live & ~(request.bad >> request.data)),
-                        kept.eq(row_live & ~(request.stale >> request.data)),
-                    ]
-                    m.next = "COUNT"
-            with m.State("COUNT"):
+    def _take(self, m: Module) -> None:
+        """The state TAKE: a request."""
+        request = self.request.payload
+        row_strips = Signal(MAX_DRIVES)
+        row_parities = Signal(MAX_PARITIES)
+        row_live = Signal(MAX_PARITIES)
+        row_lost = Signal(MAX_DRIVES)
+        row_joined = Signal(MAX_DRIVES)
+        recover = request.kind == RowKind.RECOVER
+        m.d.comb += [
+            row_strips.eq((1 << request.data) - 1),
+            row_parities.eq((1 << request.parities) - 1),
+            row_live.eq(row_parities & ~(request.dead >> request.data)),
+            row_lost.eq((request.dead | request.bad) & row_strips),
+            row_joined.eq(request.joined & row_strips),
+        ]
+        with m.State("TAKE"):
+            m.d.comb += self.request.ready.eq(1)
+            with m.If(self.request.valid):
                 m.d.sync += [
-                    joined_count.eq(ones(joined)),
-                    lost_count.eq(ones(lost)),
-                    open_count.eq(ones(open_strips)),
-                    usable_count.eq(ones(usable)),
-                    kept_count.eq(ones(kept)),
+                    self._recover.eq(recover),
+                    self._no_parity.eq(request.parities == 0),
+                    self._unsynced.eq(request.unsynced),
+                    self._data.eq(request.data),
+                    self._strips.eq(row_strips),
+                    self._joined.eq(row_joined),
+                    self._dead.eq(request.dead & row_strips),
+                    self._lost.eq(row_lost | Mux(recover, row_joined, 0)),
+                    self._open_strips.eq(
+                        ((request.dead | request.stale) & row_strips) | (row_lost & ~row_joined)
+                    ),
+                    self._live.eq(row_live),
+                    self._usable.eq(row_live & ~(request.bad >> request.data)),
+                    self._kept.eq(row_live & ~(request.stale >> request.data)),
                 ]
-                m.next = "DECIDE"
-            with m.State("DECIDE"):
-                writes = [
-                    answer.write_data.eq(joined & ~dead),
-                    answer.write_parity.eq(live),
-                ]
-                m.d.sync += [answer.as_value().eq(0), answer.kind.eq(kind)]
-                with m.Switch(kind):
-                    with m.Case(PlanKind.WRITE_ONLY, PlanKind.FULL):
-                        m.d.sync += writes
-                    with m.Case(PlanKind.UPDATE):
-                        m.d.sync += writes
-                        m.d.sync += [answer.read_data.eq(joined), answer.read_parity.eq(live)]
-                    with m.Case(PlanKind.RECONSTRUCT):
-                        m.d.sync += writes
-                        m.d.sync += answer.read_data.eq(strips & ~joined)
-                    with m.Case(PlanKind.RECOVER_RECONSTRUCT, PlanKind.RECOVER):
-                        m.d.sync += [
-                            answer.read_data.eq(strips & ~lost),
-                            answer.read_parity.eq(lowest_usable),
-                            answer.use_parity.eq(lowest_usable),
-                            answer.erased.eq(lost),
-                        ]
-                        with m.If(~recover):
-                            m.d.sync += writes
-                m.next = "OFFER"
-            with m.State("OFFER"):
-                m.d.comb += self.plan.valid.eq(1)
-                with m.If(self.plan.ready):
-                    m.next = "TAKE"
+                m.next = "COUNT"
 
-        m.d.comb += self.busy.eq(~fsm.ongoing("TAKE") | self.request.valid)
-        return m
+    def _count(self, m: Module) -> None:
+        """The state COUNT: how many there are of each."""
+        with m.State("COUNT"):
+            m.d.sync += [
+                self._joined_count.eq(ones(self._joined)),
+                self._lost_count.eq(ones(self._lost)),
+                self._open_count.eq(ones(self._open_strips)),
+                self._usable_count.eq(ones(self._usable)),
+                self._kept_count.eq(ones(self._kept)),
+            ]
+            m.next = "DECIDE"
+
+    def _decide(self, m: Module) -> None:
+        """The state DECIDE: what the chosen way reads and writes."""
+        answer, joined, lost = self.plan.payload, self._joined, self._lost
+        writes = [
+            answer.write_data.eq(joined & ~self._dead),
+            answer.write_parity.eq(self._live),
+        ]
+        with m.State("DECIDE"):
+            m.d.sync += [answer.as_value().eq(0), answer.kind.eq(self._kind)]
+            with m.Switch(self._kind):
+                with m.Case(PlanKind.WRITE_ONLY, PlanKind.FULL):
+                    m.d.sync += writes
+                with m.Case(PlanKind.UPDATE):
+                    m.d.sync += writes
+                    m.d.sync += [answer.read_data.eq(joined), answer.read_parity.eq(self._live)]
+                with m.Case(PlanKind.RECONSTRUCT):
+                    m.d.sync += writes
+                    m.d.sync += answer.read_data.eq(self._strips & ~joined)
+                with m.Case(PlanKind.RECOVER_RECONSTRUCT, PlanKind.RECOVER):
+                    m.d.sync += [
+                        answer.read_data.eq(self._strips & ~lost),
+                        answer.read_parity.eq(self._lowest_usable),
+                        answer.use_parity.eq(self._lowest_usable),
+                        answer.erased.eq(lost),
+                    ]
+                    with m.If(~self._recover):
+                        m.d.sync += writes
+            m.next = "OFFER"

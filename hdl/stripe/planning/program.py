@@ -1,5 +1,4 @@
-"""What admission works out for a row once, so that the sequencer only follows it."""
-
+"""What `RowPlanning` works out for a row once, so that the sequencer only follows it."""
 
 from amaranth.lib import data
 
@@ -18,6 +17,11 @@ def targets(config: Config) -> int:
 def copy_target(config: Config) -> int:
     """The number of the target that a member is being copied to; no other row target has it."""
     return targets(config) - 1
+
+
+def copy_mask(config: Config) -> int:
+    """The bit of `copy_target` among targets; 0 if no member is ever copied."""
+    return 1 << copy_target(config) if config.background else 0
 
 
 def target_bits(config: Config) -> int:
@@ -114,5 +118,3 @@ def target(config: Config) -> data.StructLayout:
     in the order of strips and copies, live ones only.
     """
     return data.StructLayout({"port": config.port_bits, "strip": role_bits(config), "wrapped": 1})
-
-

@@ -16,10 +16,10 @@ class Weights(wiring.Component):
     """Names the roles of a step as the parity engine must weigh them.
 
     In all layouts but DDF's a block weighs g**role in Q, and a step passes as it is. In DDF's it
-    weighs g**place, with place = (``shift`` + role) mod width: roles of data and the mask of those
-    lost are turned by ``shift``. Turning may bring the second of two lost roles before the first,
-    and then the outputs of a recovery change places too. In DDF_N_CONTINUE the first parity role
-    is Q and the second P. Combinational.
+    weighs g**place, with place = (``shift`` + role) mod width. So the roles of data, and the mask
+    of those lost, are turned by ``shift``. Turning may bring the second of two lost roles before
+    the first, and then the outputs of a recovery change places too. In DDF_N_CONTINUE the first
+    parity role is Q and the second P. Combinational.
 
     Parameters
     ----------
@@ -28,12 +28,16 @@ class Weights(wiring.Component):
 
     Ports
     -----
-    plain, weighed
-        A step by roles, and the same step as the engine takes it.
-    recovering, erased
-        ``plain`` belongs to a pass that recovers, and the data roles lost.
+    plain
+        A step by roles.
+    weighed
+        The same step as the engine takes it.
+    recovering
+        The step belongs to a pass that recovers.
+    erased
+        The data roles lost.
     shift, data, rotation
-        Of the row (`hdl.stripe.planning.program.program`).
+        Those of the row (`hdl.stripe.planning.program.program`).
     """
 
     def __init__(self, *, config: Config):

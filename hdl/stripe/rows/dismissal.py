@@ -21,11 +21,15 @@ class Dismissal(wiring.Component):
 
     Ports
     -----
-    port, synced
-        Where the drive is; it holds all that it should of the row, but for this block. 0 for one
-        that a member is copied to, while that is there: none needs it.
-    essential, settled
-        Bit a port, as in `ArrayStates`; whether that is up to date.
+    port
+        Where the drive is.
+    synced
+        It holds all that it should of the row, but for this block. This is 0 for a drive that a
+        member is copied to while the member is there, as none needs it.
+    essential
+        A bit a port, as in `ArrayStates`.
+    settled
+        That is up to date.
     impatient
         Nobody waits for ``settled`` any longer: the drive counts as essential.
     spared
@@ -36,9 +40,11 @@ class Dismissal(wiring.Component):
         from new ones and old ones.
     waits
         Ask again in the next cycle; what follows does not hold yet.
-    dismissed, kept
-        It is given up; it stays, and what it holds of the row must not be read. Neither: it stays,
-        and the row has not got the block.
+    dismissed
+        The drive is given up.
+    kept
+        The drive stays, and what it holds of the row must not be read. If neither, it stays, and
+        the row has not got the block.
     """
 
     def __init__(self, *, config: Config):

@@ -2,12 +2,12 @@
 
 from amaranth.hdl import Cat, Module, Signal
 from amaranth.lib import data, stream, wiring
-from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import PIECES, Config, bits_for_count
 from hdl.flow.piece import early_seat, piece
 from hdl.kit.bits import ones
+from hdl.kit.table import Table
 
 
 class PieceCount(wiring.Component):
@@ -20,19 +20,24 @@ class PieceCount(wiring.Component):
 
     Ports
     -----
-    begin, seat, reads
-        A strobe: the row that takes ``seat`` reads as many blocks as ``reads`` has bits. At most
-        one in 4 cycles, and before any of its pieces.
+    begin
+        A strobe: a row begins. At most one in 4 cycles, and before any of its pieces.
+    seat
+        The seat that it takes.
+    reads
+        It reads as many blocks as this has bits.
     piece
         Pieces of rows that have begun, each block's once (`hdl.flow.piece.piece`).
-    whole, completed
-        A pulse: this piece of all blocks is there. A seat's pieces come in the order of their
+    whole
+        A pulse: a piece of all blocks is there. A seat's pieces come in the order of their
         numbers if those of each block do.
+    completed
+        That piece.
     busy
         A piece is being counted.
 
-    Rate: a piece in 2 cycles, but for one after ``begin``; ``whole`` 1 cycle after it was offered.
-    Reading and writing back take a cycle each.
+    It takes a piece in 2 cycles, one to read and one to write back, and in 3 after ``begin``.
+    ``whole`` comes 1 cycle after the piece was offered.
     """
 
     def __init__(self, *, config: Config):
@@ -54,8 +59,8 @@ class PieceCount(wiring.Component):
         config = self._config
         number = bits_for_count(config.ports + 1)
         layout = data.StructLayout({"blocks": number, "landed": data.ArrayLayout(number, PIECES)})
-        m.submodules.counts = counts = Memory(shape=layout, depth=config.early_rows, init=[])
-        read, write = counts.read_port(), counts.write_port()
+        m.submodules.counts = counts = Table(layout, config.early_rows)
+        read, write = counts.reads[0], counts.write
 
         begun = Signal()
         begun_seat = Signal(early_seat(config))
@@ -63,8 +68,8 @@ class PieceCount(wiring.Component):
         one = self.piece.payload
         landed = Signal(number)
         m.d.comb += [
-            read.addr.eq(one.seat),
-            write.addr.eq(one.seat),
+            read.address.eq(one.seat),
+            write.address.eq(one.seat),
             write.data.eq(read.data),
             landed.eq(read.data.landed[one.number] + 1),
             self.completed.eq(one),
@@ -74,19 +79,16 @@ class PieceCount(wiring.Component):
         with m.FSM(name="count") as fsm:
             with m.State("READ"):
                 with m.If(begun):
-                    m.d.comb += [
-                        write.addr.eq(begun_seat),
-                        write.data.eq(0),
-                        write.data.blocks.eq(ones(begun_reads)),
-                        write.en.eq(1),
-                    ]
+                    m.d.comb += counts.store(
+                        address=begun_seat, data=0, blocks=ones(begun_reads)
+                    )
                     m.d.sync += begun.eq(0)
                 with m.Elif(self.piece.valid):
                     m.next = "ADD"
             with m.State("ADD"):
+                m.d.comb += counts.store()
                 m.d.comb += [
                     write.data.landed[one.number].eq(landed),
-                    write.en.eq(1),
                     self.piece.ready.eq(1),
                     self.whole.eq(landed == read.data.blocks),
                 ]

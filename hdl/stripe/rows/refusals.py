@@ -5,7 +5,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import MAX_DRIVES, Config
-from hdl.stripe.planning.program import copy_target, program, target, target_bits, targets
+from hdl.stripe.planning.program import copy_mask, program, target, target_bits, targets
 from hdl.stripe.rows.dismissal import Dismissal
 from hdl.stripe.rows.progress import Phase, progress
 
@@ -13,10 +13,10 @@ from hdl.stripe.rows.progress import Phase, progress
 class Refusals(wiring.Component):
     """Judges the refused writes of a row when it ends. Combinational.
 
-    A drive *refuses* a write if it is there and did not store the block. The row, and its array,
-    are judged as they are now: drives that have failed since the row began count as failed,
-    whatever they have stored of it. A drive that refused is given up if row and array do without it
-    (`Dismissal`), before anything is said of the row: what it has is old.
+    A drive *refuses* a write if it is there and did not store the block. The row and its array are
+    judged as they are now. Drives that have failed since the row began count as failed, whatever
+    they have stored of it. A drive that refused is given up if row and array do without it
+    (`Dismissal`). That comes before anything is said of the row, as what the drive has is old.
 
     - If the row does without the block and the array not without the drive, the block is made
       unreadable there (`Phase.BLANK`), and the row succeeds. A drive that does not even do that
@@ -43,18 +43,25 @@ class Refusals(wiring.Component):
 
     Ports
     -----
-    program, progress
-        Of the row. All targets of drives that have failed are in ``progress.lost`` and ``left``.
-    synced, copied
-        Targets that hold all that they should of the row; the target that is copied to another
-        drive, one bit, or none.
-    refusals, needed
-        Targets whose drive refused; those of them that count for the row, which are all but the
-        drive that a member is copied to while the member is there.
+    program
+        That of the row.
+    progress
+        That of the row. All targets of drives that have failed are in its ``lost`` and ``left``.
+    synced
+        Targets that hold all that they should of the row.
+    copied
+        The target that is copied to another drive, one bit, or none.
+    refusals
+        Targets whose drive refused.
+    needed
+        Those of them that count for the row, which are all but the drive that a member is copied to
+        while the member is there.
     spoilt
         Targets to make unreadable, if a drive stays that the row does not do without.
-    number, target
-        One of ``refusals``, and where it lies.
+    number
+        One of ``refusals``.
+    target
+        Where it lies.
     fault
         The commands of the row fail.
     essential, settled, impatient, waits, dismissed, kept
@@ -90,7 +97,7 @@ class Refusals(wiring.Component):
         m = Module()
         m.submodules.dismissal = dismissal = Dismissal(config=config)
         protected = program.parities != 0
-        to_copy = (1 << copy_target(config)) if config.background else 0
+        to_copy = copy_mask(config)
         # While its member is there, the drive that it is copied to is not needed.
         spare = Mux((progress.left & self.copied).any(), 0, to_copy)
         does_without = Signal()

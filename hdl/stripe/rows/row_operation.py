@@ -22,15 +22,26 @@ class RowOperation(wiring.Component):
 
     Ports
     -----
-    program, progress, slot
-        The row's program, how far it is, and its row slot.
-    number, target
-        The target's number, and where it lies.
-    role, joined_line, own_line
-        The role whose block the target has, the line of the joined block of that role, and the
-        row's own line for it.
-    writing, resending
-        The phase writes. The operation is not sent for the first time.
+    program
+        The row's program.
+    progress
+        How far the row is in it.
+    slot
+        The row slot.
+    number
+        The target's number.
+    target
+        Where the target lies.
+    role
+        The role whose block the target has.
+    joined_line
+        The line of the joined block of that role.
+    own_line
+        The row's own line for that role.
+    writing
+        The phase writes.
+    resending
+        The operation is not sent for the first time.
     restarts, eras
         With ``background``: as for `hdl.stripe.rows.sequencer.Sequencer`.
     operation

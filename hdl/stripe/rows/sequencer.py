@@ -17,21 +17,27 @@ from hdl.flow.recovery import tried_bits
 from hdl.flow.row import RowKind, committed, row_state, strip_state
 from hdl.flow.table_read import copy_read, geometry_read, member_read
 from hdl.flow.walk import WalkKind, walk, walked
-from hdl.kit.bits import lowest_bit
+from hdl.kit.pick import lowest_bit
 from hdl.kit.queue import Queue
 from hdl.kit.table import TableRead
 from hdl.stripe.mends import Mends
-from hdl.stripe.planning.admission import Admission
 from hdl.stripe.planning.pass_steps import PassSteps
-from hdl.stripe.planning.program import copy_target, role_bits, target_bits, targets
+from hdl.stripe.planning.program import (
+    copy_mask,
+    copy_target,
+    role_bits,
+    target_bits,
+    targets,
+)
+from hdl.stripe.planning.row_planning import RowPlanning
 from hdl.stripe.rows.early import Early
-from hdl.stripe.rows.judgement import Judgement
+from hdl.stripe.rows.operation_result import OperationResult
 from hdl.stripe.rows.phase_queues import PhaseQueues
 from hdl.stripe.rows.progress import Next, Phase, progress
 from hdl.stripe.rows.refusals import Refusals
 from hdl.stripe.rows.row_operation import RowOperation
 from hdl.stripe.walks.suspicion import Suspicion
-from hdl.stripe.walks.verdict import Verdict
+from hdl.stripe.walks.walk_outcome import WalkOutcome
 
 SETTLE_CYCLES = 4096
 """Cycles that the sequencer waits for the states of arrays at most, for one block."""
@@ -80,17 +86,31 @@ class Sequencer(wiring.Component):
 
     Ports
     -----
-    launch, row_read, strip_read
-        Row slots to run; their rows, and joined blocks at address row slot * 32 + data strip.
-    geometry_read, member_read, failed
-        Of the row's array; the ports whose drive has failed.
-    allocate, free
-        Lines of the rows' own; lines given back.
-    operation, finished
-        What the drives do, and how it ended: owner ROW, ``index`` the row slot, ``place`` the
-        target's number (without mirroring the role: data 0.., then P, Q, ..), which comes back.
-    step, pass_done
-        What the parity engine does, and how a pass ended.
+    launch
+        Row slots to run.
+    row_read
+        Their rows.
+    strip_read
+        Joined blocks, at address row slot * 32 + data strip.
+    geometry_read
+        That of the row's array.
+    member_read
+        Members of the row's array.
+    failed
+        A bit a port: its drive has failed.
+    allocate
+        Lines of the rows' own.
+    free
+        Lines given back.
+    operation
+        What the drives do, for owner ROW. ``index`` is the row slot. ``place`` is the target's
+        number, which without mirroring is the role (data 0.., then P, Q, ..).
+    finished
+        How that ended, with the same ``index`` and ``place``.
+    step
+        What the parity engine does.
+    pass_done
+        How a pass ended.
     piece
         With ``early_rows``: pieces of blocks that have landed.
     committed, recovered, recover_failed, filled, retired
@@ -100,25 +120,31 @@ class Sequencer(wiring.Component):
     busy
         Something moves.
     stale, boundary_read, unsynced, doubts, eras, sync_read
-        With ``background``: as for `Admission`.
+        As for `RowPlanning`.
     restarts, undecided
         With ``background``: as for `hdl.stripe.dispatch.Dispatch`.
-    essential, settled
-        With ``background``: those of `hdl.array.states.ArrayStates`: drives that are not given up
-        for a block, and whether that is known. The sequencer, and all rows with it, waits for that
-        `SETTLE_CYCLES` at most for a block; after that the drive stays.
+    essential
+        With ``background``, a bit a port: its drive is not given up for a block
+        (`hdl.array.states.ArrayStates`).
+    settled
+        With ``background``: whether that is known. The sequencer, and all rows with it, waits for
+        it `SETTLE_CYCLES` at most for a block. After that the drive stays. Without ``background``
+        it is 1.
     copy_read
         With ``background``: the drive that a member is copied to.
     walked
         With ``background``: how a row ended that was walked.
-    mend, noted, noted_arrays
+    mend
         With ``background``: rows that are to be mended, of reads, and those that a host has written
-        of which blocks were made unreadable; ``noted``: bit for each of the two, of
-        ``noted_arrays``.
+        of which blocks were made unreadable.
+    noted
+        With ``background``, a bit for each of the two: such a row has been noted.
+    noted_arrays
+        Of each of the two: the array of that row.
     begun
-        With ``intent_chunks``: as for `Admission`.
+        With ``intent_chunks``: as for `RowPlanning`.
     exists
-        With ``array_shares``: bit an array, as for `Admission`.
+        With ``array_shares``: bit an array, as for `RowPlanning`.
 
     ``finished`` and ``pass_done`` are taken whatever ``operation``, ``step`` and ``allocate`` do:
     the operations of a row are queued inside, and a row begins a phase only when all of them fit.
@@ -152,7 +178,7 @@ class Sequencer(wiring.Component):
                 "piece": In(stream.Signature(piece(config))),
                 "stale": In(MAX_DRIVES),
                 "essential": In(MAX_DRIVES),
-                "settled": In(1),
+                "settled": In(1, init=1),
                 "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "unsynced": In(config.arrays),
                 "doubts": In(config.arrays),
@@ -171,7 +197,7 @@ class Sequencer(wiring.Component):
             }
         )
 
-        self._admission = Admission(config=config)
+        self._planning = RowPlanning(config=config)
         self._queues = PhaseQueues(config=config)
         self._todo = Queue(slot, config.rows)  # rows whose phase has ended
         self._states = Memory(shape=progress(config), depth=config.rows, init=[])
@@ -180,12 +206,12 @@ class Sequencer(wiring.Component):
         self._unread_read = self._states.read_port()
         self._operation = RowOperation(config=config)
         self._steps = PassSteps(config=config)
-        self._judgement = Judgement(config=config)
+        self._operation_result = OperationResult(config=config)
         self._refusals = Refusals(config=config)
         self._early = Early(config=config)
         self._mends = Mends(config=config)
         self._suspicion = Suspicion(config=config)
-        self._verdict = Verdict(config=config)
+        self._walk_outcome = WalkOutcome(config=config)
 
         # The row at hand: its program and progress follow `slot` by one cycle. What belongs to
         # target `number`, or to role `index`, follows that by one.
@@ -193,9 +219,9 @@ class Sequencer(wiring.Component):
         self._number = Signal(target_bits(config))
         self._index = Signal(role_bits(config))
         self._now = Signal(progress(config))
-        self._program = program = self._admission.program_read.data
-        self._target = self._admission.target_read.data
-        self._own_line = self._admission.line_read.data
+        self._program = program = self._planning.program_read.data
+        self._target = self._planning.target_read.data
+        self._own_line = self._planning.line_read.data
         self._strip = self.strip_read.data
 
         # Of the row's program.
@@ -204,12 +230,10 @@ class Sequencer(wiring.Component):
         self._redundant = self._protected | program.mirrored
         self._unprotected = program.mirrored | ~self._protected  # by parity
         self._walks = program.walk.any
-        self._to_copy = 0
-        self._copied = Const(0, targets(config))
-        if config.background:
-            copies = program.write[copy_target(config)]
-            self._copied = Mux(copies, 1 << program.copied, 0)
-            self._to_copy = 1 << copy_target(config)
+        # The target that a member is copied to, and the one whose block goes there as well.
+        self._to_copy = copy_mask(config)
+        self._copies = (program.write & self._to_copy).any()
+        self._copied = Mux(self._copies, 1 << program.copied, 0)
         self._data_roles = Signal(config.ports)
         self._synced = Signal(targets(config))
         self._kept_lines = Signal(config.ports)  # roles whose own line the writes need
@@ -233,6 +257,12 @@ class Sequencer(wiring.Component):
         self._release = Signal()  # its line goes back
         self._report = Signal()  # its drive has gone away
         self._ended = Signal()  # the row's phase has ended
+
+        # Of drives that did not store a block: whether one stays that the row does not do without;
+        # those that stay and that it does without; cycles that one has been waited for.
+        self._torn = Signal()
+        self._kept = Signal(targets(config))
+        self._waited = Signal(range(SETTLE_CYCLES + 1))
 
         # How the row ends.
         self._abandoned = Signal()  # its erasures cannot be solved
@@ -263,62 +293,63 @@ class Sequencer(wiring.Component):
             self._note_drives(m)
             self._close(m)
             self._judge_refusals(m)
+            self._judge_refusal(m)
             self._commit(m)
             self._deliver(m)
             if config.background:
                 self._end_walk(m)
             self._retire(m)
         m.d.comb += self.busy.eq(
-            ~fsm.ongoing("IDLE") | moves | self._queues.busy | self._admission.busy
+            ~fsm.ongoing("IDLE") | moves | self._queues.busy | self._planning.busy
         )
         return m
 
     def _add_parts(self, m: Module) -> None:
-        m.submodules.admission = self._admission
+        m.submodules.planning = self._planning
         m.submodules.queues = self._queues
         m.submodules.todo = self._todo
         m.submodules.states = self._states
         m.submodules.row_operation = self._operation
         m.submodules.steps = self._steps
-        m.submodules.judgement = self._judgement
+        m.submodules.operation_result = self._operation_result
         m.submodules.refusals = self._refusals
         m.submodules.early = self._early
         m.submodules.mends = self._mends
         m.submodules.suspicion = self._suspicion
-        m.submodules.verdict = self._verdict
+        m.submodules.walk_outcome = self._walk_outcome
 
     def _connect_planning(self, m: Module) -> None:
-        """What admission sees, and what it tells."""
-        admission, unread = self._admission, self._unread_read
+        """What `RowPlanning` sees, and what it tells."""
+        planning, unread = self._planning, self._unread_read
         retired = self.retired.valid & self.retired.ready
-        connect(m, flipped(self.launch), admission.launch)
-        connect(m, admission.row_read, flipped(self.row_read))
-        connect(m, admission.geometry_read, flipped(self.geometry_read))
-        connect(m, admission.member_read, flipped(self.member_read))
-        connect(m, admission.boundary_read, flipped(self.boundary_read))
-        connect(m, admission.sync_read, flipped(self.sync_read))
-        connect(m, admission.copy_read, flipped(self.copy_read))
-        connect(m, admission.mend, flipped(self.mend[0]))
-        connect(m, admission.begun, flipped(self.begun))
-        connect(m, flipped(self.allocate), admission.allocate)
+        connect(m, flipped(self.launch), planning.launch)
+        connect(m, planning.row_read, flipped(self.row_read))
+        connect(m, planning.geometry_read, flipped(self.geometry_read))
+        connect(m, planning.member_read, flipped(self.member_read))
+        connect(m, planning.boundary_read, flipped(self.boundary_read))
+        connect(m, planning.sync_read, flipped(self.sync_read))
+        connect(m, planning.copy_read, flipped(self.copy_read))
+        connect(m, planning.mend, flipped(self.mend[0]))
+        connect(m, planning.begun, flipped(self.begun))
+        connect(m, flipped(self.allocate), planning.allocate)
         m.d.comb += [
-            admission.failed.eq(self.failed),
-            admission.again.payload.eq(self._slot),
-            admission.program_read.address.eq(self._slot),
-            admission.target_read.address.eq(Cat(self._number, self._slot)),
-            admission.line_read.address.eq(Cat(self._index, self._slot)),
-            unread.addr.eq(admission.unread_read.address),
-            admission.unread_read.data.bad.eq(unread.data.bad),
-            admission.unread_read.data.slow.eq(unread.data.slow),
-            admission.stale.eq(self.stale),
-            admission.unsynced.eq(self.unsynced),
-            admission.doubts.eq(self.doubts),
-            admission.eras.eq(self.eras),
-            admission.exists.eq(self.exists),
-            admission.ended.eq(retired | (self.filled.valid & self.filled.ready)),
-            admission.ended_slot.eq(self.retired.payload),
-            self.noted[0].eq(admission.noted),
-            self.noted_arrays[0].eq(admission.noted_array),
+            planning.failed.eq(self.failed),
+            planning.again.payload.eq(self._slot),
+            planning.program_read.address.eq(self._slot),
+            planning.target_read.address.eq(Cat(self._number, self._slot)),
+            planning.line_read.address.eq(Cat(self._index, self._slot)),
+            unread.addr.eq(planning.unread_read.address),
+            planning.unread_read.data.bad.eq(unread.data.bad),
+            planning.unread_read.data.slow.eq(unread.data.slow),
+            planning.stale.eq(self.stale),
+            planning.unsynced.eq(self.unsynced),
+            planning.doubts.eq(self.doubts),
+            planning.eras.eq(self.eras),
+            planning.exists.eq(self.exists),
+            planning.ended.eq(retired | (self.filled.valid & self.filled.ready)),
+            planning.ended_slot.eq(self.retired.payload),
+            self.noted[0].eq(planning.noted),
+            self.noted_arrays[0].eq(planning.noted_array),
         ]
 
     def _connect_row(self, m: Module) -> None:
@@ -397,19 +428,20 @@ class Sequencer(wiring.Component):
 
     def _connect_ends(self, m: Module) -> None:
         """How operations, and rows, are judged, and what is told of them."""
-        config, program, now = self._config, self._program, self._now
-        judgement, refusals, strip = self._judgement, self._refusals, self._strip
+        program, now = self._program, self._now
+        result, refusals, strip = self._operation_result, self._refusals, self._strip
         stored = now.good.bit_select(self._index, 1)
         fails = self._fault | (self._unprotected & ~stored)
+        copying = ((1 << self._number) & self._to_copy).any()
         m.d.comb += [
-            judgement.event.eq(self._event),
-            judgement.number.eq(self._number),
+            result.event.eq(self._event),
+            result.number.eq(self._number),
             # Targets of a row of mirrors that is filled are told apart by number.
-            judgement.index.eq(
+            result.index.eq(
                 Mux(program.fills & program.mirrored, self._number, self._index)
             ),
-            judgement.synced.eq(self._synced.bit_select(self._number, 1)),
-            judgement.before.eq(now),
+            result.synced.eq(self._synced.bit_select(self._number, 1)),
+            result.before.eq(now),
             refusals.program.eq(program),
             refusals.progress.eq(now),
             refusals.synced.eq(self._synced),
@@ -417,7 +449,14 @@ class Sequencer(wiring.Component):
             refusals.number.eq(self._number),
             refusals.target.eq(self._target),
             refusals.fault.eq(self._fault),
-            refusals.settled.eq(1),
+            refusals.essential.eq(self.essential),
+            refusals.settled.eq(self.settled),
+            result.copying.eq(copying),
+            result.paired.eq(
+                self._copies
+                & program.write.bit_select(program.copied, 1)
+                & (copying | (self._number == program.copied))
+            ),
             self.retired.payload.eq(self._slot),
             self.committed.payload.slot.eq(strip.slot),
             self.committed.payload.status.eq(Mux(fails, Status.WRITE_FAULT, Status.SUCCESS)),
@@ -428,15 +467,6 @@ class Sequencer(wiring.Component):
             self.recover_failed.payload.status.eq(Status.UNRECOVERED_READ),
             self.filled.payload.eq(self._slot),
         ]
-        if config.background:
-            copying = self._number == copy_target(config)
-            both = program.write[copy_target(config)] & program.write.bit_select(program.copied, 1)
-            m.d.comb += [
-                judgement.copying.eq(copying),
-                judgement.paired.eq(both & (copying | (self._number == program.copied))),
-                refusals.essential.eq(self.essential),
-                refusals.settled.eq(self.settled),
-            ]
 
     def _connect_walks(self, m: Module) -> None:
         """What walks see of the row, and rows that are to be mended."""
@@ -446,9 +476,9 @@ class Sequencer(wiring.Component):
             self._suspicion.program.eq(program),
             self._suspicion.before.eq(now),
             self._steps.suspect.eq(now.suspect),
-            self._verdict.program.eq(program),
-            self._verdict.progress.eq(now),
-            self._verdict.abandoned.eq(self._abandoned),
+            self._walk_outcome.program.eq(program),
+            self._walk_outcome.progress.eq(now),
+            self._walk_outcome.abandoned.eq(self._abandoned),
             mends.row.array.eq(program.array),
             mends.row.base.eq(program.base),
             mends.row.shift.eq(program.place),
@@ -461,7 +491,7 @@ class Sequencer(wiring.Component):
 
     def _rest(self, m: Module) -> Value:
         """The state IDLE: what can be done next, most urgent first; whether anything moves."""
-        admission, todo, pass_done = self._admission, self._todo, self._early.done
+        planning, todo, pass_done = self._planning, self._todo, self._early.done
         room = self._queues.room
         with m.State("IDLE"):
             m.d.sync += [
@@ -490,19 +520,19 @@ class Sequencer(wiring.Component):
                 m.d.comb += todo.output.ready.eq(1)
                 m.d.sync += self._slot.eq(todo.output.payload)
                 m.next = "LOAD-ROW"
-            with m.Elif(admission.ready.valid & room):
-                m.d.comb += admission.ready.ready.eq(1)
-                m.d.sync += self._slot.eq(admission.ready.payload)
+            with m.Elif(planning.ready.valid & room):
+                m.d.comb += planning.ready.ready.eq(1)
+                m.d.sync += self._slot.eq(planning.ready.payload)
                 m.next = "LOAD-PROGRAM"
         # At rest, only what arrives, or room for what is queued, moves anything.
         moves = self.finished.valid | pass_done.valid | todo.filling
-        moves |= room & (todo.output.valid | admission.ready.valid)
+        moves |= room & (todo.output.valid | planning.ready.valid)
         moves |= self._mends.busy | (self.mend[1].valid & self.mend[1].ready)
         return moves | self._early.busy
 
     def _end_operation(self, m: Module) -> None:
         """The state LOAD-EVENT, when an operation has ended, and those that follow, up to STORE."""
-        program, now, judgement = self._program, self._now, self._judgement
+        program, now, result = self._program, self._now, self._operation_result
         own_line = program.mirrored | program.single
         with m.State("LOAD-EVENT"):
             m.next = "COPY-EVENT"
@@ -511,10 +541,10 @@ class Sequencer(wiring.Component):
             m.next = "JUDGE-EVENT"
         with m.State("JUDGE-EVENT"):
             m.d.sync += [
-                now.eq(judgement.after),
-                self._ended.eq(judgement.ended),
-                self._report.eq(judgement.report),
-                self._release.eq(judgement.written & ~own_line & self._operation.has_line),
+                now.eq(result.after),
+                self._ended.eq(result.ended),
+                self._report.eq(result.report),
+                self._release.eq(result.written & ~own_line & self._operation.has_line),
             ]
             m.next = "SETTLE-EVENT"
         with m.State("SETTLE-EVENT"):
@@ -554,7 +584,7 @@ class Sequencer(wiring.Component):
     def _begin(self, m: Module) -> None:
         """The state LOAD-PROGRAM, when a row begins, and BEGIN; WRITE, where its writes begin."""
         config, program, now = self._config, self._program, self._now
-        admission, early, stored = self._admission, self._early, self._state_read.data
+        planning, early, stored = self._planning, self._early, self._state_read.data
         with m.State("LOAD-PROGRAM"):
             m.next = "BEGIN"
         with m.State("BEGIN"):
@@ -573,7 +603,7 @@ class Sequencer(wiring.Component):
             with m.Elif(program.read.any()):
                 self._begin_operations(m, targets=program.read, phase=Phase.READ)
                 # With other rows at its heels the next reads matter more.
-                alone = early.free & ~admission.busy
+                alone = early.free & ~planning.busy
                 one = (program.joined & (program.joined - 1)) == 0
                 lost = self._recover & one & ~program.fills & program.erased.any()
                 with m.If(lost & alone):
@@ -582,9 +612,9 @@ class Sequencer(wiring.Component):
             with m.Elif(program.generate.any()):
                 self._begin_generation(m)
             with m.Else():
+                m.d.sync += now.suspect.eq(program.source)
                 m.next = "WRITE"
                 if config.background:
-                    m.d.sync += now.suspect.eq(program.source)
                     with m.If(self._walks & (program.walk.kind == WalkKind.ZERO)):
                         m.next = "COMPARE"
         with m.State("WRITE"):
@@ -850,8 +880,8 @@ class Sequencer(wiring.Component):
             with m.If(self.free.ready):
                 m.next = "SELECT-LINE"
         with m.State("PLAN"):
-            m.d.comb += [self._admission.again.valid.eq(1), self._state_write.en.eq(1)]
-            with m.If(self._admission.again.ready):
+            m.d.comb += [self._planning.again.valid.eq(1), self._state_write.en.eq(1)]
+            with m.If(self._planning.again.ready):
                 m.next = "IDLE"
 
     def _is_stale(self, port: Value) -> Value:
@@ -893,25 +923,22 @@ class Sequencer(wiring.Component):
             lost = now.lost[: config.ports]
             replaced = Mux(self._walks, program.write[: config.ports], program.joined)
             unread = now.bad & self._data_roles & ~replaced
+            rebuilt = program.stale | self._rebuilt
             m.d.sync += [
-                missing.eq(lost | program.dead | unread),
+                missing.eq(lost | program.dead | rebuilt | unread),
                 tolerance.eq(program.parities),
                 fault.eq(self._abandoned | ~program.possible),
                 self._pending.eq(program.joined),
+                self._rebuilt.eq(0),
             ]
             m.next = "COUNT"
-            if config.background:
-                rebuilt = program.stale | self._rebuilt
+            with m.If(program.salvage):
+                # What joined is on its drives, or nowhere; the rest is lost already.
                 m.d.sync += [
-                    missing.eq(lost | program.dead | rebuilt | unread),
-                    self._rebuilt.eq(0),
+                    missing.eq(lost | program.dead | program.stale),
+                    fault.eq((lost & program.joined).any() | self._refusals.needed.any()),
                 ]
-                with m.If(program.salvage):
-                    # What joined is on its drives, or nowhere; the rest is lost already.
-                    m.d.sync += [
-                        missing.eq(lost | program.dead | program.stale),
-                        fault.eq((lost & program.joined).any() | self._refusals.needed.any()),
-                    ]
+            if config.background:
                 with m.If(self._walks & ~refusals.any()):
                     m.next = "JUDGE-WALK"
         with m.State("COUNT"):
@@ -924,17 +951,11 @@ class Sequencer(wiring.Component):
                     m.d.sync += fault.eq(1)
 
     def _judge_refusals(self, m: Module) -> None:
-        """The states from FIND-REFUSALS, which find the drives that are given up as they did not
-        store a block, up to SELECT-STRIP; or a phase begins that makes blocks unreadable."""
+        """The states FIND-REFUSALS and SELECT-REFUSAL, over the drives that did not store a block,
+        up to SELECT-STRIP; or a phase begins that makes blocks unreadable."""
         config, program, now = self._config, self._program, self._now
         refusals, pending, fault = self._refusals, self._pending, self._fault
-        # Whether a drive stays that the row does not do without; those that stay and that it does
-        # without.
-        torn = Signal()
-        kept = Signal.like(now.lost)
-        waited = Signal(range(SETTLE_CYCLES + 1))
-        own = Signal.like(now.lost)
-        m.d.comb += own.eq(1 << self._number)
+        torn, kept, waited = self._torn, self._kept, self._waited
         with m.State("FIND-REFUSALS"):
             m.d.sync += [pending.eq(refusals.refusals), torn.eq(0), kept.eq(0)]
             with m.If(program.mirrored & (program.joined & ~now.good).any()):
@@ -967,12 +988,18 @@ class Sequencer(wiring.Component):
                         m.next = "JUDGE-WALK"
                     with m.Elif(spoils):
                         self._make_unreadable(m, targets=refusals.spoilt, phase=Phase.SPOIL)
+
+    def _judge_refusal(self, m: Module) -> None:
+        """The states from FIND-REFUSAL, of one such drive, to GIVE-UP, which gives it up."""
+        now, refusals = self._now, self._refusals
+        torn, kept, waited = self._torn, self._kept, self._waited
+        own = Signal.like(now.lost)
+        m.d.comb += own.eq(1 << self._number)
         with m.State("FIND-REFUSAL"):
             m.next = "REPORT"
         with m.State("REPORT"):
             m.next = "SELECT-REFUSAL"
-            if config.background:
-                m.d.comb += refusals.impatient.eq(waited == SETTLE_CYCLES)
+            m.d.comb += refusals.impatient.eq(waited == SETTLE_CYCLES)
             with m.If(refusals.waits):
                 m.d.sync += waited.eq(waited + 1)
                 m.next = "REPORT"
@@ -986,12 +1013,12 @@ class Sequencer(wiring.Component):
             m.d.comb += [self.fail.valid.eq(1), self.fail.payload.eq(self._target.port)]
             with m.If(self.fail.ready):
                 m.next = "SELECT-REFUSAL"
-                if config.background:
+                if self._config.background:
                     m.d.sync += now.left.eq(now.left | own)
 
     def _commit(self, m: Module) -> None:
         """The states from SELECT-STRIP, which end the ``pending`` joined blocks, up to RETIRE."""
-        config, program, now = self._config, self._program, self._now
+        program, now = self._program, self._now
         pending, recover = self._pending, self._recover
         with m.State("SELECT-STRIP"):
             m.d.sync += [self._index.eq(self._lowest), pending.eq(pending & (pending - 1))]
@@ -1007,12 +1034,11 @@ class Sequencer(wiring.Component):
             ]
             with m.If(Mux(recover, self.recover_failed.ready, self.committed.ready)):
                 m.next = "SELECT-STRIP"
-                if config.background:
-                    # What can be worked out has its redundancy again without anyone's reading it.
-                    unreadable = (now.phase == Phase.SPOIL) | (now.phase == Phase.BLANK)
-                    m.d.comb += self._mends.note.eq(
-                        self._redundant & ~recover & unreadable & ~pending.any()
-                    )
+                # What can be worked out has its redundancy again without anyone's reading it.
+                unreadable = (now.phase == Phase.SPOIL) | (now.phase == Phase.BLANK)
+                m.d.comb += self._mends.note.eq(
+                    self._redundant & ~recover & unreadable & ~pending.any()
+                )
                 # Lines written have been freed one by one, but not those of mirrors.
                 written = program.write.bit_select(self._index, 1)
                 holds = program.mirrored | self._abandoned | ~written
@@ -1049,7 +1075,7 @@ class Sequencer(wiring.Component):
     def _end_walk(self, m: Module) -> None:
         """The states JUDGE-WALK and END-WALK, of a row that was walked, up to RETIRE."""
         with m.State("JUDGE-WALK"):
-            m.d.sync += self.walked.payload.eq(self._verdict.walked)
+            m.d.sync += self.walked.payload.eq(self._walk_outcome.walked)
             m.next = "END-WALK"
         with m.State("END-WALK"):
             m.d.comb += self.walked.valid.eq(1)

@@ -6,7 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
 from hdl.flow.walk import WalkKind
-from hdl.kit.bits import lowest_bit
+from hdl.kit.pick import lowest_bit
 from hdl.stripe.planning.program import program, role_bits
 from hdl.stripe.rows.progress import Phase, progress
 
@@ -14,11 +14,12 @@ from hdl.stripe.rows.progress import Phase, progress
 class Suspicion(wiring.Component):
     """Finds out which role is wrong, a parity pass after the other. Combinational.
 
-    With every parity live and at least two of them: one syndrome that is not zero is that parity's
-    own fault; else each data role in turn is the ``suspect`` of a pass (`PassSteps`) until one
-    explains all syndromes. A fault that no single role explains, or with one parity, is nobody's.
-    Copies are compared with the first one in turn, which is taken for right. REPAIR then makes anew
-    what is wrong: the row is planned again with it in ``bad``, all live parities if it is nobody's.
+    This takes at least two parities, all of them live. If one syndrome is not zero, that parity is
+    at fault itself. If more are not, each data role in turn is the ``suspect`` of a pass
+    (`PassSteps`) until one explains all syndromes. A fault that no single role explains is
+    nobody's, and so is every fault with one parity. Copies are compared with the first one in turn,
+    which is taken for right. REPAIR then makes anew what is wrong. The row is planned again with
+    the wrong role in ``bad``, or with all live parities if the fault is nobody's.
 
     Parameters
     ----------
@@ -27,13 +28,16 @@ class Suspicion(wiring.Component):
 
     Ports
     -----
-    program, before, after
-        The row's program, and its progress after the pass or, for copies, after the reads, and what
-        becomes of it.
+    program
+        The row's program.
+    before
+        The row's progress after the pass or, for copies, after the reads.
+    after
+        What becomes of that progress.
     compare
         Another pass follows, about ``after.suspect``.
     again
-        The row is to be planned again; if neither, it is done.
+        The row is to be planned again. If no pass follows either, it is done.
     """
 
     def __init__(self, *, config: Config):

@@ -6,7 +6,8 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
 from hdl.flow.walk import WalkKind
-from hdl.kit.bits import lowest_bit, ones
+from hdl.kit.bits import ones
+from hdl.kit.pick import lowest_bit
 from hdl.stripe.planning.plan import PlanKind, plan
 from hdl.stripe.planning.program import role_bits
 
@@ -14,12 +15,12 @@ from hdl.stripe.planning.program import role_bits
 class WalkPlan(wiring.Component):
     """Turns a plan that recovers all that is lost into what the kind of walk asks for.
 
-    What is in ``bad`` and whose drive lives is written anew by every kind. CHECK, REPAIR and PATROL
-    read every block once, and what they cannot read is mended when the row is planned ``again``;
-    then the row is not compared, nor is it if a data role is lost. Of a row of copies each is a
-    role, and one of them, ``source``, is read and written to the others. A row without redundancy
-    is only read. COPY reads what is ``copied``, or works it out, and leaves the member as it is.
-    ZERO reads nothing; its one line is that of ``source``. Combinational.
+    Every kind writes anew what is ``bad`` and whose drive lives. CHECK, REPAIR and PATROL read
+    every block once. What they cannot read is mended when the row is planned ``again``. Then the
+    row is not compared, and it is not compared either if a data role is lost. Each copy of a row of
+    copies is a role. One of them, ``source``, is read and written to the others. A row without
+    redundancy is only read. COPY reads what is ``copied``, or works it out, and leaves the member
+    as it is. ZERO reads nothing, and its one line is that of ``source``. Combinational.
 
     Parameters
     ----------
@@ -28,30 +29,44 @@ class WalkPlan(wiring.Component):
 
     Ports
     -----
-    kind, again
-        Of the walk; the row has been planned before.
-    mirrored, every, data, parities
-        The row's roles are copies; all its roles; how many are data, the others being parities, of
-        which there are so many.
-    dead, bad, stale
-        Roles whose drive is gone, those that must not be read, and those of them on stale drives.
+    kind
+        That of the walk.
+    again
+        The row has been planned before.
+    mirrored
+        The row's roles are copies.
+    every
+        All its roles.
+    data
+        How many of them are data.
+    parities
+        How many of them are parities.
+    dead
+        Roles whose drive is gone.
+    bad
+        Roles that must not be read.
+    stale
+        Those of them that are on stale drives.
     copied
         The role whose member is being copied, if any. Its copy is written beside this plan.
     plan
         With parities: `RowKind.RECOVER` of nothing joined, with ``dead`` and ``bad`` lost.
     possible, read, erased, use_parity, generate, write
         As in `hdl.stripe.planning.program.program`. A REBUILD or COPY that is not possible makes
-        unreadable what is on stale drives, so that what they hold is never taken for the row's; and
-        a RESYNC the live parities, which may never have been the row's.
+        unreadable what is on stale drives, so that what they hold is never taken for the row's. A
+        RESYNC that is not possible does so with the live parities, which may never have been the
+        row's.
     too_many
         More drives of the row are gone or stale than the level tolerates.
     withheld
-        A walk is not possible because of that, and does nothing: what is gone may come back, and
+        A walk is not possible because of that, and does nothing, as what is gone may come back, and
         what stale drives have may be right. Only SALVAGE goes on.
     checks
         Parities, or copies, are compared before anything is written.
-    single, source
+    single
         Everything is written from the line of role ``source``.
+    source
+        That role.
     """
 
     def __init__(self, *, config: Config):
@@ -84,71 +99,96 @@ class WalkPlan(wiring.Component):
             }
         )
 
+        kind = self.kind
+        self._resyncs = kind == WalkKind.RESYNC
+        self._salvages = kind == WalkKind.SALVAGE
+        self._rebuilds = (kind == WalkKind.REBUILD) | self._salvages
+        self._zeroes = kind == WalkKind.ZERO
+        self._copies = kind == WalkKind.COPY
+        others = self._resyncs | self._rebuilds | self._zeroes | self._copies
+        self._looks = ~others & ~self.again
+        compares = (kind == WalkKind.CHECK) | (kind == WalkKind.REPAIR)
+        self._compares = compares & self._looks
+        self._data_roles = (1 << self.data) - 1
+
+        self._live = Signal(ports)
+        self._good = Signal(ports)
+        self._mend = Signal(ports)
+        # Of a COPY: the role that it is about, which is not written there; whether it can be read.
+        self._spared = Signal(ports)
+        self._copyable = Signal()
+        self._anew = Signal(ports)  # roles that are written anew
+
     def elaborate(self, platform) -> Module:
         m = Module()
-        ports = self._config.ports
-        resyncs = self.kind == WalkKind.RESYNC
-        salvages = self.kind == WalkKind.SALVAGE
-        rebuilds = (self.kind == WalkKind.REBUILD) | salvages
-        zeroes = self.kind == WalkKind.ZERO
-        copies = self.kind == WalkKind.COPY
-        looks = ~(resyncs | rebuilds | zeroes | copies) & ~self.again
-        compares = (self.kind == WalkKind.CHECK) | (self.kind == WalkKind.REPAIR)
-        data_roles = (1 << self.data) - 1
-
-        live = Signal(ports)
-        good = Signal(ports)
-        mend = Signal(ports)
-        # Of a COPY: the role that it is about, which is not written there; whether it can be read.
-        spared = Signal(ports)
-        copyable = Signal()
-        anew = Signal(ports)
-        m.d.comb += [
-            spared.eq(Mux(copies, self.copied, 0)),
-            copyable.eq(copies & ~(self.bad & (self.stale | spared)).any()),
-            live.eq(self.every & ~self.dead),
-            good.eq(live & ~self.bad),
-            mend.eq(live & self.bad),
-            self.single.eq(self.mirrored | zeroes),
-            self.source.eq(
-                lowest_bit(m, Mux(zeroes, live, Mux(copyable, spared, good)), "source_role")
-            ),
-        ]
-        with m.If(zeroes):
-            m.d.comb += [self.possible.eq(live.any()), anew.eq(live)]
-        with m.Elif(copyable):
-            m.d.comb += [self.possible.eq(1), self.read.eq(spared)]
+        self._sort_roles(m)
+        with m.If(self._zeroes):
+            m.d.comb += [self.possible.eq(self._live.any()), self._anew.eq(self._live)]
+        with m.Elif(self._copyable):
+            m.d.comb += [self.possible.eq(1), self.read.eq(self._spared)]
         with m.Elif(self.mirrored):
-            first = Signal(ports)
-            m.d.comb += [
-                first.eq(good & -good),
-                self.possible.eq(good.any()),
-                self.checks.eq(compares & looks & (mend == 0)),
-                anew.eq(Mux(resyncs, live & ~first, mend)),
-                self.read.eq(Mux(looks, good, Mux(anew.any(), first, 0))),
-            ]
+            self._plan_copies(m)
         with m.Elif(self.parities == 0):
+            whole = ~self._copies & (self._good == self.every)
             m.d.comb += [
                 self.possible.eq(
-                    resyncs | Mux(rebuilds, ~self.stale.any(), ~copies & (good == self.every))
+                    self._resyncs | Mux(self._rebuilds, ~self.stale.any(), whole)
                 ),
-                self.read.eq(Mux(looks, good, 0)),
+                self.read.eq(Mux(self._looks, self._good, 0)),
             ]
         with m.Else():
+            self._plan_parities(m)
+        self._write(m)
+        return m
+
+    def _sort_roles(self, m: Module) -> None:
+        """Which roles can be used for what."""
+        live, good, spared, copies = self._live, self._good, self._spared, self._copies
+        sources = Mux(self._zeroes, live, Mux(self._copyable, spared, good))
+        m.d.comb += [
+            spared.eq(Mux(copies, self.copied, 0)),
+            self._copyable.eq(copies & ~(self.bad & (self.stale | spared)).any()),
+            live.eq(self.every & ~self.dead),
+            good.eq(live & ~self.bad),
+            self._mend.eq(live & self.bad),
+            self.single.eq(self.mirrored | self._zeroes),
+            self.source.eq(lowest_bit(m, sources, "source_role")),
+        ]
+
+    def _plan_copies(self, m: Module) -> None:
+        """What is done with a row of copies."""
+        live, good, mend, anew = self._live, self._good, self._mend, self._anew
+        first = Signal.like(good)
+        m.d.comb += [
+            first.eq(good & -good),
+            self.possible.eq(good.any()),
+            self.checks.eq(self._compares & (mend == 0)),
+            anew.eq(Mux(self._resyncs, live & ~first, mend)),
+            self.read.eq(Mux(self._looks, good, Mux(anew.any(), first, 0))),
+        ]
+
+    def _plan_parities(self, m: Module) -> None:
+        """What is done with a row that has parities."""
+        live, mend, anew = self._live, self._mend, self._anew
+        lost = self.bad | (self.dead & self._data_roles)
+        m.d.comb += [
+            self.possible.eq(self.plan.kind != PlanKind.IMPOSSIBLE),
+            self.checks.eq(self._compares & (lost == 0)),
+            self.generate.eq(Mux(self._resyncs | self.checks, live, mend) >> self.data),
+            anew.eq(mend | Mux(self.checks, 0, self.generate << self.data)),
+        ]
+        with m.If(anew.any()):
             m.d.comb += [
-                self.possible.eq(self.plan.kind != PlanKind.IMPOSSIBLE),
-                self.checks.eq(compares & looks & ((self.bad | (self.dead & data_roles)) == 0)),
-                self.generate.eq(Mux(resyncs | self.checks, live, mend) >> self.data),
-                anew.eq(mend | Mux(self.checks, 0, self.generate << self.data)),
+                self.erased.eq(self.plan.erased),
+                self.use_parity.eq(self.plan.use_parity),
+                self.read.eq(self.plan.read_data | (self.plan.read_parity << self.data)),
             ]
-            with m.If(anew.any()):
-                m.d.comb += [
-                    self.erased.eq(self.plan.erased),
-                    self.use_parity.eq(self.plan.use_parity),
-                    self.read.eq(self.plan.read_data | (self.plan.read_parity << self.data)),
-                ]
-            with m.If(looks):
-                m.d.comb += self.read.eq(good)
+        with m.If(self._looks):
+            m.d.comb += self.read.eq(self._good)
+
+    def _write(self, m: Module) -> None:
+        """What is written, and what is made unreadable of a row that is past repair."""
+        resyncs, rebuilds, copies = self._resyncs, self._rebuilds, self._copies
         # More are missing than there are parities, or other copies.
         missing = self.every & (self.dead | self.stale)
         m.d.comb += [
@@ -158,14 +198,13 @@ class WalkPlan(wiring.Component):
             self.withheld.eq(
                 ~self.possible
                 & self.too_many
-                & (resyncs | (rebuilds & ~salvages) | (copies & self.stale.any()))
+                & (resyncs | (rebuilds & ~self._salvages) | (copies & self.stale.any()))
             ),
-            self.write.eq(anew & ~spared),
+            self.write.eq(self._anew & ~self._spared),
         ]
         with m.If(~self.possible):
-            m.d.comb += self.write.eq(Mux(rebuilds | copies, live & self.stale, 0))
+            m.d.comb += self.write.eq(Mux(rebuilds | copies, self._live & self.stale, 0))
             with m.If(resyncs & ~self.mirrored):
-                m.d.comb += self.write.eq(live & ~data_roles)
+                m.d.comb += self.write.eq(self._live & ~self._data_roles)
             with m.If(self.withheld):
                 m.d.comb += self.write.eq(0)
-        return m

@@ -1,6 +1,6 @@
-"""Which numbers of drives, spans and copies, and which rotations a RAID level allows."""
+"""How many drives, spans and copies a RAID level allows, and which rotations."""
 
-from amaranth.hdl import Const, Module, Mux, Signal
+from amaranth.hdl import Const, Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -17,7 +17,7 @@ DDF = (
 )
 
 
-class Admission(wiring.Component):
+class LevelRules(wiring.Component):
     """Checks the shape of a new array and fills in what follows from it.
 
     ===== ================= ======== ======== ===============
@@ -32,25 +32,47 @@ class Admission(wiring.Component):
     JBOD  1                 0        1        1
     ===== ================= ======== ======== ===============
 
-    ``copies`` 0 is the default in brackets, ``spans`` 0 counts as 1. An odd number of drives at
-    level 10 is RAID 1E. Spans must divide the drives. ``rotation`` is 0 without parity, and of
-    DDF's only at level 6.
+    If ``copies`` is 0, the default in brackets counts. If ``spans`` is 0, it counts as 1. Level 10
+    on an odd number of drives is RAID 1E. Spans must divide the drives. ``rotation`` is 0 without
+    parity. Rotations of DDF are allowed at level 6 only.
 
     Parameters
     ----------
     config
-        Sizes; a level with more parities than ``config.parities`` is refused.
+        Sizes. A level with more parities than ``config.parities`` is refused.
 
     Ports
     -----
     start
-        Pulse: begin; the inputs stay stable until ``done``.
-    level, strip_shift, copies, spans, rotation, drives
-        As asked for; ``drives`` over all spans.
-    done, allowed
-        ``done`` at most 34 cycles after ``start``; ``allowed`` and the outputs below hold with it.
-    width, data, parities, shape_copies, shape_spans, rotate
-        As in `hdl.flow.geometry.geometry`.
+        A pulse. Begin. The inputs stay stable until ``done``.
+    level
+        The level that is asked for (`Level`).
+    strip_shift
+        log2 of the blocks of a strip.
+    copies
+        Copies of each strip, or 0.
+    spans
+        Spans, or 0.
+    rotation
+        How parity moves (`Rotation`).
+    drives
+        Drives over all spans.
+    done
+        A pulse, at most 34 cycles after ``start``.
+    allowed
+        With ``done``: the level allows it. The ports below hold from then on.
+    width
+        Drives of a span. This and the next five are those of `hdl.flow.geometry.geometry`.
+    data
+        Data strips of a span's stripe.
+    parities
+        Parities of a span.
+    shape_copies
+        Copies of each strip.
+    shape_spans
+        Spans.
+    rotate
+        Parity moves from stripe to stripe.
     strips
         Data strips of a stripe over all spans, before mirroring.
     """
@@ -80,20 +102,26 @@ class Admission(wiring.Component):
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        mirrors = Signal()
-        known = Signal()
-        least = Signal(WIDTH_BITS)
-        default = Signal(WIDTH_BITS)
-        rest = Signal(WIDTH_BITS)
-        rotation = data.View(RotationBits, self.rotation)
-        rotates = Signal()
+        self._look_up_level(m)
+        self._fill_in(m)
+        fits = self._fits(m)
+        with m.FSM(name="admit"):
+            self._divide(m, fits)
+        return m
 
-        m.d.comb += [known.eq(1), default.eq(1)]
+    def _look_up_level(self, m: Module) -> None:
+        """What the level asks for: drives, parities and copies."""
+        self._known = Signal()
+        self._mirrors = Signal()
+        self._least = Signal(WIDTH_BITS)
+        self._default = Signal(WIDTH_BITS)
+        least, default = self._least, self._default
+        m.d.comb += [self._known.eq(1), default.eq(1)]
         with m.Switch(self.level):
             with m.Case(Level.RAID0.value):
                 m.d.comb += least.eq(2)
             with m.Case(Level.RAID1.value):
-                m.d.comb += [least.eq(2), mirrors.eq(1), default.eq(self.drives)]
+                m.d.comb += [least.eq(2), self._mirrors.eq(1), default.eq(self.drives)]
             with m.Case(Level.RAID5.value):
                 m.d.comb += [least.eq(3), self.parities.eq(1)]
             with m.Case(Level.RAID6.value):
@@ -101,14 +129,16 @@ class Admission(wiring.Component):
             with m.Case(Level.RAIDTP.value):
                 m.d.comb += [least.eq(5), self.parities.eq(3)]
             with m.Case(Level.RAID10.value):
-                m.d.comb += [least.eq(2), mirrors.eq(1), default.eq(Const(2))]
+                m.d.comb += [least.eq(2), self._mirrors.eq(1), default.eq(Const(2))]
             with m.Case(Level.JBOD.value):
                 m.d.comb += least.eq(1)
             with m.Default():
-                m.d.comb += known.eq(0)
+                m.d.comb += self._known.eq(0)
 
+    def _fill_in(self, m: Module) -> None:
+        """What follows from the level and the drives of a span."""
         m.d.comb += [
-            self.shape_copies.eq(Mux(self.copies == 0, default, self.copies)),
+            self.shape_copies.eq(Mux(self.copies == 0, self._default, self.copies)),
             self.shape_spans.eq(Mux(self.spans == 0, 1, self.spans)),
             self.data.eq(self.width - self.parities),
             self.strips.eq(
@@ -116,8 +146,14 @@ class Admission(wiring.Component):
                 - Mux(self.parities[0], self.shape_spans, 0)
                 - Mux(self.parities[1], self.shape_spans << 1, 0)
             ),
-            self.rotate.eq((self.parities > 0) & ~rotation.fixed),
+            self.rotate.eq(
+                (self.parities > 0) & ~data.View(RotationBits, self.rotation).fixed
+            ),
         ]
+
+    def _fits(self, m: Module) -> Value:
+        """Whether the level allows all that, apart from drives left over by the spans."""
+        rotates = Signal()
         with m.Switch(self.rotation):
             with m.Case(Rotation.LEFT_SYMMETRIC.value):
                 m.d.comb += rotates.eq(1)
@@ -126,35 +162,37 @@ class Admission(wiring.Component):
             with m.Case(*(one.value for one in Rotation if one.value not in DDF)):
                 m.d.comb += rotates.eq(self.parities > 0)
         copies_fit = Mux(
-            mirrors,
+            self._mirrors,
             (self.shape_copies >= 2) & (self.shape_copies <= self.drives),
             self.shape_copies == 1,
         )
-        fits = (
-            known
+        return (
+            self._known
             & (self.parities <= self._config.parities)
             & (self.strip_shift <= MAX_STRIP_SHIFT)
-            & (self.width >= least)
+            & (self.width >= self._least)
             & ((self.level != Level.JBOD.value) | (self.drives == 1))
             & ((self.parities > 0) | (self.shape_spans == 1))
             & copies_fit
             & rotates
         )
 
-        # Drives / spans by repeated subtraction.
-        with m.FSM(name="admit"):
-            with m.State("REST"):
+    def _divide(self, m: Module, fits: Value) -> None:
+        """The states REST to HOLD: drives / spans, by repeated subtraction."""
+        rest = Signal(WIDTH_BITS)
+        with m.State("REST"):
+            m.d.sync += [rest.eq(self.drives), self.width.eq(0)]
+            with m.If(self.start):
+                m.next = "DIVIDE"
+
+        with m.State("DIVIDE"):
+            with m.If(rest >= self.shape_spans):
+                m.d.sync += [rest.eq(rest - self.shape_spans), self.width.eq(self.width + 1)]
+            with m.Else():
+                m.d.comb += [self.done.eq(1), self.allowed.eq(fits & (rest == 0))]
+                m.next = "HOLD"
+
+        with m.State("HOLD"):
+            with m.If(self.start):
                 m.d.sync += [rest.eq(self.drives), self.width.eq(0)]
-                with m.If(self.start):
-                    m.next = "DIVIDE"
-            with m.State("DIVIDE"):
-                with m.If(rest >= self.shape_spans):
-                    m.d.sync += [rest.eq(rest - self.shape_spans), self.width.eq(self.width + 1)]
-                with m.Else():
-                    m.d.comb += [self.done.eq(1), self.allowed.eq(fits & (rest == 0))]
-                    m.next = "HOLD"
-            with m.State("HOLD"):
-                with m.If(self.start):
-                    m.d.sync += [rest.eq(self.drives), self.width.eq(0)]
-                    m.next = "DIVIDE"
-        return m
+                m.next = "DIVIDE"

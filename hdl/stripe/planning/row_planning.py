@@ -1,4 +1,4 @@
-"""Admission of launched rows: where the roles lie, which drives are left, what to do, lines."""
+"""RowPlanning of launched rows: where the roles lie, which drives are left, what to do, lines."""
 
 from amaranth.hdl import Assert, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
@@ -12,7 +12,8 @@ from hdl.flow.line import line_stream
 from hdl.flow.row import RowKind, row_state
 from hdl.flow.table_read import copy_read, geometry_read, member_read
 from hdl.flow.walk import WalkKind, walk
-from hdl.kit.bits import lowest_bit, ones
+from hdl.kit.bits import ones
+from hdl.kit.pick import lowest_bit
 from hdl.kit.queue import Queue
 from hdl.kit.table import Table, TableRead
 from hdl.stripe.mends import Mends
@@ -28,28 +29,28 @@ SELDOM_WRITE = (WalkKind.REBUILD, WalkKind.SALVAGE, WalkKind.CHECK, WalkKind.PAT
 """Walks that write only what cannot be read, or is marked as to be written already."""
 
 
-class Admission(wiring.Component):
+class RowPlanning(wiring.Component):
     """Turns a launched row, or one whose reads failed, into a program with all the lines it needs.
 
     One row at a time takes lines, and takes all of them before the next, so rows cannot starve
-    each other; the sequencer behind it never waits for a line. ``launch`` and ``again`` queue as
+    each other. The sequencer behind it never waits for a line. ``launch`` and ``again`` queue as
     many row slots as there are, so neither is ever refused for long.
 
-    With ``Config.array_shares``: while there are several arrays (``exists``) a row takes its lines
-    when they are within its array's share (`hdl.array.shares.turnstile`); else it waits in a queue
-    of its array and is planned anew, and those of other arrays go on. So no row waits for lines
-    that the rows of another array's drives have. What is counted is the lines, or as many as the
-    row sends operations for which nothing else counts: those of a walk or of what is made
-    unreadable, and those of a mirrored block beyond `OPERATIONS_PER_BLOCK`. It counts until
-    ``ended``, ``ended_slot``: a row has ended, or is planned again, so that operations of its last
-    phase are counted although lines may be free by then.
+    With ``Config.array_shares``, while there are several arrays (``exists``), a row takes its lines
+    when they are within its array's share (`hdl.array.shares.turnstile`). Otherwise it waits in a
+    queue of its array and is planned anew, and those of other arrays go on. So no row waits for
+    lines that the rows of another array's drives have. What is counted is the lines, or as many as
+    the row sends operations for which nothing else counts. Those are the operations of a walk, of
+    what is made unreadable, and of a mirrored block beyond `OPERATIONS_PER_BLOCK`. A row counts
+    until it has ended (``ended``) or is planned again. So operations of its last phase are counted
+    although lines may be free by then.
 
     A row's members are looked up, one a cycle. With ``slow_read_ms``, roles that are only ``slow``
     among those that could not be read are waited for once the others do not do, unless another
     drive, which is to be rebuilt, has taken their place.
 
-    About 12 + width cycles a row, one more for each line (mirrors: one for each copy instead of
-    width). Back-pressure: waits for lines and for ``ready``.
+    A row takes about 12 + width cycles, and one more for each line. With mirrors it takes one for
+    each copy instead of width. It waits for lines and for ``ready``.
 
     Parameters
     ----------
@@ -58,51 +59,69 @@ class Admission(wiring.Component):
 
     Ports
     -----
-    launch, row_read
-        Row slots to begin, and their rows.
-    again, unread_read
-        Row slots whose reads failed, and the roles that could not be read.
+    launch
+        Row slots to begin.
+    row_read
+        Their rows.
+    again
+        Row slots whose reads failed.
+    unread_read
+        The roles that could not be read.
     ready
         Row slots whose program may be run.
-    program_read, target_read, line_read
-        What was worked out, for the sequencer. The address is the row slot, below it the target or
-        the role.
-    geometry_read, member_read, failed
-        Of the row's array; the ports whose drive has failed.
+    program_read
+        Programs, for the sequencer. The address is the row slot.
+    target_read
+        Targets, for the sequencer. The address is the row slot, and below it the target.
+    line_read
+        Rows' own lines, for the sequencer. The address is the row slot, and below it the role.
+    geometry_read
+        That of the row's array.
+    member_read
+        Members of the row's array.
+    failed
+        A bit a port: its drive has failed.
     allocate
         Lines.
     busy
         Something moves.
-    stale, boundary_read
-        With ``background``: bit a port whose drive is being rebuilt; the first row of an array that
-        is not yet. From there on it is not read, and what is written to a row is written to it as
-        well.
-    unsynced, sync_read
-        With ``background``: bit an array; the first row of such an array whose parities may be
-        anything, unless the host has written it since. From there on no row is updated: all its
-        parities are generated from data, and what a host reads is worked out only if its drive has
-        nothing. Without ``background`` no row of an array is updated that was not taken to be
-        consistent.
+    stale
+        With ``background``, a bit a port: its drive is being rebuilt.
+    boundary_read
+        With ``background``: the first row of an array that has not been rebuilt yet. From there on
+        a stale drive is not read, and what is written to a row is written to it as well.
+    unsynced
+        A bit an array: the parities of some of its rows may be anything. Without ``background`` it
+        says so of every array that was not taken to be consistent, and no row of it is updated.
+    sync_read
+        With ``background``: the first row of such an array whose parities may be anything, unless
+        the host has written it since. From there on no row is updated. All its parities are
+        generated from data, and what a host reads is worked out only if its drive has nothing.
     doubts
-        With ``background``: bit an array of which that is so of every row, as drives have restarted
-        and ``unsynced`` may not say so yet.
+        With ``background``, a bit an array: the parities of each of its rows may be anything, as
+        drives have restarted and ``unsynced`` may not say so yet.
     eras
         With ``background``: how often each array has lost what was not flushed. The program says
         how often it had when the row was planned.
     copy_read
         With ``background``: the copy of an array. Its drive gets what its member gets, as target
         `copy_target` (of mirrors in rows of one strip, as the gatherer makes them).
-    mend, noted, noted_array
-        With ``background``: the row of a host's read in which a drive could not read a block;
-        ``noted`` pulses when one of ``noted_array`` has been noted.
+    mend
+        With ``background``: the row of a host's read in which a drive could not read a block.
+    noted
+        With ``background``, a pulse: such a row has been noted.
+    noted_array
+        Its array.
     begun
-        With ``intent_chunks``: a row that may be written, before its drives are judged; of walks
-        that only write what they cannot read, once that has happened. What these write to stale
-        drives, as REBUILD does, is marked already or is there already.
+        With ``intent_chunks``: a row that may be written, before its drives are judged. A walk that
+        only writes what it cannot read is told of once that has happened. What such walks write to
+        stale drives, as REBUILD does, is marked already or is there already.
     exists
-        With ``array_shares``: bit an array.
-    ended, ended_slot
-        With ``array_shares``: a pulse, and the row that has ended.
+        With ``array_shares``, a bit an array: it exists.
+    ended
+        With ``array_shares``, a pulse: a row has ended.
+    ended_slot
+        The row slot of that row.
     """
 
     def __init__(self, *, config: Config):

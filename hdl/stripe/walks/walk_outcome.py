@@ -10,15 +10,24 @@ from hdl.stripe.planning.program import copy_target, program
 from hdl.stripe.rows.progress import progress
 
 
-class Verdict(wiring.Component):
-    """``walked`` of a row whose ``program`` has come to its end with ``progress``. Combinational.
-
-    ``abandoned``: its erasures could not be solved.
+class WalkOutcome(wiring.Component):
+    """Says how a row ended that was walked, once its program has come to its end. Combinational.
 
     Parameters
     ----------
     config
         Sizes.
+
+    Ports
+    -----
+    program
+        The program of the row.
+    progress
+        How far the row has come in it.
+    abandoned
+        Its erasures could not be solved.
+    walked
+        How it ended.
     """
 
     def __init__(self, *, config: Config):

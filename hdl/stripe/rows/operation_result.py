@@ -10,27 +10,45 @@ from hdl.stripe.planning.program import role_bits, target_bits
 from hdl.stripe.rows.progress import attempts, progress
 
 
-class Judgement(wiring.Component):
+class OperationResult(wiring.Component):
     """Counts an operation off and notes what became of its block. Combinational.
 
-    ``event``: the operation's end, of target ``number``, which is role or strip ``index``.
-    ``before``, ``after``: the row's progress. ``synced``: the drive holds all that it should of the
-    row. ``ended``: it was the last of its phase. ``report``: its drive is to be given up at once,
-    because it has gone away. ``written``: it was a write and will not be sent again. ABORTED
-    operations are sent `attempts` times, a write that its drive cannot store twice, UNREACHED
-    operations without being counted. What becomes of a drive that did not store a block depends on
-    the whole row (`hdl.stripe.rows.refusals`).
-
-    A read that is SLOW counts as one that failed, noted in ``slow``.
-
-    ``copying`` (these two with ``background``): the operation is a copy's: whatever its end, the
-    row has lost nothing, though it is noted in ``lost``. ``paired``: another
-    operation writes the same line; ``written`` then comes with the second to end.
+    ABORTED operations are sent `attempts` times, and a write that its drive cannot store is sent
+    twice. UNREACHED operations are sent again without being counted. A read that is SLOW counts as
+    one that failed, and is noted in ``slow``. What becomes of a drive that did not store a block
+    depends on the whole row (`hdl.stripe.rows.refusals`).
 
     Parameters
     ----------
     config
         Sizes.
+
+    Ports
+    -----
+    event
+        The operation's end.
+    number
+        The number of its target.
+    index
+        The role, or the strip, that the target is.
+    synced
+        The drive holds all that it should of the row.
+    copying
+        With ``background``: the operation writes to the drive that a member is copied to. Whatever
+        its end, the row has lost nothing, though it is noted in ``lost``.
+    paired
+        With ``background``: another operation writes the same line.
+    before
+        The row's progress until now.
+    after
+        The row's progress from now on.
+    ended
+        It was the last operation of its phase.
+    report
+        Its drive is to be given up at once, because it has gone away.
+    written
+        It was a write and will not be sent again. Of two paired ones this comes with the second to
+        end.
     """
 
     def __init__(self, *, config: Config):
