@@ -8,13 +8,22 @@ from amaranth.lib.wiring import In, Out
 class Skid(wiring.Component):
     """Cuts the ``ready`` path of a stream without latency.
 
-    ``input.ready`` is a flip-flop; a payload that ``output`` refuses is kept. Latency 0,
-    throughput one payload a cycle; holds one payload.
+    ``input.ready`` is a flip-flop. A payload that ``output`` refuses is kept, so it holds one
+    payload. The latency is 0, and the throughput one payload a cycle.
 
     Parameters
     ----------
     shape
         Payload shape.
+
+    Ports
+    -----
+    input
+        Payloads that come in.
+    output
+        Payloads that go out.
+    busy
+        A payload moves.
     """
 
     def __init__(self, shape):
@@ -46,12 +55,21 @@ class Skid(wiring.Component):
 class Relay(wiring.Component):
     """Cuts every path of a stream: ``ready``, ``valid`` and payload are flip-flops.
 
-    Latency one cycle, throughput one payload a cycle; holds two payloads.
+    It holds two payloads. The latency is one cycle, and the throughput one payload a cycle.
 
     Parameters
     ----------
     shape
         Payload shape.
+
+    Ports
+    -----
+    input
+        Payloads that come in.
+    output
+        Payloads that go out.
+    busy
+        A payload moves.
     """
 
     def __init__(self, shape):

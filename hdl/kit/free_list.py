@@ -13,9 +13,9 @@ from hdl.kit.simulation import SIMULATION
 class FreeList(wiring.Component):
     """Hands out the numbers 0..``count`` - 1, first from a counter, then those that came back.
 
-    Starting from a counter means that the memory needs no initial contents, so a reset returns
-    every number at once. In simulation it is asserted that what comes back was handed out, and that
-    nothing is handed out twice.
+    As it starts from a counter, the memory needs no initial contents, so a reset returns every
+    number at once. Simulations assert that what comes back was handed out, and that nothing is
+    handed out twice.
 
     Parameters
     ----------
@@ -25,9 +25,9 @@ class FreeList(wiring.Component):
     Ports
     -----
     take
-        Free numbers; one a cycle.
+        Free numbers, one a cycle.
     give
-        Numbers that come back; one a cycle, never refused. Giving back a number that is free is
+        Numbers that come back, one a cycle, never refused. To give back a number that is free is
         an error of the user.
     level
         Free numbers. A number given back can be taken three cycles later.
@@ -79,7 +79,7 @@ class FreeList(wiring.Component):
         return m
 
     def _watch(self, m: Module, fresh: Signal, counting: Signal) -> None:
-        """Notes which numbers are out. What is noted outlasts a reset, but nothing is asked of it
+        """Notes which numbers are out. What is noted outlasts a reset, but nobody looks at it
         before the number has been counted off once more."""
         m.submodules.out = out = Memory(shape=1, depth=self._count, init=[])
         takes = self.take.valid & self.take.ready

@@ -39,7 +39,7 @@ def choose(m: Module, waiting: Value, turn: Signal) -> Signal:
     Whoever serves the bit chosen sets ``turn`` to the one after it (`following`). Then every other
     bit that stays set is served before it again.
     """
-    chosen = Signal(range(len(waiting)), name="chosen")
+    chosen = Signal(bits_for_count(len(waiting)), name="chosen")
     for index in reversed(range(len(waiting))):
         with m.If(waiting[index]):
             m.d.comb += chosen.eq(index)

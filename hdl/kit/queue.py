@@ -9,9 +9,9 @@ from amaranth.lib.wiring import In, Out
 class Queue(wiring.Component):
     """First in, first out.
 
-    Latency two cycles, throughput one payload a cycle (of depth 1, one cycle and half of that). Its
-    memory is a
-    block RAM where the FPGA has one of that depth.
+    The latency is two cycles, and the throughput one payload a cycle. With depth 1 they are one
+    cycle and half a payload a cycle. Its memory is a block RAM where the FPGA has one of that
+    depth.
 
     Parameters
     ----------
@@ -23,13 +23,14 @@ class Queue(wiring.Component):
     Ports
     -----
     input
-        Ready while there is room. Who knows that there is room need not look.
+        Payloads that come in. It is ready while there is room. Whoever knows that there is room
+        need not look.
     output
         The payload that has been in it longest, once it has come out of the memory.
     level
         Payloads that it holds, offered or not.
     filling
-        It holds something and offers nothing yet: that changes by itself.
+        It holds something and offers nothing yet. That changes by itself.
     busy
         It is filling, or what it offers is taken.
     """

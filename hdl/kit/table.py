@@ -7,14 +7,14 @@ from amaranth.lib.wiring import In, Out
 
 
 class TableRead(wiring.Signature):
-    """A synchronous table read, seen from the reader: ``data`` follows ``address`` by one cycle."""
+    """A synchronous table read, seen from the reader. ``data`` follows ``address`` by one cycle."""
 
     def __init__(self, address_shape, data_shape):
         super().__init__({"address": Out(address_shape), "data": In(data_shape)})
 
 
 class TableWrite(wiring.Signature):
-    """A table write, seen from the writer: in a cycle with ``enable``, ``data`` to ``address``."""
+    """A table write, seen from the writer. With ``enable``, ``data`` goes to ``address``."""
 
     def __init__(self, address_shape, data_shape):
         super().__init__(
@@ -37,7 +37,7 @@ class Table(wiring.Component):
     reads
         Number of read ports.
     forwards
-        An entry that is read in the cycle in which it is written is the new one.
+        An entry that is read in the cycle in which it is written is the new one, not the old one.
     attrs
         Attributes of the memory, such as `hdl.kit.disjoint.DISJOINT`.
 
@@ -78,8 +78,11 @@ class Table(wiring.Component):
         return m
 
     def store(self, *, address=None, data=None, **fields) -> list:
-        """Statements of a cycle that writes an entry: at ``address``, ``data``, and of that with
-        other ``fields``. What is not said is what the write port has from elsewhere."""
+        """Statements of a cycle that writes an entry.
+
+        ``data`` goes to ``address``, but ``fields`` have the values given. What is not given is
+        what the write port has from elsewhere.
+        """
         statements = [self.write.enable.eq(1)]
         if address is not None:
             statements.append(self.write.address.eq(address))

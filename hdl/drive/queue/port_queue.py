@@ -13,9 +13,9 @@ def port_queue(config: Config) -> data.StructLayout:
     """The queue of a port: runs of operations that will be one command each, and the tags in use.
 
     A run is named by its first operation. The remaining fields describe the last run, as long as
-    there is one: ``tail`` is its last operation, ``follows`` the block after it, ``blocks`` its
-    length, ``more`` whether its neighbour is expected; ``alone``: it is complete as it is;
-    ``elsewhere``, ``dated`` and ``restarts``: as of its operations.
+    there is one. ``tail`` is its last operation, ``follows`` the block after it, ``blocks`` its
+    length, and ``more`` whether its neighbour is expected. With ``alone`` it is complete as it is.
+    ``elsewhere``, ``dated`` and ``restarts`` are those of its operations.
     """
     number = operation_bits(config)
     restarts = {"dated": 1, "restarts": tried_bits(config)}
