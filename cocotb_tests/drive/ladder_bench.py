@@ -8,7 +8,7 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.drive.drive_model import Timing
 from cocotb_tests.drive.drives_bench import Bench, sizes
-from hdl.config import Config
+from hdl.config import TIME_BITS, Config
 from hdl.flow.operation import DriveStatus, Opcode, Owner
 
 PORTS = 4
@@ -41,7 +41,7 @@ class Ladders(Bench):
         while True:
             await RisingEdge(dut.clk)
             self.time += 1
-            dut.now.value = self.time
+            dut.now.value = self.time & ((1 << TIME_BITS) - 1)
             if int(dut.fail__valid.value):
                 self.given_up.append(int(dut.fail__payload.value))
                 dut.failed.value = sum(1 << gone for gone in self.given_up)

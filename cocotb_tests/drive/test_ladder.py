@@ -13,7 +13,7 @@ from cocotb_tests.drive.drive_model import RANDOM, Timing
 from cocotb_tests.drive.ladder_bench import CONFIG, PORTS, QUICK, SLACK, TICK, Ladders
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import start, wait_until
-from hdl.config import Config
+from hdl.config import TIME_BITS, Config
 from hdl.config.drive_time import given_up_ms, longest_ms
 from hdl.drive.data.write_path import WritePath
 from hdl.drive.drives import Drives
@@ -328,14 +328,19 @@ async def patience(dut):
 
 @cocotb.test(timeout_time=8, timeout_unit="ms")
 async def gives_up_in_time(dut):
-    """A drive that hangs is given up in time, also if a window ends meanwhile; aborts or not."""
+    """A drive that hangs is given up in time, also if a window ends meanwhile, or the clock wraps;
+    aborts or not."""
     bench = Ladders(dut)
     await start(dut)
     most = given_up_ms(bench.config) * 1000
     longest = 0.0
-    for window in range(1, 13):
-        deaf = bool(window % 2)
-        await bench.reaches(window * WINDOW - bench.random.randrange(int(most)))
+    ends = [number * WINDOW for number in range(1, 9)]
+    ends += [number << TIME_BITS for number in range(1, 9)]
+    for number, end in enumerate(ends):
+        deaf = bool(number % 2)
+        # Longer ago than any command takes: that is forgiven as the window ends.
+        await bench.reaches(end - 3 * int(most))
+        await bench.reaches(end - bench.random.randrange(int(most)))
         began = bench.time
         bench.stop(3, -1, deaf=deaf, lasting=True)
         bench.drives[3].abort_cycles = bench.random.choice((0, ABORT))
@@ -344,12 +349,10 @@ async def gives_up_in_time(dut):
             bench.some(0, 2)
             await bench.drain()
         longest = max(longest, bench.time - began)
-        assert bench.time - began <= most + SLACK, f"window {window}, deaf {deaf}"
+        assert bench.time - began <= most + SLACK, f"end {end:#x}, deaf {deaf}"
         bench.mend(3)
         bench.given_up.clear()
         await bench.settle()
-        # Longer ago than any command takes: that is forgiven as the window ends.
-        await bench.reaches((window + 1) * WINDOW - 3 * int(most))
     assert longest >= 0.8 * most, f"{longest} of {most}"
 
 

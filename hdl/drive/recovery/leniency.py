@@ -112,7 +112,7 @@ class Leniency(wiring.Component):
         span = Signal(TIME_BITS - shift)
         in_span = Signal(self._config.ports)
         before = Signal(self._config.ports)
-        still, follows = span == now, span + 1 == now
+        still, follows = span == now, (span + 1)[: len(span)] == now
         m.d.comb += self._lately.eq(Mux(still | follows, in_span, 0) | Mux(still, before, 0))
         with m.If(self.walk):
             m.d.sync += span.eq(now)
