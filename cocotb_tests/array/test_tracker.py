@@ -504,6 +504,7 @@ class LenientStatus:
     ABORTED = DriveStatus.UNREACHED
     GONE = DriveStatus.GONE
     UNREACHED = DriveStatus.UNREACHED
+    MEDIUM_ERROR = DriveStatus.MEDIUM_ERROR
 
 
 def refuses(tracker: Tracker, name: str) -> None:
