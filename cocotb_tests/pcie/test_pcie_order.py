@@ -345,7 +345,10 @@ async def reads_have_credits(dut):
     order.check(order.letters, order.written)
 
 
-@pytest.mark.parametrize("width", [64, 256, 512])
+@pytest.mark.parametrize(
+    "width",
+    [pytest.param(64, marks=pytest.mark.slow), 256, pytest.param(512, marks=pytest.mark.slow)],
+)
 def test_order(width):
     run_endpoint(
         [
