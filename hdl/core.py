@@ -150,8 +150,7 @@ class Core(wiring.Component):
             self._connect_in_sync(m)
             self._connect_walks(m)
         else:
-            connect(m, self._front_end.manage_request, self._tables.manage_request)
-            connect(m, self._tables.manage_response, self._front_end.manage_response)
+            connect(m, self._front_end.table_changes, self._tables.changes)
         if config.intent_chunks:
             self._connect_intent(m)
         else:
@@ -192,21 +191,14 @@ class Core(wiring.Component):
         endpoint, front_end = self._endpoint, self._front_end
         connect(m, flipped(self.request), endpoint.request)
         connect(m, flipped(self.progress), endpoint.progress)
-        connect(m, front_end.messages, endpoint.messages)
         connect(m, flipped(self.completion), endpoint.completion)
         connect(m, flipped(self.register), endpoint.register)
         connect(m, endpoint.target, front_end.register)
-        connect(m, front_end.read_request, endpoint.read_request)
-        connect(m, endpoint.read_done, front_end.read_done)
-        connect(m, endpoint.inbox_write, front_end.inbox_write)
-        connect(m, front_end.write_request, endpoint.write_request)
-        connect(m, endpoint.write_done, front_end.write_done)
-        connect(m, front_end.post, endpoint.post)
+        connect(m, front_end.host, endpoint.host)
         connect(m, flipped(self.status), endpoint.status, front_end.status)
         for block in (endpoint, front_end, self._gather, self._drives):
             m.d.comb += block.now.eq(self.now)
         m.d.comb += [
-            endpoint.discard.eq(front_end.discard),
             front_end.host_idle.eq(endpoint.idle & ~self.posted),
             front_end.posted.eq(endpoint.posted | self.posted),
             self.reset_done.eq(front_end.reset_done),
@@ -286,10 +278,10 @@ class Core(wiring.Component):
         # A drive that is failed by now, or may have lost what it held, has flushed nothing. Nor has
         # one that has restarted since the FLUSH was judged.
         heard = relay.input.payload
-        doubted = tables.failed.bit_select(heard.port, 1)
+        doubted = tables.drives.failed.bit_select(heard.port, 1)
         if config.background:
             restarts = Array(tables.restarts)[heard.port]
-            doubted |= tables.suspect.bit_select(heard.port, 1)
+            doubted |= tables.drives.suspect.bit_select(heard.port, 1)
             doubted |= heard.recover.tried != restarts
         with m.If((heard.opcode == Opcode.FLUSH) & doubted):
             with m.If(finishes.payload.status == DriveStatus.GOOD):
@@ -363,11 +355,10 @@ class Core(wiring.Component):
         """Who reads arrays, members, volumes and ports."""
         config, tables, front_end = self._config, self._tables, self._front_end
         mapper, dispatch, sequencer = self._mapper, self._dispatch, self._sequencer
-        geometries = [
-            user.geometry_read for user in (front_end, mapper, dispatch, self._gather, sequencer)
-        ]
-        members = [user.member_read for user in (front_end, dispatch, sequencer)]
-        volumes = [front_end.volume_read, mapper.volume_read, self._references.volume_read]
+        users = mapper, dispatch, self._gather, sequencer
+        geometries = [front_end.reads.geometry, *(user.geometry_read for user in users)]
+        members = [front_end.reads.member, dispatch.member_read, sequencer.member_read]
+        volumes = [front_end.reads.volume, mapper.volume_read, self._references.volume_read]
         if config.compare_and_deallocate:
             volumes.append(front_end.size_read)
         if config.array_shares:
@@ -382,18 +373,15 @@ class Core(wiring.Component):
         ):
             for user, port in zip(users, ports, strict=True):
                 connect(m, user, port)
-        connect(m, front_end.port_read, tables.port_read)
+        connect(m, front_end.reads.port, tables.port_read)
 
     def _connect_references(self, m: Module) -> None:
         """Who is inside, for changes that must wait until nobody is."""
         front_end, gather = self._front_end, self._gather
         tables, references = self._tables, self._references
         connect(m, tables.quiesce, references.quiesce)
+        connect(m, front_end.slots, references.slots)
         m.d.comb += [
-            references.begins.eq(front_end.begins),
-            references.begun.eq(front_end.begun),
-            references.ends.eq(front_end.ends),
-            references.ended.eq(front_end.ended),
             front_end.volume_exists.eq(tables.volume_exists),
             references.takes.eq(gather.takes),
             references.taken.eq(gather.taken),
@@ -406,27 +394,23 @@ class Core(wiring.Component):
         """Drives that are flushed before the power goes, or the cache is switched off."""
         front_end, tables, flusher = self._front_end, self._tables, self._flusher
         flush_all, flush_cache = self._flush_all, self._flush_cache
-        m.d.comb += [
-            flush_all.flush.eq(front_end.flush),
-            front_end.flushed.eq(flush_all.flushed),
-            flush_cache.flush.eq(front_end.flush_cache),
-            front_end.cache_flushed.eq(flush_cache.flushed),
-            front_end.cache_stored.eq(flush_cache.stored),
-        ]
+        drives = tables.drives
+        connect(m, front_end.shutdown_flush, flush_all.request)
+        connect(m, front_end.cache_flush, flush_cache.request)
         if self._config.background:
-            states = self._background.array_states
-            has_failed = states[::2] & states[1::2]
-            lost = has_failed.any() | self._background.indebted.any()
-            settled = self._background.settled
+            arrays = self._background.arrays
+            has_failed = arrays.states[::2] & arrays.states[1::2]
+            lost = has_failed.any() | arrays.indebted.any()
+            settled = arrays.settled
         else:
             # Without the arrays' states any failed drive may be one too many.
-            lost, settled = (tables.used & tables.failed).any(), 1
+            lost, settled = (drives.used & drives.failed).any(), 1
         for number, user in enumerate((flush_all, flush_cache)):
             connect(m, user.ask, flusher.ask[number])
             connect(m, flusher.told[number], user.told)
             m.d.comb += [
-                user.used.eq(tables.used),
-                user.failed.eq(tables.failed),
+                user.used.eq(drives.used),
+                user.failed.eq(drives.failed),
                 user.lost.eq(lost),
                 user.settled.eq(settled),
             ]
@@ -440,8 +424,6 @@ class Core(wiring.Component):
             tables.restarted.eq(Cat(port.restarted for port in self.drives)),
             tables.present.eq(present),
             front_end.drive_present.eq(present),
-            front_end.drive_used.eq(tables.used),
-            front_end.drive_failed.eq(tables.failed),
             # Always taken; a drive that is given up waits for one that failed to store data.
             tables.fail.valid.eq(sequencer.fail.valid | drives.fail.valid),
             tables.fail.payload.eq(
@@ -450,15 +432,17 @@ class Core(wiring.Component):
             sequencer.fail.ready.eq(1),
             drives.fail.ready.eq(~sequencer.fail.valid),
         ]
+        states = tables.drives
+        connect(m, states, front_end.drives)
         for block in (self._dispatch, sequencer, drives):
-            m.d.comb += block.failed.eq(tables.failed)
+            m.d.comb += block.failed.eq(states.failed)
         if config.sector_emulation:
             m.d.comb += front_end.drive_emulated.eq(Cat(port.emulated for port in self.drives))
         if config.intent_chunks:
             for port, identity in zip(self.drives, tables.identity, strict=True):
                 m.d.comb += identity.eq(port.identity)
         capacities = Array(port.capacity for port in self.drives)
-        asked = front_end.drive_capacity_read
+        asked = front_end.reads.capacity
         m.d.sync += asked.data.eq(capacities[asked.address])
         for port, capacity, inner in zip(self.drives, tables.capacity, drives.drives, strict=True):
             m.d.comb += capacity.eq(port.capacity)
@@ -468,14 +452,15 @@ class Core(wiring.Component):
         """Background work between the host's commands and the tables, and what it is told."""
         background, tables, front_end = self._background, self._tables, self._front_end
         dispatch, flusher, tracker = self._dispatch, self._flusher, self._tracker
-        connect(m, front_end.manage_request, background.request)
-        connect(m, background.response, front_end.manage_response)
-        connect(m, background.table_request, tables.manage_request)
-        connect(m, tables.manage_response, background.table_response)
+        connect(m, front_end.table_changes, background.changes)
+        connect(m, background.table_changes, tables.changes)
         connect(m, tables.rewind, background.rewind)
         connect(m, tables.flush, flusher.ask[2])
         connect(m, flusher.told[2], tables.flushed)
-        connect(m, front_end.report_read, background.report_read)
+        connect(m, front_end.report, background.report)
+        connect(m, front_end.slots, background.slots)
+        connect(m, front_end.tellings, background.tellings)
+        connect(m, dispatch.blame, background.blame)
         connect(m, dispatch.late, background.late)
         commands = Signal(range(self._config.commands + 1))
         begins = front_end.command.valid & front_end.command.ready
@@ -484,20 +469,6 @@ class Core(wiring.Component):
         m.d.comb += [
             background.now.eq(self.now),
             background.host_active.eq(commands != 0),
-            background.report_shows.eq(front_end.report_shows),
-            background.blames.eq(dispatch.blames),
-            background.blamed_volume.eq(dispatch.blamed_volume),
-            background.blamed_slot.eq(dispatch.blamed_slot),
-            background.slot_begins.eq(front_end.begins),
-            background.slot_begun.eq(front_end.begun),
-            background.slot_ends.eq(front_end.ends),
-            background.slot_ended.eq(front_end.ended),
-            background.answers.eq(front_end.answers),
-            background.answer.eq(front_end.answer),
-            background.heard.eq(front_end.heard),
-            background.unheard.eq(front_end.unheard),
-            front_end.told.eq(background.told),
-            front_end.tells.eq(background.tells),
         ]
 
     def _connect_health(self, m: Module) -> None:
@@ -505,30 +476,22 @@ class Core(wiring.Component):
         config, background, tables = self._config, self._background, self._tables
         dispatch, sequencer, drives = self._dispatch, self._sequencer, self._drives
         front_end = self._front_end
-        for name in ("present", "used", "failed", "stale", "changed", "suspect", "kept"):
-            m.d.comb += getattr(background, name).eq(getattr(tables, name))
+        known, arrays = tables.drives, background.arrays
+        connect(m, known, background.drives)
+        connect(m, background.decisions, tables.decisions)
+        connect(m, arrays, front_end.arrays)
+        m.d.comb += background.present.eq(tables.present)
         for user in (self._flusher, dispatch, sequencer, drives):
-            for count, known in zip(user.restarts, tables.restarts, strict=True):
-                m.d.comb += count.eq(known)
-        states = background.array_states
+            for count, counted in zip(user.restarts, tables.restarts, strict=True):
+                m.d.comb += count.eq(counted)
+        states = arrays.states
         m.d.comb += [
-            background.undecided.eq(tables.undecided),
-            background.returns.eq(tables.returns),
             tables.blamed.eq(dispatch.blamed | self._flush_cache.blamed),
-            tables.yields.eq(background.yields),
-            tables.keeps.eq(background.keeps),
-            tables.given_up.eq(background.given_up),
-            tables.doubts.eq(background.doubts),
-            tables.reserved.eq(background.reserved),
-            drives.doubted.eq(tables.suspect & ~tables.kept),
-            dispatch.suspect.eq(tables.suspect),
-            dispatch.undecided.eq(tables.undecided),
-            dispatch.indebted.eq(background.indebted),
-            front_end.drive_stale.eq(tables.stale),
-            front_end.array_states.eq(states),
-            front_end.array_unsynced.eq(background.unsynced),
-            front_end.array_assumed.eq(background.assumed),
-            front_end.array_news.eq(background.news),
+            tables.doubts.eq(arrays.doubts),
+            drives.doubted.eq(known.suspect & ~known.kept),
+            dispatch.suspect.eq(known.suspect),
+            dispatch.undecided.eq(known.undecided),
+            dispatch.indebted.eq(arrays.indebted),
         ]
         if config.gather_reads:
             # Partially degraded, degraded: 1 and 2 of `ArrayState`.
@@ -547,23 +510,24 @@ class Core(wiring.Component):
         """What of arrays and drives may be believed: boundaries, stale drives, copies, eras."""
         background, tables = self._background, self._tables
         dispatch, sequencer = self._dispatch, self._sequencer
+        known, arrays = tables.drives, background.arrays
         for number, user in enumerate((sequencer, dispatch)):
             connect(m, user.sync_read, background.sync_read[number])
             connect(m, user.boundary_read, background.boundary_read[number])
             m.d.comb += [
-                user.unsynced.eq(background.unsynced),
-                user.stale.eq(tables.stale),
-                user.eras.eq(background.eras),
+                user.unsynced.eq(arrays.unsynced),
+                user.stale.eq(known.stale),
+                user.eras.eq(arrays.eras),
             ]
         for user, port in zip((sequencer, dispatch, background), tables.copy_read, strict=True):
             connect(m, user.copy_read, port)
-        undecided = Mux(tables.undecided, (1 << self._config.arrays) - 1, 0)
+        undecided = Mux(known.undecided, (1 << self._config.arrays) - 1, 0)
         m.d.comb += [
-            dispatch.doubts.eq(background.doubts),
-            sequencer.doubts.eq(background.doubts | undecided),
-            sequencer.undecided.eq(tables.undecided),
-            sequencer.essential.eq(background.essential),
-            sequencer.settled.eq(background.settled),
+            dispatch.doubts.eq(arrays.doubts),
+            sequencer.doubts.eq(arrays.doubts | undecided),
+            sequencer.undecided.eq(known.undecided),
+            sequencer.essential.eq(arrays.essential),
+            sequencer.settled.eq(arrays.settled),
         ]
 
     def _connect_walks(self, m: Module) -> None:
@@ -586,11 +550,11 @@ class Core(wiring.Component):
 
     def _connect_intent(self, m: Module) -> None:
         """Rows that are written, and flushes, for the write-intent bitmap."""
-        background, sequencer, gather = self._background, self._sequencer, self._gather
-        connect(m, sequencer.begun, background.begun)
+        writes, sequencer, gather = self._background.writes, self._sequencer, self._gather
+        connect(m, sequencer.begun, writes.begun)
         # A row slot is given back to both at once.
         retired = sequencer.retired
-        users = gather.retired, background.retired
+        users = gather.retired, writes.retired
         for user, other in (users, reversed(users)):
             m.d.comb += [
                 user.payload.eq(retired.payload),
@@ -600,9 +564,9 @@ class Core(wiring.Component):
         # A drive that is flushed, or that found its row written, is heard of much later.
         expects, ends = self._dispatch.expected, self._tracker.completion
         m.d.sync += [
-            background.flush.eq(expects.valid & expects.ready),
-            background.flushing.slot.eq(expects.payload.slot),
-            background.flushing.array.eq(expects.payload.array),
-            background.completed.eq(ends.valid & ends.ready),
-            background.completion.eq(ends.payload),
+            writes.flush.eq(expects.valid & expects.ready),
+            writes.flushing.slot.eq(expects.payload.slot),
+            writes.flushing.array.eq(expects.payload.array),
+            writes.completed.eq(ends.valid & ends.ready),
+            writes.completion.eq(ends.payload),
         ]

@@ -36,8 +36,8 @@ class Bench:
         self.config = config
         self.generator = generator
         self.model = Model(config)
-        self.requests = StreamSource(dut, "manage_request", layout=manage_request(config))
-        self.responses = StreamSink(dut, "manage_response", layout=manage_response(config))
+        self.requests = StreamSource(dut, "changes__request", layout=manage_request(config))
+        self.responses = StreamSink(dut, "changes__response", layout=manage_response(config))
         self.fail = StreamSource(dut, "fail")
         self.quiesces = StreamSink(
             dut, "quiesce", layout=reference(config), callback=self._quiesce, active=0.3
@@ -59,12 +59,12 @@ class Bench:
 
     def _flush(self, ports: int) -> None:
         assert ports == self.model.flushes.pop(0), f"{ports:#b} are flushed"
-        self.flushed.send(ports & ~self.model.refusing & ~int(self.dut.failed.value))
+        self.flushed.send(ports & ~self.model.refusing & ~int(self.dut.drives__failed.value))
 
     def _rewind(self, array: int) -> None:
         """Before there is anything stale, or a copy, and only once."""
         self.rewound.append(array)
-        self.stale_before = int(self.dut.stale.value)
+        self.stale_before = int(self.dut.drives__stale.value)
 
     def plug(self, port: int, capacity: int | None) -> None:
         """A drive of ``capacity`` blocks comes, or (None) it goes."""
@@ -90,7 +90,7 @@ class Bench:
         """No new array may have these ports."""
         if self.config.background:
             self.model.reserved = ports
-            self.dut.reserved.value = ports
+            self.dut.decisions__reserved.value = ports
 
     async def change(self, opcode: ManageOpcode, **fields) -> ManageStatus:
         """Makes a change and compares the answer."""
@@ -166,9 +166,9 @@ class Bench:
             owner += [n for n, copy in model.copies.items() if port == copy[1]]
             assert entry.used == len(owner)
             assert not owner or entry.array == owner[0]
-        assert int(self.dut.failed.value) == model.failed
+        assert int(self.dut.drives__failed.value) == model.failed
         if config.background:
-            assert int(self.dut.stale.value) == model.stale
+            assert int(self.dut.drives__stale.value) == model.stale
             for number in range(config.arrays):
                 for entry in await self.look("copy_read", copy_entry(config), number, COPY_READERS):
                     wanted = model.copies.get(number)

@@ -43,7 +43,8 @@ async def replaces_members(dut):
             await RisingEdge(dut.clk)
             await FallingEdge(dut.clk)
             port = int(dut.member_read__0__data.value)
-            assert (int(dut.failed.value) | int(dut.stale.value)) >> port & 1, "a good member"
+            failed, stale = int(dut.drives__failed.value), int(dut.drives__stale.value)
+            assert (failed | stale) >> port & 1, "a good member"
 
     watching = cocotb.start_soon(watch())
     assert await bench.change(**replace, port=3) == ManageStatus.DONE

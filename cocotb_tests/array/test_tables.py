@@ -189,7 +189,7 @@ async def remembers_lost_drives(dut):
         count = 0
         for _ in range(6):
             await RisingEdge(dut.clk)
-            count += int(dut.changed.value)
+            count += int(dut.drives__changed.value)
         return count
 
     assert await pulses(lambda: bench.plug(1, None)) == 1
@@ -252,8 +252,9 @@ async def nobody_trusts_a_drive_that_appears_late(dut):
         answer = await changing
         assert answer.status in (ManageStatus.DONE, ManageStatus.NO_SPACE), answer
         if answer.status == ManageStatus.DONE:
-            assert int(dut.failed.value) >> 4 & 1, f"a stranger is trusted after {delay} cycles"
-            assert int(dut.used.value) == 0b11111
+            failed = int(dut.drives__failed.value)
+            assert failed >> 4 & 1, f"a stranger is trusted after {delay} cycles"
+            assert int(dut.drives__used.value) == 0b11111
             late += 1
             if config.intent_chunks:
                 bench.requests.send(opcode=ManageOpcode.RE_ADD, array=0, position=4)
@@ -295,7 +296,7 @@ async def nobody_gets_what_is_referred_to(dut):
             assert not entry.valid
 
     async def used(ports: int) -> None:
-        assert int(dut.used.value) == ports
+        assert int(dut.drives__used.value) == ports
         for entry in await bench.look("geometry_read", geometry(config), 0, 2):
             assert entry.valid
 
@@ -307,24 +308,25 @@ async def nobody_gets_what_is_referred_to(dut):
             assert await bench.change(ManageOpcode.COPY, **copy) == ManageStatus.DONE
             end = {"array": 0, "complete": complete}
             await held(ManageOpcode.END_COPY, lambda: used(0b0111), **end)
-            assert int(dut.used.value) == members
+            assert int(dut.drives__used.value) == members
         bench.plug(2, None)
         replace = {"array": 0, "position": 1, "port": 3}
         await held(ManageOpcode.REPLACE, lambda: used(0b1101), **replace)
-        assert int(dut.used.value) == 0b1001
+        assert int(dut.drives__used.value) == 0b1001
 
         # The same drive is had again: it has failed until nobody knows it as it was.
         async def failed() -> None:
-            assert int(dut.failed.value) & 0b1000 and not int(dut.stale.value) & 0b1000
+            failed, stale = int(dut.drives__failed.value), int(dut.drives__stale.value)
+            assert failed & 0b1000 and not stale & 0b1000
 
         bench.plug(3, None)
         await RisingEdge(dut.clk)
         bench.plug(3, 100_000)
         await RisingEdge(dut.clk)
         await held(ManageOpcode.REPLACE, failed, **replace)
-    members = int(dut.used.value)
+    members = int(dut.drives__used.value)
     await held(ManageOpcode.DELETE_ARRAY, lambda: used(members), array=0)
-    assert int(dut.used.value) == 0
+    assert int(dut.drives__used.value) == 0
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
@@ -349,12 +351,13 @@ async def drives_are_flushed_before_they_are_trusted(dut):
         settling = cocotb.start_soon(bench.change(ManageOpcode.SETTLE, array=0))
         for _ in range(200):
             await RisingEdge(dut.clk)
-        assert int(dut.stale.value) == 0b0100 and not settling.done(), "trusted without a flush"
+        assert int(dut.drives__stale.value) == 0b0100
+        assert not settling.done(), "trusted without a flush"
         bench.flushed.paused = False
         assert await settling == ManageStatus.DONE
         await RisingEdge(dut.clk)
-        assert int(dut.stale.value) == 0
-        assert int(dut.failed.value) & 0b0101 == refusing
+        assert int(dut.drives__stale.value) == 0
+        assert int(dut.drives__failed.value) & 0b0101 == refusing
         await bench.compare()
         assert await bench.change(ManageOpcode.DELETE_ARRAY, array=0) == ManageStatus.DONE
 

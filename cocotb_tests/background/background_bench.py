@@ -13,7 +13,6 @@ from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_unt
 from hdl.array.tables.tables import ArrayTables
 from hdl.background.background import Background
 from hdl.background.jobs import JobState
-from hdl.background.rows import flushing
 from hdl.config import (
     BLOCK_NUMBER_BITS,
     DATA_OFFSET_BLOCKS,
@@ -21,14 +20,21 @@ from hdl.config import (
     TIME_BITS,
     Config,
 )
-from hdl.flow.array_state import ArrayState
+from hdl.flow.array_state import ArrayState, ArrayStatus
 from hdl.flow.drive_port import IDENTITY_BITS
+from hdl.flow.drive_states import DriveStates
 from hdl.flow.geometry import Level
 from hdl.flow.host_command import completion
-from hdl.flow.intention import intention
-from hdl.flow.manage import ManageOpcode, ManageStatus, manage_request, manage_response
-from hdl.flow.reference import answer, command_begin, telling
-from hdl.flow.report import Section, report_address, report_read
+from hdl.flow.intention import WriteEvents, flushing, intention
+from hdl.flow.manage import (
+    Changes,
+    ManageOpcode,
+    ManageStatus,
+    manage_request,
+    manage_response,
+)
+from hdl.flow.reference import Blame, SlotEvents, Tellings
+from hdl.flow.report import ReportAccess, Section, report_address
 from hdl.flow.walk import WalkKind, WalkResult, walk, walked
 from hdl.kit.table import TableRead
 
@@ -50,52 +56,30 @@ class Assembly(wiring.Component):
         self._config = config
         super().__init__(
             {
-                "manage_request": In(stream.Signature(manage_request(config))),
-                "manage_response": Out(stream.Signature(manage_response(config))),
+                "changes": In(Changes(config)),
+                "drives": Out(DriveStates()),
+                "arrays": Out(ArrayStatus(config)),
+                "slots": In(SlotEvents(config)),
+                "blame": In(Blame(config)),
+                "tellings": In(Tellings(config)),
+                "writes": In(WriteEvents(config)),
+                "report": In(ReportAccess()),
                 "present": In(config.ports),
                 "capacity": In(BLOCK_NUMBER_BITS).array(config.ports),
                 "identity": In(IDENTITY_BITS).array(config.ports),
-                "begun": In(stream.Signature(intention(config))),
-                "retired": In(stream.Signature(config.row_slot_bits)),
-                "flush": In(1),
-                "flushing": In(flushing(config)),
-                "completed": In(1),
-                "completion": In(completion(config)),
                 "fail": In(stream.Signature(config.port_bits)),
-                "failed": Out(MAX_DRIVES),
-                "stale": Out(MAX_DRIVES),
-                "used": Out(MAX_DRIVES),
                 "walk": Out(stream.Signature(walk(config))),
                 "walked": In(stream.Signature(walked(config))),
                 "boundary_read": In(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "sync_read": In(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
-                "unsynced": Out(config.arrays),
-                "array_states": Out(2 * config.arrays),
-                "news": Out(1),
                 "host_active": In(1),
                 "occupied": In(1),
                 "flush_waits": In(1),
                 "refusing": In(MAX_DRIVES),
                 "restarted": In(config.ports),
                 "blamed": In(MAX_DRIVES),
-                "blames": In(1),
-                "blamed_volume": In(config.volume_bits),
-                "blamed_slot": In(config.slot_bits),
-                "slot_begins": In(1),
-                "slot_begun": In(command_begin(config)),
-                "slot_ends": In(1),
-                "slot_ended": In(config.slot_bits),
-                "tells": Out(telling(config)),
-                "answers": In(1),
-                "answer": In(answer(config)),
-                "heard": In(config.queue_pairs + 1),
-                "unheard": In(config.queue_pairs + 1),
                 "late": In(TableRead(config.slot_bits, 1)),
-                "indebted": Out(config.volumes),
-                "told": Out(config.volumes),
-                "suspect": Out(MAX_DRIVES),
                 "doubted": Out(MAX_DRIVES),
-                "report_read": In(report_read()),
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS),
                 "busy": Out(1),
@@ -109,22 +93,20 @@ class Assembly(wiring.Component):
             config=config, geometry_readers=2, member_readers=1, volume_readers=1
         )
         m.submodules.background = background = self._background(config=config)
-        connect(m, flipped(self.manage_request), background.request)
-        connect(m, background.response, flipped(self.manage_response))
-        connect(m, background.table_request, tables.manage_request)
-        connect(m, tables.manage_response, background.table_response)
+        connect(m, flipped(self.changes), background.changes)
+        connect(m, background.table_changes, tables.changes)
+        connect(m, tables.drives, background.drives, flipped(self.drives))
+        connect(m, background.decisions, tables.decisions)
+        connect(m, background.arrays, flipped(self.arrays))
+        for name in ("slots", "blame", "tellings", "writes", "report"):
+            connect(m, flipped(getattr(self, name)), getattr(background, name))
         connect(m, tables.rewind, background.rewind)
         connect(m, flipped(self.fail), tables.fail)
         connect(m, background.walk, flipped(self.walk))
         connect(m, flipped(self.walked), background.walked)
         connect(m, flipped(self.boundary_read), background.boundary_read[0])
         connect(m, flipped(self.sync_read), background.sync_read[0])
-        connect(m, flipped(self.report_read), background.report_read)
         connect(m, flipped(self.late), background.late)
-        for name in ("begun", "retired"):
-            connect(m, flipped(getattr(self, name)), getattr(background, name))
-        for name in ("flush", "flushing", "completed", "completion"):
-            m.d.comb += getattr(background, name).eq(getattr(self, name))
         for outer, inner in zip(self.identity, tables.identity, strict=True):
             m.d.comb += inner.eq(outer)
         for user, port in zip(background.geometry_read, tables.geometry_read, strict=True):
@@ -132,7 +114,8 @@ class Assembly(wiring.Component):
         connect(m, background.member_read, tables.member_read[0])
         connect(m, background.copy_read, tables.copy_read[0])
         flushed = Signal(MAX_DRIVES)
-        stored = flushed & ~(self.refusing | tables.failed | tables.suspect)
+        states = tables.drives
+        stored = flushed & ~(self.refusing | states.failed | states.suspect)
         m.d.comb += tables.flushed.payload.eq(stored)
         with m.If(tables.flush.valid & tables.flush.ready):
             m.d.sync += [tables.flushed.valid.eq(1), flushed.eq(tables.flush.payload)]
@@ -143,48 +126,15 @@ class Assembly(wiring.Component):
             m.d.comb += inner.eq(outer)
         m.d.comb += [
             tables.present.eq(self.present),
-            tables.reserved.eq(background.reserved),
             background.present.eq(present),
-            background.used.eq(tables.used),
-            background.failed.eq(tables.failed),
-            background.stale.eq(tables.stale),
-            background.changed.eq(tables.changed),
-            background.suspect.eq(tables.suspect),
-            background.kept.eq(tables.kept),
-            background.undecided.eq(tables.undecided),
-            background.blames.eq(self.blames),
-            background.blamed_volume.eq(self.blamed_volume),
-            background.blamed_slot.eq(self.blamed_slot),
-            background.slot_begins.eq(self.slot_begins),
-            background.slot_begun.eq(self.slot_begun),
-            background.slot_ends.eq(self.slot_ends),
-            background.slot_ended.eq(self.slot_ended),
-            self.indebted.eq(background.indebted),
-            self.told.eq(background.told),
-            self.tells.eq(background.tells),
-            background.answers.eq(self.answers),
-            background.answer.eq(self.answer),
-            background.heard.eq(self.heard),
-            background.unheard.eq(self.unheard),
-            self.doubted.eq(tables.suspect & ~tables.kept),
-            background.returns.eq(tables.returns),
-            tables.yields.eq(background.yields),
-            tables.keeps.eq(background.keeps),
-            tables.given_up.eq(background.given_up),
+            self.doubted.eq(states.suspect & ~states.kept),
             tables.restarted.eq(self.restarted),
             tables.blamed.eq(self.blamed),
-            tables.doubts.eq(background.doubts),
-            self.suspect.eq(tables.suspect),
+            tables.doubts.eq(background.arrays.doubts),
             background.host_active.eq(self.host_active),
             tables.quiesce.ready.eq(~self.occupied),
             tables.flush.ready.eq(~tables.flushed.valid & ~self.flush_waits),
             background.now.eq(self.now),
-            self.failed.eq(tables.failed),
-            self.stale.eq(tables.stale),
-            self.used.eq(tables.used),
-            self.array_states.eq(background.array_states),
-            self.unsynced.eq(background.unsynced),
-            self.news.eq(background.news),
             self.deadline.eq(background.deadline),
             self.busy.eq(background.busy | tables.busy),
         ]
@@ -203,11 +153,11 @@ class Bench:
         self.config = config
         self.marks = False
         self.random = generator
-        self.requests = StreamSource(dut, "manage_request", layout=manage_request(config))
-        self.responses = StreamSink(dut, "manage_response", layout=manage_response(config))
+        self.requests = StreamSource(dut, "changes__request", layout=manage_request(config))
+        self.responses = StreamSink(dut, "changes__response", layout=manage_response(config))
         self.fails = StreamSource(dut, "fail")
-        self.begun = StreamSource(dut, "begun", layout=intention(config))
-        self.retired = StreamSource(dut, "retired")
+        self.begun = StreamSource(dut, "writes__begun", layout=intention(config))
+        self.retired = StreamSource(dut, "writes__retired")
         self.walks = StreamSink(dut, "walk", layout=walk(config), callback=self._ask, active=0.7)
         self.ends = StreamSource(dut, "walked", layout=walked(config))
         self.out: dict[int, dict] = {}
@@ -220,12 +170,14 @@ class Bench:
         self.news = 0
         self.present = 0
         for name in ("present", "host_active", "occupied", "flush_waits", "refusing", "now",
-                     "restarted", "blamed", "blames", "blamed_volume", "boundary_read__address",
-                     "sync_read__address", "slot_begins", "slot_ends", "answers",
-                     "heard", "unheard"):  # fmt: skip
+                     "restarted", "blamed", "blame__blames", "blame__volume",
+                     "boundary_read__address", "sync_read__address", "slots__begins",
+                     "slots__ends", "tellings__answers", "tellings__heard",
+                     "tellings__unheard"):  # fmt: skip
             getattr(dut, name).value = 0
-        for name in ("flush", "flushing", "completed", "completion", "report_read__address"):
-            getattr(dut, name).value = 0
+        for name in ("flush", "flushing", "completed", "completion"):
+            getattr(dut, f"writes__{name}").value = 0
+        dut.report__read__address.value = 0
         dut.boundary_read__address.value = 0
         for port in range(config.ports):
             getattr(dut, f"capacity__{port}").value = CAPACITY
@@ -246,7 +198,7 @@ class Bench:
             self.cycle += 1
             dut.now.value = self.cycle
             self.cycles_out += bool(self.out)
-            self.news += int(dut.news.value)
+            self.news += int(dut.arrays__news.value)
             if not self.out or self.paused or not self.ends.idle:
                 continue
             if self.random.random() < self.late:
@@ -298,9 +250,9 @@ class Bench:
     async def flush_now(self, array: int, between: Coroutine | None = None) -> None:
         """The same, whatever else is going on; ``between`` happens before it ends."""
         dut = self.dut
-        dut.flushing.value = pack(flushing(self.config), slot=1, array=array)
-        dut.completion.value = pack(completion(self.config), slot=1)
-        for name in ("flush", "completed"):
+        dut.writes__flushing.value = pack(flushing(self.config), slot=1, array=array)
+        dut.writes__completion.value = pack(completion(self.config), slot=1)
+        for name in ("writes__flush", "writes__completed"):
             getattr(dut, name).value = 1
             await RisingEdge(dut.clk)
             getattr(dut, name).value = 0
@@ -344,11 +296,11 @@ class Bench:
         found = []
         for word in range(14):
             address = pack(report_address(), section=section, number=number, word=word)
-            dut.report_read__address.value = address
+            dut.report__read__address.value = address
             for _ in range(3):
                 await RisingEdge(dut.clk)
             await FallingEdge(dut.clk)
-            found.append(int(dut.report_read__data.value))
+            found.append(int(dut.report__read__data.value))
         return found
 
     async def job(self, array: int) -> dict:
@@ -371,7 +323,7 @@ class Bench:
         }
 
     def state(self, array: int) -> ArrayState:
-        return ArrayState(int(self.dut.array_states.value) >> 2 * array & 3)
+        return ArrayState(int(self.dut.arrays__states.value) >> 2 * array & 3)
 
     async def boundary(self, array: int) -> int:
         self.dut.boundary_read__address.value = array

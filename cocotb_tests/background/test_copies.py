@@ -47,7 +47,7 @@ async def half_way(host: Bench, array: int, **fields) -> None:
 
 
 def used(dut) -> int:
-    return int(dut.used.value)
+    return int(dut.drives__used.value)
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
@@ -58,7 +58,7 @@ async def moves_members(dut):
         host.log.clear()
         old, new = (1, 5) if not spare else (5, 1)
         await host.good(**copy(array, 1, new, spare=spare))
-        assert used(dut) == 0b100111 and not int(dut.stale.value)
+        assert used(dut) == 0b100111 and not int(dut.drives__stale.value)
         assert (await host.job(array))["state"] == JobState.RUNNING
         refused = copy(array, 0, 4)
         assert await host.change(**refused) == ManageStatus.JOB_RUNNING
@@ -67,7 +67,7 @@ async def moves_members(dut):
         job = await host.job(array)
         assert (job["state"], job["kind"], job["row"]) == (JobState.DONE, WalkKind.COPY, ROWS)
         assert rows_of(host, WalkKind.COPY) == list(range(ROWS))
-        assert used(dut) == 0b101 | 1 << new and not int(dut.stale.value)
+        assert used(dut) == 0b101 | 1 << new and not int(dut.drives__stale.value)
         assert host.state(array) == ArrayState.OPTIMAL and not host.news
         # What was the member is nothing to the array any more, the new one is.
         host.pull(old)
@@ -101,7 +101,7 @@ async def ends_badly(dut):
         job = await host.job(array)
         wanted = JobState.STOPPED if way == "stop" else JobState.FAILED
         assert (job["state"], job["kind"]) == (wanted, WalkKind.COPY), way
-        assert used(dut) == 0b111 and not int(dut.stale.value), way
+        assert used(dut) == 0b111 and not int(dut.drives__stale.value), way
         assert host.state(array) == ArrayState.OPTIMAL and not host.news
         host.plug(5)
         await host.rest()
@@ -125,10 +125,10 @@ async def the_member_fails(dut):
     assert 0 < boundary < ROWS
     host.pull(1)
     host.paused = False
-    await host.until(lambda: bool(int(dut.stale.value)), "a stale drive")
+    await host.until(lambda: bool(int(dut.drives__stale.value)), "a stale drive")
     await ClockCycles(dut.clk, 6)
-    assert int(dut.stale.value) == 1 << 5 and used(dut) == 0b100101
-    while int(dut.stale.value):
+    assert int(dut.drives__stale.value) == 1 << 5 and used(dut) == 0b100101
+    while int(dut.drives__stale.value):
         assert await host.boundary(array) >= boundary
         await RisingEdge(dut.clk)
     await host.rest()
@@ -159,7 +159,7 @@ async def another_member_fails(dut):
     await half_way(host, array)
     host.pull(2)
     await ClockCycles(dut.clk, 500)
-    assert not int(dut.stale.value) and host.state(array) == ArrayState.DEGRADED
+    assert not int(dut.drives__stale.value) and host.state(array) == ArrayState.DEGRADED
     host.paused = False
     await host.rest()
     assert rows_of(host, WalkKind.COPY) == list(range(ROWS))
@@ -177,7 +177,7 @@ async def nobody_gets_a_drive_that_is_written(dut):
     await host.until(lambda: len(host.log) == ROWS, "rows")
     host.pull(2)
     await ClockCycles(dut.clk, 1000)
-    assert not int(dut.stale.value) and used(dut) == 0b100111
+    assert not int(dut.drives__stale.value) and used(dut) == 0b100111
     assert (await host.job(array))["state"] == JobState.RUNNING
     dut.occupied.value = 0
     await host.rest()
@@ -225,7 +225,7 @@ async def the_last_writes_count(dut):
         dut.occupied.value = 0
         await host.rest()
         assert host.state(array) == ArrayState.OPTIMAL, delay
-        assert not int(dut.failed.value) & used(dut), delay
+        assert not int(dut.drives__failed.value) & used(dut), delay
         job = await host.job(array)
         if delay is None:
             assert job["state"] == JobState.DONE and used(dut) == 0b100111
@@ -330,7 +330,7 @@ async def members_without_redundancy(dut):
     job = await host.job(array)
     assert (job["state"], job["kind"]) == (JobState.FAILED, WalkKind.REBUILD)
     assert host.state(array) == ArrayState.FAILED and used(dut) == 0b001111
-    assert not rows_of(host, WalkKind.REBUILD) and int(dut.stale.value) == 1 << 3
+    assert not rows_of(host, WalkKind.REBUILD) and int(dut.drives__stale.value) == 1 << 3
     salvage = {"opcode": ManageOpcode.START_JOB, "kind": WalkKind.SALVAGE.value}
     await host.good(**salvage, array=array)
     await host.rest()
@@ -350,7 +350,7 @@ async def drives_that_do_not_flush_are_not_trusted(dut):
     job = await host.job(array)
     assert (job["state"], job["kind"]) == (JobState.FAILED, WalkKind.COPY)
     assert used(dut) == 0b111 and host.state(array) == ArrayState.OPTIMAL
-    assert not int(dut.stale.value)
+    assert not int(dut.drives__stale.value)
     host.pull(1)
     await host.rest()
     await host.good(ManageOpcode.REPLACE, array=array, position=1, port=5)
@@ -358,7 +358,7 @@ async def drives_that_do_not_flush_are_not_trusted(dut):
     job = await host.job(array)
     assert (job["state"], job["kind"]) == (JobState.FAILED, WalkKind.REBUILD)
     assert used(dut) == 0b100101 and host.state(array) == ArrayState.DEGRADED
-    assert int(dut.failed.value) >> 5 & 1 and not int(dut.stale.value)
+    assert int(dut.drives__failed.value) >> 5 & 1 and not int(dut.drives__stale.value)
     dut.refusing.value = 0
     await host.good(ManageOpcode.REPLACE, array=array, position=1, port=4)
     await host.rest()

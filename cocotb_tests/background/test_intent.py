@@ -87,13 +87,13 @@ class Bench:
         self.dut = dut
         self.random = random.Random(int(os.environ["SEED"]))
         self.arrays = [Array(rows) for rows in ROWS]
-        self.begun = StreamSource(dut, "begun", layout=intention(CONFIG), active=0.7)
-        self.retired = StreamSource(dut, "retired", active=0.7)
+        self.begun = StreamSource(dut, "writes__begun", layout=intention(CONFIG), active=0.7)
+        self.retired = StreamSource(dut, "writes__retired", active=0.7)
         self.asks = StreamSource(dut, "ask", layout=array_row(CONFIG))
         self.answers = StreamSink(dut, "answer", layout=stretch(), active=0.5)
         self.slots = set(range(CONFIG.rows))
         self.commands = set(range(CONFIG.commands))
-        pulses = ("flush", "completed", "judged", "wipe", "fill")
+        pulses = ("writes__flush", "writes__completed", "judged", "wipe", "fill")
         values = ("flushing", "completion", "judged_array", "judged_rows", "named")
         for name in (*pulses, *values, "tally_read__address"):
             getattr(dut, name).value = 0
@@ -160,9 +160,9 @@ class Bench:
             number = self.random.randrange(CONFIG.arrays) if number is None else number
             slot = self.random.choice(sorted(self.commands))
             self.commands.discard(slot)
-            self.dut.flushing.value = pack(flushing(CONFIG), slot=slot, array=number)
+            self.dut.writes__flushing.value = pack(flushing(CONFIG), slot=slot, array=number)
             self.arrays[number].flush(slot)
-            await self.pulse("flush")
+            await self.pulse("writes__flush")
 
     async def end_flush(self, good: bool | None = None, array: Array | None = None) -> None:
         arrays = self.arrays if array is None else [array]
@@ -172,8 +172,8 @@ class Bench:
             if good is None:
                 good = self.random.random() < 0.8
             status = Status.SUCCESS if good else Status.WRITE_FAULT
-            self.dut.completion.value = pack(completion(CONFIG), slot=slot, status=status)
-            await self.pulse("completed")
+            self.dut.writes__completion.value = pack(completion(CONFIG), slot=slot, status=status)
+            await self.pulse("writes__completed")
             array.flushed(slot, good)
             self.commands.add(slot)
 

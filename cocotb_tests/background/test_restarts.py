@@ -51,17 +51,19 @@ async def a_member_is_brought_up_to_date(dut):
         assert marked
         host.log.clear()
         await restart(dut, ports[1])
-        assert int(dut.suspect.value) == 1 << ports[1] or int(dut.failed.value) >> ports[1] & 1
-        await host.until(lambda bit=1 << ports[1]: int(dut.stale.value) == bit, "a stale drive")
+        drive = 1 << ports[1]
+        suspect, failed = int(dut.drives__suspect.value), int(dut.drives__failed.value)
+        assert suspect == drive or failed & drive
+        await host.until(lambda bit=drive: int(dut.drives__stale.value) == bit, "a stale drive")
         await host.rest()
         job = await host.job(array)
         assert (job["state"], job["kind"]) == (JobState.DONE, WalkKind.REBUILD)
         rebuilt = {*rows_of(host, WalkKind.REBUILD)}
         assert {3, 4} <= rebuilt and len(rebuilt) <= marked * job["chunk"] < ROWS
-        assert not int(dut.suspect.value) and not int(dut.stale.value)
+        assert not int(dut.drives__suspect.value) and not int(dut.drives__stale.value)
         assert host.state(array) == ArrayState.OPTIMAL
-        assert not int(dut.failed.value) & 0xFF
-    assert int(dut.used.value) == 0b111111
+        assert not int(dut.drives__failed.value) & 0xFF
+    assert int(dut.drives__used.value) == 0b111111
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
@@ -94,18 +96,18 @@ async def the_last_copy_is_kept(dut):
         before = host.state(number)
         await restart(dut, *ports)
         await host.rest()
-        assert int(dut.suspect.value) == mask, "a flush would succeed"
-        assert not int(dut.failed.value) & mask and not int(dut.stale.value)
+        assert int(dut.drives__suspect.value) == mask, "a flush would succeed"
+        assert not int(dut.drives__failed.value) & mask and not int(dut.drives__stale.value)
         assert host.state(number) == before
         # A flush of another array says nothing about them.
         dut.blamed.value = 0x7F & ~mask
         await ClockCycles(dut.clk, 2)
-        assert int(dut.suspect.value) == mask
+        assert int(dut.drives__suspect.value) == mask
         dut.blamed.value = mask
         await RisingEdge(dut.clk)
         dut.blamed.value = 0
         await ClockCycles(dut.clk, 2)
-        assert not int(dut.suspect.value)
+        assert not int(dut.drives__suspect.value)
     assert not host.log
 
 
@@ -140,7 +142,7 @@ async def rows_that_may_be_torn_are_made_right(dut):
         await ClockCycles(dut.clk, 2)
         dut.blamed.value = 0
         await ClockCycles(dut.clk, 2)
-        assert not int(dut.suspect.value)
+        assert not int(dut.drives__suspect.value)
         for _ in range(2):
             await host.flush_now(array)
             await ClockCycles(dut.clk, 200)
@@ -260,7 +262,7 @@ async def torn_rows_and_other_jobs(dut):
     assert (job["state"], job["kind"]) == (JobState.DONE, WalkKind.RESYNC) and job["in_sync"]
     assert {*rows_of(host, WalkKind.COPY)} == {*range(ROWS)}
     assert 9 in rows_of(host, WalkKind.RESYNC)
-    assert int(dut.used.value) == 0b1000011
+    assert int(dut.drives__used.value) == 0b1000011
     # While it is checked.
     await host.write(array, 10)
     host.log.clear()
@@ -292,8 +294,8 @@ async def a_drive_that_cannot_return_is_replaced(dut):
     dut.identity__1.value = 99
     await restart(dut, 1, 4)
     await host.rest()
-    assert int(dut.used.value) == 0b10000101
-    assert host.state(array) == ArrayState.OPTIMAL and not int(dut.suspect.value)
+    assert int(dut.drives__used.value) == 0b10000101
+    assert host.state(array) == ArrayState.OPTIMAL and not int(dut.drives__suspect.value)
     assert len(set(rows_of(host, WalkKind.REBUILD))) == ROWS
     # Half rebuilt, it begins again; so it does while it is copied to.
     host.log.clear()
@@ -302,7 +304,7 @@ async def a_drive_that_cannot_return_is_replaced(dut):
     await restart(dut, 3)
     await host.rest()
     assert (await host.job(array))["state"] == JobState.FAILED
-    assert int(dut.used.value) == 0b10000101 and host.state(array) == ArrayState.OPTIMAL
+    assert int(dut.drives__used.value) == 0b10000101 and host.state(array) == ArrayState.OPTIMAL
     host.pull(2)
     await host.rest()
     host.plug(2)
@@ -329,13 +331,14 @@ async def late_reports_say_nothing_new(dut):
     for number in range(4):
         host.log.clear()
         await restart(dut, 1)
-        await host.until(lambda: int(dut.failed.value) & 2, "a failed drive", cycles=200)
+        await host.until(lambda: int(dut.drives__failed.value) & 2, "a failed drive", cycles=200)
         for _ in range(3 * number):
             await ClockCycles(dut.clk, host.random.randrange(30))
             await host.fail(1)
         await ClockCycles(dut.clk, 300)
-        assert int(dut.failed.value) & 2, "the drive is had again while rows may refer to it"
-        assert not int(dut.stale.value) and not host.log
+        failed = int(dut.drives__failed.value)
+        assert failed & 2, "the drive is had again while rows may refer to it"
+        assert not int(dut.drives__stale.value) and not host.log
         dut.occupied.value = 0
         await host.rest()
         assert 3 in rows_of(host, WalkKind.REBUILD), number
@@ -350,7 +353,7 @@ async def late_reports_say_nothing_new(dut):
     host.plug(1)
     dut.occupied.value = 0
     await host.rest()
-    assert int(dut.failed.value) & 2 and host.state(array) == ArrayState.DEGRADED
+    assert int(dut.drives__failed.value) & 2 and host.state(array) == ArrayState.DEGRADED
 
 
 @cocotb.test(timeout_time=20, timeout_unit="ms")
@@ -375,10 +378,11 @@ async def is_never_trusted_at_once(dut):
                 await host.fail(1)
             await host.until(lambda: bool(host.out) or not int(dut.busy.value), "rows")
             await ClockCycles(dut.clk, 4)
-            assert (int(dut.failed.value) | int(dut.stale.value)) & 2, f"good after {delay} cycles"
+            failed, stale = int(dut.drives__failed.value), int(dut.drives__stale.value)
+            assert (failed | stale) & 2, f"good after {delay} cycles"
             host.paused = False
             await host.rest()
-            if int(dut.failed.value) & 2:
+            if int(dut.drives__failed.value) & 2:
                 assert host.state(array) == ArrayState.DEGRADED
                 failed += 1
                 request = {"array": array, "position": 1}
@@ -397,10 +401,10 @@ async def is_never_trusted_at_once(dut):
 async def begins(host: Bench, slot: int, volume: int, *, late: bool = False) -> None:
     """A command of a volume gets a slot."""
     dut, layout = host.dut, command_begin(host.config)
-    dut.slot_begun.value = pack(layout, slot=slot, volume=volume, late=late)
-    dut.slot_begins.value = 1
+    dut.slots__begun.value = pack(layout, slot=slot, volume=volume, late=late)
+    dut.slots__begins.value = 1
     await RisingEdge(dut.clk)
-    dut.slot_begins.value = 0
+    dut.slots__begins.value = 0
     await ClockCycles(dut.clk, 2)
 
 
@@ -410,17 +414,17 @@ async def ends(
     """Its command leaves a slot; if that is to tell, the answer comes ``cycles`` later, in the
     completion queue ``queue``."""
     dut = host.dut
-    dut.slot_ended.value, dut.slot_ends.value = slot, 1
+    dut.slots__ended.value, dut.slots__ends.value = slot, 1
     await RisingEdge(dut.clk)
-    told = unpack(telling(host.config), int(dut.tells.value))
-    dut.slot_ends.value = 0
+    told = unpack(telling(host.config), int(dut.tellings__tells.value))
+    dut.slots__ends.value = 0
     await ClockCycles(dut.clk, 2 + cycles)
     if told.any:
         layout = answer(host.config)
-        dut.answer.value = pack(layout, volume=told.volume, posted=posted, queue=queue)
-        dut.answers.value = 1
+        dut.tellings__answer.value = pack(layout, volume=told.volume, posted=posted, queue=queue)
+        dut.tellings__answers.value = 1
         await RisingEdge(dut.clk)
-        dut.answers.value = 0
+        dut.tellings__answers.value = 0
         await ClockCycles(dut.clk, 2)
 
 
@@ -453,24 +457,26 @@ async def what_is_lost_is_told(dut):
         host.paused = True
         await restart(dut, 1)
         await host.until(lambda: bool(host.out), "rows")
-        assert not int(dut.indebted.value)
+        assert not int(dut.arrays__indebted.value)
         await restart(dut, 2)
         await host.until(lambda: not int(dut.doubted.value), "a judgement", cycles=200)
-        assert int(dut.suspect.value) == 4
+        assert int(dut.drives__suspect.value) == 4
         # If it does so again, it is looked at again.
         await restart(dut, 2)
-        assert int(dut.suspect.value) == int(dut.doubted.value) == 4
+        assert int(dut.drives__suspect.value) == int(dut.doubted.value) == 4
         await host.until(lambda: not int(dut.doubted.value), "a judgement", cycles=200)
-        assert int(dut.suspect.value) == 4
+        assert int(dut.drives__suspect.value) == 4
         host.paused = False
         await host.rest()
         assert host.state(array) == ArrayState.OPTIMAL
-        assert int(dut.suspect.value) == 4, "the drive is brought up to date from what it lost"
-        assert int(dut.indebted.value) == indebted
+        suspect = int(dut.drives__suspect.value)
+        assert suspect == 4, "the drive is brought up to date from what it lost"
+        assert int(dut.arrays__indebted.value) == indebted
         if gone:
             host.pull(2)
             await host.rest()
-            assert not int(dut.suspect.value) and int(dut.indebted.value) == indebted
+            assert not int(dut.drives__suspect.value)
+            assert int(dut.arrays__indebted.value) == indebted
         # Each volume is told by its own flush; one that is new has nothing to be told.
         late = await host.good(ManageOpcode.CREATE_VOLUME, array=array, start=8, blocks=4)
         await begins(host, 1, volumes[2])
@@ -478,50 +484,50 @@ async def what_is_lost_is_told(dut):
         owed = indebted
         for slot, volume in enumerate((volumes[2], volumes[0]), 3):
             await begins(host, slot, volume)
-            dut.blamed.value, dut.blamed_volume.value, dut.blames.value = 4, volume, 1
-            dut.blamed_slot.value = slot
+            dut.blamed.value, dut.blame__volume.value, dut.blame__blames.value = 4, volume, 1
+            dut.blame__slot.value = slot
             await RisingEdge(dut.clk)
-            dut.blamed.value = dut.blames.value = 0
+            dut.blamed.value = dut.blame__blames.value = 0
             await ClockCycles(dut.clk, 2)
-            assert not int(dut.suspect.value) and int(dut.indebted.value) == owed
+            assert not int(dut.drives__suspect.value) and int(dut.arrays__indebted.value) == owed
             # The host does not know until that has ended, whatever ends before.
             await begins(host, 5, volume)
             await ends(host, 2)
-            assert int(dut.indebted.value) == owed and not await late_ones(host, 2, slot, 5)
+            assert int(dut.arrays__indebted.value) == owed and not await late_ones(host, 2, slot, 5)
             # Nor if it gets no completion: then the next Flush tells.
             await ends(host, slot, posted=False)
             await begins(host, slot, volume)
             await ends(host, slot)
-            assert int(dut.indebted.value) == owed and not await late_ones(host, 2, slot, 5)
+            assert int(dut.arrays__indebted.value) == owed and not await late_ones(host, 2, slot, 5)
             await begins(host, slot, volume)
-            dut.blamed_volume.value, dut.blames.value = volume, 1
+            dut.blame__volume.value, dut.blame__blames.value = volume, 1
             await RisingEdge(dut.clk)
-            dut.blames.value = 0
+            dut.blame__blames.value = 0
             cocotb.start_soon(ends(host, slot))
-            await host.until(lambda: bool(int(dut.told.value)), "the news", cycles=10)
-            assert int(dut.told.value) == 1 << volume
+            await host.until(lambda: bool(int(dut.tellings__told.value)), "the news", cycles=10)
+            assert int(dut.tellings__told.value) == 1 << volume
             await ClockCycles(dut.clk, 3)
             owed &= ~(1 << volume)
-            assert int(dut.indebted.value) == owed
+            assert int(dut.arrays__indebted.value) == owed
             await begins(host, 6, volume)
             await begins(host, 7, volume, late=True)
             assert await late_ones(host, 5, 6, 7) == {5, 7}
         assert await late_ones(host, 1, 2, 6, 7) == {1, 2, 7}
         await host.rest()
-        assert not int(dut.suspect.value) and not int(dut.indebted.value)
+        assert not int(dut.drives__suspect.value) and not int(dut.arrays__indebted.value)
         # The next array in its place owes nothing for it.
         if not gone:
             await restart(dut, 0)
             await restart(dut, 1)
             await host.rest()
-            assert int(dut.indebted.value) == 1 << volumes[0] | 1 << volumes[2] | 1 << late
+            assert int(dut.arrays__indebted.value) == 1 << volumes[0] | 1 << volumes[2] | 1 << late
         host.plug(2)
         for volume in (*volumes[:3], late):
             await host.good(ManageOpcode.DELETE_VOLUME, volume=volume)
-        assert not int(dut.indebted.value), "volumes are gone"
+        assert not int(dut.arrays__indebted.value), "volumes are gone"
         await host.good(ManageOpcode.DELETE_ARRAY, array=array)
     assert await host.create(Level.RAID1, 0, 1) == 1
-    assert not int(dut.indebted.value) and not int(dut.suspect.value)
+    assert not int(dut.arrays__indebted.value) and not int(dut.drives__suspect.value)
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
@@ -534,10 +540,10 @@ async def what_is_lost_later_is_told_later(dut):
 
     async def refuse(slot: int) -> None:
         await begins(host, slot, volume)
-        dut.blamed.value, dut.blamed_volume.value, dut.blames.value = 8, volume, 1
-        dut.blamed_slot.value = slot
+        dut.blamed.value, dut.blame__volume.value, dut.blame__blames.value = 8, volume, 1
+        dut.blame__slot.value = slot
         await RisingEdge(dut.clk)
-        dut.blamed.value = dut.blames.value = 0
+        dut.blamed.value = dut.blame__blames.value = 0
         await ClockCycles(dut.clk, 2)
 
     await restart(dut, 3)
@@ -547,7 +553,7 @@ async def what_is_lost_later_is_told_later(dut):
     await host.rest()
     await begins(host, 2, volume)
     await ends(host, 1)
-    assert int(dut.indebted.value) == 1 << volume and not await late_ones(host, 2)
+    assert int(dut.arrays__indebted.value) == 1 << volume and not await late_ones(host, 2)
     await refuse(3)
     # Its slot may be another's before its completion is posted.
     end = cocotb.start_soon(ends(host, 3, cycles=400))
@@ -556,12 +562,12 @@ async def what_is_lost_later_is_told_later(dut):
     await host.rest()
     await refuse(3)
     await ends(host, 3)
-    assert not end.done() and int(dut.indebted.value) == 1 << volume
+    assert not end.done() and int(dut.arrays__indebted.value) == 1 << volume
     await end
-    assert int(dut.indebted.value) == 1 << volume and not await late_ones(host, 2)
+    assert int(dut.arrays__indebted.value) == 1 << volume and not await late_ones(host, 2)
     await refuse(3)
     await ends(host, 3)
-    assert not int(dut.indebted.value) and await late_ones(host, 2) == {2}
+    assert not int(dut.arrays__indebted.value) and await late_ones(host, 2) == {2}
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
@@ -578,18 +584,18 @@ async def what_is_not_heard_is_told_again(dut):
     every = (1 << last + 1) - 1
 
     async def pulse(name: str, bits: int) -> int:
-        getattr(dut, name).value = bits
+        getattr(dut, f"tellings__{name}").value = bits
         await RisingEdge(dut.clk)
-        getattr(dut, name).value = 0
+        getattr(dut, f"tellings__{name}").value = 0
         await ClockCycles(dut.clk, 2)
-        return int(dut.indebted.value)
+        return int(dut.arrays__indebted.value)
 
     async def tell(volume: int, queue: int) -> None:
         await begins(host, 1, volume)
-        dut.blamed.value, dut.blamed_volume.value, dut.blames.value = 8, volume, 1
-        dut.blamed_slot.value = 1
+        dut.blamed.value, dut.blame__volume.value, dut.blame__blames.value = 8, volume, 1
+        dut.blame__slot.value = 1
         await RisingEdge(dut.clk)
-        dut.blamed.value = dut.blames.value = 0
+        dut.blamed.value = dut.blame__blames.value = 0
         await ClockCycles(dut.clk, 2)
         await ends(host, 1, queue=queue)
 
@@ -597,10 +603,10 @@ async def what_is_not_heard_is_told_again(dut):
     for _ in range(2):
         await restart(dut, 3)
         await host.rest()
-        assert int(dut.indebted.value) == first | second
+        assert int(dut.arrays__indebted.value) == first | second
         await tell(volumes[0], 1)
         await tell(volumes[1], last)
-        assert not int(dut.indebted.value)
+        assert not int(dut.arrays__indebted.value)
         # Other queues go, or are read, and nothing follows.
         others = every & ~(1 << 1) & ~(1 << last)
         assert await pulse("heard", others) == await pulse("unheard", others) == 0
@@ -608,7 +614,7 @@ async def what_is_not_heard_is_told_again(dut):
         assert await pulse("unheard", 1 << 1) == first
         # It is told again, in another queue: only that counts from then on.
         await tell(volumes[0], 0)
-        assert int(dut.indebted.value) == 0
+        assert int(dut.arrays__indebted.value) == 0
         assert await pulse("heard", 1 << 1) == await pulse("unheard", 1 << 1) == 0
         assert await pulse("heard", 1 << last) == 0
         assert await pulse("unheard", every) == first
@@ -644,7 +650,7 @@ async def marks_are_kept_until_it_is_known_who_needs_them(dut):
     await ClockCycles(dut.clk, 2)
     dut.blamed.value = 0
     await ClockCycles(dut.clk, 100)
-    assert not int(dut.suspect.value) and (await host.job(array))["in_sync"]
+    assert not int(dut.drives__suspect.value) and (await host.job(array))["in_sync"]
     for _ in range(2):
         await host.flush_now(array)
         await ClockCycles(dut.clk, 200)
@@ -680,12 +686,12 @@ async def nobody_is_doubted_for_long(dut):
     await host.good(ManageOpcode.COPY, array=array, position=0, port=3)
     await host.until(lambda: not host.out and len(host.log) == ROWS, "all rows")
     await ClockCycles(dut.clk, 300)
-    assert int(dut.used.value) == 0b1001
+    assert int(dut.drives__used.value) == 0b1001
     await restart(dut, 0)
     await host.until(lambda: not int(dut.doubted.value), "a judgement", cycles=300)
     dut.occupied.value = 0
     await host.rest()
-    assert int(dut.used.value) == 0b1000 and host.state(array) == ArrayState.OPTIMAL
+    assert int(dut.drives__used.value) == 0b1000 and host.state(array) == ArrayState.OPTIMAL
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
@@ -738,12 +744,12 @@ async def zeros_are_stored(dut):
         assert (await host.job(array))["state"] == JobState.DONE
         assert len(rows_of(host, WalkKind.ZERO)) == 2 * stripes * ROWS
         # Nobody is to be told of it.
-        assert not int(dut.suspect.value) and not int(dut.failed.value) & 0xFF
+        assert not int(dut.drives__suspect.value) and not int(dut.drives__failed.value) & 0xFF
         dut.refusing.value = 1 << ports[0]
         await host.good(ManageOpcode.START_JOB, **zero)
         await host.rest()
         assert (await host.job(array))["state"] == JobState.FAILED
-        assert not int(dut.failed.value) & 0xFF
+        assert not int(dut.drives__failed.value) & 0xFF
         dut.refusing.value = 0
 
 

@@ -41,7 +41,7 @@ async def boundary(host: Bench, array: int) -> int | None:
     for _ in range(2):
         await RisingEdge(host.dut.clk)
     await FallingEdge(host.dut.clk)
-    if not int(host.dut.unsynced.value) >> array & 1:
+    if not int(host.dut.arrays__unsynced.value) >> array & 1:
         return None
     return int(host.dut.sync_read__data.value)
 
@@ -218,7 +218,7 @@ async def spares_wait_for_the_resync(dut):
     host.late = 0.9
     host.pull(1)
     while await boundary(host, array) is not None:
-        assert not int(dut.stale.value) and not int(dut.used.value) >> 5 & 1
+        assert not int(dut.drives__stale.value) and not int(dut.drives__used.value) >> 5 & 1
     host.late = 0.5
     await host.rest()
     assert kinds_of(host) == [WalkKind.RESYNC, WalkKind.REBUILD]
@@ -252,7 +252,7 @@ async def members_are_rebuilt_after_the_rest_is_in_sync(dut):
     job = await host.job(array)
     assert (job["state"], job["kind"]) == (JobState.RUNNING, WalkKind.RESYNC)
     first = await stop_after(host, array, 2)
-    assert first is not None and int(dut.stale.value) == 1 << 4
+    assert first is not None and int(dut.drives__stale.value) == 1 << 4
     assert await host.boundary(array) == 0
     await host.good(**START, array=array, kind=WalkKind.REBUILD.value)
     await host.rest()
@@ -278,7 +278,7 @@ async def copies_of_arrays_that_are_not_in_sync(dut):
     await host.good(ManageOpcode.COPY, array=array, position=1, port=4)
     await host.rest()
     assert kinds_of(host) == [WalkKind.COPY] and await boundary(host, array) == 0
-    assert int(dut.used.value) == 0b11101
+    assert int(dut.drives__used.value) == 0b11101
     host.log.clear()
     await host.good(ManageOpcode.COPY, array=array, position=1, port=5)
     await host.until(lambda: len(host.log) > 5, "rows")

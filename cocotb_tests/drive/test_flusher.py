@@ -16,6 +16,7 @@ from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
 from hdl.array.tracker import FLUSH_ROUNDS
 from hdl.config import MAX_DRIVES, Config
 from hdl.drive.flusher import FlushAll, Flusher
+from hdl.flow.flush_request import FlushRequest
 from hdl.flow.operation import DriveStatus, Opcode, Owner, finished, operation
 
 CONFIG = Config(ports=24)
@@ -28,9 +29,7 @@ class Assembly(wiring.Component):
     def __init__(self):
         super().__init__(
             {
-                "flush": In(1),
-                "flushed": Out(1),
-                "stored": Out(1),
+                "request": In(FlushRequest()),
                 "used": In(MAX_DRIVES),
                 "failed": In(MAX_DRIVES),
                 "lost": In(1),
@@ -47,6 +46,7 @@ class Assembly(wiring.Component):
         m = Module()
         m.submodules.flusher = flusher = Flusher(config=CONFIG, users=2)
         m.submodules.flush_all = flush_all = FlushAll()
+        connect(m, flipped(self.request), flush_all.request)
         connect(m, flush_all.ask, flusher.ask[0])
         connect(m, flusher.told[0], flush_all.told)
         connect(m, flipped(self.ask), flusher.ask[1])
@@ -54,9 +54,6 @@ class Assembly(wiring.Component):
         connect(m, flusher.operation, flipped(self.operation))
         connect(m, flipped(self.finished), flusher.finished)
         m.d.comb += [
-            flush_all.flush.eq(self.flush),
-            self.flushed.eq(flush_all.flushed),
-            self.stored.eq(flush_all.stored),
             flush_all.lost.eq(self.lost),
             flush_all.settled.eq(self.settled),
             flush_all.used.eq(self.used),
@@ -81,7 +78,7 @@ class Drives:
         self.fate: dict[int, DriveStatus] = {}
         self.held = False
         self._clock = dut.clk
-        for name in ("flush", "used", "failed", "lost"):
+        for name in ("request__flush", "used", "failed", "lost"):
             getattr(dut, name).value = 0
         dut.settled.value = 1
         cocotb.start_soon(self._run())
@@ -176,40 +173,40 @@ async def all_drives_are_flushed_before_power_goes(dut):
         used, failed = (generator.getrandbits(CONFIG.ports) for _ in range(2))
         dut.used.value, dut.failed.value = used, failed
         drives.held = True
-        dut.flush.value = 1
+        dut.request__flush.value = 1
         for _ in range(300):
             await RisingEdge(dut.clk)
-            assert not int(dut.flushed.value), "answered before a drive has"
+            assert not int(dut.request__flushed.value), "answered before a drive has"
         # A drive that goes in the meantime changes nothing for the others.
         gone, lost = generator.getrandbits(CONFIG.ports), generator.random() < 0.3
         dut.failed.value = gone
         dut.settled.value = 0
         drives.held = False
         await drives.rest(dut)
-        assert not int(dut.flushed.value), "answered before it is known what is lost"
+        assert not int(dut.request__flushed.value), "answered before it is known what is lost"
         dut.lost.value = lost
         dut.settled.value = 1
-        await wait_until(dut, lambda: int(dut.flushed.value), cycles=10, what="an answer")
+        await wait_until(dut, lambda: int(dut.request__flushed.value), cycles=10, what="an answer")
         asked = used & ~failed
         missed = asked & ~drives.stored(asked) & ~gone
         answers[not missed, lost] += 1
         for _ in range(10):
-            assert int(dut.flushed.value)
-            assert bool(int(dut.stored.value)) == (not missed and not lost)
+            assert int(dut.request__flushed.value)
+            assert bool(int(dut.request__stored.value)) == (not missed and not lost)
             await RisingEdge(dut.clk)
         dut.lost.value = 0
-        dut.flush.value = 0
+        dut.request__flush.value = 0
         for _ in range(2):
             await RisingEdge(dut.clk)
-        assert not int(dut.flushed.value)
+        assert not int(dut.request__flushed.value)
         if number % 4 == 0:
             # Another user, at once; and a request that is given up.
             drives.reset()
             dut.used.value, dut.failed.value = 3, 0
-            dut.flush.value = 1
+            dut.request__flush.value = 1
             asks.send(1 << 7)
             await RisingEdge(dut.clk)
-            dut.flush.value = 0
+            dut.request__flush.value = 0
             await told.receive(cycles=50_000)
             await drives.rest(dut)
     assert len(answers) == 4, answers
@@ -233,15 +230,17 @@ async def what_is_asked_stays(dut):
         dut.used.value, dut.failed.value = used, failed
         for _ in range(2):
             await RisingEdge(dut.clk)
-        dut.flush.value = 1
+        dut.request__flush.value = 1
         for _ in range(generator.randint(2, 20)):
             await RisingEdge(dut.clk)
         dut.used.value, dut.failed.value = (generator.getrandbits(CONFIG.ports) for _ in range(2))
         drives.held = False
         await told.receive(cycles=50_000)
-        await wait_until(dut, lambda: int(dut.flushed.value), cycles=50_000, what="an answer")
+        await wait_until(
+            dut, lambda: int(dut.request__flushed.value), cycles=50_000, what="an answer"
+        )
         assert sum(1 << port for port in drives.begun) == used & ~failed | 1
-        dut.flush.value = 0
+        dut.request__flush.value = 0
         await drives.rest(dut)
 
 

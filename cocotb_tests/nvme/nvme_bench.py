@@ -167,23 +167,23 @@ class Bench(DataPath):
         access = RegisterBus().members["request"].signature.members["payload"].shape
         self.register = source("register__request", access)
         self.response = StreamSink(dut, "register__response", active=active)
-        self.inbox = source("inbox_write", inbox_beat(config))
-        self.read_done = source("read_done", read_done(config))
-        self.write_done = source("write_done", None)
+        self.inbox = source("host__inbox_write", inbox_beat(config))
+        self.read_done = source("host__read_done", read_done(config))
+        self.write_done = source("host__write_done", None)
         self.completion = source("completion", completion(config))
         self.fetch = source("fetch", transfer(config))
         self.deliver = source("deliver", transfer(config))
-        self.manage_response = source("manage_response", manage_response(config))
+        self.manage_response = source("table_changes__response", manage_response(config))
         self.allocate = source("allocate", None)
         self.command_sink = sink("command", command(config), self._command)
         self.sinks = [
-            sink("read_request", read_request(config), self._read),
-            sink("write_request", write_request(config), self._write),
-            sink("post", post(), self._post),
+            sink("host__read_request", read_request(config), self._read),
+            sink("host__write_request", write_request(config), self._write),
+            sink("host__post", post(), self._post),
             self.command_sink,
             sink("fetched", fetched(config), self._fetched),
             sink("delivered", delivered(config), self._delivered),
-            sink("manage_request", manage_request(config), self._manage),
+            sink("table_changes__request", manage_request(config), self._manage),
             sink("line_write", write_beat(config), self._line_write),
             sink("free", None, self.allocate.send),
             sink("line_read__request", None, self._line_read),
@@ -196,28 +196,28 @@ class Bench(DataPath):
         for name in ("max_payload", "max_read_request", "rcb", "msix_mask"):
             getattr(dut, f"status__{name}").value = 0
         dut.status__bus_master.value = 1
-        dut.messages__left.value = 1  # as soon as it has been posted
-        dut.messages__dropped.value = 0
+        dut.host__messages__left.value = 1  # as soon as it has been posted
+        dut.host__messages__dropped.value = 0
         dut.status__msix_enable.value = 1
         dut.now.value = 0
         dut.drive_present.value = 0
-        dut.drive_failed.value = 0
-        dut.drive_used.value = 0
+        dut.drives__failed.value = 0
+        dut.drives__used.value = 0
         dut.volume_exists.value = 0
-        dut.drive_stale.value = 0
-        dut.array_states.value = 0
-        dut.array_unsynced.value = 0
-        dut.array_assumed.value = 0
-        dut.array_news.value = 0
+        dut.drives__stale.value = 0
+        dut.arrays__states.value = 0
+        dut.arrays__unsynced.value = 0
+        dut.arrays__assumed.value = 0
+        dut.arrays__news.value = 0
         if self.config.sector_emulation:
             dut.drive_emulated.value = 0
         dut.temperature.value = 0
         dut.posted.value = 0
-        dut.flushed.value = 0
+        dut.shutdown_flush__flushed.value = 0
         cocotb.start_soon(self._post_late())
         cocotb.start_soon(self._flush())
-        dut.cache_flushed.value = 0
-        dut.cache_stored.value = 0
+        dut.cache_flush__flushed.value = 0
+        dut.cache_flush__stored.value = 0
         cocotb.start_soon(self._flush_cache())
         dut.identity.value = self.identity
         dut.nonce.value = self.random.getrandbits(64)
@@ -233,7 +233,7 @@ class Bench(DataPath):
             taken = any(
                 int(getattr(dut, f"{name}__valid").value)
                 and int(getattr(dut, f"{name}__ready").value)
-                for name in ("post", "write_request")
+                for name in ("host__post", "host__write_request")
             )
             if taken:
                 self.posted_until = self.cycle + self.random.randint(1, self.latency)
@@ -245,36 +245,36 @@ class Bench(DataPath):
         dut = self.dut
         while True:
             await RisingEdge(dut.clk)
-            if not int(dut.flush.value) or int(dut.rst.value):
+            if not int(dut.shutdown_flush__flush.value) or int(dut.rst.value):
                 continue
             self.flushes += 1
             assert not self.in_flight, "a flush while commands are inside"
             await ClockCycles(dut.clk, self.random.randint(1, self.latency))
             while self.holds_flush:
                 await RisingEdge(dut.clk)
-            assert int(dut.flush.value), "a flush was taken back"
-            dut.flushed.value = 1
+            assert int(dut.shutdown_flush__flush.value), "a flush was taken back"
+            dut.shutdown_flush__flushed.value = 1
             await ClockCycles(dut.clk, self.random.randint(1, 3))
-            dut.flushed.value = 0
+            dut.shutdown_flush__flushed.value = 0
 
     async def _flush_cache(self) -> None:
         """Answers each flush as the write cache goes off."""
         dut = self.dut
         while True:
             await RisingEdge(dut.clk)
-            if not int(dut.flush_cache.value) or int(dut.rst.value):
+            if not int(dut.cache_flush__flush.value) or int(dut.rst.value):
                 continue
             self.cache_flushes += 1
             await ClockCycles(dut.clk, self.random.randint(1, self.latency))
             while self.holds_flush:
                 await RisingEdge(dut.clk)
-            assert int(dut.flush_cache.value), "a flush was taken back"
-            dut.cache_stored.value = int(self.caches_store)
-            dut.cache_flushed.value = 1
+            assert int(dut.cache_flush__flush.value), "a flush was taken back"
+            dut.cache_flush__stored.value = int(self.caches_store)
+            dut.cache_flush__flushed.value = 1
             await RisingEdge(dut.clk)
-            while int(dut.flush_cache.value):
+            while int(dut.cache_flush__flush.value):
                 await RisingEdge(dut.clk)
-            dut.cache_flushed.value = 0
+            dut.cache_flush__flushed.value = 0
 
     # Registers.
 

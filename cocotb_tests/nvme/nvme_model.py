@@ -146,13 +146,13 @@ class DataPath:
         """Synchronous reads: data one cycle after the address."""
         dut, config = self.dut, self.config
         tables = (
-            ("geometry_read", lambda a: pack(geometry(config), **self.geometries.get(a, {}))),
-            ("volume_read", lambda a: pack(volume(config), **self.volumes.get(a, {}))),
+            ("reads__geometry", lambda a: pack(geometry(config), **self.geometries.get(a, {}))),
+            ("reads__volume", lambda a: pack(volume(config), **self.volumes.get(a, {}))),
             ("size_read", lambda a: pack(volume(config), **self.volumes.get(a, {}))),
-            ("member_read", lambda a: self.members.get((a >> 5, a & 31), 0)),
-            ("port_read", lambda a: pack(port_use(config), **self.ports.get(a, {}))),
-            ("drive_capacity_read", lambda a: self.capacities.get(a, 0)),
-            ("report_read", report_word),
+            ("reads__member", lambda a: self.members.get((a >> 5, a & 31), 0)),
+            ("reads__port", lambda a: pack(port_use(config), **self.ports.get(a, {}))),
+            ("reads__capacity", lambda a: self.capacities.get(a, 0)),
+            ("report__read", report_word),
         )
         handles = [
             (getattr(dut, f"{name}__address"), getattr(dut, f"{name}__data"), look)

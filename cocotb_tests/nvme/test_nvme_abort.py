@@ -293,7 +293,7 @@ class AlwaysFound(SlotTable):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += self.found.eq(1)
+        m.d.comb += self.abort_access.found.eq(1)
         return m
 
 
@@ -302,7 +302,7 @@ class SaysSoAnyway(Admin):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += m.submodules.events.posted.eq(1)
+        m.d.comb += m.submodules.events.reports.posted.eq(1)
         return m
 
 

@@ -324,11 +324,11 @@ async def tables_are_listed(dut):
     host.ports = {port: {"used": port < 3, "array": 1} for port in range(4)}
     host.capacities = {port: 0x98_0000_0000 + port for port in range(4)}
     dut.drive_present.value = 0b1011
-    dut.drive_failed.value = 0b0100
-    dut.drive_stale.value = 0b1000
-    dut.array_states.value = ArrayState.DEGRADED.value << 2
-    dut.array_unsynced.value = 0b10
-    dut.array_assumed.value = 0b01
+    dut.drives__failed.value = 0b0100
+    dut.drives__stale.value = 0b1000
+    dut.arrays__states.value = ArrayState.DEGRADED.value << 2
+    dut.arrays__unsynced.value = 0b10
+    dut.arrays__assumed.value = 0b01
     page = await host.page_of(opcode=nvme.LIST, dwords=(0,))
     assert not any(page[:256]) and not any(page[512:])
     words = struct.unpack_from("<64I", page, 256)
@@ -404,21 +404,21 @@ async def interrupts_follow_completions(dut):
     assert host.interrupts == [2]
     # A message that waits to leave is withheld from the moment its vector is masked, even if that
     # passes; once it has been dropped its vector is pending, and then sent anew.
-    dut.messages__left.value = 0
+    dut.host__messages__left.value = 0
     for again in (False, True):
         host.interrupts.clear()
         await host.good(1, opcode=nvme.FLUSH, nsid=1)
         await host.settle()
-        assert host.interrupts == [2] and not int(dut.messages__withhold.value)
+        assert host.interrupts == [2] and not int(dut.host__messages__withhold.value)
         assert await host.read64(nvme.MSIX_PENDING) == 0
         await host.write32(nvme.MSIX_TABLE + 16 * 2 + 12, 1)
         assert await host.read64(nvme.MSIX_PENDING) == 1 << 2
         if again:
             await host.write32(nvme.MSIX_TABLE + 16 * 2 + 12, 0)
-        assert int(dut.messages__withhold.value)
-        dut.messages__dropped.value = 1
+        assert int(dut.host__messages__withhold.value)
+        dut.host__messages__dropped.value = 1
         await RisingEdge(dut.clk)
-        dut.messages__dropped.value = 0
+        dut.host__messages__dropped.value = 0
         await host.settle()
         if not again:
             assert host.interrupts == [2]
@@ -426,12 +426,12 @@ async def interrupts_follow_completions(dut):
             await host.write32(nvme.MSIX_TABLE + 16 * 2 + 12, 0)
             await host.settle()
         assert host.interrupts == [2, 2]
-        dut.messages__left.value = 1
+        dut.host__messages__left.value = 1
         await RisingEdge(dut.clk)
-        dut.messages__left.value = 0
+        dut.host__messages__left.value = 0
         await host.settle()
         assert await host.read64(nvme.MSIX_PENDING) == 0
-    dut.messages__left.value = 1
+    dut.host__messages__left.value = 1
     # A completion queue without interrupts.
     await host.good(opcode=nvme.CREATE_CQ, prp1=0x5000, dwords=(7 << 16 | 2, 1))
     await host.settle()

@@ -5,9 +5,6 @@ import random
 
 import cocotb
 import pytest
-from amaranth.hdl import Module
-from amaranth.lib import wiring
-from amaranth.lib.wiring import In
 from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.nvme.nvme_bench import Bench, bench_config, run_front_end
@@ -32,28 +29,6 @@ TOLD_CYCLES = 40
 WARNINGS = (nvme_logs.WARN_DEGRADED, nvme_logs.WARN_TEMPERATURE)
 
 
-class AdminTop(wiring.Component):
-    """`Admin` without the port whose name is a keyword of Verilog."""
-
-    def __init__(self, admin: type[Admin] = Admin):
-        self._admin = admin(config=bench_config())
-        members = self._admin.signature.members.items()
-        super().__init__({name: member for name, member in members if name != "parameter"})
-
-    def elaborate(self, platform) -> Module:
-        m = Module()
-        m.submodules.admin = admin = self._admin
-        for name, member in self.signature.members.items():
-            inner, outer = getattr(admin, name), getattr(self, name)
-            if member.is_signature:
-                wiring.connect(m, inner, wiring.flipped(outer))
-            elif member.flow is In:
-                m.d.comb += inner.eq(outer)
-            else:
-                m.d.comb += outer.eq(inner)
-        return m
-
-
 class AdminBench:
     """Drives `Admin` alone: entries, pages that take `SENDING` cycles, and events."""
 
@@ -63,19 +38,21 @@ class AdminBench:
         self.began: int | None = None
         self.reports: list[tuple[int, int]] = []
         config = bench_config()
-        for name in ("misuse", "misuse_value", "warning", "news", "allocated", "read_done",
-                     "read_error", "aborted", "found", "report_posted", "clear"):  # fmt: skip
+        for name in ("misuse", "misuse_value", "warning", "news", "allocated",
+                     "parameter_read__done", "parameter_read__error",
+                     "abort_access__tried", "abort_access__found", "reports__posted",
+                     "clear"):  # fmt: skip
             getattr(dut, name).value = 0
         dut.entry_sizes_good.value = dut.io_queues.value = 0
         self.entry = StreamSource(dut, "entry", layout=sqe())
         self.finish = StreamSink(dut, "finish", layout=finish(config))
         self.note = StreamSink(dut, "note", callback=lambda _: None)
-        self.report = StreamSink(dut, "report", layout=report(), callback=self._reported)
+        self.report = StreamSink(dut, "reports__ended", layout=report(), callback=self._reported)
         self.send = StreamSink(dut, "send", callback=lambda _: self._send())
         self.sent = StreamSource(dut, "sent")
-        for name in ("manage_request", "change", "read_request"):
+        for name in ("table_changes__request", "change", "parameter_read__request"):
             StreamSink(dut, name, callback=lambda _: None)
-        for name in ("manage_response", "changed"):
+        for name in ("table_changes__response", "changed"):
             StreamSource(dut, name)
         self.warning = 0
         self.held = 0
@@ -348,7 +325,7 @@ async def pages_and_events_agree(dut):
 
 def test_events_of_admin():
     simulate(
-        AdminTop(),
+        Admin(config=bench_config()),
         name="nvme_events",
         module=__name__,
         testcase=[
@@ -377,7 +354,7 @@ def test_planted_bug_is_caught():
     for testcase in ("no_event_is_forgotten", "what_is_told_stays_masked"):
         with pytest.raises(SimulationError, match=testcase):
             simulate(
-                AdminTop(ForgetsAll),
+                ForgetsAll(config=bench_config()),
                 name="nvme_events_mutant",
                 module=__name__,
                 testcase=testcase,

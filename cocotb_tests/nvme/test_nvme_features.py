@@ -192,7 +192,7 @@ async def nobody_waits_for_a_flush_that_is_given_up(dut):
             await host.wait_status(nvme.CSTS_READY | 2 << 2)
         await host.write32(nvme.CC, 0)
         await host.wait_status(0)
-        waits = bool(int(dut.flush_cache.value))
+        waits = bool(int(dut.cache_flush__flush.value))
         await host.enable()
         off = host.place(host.queues[0], opcode=nvme.SET_FEATURES, dwords=(6, 0))
         await host.ring(host.queues[0])
@@ -255,7 +255,7 @@ async def arbitration_burst_limits_fetches(dut):
             fetches.append(request.dwords // 16)
         whole(request)
 
-    reader = next(sink for sink in host.sinks if sink.name == "read_request")
+    reader = next(sink for sink in host.sinks if sink.name == "host__read_request")
     reader._callback = watch
     for burst, most in ((0, 1), (1, 2), (2, 4), (3, 8), (7, 8)):
         await put(host, 1, burst)

@@ -40,8 +40,8 @@ def fields(host, opcode: int, nsid: int, block: int, blocks: int, **extra) -> di
 def watch(host) -> None:
     """Counts requests that move blocks."""
     host.moved = 0
-    reads = next(sink for sink in host.sinks if sink.name == "read_request")
-    writes = next(sink for sink in host.sinks if sink.name == "write_request")
+    reads = next(sink for sink in host.sinks if sink.name == "host__read_request")
+    writes = next(sink for sink in host.sinks if sink.name == "host__write_request")
     read, write = reads._callback, writes._callback
 
     def count_read(request):

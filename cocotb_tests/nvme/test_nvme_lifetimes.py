@@ -46,12 +46,12 @@ class Host(Bench):
         dut, layout = self.dut, command_begin(self.config)
         while True:
             await RisingEdge(dut.clk)
-            if int(dut.begins.value):
-                begun = unpack(layout, int(dut.begun.value))
+            if int(dut.slots__begins.value):
+                begun = unpack(layout, int(dut.slots__begun.value))
                 self.inside[begun.slot] = begun.volume
                 self.late[begun.slot] = begun.late
-            if int(dut.ends.value):
-                del self.inside[int(dut.ended.value)]
+            if int(dut.slots__ends.value):
+                del self.inside[int(dut.slots__ended.value)]
 
     def _manage(self, request) -> None:
         cocotb.start_soon(self._change(request))
@@ -257,9 +257,9 @@ async def late_commands_are_known(dut):
                     await wait_until(
                         dut, lambda: newest in host.volumes, cycles=4000, what="the new volume"
                     )
-                dut.told.value = sum(1 << volume for volume in told)
+                dut.tellings__told.value = sum(1 << volume for volume in told)
                 await RisingEdge(dut.clk)
-                dut.told.value = 0
+                dut.tellings__told.value = 0
                 # The host knows some time after that.
                 await ClockCycles(dut.clk, 10)
                 if task is not None:
@@ -287,8 +287,8 @@ async def answers_are_posted(dut):
     async def watch() -> None:
         while True:
             await RisingEdge(dut.clk)
-            if int(dut.answers.value):
-                seen = unpack(answer(host.config), int(dut.answer.value))
+            if int(dut.tellings__answers.value):
+                seen = unpack(answer(host.config), int(dut.tellings__answer.value))
                 assert seen.volume == VICTIM
                 answered.append(seen.posted)
 
@@ -300,7 +300,7 @@ async def answers_are_posted(dut):
         await host.ring(host.queues[1])
         await ClockCycles(dut.clk, 1000)
         assert len(host.inside) == len(placed)
-        dut.tells.value = pack(shape, any=1, volume=VICTIM)
+        dut.tellings__tells.value = pack(shape, any=1, volume=VICTIM)
         posts.active = 0.5
         host.hold = False
         await ClockCycles(dut.clk, wait)
@@ -310,7 +310,7 @@ async def answers_are_posted(dut):
         await ClockCycles(dut.clk, 200)
         posts.active = 1.0
         await host.wait_status(0)
-        dut.tells.value = 0
+        dut.tellings__tells.value = 0
         await ClockCycles(dut.clk, 2 * host.latency)
         entries = [one for one in placed if one in host.queues[1].done]
         assert len(answered) == len(placed), answered
@@ -338,7 +338,7 @@ async def what_the_host_has_taken_is_known(dut):
         while True:
             await RisingEdge(dut.clk)
             for name, seen in (("heard", heard), ("unheard", unheard)):
-                bits = int(getattr(dut, name).value)
+                bits = int(getattr(dut, f"tellings__{name}").value)
                 if bits:
                     seen.append(bits)
 
@@ -365,7 +365,7 @@ async def what_the_host_has_taken_is_known(dut):
 
     async def submit(number: int) -> None:
         tells = host.random.random() < 0.3
-        dut.tells.value = pack(shape, any=tells, volume=VICTIM)
+        dut.tellings__tells.value = pack(shape, any=tells, volume=VICTIM)
         queue = host.queues[number]
         identifier = host.place(queue, opcode=nvme.FLUSH, nsid=VICTIM + 1)
         await host.ring(queue)
@@ -387,7 +387,7 @@ async def what_the_host_has_taken_is_known(dut):
             elif untaken[number]:
                 await take(number, host.random.randint(1, len(untaken[number])))
         assert not unheard
-        dut.tells.value = 0
+        dut.tellings__tells.value = 0
         for number in entries:
             await delete(number)
         assert not heard and unheard == [1 << number for number in entries], unheard
@@ -404,7 +404,7 @@ async def what_the_host_has_taken_is_known(dut):
         await host.enable()
         await begin()
     assert wrapped > 20
-    dut.tells.value = 0
+    dut.tellings__tells.value = 0
 
 
 @pytest.mark.parametrize("data_width", [64, 256])

@@ -233,10 +233,10 @@ async def times_and_temperature(dut):
         await host.good(opcode=nvme.SET_FEATURES, dwords=(4, value))
     # A failed drive matters when it belongs to an array.
     dut.temperature.value = 0
-    dut.drive_failed.value = 0b0110
+    dut.drives__failed.value = 0b0110
     await ClockCycles(dut.clk, 10)
     assert (await smart(host)).warning == 0
-    dut.drive_used.value = 0b0010
+    dut.drives__used.value = 0b0010
     await ClockCycles(dut.clk, 10)
     found = await smart(host)
     assert found.warning == nvme_logs.WARN_DEGRADED
@@ -298,7 +298,7 @@ async def events_are_reported_once(dut):
     host = await bench(dut)
     # Nothing is configured: only errors are reported.
     placed = await request_events(host, 3)
-    dut.drive_used.value = dut.drive_failed.value = 1
+    dut.drives__used.value = dut.drives__failed.value = 1
     await host.good(opcode=nvme.CREATE_VOLUME)
     await no_event(host, placed)
     await host.write32(nvme.DOORBELLS + 0xFF0, 1)
@@ -331,9 +331,9 @@ async def events_are_reported_once(dut):
     # The state of an array needs no configuration.
     for _ in range(2):
         placed += await request_events(host, 1)
-        dut.array_news.value = 1
+        dut.arrays__news.value = 1
         await ClockCycles(dut.clk, 1)
-        dut.array_news.value = 0
+        dut.arrays__news.value = 0
         found = await event(host, placed)
         assert found == (nvme_logs.VENDOR_EVENT, 0, nvme_logs.ARRAYS_LOG)
         await log(host, nvme_logs.ARRAYS_LOG, 64)

@@ -19,6 +19,8 @@ CC_SHUTDOWN_ABRUPT = 2 << 14
 COALESCING = 8
 LONGEST_TIME, LARGEST_COUNT = 0xFF << 8, 0xFF
 SOON = 1500
+STALLED = ("host__read_request", "host__write_request", "host__post")
+"""What leaves for the host."""
 """Cycles in which something happens that waits for nothing."""
 
 
@@ -146,9 +148,9 @@ async def abort_amid_news(host: Bench, delay: int) -> int:
     abort = host.place(admin, opcode=nvme.ABORT, dwords=(requests[0] << 16,))
     await host.ring(admin)
     await ClockCycles(host.dut.clk, delay)
-    host.dut.array_news.value = 1
+    host.dut.arrays__news.value = 1
     await ClockCycles(host.dut.clk, 1)
-    host.dut.array_news.value = 0
+    host.dut.arrays__news.value = 0
     return abort
 
 
@@ -254,7 +256,7 @@ async def a_flush_is_for_one_shutdown(dut):
             await wait_until(dut, lambda: int(dut.reset_done.value), cycles=SOON, what="reset")
             dut.status__function_reset.value = 0
             await ClockCycles(dut.clk, 200)
-        assert int(dut.flush.value), "a flush was taken back"
+        assert int(dut.shutdown_flush__flush.value), "a flush was taken back"
         await host.enable()
         await host.write32(nvme.CC, nvme.CC_ENABLE | nvme.CC_SHUTDOWN_NORMAL)
         await ClockCycles(dut.clk, SOON)
@@ -308,9 +310,9 @@ async def nothing_is_told_after_a_shutdown(dut):
 
 async def happen(host: Bench) -> None:
     """Events: a doorbell that does not exist, and the news of an array."""
-    host.dut.array_news.value = 1
+    host.dut.arrays__news.value = 1
     await ClockCycles(host.dut.clk, 1)
-    host.dut.array_news.value = 0
+    host.dut.arrays__news.value = 0
     await host.write32(nvme.DOORBELLS + 0xFF0, 1)
     await ClockCycles(host.dut.clk, SOON)
 
@@ -348,7 +350,7 @@ async def states_change_while_requests_stall(dut):
     shut down, or a queue is deleted: none of it is said to be done before what waits has left, and
     afterwards nothing is written."""
     host = await bench(dut)
-    stalls = [s for s in host.sinks if s.name in ("read_request", "write_request", "post")]
+    stalls = [s for s in host.sinks if s.name in STALLED]
     assert len(stalls) == 3
     waited = 0
 
@@ -359,7 +361,7 @@ async def states_change_while_requests_stall(dut):
         await ClockCycles(dut.clk, host.random.randint(1, 100))
         await change()
         await ClockCycles(dut.clk, SOON)
-        names = ("write_request", "post")
+        names = ("host__write_request", "host__post")
         return any(int(getattr(dut, f"{name}__valid").value) for name in names)
 
     for round_number in range(18):

@@ -29,7 +29,7 @@ class Bench:
         self.cancels: list[tuple[int, int] | None] = []
         self.completion = StreamSource(dut, "completion", layout=completion(CONFIG))
         self.rejected = StreamSource(dut, "rejected", layout=rejected(CONFIG))
-        self.abort = StreamSource(dut, "abort", layout=target(CONFIG))
+        self.abort = StreamSource(dut, "abort_access__command", layout=target(CONFIG))
         self.finished = StreamSink(dut, "finish", layout=finish(CONFIG))
         self.notes = StreamSink(dut, "note", layout=note(CONFIG))
         dut.stop.value = dut.store.value = dut.again__ready.value = 0
@@ -43,7 +43,7 @@ class Bench:
         dut = self.dut
         while True:
             await RisingEdge(dut.clk)
-            self.ends += int(dut.aborted.value)
+            self.ends += int(dut.abort_access__tried.value)
             if not int(dut.cancel__valid.value):
                 continue
             slot = int(dut.cancel__payload.value)
@@ -59,7 +59,7 @@ class Bench:
             dut.cancelled.value = 1
             dut.cancel_found.value = int(slot in self.held)
             await RisingEdge(dut.clk)
-            self.ends += int(dut.aborted.value)
+            self.ends += int(dut.abort_access__tried.value)
             await FallingEdge(dut.clk)
             dut.cancelled.value = 0
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from amaranth.hdl import Cat, Module, Signal
-from amaranth.lib import stream, wiring
+from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 from cocotb.triggers import RisingEdge
 
@@ -15,10 +15,16 @@ from cocotb_tests.pcie.series7_model import Series7Host
 from cocotb_tests.runner import simulate
 from cocotb_tests.streams import StreamSink, StreamSource, wait_until
 from hdl.config import TIME_BITS, Config
-from hdl.flow.host_memory import Kind, inbox_beat, read_done, read_request, write_request
-from hdl.flow.line import line_stream
+from hdl.flow.host_memory import (
+    HostAccess,
+    Kind,
+    inbox_beat,
+    read_done,
+    read_request,
+    write_request,
+)
 from hdl.flow.pcie_status import PcieStatus
-from hdl.flow.post import Messages, post
+from hdl.flow.post import post
 from hdl.flow.register_bus import RegisterBus
 from hdl.memory.store import LineStore
 from hdl.pcie.endpoint import Endpoint
@@ -79,20 +85,13 @@ class EndpointTop(wiring.Component):
         }
         super().__init__(
             {
-                "read_request": In(stream.Signature(read_request(config))),
-                "read_done": Out(stream.Signature(read_done(config))),
-                "inbox_write": Out(stream.Signature(inbox_beat(config))),
+                "host": In(HostAccess(config)),
                 "posted": Out(1),
-                "write_request": In(stream.Signature(write_request(config))),
-                "write_done": Out(line_stream(config)),
-                "post": In(stream.Signature(post())),
                 "register": Out(RegisterBus()),
                 "status": Out(PcieStatus()),
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS),
-                "discard": In(1),
                 "crowd": In(CROWD),
-                "messages": In(Messages()),
                 "idle": Out(1),
                 "busy": Out(1),
                 **self._edge,
@@ -116,14 +115,10 @@ class EndpointTop(wiring.Component):
                 m.d.sync += reader.request.payload.eq(chance[5 * index :])
         connect(m, endpoint.request, shim.request)
         connect(m, shim.progress, endpoint.progress)
-        connect(m, flipped(self.messages), endpoint.messages)
+        connect(m, flipped(self.host), endpoint.host)
         connect(m, shim.completion, endpoint.completion)
         connect(m, endpoint.line_read, store.read[0])
         connect(m, endpoint.line_write, store.write[0])
-        for name in ("read_request", "write_request", "post"):
-            connect(m, flipped(getattr(self, name)), getattr(endpoint, name))
-        for name in ("read_done", "inbox_write", "write_done"):
-            connect(m, getattr(endpoint, name), flipped(getattr(self, name)))
         connect(m, shim.register, endpoint.register)
         connect(m, endpoint.target, flipped(self.register))
         for name in self.status.signature.members:
@@ -133,7 +128,6 @@ class EndpointTop(wiring.Component):
             inner, outer = getattr(shim, name), getattr(self, name)
             m.d.comb += outer.eq(inner) if port.flow is Out else inner.eq(outer)
         m.d.comb += [
-            endpoint.discard.eq(self.discard),
             self.idle.eq(endpoint.idle),
             self.posted.eq(endpoint.posted | shim.posted),
             endpoint.now.eq(self.now),
@@ -157,19 +151,19 @@ class Bench:
         # The shortest time until a read is given up is to this range as 10 ms to 50 us .. 50 ms.
         host_options["split_timeout"] = TIMEOUT // 200, 5 * TIMEOUT
         self.host = HOSTS[SHIM](dut, seed=self.seed, lanes=lanes, **host_options)
-        dut.discard.value = 0
+        dut.host__discard.value = 0
         dut.crowd.value = 0
-        dut.messages__withhold.value = 0
+        dut.host__messages__withhold.value = 0
         self.registers: dict[int, int] = {}  # bytes
         self.accesses: list[tuple[int, bool, int]] = []
-        self.read_request = StreamSource(dut, "read_request", layout=read_request(CONFIG))
-        self.write_request = StreamSource(dut, "write_request", layout=write_request(CONFIG))
-        self.post = StreamSource(dut, "post", layout=post())
+        self.read_request = StreamSource(dut, "host__read_request", layout=read_request(CONFIG))
+        self.write_request = StreamSource(dut, "host__write_request", layout=write_request(CONFIG))
+        self.post = StreamSource(dut, "host__post", layout=post())
         self.read_done = StreamSink(
-            dut, "read_done", layout=read_done(CONFIG), callback=self._read_done
+            dut, "host__read_done", layout=read_done(CONFIG), callback=self._read_done
         )
-        self.write_done = StreamSink(dut, "write_done", callback=self._write_done)
-        self.inbox = StreamSink(dut, "inbox_write", layout=inbox_beat(CONFIG))
+        self.write_done = StreamSink(dut, "host__write_done", callback=self._write_done)
+        self.inbox = StreamSink(dut, "host__inbox_write", layout=inbox_beat(CONFIG))
         request = RegisterBus().members["request"].signature.members["payload"].shape
         self.register_request = StreamSink(
             dut,

@@ -388,7 +388,7 @@ async def discarded(dut):
         await RisingEdge(dut.clk)
     assert not bench.read
     assert not int(dut.idle.value)
-    dut.discard.value = 1
+    dut.host__discard.value = 1
     await host.restore_bus_master()
     await wait_until(
         dut,
@@ -401,7 +401,7 @@ async def discarded(dut):
     assert int(dut.idle.value)
     assert not host.request_beats
     assert not any(memory[:])
-    dut.discard.value = 0
+    dut.host__discard.value = 0
     await copy(bench, range(8))
 
 
@@ -491,7 +491,7 @@ async def messages_withheld(dut):
         while True:
             await RisingEdge(dut.clk)
             for name in ends:
-                ends[name] += int(getattr(dut, f"messages__{name}").value)
+                ends[name] += int(getattr(dut, f"host__messages__{name}").value)
 
     cocotb.start_soon(count())
     left = 0
@@ -506,14 +506,14 @@ async def messages_withheld(dut):
         bench.post.send(address=base + 8 * number, dwords=1, message=1, data=number)
         for _ in range(rng.randrange(30, 60)):
             await RisingEdge(dut.clk)
-        dut.messages__withhold.value = int(withheld)
+        dut.host__messages__withhold.value = int(withheld)
         for _ in range(2):
             await RisingEdge(dut.clk)
         host.stall_requests(False)
         await wait_until(
             dut, lambda number=number: sum(ends.values()) == number, cycles=500, what="an end"
         )
-        dut.messages__withhold.value = 0
+        dut.host__messages__withhold.value = 0
         await bench.settle()
         left += not withheld
         assert ends == {"left": left, "dropped": number - left}, f"message {number}"
@@ -547,7 +547,7 @@ async def messages_behind_tails(dut):
         nonlocal packets, words, moved, stopped
         await RisingEdge(dut.clk)
         for name in ends:
-            ends[name] += int(getattr(dut, f"messages__{name}").value)
+            ends[name] += int(getattr(dut, f"host__messages__{name}").value)
         stopped = moved and bool(int(valid.value)) and not int(ready.value)
         moved = bool(int(valid.value) and int(ready.value))
         if not moved:
@@ -576,7 +576,7 @@ async def messages_behind_tails(dut):
             if sum(ends.values()) > before and bench.written:
                 break
             if number >= withheld and stopped and sum(ends.values()) == before:
-                dut.messages__withhold.value = 1
+                dut.host__messages__withhold.value = 1
                 next_to_leave = packets + 1
                 late += 1
         else:
@@ -584,7 +584,7 @@ async def messages_behind_tails(dut):
         host.stall_requests(False)
         for _ in range(60):
             await cycle()
-        dut.messages__withhold.value = 0
+        dut.host__messages__withhold.value = 0
         next_to_leave = None
     assert ends["dropped"] > 10 and ends["left"] > 10 and late > 30, f"{ends}, {late} late"
     await bench.settle()
@@ -613,7 +613,7 @@ async def link_resets(dut):
             host.stall_requests(True)
         for _ in range(rng.randrange(100)):
             await RisingEdge(dut.clk)
-        await host.reset_link(cycles=rng.choice((1, 2, 100)), discard=dut.discard)
+        await host.reset_link(cycles=rng.choice((1, 2, 100)), discard=dut.host__discard)
         await wait_until(
             dut,
             lambda: (
@@ -624,7 +624,7 @@ async def link_resets(dut):
             cycles=TIMEOUT // 2,
             what="everything ended without a timeout",
         )
-        dut.discard.value = 0
+        dut.host__discard.value = 0
         host.stall_requests(False)
         await host.restore_bus_master()
         await copy(bench, range(6))
@@ -681,7 +681,7 @@ async def link_resets_of_unsent_reads(dut):
     )
     for _ in range(rng.randrange(40)):
         await RisingEdge(dut.clk)
-    await host.reset_link(cycles=rng.choice((1, 2, 100)), discard=dut.discard)
+    await host.reset_link(cycles=rng.choice((1, 2, 100)), discard=dut.host__discard)
     await wait_until(
         dut,
         lambda: len(bench.read) == tags and len(lists) == 1 and int(dut.idle.value),
@@ -708,7 +708,7 @@ async def link_resets_of_short_reads(dut):
         for _ in range(rng.randrange(400, 600)):
             await RisingEdge(dut.clk)
         bench.read_done.active = 0.12
-        await host.reset_link(cycles=rng.choice((1, 2, 100)), discard=dut.discard)
+        await host.reset_link(cycles=rng.choice((1, 2, 100)), discard=dut.host__discard)
         await wait_until(
             dut,
             lambda: len(bench.read) == lines and int(dut.idle.value),
@@ -716,7 +716,7 @@ async def link_resets_of_short_reads(dut):
             what="every read has ended",
         )
         bench.read_done.active = 1.0
-        dut.discard.value = 0
+        dut.host__discard.value = 0
         await host.restore_bus_master()
 
 
@@ -906,7 +906,7 @@ class KeepsRequests(EndpointTop):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += m.submodules.endpoint.discard.eq(0)
+        m.d.comb += m.submodules.endpoint.host.discard.eq(0)
         return m
 
 
@@ -915,7 +915,7 @@ class WithholdsNothing(EndpointTop):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += m.submodules.endpoint.messages.withhold.eq(0)
+        m.d.comb += m.submodules.endpoint.host.messages.withhold.eq(0)
         return m
 
 

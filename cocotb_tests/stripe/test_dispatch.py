@@ -114,8 +114,8 @@ class Bench:
         """Suspect drives of which a flush was refused."""
         while True:
             await RisingEdge(self.dut.clk)
-            if int(self.dut.blames.value):
-                self.blamed.append((int(self.dut.blamed_volume.value), int(self.dut.blamed.value)))
+            if int(self.dut.blame__blames.value):
+                self.blamed.append((int(self.dut.blame__volume.value), int(self.dut.blamed.value)))
             else:
                 assert not int(self.dut.blamed.value)
 

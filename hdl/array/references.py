@@ -6,7 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.array.epoch_counts import EpochCounts, count_references
 from hdl.config import MENDED, MENDS, Config
-from hdl.flow.reference import command_begin, reference, row_begin
+from hdl.flow.reference import SlotEvents, reference, row_begin
 from hdl.flow.table_read import volume_read
 
 MEND_NOTES = 3
@@ -40,14 +40,8 @@ class References(wiring.Component):
 
     Ports
     -----
-    begins
-        A pulse. A host command gets a command slot.
-    begun
-        Which command, in which slot.
-    ends
-        A pulse. Command slot ``ended`` is free again.
-    ended
-        That slot.
+    slots
+        Host commands that get and leave their command slots.
     takes
         A pulse. A row gets a row slot. Never together with ``gives``.
     taken
@@ -79,10 +73,7 @@ class References(wiring.Component):
         self._config = config
         super().__init__(
             {
-                "begins": In(1),
-                "begun": In(command_begin(config)),
-                "ends": In(1),
-                "ended": In(config.slot_bits),
+                "slots": In(SlotEvents(config)),
                 "takes": In(1),
                 "taken": In(row_begin(config)),
                 "gives": In(1),
@@ -117,7 +108,7 @@ class References(wiring.Component):
         if self._config.background:
             self._count_mends(m)
         m.d.comb += self.volume_read.address.eq(self._volume)
-        m.d.sync += self._recent.eq(Cat(self.ends | self.gives, self._recent[0]))
+        m.d.sync += self._recent.eq(Cat(self.slots.ends | self.gives, self._recent[0]))
         with m.FSM(name="quiesce") as fsm:
             self._rest(m)
             self._turn_volume(m)
@@ -125,7 +116,7 @@ class References(wiring.Component):
             self._wait(m)
             self._answer(m)
             m.d.comb += self.busy.eq(
-                ~self._waits(fsm) | self.ends | self.gives | self._recent.any()
+                ~self._waits(fsm) | self.slots.ends | self.gives | self._recent.any()
             )
         return m
 
@@ -134,11 +125,11 @@ class References(wiring.Component):
         m.submodules.commands = commands = self._commands
         m.d.comb += [
             commands.epochs.eq(self._volume_epochs),
-            commands.begins.eq(self.begins),
-            commands.slot.eq(self.begun.slot),
-            commands.owner.eq(self.begun.volume),
-            commands.ends.eq(self.ends),
-            commands.ended.eq(self.ended),
+            commands.begins.eq(self.slots.begins),
+            commands.slot.eq(self.slots.begun.slot),
+            commands.owner.eq(self.slots.begun.volume),
+            commands.ends.eq(self.slots.ends),
+            commands.ended.eq(self.slots.ended),
             commands.looked.eq(self._volume),
         ]
 

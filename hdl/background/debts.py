@@ -7,7 +7,7 @@ from amaranth.lib.wiring import In, Out
 from hdl.config import Config
 from hdl.flow.array_state import eras
 from hdl.flow.manage import ManageOpcode
-from hdl.flow.reference import answer, command_begin, telling
+from hdl.flow.reference import Blame, SlotEvents, Tellings
 from hdl.kit.table import Table, TableRead
 
 TOLD_BITS = 8
@@ -49,34 +49,14 @@ class Debts(wiring.Component):
         A pulse. Array ``loser`` may have lost something.
     loser
         That array.
-    blames
-        A pulse. A Flush of a volume is refused, which tells the volume as the Flush ends.
-    blamed_volume
-        That volume.
-    blamed_slot
-        The command slot of that Flush.
-    begins
-        A pulse. A host command gets a command slot.
-    begun
-        Which command, in which slot.
-    ends
-        A pulse. A host command leaves its command slot.
-    ended
-        That slot.
-    tells
-        Whom the end of the command in slot ``ended`` tells.
-    answers
-        A pulse. The end of a command that was to tell has come to its completion queue.
-    answer
-        Of which volume, in which queue.
-    heard
-        One bit per completion queue, a pulse. The host has taken all its entries that tell.
-    unheard
-        One bit per completion queue, a pulse. The queue has gone.
+    blame
+        A Flush that is refused.
+    slots
+        Host commands that get and leave their command slots.
+    tellings
+        Whom the ends of commands tell, and who has been told.
     indebted
         One bit per volume. It has not been told yet.
-    told
-        One bit per volume, a pulse. Now it has been told.
     late
         Of a command slot. Its command was submitted before its volume was told.
     eras
@@ -93,20 +73,10 @@ class Debts(wiring.Component):
                 "array": In(config.array_bits),
                 "loses": In(1),
                 "loser": In(config.array_bits),
-                "blames": In(1),
-                "blamed_volume": In(config.volume_bits),
-                "blamed_slot": In(config.slot_bits),
-                "begins": In(1),
-                "begun": In(command_begin(config)),
-                "ends": In(1),
-                "ended": In(config.slot_bits),
-                "tells": Out(telling(config)),
-                "answers": In(1),
-                "answer": In(answer(config)),
-                "heard": In(config.queue_pairs + 1),
-                "unheard": In(config.queue_pairs + 1),
+                "blame": In(Blame(config)),
+                "slots": In(SlotEvents(config)),
+                "tellings": In(Tellings(config)),
                 "indebted": Out(config.volumes),
-                "told": Out(config.volumes),
                 "late": In(TableRead(config.slot_bits, 1)),
                 "eras": Out(eras(config)),
             }
@@ -143,10 +113,10 @@ class Debts(wiring.Component):
         m.submodules.begins_of = begins_of = Table(begin, config.commands)
         found = begins_of.reads[0].data
         m.d.comb += [
-            begins_of.write.address.eq(self.begun.slot),
-            begins_of.write.data.volume.eq(self.begun.volume),
-            begins_of.write.data.told.eq(told[self.begun.volume] - self.begun.late),
-            begins_of.write.enable.eq(self.begins),
+            begins_of.write.address.eq(self.slots.begun.slot),
+            begins_of.write.data.volume.eq(self.slots.begun.volume),
+            begins_of.write.data.told.eq(told[self.slots.begun.volume] - self.slots.begun.late),
+            begins_of.write.enable.eq(self.slots.begins),
             begins_of.reads[0].address.eq(self.late.address),
             self.late.data.eq(found.told != told[found.volume]),
         ]
@@ -156,31 +126,32 @@ class Debts(wiring.Component):
         waits, leaves, vain, lies = (
             bits[volume] for bits in (self._waits, self._leaves, self._vain, self._lies)
         )
-        indebted, told, count = self.indebted[volume], self.told[volume], self._told[volume]
+        indebted, told = self.indebted[volume], self.tellings.told[volume]
+        count = self._told[volume]
         teller = Signal(self._config.slot_bits, name=f"teller_{volume}")
         queue = Signal(range(self._config.queue_pairs + 1), name=f"queue_{volume}")
-        own = waits & (teller == self.ended)
+        own = waits & (teller == self.slots.ended)
         with m.If(own):
-            m.d.comb += [self.tells.any.eq(1), self.tells.volume.eq(volume)]
-        with m.If(own & self.ends):
+            m.d.comb += [self.tellings.tells.any.eq(1), self.tellings.tells.volume.eq(volume)]
+        with m.If(own & self.slots.ends):
             m.d.sync += [waits.eq(0), leaves.eq(1), vain.eq(0)]
-        with m.If(self.answers & (self.answer.volume == volume)):
-            m.d.comb += told.eq(self.answer.posted & ~vain)
+        with m.If(self.tellings.answers & (self.tellings.answer.volume == volume)):
+            m.d.comb += told.eq(self.tellings.answer.posted & ~vain)
             m.d.sync += leaves.eq(0)
         with m.If(told):
             m.d.sync += [
                 indebted.eq(0),
                 count.eq(count + 1),
                 lies.eq(1),
-                queue.eq(self.answer.queue),
+                queue.eq(self.tellings.answer.queue),
             ]
-        with m.Elif(lies & self.heard.bit_select(queue, 1)):
+        with m.Elif(lies & self.tellings.heard.bit_select(queue, 1)):
             m.d.sync += lies.eq(0)
-        with m.Elif(lies & self.unheard.bit_select(queue, 1)):
+        with m.Elif(lies & self.tellings.unheard.bit_select(queue, 1)):
             m.d.sync += [lies.eq(0), indebted.eq(1)]
-        blamed = self.blames & (self.blamed_volume == volume)
+        blamed = self.blame.blames & (self.blame.volume == volume)
         with m.If(blamed & indebted & ~waits & ~leaves):
-            m.d.sync += [waits.eq(1), teller.eq(self.blamed_slot)]
+            m.d.sync += [waits.eq(1), teller.eq(self.blame.slot)]
         with m.If(self.loses & self._exists[volume] & (self._arrays[volume] == self.loser)):
             m.d.sync += [indebted.eq(1), waits.eq(0), vain.eq(1)]
 

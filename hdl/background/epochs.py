@@ -4,9 +4,9 @@ from amaranth.hdl import Array, Module, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.background.rows import flushing
 from hdl.config import Config
 from hdl.flow.host_command import Status, completion
+from hdl.flow.intention import flushing
 
 SETTLE_CYCLES = 63
 """Most cycles from the end of a flush until a drive that it found gone is being judged."""

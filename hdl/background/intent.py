@@ -5,10 +5,9 @@ from amaranth.lib import data, enum, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.background.epochs import Epochs
-from hdl.background.rows import array_row, flushing, stretch
+from hdl.background.rows import array_row, stretch
 from hdl.config import BLOCK_NUMBER_BITS, Config
-from hdl.flow.host_command import completion
-from hdl.flow.intention import intention
+from hdl.flow.intention import WriteEvents, intention
 from hdl.kit.pick import lowest_set
 from hdl.kit.queue import Queue
 from hdl.kit.table import Table, TableRead
@@ -54,12 +53,7 @@ def flight(config: Config) -> data.StructLayout:
 def _ports(config: Config) -> dict:
     """The ports of `Intent`."""
     return {
-        "begun": In(stream.Signature(intention(config))),
-        "retired": In(stream.Signature(config.row_slot_bits)),
-        "flush": In(1),
-        "flushing": In(flushing(config)),
-        "completed": In(1),
-        "completion": In(completion(config)),
+        "writes": In(WriteEvents(config)),
         "optimal": In(config.arrays),
         "settled": In(1),
         "judged": In(1),
@@ -98,18 +92,9 @@ class Intent(wiring.Component):
 
     Ports
     -----
-    begun
-        A row is about to be written. If its row slot is already noted, this says nothing new.
-    retired
-        A row slot has been given back. `EVENTS` of ``begun`` and ``retired`` wait inside.
-    flush
-        A pulse, as in `Epochs`.
-    flushing
-        As in `Epochs`.
-    completed
-        A pulse, as in `Epochs`.
-    completion
-        As in `Epochs`.
+    writes
+        Rows that are written, and flushes. If the row slot of a row that is begun is already noted,
+        this says nothing new. `EVENTS` of ``begun`` and ``retired`` wait inside.
     optimal
         One bit per array, as in `Epochs`.
     settled
@@ -222,8 +207,8 @@ class Intent(wiring.Component):
                 | self._epochs.busy
                 | self.wipe
                 | self.fill
-                | self.flush
-                | self.completed
+                | self.writes.flush
+                | self.writes.completed
             )
         return m
 
@@ -231,10 +216,10 @@ class Intent(wiring.Component):
         """What the epochs are told of flushes and arrays."""
         m.submodules.epochs = epochs = self._epochs
         m.d.comb += [
-            epochs.flush.eq(self.flush),
-            epochs.flushing.eq(self.flushing),
-            epochs.completed.eq(self.completed),
-            epochs.completion.eq(self.completion),
+            epochs.flush.eq(self.writes.flush),
+            epochs.flushing.eq(self.writes.flushing),
+            epochs.completed.eq(self.writes.completed),
+            epochs.completion.eq(self.writes.completion),
             epochs.optimal.eq(self.optimal),
             epochs.settled.eq(self.settled),
         ]
@@ -276,16 +261,16 @@ class Intent(wiring.Component):
         offered = Signal(event(self._config))
         self._waiting = Signal(event(self._config))
         m.d.comb += [
-            offered.retires.eq(self.retired.valid),
-            offered.row.eq(self.begun.payload),
+            offered.retires.eq(self.writes.retired.valid),
+            offered.row.eq(self.writes.begun.payload),
             events.input.payload.eq(offered),
-            events.input.valid.eq(self.begun.valid | self.retired.valid),
-            self.retired.ready.eq(events.input.ready),
-            self.begun.ready.eq(events.input.ready & ~self.retired.valid),
+            events.input.valid.eq(self.writes.begun.valid | self.writes.retired.valid),
+            self.writes.retired.ready.eq(events.input.ready),
+            self.writes.begun.ready.eq(events.input.ready & ~self.writes.retired.valid),
             self._waiting.eq(events.output.payload),
         ]
-        with m.If(self.retired.valid):
-            m.d.comb += offered.row.slot.eq(self.retired.payload)
+        with m.If(self.writes.retired.valid):
+            m.d.comb += offered.row.slot.eq(self.writes.retired.payload)
 
     def _note_sweeps(self, m: Module) -> None:
         """Notes an array that is new, or has a member that is."""

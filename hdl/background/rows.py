@@ -5,14 +5,6 @@ from amaranth.lib import data
 from hdl.config import BLOCK_NUMBER_BITS, Config
 
 
-def flushing(config: Config) -> data.StructLayout:
-    """The host command in command slot ``slot`` is a FLUSH of ``array``.
-
-    The drives of the array have not been asked yet.
-    """
-    return data.StructLayout({"slot": config.slot_bits, "array": config.array_bits})
-
-
 def array_row(config: Config) -> data.StructLayout:
     """Row ``row`` of ``array``."""
     return data.StructLayout({"array": config.array_bits, "row": BLOCK_NUMBER_BITS})

@@ -6,6 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.array.tracker import FLUSH_ROUNDS
 from hdl.config import MAX_DRIVES, Config, bits_for_count
+from hdl.flow.flush_request import FlushRequest
 from hdl.flow.operation import DriveStatus, Opcode, Owner, finished, operation
 from hdl.flow.recovery import tried_bits
 from hdl.kit.pick import RoundRobin
@@ -180,18 +181,15 @@ class FlushAll(wiring.Component):
     """Flushes all drives of arrays before the host takes the power away (NVMe 1.4, 7.6.2), or as
     it switches the volatile write cache off (5.21.1.6).
 
-    A request that ``flush`` gave up is still answered, and the answer is dropped.
+    A request that was given up is still answered, and the answer is dropped.
 
     Ports
     -----
-    flush
-        Level: every command whose writes are meant has ended. It stays until ``flushed``.
-    flushed
-        Level, until ``flush`` falls: each drive at a port of ``used`` that is not ``failed`` has
-        ended a FLUSH that began after ``flush`` rose, or cannot do it.
-    stored
-        With ``flushed``: all have stored what they had that are not ``failed`` by now, and nothing
-        is ``lost``.
+    request
+        ``flushed`` is a level, until ``flush`` falls: each drive at a port of ``used`` that is not
+        ``failed`` has ended a FLUSH that began after ``flush`` rose, or cannot do it. ``stored``
+        says that all have stored what they had that are not ``failed`` by now, and that nothing is
+        ``lost``.
     blamed
         A bit a port, a pulse as ``flush`` falls: drives for which it was not ``stored``.
     used
@@ -208,9 +206,7 @@ class FlushAll(wiring.Component):
         Something but the host or the drives is being waited for.
     """
 
-    flush: In(1)
-    flushed: Out(1)
-    stored: Out(1)
+    request: In(FlushRequest())
     blamed: Out(MAX_DRIVES)
     used: In(MAX_DRIVES)
     failed: In(MAX_DRIVES)
@@ -224,12 +220,12 @@ class FlushAll(wiring.Component):
         m = Module()
         # What is offered must not change any more.
         wanted, missed = Signal(MAX_DRIVES), Signal(MAX_DRIVES)
-        m.d.comb += self.stored.eq(((missed & ~self.failed) == 0) & ~self.lost)
+        m.d.comb += self.request.stored.eq(((missed & ~self.failed) == 0) & ~self.lost)
         m.d.comb += self.ask.payload.eq(wanted)
         with m.FSM(name="flush_all") as fsm:
             with m.State("REST"):
                 m.d.sync += wanted.eq(self.used & ~self.failed)
-                with m.If(self.flush):
+                with m.If(self.request.flush):
                     m.next = "ASK"
 
             with m.State("ASK"):
@@ -244,16 +240,16 @@ class FlushAll(wiring.Component):
                     m.next = "STAY"
 
             with m.State("STAY"):
-                m.d.comb += self.flushed.eq(self.flush & self.settled)
-                with m.If(~self.flush):
+                m.d.comb += self.request.flushed.eq(self.request.flush & self.settled)
+                with m.If(~self.request.flush):
                     m.d.comb += self.blamed.eq(missed)
                     m.next = "REST"
 
             waits = (
-                (fsm.ongoing("REST") & ~self.flush)
+                (fsm.ongoing("REST") & ~self.request.flush)
                 | (fsm.ongoing("ASK") & ~self.ask.ready)
                 | (fsm.ongoing("LISTEN") & ~self.told.valid)
-                | (fsm.ongoing("STAY") & self.flush)
+                | (fsm.ongoing("STAY") & self.request.flush)
             )
             m.d.comb += self.busy.eq(~waits)
         return m

@@ -1,8 +1,9 @@
 """How much redundancy an array has left."""
 
-from amaranth.lib import data, enum
+from amaranth.lib import data, enum, wiring
+from amaranth.lib.wiring import Out
 
-from hdl.config import ERA_BITS, Config
+from hdl.config import ERA_BITS, MAX_DRIVES, Config
 
 
 class ArrayState(enum.Enum, shape=2):
@@ -25,6 +26,49 @@ def eras(config: Config) -> data.ArrayLayout:
     The count steps before any read ends that began after the drive restarted.
     """
     return data.ArrayLayout(ERA_BITS, config.arrays)
+
+
+class ArrayStatus(wiring.Signature):
+    """The states of all arrays, seen from background work. Without it all are 0.
+
+    Ports
+    -----
+    states
+        Two bits per array (`ArrayState`).
+    news
+        A pulse. A state is another than before, or rows may be torn.
+    settled
+        ``states`` and ``essential`` are up to date.
+    essential
+        One bit per port, as in `hdl.array.states.ArrayStates`.
+    unsynced
+        One bit per array. It is not in sync.
+    assumed
+        One bit per array. It is assumed to be in sync.
+    doubts
+        One bit per array. A drive of it is kept, and its jobs have not been told yet that it may
+        have lost something.
+    indebted
+        One bit per volume. A drive of its array that has restarted was kept, and the host has not
+        been told yet (`hdl.background.debts.Debts`).
+    eras
+        How often each array has lost something.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__(
+            {
+                "states": Out(2 * config.arrays),
+                "news": Out(1),
+                "settled": Out(1),
+                "essential": Out(MAX_DRIVES),
+                "unsynced": Out(config.arrays),
+                "assumed": Out(config.arrays),
+                "doubts": Out(config.arrays),
+                "indebted": Out(config.volumes),
+                "eras": Out(eras(config)),
+            }
+        )
 
 
 def judgement(config: Config) -> data.StructLayout:

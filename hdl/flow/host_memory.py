@@ -1,8 +1,11 @@
 """Reads and writes of host memory, and the inbox in which small reads land."""
 
-from amaranth.lib import data, enum
+from amaranth.lib import data, enum, stream, wiring
+from amaranth.lib.wiring import In, Out
 
 from hdl.config import BLOCK_BYTES, Config
+from hdl.flow.line import line_stream
+from hdl.flow.post import Messages, post
 
 
 class Kind(enum.Enum, shape=2):
@@ -101,6 +104,40 @@ def write_request(config: Config) -> data.StructLayout:
             "source": config.dword_address_bits,
         }
     )
+
+
+class HostAccess(wiring.Signature):
+    """All access to host memory, seen from who asks for it.
+
+    Ports
+    -----
+    read_request, read_done
+        Reads: blocks into lines, other data into the inbox. Reads that have ended.
+    inbox_write
+        Beats that were read into the inbox.
+    write_request, write_done
+        Writes of blocks, out of lines. Lines that have been written.
+    post
+        Small posted writes: completion queue entries and interrupts.
+    messages
+        What becomes of interrupts that have been handed to ``post``.
+    discard
+        What has not begun to leave is to be dropped.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__(
+            {
+                "read_request": Out(stream.Signature(read_request(config))),
+                "read_done": In(stream.Signature(read_done(config))),
+                "inbox_write": In(stream.Signature(inbox_beat(config))),
+                "write_request": Out(stream.Signature(write_request(config))),
+                "write_done": In(line_stream(config)),
+                "post": Out(stream.Signature(post())),
+                "messages": Out(Messages()),
+                "discard": Out(1),
+            }
+        )
 
 
 assert BLOCK_BYTES == 4096, "requests are split at 4 KiB, the block and the PCIe page alike"

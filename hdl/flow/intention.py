@@ -1,8 +1,10 @@
 """A row that is about to be written, as the write-intent bitmap gets it."""
 
-from amaranth.lib import data
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import Out
 
 from hdl.config import BLOCK_NUMBER_BITS, Config
+from hdl.flow.host_command import completion
 
 
 def intention(config: Config) -> data.StructLayout:
@@ -11,3 +13,43 @@ def intention(config: Config) -> data.StructLayout:
     return data.StructLayout(
         {"slot": config.row_slot_bits, "array": config.array_bits, "row": BLOCK_NUMBER_BITS}
     )
+
+
+def flushing(config: Config) -> data.StructLayout:
+    """The host command in command slot ``slot`` is a FLUSH of ``array``.
+
+    The drives of the array have not been asked yet.
+    """
+    return data.StructLayout({"slot": config.slot_bits, "array": config.array_bits})
+
+
+class WriteEvents(wiring.Signature):
+    """What the write-intent bitmap hears of writes and flushes, seen from the row engine.
+
+    Ports
+    -----
+    begun
+        A row is about to be written.
+    retired
+        A row slot has been given back.
+    flush
+        A pulse. ``flushing`` begins.
+    flushing
+        A FLUSH of an array.
+    completed
+        A pulse. ``completion`` ends.
+    completion
+        A host command, and how it ended.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__(
+            {
+                "begun": Out(stream.Signature(intention(config))),
+                "retired": Out(stream.Signature(config.row_slot_bits)),
+                "flush": Out(1),
+                "flushing": Out(flushing(config)),
+                "completed": Out(1),
+                "completion": Out(completion(config)),
+            }
+        )

@@ -1,6 +1,7 @@
 """Changes to the tables of arrays and volumes, and their answers."""
 
-from amaranth.lib import data, enum
+from amaranth.lib import data, enum, stream, wiring
+from amaranth.lib.wiring import In, Out
 
 from hdl.config import BLOCK_NUMBER_BITS, Config
 from hdl.flow.geometry import WIDTH_BITS
@@ -191,3 +192,23 @@ def manage_response(config: Config) -> data.StructLayout:
         the member had, bits 6:5 are `CopyEnd`, and bit 7 says that this port becomes a spare.
     """
     return data.StructLayout({"status": ManageStatus, "index": 8})
+
+
+class Changes(wiring.Signature):
+    """Changes to the tables and their answers, seen from who asks for them.
+
+    Ports
+    -----
+    request
+        Changes, one at a time.
+    response
+        One answer to each.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__(
+            {
+                "request": Out(stream.Signature(manage_request(config))),
+                "response": In(stream.Signature(manage_response(config))),
+            }
+        )

@@ -1,6 +1,7 @@
 """References to volumes and arrays: who begins and ends to refer to one."""
 
-from amaranth.lib import data
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
 
@@ -39,6 +40,87 @@ def answer(config: Config) -> data.StructLayout:
     return data.StructLayout(
         {"volume": config.volume_bits, "posted": 1, "queue": range(config.queue_pairs + 1)}
     )
+
+
+class SlotEvents(wiring.Signature):
+    """Host commands that get and leave their command slots, seen from the slot table.
+
+    Ports
+    -----
+    begins
+        A pulse. A command gets a slot, before its volume matters.
+    begun
+        With ``begins``: which command, in which slot.
+    ends
+        A pulse. The slot of a command is free again.
+    ended
+        With ``ends``: that slot.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__(
+            {
+                "begins": Out(1),
+                "begun": Out(command_begin(config)),
+                "ends": Out(1),
+                "ended": Out(config.slot_bits),
+            }
+        )
+
+
+class Tellings(wiring.Signature):
+    """How the host is told that a volume has lost data, seen from the queues.
+
+    Ports
+    -----
+    tells
+        Whom the end of the command tells whose slot ends (`SlotEvents`).
+    told
+        One bit per volume, a pulse. Now the host has been told.
+    answers
+        A pulse. The end of a command that was to tell the host has come to its completion queue.
+    answer
+        With ``answers``: of which volume, in which queue.
+    heard
+        One bit per completion queue, a pulse. The host has taken all its entries that tell.
+    unheard
+        One bit per completion queue, a pulse. The queue has gone.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__(
+            {
+                "tells": In(telling(config)),
+                "told": In(config.volumes),
+                "answers": Out(1),
+                "answer": Out(answer(config)),
+                "heard": Out(config.queue_pairs + 1),
+                "unheard": Out(config.queue_pairs + 1),
+            }
+        )
+
+
+class Blame(wiring.Signature):
+    """A Flush that is refused since its volume has lost data, seen from who refuses it.
+
+    Ports
+    -----
+    blames
+        A pulse. A Flush is refused. The volume is told as the Flush ends.
+    volume
+        With ``blames``: the volume.
+    slot
+        With ``blames``: the command slot of the Flush.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__(
+            {
+                "blames": Out(1),
+                "volume": Out(config.volume_bits),
+                "slot": Out(config.slot_bits),
+            }
+        )
 
 
 def row_begin(config: Config) -> data.StructLayout:

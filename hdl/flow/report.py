@@ -1,6 +1,7 @@
 """The words of the three log pages of background work."""
 
-from amaranth.lib import data, enum
+from amaranth.lib import data, enum, wiring
+from amaranth.lib.wiring import Out
 
 from hdl.kit.table import TableRead
 
@@ -34,3 +35,18 @@ def report_read() -> TableRead:
     The upper word of a row number is of the same moment if it is read right after the lower one.
     """
     return TableRead(report_address(), 32)
+
+
+class ReportAccess(wiring.Signature):
+    """Access to the logs of background work, seen from the page generator.
+
+    Ports
+    -----
+    read
+        Words of the logs.
+    shows
+        A page of findings is being made, so none may come.
+    """
+
+    def __init__(self):
+        super().__init__({"read": Out(report_read()), "shows": Out(1)})

@@ -1,6 +1,7 @@
 """The tables of arrays, members, volumes, ports and migrations, and their read ports."""
 
-from amaranth.lib import data
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import Out
 
 from hdl.config import BLOCK_NUMBER_BITS, Config
 from hdl.flow.geometry import geometry
@@ -48,6 +49,26 @@ def port_use(config: Config) -> data.StructLayout:
 def port_read(config: Config) -> TableRead:
     """Reads the use of a drive port."""
     return TableRead(config.port_bits, port_use(config))
+
+
+def capacity_read(config: Config) -> TableRead:
+    """Reads the capacity of the drive at a port, in blocks."""
+    return TableRead(config.port_bits, BLOCK_NUMBER_BITS)
+
+
+class TableReads(wiring.Signature):
+    """Reads of all that pages list, seen from the reader."""
+
+    def __init__(self, config: Config):
+        super().__init__(
+            {
+                "geometry": Out(geometry_read(config)),
+                "member": Out(member_read(config)),
+                "volume": Out(volume_read(config)),
+                "port": Out(port_read(config)),
+                "capacity": Out(capacity_read(config)),
+            }
+        )
 
 
 def copy_entry(config: Config) -> data.StructLayout:

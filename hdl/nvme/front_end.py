@@ -4,26 +4,28 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from hdl.config import MAX_DRIVES, TIME_BITS, Config
+from hdl.config import TIME_BITS, Config
+from hdl.flow.array_state import ArrayStatus
+from hdl.flow.drive_states import DriveStates
+from hdl.flow.flush_request import FlushRequest
 from hdl.flow.host_command import command, completion
 from hdl.flow.host_data import delivered, fetched, transfer
 from hdl.flow.host_memory import (
+    HostAccess,
     Kind,
-    inbox_beat,
     inbox_dwords,
-    read_done,
     read_request,
     sqe_slots,
     write_request,
 )
 from hdl.flow.line import ReadPort, line_stream, write_port
-from hdl.flow.manage import manage_request, manage_response
+from hdl.flow.manage import Changes
 from hdl.flow.pcie_status import PcieStatus
-from hdl.flow.post import Messages, post
-from hdl.flow.reference import answer, command_begin, telling
+from hdl.flow.post import post
+from hdl.flow.reference import SlotEvents, Tellings
 from hdl.flow.register_bus import RegisterBus
-from hdl.flow.report import report_read
-from hdl.flow.table_read import geometry_read, member_read, port_read, volume_read
+from hdl.flow.report import ReportAccess
+from hdl.flow.table_read import TableReads, volume_read
 from hdl.kit.cut import Skid
 from hdl.kit.merge import Merge, split
 from hdl.kit.queue import Queue
@@ -39,7 +41,7 @@ from hdl.nvme.commands.lifetimes import Lifetimes
 from hdl.nvme.commands.slots import SlotTable
 from hdl.nvme.pages.health import Health
 from hdl.nvme.pages.identify import Identity
-from hdl.nvme.pages.pages import PageGenerator, capacity_read
+from hdl.nvme.pages.pages import PageGenerator
 from hdl.nvme.pages.sender import PageSender
 from hdl.nvme.prp.prp import Prp
 from hdl.nvme.queues.fetch_plan import ADMIN_FETCH
@@ -70,39 +72,17 @@ class NvmeFrontEnd(wiring.Component):
     posted
         Writes to host memory have been taken and have not left. A completion could pass them, so
         CSTS.RDY and CSTS.SHST wait for them.
-    flush
-        A level: a shutdown is under way, and every command has ended or been dropped. It stays
-        until ``flushed``.
-    flushed
-        A level or a pulse: since ``flush`` rose, every drive of every array has been flushed, or
-        has failed to be.
-    flush_cache
-        A level: the host switches the volatile write cache off, and all writes that began before
-        have ended. It stays until ``cache_flushed``.
-    cache_flushed
-        As ``flushed``, for ``flush_cache``.
-    cache_stored
-        With ``cache_flushed``: every drive that is not failed has been flushed well.
-    discard
-        Host accesses that have not left are to be dropped.
+    shutdown_flush
+        A shutdown is under way, and every command has ended or been dropped.
+    cache_flush
+        The host switches the volatile write cache off, and all writes that began before have ended.
+    host
+        Access to host memory. Blocks go into and out of lines. Queue entries, PRP lists and
+        parameters go into the inbox.
     host_idle
         There is no host access and no tag in use.
     reset_done
         A function level reset is done (`FunctionReset`).
-    read_request
-        Reads from host memory: blocks into lines, queue entries and PRP lists into the inbox.
-    read_done
-        Reads that have ended.
-    inbox_write
-        Beats that were read into the inbox.
-    write_request
-        Writes of blocks to host memory, out of lines.
-    write_done
-        Lines that have been written.
-    post
-        Writes of completion queue entries and interrupts to host memory.
-    messages
-        What becomes of interrupts that have been handed to ``post``.
     command
         I/O commands with their PRPs at hand.
     completion
@@ -116,67 +96,28 @@ class NvmeFrontEnd(wiring.Component):
         Blocks to be moved from lines to host memory.
     delivered
         Blocks that have been moved there.
-    manage_request
+    table_changes
         Changes to the array and volume tables.
-    manage_response
-        How these ended.
-    geometry_read
-        A table, for the pages that list it.
-    member_read
-        A table, for the pages that list it.
-    volume_read
-        A table, for the pages that list it.
-    port_read
-        A table, for the pages that list it.
-    drive_capacity_read
-        A table, for the pages that list it.
+    reads
+        The tables, for the pages that list them.
+    drives
+        What the tables know of the drives.
+    arrays
+        The states of all arrays.
+    report
+        What the pages say of background work. Not used without `Config.background`.
+    slots
+        I/O commands that get and leave their command slots.
+    tellings
+        How the host is told that volumes have lost data. Not used without `Config.background`.
     volume_exists
         Bit a volume: it is there. A command may find it only if it was there when the command was
         submitted.
     drive_present
         Bit a drive port: it has a drive.
-    drive_failed
-        Bit a drive port: its drive has failed.
-    drive_used
-        Bit a drive port: its drive belongs to an array.
     drive_emulated
         Bit a drive port: 512-byte sectors of the drive itself are emulated. Not used without
         `Config.sector_emulation`.
-    drive_stale
-        Bit a drive port: its drive is being rebuilt. 0 without `Config.background`.
-    array_states
-        A state for each array, 2 bits. 0 without `Config.background`.
-    array_unsynced
-        Bit an array: it is not in sync. 0 without `Config.background`.
-    array_assumed
-        Bit an array: it is assumed to be in sync. 0 without `Config.background`.
-    array_news
-        A pulse: the state of an array has changed. 0 without `Config.background`.
-    report_read
-        What the pages say of background work. Not used without `Config.background`.
-    report_shows
-        A page of findings is being made. 0 without `Config.background`.
-    told
-        As in `hdl.nvme.commands.lifetimes.Lifetimes`. 0 without `Config.background`.
-    tells
-        As in `hdl.nvme.commands.slots.SlotTable`, for ``ended``. 0 without `Config.background`.
-    answers
-        As in `hdl.nvme.queues.queues.QueueEngine`. 0 without `Config.background`.
-    answer
-        As in `hdl.nvme.queues.queues.QueueEngine`. Not used without `Config.background`.
-    heard
-        As in `hdl.nvme.queues.queues.QueueEngine`. 0 without `Config.background`.
-    unheard
-        As in `hdl.nvme.queues.queues.QueueEngine`. Not used without `Config.background`.
-    begins
-        A pulse: an I/O command gets a slot, before its namespace matters. This and the next three
-        are for `hdl.array.references.References`.
-    begun
-        With ``begins``: the slot and the volume of the command.
-    ends
-        A pulse: the slot of an I/O command is free again.
-    ended
-        With ``ends``: the slot.
     temperature
         Composite temperature in kelvin. 0 stands for no sensor, and then
         `Config.temperature_kelvin` is reported.
@@ -213,59 +154,30 @@ class NvmeFrontEnd(wiring.Component):
                 "register": In(RegisterBus()),
                 "status": Out(PcieStatus()),
                 "posted": In(1),
-                "flush": Out(1),
-                "flushed": In(1),
-                "flush_cache": Out(1),
-                "cache_flushed": In(1),
-                "cache_stored": In(1),
-                "discard": Out(1),
                 "host_idle": In(1),
+                "shutdown_flush": Out(FlushRequest()),
+                "cache_flush": Out(FlushRequest()),
+                "host": Out(HostAccess(config)),
                 "reset_done": Out(1),
-                "read_request": Out(stream.Signature(read_request(config))),
-                "read_done": In(stream.Signature(read_done(config))),
-                "inbox_write": In(stream.Signature(inbox_beat(config))),
-                "write_request": Out(stream.Signature(write_request(config))),
-                "write_done": In(line_stream(config)),
-                "post": Out(stream.Signature(post())),
-                "messages": Out(Messages()),
                 "command": Out(stream.Signature(command(config))),
                 "completion": In(stream.Signature(completion(config))),
                 "fetch": In(stream.Signature(transfer(config))),
                 "fetched": Out(stream.Signature(fetched(config))),
                 "deliver": In(stream.Signature(transfer(config))),
                 "delivered": Out(stream.Signature(delivered(config))),
-                "manage_request": Out(stream.Signature(manage_request(config))),
-                "manage_response": In(stream.Signature(manage_response(config))),
-                "geometry_read": Out(geometry_read(config)),
-                "member_read": Out(member_read(config)),
-                "volume_read": Out(volume_read(config)),
-                "port_read": Out(port_read(config)),
-                "drive_capacity_read": Out(capacity_read(config)),
+                "table_changes": Out(Changes(config)),
+                "reads": Out(TableReads(config)),
+                "drives": In(DriveStates()),
+                "arrays": In(ArrayStatus(config)),
+                "report": Out(ReportAccess()),
+                "slots": Out(SlotEvents(config)),
+                "tellings": Out(Tellings(config)),
                 "drive_present": In(config.ports),
-                "drive_failed": In(MAX_DRIVES),
-                "drive_used": In(MAX_DRIVES),
                 "drive_emulated": In(config.ports),
-                "drive_stale": In(MAX_DRIVES),
                 "volume_exists": In(config.volumes),
-                "array_states": In(2 * config.arrays),
-                "array_unsynced": In(config.arrays),
-                "array_assumed": In(config.arrays),
-                "array_news": In(1),
-                "report_read": Out(report_read()),
-                "report_shows": Out(1),
-                "told": In(config.volumes),
-                "tells": In(telling(config)),
-                "answers": Out(1),
-                "answer": Out(answer(config)),
-                "heard": Out(config.queue_pairs + 1),
-                "unheard": Out(config.queue_pairs + 1),
                 "identity": In(IDENTITY_BITS),
                 "nonce": In(NONCE_BITS),
                 "temperature": In(16),
-                "begins": Out(1),
-                "begun": Out(command_begin(config)),
-                "ends": Out(1),
-                "ended": Out(config.slot_bits),
                 "line_write": Out(write_port(config)),
                 "allocate": In(line_stream(config)),
                 "free": Out(line_stream(config)),
@@ -311,9 +223,9 @@ class NvmeFrontEnd(wiring.Component):
         self._next_parts = Queue(again(config), config.commands)
 
         # A read ends. A change to the tables is taken, or is answered.
-        self._read_ends = self.read_done.valid & self.read_done.ready
-        self._table_asked = self.manage_request.valid & self.manage_request.ready
-        self._table_answers = self.manage_response.valid & self.manage_response.ready
+        self._read_ends = self.host.read_done.valid & self.host.read_done.ready
+        self._table_asked = self.table_changes.request.valid & self.table_changes.request.ready
+        self._table_answers = self.table_changes.response.valid & self.table_changes.response.ready
         self._moved = Signal()  # something moved in the last cycle
 
     def elaborate(self, platform) -> Module:
@@ -342,9 +254,6 @@ class NvmeFrontEnd(wiring.Component):
         self._connect_names(m)
         if config.sector_emulation:
             self._connect_formats(m)
-        if config.background:
-            self._connect_reports(m)
-        self._connect_arrays(m)
         self._connect_logs(m)
         self._connect_events(m)
         self._connect_conditions(m)
@@ -380,7 +289,7 @@ class NvmeFrontEnd(wiring.Component):
         m.d.comb += [
             settled.eq(
                 ~self.posted
-                & ~self.post.valid
+                & ~self.host.post.valid
                 & ~queues.post.valid
                 & ~self._interrupts.leaving
             ),
@@ -394,8 +303,8 @@ class NvmeFrontEnd(wiring.Component):
             registers.fatal.eq(
                 registers.enable & (self._decode.dropped.valid | self._admin_entry.dropped.valid)
             ),
-            registers.flushed.eq(self.flushed),
-            self.flush.eq(registers.flush),
+            registers.flushed.eq(self.shutdown_flush.flushed),
+            self.shutdown_flush.flush.eq(registers.flush),
         ]
 
     def _connect_resets(self, m: Module) -> None:
@@ -414,7 +323,7 @@ class NvmeFrontEnd(wiring.Component):
             function_reset.bus_master.eq(self.status.bus_master),
             function_reset.enable.eq(registers.enable),
             function_reset.running.eq(self._queues.running),
-            self.discard.eq(function_reset.draining),
+            self.host.discard.eq(function_reset.draining),
             self.reset_done.eq(function_reset.done & self.status.function_reset),
         ]
 
@@ -426,9 +335,9 @@ class NvmeFrontEnd(wiring.Component):
         m.d.comb += [
             coalesce.raised.eq(queues.raised),
             coalesce.vector.eq(queues.vector),
-            coalesce.threshold.eq(admin.threshold),
-            coalesce.delay.eq(admin.delay),
-            coalesce.uncoalesced.eq(admin.uncoalesced),
+            coalesce.threshold.eq(admin.settings.threshold),
+            coalesce.delay.eq(admin.settings.delay),
+            coalesce.uncoalesced.eq(admin.settings.uncoalesced),
             coalesce.hurry.eq(registers.shutting),
             coalesce.clear.eq(clear),
             coalesce.now.eq(self.now),
@@ -443,14 +352,14 @@ class NvmeFrontEnd(wiring.Component):
         """Reads from the host, and who learns of their ends: queue entries, lists, parameters,
         blocks."""
         queues, admin_entry, admin = self._queues, self._admin_entry, self._admin
-        prp, arrived, done = self._prp, self._arrived, self.read_done.payload
+        prp, arrived, done = self._prp, self._arrived, self.host.read_done.payload
         connect(m, queues.read_request, self._reads.inputs[0])
         connect(m, prp.read_request, self._reads.inputs[1])
-        connect(m, admin.read_request, self._reads.inputs[2])
-        connect(m, self._reads.output, flipped(self.read_request))
+        connect(m, admin.parameter_read.request, self._reads.inputs[2])
+        connect(m, self._reads.output, flipped(self.host.read_request))
         m.d.comb += [
-            self.read_done.ready.eq((done.kind != Kind.BLOCK) | arrived.input.ready),
-            arrived.input.valid.eq(self.read_done.valid & (done.kind == Kind.BLOCK)),
+            self.host.read_done.ready.eq((done.kind != Kind.BLOCK) | arrived.input.ready),
+            arrived.input.valid.eq(self.host.read_done.valid & (done.kind == Kind.BLOCK)),
             arrived.input.payload.line.eq(done.index),
             arrived.input.payload.error.eq(done.error),
             queues.done.eq(self._read_ends & (done.kind == Kind.ENTRIES)),
@@ -458,8 +367,8 @@ class NvmeFrontEnd(wiring.Component):
             queues.done_error.eq(done.error),
             admin_entry.done.eq(queues.done & (done.index == ADMIN_FETCH)),
             admin_entry.done_error.eq(done.error),
-            admin.read_done.eq(self._read_ends & (done.kind == Kind.PARAMETER)),
-            admin.read_error.eq(done.error),
+            admin.parameter_read.done.eq(self._read_ends & (done.kind == Kind.PARAMETER)),
+            admin.parameter_read.error.eq(done.error),
             prp.list_done.eq(self._read_ends & (done.kind == Kind.LIST)),
             prp.list_done_slot.eq(done.index),
             prp.list_done_error.eq(done.error),
@@ -468,7 +377,7 @@ class NvmeFrontEnd(wiring.Component):
     def _connect_inbox(self, m: Module) -> None:
         """Beats of the inbox. It holds PRP lists, then entries of I/O queues, then the entry of the
         admin queue, then a parameter of an admin command."""
-        config, inbox = self._config, self.inbox_write
+        config, inbox = self._config, self.host.inbox_write
         entries, admin_entry, prp = self._entries, self._admin_entry, self._prp
         beat_shift = (config.beat_dwords - 1).bit_length()
         entry_beats = sqe_slots(config) * SQE_DWORDS >> beat_shift
@@ -490,7 +399,7 @@ class NvmeFrontEnd(wiring.Component):
         ]
         with m.If(inbox.valid):
             with m.If(inbox.payload.address == parameter_beat):
-                m.d.sync += self._admin.parameter.eq(inbox.payload.data)
+                m.d.sync += self._admin.parameter_read.word.eq(inbox.payload.data)
             with m.Elif(is_admin):
                 m.d.comb += admin_entry.write_mask.eq(inbox.payload.mask)
             with m.Elif(is_entry):
@@ -525,18 +434,18 @@ class NvmeFrontEnd(wiring.Component):
             lifetimes.exists.eq(self.volume_exists),
             lifetimes.volume.eq(decode.volume),
             lifetimes.submitted.eq(decode.submitted),
-            lifetimes.told.eq(self.told),
+            lifetimes.told.eq(self.tellings.told),
             decode.there.eq(lifetimes.there),
             decode.belongs.eq(lifetimes.belongs),
             self._queues.age.eq(lifetimes.age),
             # A namespace that is none has no volume. It may count for any.
-            self.begins.eq(decode.store),
-            self.begun.slot.eq(decode.store_slot),
-            self.begun.volume.eq(decode.store_command.nsid - 1),
-            self.begun.late.eq(lifetimes.late),
-            self.ends.eq(slots.freed),
-            self.ended.eq(slots.freed_slot),
-            slots.tells.eq(self.tells),
+            self.slots.begins.eq(decode.store),
+            self.slots.begun.slot.eq(decode.store_slot),
+            self.slots.begun.volume.eq(decode.store_command.nsid - 1),
+            self.slots.begun.late.eq(lifetimes.late),
+            self.slots.ends.eq(slots.freed),
+            self.slots.ended.eq(slots.freed_slot),
+            slots.tells.eq(self.tellings.tells),
         ]
 
     def _connect_slots(self, m: Module) -> None:
@@ -544,11 +453,9 @@ class NvmeFrontEnd(wiring.Component):
         admin, slots, prp = self._admin, self._slots, self._prp
         connect(m, slots.again, self._next_parts.input)
         connect(m, self._next_parts.output, prp.again)
-        connect(m, admin.abort, slots.abort)
+        connect(m, admin.abort_access, slots.abort_access)
         connect(m, slots.cancel, prp.cancel)
         m.d.comb += [
-            admin.aborted.eq(slots.aborted),
-            admin.found.eq(slots.found),
             slots.cancelled.eq(prp.cancelled),
             slots.cancel_found.eq(prp.found),
         ]
@@ -572,8 +479,8 @@ class NvmeFrontEnd(wiring.Component):
         connect(m, flipped(self.deliver), prp.deliver)
         connect(m, prp.write_request, self._writes.inputs[0])
         connect(m, sender.write_request, self._writes.inputs[1])
-        connect(m, self._writes.output, flipped(self.write_request))
-        connect(m, flipped(self.write_done), delivery.write_done)
+        connect(m, self._writes.output, flipped(self.host.write_request))
+        connect(m, flipped(self.host.write_done), delivery.write_done)
         connect(m, delivery.delivered, flipped(self.delivered))
         m.d.comb += [
             delivery.begin.eq(prp.delivers),
@@ -634,20 +541,20 @@ class NvmeFrontEnd(wiring.Component):
         connect(m, decode.dropped, self._ends.inputs[2])
         connect(m, self._admin_entry.dropped, self._ends.inputs[3])
         connect(m, self._ends.output, self._queues.finish)
-        connect(m, admin.report, self._queues.report)
+        connect(m, admin.reports, self._queues.reports)
 
     def _connect_posts(self, m: Module) -> None:
         """Completion queue entries and interrupts to the host, and who is told of the entries."""
         queues, interrupts = self._queues, self._interrupts
         connect(m, queues.post, self._posts.inputs[0])
         connect(m, interrupts.post, self._posts.inputs[1])
-        connect(m, interrupts.messages, flipped(self.messages))
-        connect(m, self._posts.output, flipped(self.post))
+        connect(m, interrupts.messages, flipped(self.host.messages))
+        connect(m, self._posts.output, flipped(self.host.post))
         m.d.comb += [
-            self.answers.eq(queues.answers),
-            self.answer.eq(queues.answer),
-            self.heard.eq(queues.heard),
-            self.unheard.eq(queues.unheard),
+            self.tellings.answers.eq(queues.answers),
+            self.tellings.answer.eq(queues.answer),
+            self.tellings.heard.eq(queues.heard),
+            self.tellings.unheard.eq(queues.unheard),
         ]
 
     def _connect_admin(self, m: Module) -> None:
@@ -656,11 +563,10 @@ class NvmeFrontEnd(wiring.Component):
         connect(m, self._admin_entry.entry, admin.entry)
         connect(m, admin.change, queues.change)
         connect(m, queues.changed, admin.changed)
-        connect(m, admin.manage_request, flipped(self.manage_request))
-        connect(m, flipped(self.manage_response), admin.manage_response)
+        connect(m, admin.table_changes, flipped(self.table_changes))
         m.d.comb += [
             queues.admin_taken.eq(self._admin_entry.taken),
-            queues.burst.eq(admin.burst),
+            queues.burst.eq(admin.settings.burst),
             admin.entry_sizes_good.eq(registers.entry_sizes_good),
             admin.io_queues.eq(queues.io_queues),
             admin.clear.eq(~queues.running),
@@ -670,12 +576,8 @@ class NvmeFrontEnd(wiring.Component):
     def _connect_caches(self, m: Module) -> None:
         """What is stored when the volatile write cache is switched off."""
         admin = self._admin
-        m.d.comb += [
-            admin.caching.eq(self._slots.caching),
-            self.flush_cache.eq(admin.flush),
-            admin.flushed.eq(self.cache_flushed),
-            admin.stored.eq(self.cache_stored),
-        ]
+        connect(m, admin.cache_flush, flipped(self.cache_flush))
+        m.d.comb += admin.caching.eq(self._slots.caching)
 
     def _connect_pages(self, m: Module) -> None:
         """Pages for the host: who asks for them, and the tables that they list."""
@@ -686,14 +588,13 @@ class NvmeFrontEnd(wiring.Component):
         connect(m, pages.response, sender.built)
         connect(m, sender.free, flipped(self.free))
         connect(m, pages.line_write, flipped(self.line_write))
-        connect(m, pages.geometry_read, flipped(self.geometry_read))
-        connect(m, pages.member_read, flipped(self.member_read))
-        connect(m, pages.volume_read, flipped(self.volume_read))
-        connect(m, pages.port_read, flipped(self.port_read))
-        connect(m, pages.drive_capacity_read, flipped(self.drive_capacity_read))
+        connect(m, pages.reads, flipped(self.reads))
+        connect(m, flipped(self.drives), pages.drives)
+        connect(m, flipped(self.arrays), pages.arrays)
+        connect(m, pages.report, flipped(self.report))
         m.d.comb += [
             pages.drive_present.eq(self.drive_present),
-            pages.drive_failed.eq(self.drive_failed),
+            admin.news.eq(self.arrays.news),
             pages.detached.eq(admin.detached),
             pages.probe.eq(admin.probe),
             admin.allocated.eq(pages.allocated),
@@ -706,9 +607,9 @@ class NvmeFrontEnd(wiring.Component):
             names.identity.eq(self.identity),
             names.nonce.eq(self.nonce),
             names.requests.eq(self._table_asked),
-            names.request.eq(self.manage_request.payload),
+            names.request.eq(self.table_changes.request.payload),
             names.answers.eq(self._table_answers),
-            names.response.eq(self.manage_response.payload),
+            names.response.eq(self.table_changes.response.payload),
             names.volume.eq(pages.named),
             names.chunk.eq(pages.chunk),
             pages.digits.eq(names.digits),
@@ -720,29 +621,13 @@ class NvmeFrontEnd(wiring.Component):
         m.submodules.formats = formats = Formats(config=self._config)
         m.d.comb += [
             formats.requests.eq(self._table_asked),
-            formats.request.eq(self.manage_request.payload),
+            formats.request.eq(self.table_changes.request.payload),
             formats.answers.eq(self._table_answers),
-            formats.response.eq(self.manage_response.payload),
+            formats.response.eq(self.table_changes.response.payload),
             formats.emulated.eq(self.drive_emulated),
             self._decode.sectors.eq(formats.formats.sectors),
             self._pages.formats.eq(formats.formats),
             self._pages.drive_emulated.eq(self.drive_emulated),
-        ]
-
-    def _connect_reports(self, m: Module) -> None:
-        """Pages of background work."""
-        connect(m, self._pages.report_read, flipped(self.report_read))
-        m.d.comb += self.report_shows.eq(self._pages.report_shows)
-
-    def _connect_arrays(self, m: Module) -> None:
-        """States of arrays, for pages and events."""
-        pages = self._pages
-        m.d.comb += [
-            pages.drive_stale.eq(self.drive_stale),
-            pages.array_states.eq(self.array_states),
-            pages.array_unsynced.eq(self.array_unsynced),
-            pages.array_assumed.eq(self.array_assumed),
-            self._admin.news.eq(self.array_news),
         ]
 
     def _connect_logs(self, m: Module) -> None:
@@ -780,13 +665,11 @@ class NvmeFrontEnd(wiring.Component):
             health.misuse.eq(misuse),
             admin.misuse.eq(health.recorded),
             admin.misuse_value.eq(by_value),
-            admin.report_posted.eq(queues.report_posted),
-            admin.report_waits.eq(queues.report_waits),
         ]
 
     def _connect_conditions(self, m: Module) -> None:
         """Temperature and drives that have failed, for warnings, events and the SMART log."""
-        admin, pages = self._admin, self._pages
+        admin, pages, drives = self._admin, self._pages, self.drives
         kelvin = Signal(16)
         warm = Signal()
         hot = Signal()
@@ -797,8 +680,8 @@ class NvmeFrontEnd(wiring.Component):
             kelvin.eq(Mux(self.temperature == 0, default, self.temperature)),
             warm.eq((kelvin >= WARNING_KELVIN) & (kelvin < CRITICAL_KELVIN)),
             hot.eq(kelvin >= CRITICAL_KELVIN),
-            too_warm.eq((kelvin >= admin.over) | (kelvin <= admin.under)),
-            degraded.eq((self.drive_used & (self.drive_failed | self.drive_stale)).any()),
+            too_warm.eq((kelvin >= admin.settings.over) | (kelvin <= admin.settings.under)),
+            degraded.eq((drives.used & (drives.failed | drives.stale)).any()),
         ]
         warning = Cat(Const(0, 1), too_warm, degraded, Const(0, 2))
         m.d.comb += [
@@ -815,7 +698,7 @@ class NvmeFrontEnd(wiring.Component):
             moves.eq(
                 Cat(block.busy for block in blocks).any()
                 | self._read_ends
-                | self.inbox_write.valid
+                | self.host.inbox_write.valid
                 | self._next_parts.busy
             ),
             self.busy.eq(moves | self._moved | self._function_reset.busy),

@@ -1,12 +1,13 @@
 """Streams between the parts of the NVMe front end."""
 
 from amaranth.hdl import Value
-from amaranth.lib import data, enum
+from amaranth.lib import data, enum, stream, wiring
+from amaranth.lib.wiring import In, Out
 
 from hdl.config import SECTOR_BITS, Config, bits_for_count
 from hdl.flow.host_command import HostOpcode, Status, command
 from hdl.flow.host_data import transfer
-from hdl.flow.host_memory import sqe_slots
+from hdl.flow.host_memory import read_request, sqe_slots
 from hdl.flow.reference import telling
 from hdl.kit.optional import optional
 from hdl.nvme.codes import SQE_BITS, STATUS_BITS
@@ -167,6 +168,55 @@ def comparison(config: Config) -> data.StructLayout:
 def target(config: Config) -> data.StructLayout:
     """The I/O command that an Abort names. ``by`` is the Abort's own identifier."""
     return data.StructLayout({"queue": queue_bits(config), "identifier": 16, "by": 16})
+
+
+class AbortAccess(wiring.Signature):
+    """Aborts of I/O commands, seen from the admin commands.
+
+    Ports
+    -----
+    command
+        I/O commands that are to be aborted. Not used without `Config.abort_commands`.
+    tried
+        A pulse. The abort has been tried.
+    found
+        With ``tried``: the I/O command will end as aborted, and its Abort behind it.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__(
+            {
+                "command": Out(stream.Signature(target(config))),
+                "tried": In(1),
+                "found": In(1),
+            }
+        )
+
+
+class ParameterRead(wiring.Signature):
+    """A read of the first word of a command's data, seen from who wants it.
+
+    Ports
+    -----
+    request
+        The read.
+    done
+        A pulse. The read has ended.
+    error
+        With ``done``: the word could not be read.
+    word
+        The word.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__(
+            {
+                "request": Out(stream.Signature(read_request(config))),
+                "done": In(1),
+                "error": In(1),
+                "word": In(32),
+            }
+        )
 
 
 def unsent(config: Config) -> data.StructLayout:

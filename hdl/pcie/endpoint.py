@@ -5,10 +5,9 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import TIME_BITS, Config
-from hdl.flow.host_memory import inbox_beat, read_done, read_request, write_request
-from hdl.flow.line import ReadPort, line_stream, write_port
+from hdl.flow.host_memory import HostAccess
+from hdl.flow.line import ReadPort, write_port
 from hdl.flow.pcie_status import PcieStatus
-from hdl.flow.post import Messages, post
 from hdl.flow.register_bus import RegisterBus
 from hdl.pcie.dma.reader import HostReader
 from hdl.pcie.dma.writer import HostWriter
@@ -46,8 +45,12 @@ class Endpoint(wiring.Component):
         What has left of the requests, from the shim.
     status
         What the configuration space says, from the shim.
-    messages
-        What becomes of MSI-X messages, which come by ``post``.
+    host
+        Reads and writes of host memory. See `HostReader` and `HostWriter`. What has not begun to
+        leave as ``discard`` rises never will. Writes are taken and dropped, and reads end with an
+        error. Reads that have left are given up after the default completion timeout at most.
+    line_write, line_read
+        The line store. See `HostReader` and `HostWriter`.
     register
         The host's register accesses, from the shim. What is read goes to the shim after the writes
         that had been reported done, and the posts that had been taken. It goes at once while none
@@ -57,13 +60,6 @@ class Endpoint(wiring.Component):
         Those accesses, to the registers.
     posted
         Memory writes are here, or are being made.
-    read_request, read_done, inbox_write, line_write
-        See `HostReader`.
-    write_request, write_done, post, line_read
-        See `HostWriter`.
-    discard
-        What has not begun to leave never will. Writes are taken and dropped, and reads end with an
-        error. Reads that have left are given up after the default completion timeout at most.
     idle
         Nothing moved in the last cycle, and no tag was in use. One may be in quarantine.
     now
@@ -85,20 +81,13 @@ class Endpoint(wiring.Component):
                 "request": Out(stream.Signature(request_beat(config))),
                 "completion": In(stream.Signature(completion_beat(config))),
                 "progress": In(RequestProgress()),
-                "messages": In(Messages()),
-                "read_request": In(stream.Signature(read_request(config))),
-                "read_done": Out(stream.Signature(read_done(config))),
-                "inbox_write": Out(stream.Signature(inbox_beat(config))),
+                "host": In(HostAccess(config)),
                 "line_write": Out(write_port(config)),
-                "write_request": In(stream.Signature(write_request(config))),
-                "write_done": Out(line_stream(config)),
                 "line_read": Out(ReadPort(config)),
-                "post": In(stream.Signature(post())),
                 "status": Out(PcieStatus()),
                 "register": In(RegisterBus()),
                 "target": Out(RegisterBus()),
                 "posted": Out(1),
-                "discard": In(1),
                 "idle": Out(1),
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS),
@@ -123,7 +112,7 @@ class Endpoint(wiring.Component):
         self._lost = Signal()  # completions of what has left will never come
         beat = self._merge.output
         self._is_read = beat.payload.kind == RequestKind.READ
-        self._withheld = beat.payload.message & self.messages.withhold
+        self._withheld = beat.payload.message & self.host.messages.withhold
 
     def elaborate(self, platform) -> Module:
         m = Module()
@@ -142,15 +131,15 @@ class Endpoint(wiring.Component):
 
     def _connect_parts(self, m: Module) -> None:
         reader, writer = self._reader, self._writer
-        connect(m, flipped(self.read_request), reader.request)
-        connect(m, reader.done, flipped(self.read_done))
+        connect(m, flipped(self.host.read_request), reader.request)
+        connect(m, reader.done, flipped(self.host.read_done))
         connect(m, flipped(self.completion), reader.completion)
         connect(m, reader.line_write, flipped(self.line_write))
-        connect(m, reader.inbox_write, flipped(self.inbox_write))
-        connect(m, flipped(self.write_request), writer.request)
-        connect(m, writer.done, flipped(self.write_done))
+        connect(m, reader.inbox_write, flipped(self.host.inbox_write))
+        connect(m, flipped(self.host.write_request), writer.request)
+        connect(m, writer.done, flipped(self.host.write_done))
         connect(m, writer.line_read, flipped(self.line_read))
-        connect(m, flipped(self.post), writer.post)
+        connect(m, flipped(self.host.post), writer.post)
         connect(m, writer.tlp, self._merge.second_input)
         for block in (reader, writer):
             for name in self.status.signature.members:
@@ -183,14 +172,14 @@ class Endpoint(wiring.Component):
         beat, first = self._merge.output, self._merge.output.payload.first
         message, cut = beat.payload.message, self.status.link_reset
         # A message goes only if it does not wait again where nobody can withhold it.
-        may_go = self.status.bus_master & ~self.discard & ~self._withheld
+        may_go = self.status.bus_master & ~self.host.discard & ~self._withheld
         may_go &= ~message | self.progress.clear
         m.d.comb += [
             self._stopped.eq(~self.status.bus_master & ~self._offered & beat.valid & first),
             self._goes.eq(~cut & Mux(first, self._offered | may_go, ~self._dropping)),
-            self._drops.eq(~self._goes & (self.discard | cut | self._withheld | ~first)),
-            self.messages.left.eq(message & self.request.valid & self.request.ready),
-            self.messages.dropped.eq(message & beat.valid & self._drops),
+            self._drops.eq(~self._goes & (self.host.discard | cut | self._withheld | ~first)),
+            self.host.messages.left.eq(message & self.request.valid & self.request.ready),
+            self.host.messages.dropped.eq(message & beat.valid & self._drops),
         ]
         m.d.sync += self._lost.eq(cut | (self._lost & self._reader.outstanding))
         with m.If(cut):
@@ -222,13 +211,13 @@ class Endpoint(wiring.Component):
                 reader.drop_tag.eq(beat.payload.tag),
             ]
         m.d.comb += [
-            reader.hold.eq(~self.status.bus_master & ~self.discard & ~lost),
+            reader.hold.eq(~self.status.bus_master & ~self.host.discard & ~lost),
             reader.given_valid.eq(self.request.valid & self.request.ready & self._is_read),
             reader.given_tag.eq(beat.payload.tag),
             reader.sent_valid.eq(self.progress.sent_valid),
             reader.sent_tag.eq(self.progress.sent_tag),
             reader.tracks.eq(self.progress.tracks),
-            reader.hurry.eq(self.discard),
+            reader.hurry.eq(self.host.discard),
             reader.lost.eq(lost | self.status.link_reset),
             reader.now.eq(self.now),
             self.deadline.eq(reader.deadline),
@@ -262,5 +251,5 @@ class Endpoint(wiring.Component):
         m.d.sync += [
             inside.eq(inside + comes - leaves),
             stands.eq(merge.first_input.valid & ~merge.first_input.ready),
-            admits.eq((self.progress.credits > inside + comes) | self.discard | reader.lost),
+            admits.eq((self.progress.credits > inside + comes) | self.host.discard | reader.lost),
         ]

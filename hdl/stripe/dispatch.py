@@ -11,6 +11,7 @@ from hdl.flow.geometry import WIDTH_BITS, geometry
 from hdl.flow.host_command import HostOpcode, Status, completion
 from hdl.flow.operation import Opcode, Owner, load_bits, operation
 from hdl.flow.recovery import ROUNDS, tried_bits
+from hdl.flow.reference import Blame
 from hdl.flow.row import committed
 from hdl.flow.table_read import copy_read, geometry_read, member_read
 from hdl.flow.walk import walk
@@ -117,14 +118,10 @@ class Dispatch(wiring.Component):
     late
         With ``background``: whether the command in a slot began before its volume was told. Such a
         FLUSH is refused, too (`hdl.background.debts.Debts`).
-    blames
-        With ``background``, a pulse: a FLUSH is refused.
+    blame
+        With ``background``: a FLUSH is refused.
     blamed
-        Those of the array's members that are suspect.
-    blamed_volume
-        The volume of that FLUSH.
-    blamed_slot
-        The slot of that FLUSH.
+        With ``blame``, those of the array's members that are suspect.
     stale
         With ``background``, a bit a port: its drive is being rebuilt.
     boundary_read
@@ -183,10 +180,8 @@ class Dispatch(wiring.Component):
                 "eras": In(eras(config)),
                 "indebted": In(config.volumes),
                 "late": Out(TableRead(config.slot_bits, 1)),
-                "blamed_slot": Out(config.slot_bits),
-                "blames": Out(1),
+                "blame": Out(Blame(config)),
                 "blamed": Out(MAX_DRIVES),
-                "blamed_volume": Out(config.volume_bits),
                 "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "unsynced": In(config.arrays),
                 "sync_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
@@ -376,8 +371,8 @@ class Dispatch(wiring.Component):
         indebted = self.indebted.bit_select(self._item.volume, 1)
         m.d.comb += [
             self._indebted.eq(indebted | self.late.data),
-            self.blamed_slot.eq(self._item.slot),
-            self.blamed_volume.eq(self._item.volume),
+            self.blame.slot.eq(self._item.slot),
+            self.blame.volume.eq(self._item.volume),
         ]
 
     def _follow_streams(self, m: Module) -> None:
@@ -648,7 +643,7 @@ class Dispatch(wiring.Component):
             # A member that is there but cannot be asked may not have what was written since.
             suspected = self._suspects.any()
             with m.Elif(self._lost | (self._live == 0) | self._indebted | suspected):
-                m.d.comb += [self.blames.eq(1), self.blamed.eq(self._suspects)]
+                m.d.comb += [self.blame.blames.eq(1), self.blamed.eq(self._suspects)]
                 m.d.sync += self._item.status.eq(Status.WRITE_FAULT)
                 m.next = "REJECT"
 

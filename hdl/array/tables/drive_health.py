@@ -5,6 +5,7 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import MAX_DRIVES, Config
+from hdl.flow.drive_states import DriveDecisions, DriveStates
 from hdl.flow.recovery import tried_bits
 
 
@@ -20,8 +21,7 @@ class DriveHealth(wiring.Component):
     ended (`hdl.array.tables.tables.ArrayTables`). One that is gone in that very cycle has failed.
 
     Without background work no drive can be brought up to date. So one that restarts has failed.
-    With background work this is `FollowedDriveHealth`, and without it ``stale``, ``suspect``,
-    ``kept``, ``returns``, ``undecided`` and ``restarts`` are 0.
+    With background work this is `FollowedDriveHealth`. Without it ``restarts`` is 0.
 
     Parameters
     ----------
@@ -50,37 +50,19 @@ class DriveHealth(wiring.Component):
         One bit per port, a pulse. It has failed, if an array has it.
     absolves
         One bit per port, a pulse. If it is kept, nobody is to be told what it has lost.
-    yields
-        One bit per port, a pulse. Its array can do without the suspect drive.
-    keeps
-        One bit per port, a pulse. Its array cannot do without the suspect drive.
+    decisions
+        What becomes of suspect drives.
     blamed
         One bit per port, a pulse. A FLUSH has been refused because of it.
-    given_up
-        One bit per port, a pulse. It is not taken back.
-    used
-        One bit per port. It belongs to an array.
-    failed
-        One bit per port. Its drive cannot be used.
+    states
+        Of every drive.
     absent
         One bit per port. No drive is there.
     lost
         One bit per port. It was absent or reported since it joined an array. If it belongs to none
         now, it was reported.
-    stale
-        One bit per port. Its drive is being rebuilt.
-    suspect
-        One bit per port. Its drive has restarted and may have lost something.
-    kept
-        One bit per port. It is suspect, and its array cannot do without it.
-    returns
-        One bit per port. Its drive has failed only by restarting, and can be taken back.
-    undecided
-        There are suspect drives of which it is not known whether they are kept.
     restarts
         How often each drive has restarted.
-    changed
-        A pulse. ``edited``, or drives have changed.
     """
 
     def __init__(self, *, config: Config):
@@ -97,21 +79,12 @@ class DriveHealth(wiring.Component):
                 "settles": In(MAX_DRIVES),
                 "fails": In(MAX_DRIVES),
                 "absolves": In(MAX_DRIVES),
-                "yields": In(MAX_DRIVES),
-                "keeps": In(MAX_DRIVES),
+                "decisions": In(DriveDecisions()),
                 "blamed": In(MAX_DRIVES),
-                "given_up": In(MAX_DRIVES),
-                "used": Out(MAX_DRIVES),
-                "failed": Out(MAX_DRIVES),
+                "states": Out(DriveStates()),
                 "absent": Out(MAX_DRIVES),
                 "lost": Out(MAX_DRIVES),
-                "stale": Out(MAX_DRIVES),
-                "suspect": Out(MAX_DRIVES),
-                "kept": Out(MAX_DRIVES),
-                "returns": Out(MAX_DRIVES),
-                "undecided": Out(1),
                 "restarts": Out(tried_bits(config)).array(config.ports),
-                "changed": Out(1),
             }
         )
         self._reported = Signal(MAX_DRIVES)
@@ -122,22 +95,23 @@ class DriveHealth(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         absent, reported, fails, joins = self.absent, self._reported, self.fails, self.joins
+        states = self.states
         m.d.comb += [
             absent.eq(~Cat(self.present, Const(0, MAX_DRIVES - self._config.ports))),
             self.fail.ready.eq(1),
             reported.eq(self.fail.valid << self.fail.payload),
-            self.failed.eq(absent | self.lost),
+            states.failed.eq(absent | self.lost),
             self._restarted.eq(self.restarted),
         ]
         gone, suspected = self._follow_restarts(m)
-        m.d.comb += self.changed.eq(
-            self.edited | (self.failed != self._failed_before) | suspected
+        m.d.comb += states.changed.eq(
+            self.edited | (states.failed != self._failed_before) | suspected
         )
-        belongs = self.used | joins
+        belongs = states.used | joins
         breaks = ((self._broken & ~joins) | (belongs & (reported | fails))) & ~absent
         m.d.sync += [
-            self._failed_before.eq(self.failed),
-            self.used.eq(belongs & ~self.leaves),
+            self._failed_before.eq(states.failed),
+            states.used.eq(belongs & ~self.leaves),
             self._broken.eq(breaks),
             self.lost.eq(
                 ((self.lost & ~joins) | (belongs & gone)) & ((belongs & ~self.leaves) | breaks)
@@ -165,7 +139,8 @@ class FollowedDriveHealth(DriveHealth):
 
     def _follow_restarts(self, m: Module) -> tuple[Value, Value]:
         absent, reported, fails = self.absent, self._reported, self.fails
-        used, suspect, kept, restarted = self.used, self.suspect, self.kept, self._restarted
+        states, decisions, restarted = self.states, self.decisions, self._restarted
+        used, suspect, kept = states.used, states.suspect, states.kept
         joins, leaves = self.joins, self.leaves
         # It is judged soon whether its array can do without it. Until then nobody trusts it.
         doubted = Signal(MAX_DRIVES)
@@ -174,25 +149,25 @@ class FollowedDriveHealth(DriveHealth):
         suspect_before = Signal(MAX_DRIVES)
         m.d.comb += [
             doubted.eq(suspect & ~kept),
-            yields.eq(self.yields & doubted),
+            yields.eq(decisions.yields & doubted),
             told.eq((self.blamed | self.absolves) & kept),
-            self.undecided.eq(doubted.any() | (restarted & used).any()),
+            states.undecided.eq(doubted.any() | (restarted & used).any()),
         ]
         gone = absent | reported | fails | yields
-        over = ~used | absent | reported | self.failed | joins | leaves
+        over = ~used | absent | reported | states.failed | joins | leaves
         m.d.sync += [
             suspect.eq(
                 ((suspect & ~(yields | told)) | (restarted & used)) & ~(over | fails)
             ),
             # One that restarts as it is judged is judged again.
-            kept.eq((kept | self.keeps) & ~(restarted | told) & suspect),
-            self.returns.eq(
-                (self.returns | (suspect & (yields | fails)))
-                & ~(absent | (reported & ~self.failed) | joins | leaves | self.given_up)
+            kept.eq((kept | decisions.keeps) & ~(restarted | told) & suspect),
+            states.returns.eq(
+                (states.returns | (suspect & (yields | fails)))
+                & ~(absent | (reported & ~states.failed) | joins | leaves | decisions.given_up)
             ),
             suspect_before.eq(suspect),
-            self.stale.eq(
-                ((self.stale & ~joins) | self.renewed) & ~(leaves | self.settles | gone)
+            states.stale.eq(
+                ((states.stale & ~joins) | self.renewed) & ~(leaves | self.settles | gone)
             ),
         ]
         for count, again in zip(self.restarts, self.restarted, strict=True):

@@ -12,14 +12,15 @@ from hdl.array.tables.level_rules import LevelRules
 from hdl.array.tables.missing import Missing
 from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
 from hdl.flow.drive_port import IDENTITY_BITS
+from hdl.flow.drive_states import DriveDecisions, DriveStates
 from hdl.flow.geometry import WIDTH_BITS, geometry
 from hdl.flow.manage import (
     COPY_END_SHIFT,
+    Changes,
     CopyEnd,
     ManageOpcode,
     ManageStatus,
     manage_request,
-    manage_response,
 )
 from hdl.flow.recovery import tried_bits
 from hdl.flow.reference import reference
@@ -58,10 +59,8 @@ class ArrayTables(wiring.Component):
 
     Ports
     -----
-    manage_request
-        Changes.
-    manage_response
-        One answer to each.
+    changes
+        Changes, and one answer to each.
     geometry_read
         Table of arrays, seen from the table. ``data`` follows ``address`` by a cycle.
     member_read
@@ -82,15 +81,8 @@ class ArrayTables(wiring.Component):
     restarted
         One bit per port, a pulse. Its drive has begun anew and may have lost what it had not stored
         (`hdl.array.tables.drive_health`).
-    used
-        One bit per port. It belongs to an array.
-    failed
-        One bit per port. Its drive cannot be used. Set while a drive is absent. Stays set while the
-        port belongs to an array. It also stays set after that if the drive was reported and no
-        other has come, until an array is created on it.
-    changed
-        A pulse after each change of ``failed`` or ``stale``, and with each change made to the
-        tables.
+    drives
+        Of the drive at each port.
     exists
         One bit per array. It is there.
     volume_exists
@@ -109,31 +101,13 @@ class ArrayTables(wiring.Component):
     rewind
         An array of which nothing is rebuilt any more. A drive that has passed all checks is about
         to be a stale member of it, or to be copied to.
-    stale
-        One bit per port. Its drive is being rebuilt, and has not failed.
-    reserved
-        One bit per port. No new array may have it.
-    suspect
-        One bit per port. Its drive has restarted, and must not be believed when it says that it has
-        flushed.
-    kept
-        One bit per port. Its drive is suspect, and its array cannot do without it. A suspect drive
-        must not be asked for anything until that is known.
-    undecided
-        There are drives of which that is not known yet.
-    returns
-        One bit per port. Its drive has failed only by restarting, and can be taken back.
     restarts
         How often the drive at each port has restarted, as `hdl.flow.recovery.recovery` has it of a
         flush.
-    yields
-        One bit per port, a pulse. Its array can do without the suspect drive.
-    keeps
-        One bit per port, a pulse. Its array cannot do without the suspect drive.
+    decisions
+        What becomes of drives.
     blamed
         One bit per port, a pulse. A FLUSH has been refused because of its drive.
-    given_up
-        One bit per port, a pulse. Its drive is not taken back.
     doubts
         One bit per array. A drive of it is kept, and its jobs have not been told yet that it may
         have lost something.
@@ -178,8 +152,7 @@ class ArrayTables(wiring.Component):
         self._config = config
         super().__init__(
             {
-                "manage_request": In(stream.Signature(manage_request(config))),
-                "manage_response": Out(stream.Signature(manage_response(config))),
+                "changes": In(Changes(config)),
                 "geometry_read": In(geometry_read(config)).array(geometry_readers),
                 "member_read": In(member_read(config)).array(member_readers),
                 "volume_read": In(volume_read(config)).array(volume_readers),
@@ -190,27 +163,17 @@ class ArrayTables(wiring.Component):
                 "capacity": In(BLOCK_NUMBER_BITS).array(config.ports),
                 "identity": In(IDENTITY_BITS).array(config.ports),
                 "fail": In(stream.Signature(config.port_bits)),
-                "used": Out(MAX_DRIVES),
-                "failed": Out(MAX_DRIVES),
-                "changed": Out(1),
+                "drives": Out(DriveStates()),
                 "quiesce": Out(stream.Signature(reference(config))),
                 "exists": Out(config.arrays),
                 "volume_exists": Out(config.volumes),
                 "flush": Out(stream.Signature(MAX_DRIVES)),
                 "flushed": In(stream.Signature(MAX_DRIVES)),
                 "rewind": Out(stream.Signature(config.array_bits)),
-                "stale": Out(MAX_DRIVES),
-                "suspect": Out(MAX_DRIVES),
-                "kept": Out(MAX_DRIVES),
                 "restarts": Out(tried_bits(config)).array(config.ports),
-                "undecided": Out(1),
-                "returns": Out(MAX_DRIVES),
-                "yields": In(MAX_DRIVES),
-                "keeps": In(MAX_DRIVES),
+                "decisions": In(DriveDecisions()),
                 "blamed": In(MAX_DRIVES),
                 "doubts": In(config.arrays),
-                "given_up": In(MAX_DRIVES),
-                "reserved": In(MAX_DRIVES),
                 "busy": Out(1),
             }
         )
@@ -321,7 +284,9 @@ class ArrayTables(wiring.Component):
                 self._part_copy(m)
             self._store_volume(m)
             self._respond(m)
-            m.d.comb += self.busy.eq(~self._waits(fsm) | self.fail.valid | self.changed)
+            m.d.comb += self.busy.eq(
+                ~self._waits(fsm) | self.fail.valid | self.drives.changed
+            )
         return m
 
     def _add_parts(self, m: Module) -> None:
@@ -351,11 +316,10 @@ class ArrayTables(wiring.Component):
         health = self._health
         connect(m, flipped(self.fail), health.fail)
         m.d.comb += health.edited.eq(self._edited)
-        for name in ("present", "restarted", "yields", "keeps", "blamed", "given_up"):
+        connect(m, flipped(self.decisions), health.decisions)
+        connect(m, health.states, flipped(self.drives))
+        for name in ("present", "restarted", "blamed"):
             m.d.comb += getattr(health, name).eq(getattr(self, name))
-        told = ("used", "failed", "stale", "suspect", "kept", "returns", "undecided", "changed")
-        for name in told:
-            m.d.comb += getattr(self, name).eq(getattr(health, name))
         for outer, inner in zip(self.restarts, health.restarts, strict=True):
             m.d.comb += outer.eq(inner)
 
@@ -420,22 +384,22 @@ class ArrayTables(wiring.Component):
 
     def _answer(self, m: Module, status: ManageStatus) -> None:
         """Ends the change. Used inside a state, of which it is the end."""
-        response = self.manage_response.payload
+        response = self.changes.response.payload
         m.d.sync += [response.status.eq(status), response.index.eq(self._entry)]
         m.next = "RESPOND"
 
     def _respond(self, m: Module) -> None:
         """The state RESPOND: the answer is taken."""
         with m.State("RESPOND"):
-            m.d.comb += self.manage_response.valid.eq(1)
-            with m.If(self.manage_response.ready):
+            m.d.comb += self.changes.response.valid.eq(1)
+            with m.If(self.changes.response.ready):
                 m.next = "TAKE"
 
     def _waits(self, fsm) -> Value:
         """It waits for somebody else."""
         return (
-            (fsm.ongoing("TAKE") & ~self.manage_request.valid)
-            | (fsm.ongoing("RESPOND") & ~self.manage_response.ready)
+            (fsm.ongoing("TAKE") & ~self.changes.request.valid)
+            | (fsm.ongoing("RESPOND") & ~self.changes.response.ready)
             | (self.quiesce.valid & ~self.quiesce.ready)
             | (self.flush.valid & ~self.flush.ready)
             | (self.flushed.ready & ~self.flushed.valid)
@@ -455,7 +419,7 @@ class ArrayTables(wiring.Component):
 
     def _take(self, m: Module) -> None:
         """The state TAKE: the next change."""
-        asked = self.manage_request
+        asked = self.changes.request
         with m.State("TAKE"):
             m.d.comb += asked.ready.eq(1)
             m.d.sync += [
@@ -497,7 +461,7 @@ class ArrayTables(wiring.Component):
         counted = Signal()
 
         with m.State("COUNT_DRIVES"):
-            taken = (health.used | self.reserved).bit_select(at_port, 1)
+            taken = (health.states.used | self.decisions.reserved).bit_select(at_port, 1)
             absent = health.absent.bit_select(at_port, 1)
             m.d.sync += [
                 blocks.eq(Array(self.capacity)[at_port]),
@@ -781,7 +745,7 @@ class ArrayTables(wiring.Component):
         """The state LEAVE: the drive at the port is the array's no more, and is free now."""
         with m.State("LEAVE"):
             m.d.comb += [*self._uses.store(), self._health.leaves.eq(1 << self._port)]
-            m.d.sync += self.manage_response.payload.status.eq(ManageStatus.DONE)
+            m.d.sync += self.changes.response.payload.status.eq(ManageStatus.DONE)
             m.next = "RESPOND"
 
     # SETTLE. The stale drives of the array have all their blocks, and are trusted once they have
@@ -804,7 +768,7 @@ class ArrayTables(wiring.Component):
 
         with m.State("NOTE_STALE"):
             use = self._uses.reads[0].data
-            meant = Mux(request.zero, ~health.failed, health.stale)
+            meant = Mux(request.zero, ~health.states.failed, health.states.stale)
             with m.If(use.used & (use.array == request.array)):
                 m.d.sync += rebuilt.eq(rebuilt | ((1 << self._port) & meant))
             m.d.sync += at_port.eq(at_port + 1)
@@ -830,16 +794,16 @@ class ArrayTables(wiring.Component):
         m.d.comb += self._edited.eq(1)
         # What has gone meanwhile is stale no longer.
         with m.If(self._request.zero):
-            m.d.comb += trusted.eq((rebuilt & ~stored & ~health.failed) == 0)
+            m.d.comb += trusted.eq((rebuilt & ~stored & ~health.states.failed) == 0)
         with m.Else():
             m.d.comb += [
                 health.settles.eq(rebuilt & stored),
                 health.fails.eq(rebuilt & ~stored),
-                trusted.eq((rebuilt & ~(stored & health.stale)) == 0),
+                trusted.eq((rebuilt & ~(stored & health.states.stale)) == 0),
             ]
         self._answer(m, ManageStatus.DONE)
         end = Mux(rebuilt.any() & trusted, CopyEnd.JOINED.value, CopyEnd.RELEASED.value)
-        m.d.sync += self.manage_response.payload.index.eq(end << COPY_END_SHIFT)
+        m.d.sync += self.changes.response.payload.index.eq(end << COPY_END_SHIFT)
 
     # REPLACE, RE_ADD and COPY. The member must be failed, or for COPY must not be. The new drive
     # must be free, or the old one that failed, and as large. RE_ADD reads the member's port first,
@@ -867,9 +831,9 @@ class ArrayTables(wiring.Component):
 
         with m.State("CHECK_MEMBER"):
             same_drive = member == port
-            kept = health.used & (~health.lost | ~same_drive.replicate(MAX_DRIVES))
-            taken = kept | health.absent | self.reserved
-            member_failed = health.failed.bit_select(member, 1)
+            kept = health.states.used & (~health.lost | ~same_drive.replicate(MAX_DRIVES))
+            taken = kept | health.absent | self.decisions.reserved
+            member_failed = health.states.failed.bit_select(member, 1)
             stranger = self._returns & ~self._identities.same
             out_of_range = ~self._returns & (request.port >= self._config.ports)
             m.d.sync += [self._old_port.eq(member), self._pause.eq(0), self._left.eq(0)]
@@ -1015,7 +979,7 @@ class ArrayTables(wiring.Component):
         health, member, port, complete = (
             self._health, self._member, self._port, self._request.complete
         )  # fmt: skip
-        failed = health.failed
+        failed = health.states.failed
         joined, renews = self._joined, self._renews
         with m.State("JUDGE_COPY"):
             m.next = "RENEW_COPY"
@@ -1027,10 +991,10 @@ class ArrayTables(wiring.Component):
                 renews.eq(~complete),
             ]
             # The member may have lost what the other one has, and the host have seen that.
-            doubtful = health.undecided | self.doubts.bit_select(self._request.array, 1)
+            doubtful = health.states.undecided | self.doubts.bit_select(self._request.array, 1)
             with m.If(complete & doubtful):
                 self._answer(m, ManageStatus.DONE)
-                m.d.sync += self.manage_response.payload.index.eq(
+                m.d.sync += self.changes.response.payload.index.eq(
                     CopyEnd.AGAIN.value << COPY_END_SHIFT
                 )
 
@@ -1046,7 +1010,7 @@ class ArrayTables(wiring.Component):
         ended = Mux(joined, as_member, CopyEnd.RELEASED.value)
         m.d.comb += [copies.entry.valid.eq(0), copies.write.eq(1), self._edited.eq(1)]
         m.d.sync += [
-            self.manage_response.payload.index.eq(
+            self.changes.response.payload.index.eq(
                 Cat(self._copied_from, ended, copies.current.spare)
             ),
             self._at_port.eq(Mux(joined, self._copied_from, self._port)),
@@ -1062,7 +1026,7 @@ class ArrayTables(wiring.Component):
         with m.State("ERASE_COPY"):
             m.d.comb += self._members.write.enable.eq(joined)
             self._end_copy(m)
-            old_lives = ~self._health.failed.bit_select(old, 1)
+            old_lives = ~self._health.states.failed.bit_select(old, 1)
             with m.If(joined & ~self._renews & old_lives):
                 self._swap_copy(m, old)
                 m.d.sync += [self._at_port.eq(old), self._copied_to.eq(self._port)]
@@ -1085,12 +1049,13 @@ class ArrayTables(wiring.Component):
         """
         health, copies, joined = self._health, self._copies, self._joined
         old, new = self._copied_from, self._copied_to
-        lost = health.failed.bit_select(new, 1)
-        old_lives = ~health.failed.bit_select(old, 1)
-        doubted = health.failed | (health.suspect & ~health.kept)
+        states = health.states
+        lost = states.failed.bit_select(new, 1)
+        old_lives = ~states.failed.bit_select(old, 1)
+        doubted = states.failed | (states.suspect & ~states.kept)
         with m.State("DRAIN_COPY"):
             m.d.comb += self.quiesce.valid.eq(1)
-            with m.If(joined & health.suspect.bit_select(new, 1) & ~doubted.bit_select(old, 1)):
+            with m.If(joined & states.suspect.bit_select(new, 1) & ~doubted.bit_select(old, 1)):
                 m.d.comb += health.fails.eq(1 << new)
             with m.If(joined & lost & old_lives):
                 self._swap_copy(m, new)

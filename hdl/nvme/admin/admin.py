@@ -5,11 +5,11 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import DWORDS_PER_BLOCK, Config
-from hdl.flow.host_memory import read_request
-from hdl.flow.manage import manage_request, manage_response
+from hdl.flow.flush_request import FlushRequest
+from hdl.flow.manage import Changes
 from hdl.nvme.admin.events import LOGS as EVENT_LOGS
-from hdl.nvme.admin.events import PLACES, Events, report
-from hdl.nvme.admin.features import BURST_BITS, Features
+from hdl.nvme.admin.events import PLACES, Events, Reports
+from hdl.nvme.admin.features import Features, Settings
 from hdl.nvme.admin.manage import Manage, opcodes
 from hdl.nvme.admin.namespaces import Namespaces
 from hdl.nvme.codes import (
@@ -26,12 +26,13 @@ from hdl.nvme.pages.facts import WARNING_BITS
 from hdl.nvme.pages.health import note
 from hdl.nvme.pages.sender import send_request
 from hdl.nvme.records import (
+    AbortAccess,
+    ParameterRead,
     QueueOperation,
     assign,
     change,
     finish,
     sqe,
-    target,
 )
 
 NOT_ABORTED = 1
@@ -65,12 +66,8 @@ class Admin(wiring.Component):
         How commands ended. An Asynchronous Event Request ends without a completion queue entry.
     note
         Commands that failed, for the error log, before they end.
-    report
-        Ended Asynchronous Event Requests (`hdl.nvme.admin.events.Events`).
-    report_posted
-        The report that is being taken gets a completion queue entry.
-    report_waits
-        A report waits for room in the admin completion queue.
+    reports
+        Asynchronous Event Requests that end.
     misuse
         As in `hdl.nvme.admin.events.Events`.
     misuse_value
@@ -87,33 +84,15 @@ class Admin(wiring.Component):
         As in `hdl.nvme.admin.namespaces.Namespaces`.
     allocated
         As in `hdl.nvme.admin.namespaces.Namespaces`.
-    read_request
+    parameter_read
         As in `hdl.nvme.admin.namespaces.Namespaces`.
-    read_done
-        As in `hdl.nvme.admin.namespaces.Namespaces`.
-    read_error
-        As in `hdl.nvme.admin.namespaces.Namespaces`.
-    parameter
-        As in `hdl.nvme.admin.namespaces.Namespaces`.
-    over
-        As in `hdl.nvme.admin.features.Features`.
-    under
-        As in `hdl.nvme.admin.features.Features`.
-    burst
-        As in `hdl.nvme.admin.features.Features`.
-    threshold
-        As in `hdl.nvme.admin.features.Features`.
-    delay
-        As in `hdl.nvme.admin.features.Features`.
-    uncoalesced
-        As in `hdl.nvme.admin.features.Features`.
-    abort
-        I/O commands that are to be aborted. Not used without `Config.abort_commands`.
-    aborted
-        A pulse: the abort has been tried.
-    found
-        With ``aborted``: the I/O command will end as aborted. Then `SlotTable` ends the Abort
-        behind it, and the next command is taken here meanwhile.
+    table_changes
+        Changes to the array and volume tables.
+    settings
+        Values of features.
+    abort_access
+        I/O commands that are to be aborted. If one is found, `SlotTable` ends the Abort behind it,
+        and the next command is taken here meanwhile.
     change
         Create and delete of I/O queues (`QueueEngine`).
     changed
@@ -122,10 +101,6 @@ class Admin(wiring.Component):
         Pages for the host (`hdl.nvme.pages.sender.PageSender`).
     sent
         Their status fields.
-    manage_request
-        Changes to the tables of arrays and volumes.
-    manage_response
-        How these ended.
     entry_sizes_good
         CC has the queue entry sizes that I/O queues need.
     io_queues
@@ -136,12 +111,8 @@ class Admin(wiring.Component):
         The host has switched the volatile write cache off.
     caching
         Writes that began before that are still inside.
-    flush
-        A level: the drives are to be flushed. It stays until ``flushed``.
-    flushed
-        The flush is answered.
-    stored
-        With ``flushed``: all drives have stored what they had.
+    cache_flush
+        The drives are to be flushed.
     stop
         The host disables the controller or shuts it down. Nobody waits for drives any more.
     busy
@@ -160,9 +131,7 @@ class Admin(wiring.Component):
                 "entry": In(stream.Signature(sqe())),
                 "finish": Out(stream.Signature(finish(config))),
                 "note": Out(stream.Signature(note(config))),
-                "report": Out(stream.Signature(report())),
-                "report_posted": In(1),
-                "report_waits": In(1),
+                "reports": Out(Reports()),
                 "misuse": In(1),
                 "misuse_value": In(1),
                 "warning": In(WARNING_BITS),
@@ -171,33 +140,20 @@ class Admin(wiring.Component):
                 "detached": Out(config.volumes),
                 "probe": Out(config.volume_bits),
                 "allocated": In(1),
-                "read_request": Out(stream.Signature(read_request(config))),
-                "read_done": In(1),
-                "read_error": In(1),
-                "parameter": In(32),
-                "over": Out(16),
-                "under": Out(16),
-                "burst": Out(BURST_BITS),
-                "threshold": Out(8),
-                "delay": Out(8),
-                "uncoalesced": Out(config.queue_pairs + 1),
-                "abort": Out(stream.Signature(target(config))),
-                "aborted": In(1),
-                "found": In(1),
+                "parameter_read": Out(ParameterRead(config)),
+                "table_changes": Out(Changes(config)),
+                "settings": Out(Settings(config)),
+                "abort_access": Out(AbortAccess(config)),
                 "change": Out(stream.Signature(change(config))),
                 "changed": In(stream.Signature(STATUS_BITS)),
                 "send": Out(stream.Signature(send_request(config))),
                 "sent": In(stream.Signature(STATUS_BITS)),
-                "manage_request": Out(stream.Signature(manage_request(config))),
-                "manage_response": In(stream.Signature(manage_response(config))),
                 "entry_sizes_good": In(1),
                 "io_queues": In(1),
                 "clear": In(1),
                 "write_through": Out(1),
                 "caching": In(1),
-                "flush": Out(1),
-                "flushed": In(1),
-                "stored": In(1),
+                "cache_flush": Out(FlushRequest()),
                 "stop": In(1),
                 "busy": Out(1),
             }
@@ -237,8 +193,9 @@ class Admin(wiring.Component):
         self._connect_tables(m)
         self._describe_command(m)
         self._describe_change(m)
-        with m.If(self.flush & self.flushed):
-            m.d.sync += self.flush.eq(0)
+        flushed = self.cache_flush.flush & self.cache_flush.flushed
+        with m.If(flushed):
+            m.d.sync += self.cache_flush.flush.eq(0)
         with m.FSM(name="admin") as fsm:
             self._take(m)
             self._dispatch(m)
@@ -254,16 +211,13 @@ class Admin(wiring.Component):
             self._finish(m)
             waits = self._waits(fsm)
         parts = (self._features, self._manage, self._events, self._namespaces)
-        m.d.comb += self.busy.eq(
-            ~waits | (self.flush & self.flushed) | Cat(part.busy for part in parts).any()
-        )
+        m.d.comb += self.busy.eq(~waits | flushed | Cat(part.busy for part in parts).any())
         return m
 
     def _connect_features(self, m: Module) -> None:
         """`Features` looks at the command, and tells its values to the rest of the front end."""
         features, command = self._features, self.entry.payload
-        for name in ("over", "under", "burst", "threshold", "delay", "uncoalesced"):
-            m.d.comb += getattr(self, name).eq(getattr(features, name))
+        connect(m, features.settings, flipped(self.settings))
         m.d.comb += [
             features.feature.eq(command.cdw10[:8]),
             features.saves.eq(command.cdw10[31]),
@@ -279,13 +233,11 @@ class Admin(wiring.Component):
     def _connect_events(self, m: Module) -> None:
         """What `Events` learns, and the requests that it ends."""
         events, manage, namespaces = self._events, self._manage, self._namespaces
-        connect(m, flipped(self.report), events.report)
+        connect(m, events.reports, flipped(self.reports))
         m.d.comb += [
             events.misuse.eq(self.misuse),
             events.misuse_value.eq(self.misuse_value),
             events.warning.eq(self.warning),
-            events.posted.eq(self.report_posted),
-            events.stalled.eq(self.report_waits),
             events.news.eq(self.news),
             events.configuration.eq(self._features.events),
             events.clear.eq(self.clear),
@@ -299,9 +251,8 @@ class Admin(wiring.Component):
     def _connect_tables(self, m: Module) -> None:
         """`Manage` creates and deletes volumes, `Namespaces` attaches and detaches them."""
         manage, namespaces, command = self._manage, self._namespaces, self.entry.payload
-        connect(m, flipped(self.manage_request), manage.manage_request)
-        connect(m, flipped(self.manage_response), manage.manage_response)
-        connect(m, flipped(self.read_request), namespaces.read_request)
+        connect(m, manage.table_changes, flipped(self.table_changes))
+        connect(m, namespaces.parameter_read, flipped(self.parameter_read))
         m.d.comb += [
             manage.entry.eq(command),
             namespaces.nsid.eq(command.nsid),
@@ -310,9 +261,6 @@ class Admin(wiring.Component):
             namespaces.created.eq(manage.created),
             namespaces.created_volume.eq(manage.volume),
             namespaces.allocated.eq(self.allocated),
-            namespaces.read_done.eq(self.read_done),
-            namespaces.read_error.eq(self.read_error),
-            namespaces.parameter.eq(self.parameter),
             self.probe.eq(namespaces.probe),
             self.detached.eq(namespaces.detached),
         ]
@@ -336,7 +284,7 @@ class Admin(wiring.Component):
                 nsid=command.nsid,
             ),
             *assign(
-                self.abort.payload,
+                self.abort_access.command.payload,
                 queue=self._queue_number,
                 identifier=command.cdw10[16:],
                 by=command.identifier,
@@ -565,14 +513,14 @@ class Admin(wiring.Component):
         """The states ABORT_IO and ABORTED: `SlotTable` looks for an I/O command. If it finds the
         command, it ends this Abort as well."""
         with m.State("ABORT_IO"):
-            m.d.comb += self.abort.valid.eq(1)
-            with m.If(self.abort.ready):
+            m.d.comb += self.abort_access.command.valid.eq(1)
+            with m.If(self.abort_access.command.ready):
                 m.next = "ABORTED"
 
         with m.State("ABORTED"):
-            with m.If(self.aborted):
+            with m.If(self.abort_access.tried):
                 m.next = "FINISH"
-                with m.If(self.found):
+                with m.If(self.abort_access.found):
                     m.d.comb += self.entry.ready.eq(1)
                     m.next = "TAKE"
 
@@ -643,14 +591,14 @@ class Admin(wiring.Component):
         with m.State("DRAIN"):
             with m.If(self.stop):
                 m.next = "GIVE-UP"
-            with m.Elif(~self.caching & ~self.flush):
-                m.d.sync += self.flush.eq(1)
+            with m.Elif(~self.caching & ~self.cache_flush.flush):
+                m.d.sync += self.cache_flush.flush.eq(1)
                 m.next = "STORE"
 
         with m.State("STORE"):
-            with m.If(self.flushed):
+            with m.If(self.cache_flush.flushed):
                 m.next = "JUDGE"
-                with m.If(~self.stored):
+                with m.If(~self.cache_flush.stored):
                     m.d.sync += status.eq(status_field(StatusCode.INTERNAL_ERROR))
             with m.Elif(self.stop):
                 m.next = "GIVE-UP"
@@ -697,13 +645,13 @@ class Admin(wiring.Component):
         return (
             (fsm.ongoing("TAKE") & ~self.entry.valid)
             | (self.change.valid & ~self.change.ready)
-            | (self.abort.valid & ~self.abort.ready)
+            | (self.abort_access.command.valid & ~self.abort_access.command.ready)
             | (fsm.ongoing("CHANGED") & ~self.changed.valid)
             | (self.send.valid & ~self.send.ready)
             | (fsm.ongoing("SENT") & ~self.sent.valid)
             | (fsm.ongoing("MANAGE") & ~self._manage.done)
-            | (fsm.ongoing("DRAIN") & ~self.stop & (self.caching | self.flush))
-            | (fsm.ongoing("STORE") & ~self.stop & ~self.flushed)
+            | (fsm.ongoing("DRAIN") & ~self.stop & (self.caching | self.cache_flush.flush))
+            | (fsm.ongoing("STORE") & ~self.stop & ~self.cache_flush.flushed)
             | (fsm.ongoing("ATTACH") & ~self._namespaces.done)
             | (self.note.valid & ~self.note.ready)
             | (self.finish.valid & ~self.finish.ready)

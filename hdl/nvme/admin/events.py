@@ -43,6 +43,25 @@ def report() -> data.StructLayout:
     return data.StructLayout({"identifier": 16, "aborted": 1, "result": 32})
 
 
+class Reports(wiring.Signature):
+    """Ends of Asynchronous Event Requests, seen from `Events`.
+
+    Ports
+    -----
+    ended
+        Requests that end.
+    posted
+        The one that is being taken gets a completion queue entry.
+    stalled
+        One waits for room in the admin completion queue. No aborted one does.
+    """
+
+    def __init__(self):
+        super().__init__(
+            {"ended": Out(stream.Signature(report())), "posted": In(1), "stalled": In(1)}
+        )
+
+
 class Events(wiring.Component):
     """Holds Asynchronous Event Requests and answers one for each event.
 
@@ -68,7 +87,8 @@ class Events(wiring.Component):
         No more requests can be held.
     abort
         A level until ``aborted``: end the request that has ``identifier``, as aborted. While
-        ``stalled`` it is not looked for, as the Abort may have the place that the report waits for.
+        ``reports.stalled`` it is not looked for, as the Abort may have the place that the report
+        waits for.
     aborted
         A pulse. With ``found`` the entry of the request has been posted (NVMe 1.4, 5.1.1). Without,
         it has been looked for, or its entry had no room. Then it is still held.
@@ -100,17 +120,13 @@ class Events(wiring.Component):
         Bit a type, a pulse: its log page has been read.
     clear
         The controller is being reset. Everything is forgotten.
-    report
-        Ended requests.
-    posted
-        The report that is being taken gets an entry.
-    stalled
-        A report waits for room in the admin completion queue. No aborted one does.
+    reports
+        Requests that end.
     busy
         Something moves without anybody else being waited for.
 
-    Latency: 3 cycles from an event to ``report``. ``abort`` takes 2 cycles for each request that
-    can be held, and then what ``report`` takes. Events are never refused.
+    Latency: 3 cycles from an event to ``reports``. ``abort`` takes 2 cycles for each request that
+    can be held, and then what ``reports`` takes. Events are never refused.
     """
 
     def __init__(self, *, config: Config):
@@ -135,9 +151,7 @@ class Events(wiring.Component):
                 "anew": In(1),
                 "cleared": In(TYPES),
                 "clear": In(1),
-                "report": Out(stream.Signature(report())),
-                "posted": In(1),
-                "stalled": In(1),
+                "reports": Out(Reports()),
                 "busy": Out(1),
             }
         )
@@ -190,7 +204,7 @@ class Events(wiring.Component):
                 & ~self.abort
                 & (self._warns == self._warned)
                 & ~self.cleared.any()
-            ) | (self.report.valid & ~self.report.ready & ~self.aborted)
+            ) | (self.reports.ended.valid & ~self.reports.ended.ready & ~self.aborted)
         m.d.comb += self.busy.eq(~waits | self.hold | self.misuse | self.changed | self.news)
         with m.If(self.clear):
             pending, masked, fresh, told = self._pending, self._masked, self._fresh, self._told
@@ -276,7 +290,7 @@ class Events(wiring.Component):
 
     def _wait(self, m: Module, tells: Value, oldest: Value, kind: Value, result: Value) -> None:
         """The state WAIT, in which an Abort or an event of type ``kind`` is taken."""
-        out = self.report.payload
+        out = self.reports.ended.payload
         with m.State("WAIT"):
             m.d.sync += [out.aborted.eq(0), self._request_place.eq(oldest)]
             with m.If(self.abort):
@@ -301,19 +315,22 @@ class Events(wiring.Component):
 
         with m.State("TAKE"):
             m.d.sync += [
-                self.report.payload.identifier.eq(self._identifier),
+                self.reports.ended.payload.identifier.eq(self._identifier),
                 self._has_request.bit_select(self._request_place, 1).eq(0),
             ]
             m.next = "REPORT"
 
         with m.State("REPORT"):
-            m.d.comb += [self.report.valid.eq(1), self.aborted.eq(self.abort & self.stalled)]
-            with m.If(self.report.ready):
+            m.d.comb += [
+                self.reports.ended.valid.eq(1),
+                self.aborted.eq(self.abort & self.reports.stalled),
+            ]
+            with m.If(self.reports.ended.ready):
                 m.next = "WAIT"
 
     def _look(self, m: Module) -> None:
         """The states LOOK and COMPARE: an Abort looks at every place."""
-        request_place, out = self._request_place, self.report.payload
+        request_place, out = self._request_place, self.reports.ended.payload
         with m.State("LOOK"):
             m.d.comb += self._requests.reads[0].address.eq(request_place)
             m.next = "COMPARE"
@@ -338,11 +355,11 @@ class Events(wiring.Component):
         """The state END: the request that an Abort has found ends, if its entry has room."""
         with m.State("END"):
             m.d.comb += [
-                self.report.valid.eq(1),
-                self.aborted.eq(self.report.ready),
-                self.found.eq(self.posted),
+                self.reports.ended.valid.eq(1),
+                self.aborted.eq(self.reports.ended.ready),
+                self.found.eq(self.reports.posted),
             ]
-            with m.If(self.report.ready):
-                with m.If(self.posted):
+            with m.If(self.reports.ended.ready):
+                with m.If(self.reports.posted):
                     m.d.sync += self._has_request.bit_select(self._request_place, 1).eq(0)
                 m.next = "WAIT"

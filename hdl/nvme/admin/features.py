@@ -67,6 +67,38 @@ RULES = {
 }
 
 
+class Settings(wiring.Signature):
+    """Values of features that parts of the front end heed, seen from `Features`.
+
+    Ports
+    -----
+    over
+        Temperature threshold in kelvin, for what is at least as warm.
+    under
+        Temperature threshold in kelvin, for what is at most as warm.
+    burst
+        Arbitration Burst: log2 of the entries that are fetched at once, 7 for no limit.
+    threshold
+        Interrupt Coalescing: entries - 1.
+    delay
+        Interrupt Coalescing: time in 100 us.
+    uncoalesced
+        Bit a vector: its interrupts must not wait.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__(
+            {
+                "over": Out(16, init=WARNING_KELVIN),
+                "under": Out(16),
+                "burst": Out(BURST_BITS, init=RULES[Feature.ARBITRATION].initial),
+                "threshold": Out(8),
+                "delay": Out(8),
+                "uncoalesced": Out(config.queue_pairs + 1),
+            }
+        )
+
+
 class Features(wiring.Component):
     """Feature values.
 
@@ -104,20 +136,10 @@ class Features(wiring.Component):
     stores
         A pulse with ``status``: it does so by this command, so what is in the caches must be
         stored.
-    over
-        Temperature threshold in kelvin, for what is at least as warm.
-    under
-        Temperature threshold in kelvin, for what is at most as warm.
     events
         Asynchronous Event Configuration.
-    burst
-        Arbitration Burst: log2 of the entries that are fetched at once, 7 for no limit.
-    threshold
-        Interrupt Coalescing: entries - 1.
-    delay
-        Interrupt Coalescing: time in 100 us.
-    uncoalesced
-        Bit a vector: its interrupts must not wait.
+    settings
+        Values that parts of the front end heed.
     busy
         A command is being looked at.
 
@@ -143,13 +165,8 @@ class Features(wiring.Component):
                 "clear": In(1),
                 "write_through": Out(1),
                 "stores": Out(1),
-                "over": Out(16, init=WARNING_KELVIN),
-                "under": Out(16),
                 "events": Out(CONFIGURATION_BITS),
-                "burst": Out(BURST_BITS, init=RULES[Feature.ARBITRATION].initial),
-                "threshold": Out(8),
-                "delay": Out(8),
-                "uncoalesced": Out(config.queue_pairs + 1),
+                "settings": Out(Settings(config)),
                 "busy": Out(1),
             }
         )
@@ -185,10 +202,10 @@ class Features(wiring.Component):
         self._answer(m)
         with m.If(self.clear):
             m.d.sync += [
-                Cat(self._written, self.write_through, self.under, self.events).eq(0),
-                Cat(self.threshold, self.delay, self.uncoalesced).eq(0),
-                self.over.eq(WARNING_KELVIN),
-                self.burst.eq(RULES[Feature.ARBITRATION].initial),
+                Cat(self._written, self.write_through, self.settings.under, self.events).eq(0),
+                Cat(self.settings.threshold, self.settings.delay, self.settings.uncoalesced).eq(0),
+                self.settings.over.eq(WARNING_KELVIN),
+                self.settings.burst.eq(RULES[Feature.ARBITRATION].initial),
             ]
         return m
 
@@ -256,7 +273,7 @@ class Features(wiring.Component):
         with m.Elif(setting):
             self._set_vector(m)
         with m.Else():
-            disabled = self.uncoalesced.bit_select(self._vector_bit, 1) & self._current
+            disabled = self.settings.uncoalesced.bit_select(self._vector_bit, 1) & self._current
             m.d.comb += self.result.eq(Cat(self._vector, disabled))
 
     def _set_value(self, m: Module) -> None:
@@ -272,17 +289,17 @@ class Features(wiring.Component):
             m.d.sync += self._written.bit_select(self._address, 1).eq(1)
             with m.Switch(self.feature):
                 with m.Case(Feature.ARBITRATION.value):
-                    m.d.sync += self.burst.eq(value)
+                    m.d.sync += self.settings.burst.eq(value)
                 with m.Case(Feature.TEMPERATURE_THRESHOLD.value):
                     with m.If(value[20]):
-                        m.d.sync += self.under.eq(value)
+                        m.d.sync += self.settings.under.eq(value)
                     with m.Else():
-                        m.d.sync += self.over.eq(value)
+                        m.d.sync += self.settings.over.eq(value)
                 with m.Case(Feature.VOLATILE_WRITE_CACHE.value):
                     m.d.sync += self.write_through.eq(~value[0])
                     m.d.comb += self.stores.eq(~value[0])
                 with m.Case(Feature.INTERRUPT_COALESCING.value):
-                    m.d.sync += Cat(self.threshold, self.delay).eq(value)
+                    m.d.sync += Cat(self.settings.threshold, self.settings.delay).eq(value)
                 with m.Case(Feature.ASYNC_EVENT.value):
                     m.d.sync += self.events.eq(value)
 
@@ -308,6 +325,6 @@ class Features(wiring.Component):
         with m.If(self.value[DISABLED_BIT + 1 :].any()):
             self._refuse(m, StatusCode.INVALID_FIELD)
         with m.Elif(self._looked):
-            m.d.sync += self.uncoalesced.bit_select(self._vector_bit, 1).eq(
+            m.d.sync += self.settings.uncoalesced.bit_select(self._vector_bit, 1).eq(
                 self.value[DISABLED_BIT]
             )

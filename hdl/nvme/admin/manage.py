@@ -1,11 +1,11 @@
 """Vendor admin commands that change the tables: fields in, status and index out."""
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
-from amaranth.lib import stream, wiring
+from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import BLOCK_NUMBER_BITS, Config
-from hdl.flow.manage import Emulation, ManageOpcode, ManageStatus, manage_request, manage_response
+from hdl.flow.manage import Changes, Emulation, ManageOpcode, ManageStatus
 from hdl.nvme.codes import BROADCAST_NSID, STATUS_BITS, AdminOpcode, StatusCode, status_field
 from hdl.nvme.records import assign, sqe
 
@@ -82,10 +82,8 @@ class Manage(wiring.Component):
         With ``changed``: it has been created.
     volume
         The volume.
-    manage_request
-        Changes, to the tables.
-    manage_response
-        How they ended.
+    table_changes
+        Changes to the tables.
     busy
         Something moves without anybody else being waited for.
 
@@ -107,8 +105,7 @@ class Manage(wiring.Component):
                 "changed": Out(1),
                 "created": Out(1),
                 "volume": Out(config.volume_bits),
-                "manage_request": Out(stream.Signature(manage_request(config))),
-                "manage_response": In(stream.Signature(manage_response(config))),
+                "table_changes": Out(Changes(config)),
                 "busy": Out(1),
             }
         )
@@ -123,12 +120,12 @@ class Manage(wiring.Component):
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        response = self.manage_response.payload
+        response = self.table_changes.response.payload
         self._describe(m)
         self._describe_background(m)
         wrong = self._wrong(m)
         m.d.comb += self.volume.eq(
-            Mux(self._creates_volume, response.index, self.manage_request.payload.volume)
+            Mux(self._creates_volume, response.index, self.table_changes.request.payload.volume)
         )
         with m.FSM(name="manage") as fsm:
             self._take(m, wrong)
@@ -137,15 +134,15 @@ class Manage(wiring.Component):
             self._refuse(m)
             waits = (
                 (fsm.ongoing("TAKE") & ~self.start)
-                | (self.manage_request.valid & ~self.manage_request.ready)
-                | (fsm.ongoing("ANSWER") & ~self.manage_response.valid)
+                | (self.table_changes.request.valid & ~self.table_changes.request.ready)
+                | (fsm.ongoing("ANSWER") & ~self.table_changes.response.valid)
             )
             m.d.comb += self.busy.eq(~waits)
         return m
 
     def _describe(self, m: Module) -> None:
         """What the command asks of the tables."""
-        command, request = self.entry, self.manage_request.payload
+        command, request = self.entry, self.table_changes.request.payload
         with m.Switch(command.opcode):
             for opcode, operation in opcodes(self._config).items():
                 with m.Case(opcode.value):
@@ -169,7 +166,7 @@ class Manage(wiring.Component):
         """What it asks of background work."""
         command = self.entry
         m.d.comb += assign(
-            self.manage_request.payload,
+            self.table_changes.request.payload,
             position=command.cdw10[8:16],
             port=command.cdw11[:8],
             kind=command.cdw10[8:11],
@@ -186,7 +183,7 @@ class Manage(wiring.Component):
     def _wrong(self, m: Module) -> Value:
         """Whether the command has a field that cannot be. Says which sectors a volume has, if it
         may have a choice."""
-        command, request = self.entry, self.manage_request.payload
+        command, request = self.entry, self.table_changes.request.payload
         # As FLBAS of Identify Namespace, then `Emulation`.
         lba_format, emulation = command.cdw10[8:12], command.cdw10[12:14]
         no_format = lba_format != 0
@@ -227,16 +224,16 @@ class Manage(wiring.Component):
     def _ask(self, m: Module) -> None:
         """The state ASK: the tables are asked."""
         with m.State("ASK"):
-            m.d.comb += self.manage_request.valid.eq(1)
-            with m.If(self.manage_request.ready):
+            m.d.comb += self.table_changes.request.valid.eq(1)
+            with m.If(self.table_changes.request.ready):
                 m.next = "ANSWER"
 
     def _answer(self, m: Module) -> None:
         """The state ANSWER: the command ends as the tables say, or goes on with the next volume."""
         standard, every, next_volume = self._standard, self._every, self._next_volume
-        response = self.manage_response.payload
+        response = self.table_changes.response.payload
         with m.State("ANSWER"):
-            m.d.comb += self.manage_response.ready.eq(1)
+            m.d.comb += self.table_changes.response.ready.eq(1)
             with m.Switch(response.status):
                 for inner, code in CODES.items():
                     with m.Case(inner):
@@ -246,9 +243,9 @@ class Manage(wiring.Component):
             with m.If(standard & (response.status == ManageStatus.NO_ENTRY)):
                 m.d.comb += self.status.eq(Mux(every, 0, status_field(StatusCode.INVALID_FIELD)))
             m.d.comb += self.result.eq(Mux(standard, 0, response.index))
-            with m.If(self.manage_response.valid):
+            with m.If(self.table_changes.response.valid):
                 succeeded = response.status == ManageStatus.DONE
-                deletes = self.manage_request.payload.opcode == ManageOpcode.DELETE_VOLUME
+                deletes = self.table_changes.request.payload.opcode == ManageOpcode.DELETE_VOLUME
                 m.d.comb += [
                     self.created.eq(self._creates_volume & succeeded),
                     self.changed.eq((self._creates_volume | deletes) & succeeded),

@@ -1,13 +1,13 @@
 """Namespace Attachment (NVMe 1.4 section 5.19): which volumes are attached."""
 
 from amaranth.hdl import Module, Signal
-from amaranth.lib import stream, wiring
+from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
-from hdl.flow.host_memory import Kind, inbox_dwords, read_request
+from hdl.flow.host_memory import Kind, inbox_dwords
 from hdl.nvme.codes import STATUS_BITS, StatusCode, status_field
-from hdl.nvme.records import assign
+from hdl.nvme.records import ParameterRead, assign
 
 CONTROLLER_LIST = 1
 """The one controller list that is valid: one identifier (bits 15:0), which is 0 (bits 31:16)."""
@@ -52,14 +52,8 @@ class Namespaces(wiring.Component):
         A pulse: ``volume`` has been attached or detached.
     volume
         The volume.
-    read_request
+    parameter_read
         The read of the first word of the controller list.
-    read_done
-        A pulse: the read has ended.
-    read_error
-        With ``read_done``: the word could not be read.
-    parameter
-        The word.
     busy
         Something moves without anybody else being waited for.
 
@@ -87,10 +81,7 @@ class Namespaces(wiring.Component):
                 "detached": Out(config.volumes),
                 "changed": Out(1),
                 "volume": Out(config.volume_bits),
-                "read_request": Out(stream.Signature(read_request(config))),
-                "read_done": In(1),
-                "read_error": In(1),
-                "parameter": In(32),
+                "parameter_read": Out(ParameterRead(config)),
                 "busy": Out(1),
             }
         )
@@ -105,7 +96,7 @@ class Namespaces(wiring.Component):
             self.volume.eq(self.nsid - 1),
             self.probe.eq(self.volume),
             *assign(
-                self.read_request.payload,
+                self.parameter_read.request.payload,
                 kind=Kind.PARAMETER,
                 index=0,
                 last=1,
@@ -122,8 +113,8 @@ class Namespaces(wiring.Component):
             self._change(m)
             waits = (
                 (fsm.ongoing("WAIT") & ~self.start)
-                | (self.read_request.valid & ~self.read_request.ready)
-                | (fsm.ongoing("LISTEN") & ~self.read_done)
+                | (self.parameter_read.request.valid & ~self.parameter_read.request.ready)
+                | (fsm.ongoing("LISTEN") & ~self.parameter_read.done)
             )
             m.d.comb += self.busy.eq(~waits | self.created)
         return m
@@ -162,22 +153,23 @@ class Namespaces(wiring.Component):
     def _read_list(self, m: Module) -> None:
         """The states ASK, LISTEN and JUDGE: the controller list is read, and checked."""
         with m.State("ASK"):
-            m.d.comb += self.read_request.valid.eq(1)
-            with m.If(self.read_request.ready):
+            m.d.comb += self.parameter_read.request.valid.eq(1)
+            with m.If(self.parameter_read.request.ready):
                 m.next = "LISTEN"
 
         with m.State("LISTEN"):
-            m.d.sync += self._failed.eq(self.read_error)
-            with m.If(self.read_done):
+            m.d.sync += self._failed.eq(self.parameter_read.error)
+            with m.If(self.parameter_read.done):
                 m.next = "JUDGE"
 
         with m.State("JUDGE"):
             detaches, detached = self._detaches, self._detached
+            word = self.parameter_read.word
             self._judge(
                 m,
                 (
                     (self._failed, StatusCode.DATA_TRANSFER_ERROR),
-                    (self.parameter != CONTROLLER_LIST, StatusCode.CONTROLLER_LIST_INVALID),
+                    (word != CONTROLLER_LIST, StatusCode.CONTROLLER_LIST_INVALID),
                     (detaches & detached, StatusCode.NAMESPACE_NOT_ATTACHED),
                     (~detaches & ~detached, StatusCode.NAMESPACE_ATTACHED),
                 ),

@@ -13,7 +13,16 @@ from hdl.kit.queue import Queue
 from hdl.kit.table import Table
 from hdl.nvme.codes import DATA_PATH_CODES, STATUS_BITS, StatusCode, status_field
 from hdl.nvme.pages.health import note
-from hdl.nvme.records import again, assign, carried, finish, part_bits, rejected, target
+from hdl.nvme.records import (
+    AbortAccess,
+    again,
+    assign,
+    carried,
+    finish,
+    part_bits,
+    rejected,
+    target,
+)
 
 ABORTED_STATUS = status_field(StatusCode.ABORT_REQUESTED, more=False)
 """Of a command that an Abort has found."""
@@ -116,14 +125,8 @@ class SlotTable(wiring.Component):
     stop
         The controller is being disabled. Commands end with the part that is inside, and it is not
         noted how they fail.
-    abort
-        A command that is to be aborted. Not used without `Config.abort_commands`.
-    aborted
-        A pulse: every slot has been looked at, or the command has been ``found``.
-    found
-        With ``aborted``: the command has parts left, or `Prp` holds it back. It then ends with
-        Command Abort Requested, and the Abort itself ends here, in ``finish`` right behind it
-        (NVMe 1.4, 5.1.1). An Abort that has found nothing does not end here.
+    abort_access
+        Commands that are to be aborted. Not used without `Config.abort_commands`.
     cancel
         A slot whose command `Prp` is to hold back, if it can.
     cancelled
@@ -164,9 +167,7 @@ class SlotTable(wiring.Component):
                 "note": Out(stream.Signature(note(config))),
                 "again": Out(stream.Signature(again(config))),
                 "stop": In(1),
-                "abort": In(stream.Signature(target(config))),
-                "aborted": Out(1),
-                "found": Out(1),
+                "abort_access": In(AbortAccess(config)),
                 "cancel": Out(stream.Signature(config.slot_bits)),
                 "cancelled": In(1),
                 "cancel_found": In(1),
@@ -234,7 +235,7 @@ class SlotTable(wiring.Component):
                 (
                     fsm.ongoing("TAKE")
                     & ~(self.completion.valid | self.rejected.valid | self._seeking)
-                    & ~self.abort.valid
+                    & ~self.abort_access.command.valid
                 )
                 | (self.finish.valid & ~self.finish.ready)
                 | (self.note.valid & ~self.note.ready)
@@ -361,10 +362,10 @@ class SlotTable(wiring.Component):
                 with m.Elif(self._seeking):
                     m.d.sync += self._slot.eq(self._cursor)
                     m.next = "SEEK"
-                with m.Elif(self.abort.valid):
-                    m.d.comb += self.abort.ready.eq(1)
+                with m.Elif(self.abort_access.command.valid):
+                    m.d.comb += self.abort_access.command.ready.eq(1)
                     m.d.sync += [
-                        self._wanted.eq(self.abort.payload),
+                        self._wanted.eq(self.abort_access.command.payload),
                         self._seeking.eq(1),
                         self._cursor.eq(0),
                     ]
@@ -434,7 +435,7 @@ class SlotTable(wiring.Component):
         with m.State("MARK"):
             m.d.comb += [self._drops.eq(1), self._aborting.eq(1)]
             with m.If(~self.store):
-                m.d.comb += [self.aborted.eq(1), self.found.eq(1)]
+                m.d.comb += [self.abort_access.tried.eq(1), self.abort_access.found.eq(1)]
                 m.d.sync += self._seeking.eq(0)
                 m.next = "TAKE"
 
@@ -442,7 +443,7 @@ class SlotTable(wiring.Component):
             m.d.sync += self._cursor.eq(self._cursor + 1)
             m.next = "TAKE"
             with m.If(self._cursor == self._config.commands - 1):
-                m.d.comb += self.aborted.eq(1)
+                m.d.comb += self.abort_access.tried.eq(1)
                 m.d.sync += self._seeking.eq(0)
 
     def _repeat(self, m: Module) -> None:

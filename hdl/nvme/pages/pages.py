@@ -7,17 +7,17 @@ from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import (
-    BLOCK_NUMBER_BITS,
     MAX_DRIVES,
     SECTORS_PER_BLOCK,
     Config,
     bits_for_count,
 )
+from hdl.flow.array_state import ArrayStatus
+from hdl.flow.drive_states import DriveStates
 from hdl.flow.geometry import WIDTH_BITS
 from hdl.flow.line import line_stream, write_port
-from hdl.flow.report import REPORT_SHIFT, report_read
-from hdl.flow.table_read import geometry_read, member_read, port_read, volume_read
-from hdl.kit.table import TableRead
+from hdl.flow.report import REPORT_SHIFT, ReportAccess
+from hdl.flow.table_read import TableReads
 from hdl.nvme.admin.names import CHUNKS
 from hdl.nvme.admin.tally import Tally
 from hdl.nvme.commands.formats import formats
@@ -42,11 +42,6 @@ SECTOR_WORDS_SHIFT = bits_for_count(PAGE_WORDS // SECTORS_PER_BLOCK)
 
 NO_PAGE = 14
 """Stands in the place of a `PageKind` while a line is filled with zeros."""
-
-
-def capacity_read(config: Config) -> TableRead:
-    """Reads the capacity of the drive at a port, in blocks."""
-    return TableRead(config.port_bits, BLOCK_NUMBER_BITS)
 
 
 class PageGenerator(wiring.Component):
@@ -79,20 +74,17 @@ class PageGenerator(wiring.Component):
         Lines to fill with zeros, or some sectors of them. Pages go first.
     zeroed
         Lines of ``zero`` that have been filled.
-    geometry_read
-        The table of arrays.
-    member_read
-        The table of members.
-    volume_read
-        The table of volumes.
-    port_read
-        The table of drive ports.
-    drive_capacity_read
-        The capacities of the drives.
+    reads
+        The tables that are listed.
+    drives
+        What the tables know of the drives.
+    arrays
+        The states of all arrays. Without `Config.background` their geometry says whether they are
+        in sync.
+    report
+        Array states, jobs and findings. Not used without `Config.background`.
     drive_present
         A bit per drive port: a drive is there.
-    drive_failed
-        A bit per drive port: its drive has failed.
     refresh
         Held until ``fresh``: the counters of the SMART log are wanted up to date.
     fresh
@@ -123,8 +115,6 @@ class PageGenerator(wiring.Component):
         A volume, to be looked up between requests.
     allocated
         That volume exists; a cycle after ``probe``.
-    drive_stale
-        A bit per drive port: its drive is being rebuilt.
     named
         Which volume `hdl.nvme.admin.names.Names` is asked about.
     chunk
@@ -133,17 +123,6 @@ class PageGenerator(wiring.Component):
         Its answer to ``chunk``, one cycle later.
     name
         Its answer to ``named``, one cycle later.
-    array_states
-        A state for each array, 2 bits; all are 0 without `Config.background`.
-    array_unsynced
-        A bit per array: it is not in sync. Without `Config.background` its geometry says so.
-    array_assumed
-        A bit per array: it is assumed to be in sync. Without `Config.background` its geometry says
-        so.
-    report_read
-        Array states, jobs and findings; not used without `Config.background`.
-    report_shows
-        A page of findings is being made, so none may come.
     formats
         Of the volumes (`hdl.nvme.commands.formats`); all 0 without `Config.sector_emulation`.
     drive_emulated
@@ -164,13 +143,11 @@ class PageGenerator(wiring.Component):
                 "zero": In(stream.Signature(zeros(config))),
                 "zeroed": Out(line_stream(config)),
                 "line_write": Out(write_port(config)),
-                "geometry_read": Out(geometry_read(config)),
-                "member_read": Out(member_read(config)),
-                "volume_read": Out(volume_read(config)),
-                "port_read": Out(port_read(config)),
-                "drive_capacity_read": Out(capacity_read(config)),
+                "reads": Out(TableReads(config)),
+                "drives": In(DriveStates()),
+                "arrays": In(ArrayStatus(config)),
+                "report": Out(ReportAccess()),
                 "drive_present": In(config.ports),
-                "drive_failed": In(MAX_DRIVES),
                 "refresh": Out(1),
                 "fresh": In(1),
                 "hold": Out(1),
@@ -185,16 +162,10 @@ class PageGenerator(wiring.Component):
                 "detached": In(config.volumes),
                 "probe": In(config.volume_bits),
                 "allocated": Out(1),
-                "drive_stale": In(MAX_DRIVES),
                 "named": Out(config.volume_bits),
                 "chunk": Out(range(CHUNKS)),
                 "digits": In(32),
                 "name": In(32).array(4),
-                "array_states": In(2 * config.arrays),
-                "array_unsynced": In(config.arrays),
-                "array_assumed": In(config.arrays),
-                "report_read": Out(report_read()),
-                "report_shows": Out(1),
                 "formats": In(formats(config)),
                 "drive_emulated": In(config.ports),
                 "busy": Out(1),
@@ -305,13 +276,13 @@ class PageGenerator(wiring.Component):
         place = self._index[: bits_for_count(IMAGE_WORDS)]
         m.d.comb += [
             self._image.addr.eq(Cat(place, self._page.kind.as_value()[:IMAGE_BITS])),
-            self.geometry_read.address.eq(number),
-            self.volume_read.address.eq(Mux(self._idle, self.probe, number)),
-            self.member_read.address.position.eq(self._index[: bits_for_count(MAX_DRIVES)]),
-            self.member_read.address.array.eq(number),
-            self.port_read.address.eq(number),
-            self.drive_capacity_read.address.eq(number),
-            self.allocated.eq(self.volume_read.data.valid),
+            self.reads.geometry.address.eq(number),
+            self.reads.volume.address.eq(Mux(self._idle, self.probe, number)),
+            self.reads.member.address.position.eq(self._index[: bits_for_count(MAX_DRIVES)]),
+            self.reads.member.address.array.eq(number),
+            self.reads.port.address.eq(number),
+            self.reads.capacity.address.eq(number),
+            self.allocated.eq(self.reads.volume.data.valid),
             self.named.eq(number),
         ]
 
@@ -343,12 +314,12 @@ class PageGenerator(wiring.Component):
 
     def _read_reports(self, m: Module) -> None:
         """Asks for the word of a log of background work."""
-        kind, address = self._page.kind, self.report_read.address
+        kind, address = self._page.kind, self.report.read.address
         m.d.comb += [
             address.section.eq(kind.as_value()[:2]),
             address.number.eq(self._number),
             address.word.eq(self._index[:REPORT_SHIFT]),
-            self.report_shows.eq(
+            self.report.shows.eq(
                 ((kind == PageKind.DEFECTS) | (kind == PageKind.LOST_BLOCKS)) & self._making
             ),
         ]
@@ -366,7 +337,7 @@ class PageGenerator(wiring.Component):
             facts.exists.eq(self._exists),
             facts.image.eq(self._image.data),
             facts.log.eq(self.log_read.data),
-            facts.report.eq(self.report_read.data),
+            facts.report.eq(self.report.read.data),
             self.chunk.eq(facts.chunk),
             facts.digits.eq(self.digits),
             *(ours.eq(part) for ours, part in zip(facts.name, self.name, strict=True)),
@@ -376,13 +347,13 @@ class PageGenerator(wiring.Component):
 
     def _tell_of_array(self, m: Module) -> None:
         """Of array ``number``, and of the member that the word is of."""
-        config, facts = self._config, self._words.facts
+        config, facts, drives = self._config, self._words.facts, self.drives
         array = self._number[: config.array_bits]
-        shape, member = self.geometry_read.data, self.member_read.data
+        shape, member = self.reads.geometry.data, self.reads.member.data
         place = self._index[: bits_for_count(MAX_DRIVES)]
         members = Signal(2 * WIDTH_BITS)
-        unsynced = self.array_unsynced.bit_select(array, 1)
-        assumed = self.array_assumed.bit_select(array, 1)
+        unsynced = self.arrays.unsynced.bit_select(array, 1)
+        assumed = self.arrays.assumed.bit_select(array, 1)
         if not config.background:
             assumed = shape.assumed
             unsynced = ~assumed & ((shape.parities != 0) | (shape.copies > 1))
@@ -394,18 +365,18 @@ class PageGenerator(wiring.Component):
             facts.shape.eq(shape),
             facts.is_member.eq(of_arrays & self._exists & shape.valid & in_members),
             facts.member_port.eq(member),
-            facts.member_failed.eq(self.drive_failed.bit_select(member, 1)),
+            facts.member_failed.eq(drives.failed.bit_select(member, 1)),
             facts.member_present.eq(self.drive_present.bit_select(member, 1)),
-            facts.member_stale.eq(self.drive_stale.bit_select(member, 1) & ~facts.member_failed),
+            facts.member_stale.eq(drives.stale.bit_select(member, 1) & ~facts.member_failed),
             facts.missing.eq(self._missing),
-            facts.array_state.eq(self.array_states.word_select(array, 2)),
+            facts.array_state.eq(self.arrays.states.word_select(array, 2)),
             facts.array_unsynced.eq(unsynced),
             facts.array_assumed.eq(assumed),
         ]
 
     def _tell_of_volume(self, m: Module) -> None:
         """Of volume ``number``."""
-        facts, volume = self._words.facts, self.volume_read.data
+        facts, volume = self._words.facts, self.reads.volume.data
         number = self._number[: self._config.volume_bits]
         m.d.comb += [
             facts.volume.eq(volume),
@@ -417,21 +388,21 @@ class PageGenerator(wiring.Component):
 
     def _tell_of_drive(self, m: Module) -> None:
         """Of drive port ``number``."""
-        facts = self._words.facts
+        facts, drives = self._words.facts, self.drives
         number = self._number[: self._config.port_bits]
         m.d.comb += [
-            facts.port.eq(self.port_read.data),
-            facts.capacity.eq(self.drive_capacity_read.data),
+            facts.port.eq(self.reads.port.data),
+            facts.capacity.eq(self.reads.capacity.data),
             facts.drive_present.eq(self.drive_present.bit_select(number, 1)),
-            facts.drive_failed.eq(self.drive_failed.bit_select(number, 1)),
-            facts.drive_stale.eq(self.drive_stale.bit_select(number, 1) & ~facts.drive_failed),
+            facts.drive_failed.eq(drives.failed.bit_select(number, 1)),
+            facts.drive_stale.eq(drives.stale.bit_select(number, 1) & ~facts.drive_failed),
             facts.drive_emulated.eq(self.drive_emulated.bit_select(number, 1)),
         ]
 
     def _connect_tally(self, m: Module, tally: Tally) -> None:
         """The capacity of all arrays, and what volumes leave of it."""
         facts = self._words.facts
-        volume, shape = self.volume_read.data, self.geometry_read.data
+        volume, shape = self.reads.volume.data, self.reads.geometry.data
         m.submodules.tally = tally
         m.d.comb += [
             tally.of_volume.eq(self._of_volumes),
@@ -504,7 +475,7 @@ class PageGenerator(wiring.Component):
         with m.State("FETCH"):
             m.next = "TALLY"
         with m.State("TALLY"):
-            exists = Mux(of_volumes, self.volume_read.data.valid, self.geometry_read.data.valid)
+            exists = Mux(of_volumes, self.reads.volume.data.valid, self.reads.geometry.data.valid)
             m.d.comb += tally.count.eq(exists)
             m.d.sync += index.eq(index + 1)
             m.next = "WEIGH"

@@ -10,7 +10,7 @@ from hdl.flow.post import post
 from hdl.flow.reference import answer
 from hdl.kit.pick import choose, following
 from hdl.kit.table import Table
-from hdl.nvme.admin.events import report
+from hdl.nvme.admin.events import Reports
 from hdl.nvme.admin.features import BURST_BITS
 from hdl.nvme.codes import (
     CQ_ENTRY_EXPONENT,
@@ -101,15 +101,8 @@ class QueueEngine(wiring.Component):
         Of commands that are submitted now (`hdl.nvme.commands.lifetimes.Lifetimes`).
     finish
         Ended commands.
-    report
-        Ended Asynchronous Event Requests. Their commands have ended without an entry before, so
-        none is reserved. They wait for room in the admin completion queue, and hold nothing. Once
-        the host shuts down or disables the controller, they are dropped. Aborted ones for which
-        there is no room are dropped too.
-    report_posted
-        The report that is being taken is not dropped.
-    report_waits
-        A report waits for room.
+    reports
+        Asynchronous Event Requests that end.
     misuse
         A pulse: a doorbell was misused.
     misuse_value
@@ -169,9 +162,7 @@ class QueueEngine(wiring.Component):
                 "burst": In(BURST_BITS),
                 "age": In(AGE_BITS),
                 "finish": In(stream.Signature(finish(config))),
-                "report": In(stream.Signature(report())),
-                "report_posted": Out(1),
-                "report_waits": Out(1),
+                "reports": In(Reports()),
                 "misuse": Out(1),
                 "misuse_value": Out(1),
                 "change": In(stream.Signature(change(config))),
@@ -363,7 +354,7 @@ class QueueEngine(wiring.Component):
         """What ends: a command, or an Asynchronous Event Request of the admin queue."""
         m.d.comb += self._finished.eq(self.finish.payload)
         with m.If(self._reporting):
-            reported = self.report.payload
+            reported = self.reports.ended.payload
             aborted = status_field(StatusCode.ABORT_REQUESTED, more=False)
             m.d.comb += assign(
                 self._finished,
@@ -379,7 +370,7 @@ class QueueEngine(wiring.Component):
         m.d.sync += [
             self._work.eq(self._work | self._stalled),
             self._stalled.eq(0),
-            self.report_waits.eq(0),
+            self.reports.stalled.eq(0),
         ]
 
     def _check_doorbell(self, m: Module) -> None:
@@ -422,8 +413,8 @@ class QueueEngine(wiring.Component):
         )
         can_change = self.change.valid & ~self._change_waits & ~self.changed.valid
         can_finish = self.finish.valid & ~self.post.valid
-        waits_for_room = self.report_waits & ~self._silent & ~self.report.payload.aborted
-        can_report = self.report.valid & ~self.post.valid & ~waits_for_room
+        waits_for_room = self.reports.stalled & ~self._silent & ~self.reports.ended.payload.aborted
+        can_report = self.reports.ended.valid & ~self.post.valid & ~waits_for_room
         can_open = self.enable & ~self.running
         can_close = (
             self.running
@@ -503,7 +494,7 @@ class QueueEngine(wiring.Component):
             m.d.sync += [
                 Cat(sq_valid, cq_valid, self._work, self._stalled).eq(0),
                 self._change_waits.eq(0),
-                self.report_waits.eq(0),
+                self.reports.stalled.eq(0),
                 self.running.eq(0),
             ]
             m.d.comb += self.unheard.eq(~0)
@@ -573,12 +564,12 @@ class QueueEngine(wiring.Component):
         sq, cq, cq_base = self._sq, self._cq, self._cq_base
         cqs, reporting, posts = self._cqs, self._reporting, self._posts
         with m.State("FINISH"):
-            aborted = self.report.payload.aborted
+            aborted = self.reports.ended.payload.aborted
             no_room = reporting & posts & (cq.used == cq_base.last)
             m.d.comb += [
                 self.finish.ready.eq(~reporting),
-                self.report.ready.eq(reporting & (~no_room | aborted)),
-                self.report_posted.eq(reporting & posts & ~no_room),
+                self.reports.ended.ready.eq(reporting & (~no_room | aborted)),
+                self.reports.posted.eq(reporting & posts & ~no_room),
                 self._sqs.write.data.inside.eq(sq.inside - 1),
                 self._sqs.write.enable.eq(~reporting),
                 cqs.write.enable.eq(~reporting | posts),
@@ -588,7 +579,7 @@ class QueueEngine(wiring.Component):
                 m.d.sync += [self._total.eq(self._total - 1), self._change_waits.eq(0)]
             with m.If(no_room):
                 m.d.comb += cqs.write.enable.eq(0)
-                m.d.sync += self.report_waits.eq(~aborted)
+                m.d.sync += self.reports.stalled.eq(~aborted)
             with m.Elif(posts):
                 with m.If(reporting):
                     m.d.comb += cqs.write.data.used.eq(cq.used + 1)
