@@ -217,6 +217,7 @@ class CountsLiveDrives(Dispatch):
             self.stale = outer
 
 
+@pytest.mark.slow
 def test_planted_bugs_are_found(monkeypatch):
     def refuses(name: str, dispatch: type[Dispatch] = Dispatch) -> None:
         with pytest.raises(SimulationError, match="no_flush_of_a_failed_array"):

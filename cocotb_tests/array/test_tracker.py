@@ -449,6 +449,7 @@ def test_tracker(config):
         ("a_slot_begins_twice", "a command begins in a slot that is in use"),
     ],
 )
+@pytest.mark.slow
 def test_what_must_never_be_is_found(testcase, message):
     with pytest.raises(SimulationError, match=message):
         simulate(
@@ -520,15 +521,18 @@ def refuses(tracker: Tracker, name: str) -> None:
 
 
 @pytest.mark.parametrize("bug", [WrongLine, LongRetry, ForgetsAttempts, WrongSlot])
+@pytest.mark.slow
 def test_planted_bugs_are_found(bug):
     refuses(bug(config=CONFIGS["small"]), bug.__name__)
 
 
+@pytest.mark.slow
 def test_planted_status_is_found(monkeypatch):
     monkeypatch.setattr("hdl.array.tracker.DriveStatus", LenientStatus)
     refuses(Tracker(config=CONFIGS["small"]), "lenient_status")
 
 
+@pytest.mark.slow
 def test_planted_rounds_are_found(monkeypatch):
     """A flush that is aborted is sent too few times."""
     monkeypatch.setattr("hdl.array.tracker.FLUSH_ROUNDS", 1)

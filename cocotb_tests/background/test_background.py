@@ -614,6 +614,7 @@ class NeverRests(Pace):
         (NeverRests, "keeps_its_share"),
     ],
 )
+@pytest.mark.slow
 def test_planted_bugs_are_found(bug, testcase, monkeypatch):
     where = {
         ForgetsTheBoundary: "cocotb_tests.background.background_bench.ArrayTables",

@@ -392,6 +392,7 @@ class NamesNobody(Supervisor):
 @pytest.mark.parametrize(
     ("bug", "testcase"), [(TakesAllRows, "ends_badly"), (NamesNobody, "the_member_fails")]
 )
+@pytest.mark.slow
 def test_planted_bugs_are_found(bug, testcase, monkeypatch):
     monkeypatch.setattr("hdl.background.background.Supervisor", bug)
     with pytest.raises(SimulationError, match=testcase):

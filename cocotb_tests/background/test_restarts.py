@@ -779,6 +779,7 @@ class TrustsNone(ArrayStates):
     ("bug", "testcase"),
     [(TrustsAll, "a_member_is_brought_up_to_date"), (TrustsNone, "the_last_copy_is_kept")],
 )
+@pytest.mark.slow
 def test_planted_bugs_are_found(bug, testcase, monkeypatch):
     monkeypatch.setattr("hdl.background.background.ArrayStates", bug)
     with pytest.raises(SimulationError, match=testcase):

@@ -360,6 +360,7 @@ class TakesAllForConsistent(Background):
         (TakesAllForConsistent, "members_are_rebuilt_after_the_rest_is_in_sync"),
     ],
 )
+@pytest.mark.slow
 def test_planted_bugs_are_found(bug, testcase):
     with pytest.raises(SimulationError, match=testcase):
         simulate(

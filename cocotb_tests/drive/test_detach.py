@@ -271,6 +271,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.slow
 def test_detach_faults_are_caught(fault, monkeypatch):
     testcase, owner, name, value = FAULTS[fault]
     monkeypatch.setattr(owner, name, value)

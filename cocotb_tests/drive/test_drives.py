@@ -425,12 +425,13 @@ def run(ports: int, testcase: str, **more: str) -> None:
 
 
 @pytest.mark.parametrize("ports", [4, 8])
-@pytest.mark.parametrize("seed", ["1", "2"])
+@pytest.mark.parametrize("seed", ["1", pytest.param("2", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("testcase", ["random_traffic", "errors"])
 def test_traffic(testcase, ports, seed):
     run(ports, testcase, SEED=seed)
 
 
+@pytest.mark.slow
 def test_odd_ports_narrow():
     """Paths with different numbers of ports, blocks of 512 beats."""
     simulate(
@@ -459,17 +460,19 @@ def test_directed(testcase):
 
 
 @pytest.mark.parametrize("kind", ["one read", "one write", "all read", "all write"])
-@pytest.mark.parametrize("ports", [4, 8])
+@pytest.mark.parametrize("ports", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_rates(ports, kind):
     run(ports, "rates", RATE=kind)
 
 
+@pytest.mark.slow
 def test_pieces_told_too_soon_are_caught(monkeypatch):
     monkeypatch.setattr("hdl.drive.data.tell_pieces.write_delay", lambda writers: 2)
     with pytest.raises(SimulationError, match="cycles after it was written"):
         run(4, "random_traffic")
 
 
+@pytest.mark.slow
 def test_lines_given_back_too_soon_are_caught(monkeypatch):
     monkeypatch.setattr("hdl.drive.data.block_control.write_delay", lambda writers: 2)
     with pytest.raises(SimulationError, match="cycles after it was written"):

@@ -310,6 +310,7 @@ class SaysSoAnyway(Admin):
     ("block", "testcase"),
     [(AlwaysFound, "what_abort_says_is_true"), (SaysSoAnyway, "requests_without_room_stay")],
 )
+@pytest.mark.slow
 def test_planted_bug_is_caught(monkeypatch, block, testcase):
     monkeypatch.setattr(f"hdl.nvme.front_end.{block.__bases__[0].__name__}", block)
     with pytest.raises(SimulationError, match=testcase):

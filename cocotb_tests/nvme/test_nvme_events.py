@@ -350,6 +350,7 @@ class ForgetsAll(Admin):
         return m
 
 
+@pytest.mark.slow
 def test_planted_bug_is_caught():
     for testcase in ("no_event_is_forgotten", "what_is_told_stays_masked"):
         with pytest.raises(SimulationError, match=testcase):

@@ -272,12 +272,14 @@ class HalfBlind(examine.Examine):
         return m
 
 
+@pytest.mark.slow
 def test_missed_differences_are_caught(monkeypatch):
     monkeypatch.setattr("hdl.nvme.front_end.Examine", HalfBlind)
     with pytest.raises(SimulationError, match="every_bit_counts"):
         run_front_end(__name__, name="nvme_mutant_compare", testcase="every_bit_counts")
 
 
+@pytest.mark.slow
 def test_half_a_list_is_caught(monkeypatch):
     monkeypatch.setattr(examine, "RANGE_DWORDS", examine.RANGE_DWORDS // 2)
     with pytest.raises(SimulationError, match="ranges_are_checked"):

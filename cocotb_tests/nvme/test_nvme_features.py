@@ -334,6 +334,7 @@ def test_nvme_features():
     run_front_end(__name__)
 
 
+@pytest.mark.slow
 def test_features_that_survive_a_reset_are_caught(monkeypatch):
     wrong = features.RULES | {features.Feature.WRITE_ATOMICITY: features.Rule(initial=1)}
     monkeypatch.setattr(features, "RULES", wrong)
@@ -363,6 +364,7 @@ class ForgetsCommands(SlotTable):
     ("name", "mutant"),
     [("admin.admin.Features", ForgetsCaches), ("front_end.SlotTable", ForgetsCommands)],
 )
+@pytest.mark.slow
 def test_caches_that_are_not_stored_are_caught(monkeypatch, name, mutant):
     monkeypatch.setattr(f"hdl.nvme.{name}", mutant)
     with pytest.raises(SimulationError, match="what_is_cached_is_stored"):

@@ -245,6 +245,7 @@ class SharesRoom(FetchPlan):
         ),
     ],
 )
+@pytest.mark.slow
 def test_planted_bugs_are_caught(monkeypatch, place, mutant, testcase, message):
     monkeypatch.setattr(place, mutant)
     with pytest.raises(SimulationError, match=message):

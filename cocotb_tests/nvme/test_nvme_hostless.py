@@ -200,6 +200,7 @@ def test_nvme_hostless(data_width):
     run_front_end(__name__, data_width=data_width)
 
 
+@pytest.mark.slow
 def test_parts_that_overlap_are_caught(monkeypatch):
     monkeypatch.setattr(prp, "PART_STEP", 0)
     with pytest.raises(SimulationError, match="zeros_and_verifies_of_any_length"):

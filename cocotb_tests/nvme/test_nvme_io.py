@@ -315,6 +315,7 @@ def test_nvme_io(data_width):
     )
 
 
+@pytest.mark.slow
 def test_missing_list_hop_is_caught(monkeypatch):
     monkeypatch.setattr(prp_lists, "ENTRIES_PER_PAGE", 2 * prp_lists.ENTRIES_PER_PAGE)
     with pytest.raises(SimulationError, match="every_prp_shape"):
@@ -327,6 +328,7 @@ def test_missing_list_hop_is_caught(monkeypatch):
         )
 
 
+@pytest.mark.slow
 def test_wrong_status_is_caught(monkeypatch):
     wrong = DATA_PATH_CODES | {Status.UNRECOVERED_READ: StatusCode.SUCCESS}
     monkeypatch.setattr(slots, "DATA_PATH_CODES", wrong)

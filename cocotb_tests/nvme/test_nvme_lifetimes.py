@@ -437,6 +437,7 @@ class ForgetsWhoIsTold(Lifetimes):
         (ForgetsWhoIsTold, "late_commands_are_known"),
     ],
 )
+@pytest.mark.slow
 def test_planted_bugs_are_caught(bug, testcase, monkeypatch):
     monkeypatch.setattr("hdl.nvme.front_end.Lifetimes", bug)
     with pytest.raises(SimulationError, match=testcase):

@@ -588,6 +588,7 @@ class HoldsAll(PageGenerator):
         return m
 
 
+@pytest.mark.slow
 def test_held_completions_are_caught(monkeypatch):
     monkeypatch.setattr("hdl.nvme.front_end.PageGenerator", HoldsAll)
     with pytest.raises(SimulationError, match="cycles, without logs"):
@@ -606,6 +607,7 @@ def test_longest_error_log():
     )
 
 
+@pytest.mark.slow
 def test_units_rounded_down_are_caught(monkeypatch):
     whole = health.log_init
     monkeypatch.setattr(health, "log_init", lambda config: [0] * len(whole(config)))
@@ -613,6 +615,7 @@ def test_units_rounded_down_are_caught(monkeypatch):
         run_front_end(__name__, name="nvme_mutant_units", testcase="logs_tell_what_happened")
 
 
+@pytest.mark.slow
 def test_event_of_another_log_is_caught(monkeypatch):
     wrong = dict(zip(events.LOGS, list(events.LOGS.values())[::-1], strict=True))
     monkeypatch.setattr(events, "LOGS", wrong)

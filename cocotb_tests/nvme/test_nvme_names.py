@@ -171,6 +171,7 @@ class Restless(Names):
 
 
 @pytest.mark.parametrize("mutant", [Countless, Timeless, Restless])
+@pytest.mark.slow
 def test_planted_bugs_are_caught(monkeypatch, mutant):
     monkeypatch.setattr("hdl.nvme.front_end.Names", mutant)
     with pytest.raises(SimulationError, match="volumes_are_never_the_same"):

@@ -189,6 +189,7 @@ def test_nvme_namespaces():
     run_front_end(__name__)
 
 
+@pytest.mark.slow
 def test_list_of_another_controller_is_caught(monkeypatch):
     monkeypatch.setattr(namespaces, "CONTROLLER_LIST", 1 << 16 | 1)
     with pytest.raises(SimulationError, match="detached_namespaces_are_inactive"):

@@ -94,6 +94,7 @@ def test_nvme_queues():
     simulate(NvmeFrontEnd(config=CONFIG), name="nvme_q64", module=__name__)
 
 
+@pytest.mark.slow
 def test_wrong_turn_is_caught(monkeypatch):
     """Planted bug: the pair with the lowest number always goes first."""
     monkeypatch.setattr(

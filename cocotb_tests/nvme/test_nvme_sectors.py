@@ -325,6 +325,7 @@ def test_pages_of_whole_blocks_are_caught(monkeypatch):
         )
 
 
+@pytest.mark.slow
 def test_sectors_at_a_wrong_place_are_caught(monkeypatch):
     """Sectors lie half as far into their block."""
     monkeypatch.setattr(sector_span, "DWORD_SHIFT", sector_span.DWORD_SHIFT - 1)

@@ -440,6 +440,7 @@ class AnswersItself(NvmeFrontEnd):
         (AnswersItself, "shutdown_flushes"),
     ],
 )
+@pytest.mark.slow
 def test_planted_bugs_are_caught(mutant, testcase):
     with pytest.raises(SimulationError, match=testcase):
         simulate(

@@ -164,12 +164,14 @@ def test_no_cycle_is_lost(width, parities):
     _simulate(width, parities, "no_cycle_is_lost")
 
 
+@pytest.mark.slow
 def test_wrong_polynomial_is_caught(monkeypatch):
     monkeypatch.setattr(engine_module, "RAID_FIELD", Field(polynomial=0x12D, generator=2))
     with pytest.raises(SimulationError, match="block with tag"):
         _simulate(256, 2, "sums_are_exact", name="mutant_field")
 
 
+@pytest.mark.slow
 def test_stale_accumulator_is_caught(monkeypatch):
     def keep_words(select, then, other):
         return other if len(other) == width else Mux(select, then, other)

@@ -384,7 +384,7 @@ def _simulate(
     )
 
 
-@pytest.mark.parametrize("active", [1.0, 0.85, 0.4])
+@pytest.mark.parametrize("active", [1.0, pytest.param(0.85, marks=pytest.mark.slow), 0.4])
 @pytest.mark.parametrize(
     ("width", "parities", "passes"), [(64, 2, 10), (256, 2, 40), (256, 4, 40), (512, 1, 60)]
 )
@@ -420,7 +420,10 @@ def test_unsolvable_passes_are_refused(parities):
     _simulate(width, parities, "unsolvable_passes_are_refused")
 
 
-@pytest.mark.parametrize(("width", "parities"), [(64, 2), (256, 2), (256, 4), (512, 4)])
+@pytest.mark.parametrize(
+    ("width", "parities"),
+    [(64, 2), (256, 2), (256, 4), pytest.param(512, 4, marks=pytest.mark.slow)],
+)
 def test_no_cycle_is_lost(width, parities):
     _simulate(width, parities, "no_cycle_is_lost")
 
@@ -448,12 +451,14 @@ def test_narrow_passes_wait_only_for_their_drain(width, parities):
     _simulate(width, parities, "narrow_passes_wait_only_for_their_drain")
 
 
+@pytest.mark.slow
 def test_overrun_of_the_engine_is_caught(monkeypatch):
     monkeypatch.setattr(fetcher_module, "BANKS", BANKS + 1)
     with pytest.raises(SimulationError, match=r"is wrong|nothing within"):
         _simulate(512, 2, "passes_are_exact", name="mutant_overrun", ACTIVE="0.4", PASSES="30")
 
 
+@pytest.mark.slow
 def test_wrong_weights_are_caught(monkeypatch):
     def transposed(field, *, roles, parities):
         table = power_table(field, roles=roles, parities=parities)
@@ -473,6 +478,7 @@ class OverlooksQ(ParityPass):
         return m
 
 
+@pytest.mark.slow
 def test_overlooked_syndrome_is_caught():
     with pytest.raises(SimulationError, match="nonzero is"):
         _simulate(512, 2, "passes_are_exact", name="mutant_q", component=OverlooksQ)

@@ -820,24 +820,29 @@ def test_messages_withheld(shim):
 
 
 @pytest.mark.parametrize(
-    ("shim", "width"), [("ultrascale", 256), ("series7", 128), ("series7", 64)]
+    ("shim", "width"),
+    [
+        ("ultrascale", 256),
+        ("series7", 128),
+        pytest.param("series7", 64, marks=pytest.mark.slow),
+    ],
 )
 def test_messages_behind_tails(shim, width):
     run("messages_behind_tails", width=width, shim=shim)
 
 
-@pytest.mark.parametrize("shim", ["ultrascale", "series7"])
+@pytest.mark.parametrize("shim", ["ultrascale", pytest.param("series7", marks=pytest.mark.slow)])
 def test_link_resets(shim):
     run("link_resets", width=SHIM_WIDTH[shim], shim=shim)
 
 
 @pytest.mark.parametrize("shim", ["ultrascale", "series7"])
-@pytest.mark.parametrize("seed", [3, 4, 5])
+@pytest.mark.parametrize("seed", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 5))])
 def test_link_resets_of_unsent_reads(shim, seed):
     run("link_resets_of_unsent_reads", width=SHIM_WIDTH[shim], shim=shim, mps=1024, seed=seed)
 
 
-@pytest.mark.parametrize("shim", SHIM_WIDTH)
+@pytest.mark.parametrize("shim", ["ultrascale", pytest.param("series7", marks=pytest.mark.slow)])
 def test_link_resets_of_short_reads(shim):
     run("link_resets_of_short_reads", width=SHIM_WIDTH[shim], shim=shim, mrrs=512)
 
@@ -851,6 +856,7 @@ class ShortInserter(RequestInserter):
         return m
 
 
+@pytest.mark.slow
 def test_mutant_inserter(monkeypatch):
     monkeypatch.setattr("hdl.pcie.phy.ultrascale.RequestInserter", ShortInserter)
     with pytest.raises(SimulationError):
@@ -866,6 +872,7 @@ class MovesNothing(TlpReceiver):
         return m
 
 
+@pytest.mark.slow
 def test_mutant_receiver(monkeypatch):
     monkeypatch.setattr("hdl.pcie.phy.series7.TlpReceiver", MovesNothing)
     with pytest.raises(SimulationError):
@@ -932,6 +939,7 @@ class AgesAtOnce(HostReader):
         return m
 
 
+@pytest.mark.slow
 def test_mutant_time_of_a_read(monkeypatch):
     monkeypatch.setattr("hdl.pcie.endpoint.HostReader", AgesAtOnce)
     with pytest.raises(SimulationError):
@@ -960,6 +968,7 @@ class StartsEarly(ChunkReader):
         return m
 
 
+@pytest.mark.slow
 def test_mutant_early_start(monkeypatch):
     monkeypatch.setattr("hdl.pcie.dma.writer.ChunkReader", StartsEarly)
     with pytest.raises(SimulationError, match=r"(falls|fell) within a packet|is late"):

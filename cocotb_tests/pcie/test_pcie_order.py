@@ -434,6 +434,7 @@ UNWRITTEN, UNCREDITED = "is not in memory", "a read was offered without a credit
         ("phy.series7.ReadCredits", TellsAtOnce, "reads_have_credits", "2 reads, 1 credits"),
     ],
 )
+@pytest.mark.slow
 def test_planted_bugs_are_caught(monkeypatch, place, mutant, testcase, message):
     monkeypatch.setattr(f"hdl.pcie.{place}", mutant)
     shim = place.split(".")[-2]

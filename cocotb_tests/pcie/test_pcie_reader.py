@@ -490,6 +490,7 @@ class NeverTold(HostReader):
 @pytest.mark.parametrize(
     ("mutant", "message"), [(OwnTimer, "while the block waits"), (NeverTold, "has told")]
 )
+@pytest.mark.slow
 def test_mutant_block_table(mutant, message):
     config = reader_config(256, tags=16, headers=128, space=32768)
     with pytest.raises(SimulationError, match=message):
@@ -529,12 +530,14 @@ class EveryTag(Landing):
 @pytest.mark.parametrize(
     ("mutant", "testcase"), [(NoWrites, "random_reads"), (EveryTag, "faulty_completions")]
 )
+@pytest.mark.slow
 def test_mutant_landing(monkeypatch, mutant, testcase):
     monkeypatch.setattr("hdl.pcie.dma.reader.Landing", mutant)
     with pytest.raises(SimulationError):
         run(testcase)
 
 
+@pytest.mark.slow
 def test_mutant_rotation(monkeypatch):
     """Planted bug: payload is not moved to its target's alignment."""
     monkeypatch.setattr("hdl.pcie.dma.landing.rotate_left", lambda words, amount: words)

@@ -341,6 +341,7 @@ class IgnoresDiscontinue(StraddledStripper):
 @pytest.mark.parametrize(
     "mutant", [LosesTheSecond, ReadsTheFirst, TurnsTooLittle, EndsEarly, IgnoresDiscontinue]
 )
+@pytest.mark.slow
 def test_planted_bugs_are_found(mutant):
     with pytest.raises(SimulationError):
         run("any_completions", component=mutant(config=config_of(256)))

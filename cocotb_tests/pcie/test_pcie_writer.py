@@ -310,6 +310,7 @@ class EarlyReport(HostWriter):
         return m
 
 
+@pytest.mark.slow
 def test_mutant_early_report():
     with pytest.raises(SimulationError, match="a post passed its data"):
         run("posts_after_short_packets", component=EarlyReport(config=writer_config(256)))
@@ -324,11 +325,13 @@ class WrongLine(HostWriter):
         return m
 
 
+@pytest.mark.slow
 def test_mutant_wrong_line():
     with pytest.raises(SimulationError):
         run("random_writes", component=WrongLine(config=writer_config(256)))
 
 
+@pytest.mark.slow
 def test_mutant_source_rotation(monkeypatch):
     """Planted bug: data keeps the alignment of the line store."""
     monkeypatch.setattr("hdl.pcie.dma.writer.rotate_right", lambda words, amount: words)

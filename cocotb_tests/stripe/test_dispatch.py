@@ -763,6 +763,7 @@ class SharesReadsOfDifferentCopies(Dispatch):
                 setattr(self, name, signal)
 
 
+@pytest.mark.slow
 def test_planted_bugs_are_found(monkeypatch):
     for testcase in ("sends_every_extent_where_it_belongs", IN_ORDER):
         with pytest.raises(SimulationError, match=testcase):

@@ -291,6 +291,7 @@ class FirstComeFirstSeated(Early):
         return super()._has_its_share(m) & 0
 
 
+@pytest.mark.slow
 def test_seats_that_are_not_shared_are_found():
     with pytest.raises(SimulationError, match="failed: seats_are_shared"):
         share_seats(FirstComeFirstSeated)
@@ -320,6 +321,7 @@ def work_out(active: float, name: str = "early") -> None:
         ("one_piece_too_few", early_module, "PIECES", PIECES - 1, "7 pieces worked out"),
     ],
 )
+@pytest.mark.slow
 def test_planted_bug_is_caught(monkeypatch, name, module, function, planted, message):
     monkeypatch.setattr(module, function, planted)
     with pytest.raises(SimulationError, match=message):

@@ -463,6 +463,7 @@ def test_gather(array):
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+@pytest.mark.slow
 def test_planted_bug_is_caught(mutant):
     with pytest.raises(SimulationError, match=f"failed: {MUTANTS[mutant]}"):
         gather(mutant, array="raid5", seed=1, testcase=MUTANTS[mutant])

@@ -218,5 +218,6 @@ def test_gathered_rows(array):
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+@pytest.mark.slow
 def test_planted_bug_is_caught(mutant):
     must_catch(mutant, module=__name__, array="raid5", testcase=MUTANTS[mutant])

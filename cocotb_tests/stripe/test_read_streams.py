@@ -208,6 +208,7 @@ def test_read_streams(array):
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+@pytest.mark.slow
 def test_planted_bug_is_caught(mutant):
     with pytest.raises(SimulationError, match=f"failed: {MUTANTS[mutant]}"):
         decide(mutant, array="raid5", testcase=MUTANTS[mutant])

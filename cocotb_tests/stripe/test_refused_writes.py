@@ -633,6 +633,7 @@ def test_refused_writes(array):
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
+@pytest.mark.slow
 def test_planted_bug_is_caught(mutant, array, testcase):
     place = "rows.sequencer.OperationResult"
     must_catch(mutant, module=__name__, array=array, testcase=testcase, place=place)
@@ -648,6 +649,7 @@ def test_planted_bug_is_caught(mutant, array, testcase):
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
+@pytest.mark.slow
 def test_planted_bug_in_judging_is_caught(mutant, array, testcase):
     must_catch(
         mutant, module=__name__, array=array, testcase=testcase, place="rows.refusals.Dismissal"
@@ -664,11 +666,13 @@ def test_planted_bug_in_judging_is_caught(mutant, array, testcase):
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
+@pytest.mark.slow
 def test_planted_bug_in_rows_is_caught(mutant, testcase):
     array = "raid1" if testcase in (AGREE, NOT_OLD) else "raid5"
     must_catch(mutant, module=__name__, array=array, testcase=testcase)
 
 
 @pytest.mark.parametrize("array", ["raid1", "raid5"])
+@pytest.mark.slow
 def test_planted_bug_in_the_end_is_caught(array):
     must_catch(CountsRebuiltDrives, module=__name__, array=array, testcase=REBUILD)

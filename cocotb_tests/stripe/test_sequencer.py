@@ -532,6 +532,7 @@ def test_rate(array):
     sequence(Sequencer, array=array, testcase="reports_cycles_per_row", active=1.0)
 
 
+@pytest.mark.slow
 def test_pieces_that_begin_too_soon_are_caught(monkeypatch):
     monkeypatch.setattr("hdl.stripe.rows.piece_count.ones", lambda mask: mask.any())
     with pytest.raises(SimulationError, match=r"row \d+ strip|free but|never written"):

@@ -162,6 +162,7 @@ class CountsLines(RowPlanning):
         (CountsLines, "counts_operations_of_copies"),
     ],
 )
+@pytest.mark.slow
 def test_faults_are_caught(mutant, testcase, monkeypatch):
     monkeypatch.setattr("hdl.stripe.rows.sequencer.RowPlanning", mutant)
     with pytest.raises(SimulationError, match=f"failed: {testcase}"):

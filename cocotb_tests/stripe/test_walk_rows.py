@@ -494,16 +494,19 @@ def test_more_walks(array):
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+@pytest.mark.slow
 def test_planted_bug_is_caught(mutant):
     must_catch(mutant, module=__name__, array="raid6", testcase=MUTANTS[mutant])
 
 
 @pytest.mark.parametrize("mutant", [WritesWhatIsOld, TakesOldSources])
+@pytest.mark.slow
 def test_planted_bug_of_mirrors_is_caught(mutant):
     testcase = "mends_nothing_as_it_was_before_a_restart"
     must_catch(mutant, module=__name__, array="raid1e", testcase=testcase)
 
 
+@pytest.mark.slow
 def test_rows_given_up_are_found():
     testcase = "leaves_rows_of_which_too_much_is_missing"
     place = "planning.row_planning.WalkPlan"
