@@ -234,7 +234,7 @@ async def torn_rows_of_an_array_that_fails(dut):
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def torn_rows_and_other_jobs(dut):
-    """A resync that has not ended begins with row 0; a copy goes on; others give way."""
+    """A resync that has not ended begins with row 0; a migration goes on; others give way."""
     host = await begin(dut)
     # Never in sync so far: all rows, whether they are marked or not.
     array = await host.create(Level.RAID5, 0, 1, 2, assumed=0)
@@ -249,7 +249,7 @@ async def torn_rows_and_other_jobs(dut):
     await ClockCycles(dut.clk, 2)
     dut.blamed.value = 0
     await host.flush(array)
-    # While a member is copied.
+    # While a member migrates.
     await host.write(array, 9)
     host.log.clear()
     await host.good(ManageOpcode.COPY, array=array, position=2, port=6)
@@ -295,7 +295,7 @@ async def a_drive_that_cannot_return_is_replaced(dut):
     assert int(dut.used.value) == 0b10000101
     assert host.state(array) == ArrayState.OPTIMAL and not int(dut.suspect.value)
     assert len(set(rows_of(host, WalkKind.REBUILD))) == ROWS
-    # Half rebuilt, it begins again; so it does while it is copied to.
+    # Half rebuilt, it begins again; so it does as a migration target.
     host.log.clear()
     await host.good(ManageOpcode.COPY, array=array, position=1, port=3)
     await host.until(lambda: len(host.log) > 4, "rows")

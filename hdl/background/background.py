@@ -18,10 +18,16 @@ from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, TIME_BITS, Config
 from hdl.flow.array_state import eras
 from hdl.flow.host_command import completion
 from hdl.flow.intention import intention
-from hdl.flow.manage import CopyEnd, ManageOpcode, ManageStatus, manage_request, manage_response
+from hdl.flow.manage import (
+    ManageOpcode,
+    ManageStatus,
+    MigrationEnd,
+    manage_request,
+    manage_response,
+)
 from hdl.flow.reference import answer, command_begin, telling
 from hdl.flow.report import Section, report_read
-from hdl.flow.table_read import copy_read, geometry_read, member_read
+from hdl.flow.table_read import geometry_read, member_read, migration_read
 from hdl.flow.walk import walk, walked
 from hdl.kit.table import TableRead
 
@@ -135,8 +141,8 @@ class Background(wiring.Component):
         Table of the arrays, for states and walker.
     member_read
         Table of the members.
-    copy_read
-        Table of the members that are copied.
+    migration_read
+        Table of the migrations.
     begun
         A row is about to be written. This and the next five are those of
         `hdl.background.intent.Intent`, and of no use without `Config.intent_chunks`.
@@ -216,7 +222,7 @@ class Background(wiring.Component):
                 "host_active": In(1),
                 "geometry_read": Out(geometry_read(config)).array(2),
                 "member_read": Out(member_read(config)),
-                "copy_read": Out(copy_read(config)),
+                "migration_read": Out(migration_read(config)),
                 "report_read": In(report_read()),
                 "report_shows": In(1),
                 "now": In(TIME_BITS),
@@ -307,7 +313,7 @@ class Background(wiring.Component):
         ]
         connect(m, states.geometry_read, flipped(self.geometry_read[0]))
         connect(m, states.member_read, flipped(self.member_read))
-        connect(m, states.copy_read, flipped(self.copy_read))
+        connect(m, states.migration_read, flipped(self.migration_read))
 
     def _connect_decisions(self, m: Module) -> None:
         """What the supervisor knows of arrays, drives and jobs."""
@@ -324,7 +330,7 @@ class Background(wiring.Component):
             supervisor.running.eq(jobs.running),
             supervisor.rebuilds.eq(jobs.rebuilds),
             supervisor.zeroes.eq(jobs.zeroes),
-            supervisor.copies.eq(jobs.copies),
+            supervisor.migrates.eq(jobs.migrates),
             supervisor.resyncs.eq(jobs.resyncs),
             supervisor.unsynced.eq(jobs.unsynced),
             supervisor.unfinished.eq(jobs.unfinished),
@@ -347,7 +353,7 @@ class Background(wiring.Component):
         for outer, inner in zip(self.sync_read, list(jobs.sync_read)[1:], strict=True):
             connect(m, flipped(outer), inner)
         m.d.comb += [
-            jobs.recopies.eq(supervisor.recopies),
+            jobs.migrates_anew.eq(supervisor.migrates_anew),
             jobs.handed.eq(supervisor.handed),
             jobs.outcome.eq(supervisor.outcome),
             jobs.rebuilding.eq(states.rebuilding),
@@ -447,12 +453,12 @@ class Background(wiring.Component):
         intent, made, response = self._intent, self._made, self.table_response
         done = response.valid & response.ready & (response.payload.status == ManageStatus.DONE)
         creates = made.opcode == ManageOpcode.CREATE_ARRAY
-        half_copied = (made.opcode == ManageOpcode.END_COPY) & (
-            response.payload.index[5:7] == CopyEnd.STALE
+        half_migrated = (made.opcode == ManageOpcode.END_COPY) & (
+            response.payload.index[5:7] == MigrationEnd.STALE
         )
         m.d.comb += [
             intent.wipe.eq(done & creates),
-            intent.fill.eq(done & ((made.opcode == ManageOpcode.REPLACE) | half_copied)),
+            intent.fill.eq(done & ((made.opcode == ManageOpcode.REPLACE) | half_migrated)),
             intent.named.eq(Mux(creates, response.payload.index, made.array)),
         ]
 

@@ -50,7 +50,7 @@ def port_read(config: Config) -> TableRead:
     return TableRead(config.port_bits, port_use(config))
 
 
-def copy_entry(config: Config) -> data.StructLayout:
+def migration(config: Config) -> data.StructLayout:
     """The migration in an array, if ``valid``.
 
     The member with index ``position`` is moved to the drive at ``port``. That drive gets every
@@ -59,6 +59,6 @@ def copy_entry(config: Config) -> data.StructLayout:
     return data.StructLayout({"valid": 1, "spare": 1, "position": 5, "port": config.port_bits})
 
 
-def copy_read(config: Config) -> TableRead:
+def migration_read(config: Config) -> TableRead:
     """Reads the migration in an array."""
-    return TableRead(config.array_bits, copy_entry(config))
+    return TableRead(config.array_bits, migration(config))

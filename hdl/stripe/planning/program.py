@@ -14,14 +14,14 @@ def targets(config: Config) -> int:
     return 2 * config.ports
 
 
-def copy_target(config: Config) -> int:
-    """The number of the target that a member is being copied to; no other row target has it."""
+def migration_target(config: Config) -> int:
+    """The number of the migration target among targets; no other target of a row has it."""
     return targets(config) - 1
 
 
-def copy_mask(config: Config) -> int:
-    """The bit of `copy_target` among targets; 0 if no member is ever copied."""
-    return 1 << copy_target(config) if config.background else 0
+def migration_mask(config: Config) -> int:
+    """The bit of `migration_target` among targets; 0 if no member ever migrates."""
+    return 1 << migration_target(config) if config.background else 0
 
 
 def target_bits(config: Config) -> int:
@@ -58,10 +58,10 @@ def program(config: Config) -> data.StructLayout:
     and ``mirrored`` is 0. ``again``: it has been planned before. ``checks``: parities (those in
     ``generate``) or copies (those in ``read``) are compared. ``single``: everything is written from
     the line of role ``source``, else each role from its own. If not ``possible``, ``write`` says
-    what is to be made unreadable; with ``withheld`` the walk leaves the row as it is. ``copied``:
-    if `copy_target` is in ``write``, the target (without mirroring the role) whose block goes there
-    as well. ``base``, ``place``: where the row's members are, and the first of its copies, as in a
-    `hdl.flow.walk.walk`. ``era``: that of its array as it was planned.
+    what is to be made unreadable; with ``withheld`` the walk leaves the row as it is. ``migrated``:
+    if `migration_target` is in ``write``, the target (without mirroring the role) whose block goes
+    there as well. ``base``, ``place``: where the row's members are, and the first of its copies, as
+    in a `hdl.flow.walk.walk`. ``era``: that of its array as it was planned.
     """
     background = {
         "stale": config.ports,
@@ -72,7 +72,7 @@ def program(config: Config) -> data.StructLayout:
         "withheld": 1,
         "single": 1,
         "source": role_bits(config),
-        "copied": target_bits(config),
+        "migrated": target_bits(config),
         "base": 5,
         "place": 5,
         "era": ERA_BITS,

@@ -15,7 +15,7 @@ from hdl.flow.parity_pass import pass_done, step
 from hdl.flow.piece import piece
 from hdl.flow.recovery import tried_bits
 from hdl.flow.row import RowKind, committed, row_state, strip_state
-from hdl.flow.table_read import copy_read, geometry_read, member_read
+from hdl.flow.table_read import geometry_read, member_read, migration_read
 from hdl.flow.walk import WalkKind, walk, walked
 from hdl.kit.pick import lowest_bit
 from hdl.kit.queue import Queue
@@ -23,8 +23,8 @@ from hdl.kit.table import TableRead
 from hdl.stripe.mends import Mends
 from hdl.stripe.planning.pass_steps import PassSteps
 from hdl.stripe.planning.program import (
-    copy_mask,
-    copy_target,
+    migration_mask,
+    migration_target,
     role_bits,
     target_bits,
     targets,
@@ -73,9 +73,9 @@ class Sequencer(wiring.Component):
 
     With ``background``, a write to a row that is past repair because of blocks that cannot be read
     succeeds. The row's parities are made unreadable until all of its data can be read again. A row
-    that is walked ends in one ``walked``, before ``retired``. While a member is copied, what it
-    gets is written to another drive as well. That drive is reported on ``fail`` if it does not
-    store it, and nothing else comes of that.
+    that is walked ends in one ``walked``, before ``retired``. While a member migrates, what
+    it gets is written to the migration target as well. If the target does not store that, it is
+    reported on ``fail``, and nothing else comes of it.
 
     About 5 cycles to send and 6 to finish an operation, 3 a parity step, 30 + width more a row.
 
@@ -130,8 +130,8 @@ class Sequencer(wiring.Component):
         With ``background``: whether that is known. The sequencer, and all rows with it, waits for
         it `SETTLE_CYCLES` at most for a block. After that the drive stays. Without ``background``
         it is 1.
-    copy_read
-        With ``background``: the drive that a member is copied to.
+    migration_read
+        With ``background``: the migration in an array.
     walked
         With ``background``: how a row ended that was walked.
     mend
@@ -186,7 +186,7 @@ class Sequencer(wiring.Component):
                 "restarts": In(tried_bits(config)).array(config.ports),
                 "undecided": In(1),
                 "sync_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
-                "copy_read": Out(copy_read(config)),
+                "migration_read": Out(migration_read(config)),
                 "walked": Out(stream.Signature(walked(config))),
                 "mend": Out(stream.Signature(walk(config))).array(2),
                 "noted": Out(2),
@@ -230,10 +230,10 @@ class Sequencer(wiring.Component):
         self._redundant = self._protected | program.mirrored
         self._unprotected = program.mirrored | ~self._protected  # by parity
         self._walks = program.walk.any
-        # The target that a member is copied to, and the one whose block goes there as well.
-        self._to_copy = copy_mask(config)
-        self._copies = (program.write & self._to_copy).any()
-        self._copied = Mux(self._copies, 1 << program.copied, 0)
+        # The migration target as a bit, and the target whose block goes there as well.
+        self._migration_bit = migration_mask(config)
+        self._migrates = (program.write & self._migration_bit).any()
+        self._migrated = Mux(self._migrates, 1 << program.migrated, 0)
         self._data_roles = Signal(config.ports)
         self._synced = Signal(targets(config))
         self._kept_lines = Signal(config.ports)  # roles whose own line the writes need
@@ -328,7 +328,7 @@ class Sequencer(wiring.Component):
         connect(m, planning.member_read, flipped(self.member_read))
         connect(m, planning.boundary_read, flipped(self.boundary_read))
         connect(m, planning.sync_read, flipped(self.sync_read))
-        connect(m, planning.copy_read, flipped(self.copy_read))
+        connect(m, planning.migration_read, flipped(self.migration_read))
         connect(m, planning.mend, flipped(self.mend[0]))
         connect(m, planning.begun, flipped(self.begun))
         connect(m, flipped(self.allocate), planning.allocate)
@@ -375,7 +375,7 @@ class Sequencer(wiring.Component):
         if config.background:
             m.d.comb += self._synced.eq(program.synced)
         with m.If(self._walks):
-            lines = Mux(program.single, program.aux, program.write | self._copied)
+            lines = Mux(program.single, program.aux, program.write | self._migrated)
             m.d.comb += self._kept_lines.eq(lines)
         # Of reads gathered, those that were not lost for good.
         unsolvable = Mux(self._abandoned, program.erased, 0)
@@ -432,7 +432,7 @@ class Sequencer(wiring.Component):
         result, refusals, strip = self._operation_result, self._refusals, self._strip
         stored = now.good.bit_select(self._index, 1)
         fails = self._fault | (self._unprotected & ~stored)
-        copying = ((1 << self._number) & self._to_copy).any()
+        migrates = ((1 << self._number) & self._migration_bit).any()
         m.d.comb += [
             result.event.eq(self._event),
             result.number.eq(self._number),
@@ -445,17 +445,17 @@ class Sequencer(wiring.Component):
             refusals.program.eq(program),
             refusals.progress.eq(now),
             refusals.synced.eq(self._synced),
-            refusals.copied.eq(self._copied),
+            refusals.migrated.eq(self._migrated),
             refusals.number.eq(self._number),
             refusals.target.eq(self._target),
             refusals.fault.eq(self._fault),
             refusals.essential.eq(self.essential),
             refusals.settled.eq(self.settled),
-            result.copying.eq(copying),
+            result.migrates.eq(migrates),
             result.paired.eq(
-                self._copies
-                & program.write.bit_select(program.copied, 1)
-                & (copying | (self._number == program.copied))
+                self._migrates
+                & program.write.bit_select(program.migrated, 1)
+                & (migrates | (self._number == program.migrated))
             ),
             self.retired.payload.eq(self._slot),
             self.committed.payload.slot.eq(strip.slot),
@@ -718,17 +718,17 @@ class Sequencer(wiring.Component):
         config, program, now = self._config, self._program, self._now
         m.next = "CLOSE"
         with m.If(now.lost.any()):
-            # Every role, but of mirrors what was written; and both drives of a copy.
+            # Every role, but of mirrors what was written; and both drives of a migration.
             every_role = (1 << (program.data + program.parities)) - 1
             places = Mux(self._protected, every_role, program.write | program.read)
-            places |= (program.write & self._to_copy) | self._copied
+            places |= (program.write & self._migration_bit) | self._migrated
             m.d.sync += [self._pending.eq(places), now.good.eq(0)]
             m.next = "SELECT-PLACE"
         with m.If(now.retry.any()):
             self._try_again(m, phase=Phase.WRITE)
             # What a walk writes may not be the row's any more.
             again = now.retry[: config.ports] | Mux(
-                now.retry[copy_target(config)], 1 << program.copied, 0
+                now.retry[migration_target(config)], 1 << program.migrated, 0
             )
             unwritten = program.aux & (again | program.single.replicate(config.ports))
             with m.If(self._walks & self._mixed):
@@ -895,7 +895,7 @@ class Sequencer(wiring.Component):
         pending, port = self._pending, self._target.port
         own = Signal.like(now.lost)
         m.d.comb += own.eq(1 << self._number)
-        counts = own & program.write & self._synced & ~now.lost & ~self._to_copy
+        counts = own & program.write & self._synced & ~now.lost & ~self._migration_bit
         with m.State("SELECT-PLACE"):
             m.d.sync += [self._number.eq(self._lowest), pending.eq(pending & (pending - 1))]
             m.next = "FIND-PLACE"
