@@ -13,7 +13,7 @@ from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import pack, start, unpack, wait_until
 from hdl.array.states import ArrayStates
 from hdl.config import MAX_DRIVES, Config, small
-from hdl.flow.array_state import ArrayState, judgement
+from hdl.flow.array_state import ArrayState, array_verdict
 from hdl.flow.table_read import migration
 from sim.card.layouts import random_layout
 from sim.golden.layout import Layout
@@ -102,7 +102,7 @@ class Bench:
             await RisingEdge(self.dut.clk)
             self.news += int(self.dut.news.value)
             if int(self.dut.judged.value):
-                seen = unpack(judgement(self.config), int(self.dut.judgement.value))
+                seen = unpack(array_verdict(self.config), int(self.dut.verdict.value))
                 self.judged[seen.array] = seen
                 self.decided[seen.array] = int(self.dut.yields.value), int(self.dut.keeps.value)
 

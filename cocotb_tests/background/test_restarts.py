@@ -455,12 +455,12 @@ async def what_is_lost_is_told(dut):
         await host.until(lambda: bool(host.out), "rows")
         assert not int(dut.indebted.value)
         await restart(dut, 2)
-        await host.until(lambda: not int(dut.doubted.value), "a judgement", cycles=200)
+        await host.until(lambda: not int(dut.doubted.value), "a verdict", cycles=200)
         assert int(dut.suspect.value) == 4
         # If it does so again, it is looked at again.
         await restart(dut, 2)
         assert int(dut.suspect.value) == int(dut.doubted.value) == 4
-        await host.until(lambda: not int(dut.doubted.value), "a judgement", cycles=200)
+        await host.until(lambda: not int(dut.doubted.value), "a verdict", cycles=200)
         assert int(dut.suspect.value) == 4
         host.paused = False
         await host.rest()
@@ -639,7 +639,7 @@ async def marks_are_kept_until_it_is_known_who_needs_them(dut):
     await host.until(lambda: bool(host.out), "rows")
     host.log.clear()
     await restart(dut, 0, 1)
-    await host.until(lambda: not int(dut.doubted.value), "a judgement", cycles=200)
+    await host.until(lambda: not int(dut.doubted.value), "a verdict", cycles=200)
     dut.blamed.value = 0xFF
     await ClockCycles(dut.clk, 2)
     dut.blamed.value = 0
@@ -682,7 +682,7 @@ async def nobody_is_doubted_for_long(dut):
     await ClockCycles(dut.clk, 300)
     assert int(dut.used.value) == 0b1001
     await restart(dut, 0)
-    await host.until(lambda: not int(dut.doubted.value), "a judgement", cycles=300)
+    await host.until(lambda: not int(dut.doubted.value), "a verdict", cycles=300)
     dut.occupied.value = 0
     await host.rest()
     assert int(dut.used.value) == 0b1000 and host.state(array) == ArrayState.OPTIMAL

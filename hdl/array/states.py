@@ -5,7 +5,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config
-from hdl.flow.array_state import ArrayState, judgement
+from hdl.flow.array_state import ArrayState, array_verdict
 from hdl.flow.geometry import WIDTH_BITS, geometry
 from hdl.flow.table_read import geometry_read, member_read, migration_read
 
@@ -52,7 +52,7 @@ class ArrayStates(wiring.Component):
         member has failed.
     judged
         A pulse with each array that has been judged, also if nothing is new.
-    judgement
+    verdict
         What was found, with ``judged``.
     rows
         Rows of the array that has been judged, if it exists.
@@ -98,7 +98,7 @@ class ArrayStates(wiring.Component):
                 "keeps": Out(MAX_DRIVES),
                 "essential": Out(MAX_DRIVES),
                 "judged": Out(1),
-                "judgement": Out(judgement(config)),
+                "verdict": Out(array_verdict(config)),
                 "rows": Out(BLOCK_NUMBER_BITS),
                 "states": Out(2 * config.arrays),
                 "valid": Out(config.arrays),
@@ -120,7 +120,7 @@ class ArrayStates(wiring.Component):
         self._array = Signal(config.array_bits)
         self._shape = Signal(geometry(config))
         self._parity = self._shape.parities != 0
-        self._found = Signal(judgement(config))
+        self._found = Signal(array_verdict(config))
 
         # A group: drives of it, and how many it can lose; where it begins, and the next one does.
         self._size = Signal(WIDTH_BITS)
@@ -188,7 +188,7 @@ class ArrayStates(wiring.Component):
             self.member_read.address.array.eq(self._array),
             self.member_read.address.position.eq(self._position),
             self.migration_read.address.eq(self._array),
-            self.judgement.eq(self._found),
+            self.verdict.eq(self._found),
             self.rows.eq(self._shape.rows),
         ]
 
@@ -216,7 +216,7 @@ class ArrayStates(wiring.Component):
 
     def _note_states(self, m: Module) -> None:
         """What others ask of all arrays at once."""
-        found = self.judgement
+        found = self.verdict
         with m.If(self.judged):
             m.d.sync += [
                 self.rebuilding.bit_select(found.array, 1).eq(found.rebuilding),
@@ -347,11 +347,11 @@ class ArrayStates(wiring.Component):
         with m.State("JUDGE"):
             before = Mux(self.valid.bit_select(array, 1), state_bits, ArrayState.OPTIMAL.value)
             m.d.comb += [
-                self.judgement.loses.eq((needed & ~self.kept).any()),
-                self.judgement.migrates_anew.eq(
+                self.verdict.loses.eq((needed & ~self.kept).any()),
+                self.verdict.migrates_anew.eq(
                     (self._suspect_migrated & needed & ~self.kept).any()
                 ),
-                self.judgement.redundant.eq(self._tolerance != 0),
+                self.verdict.redundant.eq(self._tolerance != 0),
                 self.judged.eq(1),
                 self.yields.eq(
                     Mux(found.valid, self._suspects & ~needed, 0) | Mux(last, self._homeless, 0)

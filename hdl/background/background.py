@@ -320,7 +320,7 @@ class Background(wiring.Component):
         supervisor, states, jobs = self._supervisor, self._states, self._jobs
         m.d.comb += [
             supervisor.judged.eq(states.judged),
-            supervisor.judgement.eq(states.judgement),
+            supervisor.verdict.eq(states.verdict),
             supervisor.states.eq(states.states),
             supervisor.valid.eq(states.valid),
             supervisor.settled.eq(states.settled),
@@ -405,7 +405,7 @@ class Background(wiring.Component):
             debts.made.eq(response.valid & response.ready & done),
             debts.volume.eq(response.payload.index),
             debts.loses.eq(states.judged & (states.keeps & self.suspect & ~self.kept).any()),
-            debts.loser.eq(states.judgement.array),
+            debts.loser.eq(states.verdict.array),
             debts.blames.eq(self.blames),
             debts.blamed_volume.eq(self.blamed_volume),
             debts.blamed_slot.eq(self.blamed_slot),
@@ -443,8 +443,8 @@ class Background(wiring.Component):
                 )
             ),
             intent.settled.eq(states.settled),
-            intent.judged.eq(states.judged & states.judgement.valid),
-            intent.judged_array.eq(states.judgement.array),
+            intent.judged.eq(states.judged & states.verdict.valid),
+            intent.judged_array.eq(states.verdict.array),
             intent.judged_rows.eq(states.rows),
         ]
 

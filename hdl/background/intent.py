@@ -9,7 +9,7 @@ from hdl.background.rows import array_row, flushing, stretch
 from hdl.config import BLOCK_NUMBER_BITS, Config
 from hdl.flow.host_command import completion
 from hdl.flow.intention import intention
-from hdl.kit.pick import lowest_set
+from hdl.kit.pick import lowest_bit
 from hdl.kit.queue import Queue
 from hdl.kit.table import Table, TableRead
 
@@ -306,7 +306,7 @@ class Intent(wiring.Component):
                 (self._bits ^ self._seeks_end.replicate(WORD_BITS)) & above
             ),
         ]
-        self._lowest = lowest_set(m, self._candidates, "lowest")
+        self._lowest = lowest_bit(m, self._candidates, "lowest")
 
     # Words of the bitmap: a word of a plane of the array at hand.
 

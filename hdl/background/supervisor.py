@@ -7,7 +7,7 @@ from amaranth.lib.wiring import In, Out
 from hdl.background.jobs import JobOrder, Sync, job_order
 from hdl.background.pace import SHARE_BITS, WHOLE
 from hdl.config import MAX_DRIVES, Config
-from hdl.flow.array_state import ArrayState, judgement
+from hdl.flow.array_state import ArrayState, array_verdict
 from hdl.flow.geometry import Level
 from hdl.flow.manage import (
     ManageOpcode,
@@ -17,7 +17,7 @@ from hdl.flow.manage import (
     manage_response,
 )
 from hdl.flow.walk import WalkKind
-from hdl.kit.pick import lowest_set
+from hdl.kit.pick import lowest_bit
 from hdl.kit.table import Table
 
 DEFAULT_SHARE = 30
@@ -105,7 +105,7 @@ class Supervisor(wiring.Component):
         A pulse. Rows of an array may be torn, and now `Jobs` knows.
     judged
         A pulse. `hdl.array.states.ArrayStates` has judged an array.
-    judgement
+    verdict
         What it found, with ``judged``.
     states
         Two bits per array (`ArrayState`).
@@ -169,7 +169,7 @@ class Supervisor(wiring.Component):
                 "handed": Out(1),
                 "outcome": Out(MigrationEnd),
                 "judged": In(1),
-                "judgement": In(judgement(config)),
+                "verdict": In(array_verdict(config)),
                 "states": In(2 * config.arrays),
                 "valid": In(config.arrays),
                 "settled": In(1),
@@ -222,7 +222,7 @@ class Supervisor(wiring.Component):
 
         # A failed member that a drive is wanted for: what was found of its array.
         self._wanted = Signal()
-        self._want = Signal(judgement(config))
+        self._want = Signal(array_verdict(config))
         # Spares that have been tried for it; the one that is being tried.
         self._tried = Signal(MAX_DRIVES)
         self._chosen = Signal(MAX_DRIVES)
@@ -303,8 +303,8 @@ class Supervisor(wiring.Component):
         # Of an array that has FAILED it would end at once, and take the place of a SALVAGE.
         has_failed = self.states[::2] & self.states[1::2]
         m.d.comb += self._startable.eq(self._due & ~self.migrates & ~has_failed)
-        self._doubtful_array = lowest_set(m, self.doubts, "doubtful")
-        self._startable_array = lowest_set(m, self._startable, "startable_array")
+        self._doubtful_array = lowest_bit(m, self.doubts, "doubtful")
+        self._startable_array = lowest_bit(m, self._startable, "startable_array")
 
     def _kept(self, array: Value) -> Value:
         """The job of ``array`` is not to be disturbed for a failed member."""
@@ -313,7 +313,7 @@ class Supervisor(wiring.Component):
 
     def _find_members(self, m: Module) -> None:
         """Notes a failed member as its array is judged, if a drive may take its place."""
-        found = self.judgement
+        found = self.verdict
         helps = (found.state == ArrayState.DEGRADED) | (
             found.state == ArrayState.PARTIALLY_DEGRADED
         )
@@ -338,11 +338,11 @@ class Supervisor(wiring.Component):
                 Mux(by_dedication.any(), by_dedication, self._everywhere & fit)
             ),
         ]
-        self._candidate = lowest_set(m, self._candidates, "candidate")
+        self._candidate = lowest_bit(m, self._candidates, "candidate")
 
     def _note_torn_arrays(self, m: Module) -> None:
         """Notes arrays of which something may be lost, and those whose RESYNC has not ended."""
-        found = self.judgement
+        found = self.verdict
         for number in range(self._config.arrays):
             with m.If(self.unfinished[number]):
                 m.d.sync += self._due[number].eq(1)

@@ -27,8 +27,8 @@ def eras(config: Config) -> data.ArrayLayout:
     return data.ArrayLayout(ERA_BITS, config.arrays)
 
 
-def judgement(config: Config) -> data.StructLayout:
-    """The result of the judgement of ``array``.
+def array_verdict(config: Config) -> data.StructLayout:
+    """What ``array`` has left, as `hdl.array.states.ArrayStates` finds it.
 
     Fields
     ------

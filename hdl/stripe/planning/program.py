@@ -4,7 +4,7 @@ from amaranth.lib import data
 
 from hdl.config import BLOCK_NUMBER_BITS, ERA_BITS, Config, bits_for_count
 from hdl.flow.geometry import RotationBits
-from hdl.flow.row import RowKind, errand
+from hdl.flow.row import RowKind, row_walk
 from hdl.kit.optional import optional
 
 
@@ -102,7 +102,7 @@ def program(config: Config) -> data.StructLayout:
             "dead": config.ports,
             "bad": config.ports,
             **optional(config.background, background),
-            **errand(config),
+            **row_walk(config),
             **optional(config.sector_emulation, {"fills": 1}),
             **optional(config.gather_reads, {"gathered": 1}),
             **optional(config.slow_read_ms, {"elsewhere": 1}),
