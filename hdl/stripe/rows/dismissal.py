@@ -66,7 +66,8 @@ class Dismissal(wiring.Component):
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        essential, matters = Signal(), Signal()
+        essential = Signal()
+        matters = Signal()
         m.d.comb += [
             matters.eq(self.synced & (self.spared | self.spoils) & ~(self.spoils & self.mixes)),
             self.waits.eq(matters & ~self.settled & ~self.impatient),

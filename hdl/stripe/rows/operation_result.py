@@ -77,7 +77,8 @@ class OperationResult(wiring.Component):
         aborted = event.status == DriveStatus.ABORTED
         unreached = event.status == DriveStatus.UNREACHED
         refused = (event.status == DriveStatus.MEDIUM_ERROR) & (event.opcode != Opcode.READ)
-        counts, once_more = Signal(), Signal()
+        counts = Signal()
+        once_more = Signal()
         m.d.comb += [
             counts.eq(aborted & (before.attempts != self._attempts - 1)),
             once_more.eq(refused & ~before.refused.bit_select(self.number, 1)),
