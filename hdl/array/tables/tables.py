@@ -499,14 +499,13 @@ class ArrayTables(wiring.Component):
         with m.State("COUNT_DRIVES"):
             taken = (health.used | self.reserved).bit_select(at_port, 1)
             absent = health.absent.bit_select(at_port, 1)
+            empty = absent & self._request.degraded & (at_port < config.ports)
             m.d.sync += [
                 blocks.eq(Array(self.capacity)[at_port]),
-                unavailable.eq(taken | absent),
+                away.eq(empty),
+                unavailable.eq(taken | (absent & ~empty)),
                 counted.eq(self._named_port),
             ]
-            if config.background:
-                empty = absent & self._request.degraded & (at_port < config.ports)
-                m.d.sync += [away.eq(empty), unavailable.eq(taken | (absent & ~empty))]
             with m.If(at_port == 0):
                 m.d.sync += self._gone.eq(0)
             m.next = "COMPARE_DRIVE"

@@ -24,6 +24,12 @@ def migration_mask(config: Config) -> int:
     return 1 << migration_target(config) if config.background else 0
 
 
+def always_synced(config: Config) -> int:
+    """A bit for each target if every drive holds all that it should of any row, which is so without
+    background work; else 0."""
+    return 0 if config.background else (1 << targets(config)) - 1
+
+
 def target_bits(config: Config) -> int:
     """Width of a target number."""
     return bits_for_count(targets(config))

@@ -23,6 +23,7 @@ from hdl.kit.table import TableRead
 from hdl.stripe.mends import Mends
 from hdl.stripe.planning.pass_steps import PassSteps
 from hdl.stripe.planning.program import (
+    always_synced,
     migration_mask,
     migration_target,
     role_bits,
@@ -213,6 +214,13 @@ class Sequencer(wiring.Component):
         self._suspicion = Suspicion(config=config)
         self._walk_outcome = WalkOutcome(config=config)
 
+        # Options as constants. Blocks can be made unreadable. A row may give the host several
+        # blocks. It may find all of them where they lie.
+        may_read_all = config.gather_reads or config.slow_read_ms or config.background
+        self._blanks = Const(config.background, 1)
+        self._gathers = Const(config.gather_reads, 1)
+        self._may_read_all = Const(bool(may_read_all), 1)
+
         # The row at hand: its program and progress follow `slot` by one cycle. What belongs to
         # target `number`, or to role `index`, follows that by one.
         self._slot = Signal(slot)
@@ -367,13 +375,11 @@ class Sequencer(wiring.Component):
             self._lowest.eq(lowest_bit(m, self._pending, "lowest_pending")),
             self._next_freed.eq(lowest_bit(m, self._freed, "lowest_freed")),
             self._data_roles.eq((1 << program.data) - 1),
-            self._synced.eq(-1),
+            self._synced.eq(program.synced | always_synced(config)),
             self._kept_lines.eq(program.generate << program.data),
             self._delivers.eq(program.joined),
             self._mixed.eq(uses & restarted),
         ]
-        if config.background:
-            m.d.comb += self._synced.eq(program.synced)
         with m.If(self._walks):
             lines = Mux(program.single, program.aux, program.write | self._migrated)
             m.d.comb += self._kept_lines.eq(lines)
@@ -597,9 +603,8 @@ class Sequencer(wiring.Component):
                 ]
             with m.If(~program.possible):
                 m.next = "CLOSE"
-                if config.background:
-                    with m.If(program.write.any()):
-                        m.next = "WRITE"
+                with m.If(self._blanks & program.write.any()):
+                    m.next = "WRITE"
             with m.Elif(program.read.any()):
                 self._begin_operations(m, targets=program.read, phase=Phase.READ)
                 # With other rows at its heels the next reads matter more.
@@ -686,16 +691,15 @@ class Sequencer(wiring.Component):
             m.d.comb += self._steps.recover.eq(1)
             m.d.sync += now.phase.eq(Phase.RECOVER)
             m.next = "BEGIN-PASS"
-        if config.gather_reads or config.slow_read_ms or config.background:
-            with m.Elif(self._recover & ~program.fills):
-                self._deliver_joined(m)
+        with m.Elif(self._recover & ~program.fills & self._may_read_all):
+            self._deliver_joined(m)
         with m.Elif(program.fills):
             self._end_filling(m)
         if config.background:
             with m.Elif(program.checks & program.single):
                 m.next = "SUSPECT"
-            with m.Elif(self._walks & ~program.generate.any()):
-                self._give_back(m, program.aux & ~self._kept_lines, then=Next.WRITE)
+        with m.Elif(self._walks & ~program.generate.any()):
+            self._give_back(m, program.aux & ~self._kept_lines, then=Next.WRITE)
         with m.Else():
             self._begin_generation(m)
 
@@ -960,7 +964,7 @@ class Sequencer(wiring.Component):
             m.d.sync += [pending.eq(refusals.refusals), torn.eq(0), kept.eq(0)]
             with m.If(program.mirrored & (program.joined & ~now.good).any()):
                 m.d.sync += fault.eq(1)
-            if config.background:
+            with m.If(self._blanks):
                 with m.Switch(now.phase):
                     with m.Case(Phase.BLANK):
                         m.d.sync += fault.eq(refusals.needed.any())
@@ -1013,7 +1017,7 @@ class Sequencer(wiring.Component):
             m.d.comb += [self.fail.valid.eq(1), self.fail.payload.eq(self._target.port)]
             with m.If(self.fail.ready):
                 m.next = "SELECT-REFUSAL"
-                if self._config.background:
+                with m.If(self._blanks):
                     m.d.sync += now.left.eq(now.left | own)
 
     def _commit(self, m: Module) -> None:
@@ -1052,25 +1056,22 @@ class Sequencer(wiring.Component):
     def _deliver(self, m: Module) -> None:
         """The states from FIND-RECOVERED, of a row that ends with blocks for the host, the
         ``pending`` ones, up to RETIRE."""
-        config, program, pending = self._config, self._program, self._pending
+        program, pending = self._program, self._pending
         with m.State("FIND-RECOVERED"):
             m.d.sync += [self._index.eq(self._lowest), pending.eq(pending & (pending - 1))]
             m.next = "FETCH-RECOVERED"
         with m.State("FETCH-RECOVERED"):
             m.next = "DELIVER"
         with m.State("DELIVER"):
-            delivered = Const(1)
-            if config.gather_reads:
-                delivered = self._delivers.bit_select(self._index, 1)
+            delivered = self._delivers.bit_select(self._index, 1) | ~self._gathers
             m.d.comb += [
                 self.recovered.valid.eq(delivered),
                 self.recover_failed.valid.eq(~delivered),
             ]
             with m.If(Mux(delivered, self.recovered.ready, self.recover_failed.ready)):
                 self._give_back(m, program.aux & ~self._delivers, then=Next.RETIRE)
-                if config.gather_reads:
-                    with m.If(pending.any()):
-                        m.next = "FIND-RECOVERED"
+                with m.If(self._gathers & pending.any()):
+                    m.next = "FIND-RECOVERED"
 
     def _end_walk(self, m: Module) -> None:
         """The states JUDGE-WALK and END-WALK, of a row that was walked, up to RETIRE."""
