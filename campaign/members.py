@@ -12,7 +12,7 @@ from hdl.flow.walk import WalkKind
 from sw.driver import background, raid
 from sw.driver.commands import NvmeError
 
-REPLACED, COPIED, SPARED, ERASED, RENEWED = 0.5, 0.3, 0.3, 0.2, 0.6
+REPLACED, MIGRATED, SPARED, ERASED, RENEWED = 0.5, 0.3, 0.3, 0.2, 0.6
 INTERRUPTED = 0.3
 
 
@@ -59,8 +59,8 @@ class Members:
                     await self._take_back(array, position)
                 else:
                     await self._replace(array, position)
-        if config.background and "copies" in self._features and choose.random() < COPIED:
-            await self._copy(array)
+        if config.background and "migrations" in self._features and choose.random() < MIGRATED:
+            await self._migrate(array)
 
     async def erase(self) -> None:
         """Sometimes erases a free drive, which may begin anew meanwhile. It then holds zeros,
@@ -208,7 +208,7 @@ class Members:
 
     # Migrations
 
-    async def _copy(self, array: Array) -> None:
+    async def _migrate(self, array: Array) -> None:
         """Migrates a live member to a free drive under load. One of the two may go meanwhile."""
         card, choose, budget = self._card, self._choose, array.budget
         free = self.free()
@@ -234,7 +234,7 @@ class Members:
                 card.pull(pulled)
 
             card.transport.spawn(pull())
-            card.outcome.faults["pull of a copy"] += 1
+            card.outcome.faults["pull in a migration"] += 1
         else:
             pulled = None
         await array.load(share=0.5)
@@ -261,7 +261,7 @@ class Members:
         given up."""
         card, old = self._card, array.ports[position]
         spared = array.redundant and array.budget.admits(drives=[position])
-        await self._refusals.as_copy_ends(array, old, port)
+        await self._refusals.as_migration_ends(array, old, port)
         job = await array.job()
         member = (await array.state()).members[position]
         assert member.port in (old, port), f"{array}: {job}"

@@ -38,7 +38,7 @@ class Refusals:
         """Whether it is to happen now."""
         return self._happen and self._choose.random() < SHARE
 
-    async def as_copy_ends(self, array: Array, old: int, port: int) -> None:
+    async def as_migration_ends(self, array: Array, old: int, port: int) -> None:
         """The new drive of a migration refuses writes as the migration ends. It is at ``port`` and
         has all blocks of ``old``.
 
@@ -54,7 +54,7 @@ class Refusals:
             await card.sleep(POLL_NS)
             job = await array.job()
         harness.refuse_writes(port, DATA_OFFSET_BLOCKS, array.rows)
-        card.outcome.faults["refused as a copy ends"] += job.state == JobState.RUNNING
+        card.outcome.faults["refused as a migration ends"] += job.state == JobState.RUNNING
         await array.load(share=0.5, writes=(0.9,), allowed=ENDINGS)
         harness.drive_fault(port, 0)
         await array.job_ends()

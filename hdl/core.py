@@ -507,7 +507,7 @@ class Core(wiring.Component):
             m.d.comb += dispatch.redundant.eq(~Cat(states[1::2]))
 
     def _connect_in_sync(self, m: Module) -> None:
-        """What of arrays and drives may be believed: boundaries, stale drives, copies, eras."""
+        """What of arrays and drives may be believed: boundaries, stale drives, migrations, eras."""
         background, tables = self._background, self._tables
         dispatch, sequencer = self._dispatch, self._sequencer
         known, arrays = tables.drives, background.arrays
@@ -519,8 +519,9 @@ class Core(wiring.Component):
                 user.stale.eq(known.stale),
                 user.eras.eq(arrays.eras),
             ]
-        for user, port in zip((sequencer, dispatch, background), tables.copy_read, strict=True):
-            connect(m, user.copy_read, port)
+        users = sequencer, dispatch, background
+        for user, port in zip(users, tables.migration_read, strict=True):
+            connect(m, user.migration_read, port)
         undecided = Mux(known.undecided, (1 << self._config.arrays) - 1, 0)
         m.d.comb += [
             dispatch.doubts.eq(arrays.doubts),

@@ -8,13 +8,13 @@ from cocotb.triggers import FallingEdge, RisingEdge
 from cocotb_tests.array.tables_model import Model
 from cocotb_tests.runner import simulate
 from cocotb_tests.streams import StreamSink, StreamSource, unpack
-from hdl.array.tables.copies import COPY_READERS
+from hdl.array.tables.migrations import MIGRATION_READERS
 from hdl.array.tables.tables import ArrayTables
 from hdl.config import MAX_DRIVES, Config, small
 from hdl.flow.geometry import Level, RotationBits, geometry
 from hdl.flow.manage import ManageOpcode, ManageStatus, manage_request, manage_response
 from hdl.flow.reference import reference
-from hdl.flow.table_read import copy_entry, port_use, volume
+from hdl.flow.table_read import migration, port_use, volume
 from sim.card.layouts import rotation_fields, rotation_of
 
 CONFIGS = {
@@ -24,7 +24,7 @@ CONFIGS = {
 }
 READERS = 2
 TAKES_DRIVE = (ManageOpcode.REPLACE, ManageOpcode.RE_ADD, ManageOpcode.COPY)
-"""With these a drive is stale from then on, or copied to."""
+"""With these a drive is stale from then on, or a migration target."""
 CHANGE_CYCLES = 1400
 
 
@@ -62,7 +62,7 @@ class Bench:
         self.flushed.send(ports & ~self.model.refusing & ~int(self.dut.drives__failed.value))
 
     def _rewind(self, array: int) -> None:
-        """Before there is anything stale, or a copy, and only once."""
+        """Before there is anything stale, or a migration, and only once."""
         self.rewound.append(array)
         self.stale_before = int(self.dut.drives__stale.value)
 
@@ -163,15 +163,18 @@ class Bench:
         for port in range(MAX_DRIVES):
             (entry,) = await self.look("port_read", port_use(config), port, None)
             owner = [n for n, array in model.arrays.items() if port in array.members]
-            owner += [n for n, copy in model.copies.items() if port == copy[1]]
+            owner += [n for n, moved in model.migrations.items() if port == moved[1]]
             assert entry.used == len(owner)
             assert not owner or entry.array == owner[0]
         assert int(self.dut.drives__failed.value) == model.failed
         if config.background:
             assert int(self.dut.drives__stale.value) == model.stale
             for number in range(config.arrays):
-                for entry in await self.look("copy_read", copy_entry(config), number, COPY_READERS):
-                    wanted = model.copies.get(number)
+                entries = await self.look(
+                    "migration_read", migration(config), number, MIGRATION_READERS
+                )
+                for entry in entries:
+                    wanted = model.migrations.get(number)
                     assert entry.valid == (wanted is not None)
                     assert not wanted or (entry.position, entry.port, entry.spare) == wanted
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
 from hdl.flow.geometry import Level, Rotation
-from hdl.flow.manage import CopyEnd, ManageStatus
+from hdl.flow.manage import ManageStatus, MigrationEnd
 from sim.card.layouts import rotation_of_name
 from sim.golden.layout import ROTATIONS, Layout
 
@@ -45,14 +45,14 @@ class Model:
         self.config = config
         self.arrays: dict[int, ModelArray] = {}
         self.volumes: dict[int, tuple[int, int, int]] = {}
-        self.copies: dict[int, tuple[int, int, int]] = {}
+        self.migrations: dict[int, tuple[int, int, int]] = {}
         self.present = 0
         self.lost = 0
         self.broken = 0
         """Drives that were given up, and are there."""
         self.stale = 0
         self.reserved = 0
-        self.ends: set[CopyEnd] = set()
+        self.ends: set[MigrationEnd] = set()
         self.refusing = 0
         """Drives that do not flush."""
         self.flushes: list[int] = []
@@ -67,7 +67,7 @@ class Model:
     @property
     def used(self) -> int:
         members = sum(1 << port for array in self.arrays.values() for port in array.members)
-        return members | sum(1 << port for _, port, _ in self.copies.values())
+        return members | sum(1 << port for _, port, _ in self.migrations.values())
 
     @property
     def failed(self) -> int:
@@ -134,26 +134,26 @@ class Model:
     def copy(self, request: dict) -> tuple[ManageStatus, int | None]:
         status, number = self.join(request, failed=0)
         if status == ManageStatus.DONE:
-            self.copies[number] = request["position"], request["port"], request["spare"]
+            self.migrations[number] = request["position"], request["port"], request["spare"]
             self._join(1 << request["port"])
         return status, None
 
     def end_copy(self, request: dict) -> tuple[ManageStatus, int | None]:
         number = request["array"]
-        if number not in self.arrays or number not in self.copies:
+        if number not in self.arrays or number not in self.migrations:
             return ManageStatus.NO_ENTRY, None
-        position, port, spare = self.copies[number]
+        position, port, spare = self.migrations[number]
         if request["complete"]:
             self.flush(1 << port)
-        del self.copies[number]
+        del self.migrations[number]
         members = self.arrays[number].members
         self.quiesce(number)
-        old, end = members[position], CopyEnd.RELEASED
+        old, end = members[position], MigrationEnd.RELEASED
         if not self.failed >> port & 1 and (self.failed >> old & 1 or request["complete"]):
-            end = CopyEnd.JOINED if request["complete"] else CopyEnd.STALE
+            end = MigrationEnd.JOINED if request["complete"] else MigrationEnd.STALE
             members[position] = port
-            self.stale |= (end == CopyEnd.STALE) << port
-            if end == CopyEnd.JOINED and not self.failed >> old & 1:
+            self.stale |= (end == MigrationEnd.STALE) << port
+            if end == MigrationEnd.JOINED and not self.failed >> old & 1:
                 # Rows of before write both drives; then nobody may refer to the one that leaves.
                 self.quiesce(number)
         self.ends.add(end)
@@ -207,16 +207,16 @@ class Model:
             return ManageStatus.NO_ENTRY, None
         members = sum(1 << port for port in self.arrays[request["array"]].members)
         if request.get("zero"):
-            copied = self.copies.get(request["array"])
-            members |= 1 << copied[1] if copied else 0
+            migrating = self.migrations.get(request["array"])
+            members |= 1 << migrating[1] if migrating else 0
             live = members & ~self.failed
             self.flushes.append(live)
-            end = CopyEnd.RELEASED if not live or live & self.refusing else CopyEnd.JOINED
+            end = MigrationEnd.RELEASED if not live or live & self.refusing else MigrationEnd.JOINED
             return ManageStatus.DONE, end.value << 5
         stale = self.stale & members
         stored = self.flush(stale)
         self.stale &= ~stale
-        end = CopyEnd.JOINED if stale and stale == stored else CopyEnd.RELEASED
+        end = MigrationEnd.JOINED if stale and stale == stored else MigrationEnd.RELEASED
         return ManageStatus.DONE, end.value << 5
 
     def flush(self, ports: int) -> int:
@@ -246,7 +246,7 @@ class Model:
             return ManageStatus.IN_USE, None
         self.quiesce(number, goes=1)
         del self.arrays[number]
-        self.copies.pop(number, None)
+        self.migrations.pop(number, None)
         return ManageStatus.DONE, number
 
     def create_volume(self, request: dict) -> tuple[ManageStatus, int | None]:

@@ -13,8 +13,8 @@ from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import pack, start, unpack, wait_until
 from hdl.array.states import ArrayStates
 from hdl.config import MAX_DRIVES, Config, small
-from hdl.flow.array_state import ArrayState, judgement
-from hdl.flow.table_read import copy_entry
+from hdl.flow.array_state import ArrayState, array_verdict
+from hdl.flow.table_read import migration
 from sim.card.layouts import random_layout
 from sim.golden.layout import Layout
 
@@ -87,8 +87,8 @@ class Bench:
         self.config = config
         self.geometries = Table(dut, "geometry_read")
         self.members = Table(dut, "member_read")
-        self.copies = Table(dut, "copy_read")
-        self.copying: dict[int, tuple[int, int]] = {}
+        self.migrations = Table(dut, "migration_read")
+        self.migrating: dict[int, tuple[int, int]] = {}
         self.arrays: dict[int, tuple[Layout, list[int]]] = {}
         self.judged: dict[int, dict] = {}
         self.decided: dict[int, tuple[int, int]] = {}
@@ -102,7 +102,7 @@ class Bench:
             await RisingEdge(self.dut.clk)
             self.news += int(self.dut.news.value)
             if int(self.dut.judged.value):
-                seen = unpack(judgement(self.config), int(self.dut.judgement.value))
+                seen = unpack(array_verdict(self.config), int(self.dut.verdict.value))
                 self.judged[seen.array] = seen
                 self.decided[seen.array] = int(self.dut.yields.value), int(self.dut.keeps.value)
 
@@ -113,15 +113,15 @@ class Bench:
         for position, port in enumerate(ports):
             self.members.entries[array << 5 | position] = port
 
-    def copy(self, array: int, position: int, port: int) -> None:
-        """The member at ``position`` is being copied to ``port``."""
+    def migrate(self, array: int, position: int, port: int) -> None:
+        """The member at ``position`` migrates to ``port``."""
         fields = {"valid": 1, "position": position, "port": port}
-        self.copying[array] = position, port
-        self.copies.entries[array] = pack(copy_entry(self.config), **fields)
+        self.migrating[array] = position, port
+        self.migrations.entries[array] = pack(migration(self.config), **fields)
 
     def delete(self, array: int) -> None:
-        self.copying.pop(array, None)
-        self.copies.entries.pop(array, None)
+        self.migrating.pop(array, None)
+        self.migrations.entries.pop(array, None)
         self.arrays.pop(array, None)
         self.geometries.entries.pop(array, None)
 
@@ -150,9 +150,9 @@ class Bench:
             seen = self.judged[array]
             assert seen.missing == bool(gone) and seen.rebuilding == bool(behind), where
             assert not gone or seen.position in gone, where
-            copy = self.copying.get(array)
-            halted = copy and (copy[0] in gone or failed >> copy[1] & 1)
-            assert seen.halted == bool(halted), f"{where} copy {copy}"
+            moved = self.migrating.get(array)
+            halted = moved and (moved[0] in gone or failed >> moved[1] & 1)
+            assert seen.halted == bool(halted), f"{where} migration {moved}"
             doubted = {
                 position
                 for position, port in enumerate(ports)
@@ -161,9 +161,9 @@ class Bench:
             needed = golden_needed(layout, {*gone, *behind}, doubted)
             kept = sum(1 << ports[position] for position in needed)
             yielded = sum(1 << ports[position] for position in doubted)
-            if copy:
-                yielded |= suspect & 1 << copy[1]
-            where = f"{where} suspect {sorted(doubted)} copy {copy}"
+            if moved:
+                yielded |= suspect & 1 << moved[1]
+            where = f"{where} suspect {sorted(doubted)} migration {moved}"
             assert self.decided[array] == (yielded & ~kept, kept), where
             known = int(self.dut.kept.value)
             assert seen.loses == bool(kept & ~known), where
@@ -174,8 +174,8 @@ class Bench:
                 # Suspect drives may be of no use, and what they have may be needed.
                 if len((bad | doubted) & group) >= tolerated:
                     essential |= {ports[position] for position in group - bad}
-                    if copy and copy[0] in group & {*gone} and not failed >> copy[1] & 1:
-                        essential.add(copy[1])
+                    if moved and moved[0] in group & {*gone} and not failed >> moved[1] & 1:
+                        essential.add(moved[1])
         said = int(dut.essential.value)
         assert said == sum(1 << port for port in essential), f"{said:#x} {sorted(essential)}"
 
@@ -196,7 +196,7 @@ async def judges_like_the_reference(dut):
                 bench.create(array, layout, ports)
                 if generator.random() < 0.5:
                     position = generator.randrange(layout.drives)
-                    bench.copy(array, position, generator.randrange(MAX_DRIVES))
+                    bench.migrate(array, position, generator.randrange(MAX_DRIVES))
         count = generator.choice((0, 1, 2, 3, 6))
         bad = generator.sample(range(MAX_DRIVES), count)
         behind = [port for port in bad if generator.random() < 0.3]
@@ -223,7 +223,7 @@ async def keeps_who_is_needed(dut):
         bench.create(0, layout, ports)
         if generator.random() < 0.3:
             others = [port for port in range(MAX_DRIVES) if port not in ports]
-            bench.copy(0, generator.randrange(layout.drives), generator.choice(others))
+            bench.migrate(0, generator.randrange(layout.drives), generator.choice(others))
         masks = []
         for most in (1, 2, 3):
             count = generator.randint(0, min(most, layout.drives))

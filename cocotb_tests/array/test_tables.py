@@ -82,13 +82,13 @@ class Changes(Bench):
         port = generator.choice([*free, old, old, generator.randrange(MAX_DRIVES)])
         return {"array": number, "position": position, "port": port}
 
-    async def copy_about(self) -> None:
-        """A copy begins, or one ends, with its drives as they are or one of them failed."""
+    async def migrate_about(self) -> None:
+        """A migration begins, or one ends, with its drives as they are or one of them failed."""
         generator, model = self.generator, self.model
-        number = generator.choice([*model.copies, generator.randrange(self.config.arrays)])
-        if number in model.copies or generator.random() < 0.1:
-            if number in model.copies and generator.random() < 0.5:
-                position, port, _ = model.copies[number]
+        number = generator.choice([*model.migrations, generator.randrange(self.config.arrays)])
+        if number in model.migrations or generator.random() < 0.1:
+            if number in model.migrations and generator.random() < 0.5:
+                position, port, _ = model.migrations[number]
                 failing = generator.choice((port, model.arrays[number].members[position]))
                 self.fail.send(failing)
                 await self.fail.drained()
@@ -97,7 +97,7 @@ class Changes(Bench):
             await self.change(ManageOpcode.END_COPY, array=number, complete=complete)
             return
         for _ in range(3):
-            if number in model.copies or number not in model.arrays:
+            if number in model.migrations or number not in model.arrays:
                 return
             request = self.replace_request() | {"array": number}
             request["position"] = generator.randrange(len(model.arrays[number].members))
@@ -151,7 +151,7 @@ async def holds_what_the_model_holds(dut):
                             bench.plug(port, bench.model.capacity[port])
                     await bench.change(ManageOpcode.RE_ADD, **request)
             for _ in range(3):
-                await bench.copy_about()
+                await bench.migrate_about()
             number = generator.choice([*bench.model.arrays, generator.randrange(256)])
             after = generator.choice((ManageOpcode.SETTLE, ManageOpcode.CHECK_EMPTY))
             await bench.change(after, array=number, zero=generator.randrange(2))
@@ -303,9 +303,9 @@ async def nobody_gets_what_is_referred_to(dut):
     await held(ManageOpcode.CREATE_VOLUME, no_volume, array=0)
     await held(ManageOpcode.DELETE_VOLUME, no_volume, volume=0)
     if config.background:
-        copy = {"array": 0, "position": 1, "port": 2, "spare": 0}
+        migrating = {"array": 0, "position": 1, "port": 2, "spare": 0}
         for complete, members in ((0, 0b0011), (1, 0b0101)):
-            assert await bench.change(ManageOpcode.COPY, **copy) == ManageStatus.DONE
+            assert await bench.change(ManageOpcode.COPY, **migrating) == ManageStatus.DONE
             end = {"array": 0, "complete": complete}
             await held(ManageOpcode.END_COPY, lambda: used(0b0111), **end)
             assert int(dut.drives__used.value) == members
@@ -331,7 +331,7 @@ async def nobody_gets_what_is_referred_to(dut):
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
 async def drives_are_flushed_before_they_are_trusted(dut):
-    """A drive that is rebuilt or copied to is a good member only if it has flushed since."""
+    """A drive that is rebuilt or migrated to is a good member only if it has flushed since."""
     config = this_config()
     if not config.background:
         return

@@ -112,7 +112,7 @@ class Assembly(wiring.Component):
         for user, port in zip(background.geometry_read, tables.geometry_read, strict=True):
             connect(m, user, port)
         connect(m, background.member_read, tables.member_read[0])
-        connect(m, background.copy_read, tables.copy_read[0])
+        connect(m, background.migration_read, tables.migration_read[0])
         flushed = Signal(MAX_DRIVES)
         states = tables.drives
         stored = flushed & ~(self.refusing | states.failed | states.suspect)

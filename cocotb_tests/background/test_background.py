@@ -444,11 +444,11 @@ async def time_may_jump_while_a_drive_is_handed_over(dut):
     host.pull(1)
     await host.rest()
     replace = {"array": array, "position": 1, "port": 4}
-    copy = {"array": array, "position": 0, "port": 5}
+    migrating = {"array": array, "position": 0, "port": 5}
     for opcode, request, wait in (
         (ManageOpcode.REPLACE, replace, dut.flush_waits),
-        (ManageOpcode.COPY, copy, dut.flush_waits),
-        (ManageOpcode.COPY, copy | {"port": 6}, dut.occupied),
+        (ManageOpcode.COPY, migrating, dut.flush_waits),
+        (ManageOpcode.COPY, migrating | {"port": 6}, dut.occupied),
     ):
         wait.value = 1
         host.log.clear()

@@ -29,9 +29,9 @@ class Bench:
         self.random = random.Random(int(os.environ["SEED"]))
         self.boundaries = [0] * CONFIG.arrays
         self.rewound = self.both = 0
-        members = ("recopies", "rebuilding", "halted", "optimal", "hopeless", "handed", "outcome",
-                   "advanced", "boundary", "finding", "found", "now", "job_read__address",
-                   "boundary_read__0__address")  # fmt: skip
+        members = ("migrates_anew", "rebuilding", "halted", "optimal", "hopeless", "handed",
+                   "outcome", "advanced", "boundary", "finding", "found", "now",
+                   "job_read__address", "boundary_read__0__address")  # fmt: skip
         for name in members:
             getattr(dut, name).value = 0
         dut.settled.value = 1

@@ -236,7 +236,7 @@ async def torn_rows_of_an_array_that_fails(dut):
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def torn_rows_and_other_jobs(dut):
-    """A resync that has not ended begins with row 0; a copy goes on; others give way."""
+    """A resync that has not ended begins with row 0; a migration goes on; others give way."""
     host = await begin(dut)
     # Never in sync so far: all rows, whether they are marked or not.
     array = await host.create(Level.RAID5, 0, 1, 2, assumed=0)
@@ -251,7 +251,7 @@ async def torn_rows_and_other_jobs(dut):
     await ClockCycles(dut.clk, 2)
     dut.blamed.value = 0
     await host.flush(array)
-    # While a member is copied.
+    # While a member migrates.
     await host.write(array, 9)
     host.log.clear()
     await host.good(ManageOpcode.COPY, array=array, position=2, port=6)
@@ -297,7 +297,7 @@ async def a_drive_that_cannot_return_is_replaced(dut):
     assert int(dut.drives__used.value) == 0b10000101
     assert host.state(array) == ArrayState.OPTIMAL and not int(dut.drives__suspect.value)
     assert len(set(rows_of(host, WalkKind.REBUILD))) == ROWS
-    # Half rebuilt, it begins again; so it does while it is copied to.
+    # Half rebuilt, it begins again; so it does as a migration target.
     host.log.clear()
     await host.good(ManageOpcode.COPY, array=array, position=1, port=3)
     await host.until(lambda: len(host.log) > 4, "rows")
@@ -459,12 +459,12 @@ async def what_is_lost_is_told(dut):
         await host.until(lambda: bool(host.out), "rows")
         assert not int(dut.arrays__indebted.value)
         await restart(dut, 2)
-        await host.until(lambda: not int(dut.doubted.value), "a judgement", cycles=200)
+        await host.until(lambda: not int(dut.doubted.value), "a verdict", cycles=200)
         assert int(dut.drives__suspect.value) == 4
         # If it does so again, it is looked at again.
         await restart(dut, 2)
         assert int(dut.drives__suspect.value) == int(dut.doubted.value) == 4
-        await host.until(lambda: not int(dut.doubted.value), "a judgement", cycles=200)
+        await host.until(lambda: not int(dut.doubted.value), "a verdict", cycles=200)
         assert int(dut.drives__suspect.value) == 4
         host.paused = False
         await host.rest()
@@ -645,7 +645,7 @@ async def marks_are_kept_until_it_is_known_who_needs_them(dut):
     await host.until(lambda: bool(host.out), "rows")
     host.log.clear()
     await restart(dut, 0, 1)
-    await host.until(lambda: not int(dut.doubted.value), "a judgement", cycles=200)
+    await host.until(lambda: not int(dut.doubted.value), "a verdict", cycles=200)
     dut.blamed.value = 0xFF
     await ClockCycles(dut.clk, 2)
     dut.blamed.value = 0
@@ -688,7 +688,7 @@ async def nobody_is_doubted_for_long(dut):
     await ClockCycles(dut.clk, 300)
     assert int(dut.drives__used.value) == 0b1001
     await restart(dut, 0)
-    await host.until(lambda: not int(dut.doubted.value), "a judgement", cycles=300)
+    await host.until(lambda: not int(dut.doubted.value), "a verdict", cycles=300)
     dut.occupied.value = 0
     await host.rest()
     assert int(dut.drives__used.value) == 0b1000 and host.state(array) == ArrayState.OPTIMAL

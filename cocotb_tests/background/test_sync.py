@@ -270,8 +270,8 @@ async def members_are_rebuilt_after_the_rest_is_in_sync(dut):
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
-async def copies_of_arrays_that_are_not_in_sync(dut):
-    """A copy goes as ever; if the member is lost, its place is rebuilt after a resync."""
+async def migrations_of_arrays_that_are_not_in_sync(dut):
+    """A migration goes as ever; if the member is lost, its place is rebuilt after a resync."""
     host = bench(dut)
     await host.begin(8)
     array = await host.create(Level.RAID6, 0, 1, 2, 3, assumed=0, idle=1)

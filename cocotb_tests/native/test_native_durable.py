@@ -233,26 +233,26 @@ def test_a_rebuilt_drive_has_stored_what_is_trusted():
     with Card([FORGETFUL] * PORTS, seed=SEED, config=USUAL) as card:
         volume = card.run(card.create(Level.RAID5, range(5)))
 
-        async def scenario(old: int, new: int, *, copies: bool) -> None:
+        async def scenario(old: int, new: int, *, migrates: bool) -> None:
             await card.load(volume, 30)
             assert await card.flush(volume) == 0
-            if copies:
+            if migrates:
                 await background.copy_member(card.nvme, 0, volume.ports.index(old), new)
             else:
                 card.pull(old)
                 await background.replace_member(card.nvme, 0, volume.ports.index(old), new)
-            kind = WalkKind.COPY if copies else WalkKind.REBUILD
+            kind = WalkKind.COPY if migrates else WalkKind.REBUILD
             job = await finished(card)
             assert (job.state, job.kind) == (JobState.DONE, kind), job
             assert job.array_state == ArrayState.OPTIMAL
             replaced(card, volume, old, new)
 
-        for old, new, copies in ((2, 6, False), (1, 7, True)):
-            card.run(scenario(old, new, copies=copies))
+        for old, new, migrates in ((2, 6, False), (1, 7, True)):
+            card.run(scenario(old, new, migrates=migrates))
             # It forgets at random what it has not stored; then all rows are looked at.
             card.harness.remove(new)
             card.finish(volume)
-            if not copies:
+            if not migrates:
                 card.harness.insert(new)
                 card.run(catch_up(card, volume, new))
 

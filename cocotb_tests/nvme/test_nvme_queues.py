@@ -9,7 +9,7 @@ import pytest
 from cocotb_tests.nvme.nvme_bench import Bench, bench_config
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import wait_until
-from hdl.kit.pick import lowest_set
+from hdl.kit.pick import lowest_bit
 from hdl.nvme.front_end import NvmeFrontEnd
 from sim.golden import nvme
 
@@ -98,7 +98,7 @@ def test_nvme_queues():
 def test_wrong_turn_is_caught(monkeypatch):
     """Planted bug: the pair with the lowest number always goes first."""
     monkeypatch.setattr(
-        "hdl.nvme.queues.queues.choose", lambda m, waiting, turn: lowest_set(m, waiting, "first")
+        "hdl.nvme.queues.queues.choose", lambda m, waiting, turn: lowest_bit(m, waiting, "first")
     )
     with pytest.raises(SimulationError, match="commands went before"):
         simulate(NvmeFrontEnd(config=CONFIG), name="nvme_q64_mutant", module=__name__)

@@ -18,7 +18,7 @@ from hdl.flow.extent import expected, extent
 from hdl.flow.host_command import HostOpcode, Status, completion
 from hdl.flow.operation import Opcode, Owner, operation
 from hdl.flow.row import committed
-from hdl.flow.table_read import copy_entry, member_address
+from hdl.flow.table_read import member_address, migration
 from hdl.flow.walk import MEND_TAG, WalkKind, walk
 from hdl.stripe.dispatch import FOLLOW_BITS, Dispatch
 from sim.card.layouts import random_layout
@@ -85,7 +85,7 @@ class Bench:
         self.stale = 0
         self.boundaries: dict[int, int] = {}
         self.mends: list[dict] = []
-        self.copying: dict[int, int] = {}
+        self.migrating: dict[int, int] = {}
         self.redundant = 0
         self.undecided = self.unsynced = self.doubts = 0
         self.syncs: dict[int, int] = {}
@@ -106,7 +106,7 @@ class Bench:
             cocotb.start_soon(self._hear())
             table = Table(dut, "boundary_read")
             self.boundaries = table.entries
-            self.copies = Table(dut, "copy_read")
+            self.migrations = Table(dut, "migration_read")
             sink = StreamSink(dut, "mend", layout=walk(config), callback=self._mended)
             self.sinks["mend"] = sink
 
@@ -159,18 +159,18 @@ class Bench:
             for position, port in enumerate(ports):
                 address = pack(member_address(config), array=array, position=position)
                 self.members.entries[address] = port
-            self.copying.pop(array, None)
+            self.migrating.pop(array, None)
             if config.background:
-                self.copy(array, sorted({*range(MAX_DRIVES)} - {*ports}))
+                self.migrate(array, sorted({*range(MAX_DRIVES)} - {*ports}))
 
-    def copy(self, array: int, targets: list[int]) -> None:
-        """Half of the arrays have a member that is copied, to a drive that is not theirs."""
-        self.copies.entries.pop(array, None)
+    def migrate(self, array: int, targets: list[int]) -> None:
+        """Half of the arrays have a member that migrates, to a drive that is not theirs."""
+        self.migrations.entries.pop(array, None)
         if targets and self.generator.random() < 0.5:
             position = self.generator.randrange(self.layouts[array].drives)
-            self.copying[array] = target = self.generator.choice(targets)
+            self.migrating[array] = target = self.generator.choice(targets)
             fields = {"valid": 1, "position": position, "port": target}
-            self.copies.entries[array] = pack(copy_entry(self.config), **fields)
+            self.migrations.entries[array] = pack(migration(self.config), **fields)
 
     def make_stale(self, chance: float) -> None:
         """Makes each port stale with ``chance``, from random rows on."""
@@ -259,7 +259,7 @@ class Bench:
                 self.to_blame.append((volume, suspects))
             self.expected["rejected"].append({**fields, "status": Status.WRITE_FAULT})
             return
-        target = self.copying.get(array)
+        target = self.migrating.get(array)
         if target is not None and self.live(target) and not self.suspect >> target & 1:
             alive.append(target)
         alive.sort()

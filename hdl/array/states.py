@@ -5,9 +5,9 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config
-from hdl.flow.array_state import ArrayState, judgement
+from hdl.flow.array_state import ArrayState, array_verdict
 from hdl.flow.geometry import WIDTH_BITS, geometry
-from hdl.flow.table_read import copy_read, geometry_read, member_read
+from hdl.flow.table_read import geometry_read, member_read, migration_read
 
 
 class ArrayStates(wiring.Component):
@@ -42,17 +42,17 @@ class ArrayStates(wiring.Component):
     yields
         One bit per port, a pulse with ``judged``. These suspect drives are not needed. Three kinds
         are among them. No group of the array has lost data without such a member, even if all
-        suspect drives fail. Or it is the drive that a member is copied to. Or, with the last array,
-        it is in none of the arrays, because it leaves one.
+        suspect drives fail. Or it is a migration target. Or, with the last array, it is in none of
+        the arrays, because it leaves one.
     keeps
         One bit per port, a pulse with ``judged``. The other suspect members.
     essential
         One bit per port, while ``settled``. Good members of groups that can spare none of them,
-        where suspect members count as bad. Also the drive to which such a member is copied, if
-        the member has failed.
+        where suspect members count as bad. Also the migration target of such a member, if the
+        member has failed.
     judged
         A pulse with each array that has been judged, also if nothing is new.
-    judgement
+    verdict
         What was found, with ``judged``.
     rows
         Rows of the array that has been judged, if it exists.
@@ -67,7 +67,7 @@ class ArrayStates(wiring.Component):
     rebuilding
         One bit per array. It has stale drives. Follows ``judged`` by a cycle.
     halted
-        One bit per array. Its copy cannot go on. Follows ``judged`` by a cycle.
+        One bit per array. Its migration cannot go on. Follows ``judged`` by a cycle.
     news
         A pulse. A state is another than before. An array appears as OPTIMAL, and that is no news.
     settled
@@ -76,8 +76,8 @@ class ArrayStates(wiring.Component):
         Table of the arrays.
     member_read
         Table of the members.
-    copy_read
-        Table of the members that are copied.
+    migration_read
+        Table of the migrations.
     busy
         It works.
 
@@ -98,7 +98,7 @@ class ArrayStates(wiring.Component):
                 "keeps": Out(MAX_DRIVES),
                 "essential": Out(MAX_DRIVES),
                 "judged": Out(1),
-                "judgement": Out(judgement(config)),
+                "verdict": Out(array_verdict(config)),
                 "rows": Out(BLOCK_NUMBER_BITS),
                 "states": Out(2 * config.arrays),
                 "valid": Out(config.arrays),
@@ -110,7 +110,7 @@ class ArrayStates(wiring.Component):
                 "settled": Out(1),
                 "geometry_read": Out(geometry_read(config)),
                 "member_read": Out(member_read(config)),
-                "copy_read": Out(copy_read(config)),
+                "migration_read": Out(migration_read(config)),
                 "busy": Out(1),
             }
         )
@@ -120,7 +120,7 @@ class ArrayStates(wiring.Component):
         self._array = Signal(config.array_bits)
         self._shape = Signal(geometry(config))
         self._parity = self._shape.parities != 0
-        self._found = Signal(judgement(config))
+        self._found = Signal(array_verdict(config))
 
         # A group: drives of it, and how many it can lose; where it begins, and the next one does.
         self._size = Signal(WIDTH_BITS)
@@ -140,12 +140,12 @@ class ArrayStates(wiring.Component):
         self._suspects = Signal(MAX_DRIVES)
         self._in_group = Signal(MAX_DRIVES)
         self._needed = Signal(MAX_DRIVES)
-        # Those that are copied; those that have been suspect since array 0 and are in none of the
-        # arrays seen so far.
-        self._suspect_copied = Signal(MAX_DRIVES)
+        # Those of members that are migrated; those that have been suspect since array 0 and are in
+        # none of the arrays seen so far.
+        self._suspect_migrated = Signal(MAX_DRIVES)
         self._homeless = Signal(MAX_DRIVES)
-        # Good members of the group, and drives to which failed ones are copied. None of them is to
-        # be lost, should the group have nothing to spare.
+        # Good members of the group, and the migration targets of failed ones. None of them is to be
+        # lost, should the group have nothing to spare.
         self._good = Signal(MAX_DRIVES)
 
     def elaborate(self, platform) -> Module:
@@ -187,36 +187,36 @@ class ArrayStates(wiring.Component):
             self.geometry_read.address.eq(self._array),
             self.member_read.address.array.eq(self._array),
             self.member_read.address.position.eq(self._position),
-            self.copy_read.address.eq(self._array),
-            self.judgement.eq(self._found),
+            self.migration_read.address.eq(self._array),
+            self.verdict.eq(self._found),
             self.rows.eq(self._shape.rows),
         ]
 
     def _look_at_member(self, m: Module) -> None:
-        """How the drive of the member is, and the drive that it is copied to."""
-        port, copy = self.member_read.data, self.copy_read.data
+        """How the drive of the member is, and the migration target."""
+        port, entry = self.member_read.data, self.migration_read.data
         self._is_failed = self.failed.bit_select(port, 1)
-        self._is_copied = copy.valid & (copy.position == self._position)
-        self._copy_failed = copy.valid & self.failed.bit_select(copy.port, 1)
+        self._is_migrated = entry.valid & (entry.position == self._position)
+        self._target_failed = entry.valid & self.failed.bit_select(entry.port, 1)
         self._is_stale = self.stale.bit_select(port, 1) & ~self._is_failed
         self._is_suspect = self.suspect.bit_select(port, 1) & ~self._is_failed
-        # Drives as bits: the member's if it is suspect, the one that is copied to if it is suspect,
-        # and the one that is good.
+        # Drives as bits: the member's if it is suspect, the migration target if it is suspect, and
+        # the one that is good.
         self._suspect_one = Signal(MAX_DRIVES)
         self._suspect_target = Signal(MAX_DRIVES)
         self._good_one = Signal(MAX_DRIVES)
         m.d.comb += [
             self._suspect_one.eq(self._is_suspect << port),
-            self._suspect_target.eq((copy.valid << copy.port) & self.suspect),
+            self._suspect_target.eq((entry.valid << entry.port) & self.suspect),
         ]
         with m.If(~self._is_failed & ~self._is_stale):
             m.d.comb += self._good_one.eq(1 << port)
-        with m.Elif(self._is_failed & (self._is_copied & ~self._copy_failed)):
-            m.d.comb += self._good_one.eq(1 << copy.port)
+        with m.Elif(self._is_failed & (self._is_migrated & ~self._target_failed)):
+            m.d.comb += self._good_one.eq(1 << entry.port)
 
     def _note_states(self, m: Module) -> None:
         """What others ask of all arrays at once."""
-        found = self.judgement
+        found = self.verdict
         with m.If(self.judged):
             m.d.sync += [
                 self.rebuilding.bit_select(found.array, 1).eq(found.rebuilding),
@@ -246,7 +246,7 @@ class ArrayStates(wiring.Component):
         found, shape = self._found, self.geometry_read.data
         cleared = (
             self._first, self._position, self._seen, self._bad, self._suspects, self._in_group,
-            self._good, self._needed, self._suspect_copied, self._doubtful,
+            self._good, self._needed, self._suspect_migrated, self._doubtful,
         )  # fmt: skip
         with m.State("READ"):
             m.next = "LOAD"
@@ -266,7 +266,7 @@ class ArrayStates(wiring.Component):
     def _count(self, m: Module) -> None:
         """The states ASK and COUNT: the next member of a group."""
         found, position, port = self._found, self._position, self.member_read.data
-        is_failed, is_stale, is_copied = self._is_failed, self._is_stale, self._is_copied
+        is_failed, is_stale, is_migrated = self._is_failed, self._is_stale, self._is_migrated
         this_one, target = self._suspect_one, self._suspect_target
         with m.State("ASK"):
             m.next = "COUNT"
@@ -276,7 +276,7 @@ class ArrayStates(wiring.Component):
                 self._seen.eq(self._seen + 1),
                 self._bad.eq(self._bad + (is_failed | is_stale)),
                 found.rebuilding.eq(found.rebuilding | is_stale),
-                found.halted.eq(found.halted | self._copy_failed | (is_copied & is_failed)),
+                found.halted.eq(found.halted | self._target_failed | (is_migrated & is_failed)),
             ]
             with m.If(is_failed & ~found.missing):
                 m.d.sync += [found.missing.eq(1), found.position.eq(position)]
@@ -285,7 +285,7 @@ class ArrayStates(wiring.Component):
                 # What a stale drive has lost, the others have.
                 self._in_group.eq(self._in_group | Mux(is_stale, 0, this_one)),
                 self._suspects.eq(self._suspects | this_one | target),
-                self._suspect_copied.eq(self._suspect_copied | Mux(is_copied, this_one, 0)),
+                self._suspect_migrated.eq(self._suspect_migrated | Mux(is_migrated, this_one, 0)),
                 self._good.eq(self._good | self._good_one),
                 self._homeless.eq(self._homeless & ~(this_one | target)),
             ]
@@ -347,9 +347,11 @@ class ArrayStates(wiring.Component):
         with m.State("JUDGE"):
             before = Mux(self.valid.bit_select(array, 1), state_bits, ArrayState.OPTIMAL.value)
             m.d.comb += [
-                self.judgement.loses.eq((needed & ~self.kept).any()),
-                self.judgement.recopies.eq((self._suspect_copied & needed & ~self.kept).any()),
-                self.judgement.redundant.eq(self._tolerance != 0),
+                self.verdict.loses.eq((needed & ~self.kept).any()),
+                self.verdict.migrates_anew.eq(
+                    (self._suspect_migrated & needed & ~self.kept).any()
+                ),
+                self.verdict.redundant.eq(self._tolerance != 0),
                 self.judged.eq(1),
                 self.yields.eq(
                     Mux(found.valid, self._suspects & ~needed, 0) | Mux(last, self._homeless, 0)

@@ -13,7 +13,7 @@ from hdl.flow.line import line_stream
 from hdl.flow.operation import DriveStatus, finished
 from hdl.flow.recovery import recovery
 from hdl.flow.row import committed
-from hdl.kit.bits import lowest_bit
+from hdl.kit.pick import lowest_bit
 from hdl.kit.queue import Queue
 from hdl.kit.simulation import SIMULATION
 from hdl.kit.table import Table

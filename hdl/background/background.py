@@ -17,10 +17,10 @@ from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, TIME_BITS, Config
 from hdl.flow.array_state import ArrayStatus
 from hdl.flow.drive_states import DriveDecisions, DriveStates
 from hdl.flow.intention import WriteEvents
-from hdl.flow.manage import Changes, CopyEnd, ManageOpcode, ManageStatus, manage_request
+from hdl.flow.manage import Changes, ManageOpcode, ManageStatus, MigrationEnd, manage_request
 from hdl.flow.reference import Blame, SlotEvents, Tellings
 from hdl.flow.report import ReportAccess, Section
-from hdl.flow.table_read import copy_read, geometry_read, member_read
+from hdl.flow.table_read import geometry_read, member_read, migration_read
 from hdl.flow.walk import walk, walked
 from hdl.kit.table import TableRead
 
@@ -74,8 +74,8 @@ class Background(wiring.Component):
         Table of the arrays, for states and walker.
     member_read
         Table of the members.
-    copy_read
-        Table of the members that are copied.
+    migration_read
+        Table of the migrations.
     report
         The log pages (`hdl.background.array_report.ArrayReport`,
         `hdl.background.findings.Findings`).
@@ -111,7 +111,7 @@ class Background(wiring.Component):
                 "host_active": In(1),
                 "geometry_read": Out(geometry_read(config)).array(2),
                 "member_read": Out(member_read(config)),
-                "copy_read": Out(copy_read(config)),
+                "migration_read": Out(migration_read(config)),
                 "report": In(ReportAccess()),
                 "now": In(TIME_BITS),
                 "deadline": Out(TIME_BITS, init=(1 << TIME_BITS) - 1),
@@ -196,7 +196,7 @@ class Background(wiring.Component):
         ]
         connect(m, states.geometry_read, flipped(self.geometry_read[0]))
         connect(m, states.member_read, flipped(self.member_read))
-        connect(m, states.copy_read, flipped(self.copy_read))
+        connect(m, states.migration_read, flipped(self.migration_read))
 
     def _connect_decisions(self, m: Module) -> None:
         """What the supervisor knows of arrays, drives and jobs."""
@@ -204,7 +204,7 @@ class Background(wiring.Component):
         drives, decisions = self.drives, self.decisions
         m.d.comb += [
             supervisor.judged.eq(states.judged),
-            supervisor.judgement.eq(states.judgement),
+            supervisor.verdict.eq(states.verdict),
             supervisor.states.eq(states.states),
             supervisor.valid.eq(states.valid),
             supervisor.settled.eq(states.settled),
@@ -214,7 +214,7 @@ class Background(wiring.Component):
             supervisor.running.eq(jobs.running),
             supervisor.rebuilds.eq(jobs.rebuilds),
             supervisor.zeroes.eq(jobs.zeroes),
-            supervisor.copies.eq(jobs.copies),
+            supervisor.migrates.eq(jobs.migrates),
             supervisor.resyncs.eq(jobs.resyncs),
             supervisor.unsynced.eq(jobs.unsynced),
             supervisor.unfinished.eq(jobs.unfinished),
@@ -237,7 +237,7 @@ class Background(wiring.Component):
         for outer, inner in zip(self.sync_read, list(jobs.sync_read)[1:], strict=True):
             connect(m, flipped(outer), inner)
         m.d.comb += [
-            jobs.recopies.eq(supervisor.recopies),
+            jobs.migrates_anew.eq(supervisor.migrates_anew),
             jobs.handed.eq(supervisor.handed),
             jobs.outcome.eq(supervisor.outcome),
             jobs.rebuilding.eq(states.rebuilding),
@@ -293,7 +293,7 @@ class Background(wiring.Component):
             debts.made.eq(response.valid & response.ready & done),
             debts.volume.eq(response.payload.index),
             debts.loses.eq(states.judged & (states.keeps & drives.suspect & ~drives.kept).any()),
-            debts.loser.eq(states.judgement.array),
+            debts.loser.eq(states.verdict.array),
             self.arrays.indebted.eq(debts.indebted),
             self.arrays.eras.eq(debts.eras),
         ]
@@ -315,8 +315,8 @@ class Background(wiring.Component):
                 )
             ),
             intent.settled.eq(states.settled),
-            intent.judged.eq(states.judged & states.judgement.valid),
-            intent.judged_array.eq(states.judgement.array),
+            intent.judged.eq(states.judged & states.verdict.valid),
+            intent.judged_array.eq(states.verdict.array),
             intent.judged_rows.eq(states.rows),
         ]
 
@@ -325,12 +325,12 @@ class Background(wiring.Component):
         intent, made, response = self._intent, self._made, self.table_changes.response
         done = response.valid & response.ready & (response.payload.status == ManageStatus.DONE)
         creates = made.opcode == ManageOpcode.CREATE_ARRAY
-        half_copied = (made.opcode == ManageOpcode.END_COPY) & (
-            response.payload.index[5:7] == CopyEnd.STALE
+        half_migrated = (made.opcode == ManageOpcode.END_COPY) & (
+            response.payload.index[5:7] == MigrationEnd.STALE
         )
         m.d.comb += [
             intent.wipe.eq(done & creates),
-            intent.fill.eq(done & ((made.opcode == ManageOpcode.REPLACE) | half_copied)),
+            intent.fill.eq(done & ((made.opcode == ManageOpcode.REPLACE) | half_migrated)),
             intent.named.eq(Mux(creates, response.payload.index, made.array)),
         ]
 

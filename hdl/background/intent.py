@@ -8,7 +8,7 @@ from hdl.background.epochs import Epochs
 from hdl.background.rows import array_row, stretch
 from hdl.config import BLOCK_NUMBER_BITS, Config
 from hdl.flow.intention import WriteEvents, intention
-from hdl.kit.pick import lowest_set
+from hdl.kit.pick import lowest_bit
 from hdl.kit.queue import Queue
 from hdl.kit.table import Table, TableRead
 
@@ -291,7 +291,7 @@ class Intent(wiring.Component):
                 (self._bits ^ self._seeks_end.replicate(WORD_BITS)) & above
             ),
         ]
-        self._lowest = lowest_set(m, self._candidates, "lowest")
+        self._lowest = lowest_bit(m, self._candidates, "lowest")
 
     # Words of the bitmap: a word of a plane of the array at hand.
 

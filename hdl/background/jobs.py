@@ -7,7 +7,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from hdl.background.rows import array_row, stretch
 from hdl.background.walker import SliceEnd, finding, slice_request
 from hdl.config import BLOCK_NUMBER_BITS, TIME_BITS, Config
-from hdl.flow.manage import CopyEnd
+from hdl.flow.manage import MigrationEnd
 from hdl.flow.walk import WalkKind, WalkResult
 from hdl.kit.table import Table, TableRead
 
@@ -30,8 +30,8 @@ class JobState(enum.Enum, shape=3):
     STOPPED = 3
     """The host stopped it. It can go on where it was."""
     FAILED = 4
-    """The drives that it rebuilt or copied to were lost, or too many writes failed, or the array
-    has FAILED."""
+    """The drives that it rebuilt were lost, or the migration target was, or too many writes failed,
+    or the array has FAILED."""
 
 
 class JobOrder(enum.Enum, shape=3):
@@ -67,7 +67,7 @@ def job_order(config: Config) -> data.StructLayout:
     REBUILD and SALVAGE always begin at the boundary. If the array is not in sync, RESYNC and ZERO
     begin at its sync boundary at the latest, and a REBUILD becomes a RESYNC from there on first,
     unless the array has FAILED. With ``every`` a RESYNC does not follow marks, unless it resumes.
-    START replaces a job that is running, but a COPY only once the copy has ended.
+    START replaces a job that is running, but a COPY only once the migration has ended.
 
     With BEGIN ``sync`` is that of the new array. With DOUBT ``sync`` is NONE, or PROVEN if there is
     nothing to be in sync.
@@ -132,7 +132,7 @@ class Jobs(wiring.Component):
     order
         Changes. An order is taken when it has been carried out, after the rows on their way have
         ended.
-    recopies
+    migrates_anew
         One bit per array. With DOUBT, its COPY is of a drive that may have lost something.
     unfinished
         One bit per array, a pulse. Its RESYNC has ended because the array has FAILED.
@@ -142,14 +142,14 @@ class Jobs(wiring.Component):
         One bit per array. Its job is REBUILD or SALVAGE.
     zeroes
         One bit per array. Its job is ZERO.
-    copies
+    migrates
         One bit per array. Its job is COPY.
     resyncs
         One bit per array. Its job is RESYNC.
     rebuilding
         One bit per array. It has stale drives.
     halted
-        One bit per array. Its copy cannot go on.
+        One bit per array. Its migration cannot go on.
     optimal
         One bit per array. It is OPTIMAL.
     hopeless
@@ -168,10 +168,10 @@ class Jobs(wiring.Component):
     rebuilt_array
         That array.
     complete
-        With ``rebuilt`` of a COPY: all rows have been copied.
+        With ``rebuilt`` of a COPY: all rows are on the migration target.
     handed
         A pulse that answers ``rebuilt``. The drives are no longer stale, or have been flushed, or
-        the copy has ended.
+        the migration has ended.
     outcome
         With ``handed``. JOINED if all the drives are trusted. Of a COPY, what has become of it. If
         its drive is now the member but stale, the job goes on as a REBUILD.
@@ -219,12 +219,12 @@ class Jobs(wiring.Component):
         super().__init__(
             {
                 "order": In(stream.Signature(job_order(config))),
-                "recopies": In(config.arrays),
+                "migrates_anew": In(config.arrays),
                 "unfinished": Out(config.arrays),
                 "running": Out(config.arrays),
                 "rebuilds": Out(config.arrays),
                 "zeroes": Out(config.arrays),
-                "copies": Out(config.arrays),
+                "migrates": Out(config.arrays),
                 "resyncs": Out(config.arrays),
                 "rebuilding": In(config.arrays),
                 "halted": In(config.arrays),
@@ -238,7 +238,7 @@ class Jobs(wiring.Component):
                 "rebuilt_array": Out(config.array_bits),
                 "handed": In(1),
                 "complete": Out(1),
-                "outcome": In(CopyEnd),
+                "outcome": In(MigrationEnd),
                 "ended": Out(1),
                 "slice": Out(stream.Signature(slice_request(config))),
                 "slice_end": In(stream.Signature(SliceEnd)),
@@ -279,7 +279,7 @@ class Jobs(wiring.Component):
         # What its job is.
         self._resync = current.kind == WalkKind.RESYNC
         self._zero = current.kind == WalkKind.ZERO
-        self._copy = current.kind == WalkKind.COPY
+        self._migration = current.kind == WalkKind.COPY
         self._rebuild = Signal()  # or SALVAGE
         self._syncs_rows = Signal()  # it leaves rows that are in sync, whatever they were
         # Its array has failed, and it with that; the drives are no longer those it is about.
@@ -359,7 +359,7 @@ class Jobs(wiring.Component):
         m.d.comb += [
             self._pointless.eq(
                 self.settled
-                & ((self._rebuild & ~self._has_stale) | (self._copy & halted) | self._fails)
+                & ((self._rebuild & ~self._has_stale) | (self._migration & halted) | self._fails)
             ),
             self._asked.eq(Mux(order.resume, self._stored.row, order.first)),
             self._syncs_rows.eq(self._resync | self._zero),
@@ -396,7 +396,7 @@ class Jobs(wiring.Component):
             self._runs.eq(starts),
             self.rebuilds.bit_select(array, 1).eq(starts & self._rebuild),
             self.zeroes.bit_select(array, 1).eq(starts & self._zero),
-            self.copies.bit_select(array, 1).eq(starts & self._copy),
+            self.migrates.bit_select(array, 1).eq(starts & self._migration),
             self.resyncs.bit_select(array, 1).eq(starts & self._resync),
         ]
 
@@ -414,14 +414,14 @@ class Jobs(wiring.Component):
         """
         array, current = self._array, self._current
         self._mark(m, JobState.RUNNING)
-        first = self._copy & self._resyncs_first
+        first = self._migration & self._resyncs_first
         m.d.sync += [
             current.kind.eq(Mux(first, WalkKind.RESYNC, WalkKind.REBUILD)),
             current.row.eq(Mux(first, self._synced_rows, self._rebuilt_rows)),
             current.whole.eq(0),
             self.rebuilds.bit_select(array, 1).eq(~first),
             self.resyncs.bit_select(array, 1).eq(first),
-            self.copies.bit_select(array, 1).eq(0),
+            self.migrates.bit_select(array, 1).eq(0),
         ]
         m.d.comb += self.ended.eq(0)
         m.next = "STORE"
@@ -537,8 +537,8 @@ class Jobs(wiring.Component):
 
         with m.State("DOUBT"):
             m.d.comb += self.order.ready.eq(1)
-            # The member of a copy may have lost what the other drive has.
-            again = self._copy & self._runs & self.recopies.bit_select(self._array, 1)
+            # The member that migrates may have lost what the migration target has.
+            again = self._migration & self._runs & self.migrates_anew.bit_select(self._array, 1)
             m.d.comb += [self._restarts.eq(again), self._moves.eq(self._restarts)]
             with m.If(again):
                 m.d.sync += self._current.row.eq(0)
@@ -593,7 +593,7 @@ class Jobs(wiring.Component):
     def _walk(self, m: Module) -> None:
         """The state WALK, until the walker has ended."""
         current, advanced, rows = self._current, self.advanced, self._rows
-        rebuilds, end = self._rebuild | self._copy, self.slice_end.payload
+        rebuilds, end = self._rebuild | self._migration, self.slice_end.payload
         with m.State("WALK"):
             m.d.comb += [
                 self.stop.eq(
@@ -654,7 +654,7 @@ class Jobs(wiring.Component):
             m.d.sync += pause.eq(SETTLE_CYCLES)
             exhausted = current.failures == MOST_FAILURES
             with m.If(self.settled):
-                with m.If(self._copy & (self._pointless | complete | exhausted)):
+                with m.If(self._migration & (self._pointless | complete | exhausted)):
                     m.next = "HAND-OVER"
                 with m.Elif(
                     (self._rebuild & ~self._has_stale) | (self._fails & ~complete) | exhausted
@@ -682,10 +682,10 @@ class Jobs(wiring.Component):
             m.d.comb += self.rebuilt.eq(~self.order.valid)
             with m.If(self.handed):
                 self._end(m, JobState.DONE)
-                released = self.outcome == CopyEnd.RELEASED
+                released = self.outcome == MigrationEnd.RELEASED
                 with m.If(released | (self._zero & self._has_failed)):
                     self._end(m, JobState.FAILED)
-                with m.If(self._copy & (self.outcome == CopyEnd.STALE)):
+                with m.If(self._migration & (self.outcome == MigrationEnd.STALE)):
                     self._go_on_as_rebuild(m)
             with m.Elif(self.order.valid):
                 m.next = "STORE"

@@ -88,7 +88,7 @@ class Pace(wiring.Component):
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        m.d.comb += [self._elapsed.eq(self.now - self._began), self.deadline.eq(~0)]
+        m.d.comb += [self._elapsed.eq(self.now - self._began), self.deadline.eq(NEVER)]
         with m.FSM(name="pace") as fsm:
             self._count_rows(m)
             self._drain(m)

@@ -7,11 +7,17 @@ from amaranth.lib.wiring import In, Out
 from hdl.background.jobs import JobOrder, Sync, job_order
 from hdl.background.pace import SHARE_BITS, WHOLE
 from hdl.config import MAX_DRIVES, Config
-from hdl.flow.array_state import ArrayState, judgement
+from hdl.flow.array_state import ArrayState, array_verdict
 from hdl.flow.geometry import Level
-from hdl.flow.manage import CopyEnd, ManageOpcode, ManageStatus, manage_request, manage_response
+from hdl.flow.manage import (
+    ManageOpcode,
+    ManageStatus,
+    MigrationEnd,
+    manage_request,
+    manage_response,
+)
 from hdl.flow.walk import WalkKind
-from hdl.kit.pick import lowest_set
+from hdl.kit.pick import lowest_bit
 from hdl.kit.table import Table
 
 DEFAULT_SHARE = 30
@@ -36,17 +42,17 @@ class Supervisor(wiring.Component):
 
     **Restarted drives.** An array may be unable to do without drives that have restarted. Then a
     ZERO of the array begins anew. If the array has redundancy, its marked rows are no longer in
-    sync, and a RESYNC makes them right. The RESYNC starts at once, or when a copy of a member has
-    ended. Other jobs give way to it. When a ZERO has reached the last row, the tables flush the
+    sync, and a RESYNC makes them right. The RESYNC starts at once, or when a migration
+    has ended. Other jobs give way to it. When a ZERO has reached the last row, the tables flush the
     drives of its array before the job is done.
 
     **New arrays.** A new array without redundancy has nothing to be in sync. Any other one counts
     as in sync only if the host says so. Otherwise it begins with a RESYNC or a ZERO, or it waits
     for one (``idle``).
 
-    **Copies.** A live member is copied only while no other member of its array is being rebuilt.
-    The tables end a copy when its job asks for that or when the host stops it. So a job never
-    outlives its copy. The tables answer when nobody refers any more to the drive that leaves.
+    **Migrations.** A live member migrates only while no other member of its array is being rebuilt.
+    The tables end a migration when its job asks for that or when the host stops it. So a job never
+    outlives its migration. The tables answer when nobody refers any more to the drive that leaves.
 
     Parameters
     ----------
@@ -71,7 +77,7 @@ class Supervisor(wiring.Component):
         One bit per array. Its job is REBUILD or SALVAGE.
     zeroes
         One bit per array. Its job is ZERO.
-    copies
+    migrates
         One bit per array. Its job is COPY.
     resyncs
         One bit per array. Its job is RESYNC.
@@ -93,13 +99,13 @@ class Supervisor(wiring.Component):
     doubts
         One bit per array. What was written to it may be lost, its marked rows may be torn, and
         `Jobs` does not know yet.
-    recopies
-        One bit per array. The member that is being copied is among the drives of its ``doubts``.
+    migrates_anew
+        One bit per array. The member that migrates is among the drives of its ``doubts``.
     doubted
         A pulse. Rows of an array may be torn, and now `Jobs` knows.
     judged
         A pulse. `hdl.array.states.ArrayStates` has judged an array.
-    judgement
+    verdict
         What it found, with ``judged``.
     states
         Two bits per array (`ArrayState`).
@@ -126,8 +132,8 @@ class Supervisor(wiring.Component):
 
     Errors, as the status of the answer
         - JOB_RUNNING if the array has a job and is to be deleted, to get a member or to get another
-          job. Also for a volume on an array with a ZERO, and for the copy of a member while another
-          one is rebuilt.
+          job. Also for a volume on an array with a ZERO, and for a migration while another member
+          is rebuilt.
         - NOT_REDUNDANT to replace a member of a failed array, and for a REBUILD of it.
         - INVALID_FIELD for the job COPY, for REBUILD or SALVAGE without a stale drive, for SALVAGE
           of an array that has not failed, and for a share of 0 or beyond 100. Also for a new array
@@ -150,20 +156,20 @@ class Supervisor(wiring.Component):
                 "running": In(config.arrays),
                 "rebuilds": In(config.arrays),
                 "zeroes": In(config.arrays),
-                "copies": In(config.arrays),
+                "migrates": In(config.arrays),
                 "resyncs": In(config.arrays),
                 "unsynced": In(config.arrays),
                 "doubts": Out(config.arrays),
-                "recopies": Out(config.arrays),
+                "migrates_anew": Out(config.arrays),
                 "unfinished": In(config.arrays),
                 "doubted": Out(1),
                 "complete": In(1),
                 "rebuilt": In(1),
                 "rebuilt_array": In(config.array_bits),
                 "handed": Out(1),
-                "outcome": Out(CopyEnd),
+                "outcome": Out(MigrationEnd),
                 "judged": In(1),
-                "judgement": In(judgement(config)),
+                "verdict": In(array_verdict(config)),
                 "states": In(2 * config.arrays),
                 "valid": In(config.arrays),
                 "settled": In(1),
@@ -193,7 +199,7 @@ class Supervisor(wiring.Component):
         self._exists = Signal()
         self._runs = Signal()
         self._zeroes = Signal()
-        self._copies = Signal()
+        self._migrates = Signal()
         self._has_stale = Signal()
         self._works = Signal()  # it has a job, and there is an array of that number
         self._state = Signal(ArrayState)
@@ -216,7 +222,7 @@ class Supervisor(wiring.Component):
 
         # A failed member that a drive is wanted for: what was found of its array.
         self._wanted = Signal()
-        self._want = Signal(judgement(config))
+        self._want = Signal(array_verdict(config))
         # Spares that have been tried for it; the one that is being tried.
         self._tried = Signal(MAX_DRIVES)
         self._chosen = Signal(MAX_DRIVES)
@@ -266,7 +272,7 @@ class Supervisor(wiring.Component):
             ),
             self._runs.eq(self.running.bit_select(array, 1)),
             self._zeroes.eq(self.zeroes.bit_select(array, 1)),
-            self._copies.eq(self.copies.bit_select(array, 1)),
+            self._migrates.eq(self.migrates.bit_select(array, 1)),
             self._has_stale.eq(self.rebuilding.bit_select(array, 1)),
             self._state.eq(self.states.word_select(array, 2)),
             self._port_bit.eq(1 << self._port),
@@ -296,18 +302,18 @@ class Supervisor(wiring.Component):
         """Arrays that need a RESYNC, and the first of them, and the first one in doubt."""
         # Of an array that has FAILED it would end at once, and take the place of a SALVAGE.
         has_failed = self.states[::2] & self.states[1::2]
-        m.d.comb += self._startable.eq(self._due & ~self.copies & ~has_failed)
-        self._doubtful_array = lowest_set(m, self.doubts, "doubtful")
-        self._startable_array = lowest_set(m, self._startable, "startable_array")
+        m.d.comb += self._startable.eq(self._due & ~self.migrates & ~has_failed)
+        self._doubtful_array = lowest_bit(m, self.doubts, "doubtful")
+        self._startable_array = lowest_bit(m, self._startable, "startable_array")
 
     def _kept(self, array: Value) -> Value:
         """The job of ``array`` is not to be disturbed for a failed member."""
-        keeps = self.rebuilds | self.zeroes | self.copies | (self.resyncs & self.unsynced)
+        keeps = self.rebuilds | self.zeroes | self.migrates | (self.resyncs & self.unsynced)
         return keeps.bit_select(array, 1)
 
     def _find_members(self, m: Module) -> None:
         """Notes a failed member as its array is judged, if a drive may take its place."""
-        found = self.judgement
+        found = self.verdict
         helps = (found.state == ArrayState.DEGRADED) | (
             found.state == ArrayState.PARTIALLY_DEGRADED
         )
@@ -332,11 +338,11 @@ class Supervisor(wiring.Component):
                 Mux(by_dedication.any(), by_dedication, self._everywhere & fit)
             ),
         ]
-        self._candidate = lowest_set(m, self._candidates, "candidate")
+        self._candidate = lowest_bit(m, self._candidates, "candidate")
 
     def _note_torn_arrays(self, m: Module) -> None:
         """Notes arrays of which something may be lost, and those whose RESYNC has not ended."""
-        found = self.judgement
+        found = self.verdict
         for number in range(self._config.arrays):
             with m.If(self.unfinished[number]):
                 m.d.sync += self._due[number].eq(1)
@@ -345,8 +351,8 @@ class Supervisor(wiring.Component):
                 self.doubts.bit_select(found.array, 1).eq(1),
                 self._redundant.bit_select(found.array, 1).eq(found.redundant),
             ]
-            with m.If(found.recopies):
-                m.d.sync += self.recopies.bit_select(found.array, 1).eq(1)
+            with m.If(found.migrates_anew):
+                m.d.sync += self.migrates_anew.bit_select(found.array, 1).eq(1)
 
     # Ends of states: what follows a decision.
 
@@ -398,9 +404,9 @@ class Supervisor(wiring.Component):
                 m.d.sync += self.order.payload.sync.eq(Mux(redundant, Sync.NONE, Sync.PROVEN))
                 self._give_order(m, JobOrder.DOUBT)
             with m.Elif(self.rebuilt):
-                copied = self.copies.bit_select(self.rebuilt_array, 1)
+                migrated = self.migrates.bit_select(self.rebuilt_array, 1)
                 m.d.sync += [
-                    request.opcode.eq(Mux(copied, ManageOpcode.END_COPY, ManageOpcode.SETTLE)),
+                    request.opcode.eq(Mux(migrated, ManageOpcode.END_COPY, ManageOpcode.SETTLE)),
                     request.complete.eq(self.complete),
                     request.zero.eq(self.zeroes.bit_select(self.rebuilt_array, 1)),
                     request.array.eq(self.rebuilt_array),
@@ -491,7 +497,7 @@ class Supervisor(wiring.Component):
                 with m.Case(*self._takes_member):
                     self._decide_on_member(m)
                 with m.Case(ManageOpcode.COPY):
-                    self._decide_on_copy(m)
+                    self._decide_on_migration(m)
                 with m.Case(ManageOpcode.START_JOB):
                     self._decide_on_start(m)
                 with m.Case(ManageOpcode.STOP_JOB):
@@ -527,7 +533,7 @@ class Supervisor(wiring.Component):
         with m.Elif(self._state == ArrayState.FAILED):
             self._answer(m, ManageStatus.NOT_REDUNDANT)
 
-    def _decide_on_copy(self, m: Module) -> None:
+    def _decide_on_migration(self, m: Module) -> None:
         """COPY: no other job, and no other member that is being rebuilt."""
         m.next = "ASK"
         with m.If(~self._exists):
@@ -558,10 +564,10 @@ class Supervisor(wiring.Component):
             self._answer(m, ManageStatus.NOT_REDUNDANT)
 
     def _decide_on_stop(self, m: Module) -> None:
-        """STOP_JOB: the tables end a copy first."""
+        """STOP_JOB: the tables end a migration first."""
         request = self._request
         self._give_order(m, JobOrder.STOP)
-        with m.If(self._copies):
+        with m.If(self._migrates):
             m.d.sync += [request.opcode.eq(ManageOpcode.END_COPY), request.complete.eq(0)]
             m.next = "ASK"
         with m.If(~self._exists | ~self._works):
@@ -689,7 +695,7 @@ class Supervisor(wiring.Component):
         """The array of the change is in doubt no more."""
         m.d.sync += [
             self.doubts.bit_select(self._array, 1).eq(0),
-            self.recopies.bit_select(self._array, 1).eq(0),
+            self.migrates_anew.bit_select(self._array, 1).eq(0),
         ]
 
     def _free_dedicated(self, m: Module) -> None:
@@ -724,7 +730,7 @@ class Supervisor(wiring.Component):
                 m.next = "REST"
 
     def _part(self, m: Module) -> None:
-        """The state PART: a copy has ended, and the drive that has left the array is free."""
+        """The state PART: a migration has ended, and the drive that has left the array is free."""
         response = self.response.payload
         with m.State("PART"):
             leaver = (1 << response.index[: self._config.port_bits])[:MAX_DRIVES]
@@ -732,10 +738,10 @@ class Supervisor(wiring.Component):
                 m.d.sync += response.index.eq(0)
                 self._give_order(m, JobOrder.STOP)
             with m.Else():
-                # To be copied anew: the job learns that by an order, if it has not ended.
-                m.d.comb += self.handed.eq(self.outcome != CopyEnd.AGAIN)
+                # To be migrated anew: the job learns that by an order, if it has not ended.
+                m.d.comb += self.handed.eq(self.outcome != MigrationEnd.AGAIN)
                 m.next = "REST"
-            with m.If(response.index[7] & (self.outcome == CopyEnd.JOINED)):
+            with m.If(response.index[7] & (self.outcome == MigrationEnd.JOINED)):
                 m.d.comb += self.rescan.eq(1)
                 m.d.sync += [
                     self.spares.eq(self.spares | leaver),

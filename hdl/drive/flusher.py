@@ -68,7 +68,8 @@ class Flusher(wiring.Component):
         self._user = Signal(bits_for_count(users))
         self._port = Signal(range(config.ports))
         # A bit a port: to be flushed, flushed well, to be flushed again.
-        self._pending, self._stored = Signal(MAX_DRIVES), Signal(MAX_DRIVES)
+        self._pending = Signal(MAX_DRIVES)
+        self._stored = Signal(MAX_DRIVES)
         self._again = Signal(MAX_DRIVES)
         self._out = Signal(range(config.ports + 1))  # operations that have not ended
         self._rounds = Signal(range(FLUSH_ROUNDS))
@@ -219,7 +220,8 @@ class FlushAll(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         # What is offered must not change any more.
-        wanted, missed = Signal(MAX_DRIVES), Signal(MAX_DRIVES)
+        wanted = Signal(MAX_DRIVES)
+        missed = Signal(MAX_DRIVES)
         m.d.comb += self.request.stored.eq(((missed & ~self.failed) == 0) & ~self.lost)
         m.d.comb += self.ask.payload.eq(wanted)
         with m.FSM(name="flush_all") as fsm:

@@ -71,8 +71,8 @@ class ArrayStatus(wiring.Signature):
         )
 
 
-def judgement(config: Config) -> data.StructLayout:
-    """The result of the judgement of ``array``.
+def array_verdict(config: Config) -> data.StructLayout:
+    """What ``array`` has left, as `hdl.array.states.ArrayStates` finds it.
 
     Fields
     ------
@@ -91,7 +91,7 @@ def judgement(config: Config) -> data.StructLayout:
         their last flush may be lost.
     redundant
         With ``loses``: the array has redundancy, so rows with such data may be inconsistent.
-    recopies
+    migrates_anew
         With ``loses``: one of these drives is a member that is being migrated, so the new drive may
         hold other data than the member.
     """
@@ -108,7 +108,7 @@ def judgement(config: Config) -> data.StructLayout:
             "place": 5,
             "port": config.port_bits,
             "loses": 1,
-            "recopies": 1,
+            "migrates_anew": 1,
             "redundant": 1,
         }
     )

@@ -29,7 +29,7 @@ class ManageOpcode(enum.Enum, shape=4):
     END_COPY = 15
 
 
-class CopyEnd(enum.Enum, shape=2):
+class MigrationEnd(enum.Enum, shape=2):
     """How END_COPY ended the migration of a member to another drive.
 
     It is bits 6:5 of ``index`` of the answer. The answer of SETTLE has it as well, as JOINED or
@@ -47,8 +47,8 @@ class CopyEnd(enum.Enum, shape=2):
     anew."""
 
 
-COPY_END_SHIFT = 5
-"""Where `CopyEnd` lies in ``index`` of the answer."""
+MIGRATION_END_SHIFT = 5
+"""Where `MigrationEnd` lies in ``index`` of the answer."""
 
 
 class ManageStatus(enum.Enum, shape=4):
@@ -119,17 +119,17 @@ def manage_request(config: Config) -> data.StructLayout:
         is there again. It has missed only writes to chunks that are marked.
     SETTLE
         The stale members of ``array`` have been rebuilt, and are trusted once they have been
-        flushed. `CopyEnd` of the answer is JOINED if all of them are trusted. With ``zero`` all
-        live drives of ``array`` have been written, and are flushed. The answer is then JOINED if
-        all drives that have not failed by then have ended that flush well.
+        flushed. `MigrationEnd` of the answer is JOINED if all of them are trusted. With ``zero``
+        all live drives of ``array`` have been written, and are flushed. The answer is then JOINED
+        if all drives that have not failed by then have ended that flush well.
     CHECK_EMPTY
         Checks that ``array`` exists and has no volumes.
     COPY
         Begins the migration of live member ``position`` of ``array`` to the free drive at ``port``.
         With ``spare`` the old drive becomes a hot spare at the end.
     END_COPY
-        Ends the migration in ``array``. `CopyEnd` of the answer says how. With ``complete`` all
-        rows are on the new drive. It is flushed, and it is failed if it does not end that flush
+        Ends the migration in ``array``. `MigrationEnd` of the answer says how. With ``complete``
+        all rows are on the new drive. It is flushed, and it is failed if it does not end that flush
         well.
     START_JOB
         Starts a job of ``kind`` (`hdl.flow.walk.WalkKind`) on ``array`` from row ``start`` on, or
@@ -189,7 +189,7 @@ def manage_response(config: Config) -> data.StructLayout:
         How the change ended.
     index
         The number of the array or volume that was created. Of END_COPY: bits 4:0 are the port that
-        the member had, bits 6:5 are `CopyEnd`, and bit 7 says that this port becomes a spare.
+        the member had, bits 6:5 are `MigrationEnd`, and bit 7 says that this port becomes a spare.
     """
     return data.StructLayout({"status": ManageStatus, "index": 8})
 

@@ -18,8 +18,8 @@ class RowKind(enum.Enum, shape=1):
     joined blocks, each from its drive if possible."""
 
 
-def errand(config: Config) -> dict:
-    """A field ``walk``, only with ``Config.background``.
+def row_walk(config: Config) -> dict:
+    """The walk of a row: a field ``walk``, only with ``Config.background``.
 
     If ``any``, a row slot or an extent stands for this `hdl.flow.walk.walk`.
     """
@@ -64,7 +64,7 @@ def row_state(config: Config) -> data.StructLayout:
             "shift": 5,
             "row": BLOCK_NUMBER_BITS,
             "joined": MAX_DRIVES,
-            **errand(config),
+            **row_walk(config),
         }
         | optional(config.sector_emulation, {"fills": 1})
         | optional(config.gather_reads, {"gathered": 1})

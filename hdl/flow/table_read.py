@@ -71,7 +71,7 @@ class TableReads(wiring.Signature):
         )
 
 
-def copy_entry(config: Config) -> data.StructLayout:
+def migration(config: Config) -> data.StructLayout:
     """The migration in an array, if ``valid``.
 
     The member with index ``position`` is moved to the drive at ``port``. That drive gets every
@@ -80,6 +80,6 @@ def copy_entry(config: Config) -> data.StructLayout:
     return data.StructLayout({"valid": 1, "spare": 1, "position": 5, "port": config.port_bits})
 
 
-def copy_read(config: Config) -> TableRead:
+def migration_read(config: Config) -> TableRead:
     """Reads the migration in an array."""
-    return TableRead(config.array_bits, copy_entry(config))
+    return TableRead(config.array_bits, migration(config))

@@ -2,8 +2,6 @@
 
 from amaranth.hdl import Value
 
-from hdl.kit.pick import lowest_bit as lowest_bit
-
 
 def ones(mask: Value) -> Value:
     """How many bits of ``mask`` are set, as a balanced tree of adders."""

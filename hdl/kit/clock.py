@@ -1,6 +1,7 @@
 """Times of a clock that wraps: `Controller.now` does so every 13 days at 250 MHz.
 
-Times that are compared are less than half of that apart.
+Times that are compared are less than half of that apart. Times in another unit, with fewer bits,
+wrap sooner. They are compared in the same way, as long as both have the same number of bits.
 """
 
 from amaranth.hdl import Value
@@ -13,7 +14,7 @@ NEVER = (1 << TIME_BITS) - 1
 
 def before(early: Value, late: Value) -> Value:
     """Whether the time ``early`` is earlier than the time ``late``."""
-    return (early - late)[TIME_BITS - 1]
+    return (early - late)[len(late) - 1]
 
 
 def passed(now: Value, time: Value) -> Value:

@@ -28,10 +28,6 @@ def lowest_bit(m: Module, mask: Value, name: str) -> Signal:
     return index
 
 
-lowest_set = lowest_bit
-"""Another name of `lowest_bit`."""
-
-
 def choose(m: Module, waiting: Value, turn: Signal) -> Signal:
     """The lowest set bit of ``waiting`` from ``turn`` on, else the lowest of all, 0 when none is
     set; combinational.

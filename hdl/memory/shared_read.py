@@ -37,7 +37,8 @@ class SharedRead(wiring.Component):
         m = Module()
         first, second = self.users
         request = self.line_read.request
-        last, held = Signal(), Signal()
+        last = Signal()
+        held = Signal()
         chosen = Signal()
         m.d.comb += [
             # A request that was refused stays.

@@ -148,7 +148,8 @@ class Endpoint(wiring.Component):
     def _order_answers(self, m: Module) -> None:
         """Completions do not pass posted requests."""
         order, ahead, writer = self._order, self._ahead, self._writer
-        may_answer, answers = Signal(), Signal()
+        may_answer = Signal()
+        answers = Signal()
         answer, known = self.register.response, self.target.response
         connect(m, flipped(self.register).request, flipped(self.target).request)
         m.d.sync += [
@@ -226,7 +227,8 @@ class Endpoint(wiring.Component):
     def _follow_rest(self, m: Module) -> None:
         """Whether something moves, and whether nothing did."""
         reader = self._reader
-        moves, rests = Signal(), Signal()
+        moves = Signal()
+        rests = Signal()
         m.d.comb += [
             moves.eq(reader.busy | self._writer.busy | self._merge.busy | reader.drop_valid),
             rests.eq(~moves & ~reader.unanswered),
@@ -238,8 +240,10 @@ class Endpoint(wiring.Component):
         """Reads that have a credit, or will not be sent, go to where all requests take turns."""
         waiting, output = reader.tlp, merge.output
         inside = Signal(range(CREDITS_MOST + 1))  # reads in ``merge``
-        admits, stands = Signal(), Signal()
-        comes, leaves = Signal(), Signal()
+        admits = Signal()
+        stands = Signal()
+        comes = Signal()
+        leaves = Signal()
         m.d.comb += [
             merge.first_input.payload.eq(waiting.payload),
             # What has been offered stays: nobody else takes its credit.

@@ -13,7 +13,7 @@ from hdl.flow.operation import Opcode, Owner, load_bits, operation
 from hdl.flow.recovery import ROUNDS, tried_bits
 from hdl.flow.reference import Blame
 from hdl.flow.row import committed
-from hdl.flow.table_read import copy_read, geometry_read, member_read
+from hdl.flow.table_read import geometry_read, member_read, migration_read
 from hdl.flow.walk import walk
 from hdl.kit.table import Table, TableRead
 from hdl.stripe.mends import Mends
@@ -56,8 +56,8 @@ class Dispatch(wiring.Component):
     - READ with parity of a row that may be inconsistent: the drive that holds the strip, as often
       as it takes until one that hangs has been given up. From the others it is worked out only if
       that drive is failed, or cannot read the block.
-    - FLUSH: `expected` says how many drives will answer, then each live member, and the drive that
-      a member is copied to, gets one operation. An array that has lost data is rejected with
+    - FLUSH: `expected` says how many drives will answer, then each live member, and the
+      migration target, gets one operation. An array that has lost data is rejected with
       WRITE_FAULT: in a span more drives are failed or not yet rebuilt than there are parities, or
       so are all drives that hold the copies of one strip; or its volume is ``indebted``; or a
       member is suspect, and so cannot be asked. The tables are looked at anew each time that a
@@ -135,8 +135,8 @@ class Dispatch(wiring.Component):
     doubts
         With ``background``, a bit an array: that is so of all its rows. While drives are
         ``undecided``, it is so of every array.
-    copy_read
-        With ``background``: the copy of an array.
+    migration_read
+        With ``background``: the migration in an array.
     mend
         With ``background``: the row of a redundant array in which a drive could not read a block,
         once the block has been asked for by other means (`hdl.stripe.mends.Mends`). Where copies
@@ -186,7 +186,7 @@ class Dispatch(wiring.Component):
                 "unsynced": In(config.arrays),
                 "sync_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "doubts": In(config.arrays),
-                "copy_read": Out(copy_read(config)),
+                "migration_read": Out(migration_read(config)),
                 "mend": Out(stream.Signature(walk(config))),
                 "noted": Out(1),
                 "noted_array": Out(config.array_bits),
@@ -264,8 +264,8 @@ class Dispatch(wiring.Component):
         self._lost = Signal()
         self._targets = Signal(MAX_DRIVES)
         self._suspects = Signal(MAX_DRIVES)
-        # The drive that the member at `position` is copied to, in bits a port.
-        self._copied = Signal(MAX_DRIVES)
+        # The migration target of the member at `position`, in bits a port.
+        self._migration_target = Signal(MAX_DRIVES)
         self._indebted = Signal()
 
     def elaborate(self, platform) -> Module:
@@ -299,7 +299,7 @@ class Dispatch(wiring.Component):
             self.load_read.address.eq(self.member_read.data),
             self.boundary_read.address.eq(item.array),
             self.sync_read.address.eq(item.array),
-            self.copy_read.address.eq(item.array),
+            self.migration_read.address.eq(item.array),
             self.late.address.eq(item.slot),
             self._follows.reads[0].address.eq(self.member_read.data),
             self._mirrored.eq(shape.copies > 1),
@@ -326,15 +326,15 @@ class Dispatch(wiring.Component):
             boundary.eq(self.boundary_read.data),
             beyond.eq(self._last_row >= boundary),
         ]
-        entry = self.copy_read.data
-        copy_fails = (self.failed | self.suspect).bit_select(entry.port, 1)
+        entry = self.migration_read.data
+        target_fails = (self.failed | self.suspect).bit_select(entry.port, 1)
         m.d.comb += [
             self._unreadable.eq(failed | (beyond & stale)),
             self._unflushed.eq(failed | self.suspect.bit_select(member, 1)),
             self._untrusted.eq(self._unflushed | stale),
         ]
-        with m.If(entry.valid & ~copy_fails & (entry.position == self._position)):
-            m.d.comb += self._copied.eq(1 << entry.port)
+        with m.If(entry.valid & ~target_fails & (entry.position == self._position)):
+            m.d.comb += self._migration_target.eq(1 << entry.port)
 
     def _judge_rows(self, m: Module) -> None:
         """Says whether the rows of a read may be inconsistent, and how often drives are asked."""
@@ -613,10 +613,10 @@ class Dispatch(wiring.Component):
             m.d.sync += [
                 position.eq(after),
                 self._walk_place.eq(self._walk_place + 1),
-                self._live.eq(self._live + asks + (self._copied & ~self._targets).any()),
+                self._live.eq(self._live + asks + (self._migration_target & ~self._targets).any()),
                 self._dead.eq(group_dead),
                 self._targets.eq(
-                    self._targets | Mux(self._unflushed, 0, member) | self._copied
+                    self._targets | Mux(self._unflushed, 0, member) | self._migration_target
                 ),
                 self._suspects.eq(self._suspects | (member & self.suspect)),
             ]

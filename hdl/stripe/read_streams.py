@@ -98,7 +98,8 @@ class ReadStreams(wiring.Component):
 
     def _follow_ages(self, m: Module) -> None:
         """Counts the commands of each slot."""
-        ended, ended_slot = Signal(), Signal(self._config.slot_bits)
+        ended = Signal()
+        ended_slot = Signal(self._config.slot_bits)
         m.d.sync += [ended.eq(self.ended), ended_slot.eq(self.ended_slot)]
         m.d.comb += [
             self._ages.write.enable.eq(ended),

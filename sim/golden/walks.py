@@ -15,7 +15,7 @@ class Walk:
 
     ``dead``: the drive is gone. ``stale``: the drive is being rebuilt and the rebuild has not come
     to this row. ``unreadable``: the drive cannot read the block. ``wrong``: the drive has a wrong
-    block, or with copies another block than the first good copy. ``copied``: the role, if any,
+    block, or with copies another block than the first good copy. ``migrated``: the role, if any,
     whose member is being migrated to another drive.
     """
 
@@ -27,7 +27,7 @@ class Walk:
     stale: frozenset[int] = frozenset()
     unreadable: frozenset[int] = frozenset()
     wrong: frozenset[int] = frozenset()
-    copied: frozenset[int] = frozenset()
+    migrated: frozenset[int] = frozenset()
 
     @property
     def roles(self) -> frozenset[int]:
@@ -109,9 +109,9 @@ def _steps(walk: Walk, bad: frozenset[int], *, again: bool) -> tuple[set[int], s
     looks = walk.kind in ("CHECK", "REPAIR", "PATROL") and not again
     if walk.kind == "COPY":
         # The member of a migration is not mended.
-        mend -= walk.copied
-        if not bad & (walk.stale | walk.copied):
-            return set(walk.copied), set()
+        mend -= walk.migrated
+        if not bad & (walk.stale | walk.migrated):
+            return set(walk.migrated), set()
     if walk.copies > 1:
         if not good:
             return None

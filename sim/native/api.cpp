@@ -1,5 +1,5 @@
-// The C interface of the controller library (harness.py binds it). No exception leaves it: a call
-// that fails returns `kFailed`, and `striata_error` says why until the next call.
+// The C interface of the controller library (harness.py binds it). No exception leaves it. A call
+// that fails returns `kFailed`. `striata_error` says why until the next call.
 #include <algorithm>
 
 #include "checks.hpp"
@@ -17,9 +17,9 @@ struct Handle {
     std::string error;
 };
 
-std::string loose_error;  // of a call without a handle
+std::string loose_error;  // the error of a call without a handle
 
-// Calls `action`; keeps the text of what it throws.
+// Calls `action`. Keeps the text of what it throws.
 template <typename Action>
 int64_t guard(Handle* handle, Action action) {
     std::string& error = handle ? handle->error : loose_error;
@@ -133,7 +133,7 @@ int64_t striata_mmio_read(Handle* handle, int64_t offset, int64_t bytes) {
     });
 }
 
-// flow: of `Flow`, for so long.
+// Holds a flow for `time_ps`. `flow` is a `Flow`.
 int64_t striata_hold(Handle* handle, int64_t flow, int64_t time_ps) {
     return guard(handle, [&](Harness& harness) {
         check_range("flow", flow, 0, int64_t(Flow::kCount) - 1);
@@ -143,7 +143,7 @@ int64_t striata_hold(Handle* handle, int64_t flow, int64_t time_ps) {
     });
 }
 
-// end: of `ReadEnd`; bytes 0: of any address.
+// `end` is a `ReadEnd`. With `bytes` 0 it hits reads of any address.
 int64_t striata_fail_reads(Handle* handle, int64_t end, int64_t reads, int64_t address,
                            int64_t bytes, int64_t late) {
     return guard(handle, [&](Harness& harness) {
@@ -154,7 +154,7 @@ int64_t striata_fail_reads(Handle* handle, int64_t end, int64_t reads, int64_t a
     });
 }
 
-// port -1: of the run.
+// With `port` -1 these are the statistics of the run.
 int64_t striata_statistics(Handle* handle, int64_t port, int64_t* values, int64_t most) {
     return guard(handle, [&](Harness& harness) {
         check_range("values", most, 0, kForever);
@@ -187,7 +187,7 @@ int64_t striata_restart_drive(Handle* handle, int64_t port) {
     });
 }
 
-// time_ps 0: it stays away.
+// With `time_ps` 0 the drive stays away.
 int64_t striata_lose_power(Handle* handle, int64_t port, int64_t time_ps) {
     return guard(handle, [&](Harness& harness) {
         check_range("time_ps", time_ps, 0, 1000 * kSecond);
@@ -224,7 +224,7 @@ int64_t striata_replace_drive(Handle* handle, int64_t port) {
     });
 }
 
-// mode 0: readable again; 1: bad until written; 2: bad for good.
+// `mode` is 0 for readable again, 1 for bad until written, 2 for bad for good.
 int64_t striata_medium_error(Handle* handle, int64_t port, int64_t block, int64_t mode) {
     return guard(handle, [&](Harness& harness) {
         Drive& drive = harness.drive(port);
@@ -248,7 +248,7 @@ int64_t striata_refuse_writes(Handle* handle, int64_t port, int64_t block, int64
     });
 }
 
-// flags: 1 data moves, 2 deaf to aborts, 4 not cured by a reset.
+// `flags` are 1 if the data moves, 2 if aborts do nothing, 4 if a reset does not cure the drive.
 int64_t striata_drive_fault(Handle* handle, int64_t port, int64_t commands, int64_t flags,
                             int64_t delay_ps) {
     return guard(handle, [&](Harness& harness) {
@@ -302,7 +302,7 @@ int64_t striata_drive_write(Handle* handle, int64_t port, int64_t block, int64_t
     });
 }
 
-// Numbers of the blocks that hold something; returns how many there are.
+// Writes the numbers of the blocks that hold something. Returns how many there are.
 int64_t striata_drive_blocks(Handle* handle, int64_t port, int64_t* blocks, int64_t most) {
     return guard(handle, [&](Harness& harness) {
         const auto& pages = harness.drive(port).storage().pages();

@@ -1,5 +1,6 @@
 // Assertions of the design that fail while the model is evaluated. The verilated sources include
-// this: what they would print, and then stop the process for, is kept for the harness instead.
+// this file. They would print a message and stop the process. This file keeps the message for the
+// harness instead.
 #pragma once
 
 #include <string>
@@ -9,10 +10,10 @@
 
 namespace striata {
 
-// Of one thread: it evaluates one model at a time.
+// Each thread has one object. It evaluates one model at a time.
 class Assertions {
 public:
-    // The design says something. Of an assertion that fails: first its own message, then where.
+    // The design says something. An assertion that fails says its message first, then where it is.
     void say(const std::string& text) {
         if (failed_) return;  // the first one counts
         message_ = std::move(where_);
@@ -20,7 +21,7 @@ public:
     }
     void stop() { failed_ = true; }
     bool failed() const { return failed_; }
-    // Where the first one is, and what it said; forgets it.
+    // Returns where the first assertion is, and what it said. Forgets both.
     std::string take() {
         std::string result = place(where_) + ": " + message_;
         *this = Assertions();
@@ -29,7 +30,7 @@ public:
     }
 
 private:
-    // Verilator's text has it between these, below the name of the model.
+    // Verilator puts the place between these two texts. The name of the model comes before it.
     static std::string place(const std::string& text) {
         const std::string before = "Assertion failed in ";
         const size_t found = text.find(before);

@@ -20,7 +20,7 @@ uint64_t ones(int count) {
     return count >= kWord ? ~uint64_t(0) : (uint64_t(1) << count) - 1;
 }
 
-// Byte enables of a beat: bytes from `first` (descriptor before it) up to `end`.
+// Byte enables of a beat for the bytes from `first` up to `end`. The descriptor is before `first`.
 uint64_t byte_enables(int first, int end) { return ones(end) & ~ones(first); }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The hard block's AXI streams (PG213, 64 to 256 bits, dword aligned); RC that straddles is in
+// The hard block's AXI streams (PG213, 64 to 256 bits, dword aligned). An RC that straddles is in
 // straddle.hpp.
 #pragma once
 
@@ -7,11 +7,11 @@
 
 namespace striata {
 
-// RQ or CC: beats become packets. What is offered must stay until it is taken, a packet must come
-// without a gap, and every beat but its last must be full (PG213, requester and completer).
+// RQ or CC: turns beats into packets. A beat must stay as it is until it is taken. A packet must
+// come without a gap. Every beat but its last must be full (PG213, requester and completer).
 class PacketSink {
 public:
-    // `sequence`: where the sequence number of a request comes back; none for completions.
+    // `sequence` are the pins for the sequence number of a request. CC has none.
     PacketSink(const AxiPins& pins, Link& link, int beat_bytes, const SequencePins* sequence)
         : pins_(pins),
           link_(link),
@@ -23,7 +23,7 @@ public:
     }
 
     // Sets `ready` for this cycle, and the number of a request that no completion can pass any
-    // more; true if something changed or may change again.
+    // more. Returns whether something changed or may change again.
     bool drive(Ps now) {
         const bool offered = *pins_.valid;
         const bool room = tlp_ || (completer_ ? link_.reply_room() : link_.request_room());
@@ -42,7 +42,7 @@ public:
         }
         return changed || (offered && !link_.always_ready());
     }
-    // Before the clock edge: takes the beat if there is one.
+    // Is called before the clock edge. Takes the beat if there is one.
     bool sample() {
         if (!*pins_.valid) {
             if (tlp_ || held_) gap();
@@ -60,9 +60,9 @@ public:
         take();
         return true;
     }
-    // After the clock edge.
+    // Is called after the clock edge.
     void commit(Ps now);
-    // The link is down: what has come of a packet is no packet.
+    // The link is down. Forgets the packet that has come in part.
     void forget();
 
 private:
@@ -93,8 +93,8 @@ private:
     int beat_bytes_;
     bool completer_;
     const SequencePins* sequence_;
-    bool held_ = false;  // offered in the last cycle, and not taken
-    Beat beat_{};        // what was
+    bool held_ = false;  // a beat was offered in the last cycle, and not taken
+    Beat beat_{};        // that beat
     Offer offer_{};
     Tlp* tlp_ = nullptr;
     int filled_ = 0;
@@ -103,19 +103,19 @@ private:
     bool complete_ = false;
 };
 
-constexpr uint64_t kRcDiscontinue = uint64_t(1) << 42;  // of tuser
+constexpr uint64_t kRcDiscontinue = uint64_t(1) << 42;  // a bit of tuser
 
-// RC or CQ: packets become beats.
+// RC or CQ: turns packets into beats.
 class BeatSource {
 public:
     virtual ~BeatSource() = default;
-    // Sets the pins for this cycle; true if something changed.
+    // Sets the pins for this cycle. Returns whether something changed.
     virtual bool drive(Ps now) = 0;
-    // Before the clock edge: true if a beat is taken.
+    // Is called before the clock edge. Returns whether a beat is taken.
     virtual bool sample() = 0;
-    // After the clock edge: the beat offered was taken.
+    // Is called after the clock edge, if the beat on offer was taken.
     virtual void commit(Ps now) = 0;
-    // The link is down: nothing is offered, and nothing has begun.
+    // The link is down. Offers nothing, and forgets the packet that has begun.
     virtual void forget() = 0;
 };
 

@@ -77,7 +77,7 @@ void check_load(const LoadFields& fields, const DriveFields& drive) {
     within("read_percent", fields.read_percent, 0, 100);
     within("blocks", fields.blocks, 1, kMaxCommandBlocks);
     within("first", fields.first, 0, drive.capacity - 1);
-    // At random a command begins at one of the blocks that leave it room, of which there must be one.
+    // A random command begins at a block that leaves it room. There must be such a block.
     within("range", fields.range, fields.blocks + !fields.sequential,
            drive.capacity - fields.first);
     within("warm_up_ps", fields.warm_up_ps, 0, kNever / 4);

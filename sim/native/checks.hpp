@@ -1,5 +1,6 @@
-// Parameters that the models can work with. Python checks them as well, with more to say; these keep
-// what comes past it from dividing by zero or leaving an array.
+// Checks of the parameters of the models. Python checks them as well, and says more. These checks
+// are for calls that do not come through Python. Without them a model could divide by zero or leave
+// an array.
 #pragma once
 
 #include "direct.hpp"

@@ -13,7 +13,7 @@ constexpr Ps kNever = std::numeric_limits<Ps>::max();
 constexpr Ps kSecond = 1'000'000'000'000;
 constexpr int64_t kBlockBytes = 4096;
 
-// A rule of a port was broken, by the design or by the caller.
+// The design or the caller broke a rule of a port.
 struct ModelError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
@@ -24,7 +24,7 @@ inline Ps transfer_time(int64_t bytes, int64_t rate) {
                 : 0;
 }
 
-// xorshift64*: fast, seeded, the same everywhere.
+// xorshift64*. It is fast, it has a seed, and it gives the same numbers on every machine.
 class Random {
 public:
     explicit Random(uint64_t seed) : state_(seed * 0x9E3779B97F4A7C15u + 1) {}
@@ -41,7 +41,7 @@ private:
     uint64_t state_;
 };
 
-// A queue in a ring that grows when full: no allocation once warm.
+// A queue in a ring. It grows when it is full, so it allocates nothing once it is large enough.
 template <typename T>
 class Ring {
 public:

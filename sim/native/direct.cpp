@@ -42,7 +42,7 @@ private:
                         int(load_.blocks)}, now);
     }
 
-    // Everything is taken at once: frames when their last byte is there, data when it is asked for.
+    // Takes a frame when its last byte is there. Sends data as soon as the drive asks for it.
     void step(Ps now) {
         drive_->advance(now);
         while (drive_->frame_waiting() && drive_->frame().end <= now) drive_->frame_taken(now);

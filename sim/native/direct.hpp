@@ -1,5 +1,5 @@
-// A drive without a controller: a host that keeps a number of commands outstanding, for fitting
-// and for tests of the drive models.
+// A drive without a controller. A host keeps a number of commands outstanding. Fitting and tests of
+// the drive models use it.
 #pragma once
 
 #include "drive.hpp"
@@ -15,8 +15,8 @@ struct LoadFields {
 };
 
 struct LoadResult {
-    int64_t commands = 0;     // that ended in the measured time
-    int64_t latency_ps = 0;   // their mean
+    int64_t commands = 0;     // commands that ended in the measured time
+    int64_t latency_ps = 0;   // their mean latency
     int64_t read_ahead_hits = 0;
     int64_t medium_busy_ps = 0;
 };

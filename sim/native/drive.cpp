@@ -81,7 +81,7 @@ void Drive::begin(int tag, Ps now) {
             flush(tag, now);
             break;
         case Operation::kSpoil:
-            // Write Uncorrectable: reads fail until the block is written.
+            // Write Uncorrectable. Reads of the block fail until it is written.
             if (storage_.refuses(s.command.block))
                 s.refused = true;
             else
@@ -103,7 +103,7 @@ void Drive::block_ready(int tag, int index, Ps now) {
     s.ready |= uint64_t(1) << index;
     while (s.emitted < s.command.blocks && s.ready >> s.emitted & 1) {
         if (s.emitted == s.error_at) {
-            // The blocks before it may still be on the link: the last of them ends the command.
+            // The blocks before it may still be on the link. The last of them ends the command.
             s.failed = true;
             s.ready = 0;
             end_failed(tag, now);
@@ -114,7 +114,7 @@ void Drive::block_ready(int tag, int index, Ps now) {
     send();
 }
 
-// Once the medium is done with the command: its tag may be used again at once.
+// Ends the command once the medium is done with it, as the tag may be used again at once.
 void Drive::end_failed(int tag, Ps now) {
     Slot& s = slot(tag);
     const bool all = __builtin_popcountll(s.looked_at) == s.command.blocks;
@@ -123,7 +123,7 @@ void Drive::end_failed(int tag, Ps now) {
     finish(tag, DriveStatus::kMediumError, now);
 }
 
-// Occupies the link, and what drives share, for one block; returns when its last byte is through.
+// Occupies the link and the shared link for one block. Returns when the last byte is through.
 Ps Drive::reserve(Ps start, Ps* shared_free, int64_t* busy) {
     Ps end = start + transfer_time(kBlockBytes, fields_.rate);
     if (expander_) {
@@ -276,7 +276,7 @@ void Drive::abort(int tag, Ps now) {
 
 void Drive::reset(Ps now) {
     ++counters_.resets;
-    // What the reset ends before its data has been flushed may be there or not, as after a power loss.
+    // What was not flushed before the reset may be lost, as after a power loss.
     if (fields_.reset_loses_cache) cache_.lose(storage_);
     forget();
     events_ = {};
@@ -337,7 +337,7 @@ void Drive::end_all(bool anew, bool frame_started, bool grant_offered, Ps now) {
         s.anew = anew;
         s.emitted = s.taken + (on_pins ? 1 : 0);
         grants_out_ += size_t(s.in_flight) + (tag == grant_tag ? 1 : 0);
-        // A grant on the pins will be taken, and its data with it.
+        // The controller will take a grant on the pins, and send its data.
         if (tag != grant_tag) end_doomed(tag, now);
     }
 }

@@ -1,4 +1,4 @@
-// A drive: commands, its link, completions. What happens on the medium is in the derived classes.
+// A drive: its commands, its link, its completions. The derived classes model the medium.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@ namespace striata {
 constexpr int kMaxTags = 32;
 constexpr int kMaxCommandBlocks = 64;
 constexpr size_t kLinkFrames = 4;    // blocks that the link core buffers towards the controller
-constexpr size_t kGrantsAhead = 16;  // blocks of write data asked for at once
+constexpr size_t kGrantsAhead = 16;  // blocks of write data that it asks for at once
 constexpr int kHistogramBins = 64;
 
 enum class Operation : uint8_t { kRead = 0, kWrite = 1, kFlush = 2, kSpoil = 3 };
@@ -29,26 +29,26 @@ struct DriveCommand {
     int blocks;
 };
 
-// The wide link that drives behind an expander share, each way.
+// The wide link that the drives behind an expander share. Each direction is free from a time on.
 struct ExpanderLink {
     int64_t rate = 0;
     Ps out_free = 0;
     Ps in_free = 0;
 };
 
-// What is wrong with a drive: so many commands that begin (-1: all) are not ended, or late.
+// What is wrong with a drive. The next `commands` commands (-1: all) end late or never.
 struct Fault {
     int64_t commands = 0;
-    bool at_end = false;   // their data moves
+    bool at_end = false;   // their data moves all the same
     bool deaf = false;     // aborts do not end them
     bool lasting = false;  // a reset does not cure the drive
-    Ps delay = 0;          // they end so much later, if not 0
+    Ps delay = 0;          // they end so much later; 0: they never end
 };
 
-// A block on its way to the controller: byte n is there at start + (end - start) * n / 4096.
+// A block on its way to the controller. Byte n arrives at start + (end - start) * n / 4096.
 struct Frame {
     int tag;
-    bool last;  // of its command
+    bool last;  // it is the last block of its command
     Ps start;
     Ps end;
     alignas(32) uint8_t data[kBlockBytes];
@@ -61,12 +61,12 @@ struct Completion {
 
 class Drive {
 public:
-    // `set_seed` before the first command.
+    // The caller calls `set_seed` before the first command.
     Drive(const DriveFields& fields, ExpanderLink* expander);
     void set_seed(uint64_t seed);
     virtual ~Drive() = default;
 
-    // Time: `advance` does everything due until `now`.
+    // Time. `advance` does everything that is due until `now`.
     Ps next_event() const { return events_.empty() ? kNever : events_.top().time; }
     void advance(Ps now);
 
@@ -75,36 +75,37 @@ public:
     Ring<Completion>& completions() { return completions_; }
     void completion_taken();
 
-    // Read data: the frame at the front is on the link, or about to be.
+    // Read data. The frame at the front is on the link, or will be there next.
     bool frame_waiting() const { return frame_count_ != 0; }
     Frame& frame() { return frames_[frame_first_]; }
     void frame_taken(Ps now);
 
-    // Write data: tags whose next block is asked for, in order. `inbound` reserves the link for a
-    // block (its beats come evenly from `start` to `end`); `block_received` ends it.
+    // Write data. `grants` are the tags whose next block the drive asks for, in order. `inbound`
+    // reserves the link for a block. The beats of the block come evenly from `start` to `end`.
+    // `block_received` ends the block.
     Ring<int>& grants() { return grants_; }
     void grant_taken();
     void inbound(Ps now, Ps* start, Ps* end);
     void block_received(int tag, const uint8_t* data, Ps now);
 
-    // The controller wants a command ended, and all of them forgotten.
+    // `abort`: the controller wants a command to end. `reset`: the drive forgets all commands.
     void abort(int tag, Ps now);
     void reset(Ps now);
-    // From now on; replaces what was before.
+    // The fault holds from now on. It replaces the one before.
     void set_fault(const Fault& fault) { fault_ = fault; }
 
-    // `frame_started`, `grant_offered`: the front of that queue is on the pins and must stay.
+    // With `frame_started` or `grant_offered` the front of that queue is on the pins and must stay.
     void set_present(bool present, bool frame_started, bool grant_offered, Ps now);
-    // It begins anew by itself: what it has ends as aborted, and what it had not flushed may be gone.
+    // The drive restarts by itself. Its commands end as aborted. What is not flushed may be lost.
     void restart(bool frame_started, bool grant_offered, Ps now);
-    // A command just submitted was offered as the drive began anew.
+    // The command was offered as the drive restarted. It ends as aborted.
     void abort_unbegun(int tag);
     bool present() const { return present_; }
-    // Another drive of the same make takes its place, with nothing on it and nothing wrong.
+    // An empty drive of the same make, without a fault, takes the place of this one.
     void replace();
 
     Storage& storage() { return storage_; }
-    // Past the controller: what is stored is on the medium.
+    // Stores a block on the medium, past the controller.
     void store(int64_t block, const uint8_t* data) {
         cache_.flush_block(block, cache_.taken());
         storage_.write(block, data);
@@ -120,30 +121,30 @@ public:
 protected:
     struct Slot {
         bool active = false;
-        bool doomed = false;  // the drive went away, or
-        bool anew = false;    // began anew
-        bool faulty = false;  // `fault_` has hit it: it ends so much later, or never (0)
+        bool doomed = false;  // the drive went away or restarted
+        bool anew = false;    // it restarted
+        bool faulty = false;  // `fault_` has hit it: it ends `delay` later, or never if that is 0
         Ps delay = 0;
         bool stuck = false;   // it will not end by itself
         DriveCommand command{};
         Ps since = 0;
         uint64_t ready = 0;    // blocks that came off the medium
-        uint64_t looked_at = 0;  // blocks that did, or could not
+        uint64_t looked_at = 0;  // blocks that did, or could not be read
         int emitted = 0;       // blocks handed to the link
         int taken = 0;         // blocks that the controller has
         bool failed = false;   // the next block cannot be read
-        bool ended = false;    // and that has been said
+        bool ended = false;    // the completion has said so
         int error_at = 0;      // first block that cannot be read
         int asked = 0;         // grants made
-        int in_flight = 0;     // grants taken whose data is not here yet
+        int in_flight = 0;     // grants taken whose data has not come yet
         int received = 0;
         int remaining = 0;     // blocks that a derived class still has to write
         bool refused = false;  // one of its blocks cannot be written
-        int64_t written_before = 0;  // blocks that the cache had taken: of a flush when it began,
-                                     // of a write when its last one was there
+        int64_t written_before = 0;  // blocks that the cache had taken when a flush began, or
+                                     // when the last block of a write had come
     };
 
-    // Derived classes: a command begins; a block of write data is here; an event of theirs is due.
+    // Derived classes act on these: a command begins, write data has come, their own event is due.
     virtual void read(int tag, Ps now) = 0;
     virtual void write(int tag, Ps now) = 0;
     virtual void flush(int tag, Ps now) = 0;
@@ -151,7 +152,7 @@ protected:
     virtual void due(int argument, Ps now) = 0;
     virtual void forget() = 0;
 
-    // For derived classes.
+    // Derived classes call these.
     void schedule(Ps time, int argument) { push_event(time, kDerived, argument, 0); }
     void ready_at(int tag, int index, Ps time) { push_event(time, kReady, tag, index); }
     void ask(int tag);  // asks for all write data of a command
@@ -210,7 +211,7 @@ private:
     Frame frames_[kLinkFrames];
     size_t frame_first_ = 0;
     size_t frame_count_ = 0;
-    Ring<int> asking_;  // commands whose data is asked for, oldest first
+    Ring<int> asking_;  // commands whose data the drive asks for, oldest first
     Ring<int> grants_;
     size_t grants_out_ = 0;
     Ring<Completion> completions_;

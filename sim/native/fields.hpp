@@ -8,7 +8,7 @@
 
 namespace striata {
 
-// The comma-separated names of a list, without a comma at the end; empty if there is none.
+// The names of a list with commas between. It is empty if there is no such list.
 inline const char* field_names(const std::string& group) {
     static std::string names;
     names.clear();
@@ -21,7 +21,7 @@ inline const char* field_names(const std::string& group) {
     return names.c_str();
 }
 
-// A structure of 64-bit integers from an array, and back.
+// Turns an array into a structure of 64-bit integers, and back.
 template <typename Fields>
 Fields from_array(const int64_t* values) {
     Fields fields;

@@ -125,7 +125,7 @@ bool Harness::drive_streams(Ps now) {
     return active;
 }
 
-// While the link is down nothing that stands on a stream means anything.
+// While the link is down, what stands on the streams means nothing.
 void Harness::set_link(bool down) {
     link_.set_down(down, now());
     if (!down) return;
@@ -137,8 +137,8 @@ void Harness::set_link(bool down) {
     unsaid_[0] = unsaid_[1] = 0;
 }
 
-// PG213, "Avoiding Head-of-Line Blocking for Posted Requests": what was sent in the last two cycles
-// has not been taken off yet.
+// PG213, "Avoiding Head-of-Line Blocking for Posted Requests". The pins do not count the requests
+// of the last two cycles yet.
 bool Harness::drive_credits() {
     constexpr int64_t kMost = 15;
     const int64_t credits = link_.read_credits() + unsaid_[0] + unsaid_[1];
@@ -153,7 +153,7 @@ int64_t Harness::next_cycle() const {
     const uint64_t none = time_mask();
     int64_t next = cycle_at(link_.next_event());
     const uint64_t deadline = *pins_.deadline & none;
-    // How far away it is: time wraps.
+    // The time wraps, so only the distance counts.
     if (deadline != none)
         next = std::min(next, cycle_ + int64_t((deadline - clock_time()) & none));
     for (size_t i = 0; i < ports_.size(); ++i) {
@@ -171,7 +171,7 @@ void Harness::jump(int64_t until_cycle) {
     ++counters.jumps;
     link_.rules().idle(target - cycle_);
     cycle_ = target;
-    // The deadline itself is a cycle like any other: look again before the next jump.
+    // The cycle of the deadline is evaluated like any other. The next jump comes after that.
     streak_ = 0;
 }
 
@@ -244,10 +244,10 @@ void Harness::restart(int64_t port) {
 
 void Harness::lose_power(int64_t port, Ps time) {
     const size_t i = index(port);
-    if (!drives_[i]->present() && return_[i] == kNoCycle) return;  // there is none
+    if (!drives_[i]->present() && return_[i] == kNoCycle) return;  // the port has no drive
     set_present(port, false);
     if (!time) return;
-    // The controller sees that it was away.
+    // The drive stays away long enough for the controller to see it.
     return_[i] = std::max(cycle_at(now() + time), cycle_ + kCyclesAway);
     next_return_ = std::min(next_return_, return_[i]);
 }

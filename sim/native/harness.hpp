@@ -1,5 +1,5 @@
-// Runs the verilated controller with its surroundings, one clock cycle at a time, and jumps over
-// cycles in which nothing can move.
+// Runs the verilated controller with its surroundings, one clock cycle at a time. Jumps over cycles
+// in which nothing can move.
 #pragma once
 
 #include <memory>
@@ -20,9 +20,9 @@ public:
             const std::vector<int64_t>& expander_rates, uint8_t* memory, int64_t memory_bytes,
             uint64_t seed);
 
-    // Runs to the next event, to `until` (picoseconds; 0: no end), or until `cycles` cycles have
-    // been evaluated (0: any number). Returns events written. Once a rule has been broken every
-    // further run says so again.
+    // Runs to the next event, to `until` (picoseconds, 0: no end), or until it has evaluated
+    // `cycles` cycles (0: any number). Returns how many events it has written. Once a rule is
+    // broken, every further run says so again.
     int64_t run(Ps until, int64_t cycles, Event* events, int64_t most);
     Ps now() const { return cycle_ * shape_.clock_ps; }
 
@@ -31,13 +31,13 @@ public:
         return link_;
     }
     Drive& drive(int64_t port) { return *drives_[index(port)]; }
-    // Pulls the drive; it is there again after `time`, if not 0.
+    // Pulls the drive. It comes back after `time`, or never if that is 0.
     void lose_power(int64_t port, Ps time);
     void set_present(int64_t port, bool present);
     void restart(int64_t port);
     void set_identity(int64_t port, uint64_t identity);
     void set_card(uint64_t identity, uint64_t nonce);
-    // Of the design's clock, in cycles, as it left reset.
+    // The time of the design's clock as it leaves reset, in cycles.
     void set_begin(uint64_t begin) { begin_ = begin; }
     void set_jumping(bool jumping) { jumping_ = jumping; }
     void set_status(const std::string& name, int64_t value);
@@ -53,7 +53,7 @@ private:
     void step();
     bool drive_streams(Ps now);
     bool drive_credits();
-    // Of the design, once it has been evaluated.
+    // Checks the assertions of the design after each evaluation.
     static void check_assertions();
     void jump(int64_t until_cycle);
     uint64_t time_mask() const { return (uint64_t(1) << shape_.time_bits) - 1; }
@@ -74,10 +74,10 @@ private:
     std::unique_ptr<PacketSink> cc_;
     std::unique_ptr<BeatSource> rc_;
     std::unique_ptr<PacketSource> cq_;
-    // Times of the ports side by side, so that a cycle looks at little memory.
+    // The times of the ports lie side by side, so that a cycle reads little memory.
     int64_t wake_[kMaxPorts] = {};
     Ps due_[kMaxPorts] = {};
-    int64_t return_[kMaxPorts];  // cycle in which a drive is there again
+    int64_t return_[kMaxPorts];  // cycle in which the drive comes back
     int64_t next_return_ = INT64_MAX;
     std::string failure_;
     int64_t unsaid_[2] = {};  // reads taken in the last two cycles

@@ -1,9 +1,9 @@
-// A hard disk: one actuator that takes the queued access with the shortest positioning time, a
-// track buffer that reads ahead, a write cache that destages.
+// A hard disk. Its actuator takes the queued access with the shortest positioning time. Its track
+// buffer reads ahead. Its write cache destages.
 //
-// Blocks lie on a spiral: block b passes under the head at times congruent to b * block time modulo
-// one revolution, so a sequential access never misses a turn (track and cylinder skew are part of
-// `media_rate`).
+// Blocks lie on a spiral. Block b passes under the head at times congruent to b * block time modulo
+// one revolution. So a sequential access never misses a turn. `media_rate` includes the skew of
+// tracks and cylinders.
 #include <algorithm>
 #include <cmath>
 #include <list>
@@ -30,15 +30,15 @@ public:
                                      : kTransitBlocks) {}
 
 private:
-    // Blocks that wait for the medium; tag -1: already acknowledged.
+    // Blocks that wait for the medium. With tag -1 the host has its completion already.
     struct Run {
         int tag;
         int64_t block;
         int64_t count;
         uint64_t order;
     };
-    // Blocks `first` .. `end` - 1 of the track buffer, block b being there at
-    // `start` + (b - first + 1) * block time. Only the newest piece may still be growing.
+    // Blocks `first` .. `end` - 1 of the track buffer. Block b comes at
+    // `start` + (b - first + 1) * block time. Only the newest piece may still grow.
     struct Piece {
         int64_t first;
         int64_t end;
@@ -122,7 +122,7 @@ private:
         const DriveCommand& command = slot(tag).command;
         const Ps access = access_time(command.block, false, now);
         stop_reading_ahead(now);
-        // A continuation keeps the buffer, anything else starts it anew.
+        // A read that continues the buffer keeps it. Any other read empties it.
         if (pieces_.empty() || pieces_.back().end != command.block) pieces_.clear();
         add_piece({command.block, command.block + command.blocks, now + access});
         for (int i = 0; i < command.blocks; ++i)
@@ -161,8 +161,8 @@ private:
         return true;
     }
 
-    // Lets the head read on past block `needed` - 1. If it had stopped, it waits for the next turn, and only
-    // once half of the buffer is free.
+    // Lets the head read on past block `needed` - 1. If the head has stopped, it waits for the next
+    // turn. It does so only once half of the buffer is free.
     void extend(int64_t needed, Ps now) {
         int64_t end = std::min(needed + fields_.read_ahead_blocks, fields_.capacity);
         Piece& piece = pieces_.back();
@@ -221,7 +221,7 @@ private:
         if (tag < 0) run_ends_[block + count] = std::prev(runs_.end());
     }
 
-    // The track buffer must not answer with what was there before.
+    // The track buffer must not answer with old data.
     void drop_buffer(int64_t block, int64_t count) {
         if (pieces_.empty() || block >= pieces_.back().end || block + count <= pieces_.front().first)
             return;
@@ -244,7 +244,7 @@ private:
             finish(tag, DriveStatus::kGood, now);
             return;
         }
-        // What comes later does not join what the flush waits for.
+        // Later writes do not join the runs that the flush waits for.
         run_ends_.clear();
         flushes_.push({tag, order_});
         move(now);
@@ -273,7 +273,7 @@ private:
         move(now);
     }
 
-    // After a read: queued reads that the head is about to reach anyway come from the buffer.
+    // Is called after a read. The buffer serves queued reads that the head will reach anyway.
     void read_on(Ps now) {
         if (!fields_.read_ahead_blocks || pieces_.empty() || (!runs_.empty() && urgent())) return;
         reading_ahead_ = true;
@@ -335,7 +335,7 @@ private:
     bool reading_ = false;
     bool reading_ahead_ = false;  // the newest piece may still grow
     bool waits_ = false;
-    Ps promised_ = 0;  // the head stays until then: reads rely on it
+    Ps promised_ = 0;  // the head stays until then, as reads rely on it
     std::vector<int> reads_;
     std::vector<Piece> pieces_;
     std::list<Run> runs_;

@@ -20,9 +20,9 @@ public:
         until_[int(flow)] = std::max(until_[int(flow)], until);
         latest_ = std::max(latest_, until);
     }
-    // What waited for it leaves then, not earlier.
+    // The time at which a packet that was held leaves at the earliest.
     Ps until(Flow flow) const { return until_[int(flow)]; }
-    // Whether the packet that could go now waits; one in `every` begins to, at random.
+    // Whether the packet that could go now waits. At random one packet in `every` begins to wait.
     bool waits(Flow flow, Ps now, Random& random) {
         if (held(flow, now)) return true;
         if (!every_ || random.below(uint64_t(every_))) return false;

@@ -28,7 +28,7 @@ extern "C" {
 const char* striata_fields(const char* group) { return field_names(group); }
 const char* striata_model_error() { return model_error.c_str(); }
 
-// Result: commands, mean latency, read-ahead hits, medium's busy time.
+// `result` gets commands, mean latency, read-ahead hits and the busy time of the medium.
 int64_t striata_load(const int64_t* drive, const int64_t* load, int64_t* result) {
     return guard([&] {
         to_array(run_load(from_array<DriveFields>(drive), from_array<LoadFields>(load)), result,
@@ -36,7 +36,7 @@ int64_t striata_load(const int64_t* drive, const int64_t* load, int64_t* result)
     });
 }
 
-// Result: bytes, time, errors, completions, out of order.
+// `result` gets bytes, time, errors, completions and those out of order.
 int64_t striata_bench_write(const int64_t* link, int64_t bytes, int64_t count, int64_t* result) {
     return guard([&] {
         to_array(bench_write(from_array<LinkFields>(link), bytes, count), result,
@@ -52,7 +52,7 @@ int64_t striata_bench_read(const int64_t* link, int64_t bytes, int64_t offset, i
     });
 }
 
-// Beats of straddled RC as the card sees them: data, low 64 bits of tuser, tkeep and tlast each.
+// Checks beats of straddled RC. Each has data, the low 64 bits of tuser, tkeep and tlast.
 int64_t striata_check_straddled(const uint8_t* data, const uint64_t* user, const uint8_t* ends,
                                 int64_t count) {
     return guard([&] {

@@ -1,5 +1,5 @@
-// Parameters and counters as flat lists of 64-bit integers. Python asks for the names (in this
-// order) and passes values, so the two sides cannot disagree. Meanings: parameters.py.
+// Parameters and counters as flat lists of 64-bit integers. Python asks for the names in this order
+// and passes the values. So the two sides cannot disagree. parameters.py says what they mean.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@
     X(random_program_ps) X(lookup_ps) X(power_safe)                     \
     X(dirty_blocks) X(dirty_random) X(volatile_cache) X(reset_loses_cache)
 
-// The last line: reads of one block, one at a time (`phases.hpp`).
-// Upstream is from the device to the host. Payload is user data; wire is everything sent; busy is
+// The last line is about reads of one block, one at a time (`phases.hpp`).
+// Upstream is from the device to the host. Payload is user data. Wire is everything sent. Busy is
 // the time that the serialiser spends on TLPs and DLLPs.
 #define STRIATA_RUN_COUNTERS(X)                                                                 \
     X(cycles_evaluated) X(cycles_skipped) X(jumps)                                              \

@@ -61,7 +61,7 @@ Tlp* Link::allocate() {
     return tlp;
 }
 
-// Where a request to host memory goes; null if there is no memory.
+// Where a request to host memory goes. It is null if no memory is there.
 uint8_t* Link::host(uint64_t address, int64_t bytes) const {
     for (const Window& window : windows_) {
         const uint64_t offset = address - window.address;
@@ -109,7 +109,7 @@ void Link::check_completion(const Tlp* tlp) {
     check("locked", word(tlp, 0) >> 29 & 1, 0);
     check("requester", word(tlp, 1) >> 16, kRequester);
     check("traffic class", word(tlp, 2) >> 25 & 7, 0);
-    check("attributes", word(tlp, 2) >> 28 & 3, 0);  // the third is the completer's own
+    check("attributes", word(tlp, 2) >> 28 & 3, 0);  // the third bit is the completer's own
     asked.active = false;
 }
 
@@ -150,7 +150,7 @@ void Link::set_down(bool down, Ps now) {
     update_next(now);
 }
 
-// A register read ends without a completion.
+// Ends a register read without a completion.
 void Link::no_answer(int tag, Ps now) {
     asked_[tag].active = false;
     events_.push({int64_t(EventKind::kMmio), -1, now, tag});
@@ -160,11 +160,11 @@ void Link::fail_reads(const ReadFault& fault) {
     if (fault.end <= ReadEnd::kGood || fault.end >= ReadEnd::kCount)
         throw ModelError("a read cannot fail in this way");
     if (fault.reads < 1) throw ModelError("at least one read must fail");
-    ordered_ = false;  // others pass one that nothing comes of
+    ordered_ = false;  // other reads pass a read that gets no answer
     faults_.push_back(fault);
 }
 
-// How a read that arrives will end.
+// How the read that arrives will end.
 ReadEnd Link::end_of(uint64_t address, int64_t bytes, bool* late) {
     for (size_t i = 0; i < faults_.size(); ++i) {
         ReadFault& fault = faults_[i];
@@ -203,7 +203,7 @@ void Link::submit(Tlp* tlp, Ps now) {
         ++posted_submitted_;
         up_posted_.push(tlp);
     }
-    // What keeps its order with completions from here on may say so at once.
+    // From here on the packet keeps its order with completions. So its number can go back at once.
     if (tlp->kind != TlpKind::kCompletion && !fields_.in_order) returned_.push(tlp->number);
     next_event_ = std::min(next_event_, std::max(now, up_.free_at()));
 }
@@ -215,7 +215,7 @@ Ps Link::wire_send(Serialiser& wire, const Tlp* tlp, Ps ready) {
     return end;
 }
 
-// Sends at most one packet upstream; true if it did.
+// Sends at most one packet upstream. Returns whether it did.
 bool Link::start_up(Ps now) {
     if (up_.free_at() > now) return false;
     if (!up_replies_.empty()) {
@@ -359,8 +359,8 @@ size_t Link::pick_read(Ps start) {
         if (reads_[i].ready <= start && chosen-- == 0) return i;
 }
 
-// Where the completion that `read` begins with may end: at a multiple of what the root complex
-// cuts at, or at random ones of the read completion boundary.
+// Where the next completion of `read` ends. The root complex cuts at multiples of a size, or at
+// random multiples of the read completion boundary.
 int64_t Link::completion_end(const Read& read) {
     const Settings& settings = rules_.settings();
     const int64_t wanted = fields_.completion_bytes ? fields_.completion_bytes : settings.max_payload;
@@ -420,7 +420,7 @@ void Link::start_completion(size_t index, Ps start) {
     read.address += uint64_t(bytes);
     read.left -= bytes;
     if (hit && spoiled) read.end = ReadEnd::kGood;
-    // The tag is free for the device once it has seen the last completion, not before.
+    // The device may use the tag again only after the last completion.
     if (!last) return;
     if (fields_.late_credits)
         up_credits_.push({start + fields_.credit_return_ps, 0, 0, 1});
@@ -433,7 +433,7 @@ void Link::send_down(Tlp* tlp, Ps ready) {
     down_flight_.push(tlp);
 }
 
-// Sends the oldest register access of a kind if it has credit; true if it did.
+// Sends the oldest register access of a kind if it has credit. Returns whether it did.
 bool Link::send_request(Flow flow, Ps now) {
     const bool posted = flow == Flow::kRegisterWrites;
     Ring<Tlp*>& queue = posted ? down_posted_ : down_non_posted_;
@@ -454,7 +454,7 @@ bool Link::send_request(Flow flow, Ps now) {
     return true;
 }
 
-// Sends at most one packet downstream; true if it did.
+// Sends at most one packet downstream. Returns whether it did.
 bool Link::start_down(Ps now) {
     if (down_.free_at() > now) return false;
     if (send_request(Flow::kRegisterReads, now) || send_request(Flow::kRegisterWrites, now))
@@ -616,7 +616,7 @@ void Link::update_next(Ps now) {
     if (!down_credits_.empty()) next = std::min(next, down_credits_.front().time);
     if (!up_flight_.empty()) next = std::min(next, up_flight_.front()->time);
     if (!down_flight_.empty()) next = std::min(next, down_flight_.front()->time);
-    // A packet that waits for credits is tried again when they return: no event of its own.
+    // A packet that waits for credits needs no event. It is tried again when they return.
     if ((!up_posted_.empty() || !up_non_posted_.empty() || !up_replies_.empty()) &&
         up_.free_at() > now)
         next = std::min(next, up_.free_at());

@@ -1,5 +1,5 @@
-// PCIe link between the hard block and the host bridge, with host memory behind it: TLPs take their
-// time on the wire, consume and return credits, and reads come back as completions.
+// The PCIe link between the hard block and the host bridge, with host memory behind it. TLPs take
+// their time on the wire. They consume and return credits. Reads come back as completions.
 #pragma once
 
 #include <cstring>
@@ -33,11 +33,11 @@ struct Tlp {
     uint8_t last_enable;
     int bytes;    // descriptor and payload
     int payload;  // bytes
-    bool discontinued;  // of a completion: the hard block finds its own memory in error
+    bool discontinued;  // of a completion: the memory of the hard block has an error
     uint64_t address;
     Ps time;         // when it was ready to send, then when it arrives
     uint64_t order;  // posted packets submitted before it
-    Offer offer;     // of a request of the device: when it was offered
+    Offer offer;     // of a request of the device: what held as it was offered
     uint8_t number;  // its sequence number
     alignas(32) uint8_t raw[kRequestDescriptor + kMaxPayload + 64];
 };
@@ -47,18 +47,18 @@ enum class ReadEnd : int64_t {
     kGood,
     kUnsupported,  // UR
     kAborted,      // CA
-    kPoisoned,     // the data is marked as corrupt, and is
+    kPoisoned,     // the data is corrupt, and marked as such
     kLost,         // nothing comes; the hard block says so late in its range
-    kTimeout,      // nothing comes; it says so as soon as it may
-    kDiscontinued, // the data came, and the hard block's own memory lost it
+    kTimeout,      // nothing comes; the hard block says so as soon as it may
+    kDiscontinued, // the data came, and the memory of the hard block lost it
     kCount
 };
 struct ReadFault {
     ReadEnd end;
-    int64_t reads;      // that it still hits
-    uint64_t address;   // those that touch `bytes` from here; 0 bytes: any
+    int64_t reads;      // how many reads it will still hit
+    uint64_t address;   // it hits reads that touch `bytes` from here; 0 bytes: any
     uint64_t bytes;
-    bool late;          // in the last completion, not the first
+    bool late;          // it shows in the last completion, not in the first
 };
 
 enum class EventKind : int64_t { kTime, kInterrupt, kMmio, kIdle, kError };
@@ -67,7 +67,7 @@ struct Event {
     int64_t kind;
     int64_t value;
     int64_t time;
-    int64_t tag;  // of a register read
+    int64_t tag;  // that of a register read
 };
 
 class Link {
@@ -76,9 +76,9 @@ public:
 
     // The hard block's user side.
     bool request_room() const { return up_count_ < fields_.transmit_tlps; }
-    // So for CC: what waits on RQ does not fill its way if the two are apart.
+    // The same for CC. If RQ and CC have queues of their own, RQ does not fill that of CC.
     bool reply_room() const { return fields_.in_order || request_room(); }
-    // Reads that could be sent at once, by the credits that are left.
+    // How many reads the credits that are left allow at once.
     int64_t read_credits() const { return non_posted_headers_ - int64_t(up_non_posted_.size()); }
     // Sequence numbers of requests that no completion can pass any more, in order.
     Ring<uint8_t>& returned() { return returned_; }
@@ -92,11 +92,11 @@ public:
     Rules& rules() { return rules_; }
     Tlp* allocate();
     void release(Tlp* tlp) { free_.push_back(tlp); }
-    // Takes a complete packet of RQ or CC; it must hold its descriptor and payload.
+    // Takes a complete packet of RQ or CC. It must hold its descriptor and payload.
     void submit(Tlp* tlp, Ps now);
     // Packets that arrived for RC and CQ. Whoever takes one calls `consumed`.
     Ring<Tlp*>& completions() { return completions_; }
-    // The request that CQ shows next, or null: reads wait for credits of `pcie_cq_np_req`.
+    // The request that CQ shows next, or null. Reads wait for credits of `pcie_cq_np_req`.
     Tlp* next_request(Ps now);
     bool has_request() const { return !posted_requests_.empty() || !non_posted_requests_.empty(); }
     Tlp* next_completion() {
@@ -110,13 +110,14 @@ public:
     void mmio_write(uint64_t offset, uint64_t value, int bytes, Ps now);
     int mmio_read(uint64_t offset, int bytes, Ps now);  // returns its tag
     void hold(Flow flow, Ps time, Ps now);
-    // The link goes down: nothing that is on its way arrives, on either side, and what the host
-    // reads meanwhile is all ones. Or it is up again.
+    // The link goes down, or comes up again. Nothing that is on its way as it goes down arrives, on
+    // either side. While it is down the host reads all ones.
     void set_down(bool down, Ps now);
     bool down() const { return is_down_; }
     void fail_reads(const ReadFault& fault);
     Ring<Event>& events() { return events_; }
-    // More host memory, at a bus address, that the caller keeps; and none but the first again.
+    // Adds host memory at a bus address. The caller keeps the memory. `unmap_memory` takes away all
+    // but the first.
     void map_memory(uint64_t address, int64_t bytes, uint8_t* data);
     void unmap_memory() { windows_.resize(1); }
 
@@ -138,13 +139,13 @@ private:
         ReadEnd end;
         bool late;
     };
-    // A register read of the host that has not been answered.
+    // A register read of the host that has no answer yet.
     struct Asked {
         bool active = false;
         uint64_t address = 0;
         int dwords = 0;
-        int lower = 0;  // of its address, to the byte
-        int bytes = 0;  // from the first one asked for to the last
+        int lower = 0;  // lower bits of its address, to the byte
+        int bytes = 0;  // from the first byte asked for to the last
     };
     struct Window {
         uint64_t address;
@@ -193,9 +194,9 @@ private:
     std::vector<std::unique_ptr<Tlp>> pool_;
     std::vector<Tlp*> free_;
 
-    Ring<Tlp*> up_posted_;      // memory writes and completions: may pass reads, never each other
+    Ring<Tlp*> up_posted_;      // memory writes and completions: they pass reads, never each other
     Ring<Tlp*> up_non_posted_;
-    Ring<Tlp*> up_replies_;     // completions, if they are apart from what waits on RQ
+    Ring<Tlp*> up_replies_;     // completions, if they have a queue of their own
     Ring<uint8_t> returned_;
     Ring<Tlp*> up_flight_;
     Ring<Credit> up_credits_;
@@ -208,7 +209,7 @@ private:
     Ps up_credit_time_ = 0;
     bool up_blocked_ = false;
 
-    // Register accesses: writes pass reads, nothing passes writes, completions of reads neither.
+    // Register accesses. Writes pass reads. Nothing passes writes, not even completions of reads.
     Ring<Tlp*> down_posted_;
     Ring<Tlp*> down_non_posted_;
     Ring<Tlp*> down_flight_;

@@ -1,5 +1,5 @@
-// Where the time of a read goes inside the controller, between what is seen at its pins. It holds for
-// loads with one read of one block outstanding; of others the sums mean nothing.
+// Where the time of a read goes inside the controller, between moments at its pins. Only loads with
+// one read of one block outstanding have meaningful sums.
 #pragma once
 
 #include "common.hpp"

@@ -1,5 +1,5 @@
-// The controller's ports as memory: Verilator keeps every port little endian, so a pointer to its
-// first byte serves any width. The generated dut.hpp fills these in.
+// The controller's ports as memory. Verilator keeps every port little endian. So a pointer to its
+// first byte serves any width. The generated dut.hpp fills in the pointers.
 #pragma once
 
 #include <cstdint>

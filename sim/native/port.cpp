@@ -55,7 +55,7 @@ bool Port::drive_pins(int64_t cycle) {
     changed |= drive_read(cycle);
     changed |= drive_write(cycle);
     if (restarts_ | *pins_.restarted) {
-        // For a cycle; the next one takes it back.
+        // The pins say it for one cycle.
         *pins_.restarted = restarts_;
         restarts_ = 0;
         wake_ = cycle + 1;
@@ -104,7 +104,7 @@ bool Port::drive_write(int64_t cycle) {
             write_start_ = double(start) * cycles_per_ps_;
             write_step_ = double(end - start) * cycles_per_ps_ / beats_;
         }
-        // A block is through when its last byte is: the last beat waits for the end.
+        // A block is through when its last byte is. So the last beat waits for the end.
         const auto due = int64_t(std::ceil(write_start_ + write_step_ * (write_beat_ + 1)));
         ready = due <= cycle;
         if (!ready) wake_ = std::min(wake_, due);
@@ -115,7 +115,7 @@ bool Port::drive_write(int64_t cycle) {
     return changed;
 }
 
-// Write data that is offered stays until it is taken, or a reset ends everything.
+// Checks that write data on offer stays until it is taken. A reset ends that.
 void Port::watch(bool waits) {
     const size_t bytes = size_t(shape_.beat_bytes) + 1;
     const bool resets = *pins_.reset;
@@ -210,7 +210,7 @@ void Port::begin_again(Ps now) {
     inbound_.clear();
     inbound_started_ = false;
     write_beat_ = 0;
-    // Every pin shows it at once, before anything is sampled again.
+    // Every pin must show it before anything is sampled again.
     *pins_.read_data.valid = 0;
     *pins_.write_data.ready = 0;
     *pins_.grant.valid = 0;

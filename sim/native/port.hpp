@@ -14,13 +14,13 @@ class Port {
 public:
     Port(const DrivePins& pins, Drive& drive, const Shape& shape);
 
-    // Sets the pins for `cycle`; true if one changed. Needed only when `wake` has come.
+    // Sets the pins for `cycle`. Returns whether one changed. Only needed once `wake` has come.
     bool drive_pins(int64_t cycle);
-    // Next cycle in which `drive_pins` has something to do without anything else happening.
+    // The next cycle in which `drive_pins` has something to do by itself.
     int64_t wake() const { return wake_; }
     void poke() { wake_ = 0; }
 
-    // Before the clock edge: notes what is transferred; true if something is.
+    // Is called before the clock edge. Notes what is transferred. Returns whether something is.
     bool sample() {
         const bool waits = *pins_.write_data.valid & uint8_t(write_ready_ ^ 1);
         if (held_ | waits) watch(waits);
@@ -33,9 +33,9 @@ public:
         capture(moved);
         return true;
     }
-    // After the clock edge: what was transferred reaches the drive.
+    // Is called after the clock edge. Passes on to the drive what was transferred.
     void commit(int64_t cycle);
-    // Of that cycle: a command left, a beat of read data was taken.
+    // Whether in that cycle a command left, and whether a beat of read data was taken.
     bool gave_command() const;
     bool took_data() const;
 
@@ -66,7 +66,7 @@ private:
     uint8_t grant_valid_ = 0;
     uint8_t completion_valid_ = 0;
     uint8_t in_reset_ = 0;
-    uint8_t restarts_ = 0;  // the drive says that it has lost what it had not flushed
+    uint8_t restarts_ = 0;  // the drive says that it has lost what was not flushed
     int aborted_ = 0;
     int moved_ = 0;
     DriveCommand command_{};

@@ -1,5 +1,5 @@
-// What the function may send: what its configuration space and its MSI-X table allow. The same
-// settings go to the controller's `status` and to the link, so that there is one truth.
+// What the configuration space and the MSI-X table allow the function to send. The controller's
+// `status` and the link have the same settings.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +22,14 @@ struct Settings {
     bool id_ordering;
 };
 
-// How far RQ is: packets that have been offered, and cycles without any.
+// How far RQ is: how many packets it has offered, and how many cycles without any.
 struct Progress {
     int64_t packets = 0;
     int64_t idle = 0;
 };
 
-// Something that may be sent or not. What is on its way when it is forbidden may still leave: so
-// many packets, of which none may come out of a pipeline that has been empty for so long.
+// Something that may be sent or not. What is on its way when it is forbidden may still leave. That
+// is at most `kAhead` packets, and none after `kIdle` cycles without a packet.
 class Gate {
 public:
     explicit Gate(bool open) : open_(open) {}
@@ -37,7 +37,7 @@ public:
         if (open_ && !open) closed_ = now;
         open_ = open;
     }
-    // Nothing may still leave.
+    // Closes. Not even what is on its way may leave.
     void shut() {
         open_ = false;
         closed_ = Progress{-kAhead - 1, -kIdle - 1};
@@ -52,10 +52,10 @@ private:
     static constexpr int64_t kAhead = 4;
     static constexpr int64_t kIdle = 16;
     bool open_;
-    Progress closed_{-kAhead - 1, -kIdle - 1};  // as if long ago
+    Progress closed_{-kAhead - 1, -kIdle - 1};  // closed as if long ago
 };
 
-// As it was when the packet was offered for the first time.
+// What held when the packet was offered for the first time.
 struct Offer {
     Progress progress;
     Settings settings;
@@ -63,29 +63,29 @@ struct Offer {
 
 class Rules {
 public:
-    // As the host leaves it after enumeration; with `Harness`, `set` follows for every setting.
+    // Begins as the host leaves it after enumeration. `Harness` then sets every setting.
     explicit Rules(const LinkFields& fields)
         : check_vectors_(fields.check_vectors),
           settings_{int(fields.max_payload), int(fields.max_read_request), int(fields.rcb), true,
                     false, false} {}
 
-    // Sets what `name` of `PcieStatus` says; names that mean nothing here are ignored.
+    // Sets what `name` of `PcieStatus` says. Ignores names that mean nothing here.
     void set(const std::string& name, int64_t value);
     const Settings& settings() const { return settings_; }
-    // A link reset: from now on nothing may leave until it is allowed anew.
+    // The link is reset. Nothing may leave until it is allowed anew.
     void forget();
 
-    // RQ offers nothing in so many cycles; it offers a packet for the first time.
+    // `idle`: RQ offers nothing for so many cycles. `offer`: it offers a packet for the first time.
     void idle(int64_t cycles) { progress_.idle += cycles; }
     Offer offer();
 
-    // A request, by the first words of its descriptor and its byte enables.
+    // Checks a request by the first words of its descriptor and its byte enables.
     void check(const Offer& offer, const uint32_t* words, int first_enable,
                int last_enable) const;
-    // An interrupt message: `bytes` at `address`.
+    // Checks an interrupt message of `bytes` at `address`.
     void check_message(const Offer& offer, uint64_t address, uint32_t data, int64_t bytes,
                        int first_enable) const;
-    // The host has written a word of BAR 0, whose byte enables are `enable`.
+    // The host has written a word of BAR 0, with byte enables `enable`.
     void written(uint64_t offset, uint32_t value, int enable);
 
 private:
@@ -95,7 +95,7 @@ private:
     };
     struct Vector {
         Entry now;
-        Entry before;  // when it was masked
+        Entry before;  // as it was when the vector was masked
         Gate unmasked{false};
         bool masked = true;
     };

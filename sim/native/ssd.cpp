@@ -1,4 +1,4 @@
-// A solid-state drive: parallel dies, reads before programs, a write buffer.
+// A solid-state drive. It has parallel dies and a write buffer. Reads go before programs.
 #include <algorithm>
 
 #include "drive.hpp"
@@ -7,7 +7,7 @@ namespace striata {
 
 namespace {
 
-constexpr size_t kStreams = 16;         // sequential streams that are recognised, each direction
+constexpr size_t kStreams = 16;         // sequential streams that it recognises in each direction
 constexpr int64_t kStreamReach = 512;   // blocks by which a stream may run ahead or behind
 
 // Recognises commands that continue one of the latest streams.
@@ -44,7 +44,7 @@ private:
     struct Page {
         int tag;
         int index;
-        Ps time;  // that it keeps the die
+        Ps time;  // how long it keeps the die busy
     };
     struct Die {
         bool busy = false;
@@ -54,8 +54,8 @@ private:
         Ring<Page> programs{4};
     };
 
-    // A group of consecutive pages is spread over all dies; the next begins half way further on, so
-    // that no stride keeps to a part of them.
+    // A group of consecutive pages is spread over all dies. The next group begins half way further
+    // on. So no stride keeps to a part of the dies.
     size_t die_of(int64_t block) const {
         const int64_t turn = block / fields_.dies * (fields_.dies / 2 + 1);
         return size_t((block + turn) % fields_.dies);

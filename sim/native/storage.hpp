@@ -1,4 +1,4 @@
-// What a drive stores: blocks of 4 KiB, sparse; blocks never written, or written with zeros, take
+// What a drive stores: blocks of 4 KiB. Blocks that were never written, or written with zeros, take
 // no memory.
 #pragma once
 
@@ -49,10 +49,10 @@ public:
         left_ = 0;
     }
 
-    // Reads of the block fail until it is written (`curable`) or for good.
+    // Reads of the block fail, until it is written (`curable`) or for good.
     void set_bad(int64_t block, bool curable) { bad_[block] = curable; }
     void clear_bad(int64_t block) { bad_.erase(block); }
-    // First bad block of block .. block + count - 1 as an index, or count.
+    // The index of the first bad block of block .. block + count - 1, or `count` if there is none.
     int first_bad(int64_t block, int count) const {
         if (bad_.empty()) return count;
         for (int i = 0; i < count; ++i)
@@ -60,7 +60,7 @@ public:
         return count;
     }
 
-    // Writes of the block fail, and leave what it holds.
+    // Writes of the block fail, and the block keeps what it holds.
     void refuse(int64_t block, bool refused) {
         if (refused)
             refused_.insert(block);

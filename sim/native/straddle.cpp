@@ -28,7 +28,7 @@ void StraddleRules::check(const RcBeat& beat) {
     if (!(eof[0] & 1) && eof[1] & 1) broken("is_eof_1 without is_eof_0");
     if (sof == 3 && words_) broken("two completions start behind a third one");
     int starts = int(sof & 1) + int(sof >> 1);
-    int place = words_ ? kHalf : 0;  // of the next start
+    int place = words_ ? kHalf : 0;  // where the next completion starts
     int ends = 0;
     uint64_t enables = 0;
     shared_ = false;
@@ -80,7 +80,7 @@ bool StraddledSource::sample() {
     return true;
 }
 
-// Takes the next completion, if there is one that may begin here.
+// Takes the next completion if there is one and it may begin here.
 bool StraddledSource::begin(bool behind) {
     if (link_.completions().empty()) return false;
     if (behind) {
@@ -96,7 +96,7 @@ bool StraddledSource::begin(bool behind) {
 
 void StraddledSource::present() {
     RcBeat beat;
-    // Nobody may rely on what lies beside completions.
+    // Random bytes lie beside completions, so nobody can rely on them.
     const uint64_t noise = random_.next();
     for (int i = 0; i < RcBeat::kBytes; i += int(sizeof noise))
         std::memcpy(beat.data + i, &noise, sizeof noise);

@@ -1,12 +1,12 @@
-// RC with the straddle option (PG213, "Straddle Option on RC Interface", 256 bits): completions as
-// a continuous stream, one of which may begin in the upper half of the beat in which another ends.
+// RC with the straddle option (PG213, "Straddle Option on RC Interface", 256 bits). Completions are
+// a continuous stream. One may begin in the upper half of the beat in which another one ends.
 #pragma once
 
 #include "axis.hpp"
 
 namespace striata {
 
-// A beat of RC: tuser's low 64 bits suffice but for parity, which is not used.
+// A beat of RC. It has the low 64 bits of tuser. Above them is only parity, which nobody uses.
 struct RcBeat {
     static constexpr int kBytes = 32;
     uint8_t data[kBytes];
@@ -15,21 +15,21 @@ struct RcBeat {
     uint8_t last;
 };
 
-// Holds a straddled stream to the rules: where completions start and end, byte enables, and what
-// `discontinue` forbids.
+// Checks the rules of a straddled stream: where completions start and end, their byte enables, and
+// what `discontinue` forbids.
 class StraddleRules {
 public:
     void check(const RcBeat& beat);
-    // Whether the last beat had a start behind an end.
+    // Whether a completion began behind the end of another one in the last beat.
     bool shared() const { return shared_; }
 
 private:
-    int words_ = 0;  // of the completion that has begun and not ended
+    int words_ = 0;  // words of the completion that has begun and not ended
     uint32_t counts_ = 0;  // its second word
     bool shared_ = false;
 };
 
-// Completions become straddled beats, at `straddle_percent` of the occasions.
+// Turns completions into straddled beats, at `straddle_percent` of the occasions.
 class StraddledSource final : public BeatSource {
 public:
     StraddledSource(const AxiPins& pins, Link& link)
@@ -54,7 +54,7 @@ private:
     StraddleRules rules_;
     Tlp* tlp_ = nullptr;
     int sent_ = 0;
-    Tlp* ended_[kMostEnds] = {};  // in the beat on offer
+    Tlp* ended_[kMostEnds] = {};  // completions that end in the beat on offer
     int ends_ = 0;
     bool offered_ = false;
 };

@@ -1,5 +1,5 @@
-// What a drive has told to be written, but may forget when it is pulled: a journal of what each block
-// held before, until a flush, or a write with FUA, has put it on the medium.
+// What a drive has said to be written, but may forget when it is pulled. A journal keeps what each
+// block held before. A flush, or a write with FUA, puts the block on the medium and ends that.
 #pragma once
 
 #include <algorithm>
@@ -16,10 +16,10 @@ class VolatileCache {
 public:
     VolatileCache(bool on, uint64_t seed) : on_(on), random_(seed) {}
 
-    // Blocks taken so far.
+    // How many blocks it has taken so far.
     int64_t taken() const { return taken_; }
 
-    // Writes of a block that may still be forgotten.
+    // How many writes of a block it may still forget.
     int64_t unflushed() const {
         return std::count_if(journal_.begin(), journal_.end(),
                              [](const Entry& entry) { return entry.block != kNone; });
@@ -34,7 +34,7 @@ public:
         storage.write(block, data);
     }
 
-    // What had been taken then is on the medium.
+    // The first `taken` blocks are on the medium.
     void flush(int64_t taken) {
         while (!journal_.empty() && journal_.front().number < taken) journal_.pop_front();
     }
@@ -44,11 +44,12 @@ public:
             if (entry.block == block) entry.block = kNone;
         }
     }
-    // Another drive is there.
+    // Another drive is there now.
     void clear() { journal_.clear(); }
 
-    // The drive loses power. Newest first, writes are undone; an undone one has those of its block
-    // before it undone or not, and one that was not protects them.
+    // The drive loses power. Goes through the writes from the newest one on, and undoes some. A
+    // write that is kept protects the earlier ones of its block. After one that is undone each of
+    // them may be undone or kept.
     void lose(Storage& storage) {
         for (size_t i = journal_.size(); i-- != 0;) {
             const Entry& entry = journal_[i];

@@ -1,4 +1,4 @@
-// One direction of a PCIe link: what a TLP costs on the wire (PCIe base specification 4.2).
+// One direction of a PCIe link. It says what a TLP costs on the wire (PCIe base specification 4.2).
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ public:
         byte_ps_ = bits * 1000.0 / kGigatransfers[generation - 1] / double(lanes) * overhead;
     }
 
-    // Sends `bytes` that were there at `ready`; returns when the last bit leaves.
+    // Sends `bytes` that were there at `ready`. Returns when the last bit leaves.
     Ps send(int64_t bytes, Ps ready) {
         const double start = std::max(free_at_, double(ready));
         owed_ = std::max(0.0, owed_ - (start - free_at_) / byte_ps_);
@@ -39,7 +39,7 @@ public:
         return Ps(free_at_);
     }
 
-    // DLLPs to be sent with the next TLP, or in the gap before it.
+    // DLLPs that leave with the next TLP, or in the gap before it.
     void owe(double bytes) { owed_ += bytes; }
 
     Ps free_at() const { return Ps(free_at_); }

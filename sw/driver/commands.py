@@ -174,7 +174,7 @@ HINTS = {
     0x109: "the card has no such log; some need `background`",
     0x1C0: "plug the drive, or name one that is listed and belongs to no array",
     0x1C1: "list what there is; delete one if the table is full",
-    0x1C2: "delete the volumes first; only a failed member is replaced, only a good one copied",
+    0x1C2: "delete the volumes first; only a failed member is replaced, only a good one migrates",
     0x1C3: "take less, or a larger drive",
     0x1C4: "the array has nothing left to work it out from",
     JOB_RUNNING: "the array has a job: stop the job first",

@@ -87,8 +87,11 @@ class Shares(wiring.Component):
             return Mux(count > least, count - least, 0)
 
         count = read.data
-        more, less = Signal(self._bits + 1), Signal(self._bits)
-        present, grown, shrunk = Signal(self._bits), Signal(self._bits + 1), Signal(self._bits)
+        more = Signal(self._bits + 1)
+        less = Signal(self._bits)
+        present = Signal(self._bits)
+        grown = Signal(self._bits + 1)
+        shrunk = Signal(self._bits)
         sweep = Signal(config.array_bits)
         m.d.comb += [
             read.addr.eq(self.array),

@@ -6,7 +6,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config, bits_for_count
-from hdl.kit.round_robin import RoundRobin
+from hdl.kit.pick import RoundRobin
 
 
 class Waiting(wiring.Component):

@@ -5,29 +5,29 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.array.tables.capacity import Capacity
-from hdl.array.tables.copies import COPY_READERS, Copies, NoCopies
 from hdl.array.tables.drive_health import DriveHealth, FollowedDriveHealth
 from hdl.array.tables.identities import Identities, NoIdentities
 from hdl.array.tables.level_rules import LevelRules
+from hdl.array.tables.migrations import MIGRATION_READERS, Migrations, NoMigrations
 from hdl.array.tables.missing import Missing
 from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
 from hdl.flow.drive_port import IDENTITY_BITS
 from hdl.flow.drive_states import DriveDecisions, DriveStates
 from hdl.flow.geometry import WIDTH_BITS, geometry
 from hdl.flow.manage import (
-    COPY_END_SHIFT,
+    MIGRATION_END_SHIFT,
     Changes,
-    CopyEnd,
     ManageOpcode,
     ManageStatus,
+    MigrationEnd,
     manage_request,
 )
 from hdl.flow.recovery import tried_bits
 from hdl.flow.reference import reference
 from hdl.flow.table_read import (
-    copy_read,
     geometry_read,
     member_read,
+    migration_read,
     port_read,
     port_use,
     volume,
@@ -69,8 +69,8 @@ class ArrayTables(wiring.Component):
         Table of volumes, alike.
     port_read
         Table of the uses of drive ports, alike.
-    copy_read
-        Table of members that are being copied, alike, for the sequencer, dispatch and the states.
+    migration_read
+        Table of migrations, alike, for the sequencer, dispatch and the states.
         Entry and member change in the same cycle.
     present
         One bit per port. A drive is there.
@@ -100,7 +100,7 @@ class ArrayTables(wiring.Component):
         One bit per port. Those that were flushed (`hdl.drive.flusher.Flusher`).
     rewind
         An array of which nothing is rebuilt any more. A drive that has passed all checks is about
-        to be a stale member of it, or to be copied to.
+        to be a stale member of it, or a migration target.
     restarts
         How often the drive at each port has restarted, as `hdl.flow.recovery.recovery` has it of a
         flush.
@@ -130,7 +130,7 @@ class ArrayTables(wiring.Component):
           others.
         - NO_ENTRY for a full table, or for an entry that does not exist.
         - IN_USE for an array with volumes, for a member to replace or to take back that has not
-          failed, and for a member to copy that has failed.
+          failed, and for a member to migrate that has failed.
         - OTHER_DRIVE for a member that is to come back and is another drive.
     """
 
@@ -157,7 +157,7 @@ class ArrayTables(wiring.Component):
                 "member_read": In(member_read(config)).array(member_readers),
                 "volume_read": In(volume_read(config)).array(volume_readers),
                 "port_read": In(port_read(config)),
-                "copy_read": In(copy_read(config)).array(COPY_READERS),
+                "migration_read": In(migration_read(config)).array(MIGRATION_READERS),
                 "present": In(config.ports),
                 "restarted": In(config.ports),
                 "capacity": In(BLOCK_NUMBER_BITS).array(config.ports),
@@ -216,8 +216,8 @@ class ArrayTables(wiring.Component):
         self._rebuilt = Signal(MAX_DRIVES)
         # END_COPY: the ports of the member before and of the one that takes its place; whether it
         # does, and is stale then.
-        self._copied_from = Signal(config.port_bits)
-        self._copied_to = Signal(config.port_bits)
+        self._migrated_from = Signal(config.port_bits)
+        self._migrated_to = Signal(config.port_bits)
         self._joined = Signal()
         self._renews = Signal()
 
@@ -234,17 +234,17 @@ class ArrayTables(wiring.Component):
         """The parts, and the kinds of changes, that the configuration has."""
         config = self._config
         self._of_array = [ManageOpcode.DELETE_ARRAY, ManageOpcode.CREATE_VOLUME]
-        self._copying = self._returns = Const(0)
+        self._migrates = self._returns = Const(0)
         if config.background:
             self._of_array += [ManageOpcode.REPLACE, ManageOpcode.SETTLE, ManageOpcode.CHECK_EMPTY]
             self._of_array += [ManageOpcode.COPY, ManageOpcode.END_COPY]
-            self._copying = self._request.opcode == ManageOpcode.COPY
+            self._migrates = self._request.opcode == ManageOpcode.COPY
         if config.intent_chunks:
             self._of_array.append(ManageOpcode.RE_ADD)
             self._returns = self._request.opcode == ManageOpcode.RE_ADD
         health = FollowedDriveHealth if config.background else DriveHealth
         self._health = health(config=config)
-        self._copies = (Copies if config.background else NoCopies)(config=config)
+        self._migrations = (Migrations if config.background else NoMigrations)(config=config)
         self._identities = (Identities if config.intent_chunks else NoIdentities)(config=config)
 
     def elaborate(self, platform) -> Module:
@@ -275,13 +275,13 @@ class ArrayTables(wiring.Component):
                 self._check_member(m)
                 self._rewind_member(m)
                 self._join_member(m)
-                self._begin_copy(m)
-                self._load_copy(m)
-                self._flush_copy(m)
-                self._judge_copy(m)
-                self._erase_copy(m)
-                self._drain_copy(m)
-                self._part_copy(m)
+                self._begin_migration(m)
+                self._load_migration(m)
+                self._flush_migration(m)
+                self._judge_migration(m)
+                self._erase_migration(m)
+                self._drain_migration(m)
+                self._part_migration(m)
             self._store_volume(m)
             self._respond(m)
             m.d.comb += self.busy.eq(
@@ -295,7 +295,7 @@ class ArrayTables(wiring.Component):
         m.submodules.capacity = self._capacity
         m.submodules.health = self._health
         m.submodules.identities = self._identities
-        m.submodules.copies = self._copies
+        m.submodules.migrations = self._migrations
         m.submodules.arrays = self._arrays
         m.submodules.volumes = self._volumes
         m.submodules.uses = self._uses
@@ -308,7 +308,7 @@ class ArrayTables(wiring.Component):
         ):
             for outer, inner in zip(readers, list(table.reads)[1:], strict=True):
                 connect(m, flipped(outer), inner)
-        for outer, inner in zip(self.copy_read, self._copies.read, strict=True):
+        for outer, inner in zip(self.migration_read, self._migrations.read, strict=True):
             connect(m, flipped(outer), inner)
 
     def _connect_health(self, m: Module) -> None:
@@ -342,7 +342,7 @@ class ArrayTables(wiring.Component):
     def _connect_tables(self, m: Module) -> None:
         """Which entries the change reads and writes, and which arrays and volumes there are."""
         config, arrays, volumes = self._config, self._arrays, self._volumes
-        uses, members, copies = self._uses, self._members, self._copies
+        uses, members, migrations = self._uses, self._members, self._migrations
         entry, position = self._entry, self._position
         for table, exists in ((arrays, self.exists), (volumes, self.volume_exists)):
             write = table.write
@@ -359,10 +359,10 @@ class ArrayTables(wiring.Component):
             members.write.address.eq(member),
             members.write.data.eq(self._at_port),
             members.reads[0].address.eq(members.write.address),
-            copies.array.eq(entry),
-            copies.entry.position.eq(position),
-            copies.entry.port.eq(self._at_port),
-            copies.entry.spare.eq(self._request.spare),
+            migrations.array.eq(entry),
+            migrations.entry.position.eq(position),
+            migrations.entry.port.eq(self._at_port),
+            migrations.entry.spare.eq(self._request.spare),
         ]
 
     def _connect_identities(self, m: Module) -> None:
@@ -412,7 +412,7 @@ class ArrayTables(wiring.Component):
         with m.State("CLEAR"):
             for table in (self._arrays, self._volumes, self._uses):
                 m.d.comb += table.store()
-            m.d.comb += self._copies.write.eq(1)
+            m.d.comb += self._migrations.write.eq(1)
             m.d.sync += [entry.eq(entry + 1), at_port.eq(at_port + 1)]
             with m.If(entry == max(self._config.arrays, self._config.volumes, MAX_DRIVES) - 1):
                 m.next = "TAKE"
@@ -463,14 +463,13 @@ class ArrayTables(wiring.Component):
         with m.State("COUNT_DRIVES"):
             taken = (health.states.used | self.decisions.reserved).bit_select(at_port, 1)
             absent = health.absent.bit_select(at_port, 1)
+            empty = absent & self._request.degraded & (at_port < config.ports)
             m.d.sync += [
                 blocks.eq(Array(self.capacity)[at_port]),
-                unavailable.eq(taken | absent),
+                away.eq(empty),
+                unavailable.eq(taken | (absent & ~empty)),
                 counted.eq(self._named_port),
             ]
-            if config.background:
-                empty = absent & self._request.degraded & (at_port < config.ports)
-                m.d.sync += [away.eq(empty), unavailable.eq(taken | (absent & ~empty))]
             with m.If(at_port == 0):
                 m.d.sync += self._gone.eq(0)
             m.next = "COMPARE_DRIVE"
@@ -625,9 +624,9 @@ class ArrayTables(wiring.Component):
                     m.next = "READ_STALE"
                 with m.Elif(request.opcode == ManageOpcode.END_COPY):
                     m.d.sync += entry.eq(request.array)
-                    m.next = "READ_COPY"
+                    m.next = "READ_MIGRATION"
                 with m.Elif(
-                    (request.opcode == ManageOpcode.REPLACE) | self._returns | self._copying
+                    (request.opcode == ManageOpcode.REPLACE) | self._returns | self._migrates
                 ):
                     m.d.sync += [
                         self._at_port.eq(request.port),
@@ -701,7 +700,7 @@ class ArrayTables(wiring.Component):
 
         with m.State("ERASE_ARRAY"):
             m.d.comb += [*self._arrays.store(), self._edited.eq(1)]
-            m.d.comb += self._copies.write.eq(1)
+            m.d.comb += self._migrations.write.eq(1)
             m.next = "READ_USE"
 
         with m.State("READ_USE"):
@@ -749,7 +748,7 @@ class ArrayTables(wiring.Component):
             m.next = "RESPOND"
 
     # SETTLE. The stale drives of the array have all their blocks, and are trusted once they have
-    # been flushed. One that does not do that is failed, and then the answer's `CopyEnd` is not
+    # been flushed. One that does not do that is failed, and then the answer's `MigrationEnd` is not
     # JOINED. With ``zero`` all live drives of the array are flushed, and stay what they are. All
     # that they hold has been written since they were last judged. So what they lost before that is
     # nobody's loss, and they are suspect no longer.
@@ -802,8 +801,8 @@ class ArrayTables(wiring.Component):
                 trusted.eq((rebuilt & ~(stored & health.states.stale)) == 0),
             ]
         self._answer(m, ManageStatus.DONE)
-        end = Mux(rebuilt.any() & trusted, CopyEnd.JOINED.value, CopyEnd.RELEASED.value)
-        m.d.sync += self.changes.response.payload.index.eq(end << COPY_END_SHIFT)
+        end = Mux(rebuilt.any() & trusted, MigrationEnd.JOINED.value, MigrationEnd.RELEASED.value)
+        m.d.sync += self.changes.response.payload.index.eq(end << MIGRATION_END_SHIFT)
 
     # REPLACE, RE_ADD and COPY. The member must be failed, or for COPY must not be. The new drive
     # must be free, or the old one that failed, and as large. RE_ADD reads the member's port first,
@@ -838,7 +837,7 @@ class ArrayTables(wiring.Component):
             out_of_range = ~self._returns & (request.port >= self._config.ports)
             m.d.sync += [self._old_port.eq(member), self._pause.eq(0), self._left.eq(0)]
             m.next = "REWIND_MEMBER"
-            with m.If(~self._copying & same_drive & ~self._calm):
+            with m.If(~self._migrates & same_drive & ~self._calm):
                 m.next = "CALM_MEMBER"
             with m.If((request.position >= MAX_DRIVES) | (position >= shape.width * shape.spans)):
                 self._answer(m, ManageStatus.INVALID_FIELD)
@@ -851,7 +850,7 @@ class ArrayTables(wiring.Component):
                 self._answer(m, ManageStatus.OTHER_DRIVE)
             with m.Elif(out_of_range | taken.bit_select(port, 1)):
                 self._answer(m, ManageStatus.DRIVE_UNAVAILABLE)
-            with m.Elif(member_failed == self._copying):
+            with m.Elif(member_failed == self._migrates):
                 self._answer(m, ManageStatus.IN_USE)
             with m.Elif(self._blocks < shape.rows + DATA_OFFSET_BLOCKS):
                 self._answer(m, ManageStatus.NO_SPACE)
@@ -865,7 +864,8 @@ class ArrayTables(wiring.Component):
     def _rewind_member(self, m: Module) -> None:
         """The states REWIND_MEMBER and PAUSE_MEMBER.
 
-        Nothing is rebuilt, as far as anyone can see, before the drive is stale, or copied to.
+        Nothing is rebuilt, as far as anyone can see, before the drive is stale, or a migration
+        target.
         """
         pause, left = self._pause, self._left
         m.d.comb += self.rewind.payload.eq(self._request.array)
@@ -881,8 +881,8 @@ class ArrayTables(wiring.Component):
             with m.If(pause == REWIND_CYCLES - 1):
                 m.d.sync += pause.eq(0)
                 m.next = "JOIN_MEMBER"
-                with m.If(self._copying):
-                    m.next = "BEGIN_COPY"
+                with m.If(self._migrates):
+                    m.next = "BEGIN_MIGRATION"
 
     def _join_member(self, m: Module) -> None:
         """The states JOIN_MEMBER and SWAP_MEMBER.
@@ -907,84 +907,88 @@ class ArrayTables(wiring.Component):
                 m.d.sync += self._at_port.eq(self._old_port)
                 m.next = "QUIESCE"
 
-    # COPY and END_COPY. ``at_port`` and ``position`` are those of the drive that is copied to and
-    # of the member, which is read two cycles later.
+    # COPY and END_COPY. ``at_port`` is the port of the migration target. ``position`` is that of
+    # the member, which is read two cycles later.
     #
-    # When all has been copied, the two drives change places first, and the member is copied to. So
-    # rows that began before write both, and so do those that begin after, whatever they take for
-    # the member. When those of before have ended, the new member has what they wrote. If it fails
-    # before, the old one is the member again at once. Only then there is no copy any more.
+    # When all rows are on the migration target, the two drives change places first. The old drive
+    # is the target then. So rows that began before write both, and so do those that begin after,
+    # whatever they take for the member. When those of before have ended, the new member has what
+    # they wrote. If it fails before, the old drive is the member again at once. Only then the
+    # migration is gone.
 
-    def _begin_copy(self, m: Module) -> None:
-        """The states BEGIN_COPY and WRITE_COPY: a drive that joins has not failed.
+    def _begin_migration(self, m: Module) -> None:
+        """The states BEGIN_MIGRATION and WRITE_MIGRATION: a drive that joins has not failed.
 
-        After that it is copied to.
+        After that it is the migration target.
         """
-        uses, health, copies, port = self._uses, self._health, self._copies, self._port
-        with m.State("BEGIN_COPY"):
+        uses, health, migrations, port = self._uses, self._health, self._migrations, self._port
+        with m.State("BEGIN_MIGRATION"):
             m.d.comb += [
                 *uses.store(used=1, array=self._request.array),
                 health.joins.eq(1 << port),
                 health.fails.eq(self._left << port),
             ]
-            m.next = "WRITE_COPY"
+            m.next = "WRITE_MIGRATION"
 
-        with m.State("WRITE_COPY"):
-            m.d.comb += [copies.entry.valid.eq(1), copies.write.eq(1), self._edited.eq(1)]
+        with m.State("WRITE_MIGRATION"):
+            m.d.comb += [migrations.entry.valid.eq(1), migrations.write.eq(1), self._edited.eq(1)]
             self._answer(m, ManageStatus.DONE)
 
-    def _load_copy(self, m: Module) -> None:
-        """The states READ_COPY, in which END_COPY goes on, to FIND_COPIED."""
-        current = self._copies.current
-        with m.State("READ_COPY"):
-            m.next = "LOAD_COPY"
+    def _load_migration(self, m: Module) -> None:
+        """The states READ_MIGRATION, in which END_COPY goes on, to FIND_MIGRATED."""
+        current = self._migrations.current
+        with m.State("READ_MIGRATION"):
+            m.next = "LOAD_MIGRATION"
 
-        with m.State("LOAD_COPY"):
+        with m.State("LOAD_MIGRATION"):
             m.d.sync += [
                 self._at_port.eq(current.port),
                 self._position.eq(current.position),
             ]
-            m.next = "FIND_COPIED"
+            m.next = "FIND_MIGRATED"
             with m.If(~current.valid):
                 self._answer(m, ManageStatus.NO_ENTRY)
 
-        with m.State("FIND_COPIED"):
-            m.next = "JUDGE_COPY"
+        with m.State("FIND_MIGRATED"):
+            m.next = "JUDGE_MIGRATION"
             with m.If(self._request.complete):
-                m.next = "FLUSH_COPY"
+                m.next = "FLUSH_MIGRATION"
 
-    def _flush_copy(self, m: Module) -> None:
-        """The states FLUSH_COPY to KEEP_COPY.
+    def _flush_migration(self, m: Module) -> None:
+        """The states FLUSH_MIGRATION to KEEP_MIGRATION.
 
-        What has been copied may still be in the drive's volatile cache.
+        What has been migrated may still be in the drive's volatile cache.
         """
         port = self._port
-        with m.State("FLUSH_COPY"):
+        with m.State("FLUSH_MIGRATION"):
             m.d.comb += [self.flush.valid.eq(1), self.flush.payload.eq(1 << port)]
             with m.If(self.flush.ready):
-                m.next = "TRUST_COPY"
+                m.next = "TRUST_MIGRATION"
 
-        with m.State("TRUST_COPY"):
+        with m.State("TRUST_MIGRATION"):
             m.d.comb += self.flushed.ready.eq(1)
             with m.If(self.flushed.valid):
                 m.d.comb += self._health.fails.eq((1 << port) & ~self.flushed.payload)
-                m.next = "KEEP_COPY"
+                m.next = "KEEP_MIGRATION"
 
         # A drive that fails is seen to be failed a cycle later.
-        with m.State("KEEP_COPY"):
-            m.next = "JUDGE_COPY"
+        with m.State("KEEP_MIGRATION"):
+            m.next = "JUDGE_MIGRATION"
 
-    def _judge_copy(self, m: Module) -> None:
-        """The states JUDGE_COPY and RENEW_COPY: which of the two drives goes, as they are now."""
+    def _judge_migration(self, m: Module) -> None:
+        """The states JUDGE_MIGRATION and RENEW_MIGRATION.
+
+        They choose which of the two drives goes, as the drives are now.
+        """
         health, member, port, complete = (
             self._health, self._member, self._port, self._request.complete
         )  # fmt: skip
         failed = health.states.failed
         joined, renews = self._joined, self._renews
-        with m.State("JUDGE_COPY"):
-            m.next = "RENEW_COPY"
+        with m.State("JUDGE_MIGRATION"):
+            m.next = "RENEW_MIGRATION"
             m.d.sync += [
-                self._copied_from.eq(member),
+                self._migrated_from.eq(member),
                 joined.eq(
                     ~failed.bit_select(port, 1) & (failed.bit_select(member, 1) | complete)
                 ),
@@ -995,91 +999,91 @@ class ArrayTables(wiring.Component):
             with m.If(complete & doubtful):
                 self._answer(m, ManageStatus.DONE)
                 m.d.sync += self.changes.response.payload.index.eq(
-                    CopyEnd.AGAIN.value << COPY_END_SHIFT
+                    MigrationEnd.AGAIN.value << MIGRATION_END_SHIFT
                 )
 
         # A drive is stale before anyone can find it as the member.
-        with m.State("RENEW_COPY"):
+        with m.State("RENEW_MIGRATION"):
             m.d.comb += health.renewed.eq(Mux(joined & renews, 1 << port, 0))
-            m.next = "ERASE_COPY"
+            m.next = "ERASE_MIGRATION"
 
-    def _end_copy(self, m: Module) -> None:
-        """The copy has ended. Who began before may still use the drive that leaves."""
-        copies, joined = self._copies, self._joined
-        as_member = Mux(self._renews, CopyEnd.STALE.value, CopyEnd.JOINED.value)
-        ended = Mux(joined, as_member, CopyEnd.RELEASED.value)
-        m.d.comb += [copies.entry.valid.eq(0), copies.write.eq(1), self._edited.eq(1)]
+    def _end_migration(self, m: Module) -> None:
+        """The migration has ended. Who began before may still use the drive that leaves."""
+        migrations, joined = self._migrations, self._joined
+        as_member = Mux(self._renews, MigrationEnd.STALE.value, MigrationEnd.JOINED.value)
+        ended = Mux(joined, as_member, MigrationEnd.RELEASED.value)
+        m.d.comb += [migrations.entry.valid.eq(0), migrations.write.eq(1), self._edited.eq(1)]
         m.d.sync += [
             self.changes.response.payload.index.eq(
-                Cat(self._copied_from, ended, copies.current.spare)
+                Cat(self._migrated_from, ended, migrations.current.spare)
             ),
-            self._at_port.eq(Mux(joined, self._copied_from, self._port)),
+            self._at_port.eq(Mux(joined, self._migrated_from, self._port)),
         ]
         m.next = "QUIESCE"
 
-    def _erase_copy(self, m: Module) -> None:
-        """The state ERASE_COPY: member and copy change at once.
+    def _erase_migration(self, m: Module) -> None:
+        """The state ERASE_MIGRATION: member and migration change at once.
 
         So nobody sees neither or both.
         """
-        old, joined = self._copied_from, self._joined
-        with m.State("ERASE_COPY"):
+        old, joined = self._migrated_from, self._joined
+        with m.State("ERASE_MIGRATION"):
             m.d.comb += self._members.write.enable.eq(joined)
-            self._end_copy(m)
+            self._end_migration(m)
             old_lives = ~self._health.states.failed.bit_select(old, 1)
             with m.If(joined & ~self._renews & old_lives):
-                self._swap_copy(m, old)
-                m.d.sync += [self._at_port.eq(old), self._copied_to.eq(self._port)]
-                m.next = "DRAIN_COPY"
+                self._swap_migration(m, old)
+                m.d.sync += [self._at_port.eq(old), self._migrated_to.eq(self._port)]
+                m.next = "DRAIN_MIGRATION"
 
-    def _swap_copy(self, m: Module, port: Value) -> None:
-        """The member is now copied to the drive at ``port``."""
-        copies = self._copies
+    def _swap_migration(self, m: Module, port: Value) -> None:
+        """The migration target is now the drive at ``port``."""
+        migrations = self._migrations
         m.d.comb += [
-            copies.entry.valid.eq(1),
-            copies.entry.port.eq(port),
-            copies.entry.spare.eq(copies.current.spare),
+            migrations.entry.valid.eq(1),
+            migrations.entry.port.eq(port),
+            migrations.entry.spare.eq(migrations.current.spare),
         ]
 
-    def _drain_copy(self, m: Module) -> None:
-        """The states DRAIN_COPY and CONFIRM_COPY: rows of before have ended.
+    def _drain_migration(self, m: Module) -> None:
+        """The states DRAIN_MIGRATION and CONFIRM_MIGRATION: rows of before have ended.
 
         If the new drive fails, the two change places again at once, so reads and flushes find the
         old one. A new one that restarts may lose what the old one has, so it fails.
         """
-        health, copies, joined = self._health, self._copies, self._joined
-        old, new = self._copied_from, self._copied_to
+        health, migrations, joined = self._health, self._migrations, self._joined
+        old, new = self._migrated_from, self._migrated_to
         states = health.states
         lost = states.failed.bit_select(new, 1)
         old_lives = ~states.failed.bit_select(old, 1)
         doubted = states.failed | (states.suspect & ~states.kept)
-        with m.State("DRAIN_COPY"):
+        with m.State("DRAIN_MIGRATION"):
             m.d.comb += self.quiesce.valid.eq(1)
             with m.If(joined & states.suspect.bit_select(new, 1) & ~doubted.bit_select(old, 1)):
                 m.d.comb += health.fails.eq(1 << new)
             with m.If(joined & lost & old_lives):
-                self._swap_copy(m, new)
+                self._swap_migration(m, new)
                 m.d.comb += [
                     *self._members.store(),
-                    copies.write.eq(1),
+                    migrations.write.eq(1),
                     self._edited.eq(1),
                 ]
                 m.d.sync += joined.eq(0)
             with m.If(self.quiesce.ready):
-                m.next = "CONFIRM_COPY"
+                m.next = "CONFIRM_MIGRATION"
 
-        with m.State("CONFIRM_COPY"):
+        with m.State("CONFIRM_MIGRATION"):
             comes_back = lost & (~joined | old_lives)
             m.d.sync += [joined.eq(~comes_back), self._at_port.eq(Mux(comes_back, old, new))]
-            m.next = "PART_COPY"
+            m.next = "PART_MIGRATION"
 
-    def _part_copy(self, m: Module) -> None:
-        """The state PART_COPY: one of the two is the member, and the other one leaves."""
-        with m.State("PART_COPY"):
+    def _part_migration(self, m: Module) -> None:
+        """The state PART_MIGRATION: one of the two is the member, and the other one leaves."""
+        with m.State("PART_MIGRATION"):
             m.d.comb += self._members.store()
-            self._end_copy(m)
+            self._end_migration(m)
             m.d.sync += self._at_port.eq(
-                Mux(self._joined, self._copied_from, self._copied_to)
+                Mux(self._joined, self._migrated_from, self._migrated_to)
             )
 
     def _store_volume(self, m: Module) -> None:

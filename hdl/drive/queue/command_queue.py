@@ -399,7 +399,8 @@ class CommandQueue(wiring.Component):
         """The state INSPECT, of a port whose queue or tags have changed: its first run is launched,
         or the port is looked at again later."""
         config, queue, mask = self._config, self._queue, self._mask
-        port_failed, waits = Signal(), Signal()
+        port_failed = Signal()
+        waits = Signal()
         offered = (self._offered & mask).any()
         m.d.comb += [
             port_failed.eq((self.failed[: config.ports] & mask).any()),

@@ -10,6 +10,7 @@ from hdl.drive.records import command_tag
 from hdl.drive.recovery.leniency import Leniency
 from hdl.flow.drive_port import drive_completion
 from hdl.flow.operation import DriveStatus
+from hdl.kit.clock import NEVER, passed
 from hdl.kit.optional import optional
 from hdl.kit.table import Table
 
@@ -191,11 +192,10 @@ class Ladder(wiring.Component):
     def _follow_time(self, m: Module) -> None:
         """Ticks, and the next of them if there is anything to wait for."""
         shift = tick_shift(self._config)
-        never = Const(-1, TIME_BITS)
         next_tick = Cat(Const(0, shift), (self.now >> shift) + 1)
         m.d.comb += [
             self._tick.eq(self.now[shift:]),
-            self.deadline.eq(Mux(self._any_used, next_tick, never)),
+            self.deadline.eq(Mux(self._any_used, next_tick, NEVER)),
         ]
 
     def _look_at_command(self, m: Module) -> None:
@@ -205,7 +205,7 @@ class Ladder(wiring.Component):
         m.d.comb += [
             self._changes.eq(self.began | self.ended),
             self._commands.reads[0].address.eq(command),
-            self._late.eq(found.used & ~(self._seen - found.due)[self._due_bits - 1]),
+            self._late.eq(found.used & passed(self._seen, found.due)),
             self._port.eq(1 << command.port),
             self._orphan.eq(tags.bit_select(command.tag, 1)),
             self._slow.eq(self._late & found.elsewhere),

@@ -5,7 +5,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config, bits_for_count
-from hdl.kit.pick import lowest_set
+from hdl.kit.pick import lowest_bit
 from hdl.kit.table import Table
 from hdl.nvme.codes import EventType, LogPage
 from hdl.nvme.pages.facts import WARNING_BITS
@@ -181,8 +181,8 @@ class Events(wiring.Component):
     def elaborate(self, platform) -> Module:
         m = Module()
         m.submodules.requests = self._requests
-        vacant = lowest_set(m, ~self._has_request, "vacant")
-        oldest = lowest_set(m, self._has_request, "oldest")
+        vacant = lowest_bit(m, ~self._has_request, "vacant")
+        oldest = lowest_bit(m, self._has_request, "oldest")
         self._hold(m, vacant)
         self._follow_pages(m)
         self._follow_errors(m)
@@ -190,7 +190,7 @@ class Events(wiring.Component):
         with m.If(self.news):
             self._happens(m, EventType.VENDOR)
         m.d.comb += self._ready.eq(self._pending & ~self._masked & ~self.cleared)
-        kind = lowest_set(m, self._ready, "kind")
+        kind = lowest_bit(m, self._ready, "kind")
         result = self._describe(m, kind)
         tells = self._ready.any() & self._has_request.any()
         with m.FSM(name="events") as fsm:

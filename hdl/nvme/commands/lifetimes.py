@@ -5,7 +5,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
-from hdl.kit.pick import lowest_set
+from hdl.kit.pick import lowest_bit
 from hdl.kit.table import Table
 
 AGE_BITS = 40
@@ -91,7 +91,7 @@ class Lifetimes(wiring.Component):
         m.submodules.births = births = self._births
         known = Signal(self._config.volumes)
         comes = self._comes
-        newest = lowest_set(m, comes, "newest")
+        newest = lowest_bit(m, comes, "newest")
         m.d.comb += [
             comes.eq(self.exists & ~known),
             births.write.address.eq(newest),
@@ -112,7 +112,7 @@ class Lifetimes(wiring.Component):
         # The age at which each volume was told last.
         m.submodules.tidings = tidings = Table(AGE_BITS, self._config.volumes, forwards=True)
         waiting = Signal.like(self.told)
-        first = lowest_set(m, waiting, "first_told")
+        first = lowest_bit(m, waiting, "first_told")
         notes = Signal()
         m.d.comb += [
             notes.eq(waiting.any() & ~self._comes.any()),

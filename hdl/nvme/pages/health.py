@@ -7,7 +7,7 @@ from amaranth.lib.wiring import In, Out
 from hdl.config import TIME_BITS, Config
 from hdl.flow.host_command import HostOpcode
 from hdl.kit.optional import optional
-from hdl.kit.pick import lowest_set
+from hdl.kit.pick import lowest_bit
 from hdl.nvme.codes import (
     PARAMETER_LOCATIONS,
     STATUS_BITS,
@@ -277,7 +277,7 @@ class Health(wiring.Component):
         m.d.comb += self.fresh.eq(self._started & (self._due == 0))
         with m.If(~self.refresh):
             m.d.sync += self._started.eq(0)
-        return lowest_set(m, self._due | (self._was ^ self.conditions), "chosen")
+        return lowest_bit(m, self._due | (self._was ^ self.conditions), "chosen")
 
     def _at(self, part: Value) -> Value:
         """The address of a word of the counter."""

@@ -76,7 +76,7 @@ def shutdown_us(config: Config) -> int:
     """RTD3 Entry Latency: microseconds that a shutdown may take (NVMe 1.4 sections 7.6.2, 8.4.4).
 
     A drive that ends nothing may have to be given up before the last commands have ended, and
-    another one before all drives are flushed (`hdl.drive.recovery.ladder`). 0, not reported, where
+    another one before all drives are flushed (`hdl.config.drive_time`). 0, not reported, where
     drives have no time limit.
     """
     return min(ceil(SHUTDOWN_STAGES * given_up_ms(config) * 1000), (1 << 32) - 1)

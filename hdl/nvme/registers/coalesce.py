@@ -5,6 +5,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import TIME_BITS, Config
+from hdl.kit.clock import NEVER, passed
 from hdl.kit.table import Table
 from hdl.nvme.records import queue_bits
 
@@ -91,8 +92,8 @@ class Coalesce(wiring.Component):
         held, vector, over = self._held_vectors, self._vector, self._over
         self._count_completions(m)
         m.d.comb += [
-            over.eq(held.any() & (self.hurry | ~(self.now - self._until)[TIME_BITS - 1])),
-            self.deadline.eq(Mux(held.any(), self._until, ~0)),
+            over.eq(held.any() & (self.hurry | passed(self.now, self._until))),
+            self.deadline.eq(Mux(held.any(), self._until, NEVER)),
             self.busy.eq(self.raised | self._judging | over),
         ]
         wait = Signal(TIME_BITS)

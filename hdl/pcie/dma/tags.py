@@ -6,6 +6,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import TIME_BITS, Config, bits_for_count
+from hdl.kit.clock import NEVER, passed
 from hdl.kit.queue import Queue
 
 BOUNDARIES = (64, 128)
@@ -36,10 +37,6 @@ def headers_within(config: Config, boundary: int) -> int:
         return config.completions_outstanding
     units = boundary // CREDIT_BYTES + 1
     return min(config.completions_outstanding, config.completion_bytes // CREDIT_BYTES // units)
-
-
-NEVER = (1 << TIME_BITS) - 1
-"""A `deadline` that does not come: no timer runs."""
 
 
 class TagTable(wiring.Component):
@@ -303,7 +300,6 @@ class TagTable(wiring.Component):
         last_sweep = Signal(TIME_BITS)
         next_sweep = Signal(TIME_BITS)
         known = Signal()  # `next_sweep` belongs to `last_sweep`
-        late = Signal(TIME_BITS)
         step = Signal()
         taken = Signal()
         m.d.sync += [
@@ -312,7 +308,6 @@ class TagTable(wiring.Component):
             known.eq(0),
         ]
         m.d.comb += [
-            late.eq(self.now - next_sweep),
             self.expire_tag.eq(index),
             self.busy.eq(self._freeing | self._s1_freeing),
         ]
@@ -330,7 +325,7 @@ class TagTable(wiring.Component):
                 with m.If(self.held == 0):
                     m.d.comb += self.busy.eq(1)
                     m.next = "IDLE"
-                with m.Elif(self.lost | (known & ~late[-1])):
+                with m.Elif(self.lost | (known & passed(self.now, next_sweep))):
                     m.d.comb += self.busy.eq(1)
                     m.next = "SWEEP"
             with m.State("SWEEP"):

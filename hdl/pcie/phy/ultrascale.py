@@ -514,7 +514,8 @@ class UltrascaleShim(wiring.Component):
         """A completion does not begin before the writes that were there when it came have gone."""
         numbers, order, completer = self._numbers, self._order, self._completer
         cut = self.status.link_reset
-        passed, begun = Signal(), Signal()
+        passed = Signal()
+        begun = Signal()
         m.d.sync += begun.eq(~cut & self.cc_tvalid & ~(self.cc_tready & self.cc_tlast))
         m.d.comb += [
             order.ahead.eq(numbers.ahead),

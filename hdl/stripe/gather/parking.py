@@ -6,7 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config, bits_for_count
 from hdl.flow.extent import extent
-from hdl.flow.row import errand
+from hdl.flow.row import row_walk
 from hdl.kit.queue import Queue
 from hdl.kit.table import Table
 
@@ -14,7 +14,7 @@ from hdl.kit.table import Table
 def parked(config: Config) -> data.StructLayout:
     """The rest of an extent, whether its command continues a sequential stream, and the walk that
     it stands for, if it does."""
-    return data.StructLayout({"extent": extent(config), "sequential": 1, **errand(config)})
+    return data.StructLayout({"extent": extent(config), "sequential": 1, **row_walk(config)})
 
 
 class Parking(wiring.Component):

@@ -110,7 +110,8 @@ class Patience(wiring.Component):
 
         slot_bits = self._config.row_slot_bits
         # A walk over the open rows, and another one after it.
-        self._walking, self._again = Signal(), Signal()
+        self._walking = Signal()
+        self._again = Signal()
         self._begins = Signal()
         self._cursor = Signal(slot_bits)
         # A row is to be looked at, at `deadline`.
@@ -155,9 +156,12 @@ class Patience(wiring.Component):
         """Works out when the row at hand is due."""
         level, due = self.level, self._due
         ahead = Signal(flight_bits(self._config))
-        limit, since, since_most = Signal(TIME_BITS), Signal(TIME_BITS), Signal(TIME_BITS)
+        limit = Signal(TIME_BITS)
+        since = Signal(TIME_BITS)
+        since_most = Signal(TIME_BITS)
         # How long ago. The last write of an array may be older than half of the clock's range.
-        age_of_latest, age_of_since = Signal(TIME_BITS), Signal(TIME_BITS)
+        age_of_latest = Signal(TIME_BITS)
+        age_of_since = Signal(TIME_BITS)
         latest = self.flight.latest
         m.d.comb += [
             # Rows still awaited; once there are none it wraps below zero.

@@ -1,20 +1,20 @@
-"""Which port a role is at while a member of the array is being copied, and whether both get it."""
+"""Which port a role is at while a member of the array migrates, and whether both drives get it."""
 
 from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import MAX_DRIVES, Config
-from hdl.flow.table_read import copy_entry
+from hdl.flow.table_read import migration
 
 
 class Duplicate(wiring.Component):
     """Looks at each member as it is found.
 
-    While both drives live, the member stays where it is. What it gets is to be written to the drive
-    that it is copied to as well. Once the member has failed, that drive is the member at once, and
-    as good as stale until the row has been copied. So no write is missed between the failure and
-    the time when the tables know of it. Once the other drive has failed, there is no copy.
+    While both drives live, the member stays where it is. What it gets is written to the migration
+    target as well. Once the member has failed, the target is the member at once. It is as good as
+    stale until the row has been migrated. So no write is missed between the failure and the time
+    when the tables know of it. Once the target has failed, there is no migration.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ class Duplicate(wiring.Component):
     Ports
     -----
     entry
-        The copy of the array, as of the same cycle as ``member``.
+        The migration in the array, as of the same cycle as ``member``.
     position
         The place of the member in its array, a cycle before ``member``.
     member
@@ -34,14 +34,14 @@ class Duplicate(wiring.Component):
     stale
         A bit a port: its drive is being rebuilt.
     beyond
-        The row has not been copied, or rebuilt.
+        The row has not been migrated, or rebuilt.
     port
         Where the member is.
     gone
         Nothing is there.
     distrusted
         What is there is not to be read.
-    copied
+    migrated
         What is written there goes to ``entry.port`` as well.
 
     Combinational but for ``position``, which is registered.
@@ -51,7 +51,7 @@ class Duplicate(wiring.Component):
         self._config = config
         super().__init__(
             {
-                "entry": In(copy_entry(config)),
+                "entry": In(migration(config)),
                 "position": In(5),
                 "member": In(config.port_bits),
                 "failed": In(MAX_DRIVES),
@@ -60,7 +60,7 @@ class Duplicate(wiring.Component):
                 "port": Out(config.port_bits),
                 "gone": Out(1),
                 "distrusted": Out(1),
-                "copied": Out(1),
+                "migrated": Out(1),
             }
         )
 
@@ -78,7 +78,7 @@ class Duplicate(wiring.Component):
         takes_over = Signal()
         m.d.comb += [
             takes_over.eq(here & lost),
-            self.copied.eq(here & ~lost),
+            self.migrated.eq(here & ~lost),
             self.port.eq(Mux(takes_over, self.entry.port, self.member)),
             self.gone.eq(lost & ~takes_over),
             self.distrusted.eq(

@@ -4,7 +4,7 @@ from amaranth.lib import data
 
 from hdl.config import BLOCK_NUMBER_BITS, ERA_BITS, Config, bits_for_count
 from hdl.flow.geometry import RotationBits
-from hdl.flow.row import RowKind, errand
+from hdl.flow.row import RowKind, row_walk
 from hdl.kit.optional import optional
 
 
@@ -14,14 +14,20 @@ def targets(config: Config) -> int:
     return 2 * config.ports
 
 
-def copy_target(config: Config) -> int:
-    """The number of the target that a member is being copied to; no other row target has it."""
+def migration_target(config: Config) -> int:
+    """The number of the migration target among targets; no other target of a row has it."""
     return targets(config) - 1
 
 
-def copy_mask(config: Config) -> int:
-    """The bit of `copy_target` among targets; 0 if no member is ever copied."""
-    return 1 << copy_target(config) if config.background else 0
+def migration_mask(config: Config) -> int:
+    """The bit of `migration_target` among targets; 0 if no member ever migrates."""
+    return 1 << migration_target(config) if config.background else 0
+
+
+def always_synced(config: Config) -> int:
+    """A bit for each target if every drive holds all that it should of any row, which is so without
+    background work; else 0."""
+    return 0 if config.background else (1 << targets(config)) - 1
 
 
 def target_bits(config: Config) -> int:
@@ -58,10 +64,10 @@ def program(config: Config) -> data.StructLayout:
     and ``mirrored`` is 0. ``again``: it has been planned before. ``checks``: parities (those in
     ``generate``) or copies (those in ``read``) are compared. ``single``: everything is written from
     the line of role ``source``, else each role from its own. If not ``possible``, ``write`` says
-    what is to be made unreadable; with ``withheld`` the walk leaves the row as it is. ``copied``:
-    if `copy_target` is in ``write``, the target (without mirroring the role) whose block goes there
-    as well. ``base``, ``place``: where the row's members are, and the first of its copies, as in a
-    `hdl.flow.walk.walk`. ``era``: that of its array as it was planned.
+    what is to be made unreadable; with ``withheld`` the walk leaves the row as it is. ``migrated``:
+    if `migration_target` is in ``write``, the target (without mirroring the role) whose block goes
+    there as well. ``base``, ``place``: where the row's members are, and the first of its copies, as
+    in a `hdl.flow.walk.walk`. ``era``: that of its array as it was planned.
     """
     background = {
         "stale": config.ports,
@@ -72,7 +78,7 @@ def program(config: Config) -> data.StructLayout:
         "withheld": 1,
         "single": 1,
         "source": role_bits(config),
-        "copied": target_bits(config),
+        "migrated": target_bits(config),
         "base": 5,
         "place": 5,
         "era": ERA_BITS,
@@ -102,7 +108,7 @@ def program(config: Config) -> data.StructLayout:
             "dead": config.ports,
             "bad": config.ports,
             **optional(config.background, background),
-            **errand(config),
+            **row_walk(config),
             **optional(config.sector_emulation, {"fills": 1}),
             **optional(config.gather_reads, {"gathered": 1}),
             **optional(config.slow_read_ms, {"elsewhere": 1}),

@@ -10,7 +10,7 @@ from hdl.flow.array_state import eras
 from hdl.flow.intention import intention
 from hdl.flow.line import line_stream
 from hdl.flow.row import RowKind, row_state
-from hdl.flow.table_read import copy_read, geometry_read, member_read
+from hdl.flow.table_read import geometry_read, member_read, migration_read
 from hdl.flow.walk import WalkKind, walk
 from hdl.kit.bits import ones
 from hdl.kit.pick import lowest_bit
@@ -20,7 +20,7 @@ from hdl.stripe.mends import Mends
 from hdl.stripe.planning.duplicate import Duplicate
 from hdl.stripe.planning.plan import PlanKind
 from hdl.stripe.planning.planner import Planner
-from hdl.stripe.planning.program import copy_target, program, role_bits, target, target_bits
+from hdl.stripe.planning.program import migration_target, program, role_bits, target, target_bits
 from hdl.stripe.planning.program import targets as target_count
 from hdl.stripe.rows.progress import unread
 from hdl.stripe.walks.walk_plan import WalkPlan
@@ -103,9 +103,9 @@ class RowPlanning(wiring.Component):
     eras
         With ``background``: how often each array has lost what was not flushed. The program says
         how often it had when the row was planned.
-    copy_read
-        With ``background``: the copy of an array. Its drive gets what its member gets, as target
-        `copy_target` (of mirrors in rows of one strip, as the gatherer makes them).
+    migration_read
+        With ``background``: the migration in an array. Its drive gets what its member gets, as
+        target `migration_target` (of mirrors in rows of one strip, as the gatherer makes them).
     mend
         With ``background``: the row of a host's read in which a drive could not read a block.
     noted
@@ -147,7 +147,7 @@ class RowPlanning(wiring.Component):
                 "doubts": In(config.arrays),
                 "eras": In(eras(config)),
                 "sync_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
-                "copy_read": Out(copy_read(config)),
+                "migration_read": Out(migration_read(config)),
                 "mend": Out(stream.Signature(walk(config))),
                 "noted": Out(1),
                 "noted_array": Out(config.array_bits),
@@ -219,9 +219,9 @@ class RowPlanning(wiring.Component):
         # The row may not satisfy its equations, unless the host has written it; holds from a few
         # cycles after the row is at hand.
         self._unsynced = Signal()
-        # A member of the row is copied; the target that its block goes to.
-        self._copies = Signal()
-        self._copied = Signal(target(config))
+        # A member of the row migrates; where its block goes to.
+        self._migrates = Signal()
+        self._migration_target = Signal(target(config))
 
         # A block to be filled is read where it lies, from the first copy that can be. Gathered
         # reads, and others as far as they need not be worked out, are read where they lie, too.
@@ -359,8 +359,8 @@ class RowPlanning(wiring.Component):
             self.member_read.address.position.eq(row.base + self._place),
             self.sync_read.address.eq(row.array),
             self.boundary_read.address.eq(row.array),
-            self.copy_read.address.eq(row.array),
-            duplicate.entry.eq(self.copy_read.data),
+            self.migration_read.address.eq(row.array),
+            duplicate.entry.eq(self.migration_read.data),
             duplicate.position.eq(self.member_read.address.position),
             duplicate.member.eq(self.member_read.data),
             duplicate.failed.eq(self.failed),
@@ -377,23 +377,23 @@ class RowPlanning(wiring.Component):
         its role. Of mirrors only live drives are targets, but in rows that are filled."""
         todo, number, fills, duplicate = self._todo, self._number, self._fills, self._duplicate
         role = 1 << self._got_role
-        to_copy = 1 << copy_target(self._config)
+        migration_bit = 1 << migration_target(self._config)
         gone, stale = duplicate.gone, duplicate.distrusted
-        # The target that is copied, without mirroring its role, and where its block lies.
-        with m.If(self._got & duplicate.copied):
+        # The target that migrates, without mirroring its role, and where its block goes to.
+        with m.If(self._got & duplicate.migrated):
             m.d.sync += [
-                self._copies.eq(1),
-                todo.copied.eq(Mux(self._mirrored, number, self._got_role)),
-                self._copied.port.eq(duplicate.entry.port),
-                self._copied.strip.eq(self._got_role),
-                self._copied.wrapped.eq(self._got_wrapped),
+                self._migrates.eq(1),
+                todo.migrated.eq(Mux(self._mirrored, number, self._got_role)),
+                self._migration_target.port.eq(duplicate.entry.port),
+                self._migration_target.strip.eq(self._got_role),
+                self._migration_target.wrapped.eq(self._got_wrapped),
             ]
         with m.If(self._got):
             m.d.comb += self._targets.store()
             m.d.sync += todo.synced.eq(
                 todo.synced
                 | Mux(~gone & ~stale, 1 << number, 0)
-                | Mux(duplicate.copied & ~duplicate.beyond, to_copy, 0)
+                | Mux(duplicate.migrated & ~duplicate.beyond, migration_bit, 0)
             )
             with m.If(self._mirrored):
                 with m.If(~gone):
@@ -435,7 +435,7 @@ class RowPlanning(wiring.Component):
             walk_plan.dead.eq(todo.dead),
             walk_plan.bad.eq(todo.bad),
             walk_plan.stale.eq(todo.stale),
-            walk_plan.copied.eq(Mux(self._copies, 1 << todo.copied, 0)),
+            walk_plan.migrated.eq(Mux(self._migrates, 1 << todo.migrated, 0)),
             walk_plan.plan.eq(self._planner.plan.payload),
         ]
 
@@ -458,9 +458,9 @@ class RowPlanning(wiring.Component):
 
     def _connect_background(self, m: Module) -> None:
         """Blocks that a drive could not give to a host, which are written anew; the era; whether
-        the drive that a member is copied to is written."""
+        the migration target is written."""
         row, todo, mends, eras = self._row, self._todo, self._mends, self._planned_eras
-        of_copy = self._walks & (row.walk.kind == WalkKind.COPY)
+        of_migration = self._walks & (row.walk.kind == WalkKind.COPY)
         connect(m, mends.walk, flipped(self.mend))
         m.d.comb += [
             self.noted.eq(mends.noted),
@@ -474,8 +474,8 @@ class RowPlanning(wiring.Component):
             eras.write.data.eq(todo.era),
         ]
         if self._config.background:
-            copies = self._copies & (of_copy | todo.write.bit_select(todo.copied, 1))
-            m.d.comb += self._programs.write.data.write[copy_target(self._config)].eq(copies)
+            migrates = self._migrates & (of_migration | todo.write.bit_select(todo.migrated, 1))
+            m.d.comb += self._programs.write.data.write[migration_target(self._config)].eq(migrates)
 
     def _connect_share(self, m: Module, share: Turnstile) -> None:
         """What the row counts for, and what is given back."""
@@ -561,7 +561,7 @@ class RowPlanning(wiring.Component):
                     m.next = "READ-GEOMETRY"
         with m.State("LOCATE"):
             self._begin_program(m)
-            m.d.sync += [self._wrapped.eq(0), self._place.eq(row.shift), self._copies.eq(0)]
+            m.d.sync += [self._wrapped.eq(0), self._place.eq(row.shift), self._migrates.eq(0)]
             m.next = "WALK"
             with m.If(self._mirrored):
                 m.next = "STEP"
@@ -642,9 +642,10 @@ class RowPlanning(wiring.Component):
         config, row, todo, recover = self._config, self._row, self._todo, self._recover
         no_parity, readable = self._geometry.parities == 0, self._readable
         with m.State("PLAN"):
-            with m.If(self._copies):
+            with m.If(self._migrates):
                 m.d.comb += self._targets.store(
-                    address=Cat(Const(copy_target(config)), self._slot), data=self._copied
+                    address=Cat(Const(migration_target(config)), self._slot),
+                    data=self._migration_target,
                 )
             with m.If(self._mirrored & ~self._in_place):
                 m.d.sync += todo.possible.eq(~recover)

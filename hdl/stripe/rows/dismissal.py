@@ -24,8 +24,8 @@ class Dismissal(wiring.Component):
     port
         Where the drive is.
     synced
-        It holds all that it should of the row, but for this block. This is 0 for a drive that a
-        member is copied to while the member is there, as none needs it.
+        It holds all that it should of the row, but for this block. This is 0 for a migration
+        target while the member is there, as the row does not need it.
     essential
         A bit a port, as in `ArrayStates`.
     settled
@@ -66,7 +66,8 @@ class Dismissal(wiring.Component):
 
     def elaborate(self, platform) -> Module:
         m = Module()
-        essential, matters = Signal(), Signal()
+        essential = Signal()
+        matters = Signal()
         m.d.comb += [
             matters.eq(self.synced & (self.spared | self.spoils) & ~(self.spoils & self.mixes)),
             self.waits.eq(matters & ~self.settled & ~self.impatient),

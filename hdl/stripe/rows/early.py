@@ -284,7 +284,9 @@ class Early(wiring.Component):
         answered = Signal.like(self.seat)
         own = Signal()  # a settled row is answered, and not another one
         # An answer that was refused stays.
-        chosen, held, last = Signal(), Signal(), Signal()
+        chosen = Signal()
+        held = Signal()
+        last = Signal()
         m.d.comb += [
             self._released.eq(Mux(own & self.done.ready, 1 << answered, 0)),
             chosen.eq(Mux(held, last, ~self._of_whole)),

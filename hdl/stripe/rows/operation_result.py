@@ -33,9 +33,9 @@ class OperationResult(wiring.Component):
         The role, or the strip, that the target is.
     synced
         The drive holds all that it should of the row.
-    copying
-        With ``background``: the operation writes to the drive that a member is copied to. Whatever
-        its end, the row has lost nothing, though it is noted in ``lost``.
+    migrates
+        With ``background``: the operation writes to the migration target. However it ends, the
+        row has lost nothing, though it is noted in ``lost``.
     paired
         With ``background``: another operation writes the same line.
     before
@@ -64,7 +64,7 @@ class OperationResult(wiring.Component):
                 "ended": Out(1),
                 "report": Out(1),
                 "written": Out(1),
-                "copying": In(1),
+                "migrates": In(1),
                 "paired": In(1),
             }
         )
@@ -77,7 +77,8 @@ class OperationResult(wiring.Component):
         aborted = event.status == DriveStatus.ABORTED
         unreached = event.status == DriveStatus.UNREACHED
         refused = (event.status == DriveStatus.MEDIUM_ERROR) & (event.opcode != Opcode.READ)
-        counts, once_more = Signal(), Signal()
+        counts = Signal()
+        once_more = Signal()
         m.d.comb += [
             counts.eq(aborted & (before.attempts != self._attempts - 1)),
             once_more.eq(refused & ~before.refused.bit_select(self.number, 1)),
@@ -104,7 +105,7 @@ class OperationResult(wiring.Component):
                 self.written.eq(~self.paired | before.half),
                 after.half.eq(before.half | self.paired),
             ]
-            with m.If(good & ~self.copying & self.synced):
+            with m.If(good & ~self.migrates & self.synced):
                 m.d.comb += after.good.eq(before.good | (1 << self.index))
             with m.Elif(~good):
                 m.d.comb += [

@@ -5,7 +5,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import MAX_DRIVES, Config
-from hdl.stripe.planning.program import copy_mask, program, target, target_bits, targets
+from hdl.stripe.planning.program import migration_mask, program, target, target_bits, targets
 from hdl.stripe.rows.dismissal import Dismissal
 from hdl.stripe.rows.progress import Phase, progress
 
@@ -26,10 +26,10 @@ class Refusals(wiring.Component):
       and copies do not differ: the blocks that can be read are the old ones. If no copy is old for
       certain, one stays as it is. A drive that does not even do that is given up, unless it is
       essential and what it has can do no harm to other blocks.
-    - The drive that a member is copied to is given up for a block, and nothing else comes of that,
-      even if it is the member in the tables by then: the other drive has the row. Once that has
-      failed, it is the member, and is judged as any other. If it has stored what the member has
-      not, that is made unreadable, without redundancy as well: the two do not differ.
+    - A migration target is given up for a block, and nothing else comes of that, even if it is the
+      member in the tables by then: the other drive has the row. Once that has failed, the target is
+      the member, and is judged as any other. If it has stored what the member has not, that is made
+      unreadable, without redundancy as well: the two do not differ.
     - A drive that is being rebuilt does not count: what only it has of a host's write is not
       stored. A walk brings nothing that is new, and takes it for the good copy that it is.
 
@@ -49,13 +49,13 @@ class Refusals(wiring.Component):
         That of the row. All targets of drives that have failed are in its ``lost`` and ``left``.
     synced
         Targets that hold all that they should of the row.
-    copied
-        The target that is copied to another drive, one bit, or none.
+    migrated
+        The target that migrates to another drive, one bit, or none.
     refusals
         Targets whose drive refused.
     needed
-        Those of them that count for the row, which are all but the drive that a member is copied to
-        while the member is there.
+        Those of them that count for the row, which are all but the migration target while
+        the member is there.
     spoilt
         Targets to make unreadable, if a drive stays that the row does not do without.
     number
@@ -76,7 +76,7 @@ class Refusals(wiring.Component):
                 "program": In(program(config)),
                 "progress": In(progress(config)),
                 "synced": In(count),
-                "copied": In(count),
+                "migrated": In(count),
                 "refusals": Out(count),
                 "needed": Out(count),
                 "spoilt": Out(count),
@@ -97,9 +97,9 @@ class Refusals(wiring.Component):
         m = Module()
         m.submodules.dismissal = dismissal = Dismissal(config=config)
         protected = program.parities != 0
-        to_copy = copy_mask(config)
-        # While its member is there, the drive that it is copied to is not needed.
-        spare = Mux((progress.left & self.copied).any(), 0, to_copy)
+        migration_bit = migration_mask(config)
+        # While the member is there, its migration target is not needed.
+        spare = Mux((progress.left & self.migrated).any(), 0, migration_bit)
         does_without = Signal()
         m.d.comb += [
             self.refusals.eq(progress.lost & ~progress.left),
@@ -124,14 +124,14 @@ class Refusals(wiring.Component):
 
         own = Signal(targets(config))
         data_roles = Signal(config.ports)
-        stored = program.write & ~progress.lost & self.synced & ~to_copy
+        stored = program.write & ~progress.lost & self.synced & ~migration_bit
         # Parities that can be read, of what has been made unreadable for the most part.
         readable = progress.old | progress.lost
-        parities = program.write & ~progress.left & readable & ~to_copy & ~data_roles
+        parities = program.write & ~progress.left & readable & ~migration_bit & ~data_roles
         m.d.comb += [
             own.eq(1 << self.number),
             data_roles.eq((1 << program.data) - 1),
-            dismissal.synced.eq((own & (self.synced | to_copy) & ~spare).any()),
+            dismissal.synced.eq((own & (self.synced | migration_bit) & ~spare).any()),
             dismissal.spoils.eq(progress.phase == Phase.SPOIL),
             dismissal.mixes.eq(protected & parities.any()),
         ]
@@ -148,7 +148,7 @@ class Refusals(wiring.Component):
         unknown = Mux(program.mirrored, self.needed & ~self.synced, 0)
         m.d.comb += self.spoilt.eq((maybe_new | unknown) & ~one)
         with m.If(~protected & ~program.mirrored):
-            # Without redundancy only the two drives of a copy can differ.
-            twin = Mux((self.needed & self.copied).any(), to_copy, 0)
+            # Without redundancy only the two drives of a migration can differ.
+            twin = Mux((self.needed & self.migrated).any(), migration_bit, 0)
             m.d.comb += self.spoilt.eq(maybe_new & twin)
         return m

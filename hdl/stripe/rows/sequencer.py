@@ -15,7 +15,7 @@ from hdl.flow.parity_pass import pass_done, step
 from hdl.flow.piece import piece
 from hdl.flow.recovery import tried_bits
 from hdl.flow.row import RowKind, committed, row_state, strip_state
-from hdl.flow.table_read import copy_read, geometry_read, member_read
+from hdl.flow.table_read import geometry_read, member_read, migration_read
 from hdl.flow.walk import WalkKind, walk, walked
 from hdl.kit.pick import lowest_bit
 from hdl.kit.queue import Queue
@@ -23,8 +23,9 @@ from hdl.kit.table import TableRead
 from hdl.stripe.mends import Mends
 from hdl.stripe.planning.pass_steps import PassSteps
 from hdl.stripe.planning.program import (
-    copy_mask,
-    copy_target,
+    always_synced,
+    migration_mask,
+    migration_target,
     role_bits,
     target_bits,
     targets,
@@ -73,9 +74,9 @@ class Sequencer(wiring.Component):
 
     With ``background``, a write to a row that is past repair because of blocks that cannot be read
     succeeds. The row's parities are made unreadable until all of its data can be read again. A row
-    that is walked ends in one ``walked``, before ``retired``. While a member is copied, what it
-    gets is written to another drive as well. That drive is reported on ``fail`` if it does not
-    store it, and nothing else comes of that.
+    that is walked ends in one ``walked``, before ``retired``. While a member migrates, what
+    it gets is written to the migration target as well. If the target does not store that, it is
+    reported on ``fail``, and nothing else comes of it.
 
     About 5 cycles to send and 6 to finish an operation, 3 a parity step, 30 + width more a row.
 
@@ -130,8 +131,8 @@ class Sequencer(wiring.Component):
         With ``background``: whether that is known. The sequencer, and all rows with it, waits for
         it `SETTLE_CYCLES` at most for a block. After that the drive stays. Without ``background``
         it is 1.
-    copy_read
-        With ``background``: the drive that a member is copied to.
+    migration_read
+        With ``background``: the migration in an array.
     walked
         With ``background``: how a row ended that was walked.
     mend
@@ -186,7 +187,7 @@ class Sequencer(wiring.Component):
                 "restarts": In(tried_bits(config)).array(config.ports),
                 "undecided": In(1),
                 "sync_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
-                "copy_read": Out(copy_read(config)),
+                "migration_read": Out(migration_read(config)),
                 "walked": Out(stream.Signature(walked(config))),
                 "mend": Out(stream.Signature(walk(config))).array(2),
                 "noted": Out(2),
@@ -213,6 +214,13 @@ class Sequencer(wiring.Component):
         self._suspicion = Suspicion(config=config)
         self._walk_outcome = WalkOutcome(config=config)
 
+        # Options as constants. Blocks can be made unreadable. A row may give the host several
+        # blocks. It may find all of them where they lie.
+        may_read_all = config.gather_reads or config.slow_read_ms or config.background
+        self._blanks = Const(config.background, 1)
+        self._gathers = Const(config.gather_reads, 1)
+        self._may_read_all = Const(bool(may_read_all), 1)
+
         # The row at hand: its program and progress follow `slot` by one cycle. What belongs to
         # target `number`, or to role `index`, follows that by one.
         self._slot = Signal(slot)
@@ -230,10 +238,10 @@ class Sequencer(wiring.Component):
         self._redundant = self._protected | program.mirrored
         self._unprotected = program.mirrored | ~self._protected  # by parity
         self._walks = program.walk.any
-        # The target that a member is copied to, and the one whose block goes there as well.
-        self._to_copy = copy_mask(config)
-        self._copies = (program.write & self._to_copy).any()
-        self._copied = Mux(self._copies, 1 << program.copied, 0)
+        # The migration target as a bit, and the target whose block goes there as well.
+        self._migration_bit = migration_mask(config)
+        self._migrates = (program.write & self._migration_bit).any()
+        self._migrated = Mux(self._migrates, 1 << program.migrated, 0)
         self._data_roles = Signal(config.ports)
         self._synced = Signal(targets(config))
         self._kept_lines = Signal(config.ports)  # roles whose own line the writes need
@@ -328,7 +336,7 @@ class Sequencer(wiring.Component):
         connect(m, planning.member_read, flipped(self.member_read))
         connect(m, planning.boundary_read, flipped(self.boundary_read))
         connect(m, planning.sync_read, flipped(self.sync_read))
-        connect(m, planning.copy_read, flipped(self.copy_read))
+        connect(m, planning.migration_read, flipped(self.migration_read))
         connect(m, planning.mend, flipped(self.mend[0]))
         connect(m, planning.begun, flipped(self.begun))
         connect(m, flipped(self.allocate), planning.allocate)
@@ -367,15 +375,13 @@ class Sequencer(wiring.Component):
             self._lowest.eq(lowest_bit(m, self._pending, "lowest_pending")),
             self._next_freed.eq(lowest_bit(m, self._freed, "lowest_freed")),
             self._data_roles.eq((1 << program.data) - 1),
-            self._synced.eq(-1),
+            self._synced.eq(program.synced | always_synced(config)),
             self._kept_lines.eq(program.generate << program.data),
             self._delivers.eq(program.joined),
             self._mixed.eq(uses & restarted),
         ]
-        if config.background:
-            m.d.comb += self._synced.eq(program.synced)
         with m.If(self._walks):
-            lines = Mux(program.single, program.aux, program.write | self._copied)
+            lines = Mux(program.single, program.aux, program.write | self._migrated)
             m.d.comb += self._kept_lines.eq(lines)
         # Of reads gathered, those that were not lost for good.
         unsolvable = Mux(self._abandoned, program.erased, 0)
@@ -432,7 +438,7 @@ class Sequencer(wiring.Component):
         result, refusals, strip = self._operation_result, self._refusals, self._strip
         stored = now.good.bit_select(self._index, 1)
         fails = self._fault | (self._unprotected & ~stored)
-        copying = ((1 << self._number) & self._to_copy).any()
+        migrates = ((1 << self._number) & self._migration_bit).any()
         m.d.comb += [
             result.event.eq(self._event),
             result.number.eq(self._number),
@@ -445,17 +451,17 @@ class Sequencer(wiring.Component):
             refusals.program.eq(program),
             refusals.progress.eq(now),
             refusals.synced.eq(self._synced),
-            refusals.copied.eq(self._copied),
+            refusals.migrated.eq(self._migrated),
             refusals.number.eq(self._number),
             refusals.target.eq(self._target),
             refusals.fault.eq(self._fault),
             refusals.essential.eq(self.essential),
             refusals.settled.eq(self.settled),
-            result.copying.eq(copying),
+            result.migrates.eq(migrates),
             result.paired.eq(
-                self._copies
-                & program.write.bit_select(program.copied, 1)
-                & (copying | (self._number == program.copied))
+                self._migrates
+                & program.write.bit_select(program.migrated, 1)
+                & (migrates | (self._number == program.migrated))
             ),
             self.retired.payload.eq(self._slot),
             self.committed.payload.slot.eq(strip.slot),
@@ -597,9 +603,8 @@ class Sequencer(wiring.Component):
                 ]
             with m.If(~program.possible):
                 m.next = "CLOSE"
-                if config.background:
-                    with m.If(program.write.any()):
-                        m.next = "WRITE"
+                with m.If(self._blanks & program.write.any()):
+                    m.next = "WRITE"
             with m.Elif(program.read.any()):
                 self._begin_operations(m, targets=program.read, phase=Phase.READ)
                 # With other rows at its heels the next reads matter more.
@@ -686,16 +691,15 @@ class Sequencer(wiring.Component):
             m.d.comb += self._steps.recover.eq(1)
             m.d.sync += now.phase.eq(Phase.RECOVER)
             m.next = "BEGIN-PASS"
-        if config.gather_reads or config.slow_read_ms or config.background:
-            with m.Elif(self._recover & ~program.fills):
-                self._deliver_joined(m)
+        with m.Elif(self._recover & ~program.fills & self._may_read_all):
+            self._deliver_joined(m)
         with m.Elif(program.fills):
             self._end_filling(m)
         if config.background:
             with m.Elif(program.checks & program.single):
                 m.next = "SUSPECT"
-            with m.Elif(self._walks & ~program.generate.any()):
-                self._give_back(m, program.aux & ~self._kept_lines, then=Next.WRITE)
+        with m.Elif(self._walks & ~program.generate.any()):
+            self._give_back(m, program.aux & ~self._kept_lines, then=Next.WRITE)
         with m.Else():
             self._begin_generation(m)
 
@@ -718,17 +722,17 @@ class Sequencer(wiring.Component):
         config, program, now = self._config, self._program, self._now
         m.next = "CLOSE"
         with m.If(now.lost.any()):
-            # Every role, but of mirrors what was written; and both drives of a copy.
+            # Every role, but of mirrors what was written; and both drives of a migration.
             every_role = (1 << (program.data + program.parities)) - 1
             places = Mux(self._protected, every_role, program.write | program.read)
-            places |= (program.write & self._to_copy) | self._copied
+            places |= (program.write & self._migration_bit) | self._migrated
             m.d.sync += [self._pending.eq(places), now.good.eq(0)]
             m.next = "SELECT-PLACE"
         with m.If(now.retry.any()):
             self._try_again(m, phase=Phase.WRITE)
             # What a walk writes may not be the row's any more.
             again = now.retry[: config.ports] | Mux(
-                now.retry[copy_target(config)], 1 << program.copied, 0
+                now.retry[migration_target(config)], 1 << program.migrated, 0
             )
             unwritten = program.aux & (again | program.single.replicate(config.ports))
             with m.If(self._walks & self._mixed):
@@ -895,7 +899,7 @@ class Sequencer(wiring.Component):
         pending, port = self._pending, self._target.port
         own = Signal.like(now.lost)
         m.d.comb += own.eq(1 << self._number)
-        counts = own & program.write & self._synced & ~now.lost & ~self._to_copy
+        counts = own & program.write & self._synced & ~now.lost & ~self._migration_bit
         with m.State("SELECT-PLACE"):
             m.d.sync += [self._number.eq(self._lowest), pending.eq(pending & (pending - 1))]
             m.next = "FIND-PLACE"
@@ -960,7 +964,7 @@ class Sequencer(wiring.Component):
             m.d.sync += [pending.eq(refusals.refusals), torn.eq(0), kept.eq(0)]
             with m.If(program.mirrored & (program.joined & ~now.good).any()):
                 m.d.sync += fault.eq(1)
-            if config.background:
+            with m.If(self._blanks):
                 with m.Switch(now.phase):
                     with m.Case(Phase.BLANK):
                         m.d.sync += fault.eq(refusals.needed.any())
@@ -1013,7 +1017,7 @@ class Sequencer(wiring.Component):
             m.d.comb += [self.fail.valid.eq(1), self.fail.payload.eq(self._target.port)]
             with m.If(self.fail.ready):
                 m.next = "SELECT-REFUSAL"
-                if self._config.background:
+                with m.If(self._blanks):
                     m.d.sync += now.left.eq(now.left | own)
 
     def _commit(self, m: Module) -> None:
@@ -1052,25 +1056,22 @@ class Sequencer(wiring.Component):
     def _deliver(self, m: Module) -> None:
         """The states from FIND-RECOVERED, of a row that ends with blocks for the host, the
         ``pending`` ones, up to RETIRE."""
-        config, program, pending = self._config, self._program, self._pending
+        program, pending = self._program, self._pending
         with m.State("FIND-RECOVERED"):
             m.d.sync += [self._index.eq(self._lowest), pending.eq(pending & (pending - 1))]
             m.next = "FETCH-RECOVERED"
         with m.State("FETCH-RECOVERED"):
             m.next = "DELIVER"
         with m.State("DELIVER"):
-            delivered = Const(1)
-            if config.gather_reads:
-                delivered = self._delivers.bit_select(self._index, 1)
+            delivered = self._delivers.bit_select(self._index, 1) | ~self._gathers
             m.d.comb += [
                 self.recovered.valid.eq(delivered),
                 self.recover_failed.valid.eq(~delivered),
             ]
             with m.If(Mux(delivered, self.recovered.ready, self.recover_failed.ready)):
                 self._give_back(m, program.aux & ~self._delivers, then=Next.RETIRE)
-                if config.gather_reads:
-                    with m.If(pending.any()):
-                        m.next = "FIND-RECOVERED"
+                with m.If(self._gathers & pending.any()):
+                    m.next = "FIND-RECOVERED"
 
     def _end_walk(self, m: Module) -> None:
         """The states JUDGE-WALK and END-WALK, of a row that was walked, up to RETIRE."""

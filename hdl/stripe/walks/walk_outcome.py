@@ -6,7 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
 from hdl.flow.walk import WalkResult, walked
-from hdl.stripe.planning.program import copy_target, program
+from hdl.stripe.planning.program import migration_target, program
 from hdl.stripe.rows.progress import progress
 
 
@@ -50,10 +50,10 @@ class WalkOutcome(wiring.Component):
         def say(result: WalkResult, roles) -> None:
             m.d.comb += [self.walked.result.eq(result), self.walked.roles.eq(roles)]
 
-        # What is copied to does not count if it is given up, nor what failed meanwhile and is not
-        # written.
+        # A migration target does not count if it is given up, nor does what failed meanwhile and is
+        # not written.
         lost = Signal.like(done.lost)
-        gone = done.left & (1 << copy_target(self._config))
+        gone = done.left & (1 << migration_target(self._config))
         m.d.comb += lost.eq(done.lost & todo.write & ~gone)
         with m.If(lost.any()):
             say(WalkResult.FAILED, lost[: len(todo.dead)])

@@ -19,7 +19,7 @@ class WalkPlan(wiring.Component):
     every block once. What they cannot read is mended when the row is planned ``again``. Then the
     row is not compared, and it is not compared either if a data role is lost. Each copy of a row of
     copies is a role. One of them, ``source``, is read and written to the others. A row without
-    redundancy is only read. COPY reads what is ``copied``, or works it out, and leaves the member
+    redundancy is only read. COPY reads what is ``migrated``, or works it out, and leaves the member
     as it is. ZERO reads nothing, and its one line is that of ``source``. Combinational.
 
     Parameters
@@ -47,8 +47,8 @@ class WalkPlan(wiring.Component):
         Roles that must not be read.
     stale
         Those of them that are on stale drives.
-    copied
-        The role whose member is being copied, if any. Its copy is written beside this plan.
+    migrated
+        The role whose member migrates, if any. The migration target is written beside this plan.
     plan
         With parities: `RowKind.RECOVER` of nothing joined, with ``dead`` and ``bad`` lost.
     possible, read, erased, use_parity, generate, write
@@ -83,7 +83,7 @@ class WalkPlan(wiring.Component):
                 "dead": In(ports),
                 "bad": In(ports),
                 "stale": In(ports),
-                "copied": In(ports),
+                "migrated": In(ports),
                 "plan": In(plan(config)),
                 "possible": Out(1),
                 "too_many": Out(1),
@@ -104,8 +104,8 @@ class WalkPlan(wiring.Component):
         self._salvages = kind == WalkKind.SALVAGE
         self._rebuilds = (kind == WalkKind.REBUILD) | self._salvages
         self._zeroes = kind == WalkKind.ZERO
-        self._copies = kind == WalkKind.COPY
-        others = self._resyncs | self._rebuilds | self._zeroes | self._copies
+        self._migrates = kind == WalkKind.COPY
+        others = self._resyncs | self._rebuilds | self._zeroes | self._migrates
         self._looks = ~others & ~self.again
         compares = (kind == WalkKind.CHECK) | (kind == WalkKind.REPAIR)
         self._compares = compares & self._looks
@@ -116,7 +116,7 @@ class WalkPlan(wiring.Component):
         self._mend = Signal(ports)
         # Of a COPY: the role that it is about, which is not written there; whether it can be read.
         self._spared = Signal(ports)
-        self._copyable = Signal()
+        self._migratable = Signal()
         self._anew = Signal(ports)  # roles that are written anew
 
     def elaborate(self, platform) -> Module:
@@ -124,12 +124,12 @@ class WalkPlan(wiring.Component):
         self._sort_roles(m)
         with m.If(self._zeroes):
             m.d.comb += [self.possible.eq(self._live.any()), self._anew.eq(self._live)]
-        with m.Elif(self._copyable):
+        with m.Elif(self._migratable):
             m.d.comb += [self.possible.eq(1), self.read.eq(self._spared)]
         with m.Elif(self.mirrored):
             self._plan_copies(m)
         with m.Elif(self.parities == 0):
-            whole = ~self._copies & (self._good == self.every)
+            whole = ~self._migrates & (self._good == self.every)
             m.d.comb += [
                 self.possible.eq(
                     self._resyncs | Mux(self._rebuilds, ~self.stale.any(), whole)
@@ -143,11 +143,11 @@ class WalkPlan(wiring.Component):
 
     def _sort_roles(self, m: Module) -> None:
         """Which roles can be used for what."""
-        live, good, spared, copies = self._live, self._good, self._spared, self._copies
-        sources = Mux(self._zeroes, live, Mux(self._copyable, spared, good))
+        live, good, spared, migrates = self._live, self._good, self._spared, self._migrates
+        sources = Mux(self._zeroes, live, Mux(self._migratable, spared, good))
         m.d.comb += [
-            spared.eq(Mux(copies, self.copied, 0)),
-            self._copyable.eq(copies & ~(self.bad & (self.stale | spared)).any()),
+            spared.eq(Mux(migrates, self.migrated, 0)),
+            self._migratable.eq(migrates & ~(self.bad & (self.stale | spared)).any()),
             live.eq(self.every & ~self.dead),
             good.eq(live & ~self.bad),
             self._mend.eq(live & self.bad),
@@ -188,7 +188,7 @@ class WalkPlan(wiring.Component):
 
     def _write(self, m: Module) -> None:
         """What is written, and what is made unreadable of a row that is past repair."""
-        resyncs, rebuilds, copies = self._resyncs, self._rebuilds, self._copies
+        resyncs, rebuilds, migrates = self._resyncs, self._rebuilds, self._migrates
         # More are missing than there are parities, or other copies.
         missing = self.every & (self.dead | self.stale)
         m.d.comb += [
@@ -198,12 +198,12 @@ class WalkPlan(wiring.Component):
             self.withheld.eq(
                 ~self.possible
                 & self.too_many
-                & (resyncs | (rebuilds & ~self._salvages) | (copies & self.stale.any()))
+                & (resyncs | (rebuilds & ~self._salvages) | (migrates & self.stale.any()))
             ),
             self.write.eq(self._anew & ~self._spared),
         ]
         with m.If(~self.possible):
-            m.d.comb += self.write.eq(Mux(rebuilds | copies, self._live & self.stale, 0))
+            m.d.comb += self.write.eq(Mux(rebuilds | migrates, self._live & self.stale, 0))
             with m.If(resyncs & ~self.mirrored):
                 m.d.comb += self.write.eq(self._live & ~self._data_roles)
             with m.If(self.withheld):

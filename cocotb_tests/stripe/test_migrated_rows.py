@@ -1,4 +1,4 @@
-"""Rows of an array of which a member is copied to another drive: both get every write."""
+"""Rows of an array of which a member migrates to another drive: both get every write."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -23,11 +23,11 @@ from cocotb_tests.stripe.sequencer_bench import (
 from cocotb_tests.stripe.stripe_models import BLOCK, ArrayModel, TableServer, pack
 from cocotb_tests.stripe.walk_bench import WalkBench
 from hdl.flow.host_command import Status
-from hdl.flow.table_read import copy_entry
+from hdl.flow.table_read import migration
 from hdl.flow.walk import WalkKind, WalkResult
 from hdl.stripe.planning.duplicate import Duplicate
 from hdl.stripe.planning.plan import PlanKind
-from hdl.stripe.planning.program import copy_target
+from hdl.stripe.planning.program import migration_target
 from hdl.stripe.planning.row_planning import RowPlanning
 from hdl.stripe.rows.sequencer import Sequencer
 from hdl.stripe.walks.walk_plan import WalkPlan
@@ -37,38 +37,38 @@ SPAN = 6
 ROWS = some_rows(SPAN)
 
 REFUSALS = 8
-"""Rows that are refused as a copy ends."""
+"""Rows that are refused as a migration ends."""
 
-COPIED = {
+MIGRATED = {
     **{name: array for name, array in ARRAYS.items() if len(array.ports) < CONFIG.ports},
     # Wide enough for rows that are read, modified and written.
     "raid5": ArrayModel(width=6, parities=1, ports=(7, 2, 5, 0, 3, 6)),
 }
 
 
-class CopyBench(WalkBench):
-    """A `WalkBench` with a copy of the member at ``position``, which is at ``old``, to ``target``.
+class MigrationBench(WalkBench):
+    """A `WalkBench` with a migration of the member at ``position``, from ``old`` to ``target``.
 
-    What ``target`` has of a row is distrusted until the row has been copied.
+    What ``target`` has of a row is distrusted until the row has been migrated.
     """
 
     def __init__(self, dut, config, array, *, seed: int, active: float):
         super().__init__(dut, config, array, seed=seed, active=active)
-        self.copying = False
+        self.migrating = False
         self.position = self.random.randrange(array.width * array.spans)
         self.old = array.ports[self.position]
         self.target = self.random.choice(sorted({*range(config.ports)} - {*array.ports}))
-        self.copied_to = self.target
-        TableServer(dut, "copy_read", self._entry)
+        self.moved_to = self.target
+        TableServer(dut, "migration_read", self._entry)
 
     def _entry(self, array: int) -> int:
-        valid = array == 1 and self.copying
-        port = self.copied_to
-        return pack(copy_entry(self.config), valid=valid, position=self.position, port=port)
+        valid = array == 1 and self.migrating
+        port = self.moved_to
+        return pack(migration(self.config), valid=valid, position=self.position, port=port)
 
-    def begin_copy(self) -> None:
+    def begin_migration(self) -> None:
         """Whatever the target had before."""
-        self.copying = True
+        self.migrating = True
         self.boundary = 0
         for key in [*self.drives.blocks]:
             if key[0] == self.old:
@@ -80,29 +80,29 @@ class CopyBench(WalkBench):
         ports = tuple(self.target if one == self.old else one for one in self.array.ports)
         self.array = replace(self.array, ports=ports)
         self.tables.replace(1, self.array)
-        self.copying = False
+        self.migrating = False
         if stale:
             self.stale.add(self.target)
             self.dut.stale.value = 1 << self.target
 
     def change_places(self) -> None:
-        """The target becomes the member, and the member what is copied to; or the other way."""
-        member, self.copied_to = self.copied_to, self.array.ports[self.position]
-        ports = tuple(member if one == self.copied_to else one for one in self.array.ports)
+        """The target becomes the member, and the member becomes the target; or the other way."""
+        member, self.moved_to = self.moved_to, self.array.ports[self.position]
+        ports = tuple(member if one == self.moved_to else one for one in self.array.ports)
         self.array = replace(self.array, ports=ports)
         self.tables.replace(1, self.array)
 
     def essential(self) -> set[int]:
         """The target as well, once it stands for a member that has failed."""
         member = self.array.ports[self.position]
-        if not self.copying or member not in self.failed or self.copied_to in self.failed:
+        if not self.migrating or member not in self.failed or self.moved_to in self.failed:
             return super().essential()
         bad = self.failed | self.stale
         groups = [group for group in self.groups() if member in group]
         needed = any(len(bad.intersection(group)) >= self.tolerated for group in groups)
-        return super().essential() | ({self.copied_to} if needed else set())
+        return super().essential() | ({self.moved_to} if needed else set())
 
-    def copied_place(self) -> tuple[int, int, tuple[int, int]]:
+    def migrated_place(self) -> tuple[int, int, tuple[int, int]]:
         """A row with a block of the member, a strip of it, and where the target has that block."""
         places = [
             (row, strip, (self.target, block))
@@ -138,8 +138,8 @@ class CopyBench(WalkBench):
         return await self.begin(row, joined=every)
 
     def lose_others(self, count: int) -> tuple[int, int, tuple[int, int]]:
-        """A `copied_place`, of which so many other drives that could stand in have failed."""
-        row, strip, place = self.copied_place()
+        """A `migrated_place`, of which so many other drives that could stand in have failed."""
+        row, strip, place = self.migrated_place()
         others = sorted({port for port, _ in self.role_places(row, strip)} - {self.old})
         for port in self.random.sample(others, max(count, 0)):
             self.fail(port)
@@ -172,7 +172,7 @@ class CopyBench(WalkBench):
             self.drives.distrusted -= places | {(self.target, block) for _, block in places}
 
     def check_written(self) -> None:
-        """What has been written to the member since the copy began is on the target as well."""
+        """What has been written to the member since the migration began is on the target too."""
         drives, seen = self.drives, 0
         for (port, block), data in drives.blocks.items():
             key = port, block
@@ -181,7 +181,7 @@ class CopyBench(WalkBench):
                 seen += 1
         assert seen, "the member was never written"
 
-    def check_copied(self) -> None:
+    def check_migrated(self) -> None:
         """The target has all that the member has, as far as it can be read."""
         for row in self.rows:
             for strip in self.walked_strips(row):
@@ -192,14 +192,14 @@ class CopyBench(WalkBench):
 
     def golden(self, row: int, strip: int, kind: WalkKind) -> Walk:
         walk = super().golden(row, strip, kind)
-        if not self.copying or {self.old, self.target} & self.failed:
+        if not self.migrating or {self.old, self.target} & self.failed:
             return walk
         places = self.role_places(row, strip)
-        copied = frozenset(role for role, place in enumerate(places) if place[0] == self.old)
-        return replace(walk, copied=copied)
+        migrated = frozenset(role for role, place in enumerate(places) if place[0] == self.old)
+        return replace(walk, migrated=migrated)
 
-    async def check_copy(self, row: int, *, strip: int = 0) -> WalkResult:
-        """Copies a row; result, the row itself and the block of the target must be golden."""
+    async def check_migration(self, row: int, *, strip: int = 0) -> WalkResult:
+        """Migrates a row; result, the row itself and the block of the target must be golden."""
         walk = self.golden(row, strip, WalkKind.COPY)
         truth = self.truth(row, strip)
         block = next(
@@ -207,7 +207,7 @@ class CopyBench(WalkBench):
         )
         lost = outcome(walk).result == "LOST"
         result = await self.check_walk(row, WalkKind.COPY, strip=strip)
-        for role in walk.copied:
+        for role in walk.migrated:
             key = self.target, block
             assert (key in self.drives.unreadable) == lost, f"{walk}: {key}"
             if not lost:
@@ -215,18 +215,18 @@ class CopyBench(WalkBench):
         return result
 
 
-async def begin(dut) -> CopyBench:
-    """Rows with contents, and a copy of a member that begins."""
-    bench = CopyBench.from_environment(dut, COPIED)
+async def begin(dut) -> MigrationBench:
+    """Rows with contents, and a migration that begins."""
+    bench = MigrationBench.from_environment(dut, MIGRATED)
     await start(dut)
     await bench.random_rows(rows=20)
     await bench.settle()
-    bench.begin_copy()
+    bench.begin_migration()
     return bench
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
-async def copies_under_load(dut):
+async def migrates_under_load(dut):
     """Whatever the drives do short of failing; then the target is the member."""
     bench = await begin(dut)
     bench.drives.aborts = 0.02
@@ -239,7 +239,7 @@ async def copies_under_load(dut):
     await bench.walk_all(WalkKind.COPY)
     await loading
     await bench.settle()
-    bench.check_copied()
+    bench.check_migrated()
     loading = cocotb.start_soon(bench.random_rows(rows=20))
     bench.hand_over()
     await loading
@@ -265,7 +265,7 @@ async def the_target_fails(dut):
     await end_badly(bench, refuse)
 
 
-async def end_badly(bench: CopyBench, happens) -> None:
+async def end_badly(bench: MigrationBench, happens) -> None:
     """``happens`` after some rows, and the target is given up."""
     loading = cocotb.start_soon(bench.random_rows(rows=25))
     await bench.walk_all(WalkKind.COPY, rows=ROWS[:2])
@@ -279,7 +279,7 @@ async def end_badly(bench: CopyBench, happens) -> None:
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def the_member_fails(dut):
-    """The target takes over at once: what has been copied is good, the rest is worked out."""
+    """The target takes over at once: what has been migrated is good, the rest is worked out."""
     bench = await begin(dut)
     bench.drives.distrusted = {
         (bench.target, block) for port, block in bench.places_of(ROWS) if port == bench.old
@@ -311,7 +311,7 @@ async def the_member_fails(dut):
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
-async def copies_what_cannot_be_read(dut):
+async def migrates_what_cannot_be_read(dut):
     """Worked out from the others, or unreadable on the target too."""
     bench = await begin(dut)
     bench.drives.aborts = 0.01
@@ -328,7 +328,7 @@ async def copies_what_cannot_be_read(dut):
         count = bench.random.choice((0, 1, bench.tolerated))
         rest = [one for one in places if one[0] != bench.old]
         bench.drives.unreadable |= {*mine, *bench.random.sample(rest, min(count, len(rest)))}
-        seen.add(await bench.check_copy(row, strip=strip))
+        seen.add(await bench.check_migration(row, strip=strip))
         bench.drives.unreadable.clear()
     assert {WalkResult.GOOD, WalkResult.LOST} <= seen
     assert (WalkResult.MENDED in seen) == bool(bench.tolerated)
@@ -337,8 +337,8 @@ async def copies_what_cannot_be_read(dut):
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def what_no_drive_has_is_unreadable(dut):
-    """Without redundancy, and the member failed, what was not copied is lost and says so, once the
-    host gives it up."""
+    """Without redundancy, and the member failed, what was not migrated is lost. It says so once
+    the host gives it up."""
     bench = await begin(dut)
     await bench.walk_all(WalkKind.COPY, rows=ROWS[:3])
     bench.fail(bench.old)
@@ -369,7 +369,7 @@ async def what_no_drive_has_is_unreadable(dut):
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
-async def the_target_refuses_as_the_copy_ends(dut):
+async def the_target_refuses_as_the_migration_ends(dut):
     """It is the member by then, and nothing can be spared: it goes, as the old one has the block.
     """
     bench = await begin(dut)
@@ -377,7 +377,7 @@ async def the_target_refuses_as_the_copy_ends(dut):
     bench.lose_others(bench.tolerated)
     failed = set(bench.failed)
     for _ in range(REFUSALS):
-        row, strip, place = bench.copied_place()
+        row, strip, place = bench.migrated_place()
         faults = bench.write_faults
         entry = await bench.is_refused(place, bench.write(row, strip), bench.change_places)
         assert set(entry.statuses) == {Status.SUCCESS} and bench.write_faults == faults
@@ -386,7 +386,7 @@ async def the_target_refuses_as_the_copy_ends(dut):
         # The old one is the member again.
         bench.change_places()
         bench.check_drives()
-        # The next copy.
+        # The next migration.
         bench.failed.discard(bench.target)
         bench.drives.gone.discard(bench.target)
         dut.failed.value = sum(1 << port for port in bench.failed)
@@ -397,7 +397,7 @@ async def the_target_refuses_as_the_copy_ends(dut):
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def the_target_refuses_as_the_member_fails(dut):
     """Then it is the member, which cannot be spared: what it did not store is unreadable there, or
-    the write fails. The row may have been copied, or not."""
+    the write fails. The row may have been migrated, or not."""
     bench = await begin(dut)
     bench.drives.distrusted = {
         (bench.target, block) for port, block in bench.places_of(ROWS) if port == bench.old
@@ -426,7 +426,7 @@ async def the_target_refuses_as_the_member_fails(dut):
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
-async def the_target_refuses_a_copy_as_the_member_fails(dut):
+async def the_target_refuses_a_migrated_row_as_the_member_fails(dut):
     """A row is not passed of which the target, which is the member then, has something else."""
     bench = await begin(dut)
     row, strip, place = bench.lose_others(bench.tolerated - 1)
@@ -466,7 +466,7 @@ async def the_target_refuses_when_nothing_is_known(dut):
     """Nobody waits for the states of arrays to rest: the target goes at once."""
     bench = await begin(dut)
     bench.unsettled = True
-    row, strip, place = bench.copied_place()
+    row, strip, place = bench.migrated_place()
     bench.drives.refusing = {place}
     bench.drives.spoils_refused = True
     entry = await bench.write(row, strip)
@@ -476,7 +476,7 @@ async def the_target_refuses_when_nothing_is_known(dut):
     bench.check_drives()
 
 
-LOAD = ("copies_under_load", "the_target_fails", "copies_what_cannot_be_read")
+LOAD = ("migrates_under_load", "the_target_fails", "migrates_what_cannot_be_read")
 
 
 class ForgetsUpdates(RowPlanning):
@@ -490,7 +490,7 @@ class ForgetsUpdates(RowPlanning):
             m.d.sync += updates.eq(plan.payload.kind == PlanKind.UPDATE)
         with m.If(updates):
             written = m.submodules.programs.write.data.write
-            m.d.comb += written[copy_target(CONFIG)].eq(0)
+            m.d.comb += written[migration_target(CONFIG)].eq(0)
         return m
 
 
@@ -504,12 +504,12 @@ class WaitsForTheTables(Duplicate):
         return m
 
 
-class CountsTheCopy(Sequencer):
+class CountsTheMigration(Sequencer):
     """A planted bug: what the target does not store is lost to the row."""
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += m.submodules.operation_result.copying.eq(0)
+        m.d.comb += m.submodules.operation_result.migrates.eq(0)
         return m
 
 
@@ -523,7 +523,7 @@ class FreesEarly(Sequencer):
 
 
 class MendsTheMember(WalkPlan):
-    """A planted bug: what a copy cannot read is written where it was, and nowhere else."""
+    """A planted bug: what a migration cannot read is written where it was, and nowhere else."""
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
@@ -532,15 +532,15 @@ class MendsTheMember(WalkPlan):
 
 
 MUTANTS = {
-    ForgetsUpdates: ("rows.sequencer.RowPlanning", "raid5", "copies_under_load"),
+    ForgetsUpdates: ("rows.sequencer.RowPlanning", "raid5", "migrates_under_load"),
     WaitsForTheTables: ("planning.row_planning.Duplicate", "raid5", "the_member_fails"),
-    CountsTheCopy: ("", "raid0", "the_member_refuses"),
-    FreesEarly: ("", "raid5", "copies_under_load"),
-    MendsTheMember: ("planning.row_planning.WalkPlan", "raid5", "copies_what_cannot_be_read"),
+    CountsTheMigration: ("", "raid0", "the_member_refuses"),
+    FreesEarly: ("", "raid5", "migrates_under_load"),
+    MendsTheMember: ("planning.row_planning.WalkPlan", "raid5", "migrates_what_cannot_be_read"),
 }
 
 
-copy_rows = partial(run_rows, module=__name__)
+migrated_rows = partial(run_rows, module=__name__)
 
 FEW = {"raid1e": "the_target_fails", "raid5": "the_member_fails"}
 """Arrays of the default suite, and a test of each beside that of a load."""
@@ -553,14 +553,14 @@ def cases(array: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("array", FEW)
-def test_copies(array):
-    copy_rows(Sequencer, array=array, testcase=("copies_under_load", FEW[array]))
+def test_migrations(array):
+    migrated_rows(Sequencer, array=array, testcase=("migrates_under_load", FEW[array]))
 
 
 REFUSED = (
-    "the_target_refuses_as_the_copy_ends",
+    "the_target_refuses_as_the_migration_ends",
     "the_target_refuses_as_the_member_fails",
-    "the_target_refuses_a_copy_as_the_member_fails",
+    "the_target_refuses_a_migrated_row_as_the_member_fails",
     "the_member_refuses",
     "the_target_refuses_when_nothing_is_known",
 )
@@ -570,18 +570,18 @@ REFUSED = (
     "array",
     [
         pytest.param(array, marks=[] if array in ("raid0", "raid1", "raid5") else pytest.mark.slow)
-        for array in COPIED
+        for array in MIGRATED
     ],
 )
-def test_refused_copies(array):
-    copy_rows(Sequencer, array=array, testcase=REFUSED)
+def test_refused_migrations(array):
+    migrated_rows(Sequencer, array=array, testcase=REFUSED)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("active", [0.2, 1.0])
-@pytest.mark.parametrize("array", COPIED)
-def test_more_copies(array, active):
-    copy_rows(Sequencer, array=array, testcase=cases(array), active=active)
+@pytest.mark.parametrize("array", MIGRATED)
+def test_more_migrations(array, active):
+    migrated_rows(Sequencer, array=array, testcase=cases(array), active=active)
 
 
 @pytest.mark.slow

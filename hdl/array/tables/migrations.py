@@ -1,19 +1,20 @@
-"""Which member of each array is being copied to which drive."""
+"""Which member of each array migrates to which drive."""
 
 from amaranth.hdl import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import Config
-from hdl.flow.table_read import copy_entry, copy_read
+from hdl.flow.table_read import migration, migration_read
 from hdl.kit.table import Table
 
-COPY_READERS = 3
+MIGRATION_READERS = 3
 """Sequencer, dispatch, states of arrays."""
 
 
-class NoCopies(wiring.Component):
-    """What is there instead of `Copies` without background work: no member is ever copied.
+class NoMigrations(wiring.Component):
+    """What is there instead of `Migrations` without background work: no member ever
+    migrates.
 
     What is written is forgotten, and what is read is 0.
 
@@ -40,10 +41,10 @@ class NoCopies(wiring.Component):
         self._config = config
         super().__init__(
             {
-                "read": In(copy_read(config)).array(COPY_READERS),
+                "read": In(migration_read(config)).array(MIGRATION_READERS),
                 "array": In(config.array_bits),
-                "current": Out(copy_entry(config)),
-                "entry": In(copy_entry(config)),
+                "current": Out(migration(config)),
+                "entry": In(migration(config)),
                 "write": In(1),
             }
         )
@@ -52,8 +53,8 @@ class NoCopies(wiring.Component):
         return Module()
 
 
-class Copies(NoCopies):
-    """A table with an entry per array. Its ports are those of `NoCopies`.
+class Migrations(NoMigrations):
+    """A table with an entry per array. Its ports are those of `NoMigrations`.
 
     Parameters
     ----------
@@ -64,7 +65,7 @@ class Copies(NoCopies):
     def elaborate(self, platform) -> Module:
         m = Module()
         m.submodules.entries = entries = Table(
-            copy_entry(self._config), self._config.arrays, reads=1 + COPY_READERS
+            migration(self._config), self._config.arrays, reads=1 + MIGRATION_READERS
         )
         own, *others = entries.reads
         for outer, inner in zip(self.read, others, strict=True):

@@ -1,4 +1,4 @@
-"""Members copied: how a copy begins and ends, and what is seen of the member meanwhile."""
+"""Members migrate: how that begins and ends, and what is seen of the member meanwhile."""
 
 import random
 
@@ -9,34 +9,34 @@ from cocotb.triggers import FallingEdge, RisingEdge
 from cocotb_tests.array.tables_bench import CONFIGS, Bench, run_tables, this_config
 from cocotb_tests.streams import start, unpack
 from hdl.flow.geometry import Level
-from hdl.flow.manage import CopyEnd, ManageOpcode, ManageStatus
-from hdl.flow.table_read import copy_entry
+from hdl.flow.manage import ManageOpcode, ManageStatus, MigrationEnd
+from hdl.flow.table_read import migration
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
-async def copies_members(dut):
-    """A copy ends as its drives are, and nobody sees the member at both of them or at none."""
+async def migrates_members(dut):
+    """A migration ends as its drives are, and nobody sees the member at both of them or at none."""
     config = this_config()
     bench = Bench(dut, config, random.Random(1))
     await start(dut)
     array = {"opcode": ManageOpcode.CREATE_ARRAY, "level": Level.RAID5.value, "drives": 0b0111}
-    copy = {"opcode": ManageOpcode.COPY, "array": 0, "position": 1}
+    begin = {"opcode": ManageOpcode.COPY, "array": 0, "position": 1}
     assert await bench.change(ManageOpcode.END_COPY, array=0) == ManageStatus.NO_ENTRY
     for failing, complete, end in (
-        ((), 0, CopyEnd.RELEASED),
-        ((), 1, CopyEnd.JOINED),
-        ((1,), 0, CopyEnd.STALE),
-        ((1,), 1, CopyEnd.JOINED),
-        ((3,), 0, CopyEnd.RELEASED),
-        ((3,), 1, CopyEnd.RELEASED),
-        ((1, 3), 1, CopyEnd.RELEASED),
+        ((), 0, MigrationEnd.RELEASED),
+        ((), 1, MigrationEnd.JOINED),
+        ((1,), 0, MigrationEnd.STALE),
+        ((1,), 1, MigrationEnd.JOINED),
+        ((3,), 0, MigrationEnd.RELEASED),
+        ((3,), 1, MigrationEnd.RELEASED),
+        ((1, 3), 1, MigrationEnd.RELEASED),
     ):
         for port in range(4):
             bench.plug(port, 100_000)
         assert await bench.change(**array) == ManageStatus.DONE
         assert await bench.change(ManageOpcode.END_COPY, array=0) == ManageStatus.NO_ENTRY
-        assert await bench.change(**copy, port=2, spare=0) == ManageStatus.DRIVE_UNAVAILABLE
-        assert await bench.change(**copy, port=3, spare=complete) == ManageStatus.DONE
+        assert await bench.change(**begin, port=2, spare=0) == ManageStatus.DRIVE_UNAVAILABLE
+        assert await bench.change(**begin, port=3, spare=complete) == ManageStatus.DONE
         await bench.compare()
         for port in failing:
             bench.plug(port, None)
@@ -46,11 +46,11 @@ async def copies_members(dut):
 
         async def watch(seen=seen) -> None:
             dut.member_read__0__address.value = 1
-            dut.copy_read__0__address.value = 0
+            dut.migration_read__0__address.value = 0
             while True:
                 await RisingEdge(dut.clk)
                 await FallingEdge(dut.clk)
-                entry = unpack(copy_entry(config), int(dut.copy_read__0__data.value))
+                entry = unpack(migration(config), int(dut.migration_read__0__data.value))
                 seen.add((int(dut.member_read__0__data.value), entry.valid))
 
         watching = cocotb.start_soon(watch())
@@ -59,14 +59,14 @@ async def copies_members(dut):
             await RisingEdge(dut.clk)
         watching.cancel()
         assert answered == ManageStatus.DONE and bench.model.ends == {end}
-        member = 1 if end == CopyEnd.RELEASED else 3
+        member = 1 if end == MigrationEnd.RELEASED else 3
         # While rows of before end, both drives are written, whichever is the member.
-        drains = {(3, 1)} if end == CopyEnd.JOINED and 1 not in failing else set()
+        drains = {(3, 1)} if end == MigrationEnd.JOINED and 1 not in failing else set()
         assert seen == {(1, 1), (member, 0), *drains}
         await bench.compare()
         assert await bench.change(ManageOpcode.DELETE_ARRAY, array=0) == ManageStatus.DONE
 
 
 @pytest.mark.parametrize("config", [name for name in CONFIGS if CONFIGS[name].background])
-def test_copied_members(config):
+def test_migrated_members(config):
     run_tables(config, module=__name__)

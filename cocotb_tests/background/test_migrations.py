@@ -1,4 +1,4 @@
-"""Copies of members on the tables: begun, ended in each way there is, refused; spares."""
+"""Migrations on the tables: begun, ended in each way there is, refused; spares."""
 
 import os
 import random
@@ -13,7 +13,7 @@ from hdl.background.jobs import JobState
 from hdl.background.supervisor import Supervisor
 from hdl.flow.array_state import ArrayState
 from hdl.flow.geometry import Level
-from hdl.flow.manage import CopyEnd, ManageOpcode, ManageStatus
+from hdl.flow.manage import ManageOpcode, ManageStatus, MigrationEnd
 from hdl.flow.walk import WalkKind, WalkResult
 
 
@@ -28,17 +28,17 @@ async def begin(dut, *, drives: int = 7) -> tuple[Bench, int]:
     return host, await host.create(Level.RAID5, 0, 1, 2)
 
 
-def copy(array: int, position: int, port: int, **fields) -> dict:
+def migrate(array: int, position: int, port: int, **fields) -> dict:
     return {
         "opcode": ManageOpcode.COPY, "array": array, "position": position, "port": port, **fields
     }  # fmt: skip
 
 
 async def half_way(host: Bench, array: int, **fields) -> None:
-    """A copy of member 1 to port 5 that has come to the middle, with rows on their way."""
+    """A migration of member 1 to port 5 that has come to the middle, with rows on their way."""
     host.log.clear()
     host.paused = True
-    await host.good(**copy(array, 1, 5, **fields))
+    await host.good(**migrate(array, 1, 5, **fields))
     await host.until(lambda: len(host.out) == CONFIG.walk_window, "rows")
     host.paused = False
     await host.until(lambda: len(host.log) > ROWS // 2, "rows")
@@ -57,10 +57,10 @@ async def moves_members(dut):
     for spare in (0, 1):
         host.log.clear()
         old, new = (1, 5) if not spare else (5, 1)
-        await host.good(**copy(array, 1, new, spare=spare))
+        await host.good(**migrate(array, 1, new, spare=spare))
         assert used(dut) == 0b100111 and not int(dut.drives__stale.value)
         assert (await host.job(array))["state"] == JobState.RUNNING
-        refused = copy(array, 0, 4)
+        refused = migrate(array, 0, 4)
         assert await host.change(**refused) == ManageStatus.JOB_RUNNING
         assert await host.change(ManageOpcode.DELETE_ARRAY, array=array) == ManageStatus.JOB_RUNNING
         await host.rest()
@@ -86,7 +86,7 @@ async def moves_members(dut):
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def ends_badly(dut):
-    """The drive that is copied to fails, or the host ends it: nothing of it is left."""
+    """The migration target fails, or the host ends it: nothing of it is left."""
     host, array = await begin(dut)
     for way in ("pull", "refuse", "stop"):
         await half_way(host, array)
@@ -110,14 +110,14 @@ async def ends_badly(dut):
             assert await host.change(**resume, array=array) == ManageStatus.INVALID_FIELD
     # The next one begins from row 0.
     host.log.clear()
-    await host.good(**copy(array, 1, 5))
+    await host.good(**migrate(array, 1, 5))
     await host.rest()
     assert rows_of(host, WalkKind.COPY) == list(range(ROWS))
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def the_member_fails(dut):
-    """The drive that is copied to is the member at once, and the rest of it is rebuilt."""
+    """The migration target is the member at once, and the rest of it is rebuilt."""
     host, array = await begin(dut)
     await host.good(ManageOpcode.ADD_SPARE, port=6)
     await half_way(host, array)
@@ -134,15 +134,15 @@ async def the_member_fails(dut):
     await host.rest()
     job = await host.job(array)
     assert (job["state"], job["kind"], job["row"]) == (JobState.DONE, WalkKind.REBUILD, ROWS)
-    copied, rebuilt = rows_of(host, WalkKind.COPY), rows_of(host, WalkKind.REBUILD)
-    assert sorted({*copied, *rebuilt}) == list(range(ROWS)) and rebuilt[0] >= boundary
+    migrated, rebuilt = rows_of(host, WalkKind.COPY), rows_of(host, WalkKind.REBUILD)
+    assert sorted({*migrated, *rebuilt}) == list(range(ROWS)) and rebuilt[0] >= boundary
     assert host.state(array) == ArrayState.OPTIMAL and host.news == 2
     assert used(dut) == 0b100101, "a spare has stepped in"
     # Both at once: the array has lost a member, and a spare takes its place.
     host.plug(1)
     host.log.clear()
     host.paused = True
-    await host.good(**copy(array, 1, 1))
+    await host.good(**migrate(array, 1, 1))
     await host.until(lambda: len(host.out) > 2, "rows")
     host.pull(1, 5)
     host.paused = False
@@ -153,7 +153,7 @@ async def the_member_fails(dut):
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def another_member_fails(dut):
-    """A spare waits for the end of a copy."""
+    """A spare waits for the end of a migration."""
     host, array = await begin(dut)
     await host.good(ManageOpcode.ADD_SPARE, port=6)
     await half_way(host, array)
@@ -169,11 +169,11 @@ async def another_member_fails(dut):
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def nobody_gets_a_drive_that_is_written(dut):
-    """What a copy leaves is anybody's, a spare too, once nobody is inside for its array."""
+    """What a migration leaves is anybody's, a spare too, once nobody is inside for its array."""
     host, array = await begin(dut)
     host.log.clear()
     dut.occupied.value = 1
-    await host.good(**copy(array, 1, 5, spare=1))
+    await host.good(**migrate(array, 1, 5, spare=1))
     await host.until(lambda: len(host.log) == ROWS, "rows")
     host.pull(2)
     await ClockCycles(dut.clk, 1000)
@@ -184,7 +184,7 @@ async def nobody_gets_a_drive_that_is_written(dut):
     assert used(dut) == 0b100011 and host.state(array) == ArrayState.OPTIMAL
     # Stopped by the host.
     dut.occupied.value = 1
-    await host.good(**copy(array, 0, 4))
+    await host.good(**migrate(array, 0, 4))
     await host.until(lambda: bool(host.out), "rows")
     host.requests.send(opcode=ManageOpcode.STOP_JOB, array=array)
     host.requests.send(opcode=ManageOpcode.CREATE_ARRAY, level=Level.JBOD.value, drives=1 << 4)
@@ -199,15 +199,15 @@ async def nobody_gets_a_drive_that_is_written(dut):
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def the_last_writes_count(dut):
-    """Rows that began before the end of a copy are refused, or not, by the new member; or it may
-    have lost them, as it restarts."""
+    """Rows that began before the end of a migration are refused, or not, by the new member.
+    Or it may have lost them, as it restarts."""
     host, _ = await begin(dut)
     array = await host.create(Level.JBOD, 3)
     new = 5
     for delay in (*range(0, 60, 2), 200, 400, 199, 401, None):
         host.log.clear()
         dut.occupied.value = 1
-        await host.good(**copy(array, 0, new))
+        await host.good(**migrate(array, 0, new))
         await host.until(lambda: len(rows_of(host, WalkKind.COPY)) == ROWS, "rows")
         await host.until(lambda: not host.out, "the last rows")
         if delay is not None:
@@ -240,17 +240,17 @@ async def the_last_writes_count(dut):
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def the_member_restarts(dut):
-    """It may have lost what the other drive has, so all is copied anew; but not once the other one
-    is the member."""
+    """It may have lost what the other drive has, so all is migrated anew. But that is not so
+    once the other one is the member."""
     host, _ = await begin(dut)
     array = await host.create(Level.JBOD, 3)
     old, new = 3, 5
     walked = []
-    for delay in ("copying", "flushing", *range(0, 60, 2)):
+    for delay in ("migrating", "flushing", *range(0, 60, 2)):
         host.log.clear()
         dut.flush_waits.value = 1
-        await host.good(**copy(array, 0, new))
-        if delay == "copying":
+        await host.good(**migrate(array, 0, new))
+        if delay == "migrating":
             await host.until(lambda: len(host.log) > ROWS // 2, "rows")
         else:
             await host.until(lambda: len(host.log) == ROWS and not host.out, "rows")
@@ -272,12 +272,12 @@ async def the_member_restarts(dut):
         walked.append(len(rows) - before)
         assert rows[-ROWS:] == list(range(ROWS)), delay
         old, new = new, old
-    assert walked[:2] == [ROWS, ROWS], "not all is copied anew"
+    assert walked[:2] == [ROWS, ROWS], "not all is migrated anew"
     assert walked[2] == ROWS and walked[-1] == 0 and {*walked} == {0, ROWS}, walked
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
-async def copies_are_refused(dut):
+async def migrations_are_refused(dut):
     host, array = await begin(dut)
     other = await host.create(Level.JBOD, 3)
     await host.good(ManageOpcode.ADD_SPARE, port=6)
@@ -295,26 +295,26 @@ async def copies_are_refused(dut):
         ((array, 0, 255), "DRIVE_UNAVAILABLE"),
         ((array, 0, 4), "NO_SPACE"),
     ):
-        assert await host.change(**copy(*fields)) == ManageStatus[status], fields
+        assert await host.change(**migrate(*fields)) == ManageStatus[status], fields
     assert await host.change(ManageOpcode.END_COPY, array=array) == ManageStatus.INVALID_FIELD
     # Neither a failed member nor while one is rebuilt.
     host.pull(0)
     await host.until(lambda: bool(host.out), "rows")
-    assert await host.change(**copy(array, 1, 5)) == ManageStatus.JOB_RUNNING
+    assert await host.change(**migrate(array, 1, 5)) == ManageStatus.JOB_RUNNING
     await host.good(ManageOpcode.STOP_JOB, array=array)
-    assert await host.change(**copy(array, 1, 5)) == ManageStatus.JOB_RUNNING
+    assert await host.change(**migrate(array, 1, 5)) == ManageStatus.JOB_RUNNING
     host.pull(3)
     await host.rest()
-    assert await host.change(**copy(other, 0, 5)) == ManageStatus.IN_USE
+    assert await host.change(**migrate(other, 0, 5)) == ManageStatus.IN_USE
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def members_without_redundancy(dut):
-    """A JBOD is moved; lost half-way, what was copied is kept, and the rest is given up and told as
-    lost when the host says so."""
+    """A JBOD is moved; lost half-way, what was migrated is kept. The rest is given up and told
+    as lost when the host says so."""
     host, _ = await begin(dut)
     array = await host.create(Level.JBOD, 3)
-    await host.good(**copy(array, 0, 5))
+    await host.good(**migrate(array, 0, 5))
     await host.rest()
     assert used(dut) == 0b100111 and rows_of(host, WalkKind.COPY) == list(range(ROWS))
     host.log.clear()
@@ -322,7 +322,7 @@ async def members_without_redundancy(dut):
         (WalkResult.LOST, 1) if row.kind == WalkKind.SALVAGE else (WalkResult.GOOD, 0)
     )
     host.paused = True
-    await host.good(**copy(array, 0, 3))
+    await host.good(**migrate(array, 0, 3))
     await host.until(lambda: len(host.out) > 2, "rows")
     host.pull(5)
     host.paused = False
@@ -342,10 +342,10 @@ async def members_without_redundancy(dut):
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def drives_that_do_not_flush_are_not_trusted(dut):
-    """A copy that its drive does not store is given up, and so is a rebuild."""
+    """A migration that its drive does not store is given up, and so is a rebuild."""
     host, array = await begin(dut)
     dut.refusing.value = 1 << 5
-    await host.good(**copy(array, 1, 5))
+    await host.good(**migrate(array, 1, 5))
     await host.rest()
     job = await host.job(array)
     assert (job["state"], job["kind"]) == (JobState.FAILED, WalkKind.COPY)
@@ -366,12 +366,12 @@ async def drives_that_do_not_flush_are_not_trusted(dut):
     assert host.state(array) == ArrayState.OPTIMAL
 
 
-def test_copies():
-    simulate(Assembly(), name="copies", module=__name__)
+def test_migrations():
+    simulate(Assembly(), name="migrations", module=__name__)
 
 
 class TakesAllRows(Supervisor):
-    """Planted bug: a copy that ends is complete."""
+    """Planted bug: a migration that ends is complete."""
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
@@ -381,11 +381,11 @@ class TakesAllRows(Supervisor):
 
 
 class NamesNobody(Supervisor):
-    """Planted bug: the job is not told that the drive it copied to is to be rebuilt."""
+    """Planted bug: the job is not told that the drive it migrated to is to be rebuilt."""
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += self.outcome.eq(CopyEnd.JOINED)
+        m.d.comb += self.outcome.eq(MigrationEnd.JOINED)
         return m
 
 
@@ -397,5 +397,5 @@ def test_planted_bugs_are_found(bug, testcase, monkeypatch):
     monkeypatch.setattr("hdl.background.background.Supervisor", bug)
     with pytest.raises(SimulationError, match=testcase):
         simulate(
-            Assembly(), name=f"copies_{bug.__name__}", module=__name__, testcase=testcase
+            Assembly(), name=f"migrations_{bug.__name__}", module=__name__, testcase=testcase
         )

@@ -1,4 +1,4 @@
-"""A member copied to another drive on the whole controller, on the native tier, under load."""
+"""A member migrates to another drive on the whole controller, on the native tier, under load."""
 
 import os
 
@@ -29,7 +29,7 @@ def foreign(card: Card, port: int) -> None:
 
 
 async def half_way(card: Card) -> background.Job:
-    """Until some rows are copied, and not all."""
+    """Until some rows are migrated, and not all."""
     for _ in range(POLLS):
         job = await background.job(card.nvme, 0)
         if job.row:
@@ -40,7 +40,7 @@ async def half_way(card: Card) -> background.Job:
 
 
 async def begin(card: Card, volume: Volume, *, share: int = 10, spare: bool = False) -> None:
-    """Member 2 is being copied to drive 6 while the host is at work."""
+    """Member 2 migrates to drive 6 while the host is at work."""
     foreign(card, NEW)
     await background.set_share(card.nvme, share)
     card.card.transport.spawn(card.load(volume, 60))
@@ -57,7 +57,7 @@ async def begin(card: Card, volume: Volume, *, share: int = 10, spare: bool = Fa
         pytest.param(Level.RAID0, 4, (), id="RAID0", marks=pytest.mark.slow),
     ],
 )
-def test_copies_under_load(level, members, then):
+def test_migrations_under_load(level, members, then):
     """Optimal all the time; then the redundancy goes, and the old drive with it."""
     with Card([FAST] * PORTS, seed=SEED) as card:
         volume = card.run(card.create(level, range(members)))
@@ -101,7 +101,7 @@ def test_copies_under_load(level, members, then):
     "level", [Level.RAID5, pytest.param(Level.RAID10, marks=pytest.mark.slow)]
 )
 def test_the_member_is_pulled(level):
-    """The drive that is copied to takes over in the middle and is rebuilt from there on."""
+    """The migration target takes over in the middle and is rebuilt from there on."""
     with Card([FAST] * PORTS, seed=SEED) as card:
         volume = card.run(card.create(level, range(6)))
 
@@ -110,10 +110,10 @@ def test_the_member_is_pulled(level):
             job = await half_way(card)
             card.pull(OLD)
             await card.load(volume, 60)
-            copied = job.row
+            migrated = job.row
             job = await finished(card)
             assert (job.state, job.kind, job.lost) == (JobState.DONE, WalkKind.REBUILD, 0), job
-            assert job.array_state == ArrayState.OPTIMAL and copied < job.row == ROWS
+            assert job.array_state == ArrayState.OPTIMAL and migrated < job.row == ROWS
             (array,) = await raid.arrays(card.nvme)
             assert array.members[OLD].port == NEW
             replaced(card, volume, OLD, NEW)
@@ -135,7 +135,7 @@ def test_the_member_is_pulled(level):
     "level", [Level.RAID0, pytest.param(Level.RAID6, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("way", ["pull", "stop"])
-def test_the_copy_is_given_up(level, way):
+def test_the_migration_is_given_up(level, way):
     """The array is as it was, and no command has failed."""
     with Card([FAST] * PORTS, seed=SEED) as card:
         volume = card.run(card.create(level, range(4)))
@@ -203,7 +203,7 @@ def test_blocks_that_cannot_be_read(level):
     ],
 )
 def test_the_new_drive_refuses_the_last_writes(level, members):
-    """They began before the end of a copy, which then fails. The old drive has everything, and
+    """They began before the end of a migration, which then fails. The old drive has everything, and
     nobody gets anything but that meanwhile, however long the last ones take."""
     new, blocks = 6, 4
     with Card([FAST] * PORTS, seed=SEED) as card:
@@ -249,8 +249,8 @@ def test_the_new_drive_refuses_the_last_writes(level, members):
 
 @pytest.mark.parametrize("first", [True, False])
 def test_the_other_members_restart(first):
-    """In the middle of a copy, and the member that is copied fails before or after. What has been
-    copied is on the new drive, and is read there, though the rows of the others are torn."""
+    """In the middle of a migration, and the member that migrates fails before or after. What has
+    been migrated is on the new drive, and is read there, though the rows of the others are torn."""
     rows, new = 512, 6
     kind = Ideal(
         capacity=DATA_OFFSET_BLOCKS + rows, latency_ps=20 * MICROSECOND, volatile_cache=True
@@ -260,7 +260,7 @@ def test_the_other_members_restart(first):
         memory = card.card.transport.memory
         address = card.buffer(1)
         places = {block: volume.layout.copies_of(block)[0] for block in range(96)}
-        copied = [block for block, at in places.items() if at.position == 0]
+        migrated = [block for block, at in places.items() if at.position == 0]
         by_row = {at.row: block for block, at in places.items() if at.position != 0}
 
         async def write(block: int, byte: int) -> None:
@@ -287,7 +287,7 @@ def test_the_other_members_restart(first):
             if not first:
                 card.harness.remove(0)
                 await transport.sleep(30_000)
-            for block in copied:
+            for block in migrated:
                 await card.nvme.read(volume.namespace, block, 1, address, 0)
                 assert memory.read(address, 4096) == bytes([block]) * 4096, block
 
@@ -304,8 +304,9 @@ def test_the_other_members_restart(first):
     ],
 )
 def test_all_members_restart(level, members):
-    """In the middle of a copy, after writes that the new drive has, and they may not have any more.
-    Once the host has been told, what it reads and flushes stays so, when the copy ends too."""
+    """In the middle of a migration, after writes that the new drive has, and they may not have any
+    more. Once the host has been told, what it reads and flushes stays so, when the migration ends
+    too."""
     blocks, new = 64, 6
     kind = Ideal(
         capacity=DATA_OFFSET_BLOCKS + 4 * blocks, latency_ps=20 * MICROSECOND, volatile_cache=True
