@@ -60,8 +60,8 @@ class Dispatch(wiring.Component):
       more drives are failed or not yet rebuilt than there are parities, or so are all drives that
       hold the copies of one strip; or its volume is ``indebted``; or a member is suspect, and so
       cannot be asked. The tables are looked at anew each time that a FLUSH is sent, once it is
-      known of all drives what becomes of them, and the tracker sends it
-      again when a drive went away meanwhile.
+      known of all drives what becomes of them. The tracker sends it again
+      when a drive went away meanwhile.
     - An extent whose ``status`` is not SUCCESS is `rejected` with it.
 
     Parameters
