@@ -140,12 +140,12 @@ class ArrayStates(wiring.Component):
         self._suspects = Signal(MAX_DRIVES)
         self._in_group = Signal(MAX_DRIVES)
         self._needed = Signal(MAX_DRIVES)
-        # Those of members that are migrated; those that have been suspect since array 0 and are in
-        # none of the arrays seen so far.
+        # Those of members that migrate. Those that have been suspect since array 0 and are in none
+        # of the arrays seen so far.
         self._suspect_migrated = Signal(MAX_DRIVES)
         self._homeless = Signal(MAX_DRIVES)
-        # Good members of the group, and the migration targets of failed ones. None of them is to be
-        # lost, should the group have nothing to spare.
+        # Good members of the group, and the migration targets of failed ones. If the group has
+        # nothing to spare, none of them may be lost.
         self._good = Signal(MAX_DRIVES)
 
     def elaborate(self, platform) -> Module:
@@ -200,8 +200,8 @@ class ArrayStates(wiring.Component):
         self._target_failed = entry.valid & self.failed.bit_select(entry.port, 1)
         self._is_stale = self.stale.bit_select(port, 1) & ~self._is_failed
         self._is_suspect = self.suspect.bit_select(port, 1) & ~self._is_failed
-        # Drives as bits: the member's if it is suspect, the migration target if it is suspect, and
-        # the one that is good.
+        # Drives as bits: that of the member if it is suspect, the migration target if it is
+        # suspect, and the one that is good.
         self._suspect_one = Signal(MAX_DRIVES)
         self._suspect_target = Signal(MAX_DRIVES)
         self._good_one = Signal(MAX_DRIVES)

@@ -30,8 +30,8 @@ class JobState(enum.Enum, shape=3):
     STOPPED = 3
     """The host stopped it. It can go on where it was."""
     FAILED = 4
-    """The drives that it rebuilt were lost, or the migration target was, or too many writes failed,
-    or the array has FAILED."""
+    """The drives that it rebuilt, or the migration target, were lost. Or too many writes failed, or
+    the array has FAILED."""
 
 
 class JobOrder(enum.Enum, shape=3):

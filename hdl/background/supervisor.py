@@ -738,7 +738,7 @@ class Supervisor(wiring.Component):
                 m.d.sync += response.index.eq(0)
                 self._give_order(m, JobOrder.STOP)
             with m.Else():
-                # To be migrated anew: the job learns that by an order, if it has not ended.
+                # If the migration begins anew, an order tells the job, unless the job has ended.
                 m.d.comb += self.handed.eq(self.outcome != MigrationEnd.AGAIN)
                 m.next = "REST"
             with m.If(response.index[7] & (self.outcome == MigrationEnd.JOINED)):

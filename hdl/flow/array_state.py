@@ -92,8 +92,8 @@ def array_verdict(config: Config) -> data.StructLayout:
     redundant
         With ``loses``: the array has redundancy, so rows with such data may be inconsistent.
     migrates_anew
-        With ``loses``: one of these drives is a member that is being migrated, so the new drive may
-        hold other data than the member.
+        With ``loses``: one of these drives is a member that migrates. The migration target may hold
+        other data than the member, so the migration begins anew.
     """
     return data.StructLayout(
         {

@@ -56,13 +56,13 @@ class Dispatch(wiring.Component):
     - READ with parity of a row that may be inconsistent: the drive that holds the strip, as often
       as it takes until one that hangs has been given up. From the others it is worked out only if
       that drive is failed, or cannot read the block.
-    - FLUSH: `expected` says how many drives will answer, then each live member, and the
-      migration target, gets one operation. An array that has lost data is rejected with
-      WRITE_FAULT: in a span more drives are failed or not yet rebuilt than there are parities, or
-      so are all drives that hold the copies of one strip; or its volume is ``indebted``; or a
-      member is suspect, and so cannot be asked. The tables are looked at anew each time that a
-      FLUSH is sent, once it is known of all drives what becomes of them, and the tracker sends it
-      again when a drive went away meanwhile.
+    - FLUSH: `expected` says how many drives will answer. Then each live member and the migration
+      target get one operation. An array that has lost data is rejected with WRITE_FAULT: in a span
+      more drives are failed or not yet rebuilt than there are parities, or so are all drives that
+      hold the copies of one strip; or its volume is ``indebted``; or a member is suspect, and so
+      cannot be asked. The tables are looked at anew each time that a FLUSH is sent, once it is
+      known of all drives what becomes of them. The tracker sends it again
+      when a drive went away meanwhile.
     - An extent whose ``status`` is not SUCCESS is `rejected` with it.
 
     Parameters

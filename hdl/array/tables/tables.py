@@ -1,6 +1,6 @@
 """The array, member and volume tables: how a change is taken, checked, made and answered."""
 
-from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
+from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -179,6 +179,8 @@ class ArrayTables(wiring.Component):
         )
         # The change at hand, and a pulse as the tables change.
         self._request = Signal(manage_request(config))
+        self._migrates = self._request.opcode == ManageOpcode.COPY
+        self._returns = self._request.opcode == ManageOpcode.RE_ADD
         self._edited = Signal()
 
         # The entry of the array or volume table that is read. The one that is written, which is
@@ -234,14 +236,11 @@ class ArrayTables(wiring.Component):
         """The parts, and the kinds of changes, that the configuration has."""
         config = self._config
         self._of_array = [ManageOpcode.DELETE_ARRAY, ManageOpcode.CREATE_VOLUME]
-        self._migrates = self._returns = Const(0)
         if config.background:
             self._of_array += [ManageOpcode.REPLACE, ManageOpcode.SETTLE, ManageOpcode.CHECK_EMPTY]
             self._of_array += [ManageOpcode.COPY, ManageOpcode.END_COPY]
-            self._migrates = self._request.opcode == ManageOpcode.COPY
         if config.intent_chunks:
             self._of_array.append(ManageOpcode.RE_ADD)
-            self._returns = self._request.opcode == ManageOpcode.RE_ADD
         health = FollowedDriveHealth if config.background else DriveHealth
         self._health = health(config=config)
         self._migrations = (Migrations if config.background else NoMigrations)(config=config)
@@ -864,8 +863,7 @@ class ArrayTables(wiring.Component):
     def _rewind_member(self, m: Module) -> None:
         """The states REWIND_MEMBER and PAUSE_MEMBER.
 
-        Nothing is rebuilt, as far as anyone can see, before the drive is stale, or a migration
-        target.
+        Everybody sees that nothing is rebuilt before the drive is stale, or the migration target.
         """
         pause, left = self._pause, self._left
         m.d.comb += self.rewind.payload.eq(self._request.array)
@@ -1008,7 +1006,7 @@ class ArrayTables(wiring.Component):
             m.next = "ERASE_MIGRATION"
 
     def _end_migration(self, m: Module) -> None:
-        """The migration has ended. Who began before may still use the drive that leaves."""
+        """Ends the migration. Rows that began before may still use the drive that leaves."""
         migrations, joined = self._migrations, self._joined
         as_member = Mux(self._renews, MigrationEnd.STALE.value, MigrationEnd.JOINED.value)
         ended = Mux(joined, as_member, MigrationEnd.RELEASED.value)

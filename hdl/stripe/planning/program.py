@@ -15,18 +15,18 @@ def targets(config: Config) -> int:
 
 
 def migration_target(config: Config) -> int:
-    """The number of the migration target among targets; no other target of a row has it."""
+    """The number of the migration target. No other target of a row has it."""
     return targets(config) - 1
 
 
 def migration_mask(config: Config) -> int:
-    """The bit of `migration_target` among targets; 0 if no member ever migrates."""
+    """The bit of `migration_target` among targets, or 0 if no member ever migrates."""
     return 1 << migration_target(config) if config.background else 0
 
 
 def always_synced(config: Config) -> int:
-    """A bit for each target if every drive holds all that it should of any row, which is so without
-    background work; else 0."""
+    """A bit for each target without background work, as every drive then holds all that it should
+    of any row. 0 with background work."""
     return 0 if config.background else (1 << targets(config)) - 1
 
 

@@ -219,7 +219,7 @@ class RowPlanning(wiring.Component):
         # The row may not satisfy its equations, unless the host has written it; holds from a few
         # cycles after the row is at hand.
         self._unsynced = Signal()
-        # A member of the row migrates; where its block goes to.
+        # Whether a member of the row migrates, and where its block goes.
         self._migrates = Signal()
         self._migration_target = Signal(target(config))
 
@@ -379,7 +379,7 @@ class RowPlanning(wiring.Component):
         role = 1 << self._got_role
         migration_bit = 1 << migration_target(self._config)
         gone, stale = duplicate.gone, duplicate.distrusted
-        # The target that migrates, without mirroring its role, and where its block goes to.
+        # The target that migrates (without mirroring its role), and where its block goes.
         with m.If(self._got & duplicate.migrated):
             m.d.sync += [
                 self._migrates.eq(1),

@@ -29,7 +29,7 @@ class Refusals(wiring.Component):
     - A migration target is given up for a block, and nothing else comes of that, even if it is the
       member in the tables by then: the other drive has the row. Once that has failed, the target is
       the member, and is judged as any other. If it has stored what the member has not, that is made
-      unreadable, without redundancy as well: the two do not differ.
+      unreadable, without redundancy as well. So the two do not differ.
     - A drive that is being rebuilt does not count: what only it has of a host's write is not
       stored. A walk brings nothing that is new, and takes it for the good copy that it is.
 
