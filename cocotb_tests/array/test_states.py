@@ -93,16 +93,17 @@ class Bench:
         self.judged: dict[int, dict] = {}
         self.decided: dict[int, tuple[int, int]] = {}
         self.news = 0
-        for name in ("changed", "failed", "stale", "suspect", "kept", "returns"):
-            getattr(dut, name).value = 0
+        dut.changed.value = 0
+        for name in ("failed", "stale", "suspect", "kept", "returns"):
+            getattr(dut, f"drives__{name}").value = 0
         cocotb.start_soon(self._watch())
 
     async def _watch(self) -> None:
         while True:
             await RisingEdge(self.dut.clk)
-            self.news += int(self.dut.news.value)
-            if int(self.dut.judged.value):
-                seen = unpack(array_verdict(self.config), int(self.dut.verdict.value))
+            self.news += int(self.dut.verdicts__news.value)
+            if int(self.dut.verdicts__judged.value):
+                seen = unpack(array_verdict(self.config), int(self.dut.verdicts__verdict.value))
                 self.judged[seen.array] = seen
                 self.decided[seen.array] = int(self.dut.yields.value), int(self.dut.keeps.value)
 
@@ -128,14 +129,15 @@ class Bench:
     async def judge(self, failed: int, stale: int, suspect: int = 0) -> None:
         """Pulses ``changed``, waits, and compares every array."""
         dut = self.dut
-        dut.failed.value, dut.stale.value, dut.changed.value = failed, stale, 1
-        dut.suspect.value = suspect
+        dut.drives__failed.value, dut.drives__stale.value, dut.changed.value = failed, stale, 1
+        dut.drives__suspect.value = suspect
         await RisingEdge(dut.clk)
         dut.changed.value = 0
         await RisingEdge(dut.clk)
-        await wait_until(dut, lambda: int(dut.settled.value), cycles=CYCLES, what="states")
+        settled = dut.verdicts__settled
+        await wait_until(dut, lambda: int(settled.value), cycles=CYCLES, what="states")
         assert int(dut.busy.value) == 0
-        states, valid = int(dut.states.value), int(dut.valid.value)
+        states, valid = int(dut.verdicts__states.value), int(dut.verdicts__valid.value)
         essential: set[int] = set()
         for array in range(self.config.arrays):
             assert valid >> array & 1 == (array in self.arrays)
@@ -165,7 +167,7 @@ class Bench:
                 yielded |= suspect & 1 << moved[1]
             where = f"{where} suspect {sorted(doubted)} migration {moved}"
             assert self.decided[array] == (yielded & ~kept, kept), where
-            known = int(self.dut.kept.value)
+            known = int(self.dut.drives__kept.value)
             assert seen.loses == bool(kept & ~known), where
             assert seen.redundant == bool(layout.parities or layout.copies > 1), where
             bad = {*gone, *behind}
@@ -203,7 +205,7 @@ async def judges_like_the_reference(dut):
         stale = sum(1 << port for port in behind)
         await bench.judge(sum(1 << port for port in bad) & ~stale, stale)
         for array in bench.arrays:
-            seen[ArrayState(int(dut.states.value) >> 2 * array & 3)] += 1
+            seen[ArrayState(int(dut.verdicts__states.value) >> 2 * array & 3)] += 1
     dut._log.info("seen: %s", {state.name: count for state, count in seen.items()})
     assert all(seen.values())
 
@@ -231,7 +233,7 @@ async def keeps_who_is_needed(dut):
         failed, stale, suspect = masks
         if generator.random() < 0.3:
             suspect |= stale
-        dut.kept.value = suspect & generator.getrandbits(MAX_DRIVES)
+        dut.drives__kept.value = suspect & generator.getrandbits(MAX_DRIVES)
         await bench.judge(failed, stale & ~failed, suspect)
         yields, keeps = bench.decided[0]
         kept += bool(keeps)

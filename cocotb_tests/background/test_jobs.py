@@ -10,7 +10,8 @@ from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
-from hdl.background.jobs import JobOrder, Jobs, JobState, job, job_order
+from hdl.background.job_orders import JobOrder, job_order
+from hdl.background.jobs import Jobs, JobState, job
 from hdl.background.walker import SliceEnd, slice_request
 from hdl.config import Config
 from hdl.flow.walk import WalkKind
@@ -29,13 +30,14 @@ class Bench:
         self.random = random.Random(int(os.environ["SEED"]))
         self.boundaries = [0] * CONFIG.arrays
         self.rewound = self.both = 0
-        members = ("migrates_anew", "rebuilding", "halted", "optimal", "hopeless", "handed",
-                   "outcome", "advanced", "boundary", "finding", "found", "now",
+        members = ("control__migrates_anew", "control__handed", "control__outcome",
+                   "verdicts__rebuilding", "verdicts__halted", "verdicts__optimal",
+                   "verdicts__hopeless", "advanced", "boundary", "finding", "found", "now",
                    "job_read__address", "boundary_read__0__address")  # fmt: skip
         for name in members:
             getattr(dut, name).value = 0
-        dut.settled.value = 1
-        self.order = StreamSource(dut, "order", layout=job_order(CONFIG))
+        dut.verdicts__settled.value = 1
+        self.order = StreamSource(dut, "control__order", layout=job_order(CONFIG))
         self.slice = StreamSink(dut, "slice", layout=slice_request(CONFIG))
         self.slice_end = StreamSource(dut, "slice_end", layout=SliceEnd)
         self.rewind = StreamSource(dut, "rewind", active=0.5)
@@ -54,7 +56,7 @@ class Bench:
     async def walk(self, array: int, rows: int, others: list[int]) -> None:
         """A slice of a REBUILD, while nothing is rebuilt any more of ``others``."""
         dut, choose = self.dut, self.random
-        dut.rebuilding.value = 1 << array
+        dut.verdicts__rebuilding.value = 1 << array
         self.order.send(order=JobOrder.START, array=array, kind=WalkKind.REBUILD)
         asked = await self.slice.receive(cycles=WAITS)
         assert (asked.array, asked.kind) == (array, WalkKind.REBUILD)

@@ -375,8 +375,8 @@ class TakesAllRows(Supervisor):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        with m.If(self.table_request.payload.opcode == ManageOpcode.END_COPY):
-            m.d.comb += self.table_request.payload.complete.eq(1)
+        with m.If(self.table_changes.request.payload.opcode == ManageOpcode.END_COPY):
+            m.d.comb += self.table_changes.request.payload.complete.eq(1)
         return m
 
 
@@ -385,7 +385,7 @@ class NamesNobody(Supervisor):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += self.outcome.eq(MigrationEnd.JOINED)
+        m.d.comb += self.jobs.outcome.eq(MigrationEnd.JOINED)
         return m
 
 

@@ -12,7 +12,8 @@ from cocotb.triggers import FallingEdge, RisingEdge
 from cocotb_tests.background.background_bench import ROWS, Assembly, Bench
 from cocotb_tests.runner import SimulationError, simulate
 from hdl.background.background import Background
-from hdl.background.jobs import JobState, Sync
+from hdl.background.job_orders import Sync
+from hdl.background.jobs import JobState
 from hdl.flow.array_state import ArrayState
 from hdl.flow.geometry import Level
 from hdl.flow.manage import ManageOpcode, ManageStatus
@@ -330,7 +331,7 @@ class SparesNeverWait(Background):
 
     def elaborate(self, platform) -> Module:
         m = super().elaborate(platform)
-        m.d.comb += m.submodules.supervisor.unsynced.eq(0)
+        m.d.comb += m.submodules.supervisor.jobs.unsynced.eq(0)
         return m
 
 
@@ -348,7 +349,7 @@ class TakesAllForConsistent(Background):
 
     def elaborate(self, platform) -> Module:
         m = super().elaborate(platform)
-        m.d.comb += m.submodules.jobs.order.payload.sync.eq(Sync.ASSUMED)
+        m.d.comb += m.submodules.jobs.control.order.payload.sync.eq(Sync.ASSUMED)
         return m
 
 

@@ -4,8 +4,9 @@ from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config
-from hdl.flow.array_state import ArrayState, array_verdict
+from hdl.config import MAX_DRIVES, Config
+from hdl.flow.array_state import ArrayState, ArrayVerdicts, array_verdict
+from hdl.flow.drive_states import DriveStates
 from hdl.flow.geometry import WIDTH_BITS, geometry
 from hdl.flow.table_read import geometry_read, member_read, migration_read
 
@@ -28,17 +29,10 @@ class ArrayStates(wiring.Component):
     -----
     changed
         A pulse. Judge again.
-    failed
-        One bit per port. Its drive cannot be used. This and the next four are those of
-        `hdl.array.tables.tables.ArrayTables`.
-    stale
-        One bit per port. Its drive is being rebuilt.
-    suspect
-        One bit per port. Its drive has restarted and may have lost something.
-    kept
-        One bit per port. It is suspect, and its array cannot do without it.
-    returns
-        One bit per port. Its drive has failed only by restarting.
+    drives
+        What the tables know of the drives.
+    verdicts
+        What the arrays have left.
     yields
         One bit per port, a pulse with ``judged``. These suspect drives are not needed. Three kinds
         are among them. No group of the array has lost data without such a member, even if all
@@ -50,28 +44,6 @@ class ArrayStates(wiring.Component):
         One bit per port, while ``settled``. Good members of groups that can spare none of them,
         where suspect members count as bad. Also the migration target of such a member, if the
         member has failed.
-    judged
-        A pulse with each array that has been judged, also if nothing is new.
-    verdict
-        What was found, with ``judged``.
-    rows
-        Rows of the array that has been judged, if it exists.
-    states
-        What was last found, 2 bits per array (`ArrayState`).
-    valid
-        One bit per array. It exists.
-    optimal
-        One bit per array. It exists and is OPTIMAL.
-    hopeless
-        One bit per array. It exists and has FAILED.
-    rebuilding
-        One bit per array. It has stale drives. Follows ``judged`` by a cycle.
-    halted
-        One bit per array. Its migration cannot go on. Follows ``judged`` by a cycle.
-    news
-        A pulse. A state is another than before. An array appears as OPTIMAL, and that is no news.
-    settled
-        ``states`` is up to date.
     geometry_read
         Table of the arrays.
     member_read
@@ -89,25 +61,11 @@ class ArrayStates(wiring.Component):
         super().__init__(
             {
                 "changed": In(1),
-                "failed": In(MAX_DRIVES),
-                "stale": In(MAX_DRIVES),
-                "suspect": In(MAX_DRIVES),
-                "kept": In(MAX_DRIVES),
-                "returns": In(MAX_DRIVES),
+                "drives": In(DriveStates()),
+                "verdicts": Out(ArrayVerdicts(config)),
                 "yields": Out(MAX_DRIVES),
                 "keeps": Out(MAX_DRIVES),
                 "essential": Out(MAX_DRIVES),
-                "judged": Out(1),
-                "verdict": Out(array_verdict(config)),
-                "rows": Out(BLOCK_NUMBER_BITS),
-                "states": Out(2 * config.arrays),
-                "valid": Out(config.arrays),
-                "optimal": Out(config.arrays),
-                "hopeless": Out(config.arrays),
-                "rebuilding": Out(config.arrays),
-                "halted": Out(config.arrays),
-                "news": Out(1),
-                "settled": Out(1),
                 "geometry_read": Out(geometry_read(config)),
                 "member_read": Out(member_read(config)),
                 "migration_read": Out(migration_read(config)),
@@ -163,8 +121,8 @@ class ArrayStates(wiring.Component):
             self._weigh(m)
             self._judge(m)
         m.d.comb += [
-            self.settled.eq(fsm.ongoing("REST") & ~self._again & ~self.changed),
-            self.busy.eq(~self.settled),
+            self.verdicts.settled.eq(fsm.ongoing("REST") & ~self._again & ~self.changed),
+            self.busy.eq(~self.verdicts.settled),
         ]
         return m
 
@@ -188,18 +146,18 @@ class ArrayStates(wiring.Component):
             self.member_read.address.array.eq(self._array),
             self.member_read.address.position.eq(self._position),
             self.migration_read.address.eq(self._array),
-            self.verdict.eq(self._found),
-            self.rows.eq(self._shape.rows),
+            self.verdicts.verdict.eq(self._found),
+            self.verdicts.rows.eq(self._shape.rows),
         ]
 
     def _look_at_member(self, m: Module) -> None:
         """How the drive of the member is, and the migration target."""
         port, entry = self.member_read.data, self.migration_read.data
-        self._is_failed = self.failed.bit_select(port, 1)
+        self._is_failed = self.drives.failed.bit_select(port, 1)
         self._is_migrated = entry.valid & (entry.position == self._position)
-        self._target_failed = entry.valid & self.failed.bit_select(entry.port, 1)
-        self._is_stale = self.stale.bit_select(port, 1) & ~self._is_failed
-        self._is_suspect = self.suspect.bit_select(port, 1) & ~self._is_failed
+        self._target_failed = entry.valid & self.drives.failed.bit_select(entry.port, 1)
+        self._is_stale = self.drives.stale.bit_select(port, 1) & ~self._is_failed
+        self._is_suspect = self.drives.suspect.bit_select(port, 1) & ~self._is_failed
         # Drives as bits: that of the member if it is suspect, the migration target if it is
         # suspect, and the one that is good.
         self._suspect_one = Signal(MAX_DRIVES)
@@ -207,7 +165,7 @@ class ArrayStates(wiring.Component):
         self._good_one = Signal(MAX_DRIVES)
         m.d.comb += [
             self._suspect_one.eq(self._is_suspect << port),
-            self._suspect_target.eq((entry.valid << entry.port) & self.suspect),
+            self._suspect_target.eq((entry.valid << entry.port) & self.drives.suspect),
         ]
         with m.If(~self._is_failed & ~self._is_stale):
             m.d.comb += self._good_one.eq(1 << port)
@@ -216,17 +174,17 @@ class ArrayStates(wiring.Component):
 
     def _note_states(self, m: Module) -> None:
         """What others ask of all arrays at once."""
-        found = self.verdict
-        with m.If(self.judged):
+        found = self.verdicts.verdict
+        with m.If(self.verdicts.judged):
             m.d.sync += [
-                self.rebuilding.bit_select(found.array, 1).eq(found.rebuilding),
-                self.halted.bit_select(found.array, 1).eq(found.halted),
+                self.verdicts.rebuilding.bit_select(found.array, 1).eq(found.rebuilding),
+                self.verdicts.halted.bit_select(found.array, 1).eq(found.halted),
             ]
         # `ArrayState`, of arrays that there are.
-        low, high = self.states[::2], self.states[1::2]
+        low, high = self.verdicts.states[::2], self.verdicts.states[1::2]
         m.d.comb += [
-            self.optimal.eq(self.valid & ~(low | high)),
-            self.hopeless.eq(self.valid & low & high),
+            self.verdicts.optimal.eq(self.verdicts.valid & ~(low | high)),
+            self.verdicts.hopeless.eq(self.verdicts.valid & low & high),
         ]
 
     def _rest(self, m: Module) -> None:
@@ -237,7 +195,7 @@ class ArrayStates(wiring.Component):
                     self._again.eq(self.changed),
                     self._array.eq(0),
                     self.essential.eq(0),
-                    self._homeless.eq(self.suspect),
+                    self._homeless.eq(self.drives.suspect),
                 ]
                 m.next = "READ"
 
@@ -289,7 +247,7 @@ class ArrayStates(wiring.Component):
                 self._good.eq(self._good | self._good_one),
                 self._homeless.eq(self._homeless & ~(this_one | target)),
             ]
-            with m.If(is_failed & self.returns.bit_select(port, 1) & ~found.returns):
+            with m.If(is_failed & self.drives.returns.bit_select(port, 1) & ~found.returns):
                 m.d.sync += [
                     found.returns.eq(1),
                     found.place.eq(position),
@@ -342,26 +300,27 @@ class ArrayStates(wiring.Component):
     def _judge(self, m: Module) -> None:
         """The state JUDGE: what is said of the array."""
         found, array, needed = self._found, self._array, self._needed
-        state_bits = self.states.word_select(array, 2)
+        state_bits = self.verdicts.states.word_select(array, 2)
         last = array == self._config.arrays - 1
         with m.State("JUDGE"):
-            before = Mux(self.valid.bit_select(array, 1), state_bits, ArrayState.OPTIMAL.value)
+            existed = self.verdicts.valid.bit_select(array, 1)
+            before = Mux(existed, state_bits, ArrayState.OPTIMAL.value)
             m.d.comb += [
-                self.verdict.loses.eq((needed & ~self.kept).any()),
-                self.verdict.migrates_anew.eq(
-                    (self._suspect_migrated & needed & ~self.kept).any()
+                self.verdicts.verdict.loses.eq((needed & ~self.drives.kept).any()),
+                self.verdicts.verdict.migrates_anew.eq(
+                    (self._suspect_migrated & needed & ~self.drives.kept).any()
                 ),
-                self.verdict.redundant.eq(self._tolerance != 0),
-                self.judged.eq(1),
+                self.verdicts.verdict.redundant.eq(self._tolerance != 0),
+                self.verdicts.judged.eq(1),
                 self.yields.eq(
                     Mux(found.valid, self._suspects & ~needed, 0) | Mux(last, self._homeless, 0)
                 ),
                 self.keeps.eq(Mux(found.valid, needed, 0)),
-                self.news.eq(found.valid & (found.state.as_value() != before)),
+                self.verdicts.news.eq(found.valid & (found.state.as_value() != before)),
             ]
             m.d.sync += [
                 state_bits.eq(found.state),
-                self.valid.bit_select(array, 1).eq(found.valid),
+                self.verdicts.valid.bit_select(array, 1).eq(found.valid),
                 array.eq(array + 1),
             ]
             m.next = "READ"

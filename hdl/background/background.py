@@ -163,10 +163,9 @@ class Background(wiring.Component):
         The tables make no change while a bitmap is swept for the one before.
         """
         supervisor, sweeping = self._supervisor, self._intent.sweeping
-        request, wanted = self.table_changes.request, supervisor.table_request
-        connect(m, flipped(self.changes.request), supervisor.request)
-        connect(m, supervisor.response, flipped(self.changes.response))
-        connect(m, flipped(self.table_changes.response), supervisor.table_response)
+        request, wanted = self.table_changes.request, supervisor.table_changes.request
+        connect(m, flipped(self.changes), supervisor.changes)
+        connect(m, flipped(self.table_changes.response), supervisor.table_changes.response)
         m.d.comb += [
             request.payload.eq(wanted.payload),
             request.valid.eq(wanted.valid & ~sweeping),
@@ -178,22 +177,18 @@ class Background(wiring.Component):
     def _connect_states(self, m: Module) -> None:
         """What arrays have left, by their drives."""
         states, supervisor, drives = self._states, self._supervisor, self.drives
-        status, decisions = self.arrays, self.decisions
+        status, decisions, verdicts = self.arrays, self.decisions, self._states.verdicts
         m.d.sync += self._rescan.eq(supervisor.rescan | self._jobs.ended)
         m.d.comb += [
             states.changed.eq(drives.changed | self._rescan),
-            states.failed.eq(drives.failed),
-            states.stale.eq(drives.stale),
-            states.suspect.eq(drives.suspect),
-            states.kept.eq(drives.kept),
-            states.returns.eq(drives.returns),
             decisions.yields.eq(states.yields),
             decisions.keeps.eq(states.keeps),
-            status.states.eq(states.states),
-            status.news.eq(states.news | supervisor.doubted),
+            status.states.eq(verdicts.states),
+            status.news.eq(verdicts.news | supervisor.doubted),
             status.essential.eq(states.essential),
-            status.settled.eq(states.settled),
+            status.settled.eq(verdicts.settled),
         ]
+        connect(m, flipped(self.drives), states.drives)
         connect(m, states.geometry_read, flipped(self.geometry_read[0]))
         connect(m, states.member_read, flipped(self.member_read))
         connect(m, states.migration_read, flipped(self.migration_read))
@@ -202,25 +197,11 @@ class Background(wiring.Component):
         """What the supervisor knows of arrays, drives and jobs."""
         supervisor, states, jobs = self._supervisor, self._states, self._jobs
         drives, decisions = self.drives, self.decisions
+        connect(m, states.verdicts, supervisor.verdicts, jobs.verdicts)
+        connect(m, supervisor.jobs, jobs.control)
         m.d.comb += [
-            supervisor.judged.eq(states.judged),
-            supervisor.verdict.eq(states.verdict),
-            supervisor.states.eq(states.states),
-            supervisor.valid.eq(states.valid),
-            supervisor.settled.eq(states.settled),
-            supervisor.rebuilding.eq(states.rebuilding),
             supervisor.changed.eq(drives.changed),
             supervisor.usable.eq(self.present & ~drives.failed & ~drives.used),
-            supervisor.running.eq(jobs.running),
-            supervisor.rebuilds.eq(jobs.rebuilds),
-            supervisor.zeroes.eq(jobs.zeroes),
-            supervisor.migrates.eq(jobs.migrates),
-            supervisor.resyncs.eq(jobs.resyncs),
-            supervisor.unsynced.eq(jobs.unsynced),
-            supervisor.unfinished.eq(jobs.unfinished),
-            supervisor.complete.eq(jobs.complete),
-            supervisor.rebuilt.eq(jobs.rebuilt),
-            supervisor.rebuilt_array.eq(jobs.rebuilt_array),
             decisions.reserved.eq(supervisor.spares),
             decisions.given_up.eq(supervisor.given_up),
             self.arrays.doubts.eq(supervisor.doubts),
@@ -228,8 +209,7 @@ class Background(wiring.Component):
 
     def _connect_jobs(self, m: Module) -> None:
         """What jobs are ordered, and what they know of their arrays."""
-        jobs, states, supervisor = self._jobs, self._states, self._supervisor
-        connect(m, supervisor.order, jobs.order)
+        jobs = self._jobs
         connect(m, flipped(self.rewind), jobs.rewind)
         for outer, inner in zip(self.boundary_read, jobs.boundary_read, strict=True):
             connect(m, flipped(outer), inner)
@@ -237,16 +217,8 @@ class Background(wiring.Component):
         for outer, inner in zip(self.sync_read, list(jobs.sync_read)[1:], strict=True):
             connect(m, flipped(outer), inner)
         m.d.comb += [
-            jobs.migrates_anew.eq(supervisor.migrates_anew),
-            jobs.handed.eq(supervisor.handed),
-            jobs.outcome.eq(supervisor.outcome),
-            jobs.rebuilding.eq(states.rebuilding),
-            jobs.halted.eq(states.halted),
-            jobs.optimal.eq(states.optimal),
-            jobs.hopeless.eq(states.hopeless),
-            jobs.settled.eq(states.settled),
             jobs.now.eq(self.now),
-            self.arrays.unsynced.eq(jobs.unsynced),
+            self.arrays.unsynced.eq(jobs.control.unsynced),
             self.arrays.assumed.eq(jobs.assumed),
         ]
 
@@ -281,7 +253,7 @@ class Background(wiring.Component):
         What an array may have lost, it has lost. The host is told, whatever becomes of the drive.
         """
         debts, states, drives = self._debts, self._states, self.drives
-        response = self.table_changes.response
+        response, verdicts = self.table_changes.response, states.verdicts
         connect(m, flipped(self.late), debts.late)
         connect(m, flipped(self.slots), debts.slots)
         connect(m, flipped(self.blame), debts.blame)
@@ -292,8 +264,8 @@ class Background(wiring.Component):
             debts.array.eq(self._made.array),
             debts.made.eq(response.valid & response.ready & done),
             debts.volume.eq(response.payload.index),
-            debts.loses.eq(states.judged & (states.keeps & drives.suspect & ~drives.kept).any()),
-            debts.loser.eq(states.verdict.array),
+            debts.loses.eq(verdicts.judged & (states.keeps & drives.suspect & ~drives.kept).any()),
+            debts.loser.eq(verdicts.verdict.array),
             self.arrays.indebted.eq(debts.indebted),
             self.arrays.eras.eq(debts.eras),
         ]
@@ -311,13 +283,13 @@ class Background(wiring.Component):
                 Mux(
                     self.drives.undecided,
                     0,
-                    states.optimal & ~(self._supervisor.doubts | jobs.torn),
+                    states.verdicts.optimal & ~(self._supervisor.doubts | jobs.torn),
                 )
             ),
-            intent.settled.eq(states.settled),
-            intent.judged.eq(states.judged & states.verdict.valid),
-            intent.judged_array.eq(states.verdict.array),
-            intent.judged_rows.eq(states.rows),
+            intent.settled.eq(states.verdicts.settled),
+            intent.judged.eq(states.verdicts.judged & states.verdicts.verdict.valid),
+            intent.judged_array.eq(states.verdicts.verdict.array),
+            intent.judged_rows.eq(states.verdicts.rows),
         ]
 
     def _connect_new_marks(self, m: Module) -> None:
@@ -343,9 +315,9 @@ class Background(wiring.Component):
         connect(m, report.sync_read, jobs.sync_read[0])
         connect(m, report.tally_read, self._intent.tally_read)
         m.d.comb += [
-            report.states.eq(states.states),
-            report.valid.eq(states.valid),
-            report.unsynced.eq(jobs.unsynced),
+            report.states.eq(states.verdicts.states),
+            report.valid.eq(states.verdicts.valid),
+            report.unsynced.eq(jobs.control.unsynced),
             report.assumed.eq(jobs.assumed),
             report.share.eq(self._supervisor.share),
             report.findings.eq(findings.data),

@@ -4,9 +4,11 @@ from amaranth.hdl import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, enum, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
+from hdl.background.job_orders import JobControl, JobOrder, Sync
 from hdl.background.rows import array_row, stretch
 from hdl.background.walker import SliceEnd, finding, slice_request
 from hdl.config import BLOCK_NUMBER_BITS, TIME_BITS, Config
+from hdl.flow.array_state import ArrayVerdicts
 from hdl.flow.manage import MigrationEnd
 from hdl.flow.walk import WalkKind, WalkResult
 from hdl.kit.table import Table, TableRead
@@ -32,57 +34,6 @@ class JobState(enum.Enum, shape=3):
     FAILED = 4
     """The drives that it rebuilt, or the migration target, were lost. Or too many writes failed, or
     the array has FAILED."""
-
-
-class JobOrder(enum.Enum, shape=3):
-    """What is to be done with the job of an array."""
-
-    START = 0
-    STOP = 1
-    FORGET = 2
-    """The array is gone: no job."""
-    BEGIN = 3
-    """The array is new. It has no job, and no row is in sync, or every row is."""
-    DOUBT = 4
-    """What was written to the array may be lost. A RESYNC or ZERO that has not ended begins anew,
-    and so does a COPY of a drive that may have lost it. Rows that are marked may not be in sync any
-    more, unless there is nothing to be in sync."""
-
-
-class Sync(enum.Enum, shape=2):
-    """Whether the rows of an array satisfy their equations, or copies are alike."""
-
-    NONE = 0
-    """Rows from the boundary on may not, unless the host has written them since."""
-    PROVEN = 1
-    """All rows do. A job has made or found them so, or there is nothing to satisfy."""
-    ASSUMED = 2
-    """The host has said so as it created the array."""
-
-
-def job_order(config: Config) -> data.StructLayout:
-    """What is to be done with the job of ``array``.
-
-    START begins a job of ``kind`` at row ``first``, or with ``resume`` where the last job was. But
-    REBUILD and SALVAGE always begin at the boundary. If the array is not in sync, RESYNC and ZERO
-    begin at its sync boundary at the latest, and a REBUILD becomes a RESYNC from there on first,
-    unless the array has FAILED. With ``every`` a RESYNC does not follow marks, unless it resumes.
-    START replaces a job that is running, but a COPY only once the migration has ended.
-
-    With BEGIN ``sync`` is that of the new array. With DOUBT ``sync`` is NONE, or PROVEN if there is
-    nothing to be in sync.
-    """
-    return data.StructLayout(
-        {
-            "order": JobOrder,
-            "array": config.array_bits,
-            "kind": WalkKind,
-            "first": BLOCK_NUMBER_BITS,
-            "resume": 1,
-            "every": 1,
-            "sync": Sync,
-        }
-    )
 
 
 def job() -> data.StructLayout:
@@ -129,52 +80,14 @@ class Jobs(wiring.Component):
 
     Ports
     -----
-    order
-        Changes. An order is taken when it has been carried out, after the rows on their way have
-        ended.
-    migrates_anew
-        One bit per array. With DOUBT, its COPY is of a drive that may have lost something.
-    unfinished
-        One bit per array, a pulse. Its RESYNC has ended because the array has FAILED.
-    running
-        One bit per array. It has a job.
-    rebuilds
-        One bit per array. Its job is REBUILD or SALVAGE.
-    zeroes
-        One bit per array. Its job is ZERO.
-    migrates
-        One bit per array. Its job is COPY.
-    resyncs
-        One bit per array. Its job is RESYNC.
-    rebuilding
-        One bit per array. It has stale drives.
-    halted
-        One bit per array. Its migration cannot go on.
-    optimal
-        One bit per array. It is OPTIMAL.
-    hopeless
-        One bit per array. It has FAILED.
-    settled
-        ``rebuilding``, ``halted``, ``optimal`` and ``hopeless`` are up to date.
-    unsynced
-        One bit per array. Its `Sync` is NONE.
+    control
+        Orders, and what becomes of them.
+    verdicts
+        What the arrays have left.
     assumed
         One bit per array. Its `Sync` is ASSUMED.
     torn
         One bit per array. Its `Sync` is NONE, but rows that are not marked are in sync.
-    rebuilt
-        Level. The stale drives of array ``rebuilt_array`` have all their blocks, or after a ZERO
-        all its drives have, or its COPY ends. It falls while there is an ``order``.
-    rebuilt_array
-        That array.
-    complete
-        With ``rebuilt`` of a COPY: all rows are on the migration target.
-    handed
-        A pulse that answers ``rebuilt``. The drives are no longer stale, or have been flushed, or
-        the migration has ended.
-    outcome
-        With ``handed``. JOINED if all the drives are trusted. Of a COPY, what has become of it. If
-        its drive is now the member but stale, the job goes on as a REBUILD.
     ended
         A pulse when a job has ended.
     slice
@@ -218,27 +131,10 @@ class Jobs(wiring.Component):
         self._config = config
         super().__init__(
             {
-                "order": In(stream.Signature(job_order(config))),
-                "migrates_anew": In(config.arrays),
-                "unfinished": Out(config.arrays),
-                "running": Out(config.arrays),
-                "rebuilds": Out(config.arrays),
-                "zeroes": Out(config.arrays),
-                "migrates": Out(config.arrays),
-                "resyncs": Out(config.arrays),
-                "rebuilding": In(config.arrays),
-                "halted": In(config.arrays),
-                "optimal": In(config.arrays),
-                "hopeless": In(config.arrays),
-                "unsynced": Out(config.arrays),
+                "control": In(JobControl(config)),
+                "verdicts": In(ArrayVerdicts(config)),
                 "assumed": Out(config.arrays),
                 "torn": Out(config.arrays),
-                "settled": In(1),
-                "rebuilt": Out(1),
-                "rebuilt_array": Out(config.array_bits),
-                "handed": In(1),
-                "complete": Out(1),
-                "outcome": In(MigrationEnd),
                 "ended": Out(1),
                 "slice": Out(stream.Signature(slice_request(config))),
                 "slice_end": In(stream.Signature(SliceEnd)),
@@ -265,15 +161,15 @@ class Jobs(wiring.Component):
         # The array at hand and its job; others have one too.
         self._array = array = Signal(config.array_bits)
         self._current = current = Signal(job())
-        self._runs = self.running.bit_select(array, 1)
+        self._runs = self.control.running.bit_select(array, 1)
         self._others = Signal()
 
         # How that array is. Of one that has failed nothing can be made consistent any more.
-        self._is_unsynced = self.unsynced.bit_select(array, 1)
+        self._is_unsynced = self.control.unsynced.bit_select(array, 1)
         self._is_assumed = self.assumed.bit_select(array, 1)
         self._is_torn = self.torn.bit_select(array, 1)
-        self._has_stale = self.rebuilding.bit_select(array, 1)
-        self._has_failed = self.hopeless.bit_select(array, 1)
+        self._has_stale = self.verdicts.rebuilding.bit_select(array, 1)
+        self._has_failed = self.verdicts.hopeless.bit_select(array, 1)
         self._resyncs_first = self._is_unsynced & ~self._has_failed
 
         # What its job is.
@@ -354,11 +250,11 @@ class Jobs(wiring.Component):
     def _connect_job(self, m: Module) -> None:
         """What the job at hand is, and what it asks of the walker."""
         array, current, request = self._array, self._current, self.slice.payload
-        order = self.order.payload
-        halted = self.halted.bit_select(array, 1)
+        order = self.control.order.payload
+        halted = self.verdicts.halted.bit_select(array, 1)
         m.d.comb += [
             self._pointless.eq(
-                self.settled
+                self.verdicts.settled
                 & ((self._rebuild & ~self._has_stale) | (self._migration & halted) | self._fails)
             ),
             self._asked.eq(Mux(order.resume, self._stored.row, order.first)),
@@ -369,9 +265,9 @@ class Jobs(wiring.Component):
             request.kind.eq(current.kind),
             request.array.eq(array),
             request.first.eq(current.row),
-            self.rebuilt_array.eq(array),
+            self.control.rebuilt_array.eq(array),
         ]
-        m.d.sync += self._others.eq((self.running & ~(1 << array)).any())
+        m.d.sync += self._others.eq((self.control.running & ~(1 << array)).any())
 
     @property
     def _stored(self) -> data.View:
@@ -394,10 +290,10 @@ class Jobs(wiring.Component):
         m.d.sync += [
             self._current.state.eq(state),
             self._runs.eq(starts),
-            self.rebuilds.bit_select(array, 1).eq(starts & self._rebuild),
-            self.zeroes.bit_select(array, 1).eq(starts & self._zero),
-            self.migrates.bit_select(array, 1).eq(starts & self._migration),
-            self.resyncs.bit_select(array, 1).eq(starts & self._resync),
+            self.control.rebuilds.bit_select(array, 1).eq(starts & self._rebuild),
+            self.control.zeroes.bit_select(array, 1).eq(starts & self._zero),
+            self.control.migrates.bit_select(array, 1).eq(starts & self._migration),
+            self.control.resyncs.bit_select(array, 1).eq(starts & self._resync),
         ]
 
     def _end(self, m: Module, state: JobState) -> None:
@@ -419,9 +315,9 @@ class Jobs(wiring.Component):
             current.kind.eq(Mux(first, WalkKind.RESYNC, WalkKind.REBUILD)),
             current.row.eq(Mux(first, self._synced_rows, self._rebuilt_rows)),
             current.whole.eq(0),
-            self.rebuilds.bit_select(array, 1).eq(~first),
-            self.resyncs.bit_select(array, 1).eq(first),
-            self.migrates.bit_select(array, 1).eq(0),
+            self.control.rebuilds.bit_select(array, 1).eq(~first),
+            self.control.resyncs.bit_select(array, 1).eq(first),
+            self.control.migrates.bit_select(array, 1).eq(0),
         ]
         m.d.comb += self.ended.eq(0)
         m.next = "STORE"
@@ -438,10 +334,10 @@ class Jobs(wiring.Component):
         """The states REST, of an order or the next array, and READ-ORDERED."""
         array = self._array
         with m.State("REST"):
-            with m.If(self.order.valid):
-                m.d.sync += array.eq(self.order.payload.array)
+            with m.If(self.control.order.valid):
+                m.d.sync += array.eq(self.control.order.payload.array)
                 m.next = "READ-ORDERED"
-            with m.Elif(self.running.any()):
+            with m.Elif(self.control.running.any()):
                 m.d.sync += array.eq(array + 1)
                 with m.If(array == self._config.arrays - 1):
                     m.d.sync += array.eq(0)
@@ -452,7 +348,7 @@ class Jobs(wiring.Component):
 
     def _load_ordered(self, m: Module) -> None:
         """The state LOAD-ORDERED: what the order makes of the job that the array has."""
-        order, current = self.order.payload, self._current
+        order, current = self.control.order.payload, self._current
         with m.State("LOAD-ORDERED"):
             m.d.sync += current.eq(self._stored)
             m.next = "STOP"
@@ -478,7 +374,7 @@ class Jobs(wiring.Component):
 
     def _load_new_job(self, m: Module) -> None:
         """START: the job and its first row."""
-        order, current, synced = self.order.payload, self._current, self._synced_rows
+        order, current, synced = self.control.order.payload, self._current, self._synced_rows
         asked = self._asked
         m.d.sync += [
             current.eq(0),
@@ -504,7 +400,7 @@ class Jobs(wiring.Component):
     def _load_doubted_job(self, m: Module) -> None:
         """DOUBT: rows may not be in sync any more, and a job that makes them so begins anew."""
         stored, current = self._stored, self._current
-        with m.If(self.order.payload.sync == Sync.NONE):
+        with m.If(self.control.order.payload.sync == Sync.NONE):
             m.d.comb += self._syncs.store(data=0)
             # Of an array that was never in sync all rows may be wrong. So may those that a RESYNC
             # of all rows has not made right yet.
@@ -520,25 +416,26 @@ class Jobs(wiring.Component):
     def _carry_out(self, m: Module) -> None:
         """The states START, STOP, FORGET and DOUBT, in which an order is taken."""
         with m.State("START"):
-            m.d.comb += self.order.ready.eq(1)
+            m.d.comb += self.control.order.ready.eq(1)
             self._mark(m, JobState.RUNNING)
             m.next = "STORE"
 
         with m.State("STOP"):
-            m.d.comb += self.order.ready.eq(1)
+            m.d.comb += self.control.order.ready.eq(1)
             m.next = "REST"
             with m.If(self._current.state == JobState.RUNNING):
                 self._end(m, JobState.STOPPED)
 
         with m.State("FORGET"):
-            m.d.comb += self.order.ready.eq(1)
+            m.d.comb += self.control.order.ready.eq(1)
             self._mark(m, JobState.NONE)
             m.next = "STORE"
 
         with m.State("DOUBT"):
-            m.d.comb += self.order.ready.eq(1)
+            m.d.comb += self.control.order.ready.eq(1)
             # The member that migrates may have lost what the migration target has.
-            again = self._migration & self._runs & self.migrates_anew.bit_select(self._array, 1)
+            anew = self.control.migrates_anew.bit_select(self._array, 1)
+            again = self._migration & self._runs & anew
             m.d.comb += [self._restarts.eq(again), self._moves.eq(self._restarts)]
             with m.If(again):
                 m.d.sync += self._current.row.eq(0)
@@ -597,7 +494,7 @@ class Jobs(wiring.Component):
         with m.State("WALK"):
             m.d.comb += [
                 self.stop.eq(
-                    self.order.valid
+                    self.control.order.valid
                     | (self._others & (rows == SLICE_ROWS))
                     | self._pointless
                 ),
@@ -616,7 +513,7 @@ class Jobs(wiring.Component):
             with m.If(self.slice_end.valid):
                 m.d.sync += [
                     current.row.eq(end.row),
-                    self.complete.eq(end.complete),
+                    self.control.complete.eq(end.complete),
                     self._pause.eq(0),
                 ]
                 m.next = "STORE"
@@ -644,7 +541,7 @@ class Jobs(wiring.Component):
 
     def _settle(self, m: Module) -> None:
         """The states SETTLE and JUDGE: what has become of the drives, and of the job by that."""
-        current, complete, pause = self._current, self.complete, self._pause
+        current, complete, pause = self._current, self.control.complete, self._pause
         with m.State("SETTLE"):
             m.d.sync += pause.eq(pause + 1)
             with m.If(pause == SETTLE_CYCLES):
@@ -653,14 +550,14 @@ class Jobs(wiring.Component):
         with m.State("JUDGE"):
             m.d.sync += pause.eq(SETTLE_CYCLES)
             exhausted = current.failures == MOST_FAILURES
-            with m.If(self.settled):
+            with m.If(self.verdicts.settled):
                 with m.If(self._migration & (self._pointless | complete | exhausted)):
                     m.next = "HAND-OVER"
                 with m.Elif(
                     (self._rebuild & ~self._has_stale) | (self._fails & ~complete) | exhausted
                 ):
                     self._end(m, JobState.FAILED)
-                    m.d.comb += self.unfinished.eq(
+                    m.d.comb += self.control.unfinished.eq(
                         (self._resync & self._has_failed) << self._array
                     )
                 with m.Elif(~complete):
@@ -673,29 +570,29 @@ class Jobs(wiring.Component):
                     self._end(m, JobState.DONE)
                     nothing = ~Cat(current.mended, current.mismatched, current.lost).any()
                     checks = (current.kind == WalkKind.CHECK) & current.whole & nothing
-                    with m.If(checks & self.optimal.bit_select(self._array, 1)):
+                    with m.If(checks & self.verdicts.optimal.bit_select(self._array, 1)):
                         m.d.sync += self._is_assumed.eq(0)
 
     def _hand_over(self, m: Module) -> None:
         """The state HAND-OVER: the tables learn that the drives have all their blocks."""
         with m.State("HAND-OVER"):
-            m.d.comb += self.rebuilt.eq(~self.order.valid)
-            with m.If(self.handed):
+            m.d.comb += self.control.rebuilt.eq(~self.control.order.valid)
+            with m.If(self.control.handed):
                 self._end(m, JobState.DONE)
-                released = self.outcome == MigrationEnd.RELEASED
+                released = self.control.outcome == MigrationEnd.RELEASED
                 with m.If(released | (self._zero & self._has_failed)):
                     self._end(m, JobState.FAILED)
-                with m.If(self._migration & (self.outcome == MigrationEnd.STALE)):
+                with m.If(self._migration & (self.control.outcome == MigrationEnd.STALE)):
                     self._go_on_as_rebuild(m)
-            with m.Elif(self.order.valid):
+            with m.Elif(self.control.order.valid):
                 m.next = "STORE"
 
     def _waits(self, fsm) -> Value:
         """It waits for somebody else."""
         return (
-            (fsm.ongoing("REST") & ~self.order.valid & ~self.running.any())
+            (fsm.ongoing("REST") & ~self.control.order.valid & ~self.control.running.any())
             | (fsm.ongoing("BEGIN") & ~self.slice.ready)
-            | (fsm.ongoing("HAND-OVER") & ~self.handed & ~self.order.valid)
+            | (fsm.ongoing("HAND-OVER") & ~self.control.handed & ~self.control.order.valid)
             | (
                 fsm.ongoing("WALK")
                 & ~self.slice_end.valid

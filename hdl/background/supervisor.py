@@ -1,20 +1,20 @@
 """Decides on changes: the host's, hot spares that step in, drives that have been rebuilt."""
 
 from amaranth.hdl import Module, Mux, Signal, Value
-from amaranth.lib import stream, wiring
+from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.background.jobs import JobOrder, Sync, job_order
+from hdl.background.job_orders import JobControl, JobOrder, Sync
 from hdl.background.pace import SHARE_BITS, WHOLE
 from hdl.config import MAX_DRIVES, Config
-from hdl.flow.array_state import ArrayState, array_verdict
+from hdl.flow.array_state import ArrayState, ArrayVerdicts, array_verdict
 from hdl.flow.geometry import Level
 from hdl.flow.manage import (
+    Changes,
     ManageOpcode,
     ManageStatus,
     MigrationEnd,
     manage_request,
-    manage_response,
 )
 from hdl.flow.walk import WalkKind
 from hdl.kit.pick import lowest_bit
@@ -61,60 +61,19 @@ class Supervisor(wiring.Component):
 
     Ports
     -----
-    request
+    changes
         The host's changes (`ManageOpcode`).
-    response
-        The answer to each.
-    table_request
+    table_changes
         Changes for `hdl.array.tables.tables.ArrayTables`.
-    table_response
-        What the tables answer.
-    order
-        Orders for `hdl.background.jobs.Jobs`.
-    running
-        One bit per array. It has a job.
-    rebuilds
-        One bit per array. Its job is REBUILD or SALVAGE.
-    zeroes
-        One bit per array. Its job is ZERO.
-    migrates
-        One bit per array. Its job is COPY.
-    resyncs
-        One bit per array. Its job is RESYNC.
-    unsynced
-        One bit per array. Not all its rows are in sync.
-    unfinished
-        One bit per array, a pulse. Its RESYNC ended because the array has FAILED. It needs another
-        RESYNC once it has not FAILED any more.
-    rebuilt
-        Level. The job of array ``rebuilt_array`` has reached its end and waits for the tables.
-    rebuilt_array
-        That array.
-    complete
-        All rows have been walked.
-    handed
-        A pulse that answers ``rebuilt``.
-    outcome
-        What became of the drives, with ``handed``.
+    jobs
+        Orders for `hdl.background.jobs.Jobs`, and what becomes of them.
+    verdicts
+        What the arrays have left.
     doubts
         One bit per array. What was written to it may be lost, its marked rows may be torn, and
         `Jobs` does not know yet.
-    migrates_anew
-        One bit per array. The member that migrates is among the drives of its ``doubts``.
     doubted
         A pulse. Rows of an array may be torn, and now `Jobs` knows.
-    judged
-        A pulse. `hdl.array.states.ArrayStates` has judged an array.
-    verdict
-        What it found, with ``judged``.
-    states
-        Two bits per array (`ArrayState`).
-    valid
-        One bit per array. The array exists.
-    settled
-        ``states`` is up to date.
-    rebuilding
-        One bit per array. It has stale drives.
     changed
         A pulse. Drives or tables are not what they were before.
     given_up
@@ -148,32 +107,12 @@ class Supervisor(wiring.Component):
         self._config = config
         super().__init__(
             {
-                "request": In(stream.Signature(manage_request(config))),
-                "response": Out(stream.Signature(manage_response(config))),
-                "table_request": Out(stream.Signature(manage_request(config))),
-                "table_response": In(stream.Signature(manage_response(config))),
-                "order": Out(stream.Signature(job_order(config))),
-                "running": In(config.arrays),
-                "rebuilds": In(config.arrays),
-                "zeroes": In(config.arrays),
-                "migrates": In(config.arrays),
-                "resyncs": In(config.arrays),
-                "unsynced": In(config.arrays),
+                "changes": In(Changes(config)),
+                "table_changes": Out(Changes(config)),
+                "jobs": Out(JobControl(config)),
+                "verdicts": In(ArrayVerdicts(config)),
                 "doubts": Out(config.arrays),
-                "migrates_anew": Out(config.arrays),
-                "unfinished": In(config.arrays),
                 "doubted": Out(1),
-                "complete": In(1),
-                "rebuilt": In(1),
-                "rebuilt_array": In(config.array_bits),
-                "handed": Out(1),
-                "outcome": Out(MigrationEnd),
-                "judged": In(1),
-                "verdict": In(array_verdict(config)),
-                "states": In(2 * config.arrays),
-                "valid": In(config.arrays),
-                "settled": In(1),
-                "rebuilding": In(config.arrays),
                 "changed": In(1),
                 "given_up": Out(MAX_DRIVES),
                 "usable": In(MAX_DRIVES),
@@ -268,21 +207,21 @@ class Supervisor(wiring.Component):
         m.d.comb += [
             array.eq(request.array),
             self._exists.eq(
-                self.valid.bit_select(array, 1) & (request.array < self._config.arrays)
+                self.verdicts.valid.bit_select(array, 1) & (request.array < self._config.arrays)
             ),
-            self._runs.eq(self.running.bit_select(array, 1)),
-            self._zeroes.eq(self.zeroes.bit_select(array, 1)),
-            self._migrates.eq(self.migrates.bit_select(array, 1)),
-            self._has_stale.eq(self.rebuilding.bit_select(array, 1)),
-            self._state.eq(self.states.word_select(array, 2)),
+            self._runs.eq(self.jobs.running.bit_select(array, 1)),
+            self._zeroes.eq(self.jobs.zeroes.bit_select(array, 1)),
+            self._migrates.eq(self.jobs.migrates.bit_select(array, 1)),
+            self._has_stale.eq(self.verdicts.rebuilding.bit_select(array, 1)),
+            self._state.eq(self.verdicts.states.word_select(array, 2)),
             self._port_bit.eq(1 << self._port),
             self._plain.eq(
                 (request.level == Level.RAID0.value) | (request.level == Level.JBOD.value)
             ),
             self._jobless.eq(request.assumed | request.idle),
-            self.table_request.payload.eq(request),
-            self.outcome.eq(self.response.payload.index[5:7]),
-            self.order.payload.array.eq(array),
+            self.table_changes.request.payload.eq(request),
+            self.jobs.outcome.eq(self.changes.response.payload.index[5:7]),
+            self.jobs.order.payload.array.eq(array),
             dedications.reads[0].address.eq(array),
             dedications.write.data.eq(self._dedicated & ~self._port_bit),
             dedications.write.address.eq(self._swept_array),
@@ -301,25 +240,27 @@ class Supervisor(wiring.Component):
     def _find_torn_arrays(self, m: Module) -> None:
         """Arrays that need a RESYNC, and the first of them, and the first one in doubt."""
         # Of an array that has FAILED it would end at once, and take the place of a SALVAGE.
-        has_failed = self.states[::2] & self.states[1::2]
-        m.d.comb += self._startable.eq(self._due & ~self.migrates & ~has_failed)
+        has_failed = self.verdicts.states[::2] & self.verdicts.states[1::2]
+        m.d.comb += self._startable.eq(self._due & ~self.jobs.migrates & ~has_failed)
         self._doubtful_array = lowest_bit(m, self.doubts, "doubtful")
         self._startable_array = lowest_bit(m, self._startable, "startable_array")
 
     def _kept(self, array: Value) -> Value:
         """The job of ``array`` is not to be disturbed for a failed member."""
-        keeps = self.rebuilds | self.zeroes | self.migrates | (self.resyncs & self.unsynced)
+        jobs = self.jobs
+        resyncs = jobs.resyncs & jobs.unsynced
+        keeps = jobs.rebuilds | jobs.zeroes | jobs.migrates | resyncs
         return keeps.bit_select(array, 1)
 
     def _find_members(self, m: Module) -> None:
         """Notes a failed member as its array is judged, if a drive may take its place."""
-        found = self.verdict
+        found = self.verdicts.verdict
         helps = (found.state == ArrayState.DEGRADED) | (
             found.state == ArrayState.PARTIALLY_DEGRADED
         )
         offered = found.returns | (self.spares.any() & ~self._passed.bit_select(found.array, 1))
         seeks = found.valid & found.missing & helps & offered & ~self._kept(found.array)
-        with m.If(self.judged & seeks & ~self._wanted):
+        with m.If(self.verdicts.judged & seeks & ~self._wanted):
             m.d.sync += [
                 self._wanted.eq(1),
                 self._as_judged.eq(1),
@@ -342,34 +283,34 @@ class Supervisor(wiring.Component):
 
     def _note_torn_arrays(self, m: Module) -> None:
         """Notes arrays of which something may be lost, and those whose RESYNC has not ended."""
-        found = self.verdict
+        found = self.verdicts.verdict
         for number in range(self._config.arrays):
-            with m.If(self.unfinished[number]):
+            with m.If(self.jobs.unfinished[number]):
                 m.d.sync += self._due[number].eq(1)
-        with m.If(self.judged & found.valid & found.loses):
+        with m.If(self.verdicts.judged & found.valid & found.loses):
             m.d.sync += [
                 self.doubts.bit_select(found.array, 1).eq(1),
                 self._redundant.bit_select(found.array, 1).eq(found.redundant),
             ]
             with m.If(found.migrates_anew):
-                m.d.sync += self.migrates_anew.bit_select(found.array, 1).eq(1)
+                m.d.sync += self.jobs.migrates_anew.bit_select(found.array, 1).eq(1)
 
     # Ends of states: what follows a decision.
 
     def _answer(self, m: Module, status: ManageStatus) -> None:
         """Answers the host with ``status``."""
-        response = self.response.payload
+        response = self.changes.response.payload
         m.d.sync += [response.status.eq(status), response.index.eq(0)]
         m.next = "RESPOND"
 
     def _give_order(self, m: Module, order: JobOrder) -> None:
         """Gives `Jobs` an order about the array of the change."""
-        m.d.sync += self.order.payload.order.eq(order)
+        m.d.sync += self.jobs.order.payload.order.eq(order)
         m.next = "ORDER"
 
     def _start_job(self, m: Module, kind, first=0, resume=0) -> None:
         """Orders a job of ``kind``, as `job_order` has it."""
-        order = self.order.payload
+        order = self.jobs.order.payload
         m.d.sync += [order.kind.eq(kind), order.first.eq(first), order.resume.eq(resume)]
         m.d.sync += order.every.eq(self._by_host)
         self._give_order(m, JobOrder.START)
@@ -388,11 +329,13 @@ class Supervisor(wiring.Component):
         doubts, startable = self.doubts.any(), self._startable.any()
         with m.State("REST"):
             m.d.comb += [
-                self.request.ready.eq(~self.rebuilt & ~self._wanted & ~doubts & ~startable),
+                self.changes.request.ready.eq(
+                    ~self.jobs.rebuilt & ~self._wanted & ~doubts & ~startable
+                ),
                 self._dedications.reads[0].address.eq(self._want.array),
             ]
             m.d.sync += [
-                request.eq(self.request.payload),
+                request.eq(self.changes.request.payload),
                 self._by_host.eq(1),
                 self._by_spare.eq(0),
                 self._swept_array.eq(0),
@@ -401,15 +344,15 @@ class Supervisor(wiring.Component):
             with m.If(doubts):
                 redundant = self._redundant.bit_select(self._doubtful_array, 1)
                 m.d.sync += [request.array.eq(self._doubtful_array), self._by_host.eq(0)]
-                m.d.sync += self.order.payload.sync.eq(Mux(redundant, Sync.NONE, Sync.PROVEN))
+                m.d.sync += self.jobs.order.payload.sync.eq(Mux(redundant, Sync.NONE, Sync.PROVEN))
                 self._give_order(m, JobOrder.DOUBT)
-            with m.Elif(self.rebuilt):
-                migrated = self.migrates.bit_select(self.rebuilt_array, 1)
+            with m.Elif(self.jobs.rebuilt):
+                migrated = self.jobs.migrates.bit_select(self.jobs.rebuilt_array, 1)
                 m.d.sync += [
                     request.opcode.eq(Mux(migrated, ManageOpcode.END_COPY, ManageOpcode.SETTLE)),
-                    request.complete.eq(self.complete),
-                    request.zero.eq(self.zeroes.bit_select(self.rebuilt_array, 1)),
-                    request.array.eq(self.rebuilt_array),
+                    request.complete.eq(self.jobs.complete),
+                    request.zero.eq(self.jobs.zeroes.bit_select(self.jobs.rebuilt_array, 1)),
+                    request.array.eq(self.jobs.rebuilt_array),
                     self._by_host.eq(0),
                 ]
                 m.next = "ASK"
@@ -418,7 +361,7 @@ class Supervisor(wiring.Component):
                 m.next = "RESYNC"
             with m.Elif(self._wanted):
                 m.next = "CHOOSE"
-            with m.Elif(self.request.valid):
+            with m.Elif(self.changes.request.valid):
                 m.next = "SETTLE"
 
     def _resync(self, m: Module) -> None:
@@ -427,7 +370,7 @@ class Supervisor(wiring.Component):
             m.d.sync += self._due.bit_select(self._array, 1).eq(0)
             self._start_job(m, WalkKind.RESYNC)
             with m.If(
-                ~self._exists | self._zeroes | self.resyncs.bit_select(self._array, 1)
+                ~self._exists | self._zeroes | self.jobs.resyncs.bit_select(self._array, 1)
             ):
                 m.next = "REST"
 
@@ -476,12 +419,12 @@ class Supervisor(wiring.Component):
     def _settle(self, m: Module) -> None:
         """The state SETTLE: the host's change waits until it is known how the arrays are."""
         with m.State("SETTLE"):
-            with m.If(self.settled):
+            with m.If(self.verdicts.settled):
                 m.next = "DECIDE"
 
     def _decide(self, m: Module) -> None:
         """The state DECIDE: whether the host's change is allowed, and who carries it out."""
-        request, response = self._request, self.response.payload
+        request, response = self._request, self.changes.response.payload
         with m.State("DECIDE"):
             m.d.comb += self._works.eq(self._runs & (request.array < self._config.arrays))
             m.d.sync += [response.status.eq(ManageStatus.DONE), response.index.eq(0)]
@@ -627,17 +570,18 @@ class Supervisor(wiring.Component):
     def _ask(self, m: Module) -> None:
         """The state ASK: the tables make the change."""
         with m.State("ASK"):
-            m.d.comb += self.table_request.valid.eq(1)
-            with m.If(self.table_request.ready):
+            m.d.comb += self.table_changes.request.valid.eq(1)
+            with m.If(self.table_changes.request.ready):
                 m.next = "LISTEN"
 
     def _listen(self, m: Module) -> None:
         """The state LISTEN: what the tables have done, and what follows from it."""
-        request, response, told = self._request, self.response.payload, self.table_response.payload
+        request, response = self._request, self.changes.response.payload
+        told = self.table_changes.response.payload
         done = told.status == ManageStatus.DONE
         with m.State("LISTEN"):
-            m.d.comb += self.table_response.ready.eq(1)
-            with m.If(self.table_response.valid):
+            m.d.comb += self.table_changes.response.ready.eq(1)
+            with m.If(self.table_changes.response.valid):
                 m.d.sync += [response.status.eq(told.status), response.index.eq(told.index)]
                 m.next = "RESPOND"
                 with m.Switch(request.opcode):
@@ -667,8 +611,8 @@ class Supervisor(wiring.Component):
         request = self._request
         in_sync = Mux(request.assumed, Sync.ASSUMED, Sync.NONE)
         m.d.sync += [
-            request.array.eq(self.table_response.payload.index),
-            self.order.payload.sync.eq(Mux(self._plain, Sync.PROVEN, in_sync)),
+            request.array.eq(self.table_changes.response.payload.index),
+            self.jobs.order.payload.sync.eq(Mux(self._plain, Sync.PROVEN, in_sync)),
         ]
         self._give_order(m, JobOrder.BEGIN)
 
@@ -695,7 +639,7 @@ class Supervisor(wiring.Component):
         """The array of the change is in doubt no more."""
         m.d.sync += [
             self.doubts.bit_select(self._array, 1).eq(0),
-            self.migrates_anew.bit_select(self._array, 1).eq(0),
+            self.jobs.migrates_anew.bit_select(self._array, 1).eq(0),
         ]
 
     def _free_dedicated(self, m: Module) -> None:
@@ -714,7 +658,7 @@ class Supervisor(wiring.Component):
         Others ask what was found of it.
         """
         with m.State("AWAIT"):
-            with m.If(self.settled):
+            with m.If(self.verdicts.settled):
                 m.next = "ORDER"
 
     def _hand_over(self, m: Module) -> None:
@@ -725,13 +669,13 @@ class Supervisor(wiring.Component):
         """
         with m.State("HAND-OVER"):
             anew = self._zeroes & self.doubts.bit_select(self._array, 1)
-            m.d.comb += self.handed.eq(self.settled & ~anew)
-            with m.If(self.settled):
+            m.d.comb += self.jobs.handed.eq(self.verdicts.settled & ~anew)
+            with m.If(self.verdicts.settled):
                 m.next = "REST"
 
     def _part(self, m: Module) -> None:
         """The state PART: a migration has ended, and the drive that has left the array is free."""
-        response = self.response.payload
+        response = self.changes.response.payload
         with m.State("PART"):
             leaver = (1 << response.index[: self._config.port_bits])[:MAX_DRIVES]
             with m.If(self._by_host):
@@ -739,9 +683,9 @@ class Supervisor(wiring.Component):
                 self._give_order(m, JobOrder.STOP)
             with m.Else():
                 # If the migration begins anew, an order tells the job, unless the job has ended.
-                m.d.comb += self.handed.eq(self.outcome != MigrationEnd.AGAIN)
+                m.d.comb += self.jobs.handed.eq(self.jobs.outcome != MigrationEnd.AGAIN)
                 m.next = "REST"
-            with m.If(response.index[7] & (self.outcome == MigrationEnd.JOINED)):
+            with m.If(response.index[7] & (self.jobs.outcome == MigrationEnd.JOINED)):
                 m.d.comb += self.rescan.eq(1)
                 m.d.sync += [
                     self.spares.eq(self.spares | leaver),
@@ -750,10 +694,10 @@ class Supervisor(wiring.Component):
 
     def _order(self, m: Module) -> None:
         """The state ORDER: `Jobs` takes the order."""
-        order, zero = self.order.payload, self._request.zero
+        order, zero = self.jobs.order.payload, self._request.zero
         with m.State("ORDER"):
-            m.d.comb += self.order.valid.eq(1)
-            with m.If(self.order.ready):
+            m.d.comb += self.jobs.order.valid.eq(1)
+            with m.If(self.jobs.order.ready):
                 m.next = "RESPOND"
                 begins = order.order == JobOrder.BEGIN
                 with m.If(order.order == JobOrder.DOUBT):
@@ -771,26 +715,26 @@ class Supervisor(wiring.Component):
     def _respond(self, m: Module) -> None:
         """The state RESPOND: the host takes the answer."""
         with m.State("RESPOND"):
-            m.d.comb += self.response.valid.eq(1)
-            with m.If(self.response.ready):
+            m.d.comb += self.changes.response.valid.eq(1)
+            with m.If(self.changes.response.ready):
                 m.next = "REST"
 
     def _waits(self, fsm) -> Value:
         """It waits for somebody else."""
         rests = (
             fsm.ongoing("REST")
-            & ~self.request.valid
-            & ~self.rebuilt
+            & ~self.changes.request.valid
+            & ~self.jobs.rebuilt
             & ~self._wanted
             & ~self.doubts.any()
             & ~self._startable.any()
         )
         return (
             rests
-            | (fsm.ongoing("SETTLE") & ~self.settled)
-            | (fsm.ongoing("HAND-OVER") & ~self.settled)
-            | (fsm.ongoing("AWAIT") & ~self.settled)
-            | (self.order.valid & ~self.order.ready)
-            | (fsm.ongoing("LISTEN") & ~self.table_response.valid)
-            | (self.response.valid & ~self.response.ready)
+            | (fsm.ongoing("SETTLE") & ~self.verdicts.settled)
+            | (fsm.ongoing("HAND-OVER") & ~self.verdicts.settled)
+            | (fsm.ongoing("AWAIT") & ~self.verdicts.settled)
+            | (self.jobs.order.valid & ~self.jobs.order.ready)
+            | (fsm.ongoing("LISTEN") & ~self.table_changes.response.valid)
+            | (self.changes.response.valid & ~self.changes.response.ready)
         )

@@ -3,7 +3,7 @@
 from amaranth.lib import data, enum, wiring
 from amaranth.lib.wiring import Out
 
-from hdl.config import ERA_BITS, MAX_DRIVES, Config
+from hdl.config import BLOCK_NUMBER_BITS, ERA_BITS, MAX_DRIVES, Config
 
 
 class ArrayState(enum.Enum, shape=2):
@@ -112,3 +112,50 @@ def array_verdict(config: Config) -> data.StructLayout:
             "redundant": 1,
         }
     )
+
+
+class ArrayVerdicts(wiring.Signature):
+    """What all arrays have left, seen from `hdl.array.states.ArrayStates`.
+
+    Ports
+    -----
+    judged
+        A pulse with each array that has been judged, also if nothing is new.
+    verdict
+        With ``judged``: what was found.
+    rows
+        With ``judged``: rows of the array, if it exists.
+    states
+        What was last found, 2 bits per array (`ArrayState`).
+    valid
+        One bit per array. It exists.
+    optimal
+        One bit per array. It exists and is OPTIMAL.
+    hopeless
+        One bit per array. It exists and has FAILED.
+    rebuilding
+        One bit per array. It has stale drives. Follows ``judged`` by a cycle.
+    halted
+        One bit per array. Its migration cannot go on. Follows ``judged`` by a cycle.
+    news
+        A pulse. A state is another than before. An array appears as OPTIMAL, and that is no news.
+    settled
+        All this is up to date.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__(
+            {
+                "judged": Out(1),
+                "verdict": Out(array_verdict(config)),
+                "rows": Out(BLOCK_NUMBER_BITS),
+                "states": Out(2 * config.arrays),
+                "valid": Out(config.arrays),
+                "optimal": Out(config.arrays),
+                "hopeless": Out(config.arrays),
+                "rebuilding": Out(config.arrays),
+                "halted": Out(config.arrays),
+                "news": Out(1),
+                "settled": Out(1),
+            }
+        )
