@@ -231,8 +231,7 @@ class Core(wiring.Component):
         connect(m, sequencer.strip_read, gather.strip_read)
         connect(m, sequencer.step, parity.step)
         connect(m, parity.done, sequencer.pass_done)
-        if config.sector_emulation:
-            connect(m, sequencer.filled, gather.filled)
+        connect(m, sequencer.filled, gather.filled)
 
     def _connect_operations(self, m: Module) -> list:
         """Operations of rows, commands and flushes, to the drives."""
@@ -245,8 +244,7 @@ class Core(wiring.Component):
         connect(m, operations.output, skid.input)
         connect(m, skid.output, drives.operation)
         connect(m, self._dispatch.load_read, drives.load_read)
-        if config.early_rows:
-            connect(m, drives.piece, sequencer.piece)
+        connect(m, drives.piece, sequencer.piece)
         return [operations, skid]
 
     def _connect_data(self, m: Module) -> list:
@@ -432,10 +430,8 @@ class Core(wiring.Component):
             sequencer.fail.ready.eq(1),
             drives.fail.ready.eq(~sequencer.fail.valid),
         ]
-        states = tables.drives
-        connect(m, states, front_end.drives)
-        for block in (self._dispatch, sequencer, drives):
-            m.d.comb += block.failed.eq(states.failed)
+        connect(m, tables.drives, front_end.drives, self._dispatch.drives, sequencer.drives)
+        m.d.comb += drives.failed.eq(tables.drives.failed)
         if config.sector_emulation:
             m.d.comb += front_end.drive_emulated.eq(Cat(port.emulated for port in self.drives))
         if config.intent_chunks:
@@ -473,63 +469,40 @@ class Core(wiring.Component):
 
     def _connect_health(self, m: Module) -> None:
         """How drives and arrays are: what the tables know, what background work makes of it."""
-        config, background, tables = self._config, self._background, self._tables
+        background, tables = self._background, self._tables
         dispatch, sequencer, drives = self._dispatch, self._sequencer, self._drives
         front_end = self._front_end
         known, arrays = tables.drives, background.arrays
         connect(m, known, background.drives)
         connect(m, background.decisions, tables.decisions)
-        connect(m, arrays, front_end.arrays)
+        connect(m, arrays, front_end.arrays, dispatch.arrays, sequencer.arrays)
         m.d.comb += background.present.eq(tables.present)
         for user in (self._flusher, dispatch, sequencer, drives):
             for count, counted in zip(user.restarts, tables.restarts, strict=True):
                 m.d.comb += count.eq(counted)
-        states = arrays.states
+        # Partially degraded is 1, degraded 2: the upper bit is 0 if there is redundancy left.
+        low, high = (Cat(arrays.states[bit::2]) for bit in (0, 1))
+        ends = self._tracker.completion
         m.d.comb += [
             tables.blamed.eq(dispatch.blamed | self._flush_cache.blamed),
             tables.doubts.eq(arrays.doubts),
             drives.doubted.eq(known.suspect & ~known.kept),
-            dispatch.suspect.eq(known.suspect),
-            dispatch.undecided.eq(known.undecided),
-            dispatch.indebted.eq(arrays.indebted),
+            dispatch.impaired.eq(low ^ high),
+            dispatch.redundant.eq(~high),
+            dispatch.ended.eq(ends.valid & ends.ready),
+            dispatch.ended_slot.eq(ends.payload.slot),
         ]
-        if config.gather_reads:
-            # Partially degraded, degraded: 1 and 2 of `ArrayState`.
-            low, high = (Cat(states[bit::2]) for bit in (0, 1))
-            ends = self._tracker.completion
-            m.d.comb += [
-                dispatch.impaired.eq(low ^ high),
-                dispatch.ended.eq(ends.valid & ends.ready),
-                dispatch.ended_slot.eq(ends.payload.slot),
-            ]
-        if config.slow_read_ms:
-            # Optimal or partially degraded: `ArrayState` has 0 in its upper bit.
-            m.d.comb += dispatch.redundant.eq(~Cat(states[1::2]))
 
     def _connect_in_sync(self, m: Module) -> None:
         """What of arrays and drives may be believed: boundaries, stale drives, migrations, eras."""
         background, tables = self._background, self._tables
         dispatch, sequencer = self._dispatch, self._sequencer
-        known, arrays = tables.drives, background.arrays
         for number, user in enumerate((sequencer, dispatch)):
             connect(m, user.sync_read, background.sync_read[number])
             connect(m, user.boundary_read, background.boundary_read[number])
-            m.d.comb += [
-                user.unsynced.eq(arrays.unsynced),
-                user.stale.eq(known.stale),
-                user.eras.eq(arrays.eras),
-            ]
         users = sequencer, dispatch, background
         for user, port in zip(users, tables.migration_read, strict=True):
             connect(m, user.migration_read, port)
-        undecided = Mux(known.undecided, (1 << self._config.arrays) - 1, 0)
-        m.d.comb += [
-            dispatch.doubts.eq(arrays.doubts),
-            sequencer.doubts.eq(arrays.doubts | undecided),
-            sequencer.undecided.eq(known.undecided),
-            sequencer.essential.eq(arrays.essential),
-            sequencer.settled.eq(arrays.settled),
-        ]
 
     def _connect_walks(self, m: Module) -> None:
         """Rows that are walked: those to be mended, and those of the row walker."""

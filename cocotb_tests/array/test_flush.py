@@ -81,10 +81,9 @@ class Assembly(wiring.Component):
             extent.array.eq(sent.payload.volume),
             extent.final.eq(1),
             extent.last.eq(1),
-            dispatch.failed.eq(self.failed),
+            dispatch.drives.failed.eq(self.failed),
+            dispatch.drives.stale.eq(self.stale),
         ]
-        if config.background:
-            m.d.comb += dispatch.stale.eq(self.stale)
         return m
 
 
@@ -209,12 +208,12 @@ class CountsLiveDrives(Dispatch):
     """Planted bug: drives that are being rebuilt count as good ones."""
 
     def elaborate(self, platform):
-        outer = self.stale
-        self.stale = type(outer)(len(outer), name="ignored")
+        outer = self.drives.stale
+        self.drives.stale = type(outer)(len(outer), name="ignored")
         try:
             return super().elaborate(platform)
         finally:
-            self.stale = outer
+            self.drives.stale = outer
 
 
 @pytest.mark.slow

@@ -277,12 +277,12 @@ class StaleIsGood(ArrayStates):
     """Planted bug: a drive counts as soon as its rebuild has begun."""
 
     def elaborate(self, platform) -> Module:
-        hidden = self.stale
-        self.stale = hidden & 0
+        hidden = self.drives.stale
+        self.drives.stale = hidden & 0
         try:
             return super().elaborate(platform)
         finally:
-            self.stale = hidden
+            self.drives.stale = hidden
 
 
 def test_planted_bug_is_found():

@@ -762,7 +762,7 @@ class TrustsAll(ArrayStates):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += [self.yields.eq(0), self.keeps.eq(self.suspect)]
+        m.d.comb += [self.yields.eq(0), self.keeps.eq(self.drives.suspect)]
         return m
 
 
@@ -771,7 +771,7 @@ class TrustsNone(ArrayStates):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += [self.keeps.eq(0), self.yields.eq(self.suspect)]
+        m.d.comb += [self.keeps.eq(0), self.yields.eq(self.drives.suspect)]
         return m
 
 

@@ -119,9 +119,9 @@ class Bench:
         TableServer(dut, "row_read", self._row)
         TableServer(dut, "strip_read", self._strip)
         self.launch = StreamSource(dut, "launch", active=active, seed=seed)
-        dut.failed.value = 0
+        dut.drives__failed.value = 0
         if config.background:
-            dut.settled.value = 0
+            dut.arrays__settled.value = 0
             cocotb.start_soon(self._judge_states())
         cocotb.start_soon(busy_after(dut, "finished"))
         if config.array_shares:
@@ -188,16 +188,16 @@ class Bench:
     def fail(self, port: int) -> None:
         self.failed.add(port)
         self.drives.gone.add(port)
-        self.dut.failed.value = sum(1 << one for one in self.failed)
+        self.dut.drives__failed.value = sum(1 << one for one in self.failed)
         if self.config.background:
             # As `changed` does it, in the cycle in which the drive is failed.
-            self.dut.settled.value = 0
+            self.dut.arrays__settled.value = 0
 
     def revive(self) -> None:
         """All drives are as new."""
         self.failed.clear()
         self.drives.gone.clear()
-        self.dut.failed.value = 0
+        self.dut.drives__failed.value = 0
 
     async def _judge_states(self) -> None:
         """What `hdl.array.states.ArrayStates` says, some time after each change."""
@@ -209,12 +209,12 @@ class Bench:
             now = frozenset(self.failed), frozenset(self.stale), self.array.ports
             if now != seen or self.unsettled:
                 seen, left = now, judging.randint(1, JUDGED_IN)
-                dut.settled.value = 0
+                dut.arrays__settled.value = 0
                 continue
             left -= 1
             if left == 0:
-                dut.essential.value = sum(1 << port for port in self.essential())
-                dut.settled.value = 1
+                dut.arrays__essential.value = sum(1 << port for port in self.essential())
+                dut.arrays__settled.value = 1
 
     def groups(self) -> list[list[int]]:
         """Ports of members that can replace each other."""

@@ -92,8 +92,7 @@ class Stripe(wiring.Component):
                 "row_free": sequencing["free"],
                 "row_geometry_read": sequencing["geometry_read"],
                 "member_read": sequencing["member_read"],
-                "failed": sequencing["failed"],
-                "stale": sequencing["stale"],
+                "drives": sequencing["drives"],
                 "boundary_read": sequencing["boundary_read"],
                 "launched": Out(1),
                 "busy": Out(1),
@@ -122,15 +121,14 @@ class Stripe(wiring.Component):
             m.d.comb += [marked.head.eq(0), marked.tail.eq(0)]
         bring_out(sequencer.allocate, self.row_allocate)
         bring_out(sequencer.free, self.row_free)
+        connect(m, flipped(self.drives), sequencer.drives)
         bring_out(sequencer.geometry_read, self.row_geometry_read)
         m.d.comb += [
             gather.available.eq(self.available),
             gather.now.eq(self.now),
             self.deadline.eq(gather.deadline),
-            sequencer.failed.eq(self.failed),
-            sequencer.stale.eq(self.stale),
             # No more fail than the level tolerates.
-            sequencer.settled.eq(1),
+            sequencer.arrays.settled.eq(1),
             self.launched.eq(gather.launch.valid & gather.launch.ready),
             self.busy.eq(gather.busy | sequencer.busy),
         ]
@@ -204,8 +202,8 @@ class Bench:
         self.rewritten = 0
         """Walks in which copies are written anew that could be read."""
         self.statuses: dict[Status, int] = defaultdict(int)
-        dut.failed.value = 0
-        dut.stale.value = 0
+        dut.drives__failed.value = 0
+        dut.drives__stale.value = 0
         dut.boundary_read__data.value = 0
 
         def sink(name, callback, layout=None):
@@ -233,7 +231,7 @@ class Bench:
         """The table's answer to a failed drive: nobody uses it again."""
         self.failed.add(port)
         self.drives.gone.add(port)
-        self.dut.failed.value = sum(1 << one for one in self.failed)
+        self.dut.drives__failed.value = sum(1 << one for one in self.failed)
 
     async def _fetch(self, one) -> None:
         for _ in range(self.random.randrange(60)):

@@ -89,16 +89,17 @@ class Bench:
         self.redundant = 0
         self.undecided = self.unsynced = self.doubts = 0
         self.syncs: dict[int, int] = {}
-        dut.failed.value = 0
+        dut.drives__failed.value = 0
         if config.slow_read_ms:
             dut.redundant.value = 0
         if config.background:
-            dut.stale.value = dut.suspect.value = 0
-            dut.undecided.value = dut.indebted.value = 0
+            dut.drives__stale.value = dut.drives__suspect.value = 0
+            dut.drives__undecided.value = dut.arrays__indebted.value = 0
             self.late = Table(dut, "late").entries
-            dut.unsynced.value = dut.doubts.value = 0
+            dut.arrays__unsynced.value = dut.arrays__doubts.value = 0
             self.eras = [generator.getrandbits(ERA_BITS) for _ in range(config.arrays)]
-            dut.eras.value = sum(era << ERA_BITS * array for array, era in enumerate(self.eras))
+            eras = sum(era << ERA_BITS * array for array, era in enumerate(self.eras))
+            dut.arrays__eras.value = eras
             self.restarts = [generator.randrange(16) for _ in range(config.ports)]
             for port, count in enumerate(self.restarts):
                 getattr(dut, f"restarts__{port}").value = count
@@ -177,15 +178,15 @@ class Bench:
         self.stale = sum(
             1 << port for port in range(MAX_DRIVES) if self.generator.random() < chance
         )
-        self.dut.stale.value = self.stale
+        self.dut.drives__stale.value = self.stale
         self.suspect = sum(
             1 << port for port in range(MAX_DRIVES) if self.generator.random() < chance / 4
         )
-        self.dut.suspect.value = self.suspect
+        self.dut.drives__suspect.value = self.suspect
         self.indebted = sum(
             1 << one for one in range(self.config.volumes) if self.generator.random() < chance
         )
-        self.dut.indebted.value = self.indebted
+        self.dut.arrays__indebted.value = self.indebted
         for slot in range(self.config.commands):
             self.late[slot] = self.generator.random() < chance / 2
         for array in range(self.config.arrays):
@@ -199,7 +200,7 @@ class Bench:
         self.unsynced, self.doubts = (
             sum(bit << array for array, bit in enumerate(some)) for some in bits
         )
-        self.dut.unsynced.value, self.dut.doubts.value = self.unsynced, self.doubts
+        self.dut.arrays__unsynced.value, self.dut.arrays__doubts.value = self.unsynced, self.doubts
         for array in arrays:
             self.syncs[array] = self.generator.choice((0, self.generator.randrange(ROWS)))
 
@@ -219,7 +220,7 @@ class Bench:
         self.failed = sum(
             1 << port for port in range(MAX_DRIVES) if self.generator.random() < chance
         )
-        self.dut.failed.value = self.failed
+        self.dut.drives__failed.value = self.failed
 
     def live(self, port: int) -> bool:
         return not self.failed >> port & 1
@@ -508,15 +509,15 @@ async def a_flush_waits_for_what_becomes_of_drives(dut):
     if bench is None:
         return
     for suspects, debt in ((1, 0), (2, 0), (1, 2), (0, 2), (0, 1), (0, 0)):
-        dut.undecided.value = 1
-        dut.suspect.value = dut.indebted.value = 0
+        dut.drives__undecided.value = 1
+        dut.drives__suspect.value = dut.arrays__indebted.value = 0
         bench.extents.send(slot=1, opcode=HostOpcode.FLUSH, array=0, volume=1, last=1)
         await ClockCycles(dut.clk, 100)
         assert not any(sink.received for sink in bench.sinks.values()), "it has not waited"
         bench.suspect = sum(1 << port for port in bench.ports[0][:suspects])
         bench.indebted = debt
-        dut.suspect.value, dut.indebted.value = bench.suspect, debt
-        dut.undecided.value = 0
+        dut.drives__suspect.value, dut.arrays__indebted.value = bench.suspect, debt
+        dut.drives__undecided.value = 0
         # What is expected of it now; it has been sent.
         bench.expect_flush()
         await bench.settled()
@@ -538,18 +539,18 @@ async def a_flush_is_judged_again_if_a_drive_restarts_meanwhile(dut):
         for kept in (False, True):
             port = bench.ports[0][wait % 4]
             bench.suspect = bench.failed = 0
-            dut.failed.value = dut.suspect.value = 0
+            dut.drives__failed.value = dut.drives__suspect.value = 0
             for name in ("expected", "rejected"):
                 bench.sinks[name].active = 0
             bench.extents.send(slot=1, opcode=HostOpcode.FLUSH, array=0, volume=1, last=1)
             await ClockCycles(dut.clk, wait)
             await FallingEdge(dut.clk)
             if not int(dut.expected__valid.value):
-                dut.suspect.value, dut.undecided.value = 1 << port, 1
+                dut.drives__suspect.value, dut.drives__undecided.value = 1 << port, 1
                 await ClockCycles(dut.clk, 20)
                 bench.suspect, bench.failed = (1 << port, 0) if kept else (0, 1 << port)
-                dut.suspect.value, dut.failed.value = bench.suspect, bench.failed
-                dut.undecided.value = 0
+                dut.drives__suspect.value, dut.drives__failed.value = bench.suspect, bench.failed
+                dut.drives__undecided.value = 0
                 refused += kept
             bench.expect_flush()
             for name in ("expected", "rejected"):
@@ -612,13 +613,13 @@ async def copies_that_may_differ_are_read_in_order(dut):
     before, behind, every = range(middle), range(middle, ROWS), range(ROWS)
     bench.syncs[0] = middle
     assert await ask(every) == {third}
-    dut.undecided.value = 1
+    dut.drives__undecided.value = 1
     assert await ask(every) == {first}
-    dut.doubts.value = 1
-    dut.undecided.value = 0
+    dut.arrays__doubts.value = 1
+    dut.drives__undecided.value = 0
     assert await ask(every) == {first}
-    dut.unsynced.value = 1
-    dut.doubts.value = 0
+    dut.arrays__unsynced.value = 1
+    dut.arrays__doubts.value = 0
     assert await ask(behind) == {first}
     assert await ask(before) == {third}
     # It hangs up, or did not come so far: it is asked again.
@@ -632,16 +633,16 @@ async def copies_that_may_differ_are_read_in_order(dut):
     assert await ask(before, copy=1, ordered=0, **medium) == {third}
     # Nor if its drive has restarted since.
     assert await ask(behind, copy=0, ordered=1, later=True, **medium) == {first}
-    dut.undecided.value = 1
+    dut.drives__undecided.value = 1
     assert await ask(behind, copy=0, ordered=1, later=True, **medium) == {first}
-    dut.undecided.value = 0
-    dut.failed.value = 1 << first
+    dut.drives__undecided.value = 0
+    dut.drives__failed.value = 1 << first
     assert await ask(behind) == {second}
-    dut.failed.value = 0
-    dut.stale.value = 1 << first
+    dut.drives__failed.value = 0
+    dut.drives__stale.value = 1 << first
     bench.boundaries[0] = middle
     assert await ask(behind) == {second}
-    dut.failed.value = 1 << second
+    dut.drives__failed.value = 1 << second
     assert await ask(behind) == {third}
 
 
@@ -740,27 +741,27 @@ class IgnoresFailures(Dispatch):
     """Planted bug: every drive counts as live."""
 
     def elaborate(self, platform):
-        outer = self.failed
-        self.failed = type(outer)(len(outer), name="ignored")
+        outer = self.drives.failed
+        self.drives.failed = type(outer)(len(outer), name="ignored")
         try:
             return super().elaborate(platform)
         finally:
-            self.failed = outer
+            self.drives.failed = outer
 
 
 class SharesReadsOfDifferentCopies(Dispatch):
     """Planted bug: copies never differ, and parities are always right."""
 
     def elaborate(self, platform):
-        names = ("unsynced", "doubts", "undecided")
-        outer = {name: getattr(self, name) for name in names}
-        for name, signal in outer.items():
-            setattr(self, name, Const(0, len(signal)))
+        names = [(self.arrays, "unsynced"), (self.arrays, "doubts"), (self.drives, "undecided")]
+        outer = [(port, name, getattr(port, name)) for port, name in names]
+        for port, name, signal in outer:
+            setattr(port, name, Const(0, len(signal)))
         try:
             return super().elaborate(platform)
         finally:
-            for name, signal in outer.items():
-                setattr(self, name, signal)
+            for port, name, signal in outer:
+                setattr(port, name, signal)
 
 
 @pytest.mark.slow

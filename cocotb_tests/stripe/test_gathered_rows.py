@@ -148,7 +148,7 @@ async def leaves_stale_drives_alone(dut):
     await start(dut)
     await bench.write_all()
     for port in bench.random.sample(bench.array.ports[: bench.array.width], 2):
-        dut.stale.value = 1 << port
+        dut.drives__stale.value = 1 << port
         bench.drives.distrusted = {(port, DATA_OFFSET_BLOCKS + row) for row in some_rows(SPAN)}
         await bench.read_some(20)
         await bench.settle()

@@ -83,7 +83,7 @@ class MigrationBench(WalkBench):
         self.migrating = False
         if stale:
             self.stale.add(self.target)
-            self.dut.stale.value = 1 << self.target
+            self.dut.drives__stale.value = 1 << self.target
 
     def change_places(self) -> None:
         """The target becomes the member, and the member becomes the target; or the other way."""
@@ -256,7 +256,7 @@ async def the_target_fails(dut):
     await end_badly(bench, lambda: bench.drives.gone.add(bench.target))
     bench.failed.discard(bench.target)
     bench.drives.gone.discard(bench.target)
-    dut.failed.value = 0
+    dut.drives__failed.value = 0
     bench.drives.may_fail = lambda port: port == bench.target
 
     def refuse() -> None:
@@ -389,7 +389,7 @@ async def the_target_refuses_as_the_migration_ends(dut):
         # The next migration.
         bench.failed.discard(bench.target)
         bench.drives.gone.discard(bench.target)
-        dut.failed.value = sum(1 << port for port in bench.failed)
+        dut.drives__failed.value = sum(1 << port for port in bench.failed)
         await bench.write(row, strip)
         await bench.settle()
 

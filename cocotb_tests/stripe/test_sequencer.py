@@ -196,7 +196,7 @@ async def updates_no_row_that_is_not_in_sync(dut):
     same, and before the boundary rows are updated as ever."""
     bench = bench_of(dut)
     boundary = 3 * ROW_STEP
-    dut.unsynced.value = 0b10
+    dut.arrays__unsynced.value = 0b10
     TableServer(dut, "sync_read", lambda number: boundary if number == 1 else 0)
     await start(dut)
     await write_unsynced(bench, boundary)
@@ -206,8 +206,8 @@ async def updates_no_row_that_is_not_in_sync(dut):
 async def updates_no_row_of_an_array_in_doubt(dut):
     """The same of all rows, also if the array is still called in sync."""
     bench = bench_of(dut)
-    dut.unsynced.value = 0
-    dut.doubts.value = 0b10
+    dut.arrays__unsynced.value = 0
+    dut.arrays__doubts.value = 0b10
     await start(dut)
     await write_unsynced(bench, 0)
 
@@ -471,7 +471,7 @@ class OtherArraysBoundary(Sequencer):
     def elaborate(self, platform):
         m = super().elaborate(platform)
         m.d.comb += self.sync_read.address.eq(0)
-        m.d.comb += m.submodules.planning.unsynced.eq(self.unsynced >> 1)
+        m.d.comb += m.submodules.planning.unsynced.eq(self.arrays.unsynced >> 1)
         return m
 
 

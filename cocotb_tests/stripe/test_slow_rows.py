@@ -113,7 +113,7 @@ async def waits_for_slow_drives_it_needs(dut):
 async def waits_for_drives_of_rows_in_doubt(dut):
     """Drives have restarted, and parities may be anything: what drives have is read there."""
     bench = await filled(dut)
-    dut.doubts.value = 1 << ARRAY
+    dut.arrays__doubts.value = 1 << ARRAY
     for row in some_rows(SPAN):
         for place in bench.parity_places(row):
             bench.drives.blocks[place] = bench.random.randbytes(BLOCK)
@@ -127,7 +127,7 @@ async def waits_for_drives_of_rows_in_doubt(dut):
         assert bench.recovered - before == asked and not bench.read_faults
         slow |= bench.drives.slow
         waited |= set(bench.drives.waited)
-    dut.doubts.value = 0
+    dut.arrays__doubts.value = 0
     assert waited and waited <= slow
     assert not bench.drives.counts[DriveStatus.SLOW]
 
@@ -149,11 +149,11 @@ async def asks_no_drive_that_took_the_place_of_a_slow_one(dut):
         await bench.begin(row, joined=strips, kind=RowKind.RECOVER, gathered=True)
         while drives.counts[DriveStatus.SLOW] < len(slow):
             await RisingEdge(dut.clk)
-        dut.stale.value = 1 << slow[0][0]
+        dut.drives__stale.value = 1 << slow[0][0]
         drives.distrusted = {slow[0]}
         await bench.settle()
         assert bench.recovered - before == len(strips) and not bench.read_faults
-        dut.stale.value = 0
+        dut.drives__stale.value = 0
         drives.distrusted.clear()
 
 

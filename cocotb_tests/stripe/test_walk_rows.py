@@ -193,10 +193,10 @@ async def plans_again_what_was_read_before_a_restart(dut):
         await wait_until(dut, lambda: int(dut.step__valid.value), cycles=PATIENCE, what="a pass")
         (place,) = bench.strip_places(row, other)
         bench.drives.blocks[place] = bench.rows[row][other] = bench.random.randbytes(BLOCK)
-        dut.doubts.value = 1 << ARRAY
-        dut.eras.value = era << (ERA_BITS * ARRAY)
+        dut.arrays__doubts.value = 1 << ARRAY
+        dut.arrays__eras.value = era << (ERA_BITS * ARRAY)
         await bench.settle()
-        dut.doubts.value = 0
+        dut.arrays__doubts.value = 0
         bench.check_drives()
 
 
@@ -457,7 +457,7 @@ class TakesOldSources(Sequencer):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += m.submodules.planning.row_read.data.walk.era.eq(self.eras[ARRAY])
+        m.d.comb += m.submodules.planning.row_read.data.walk.era.eq(self.arrays.eras[ARRAY])
         return m
 
 

@@ -25,10 +25,10 @@ class WalkBench(Bench):
         self.results: dict[int, tuple[WalkResult, frozenset[int]]] = {}
         self.walking: dict[int, Row] = {}
         self.era = 0
-        dut.eras.value = dut.undecided.value = 0
+        dut.arrays__eras.value = dut.drives__undecided.value = 0
         for port in range(config.ports):
             getattr(dut, f"restarts__{port}").value = 0
-        dut.stale.value = 0
+        dut.drives__stale.value = 0
         self.drives.needs_no_mark = self._catches_up
         TableServer(dut, "boundary_read", lambda array: self.boundary if array == 1 else 0)
         StreamSink(
@@ -91,8 +91,8 @@ class WalkBench(Bench):
         self.failed.discard(port)
         self.drives.gone.discard(port)
         self.stale.add(port)
-        self.dut.failed.value = sum(1 << one for one in self.failed)
-        self.dut.stale.value = sum(1 << one for one in self.stale)
+        self.dut.drives__failed.value = sum(1 << one for one in self.failed)
+        self.dut.drives__stale.value = sum(1 << one for one in self.stale)
         for key in self.drives.blocks:
             if key[0] == port:
                 self.drives.blocks[key] = self.random.randbytes(BLOCK)
@@ -106,13 +106,13 @@ class WalkBench(Bench):
             count = self.drives.restarts[port] % (1 << tried_bits(self.config))
             self.drives.restarts[port] = count
             getattr(dut, f"restarts__{port}").value = count
-        dut.undecided.value = 1
+        dut.drives__undecided.value = 1
         self.drives.blocks |= contents
         self.drives.unreadable -= contents.keys()
         await ClockCycles(dut.clk, self.random.randint(1, 100))
         self.era = (self.era + 1) % (1 << ERA_BITS)
-        dut.eras.value = self.era << (ERA_BITS * ARRAY)
-        dut.undecided.value = 0
+        dut.arrays__eras.value = self.era << (ERA_BITS * ARRAY)
+        dut.drives__undecided.value = 0
 
     def stale_at(self, row: int) -> set[int]:
         return self.stale if row >= self.boundary else set()
@@ -125,7 +125,7 @@ class WalkBench(Bench):
         """Every drive is as it should be."""
         self.stale.clear()
         self.drives.distrusted.clear()
-        self.dut.stale.value = 0
+        self.dut.drives__stale.value = 0
 
     async def walk(
         self, row: int, kind: WalkKind, *, strip: int = 0, source: int = 0, age: int = 0

@@ -60,7 +60,7 @@ class ArrayStatus(wiring.Signature):
             {
                 "states": Out(2 * config.arrays),
                 "news": Out(1),
-                "settled": Out(1),
+                "settled": Out(1, init=1),
                 "essential": Out(MAX_DRIVES),
                 "unsynced": Out(config.arrays),
                 "assumed": Out(config.arrays),

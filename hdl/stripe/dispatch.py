@@ -5,7 +5,8 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
-from hdl.flow.array_state import eras
+from hdl.flow.array_state import ArrayStatus
+from hdl.flow.drive_states import DriveStates
 from hdl.flow.extent import expected, extent
 from hdl.flow.geometry import WIDTH_BITS, geometry
 from hdl.flow.host_command import HostOpcode, Status, completion
@@ -90,8 +91,14 @@ class Dispatch(wiring.Component):
         Members of arrays.
     load_read
         How many blocks each port has to do (`hdl.drive.drives.Drives`).
-    failed
-        A bit a port: its drive cannot be used.
+    drives
+        What the tables know of the drives. A FLUSH takes one that is suspect for failed. While it
+        is undecided what becomes of some, which takes microseconds, no FLUSH is judged.
+    arrays
+        From a row on, copies of an array that is ``unsynced`` may differ, and its parities may be
+        anything. That is so of all rows of an array in ``doubts``, and of every array while drives
+        are undecided. That a drive could not read a block counts only in the era in which it was
+        asked.
     redundant
         With ``slow_read_ms``, a bit an array: it is optimal or partially degraded.
     impaired
@@ -103,18 +110,6 @@ class Dispatch(wiring.Component):
     restarts
         With ``background``: how often the drive at a port has restarted. FLUSH operations say how
         often it had when they were judged, reads as it was seen whether copies may differ.
-    suspect
-        With ``background``, a bit a port: its drive may have lost what it had not stored, so that a
-        FLUSH takes it for failed.
-    undecided
-        With ``background``: of some drives it is not known yet what becomes of them, which takes
-        microseconds.
-    eras
-        With ``background``: how often each array has lost what was not flushed. That a drive could
-        not read a block counts only in the era in which it was asked.
-    indebted
-        With ``background``, a bit a volume: it may have lost something that the host has not been
-        told of yet.
     late
         With ``background``: whether the command in a slot began before its volume was told. Such a
         FLUSH is refused, too (`hdl.background.debts.Debts`).
@@ -122,19 +117,11 @@ class Dispatch(wiring.Component):
         With ``background``: a FLUSH is refused.
     blamed
         With ``blame``, those of the array's members that are suspect.
-    stale
-        With ``background``, a bit a port: its drive is being rebuilt.
     boundary_read
         With ``background``: the first row of an array that has not been rebuilt yet. In an extent
         that goes so far a stale drive counts as failed for a read.
-    unsynced
-        With ``background``, a bit an array: from a row on its copies may differ, and its parities
-        may be anything.
     sync_read
         With ``background``: the first such row of an array.
-    doubts
-        With ``background``, a bit an array: that is so of all its rows. While drives are
-        ``undecided``, it is so of every array.
     migration_read
         With ``background``: the migration in an array.
     mend
@@ -168,24 +155,18 @@ class Dispatch(wiring.Component):
                 "geometry_read": Out(geometry_read(config)),
                 "member_read": Out(member_read(config)),
                 "load_read": Out(TableRead(config.port_bits, load_bits(config))),
-                "failed": In(MAX_DRIVES),
+                "drives": In(DriveStates()),
+                "arrays": In(ArrayStatus(config)),
                 "redundant": In(config.arrays),
                 "impaired": In(config.arrays),
                 "ended": In(1),
                 "ended_slot": In(config.slot_bits),
-                "stale": In(MAX_DRIVES),
-                "suspect": In(MAX_DRIVES),
                 "restarts": In(tried_bits(config)).array(config.ports),
-                "undecided": In(1),
-                "eras": In(eras(config)),
-                "indebted": In(config.volumes),
                 "late": Out(TableRead(config.slot_bits, 1)),
                 "blame": Out(Blame(config)),
                 "blamed": Out(MAX_DRIVES),
                 "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
-                "unsynced": In(config.arrays),
                 "sync_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
-                "doubts": In(config.arrays),
                 "migration_read": Out(migration_read(config)),
                 "mend": Out(stream.Signature(walk(config))),
                 "noted": Out(1),
@@ -318,7 +299,8 @@ class Dispatch(wiring.Component):
     def _judge_member(self, m: Module) -> None:
         """Says of the member that has been looked up whether it can be read and flushed."""
         member = self.member_read.data
-        failed, stale = self.failed.bit_select(member, 1), self.stale.bit_select(member, 1)
+        drives = self.drives
+        failed, stale = drives.failed.bit_select(member, 1), drives.stale.bit_select(member, 1)
         # In every cycle: a rebuild may begin while copies are being weighed.
         boundary = Signal(BLOCK_NUMBER_BITS)
         beyond = Signal()
@@ -327,10 +309,10 @@ class Dispatch(wiring.Component):
             beyond.eq(self._last_row >= boundary),
         ]
         entry = self.migration_read.data
-        target_fails = (self.failed | self.suspect).bit_select(entry.port, 1)
+        target_fails = (drives.failed | drives.suspect).bit_select(entry.port, 1)
         m.d.comb += [
             self._unreadable.eq(failed | (beyond & stale)),
-            self._unflushed.eq(failed | self.suspect.bit_select(member, 1)),
+            self._unflushed.eq(failed | drives.suspect.bit_select(member, 1)),
             self._untrusted.eq(self._unflushed | stale),
         ]
         with m.If(entry.valid & ~target_fails & (entry.position == self._position)):
@@ -339,10 +321,10 @@ class Dispatch(wiring.Component):
     def _judge_rows(self, m: Module) -> None:
         """Says whether the rows of a read may be inconsistent, and how often drives are asked."""
         item, shape = self._item, self._shape
-        unsynced = self.unsynced.bit_select(item.array, 1)
+        unsynced = self.arrays.unsynced.bit_select(item.array, 1)
         behind = unsynced & (self._last_row >= self.sync_read.data)
-        torn = self.doubts.bit_select(item.array, 1) | self.undecided
-        same_era = item.recover.era == self.eras[item.array]
+        torn = self.arrays.doubts.bit_select(item.array, 1) | self.drives.undecided
+        same_era = item.recover.era == self.arrays.eras[item.array]
         # In order it may be one of the copies that has to be given up.
         more = self._attempts if self._config.background else 0
         m.d.comb += [
@@ -351,7 +333,7 @@ class Dispatch(wiring.Component):
             self._most.eq(shape.copies * ROUNDS + Mux(self._mirrored, more, 0)),
             self._exhausted.eq(item.recover.tried != 0),
             # What a drive could not read before it restarted it may give now.
-            self._medium.eq(item.recover.medium & ~self.undecided & same_era),
+            self._medium.eq(item.recover.medium & ~self.drives.undecided & same_era),
         ]
         if self._config.slow_read_ms:
             lasts = self.redundant.bit_select(item.array, 1)
@@ -368,7 +350,7 @@ class Dispatch(wiring.Component):
 
     def _judge_volume(self, m: Module) -> None:
         """Says whether a FLUSH must be refused for what its volume may have lost, and of whom."""
-        indebted = self.indebted.bit_select(self._item.volume, 1)
+        indebted = self.arrays.indebted.bit_select(self._item.volume, 1)
         m.d.comb += [
             self._indebted.eq(indebted | self.late.data),
             self.blame.slot.eq(self._item.slot),
@@ -399,7 +381,7 @@ class Dispatch(wiring.Component):
             row.shift.eq(item.shift + Mux(self._mirrored, item.index * self._shape.copies, 0)),
             row.row.eq(item.row),
             row.source.eq(Mux(self._in_order, self._chosen, 0)),
-            row.era.eq(self.eras[item.array]),
+            row.era.eq(self.arrays.eras[item.array]),
             mends.note.eq(self._gone_on & self._medium & self._redundant),
             self.noted.eq(mends.noted),
             self.noted_array.eq(item.array),
@@ -427,7 +409,7 @@ class Dispatch(wiring.Component):
             sent.recover.tried.eq(Mux(flushes, restarts, self._tried)),
             sent.recover.copy.eq(self._chosen),
             sent.recover.ordered.eq(self._in_order | ~self._mirrored),
-            sent.recover.era.eq(self.eras[item.array]),
+            sent.recover.era.eq(self.arrays.eras[item.array]),
             sent.dated.eq(self._mirrored & (item.opcode == HostOpcode.READ)),
             sent.restarts.eq(restarts),
             sent.alone.eq(item.recover.again),
@@ -483,7 +465,7 @@ class Dispatch(wiring.Component):
                 Cat(self._dead, self._live, self._lost, self._targets, self._suspects).eq(0),
                 Cat(self._judged_restarts).eq(Cat(self.restarts)),
             ]
-            with m.If(~self.undecided):
+            with m.If(~self.drives.undecided):
                 m.next = "ASK"
 
         with m.State("PREFER"):
@@ -618,7 +600,7 @@ class Dispatch(wiring.Component):
                 self._targets.eq(
                     self._targets | Mux(self._unflushed, 0, member) | self._migration_target
                 ),
-                self._suspects.eq(self._suspects | (member & self.suspect)),
+                self._suspects.eq(self._suspects | (member & self.drives.suspect)),
             ]
             with m.If(group_dead > self._tolerance):
                 m.d.sync += self._lost.eq(1)
@@ -638,7 +620,7 @@ class Dispatch(wiring.Component):
             m.d.sync += [self._row.eq(0), self._port.eq(0)]
             m.next = "EXPECT"
             # A drive has restarted since its member was looked at, or is judged by now.
-            with m.If(self.undecided | (self._suspects & ~self.suspect).any()):
+            with m.If(self.drives.undecided | (self._suspects & ~self.drives.suspect).any()):
                 m.next = "MEASURE"
             # A member that is there but cannot be asked may not have what was written since.
             suspected = self._suspects.any()

@@ -6,7 +6,8 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config, bits_for_count
-from hdl.flow.array_state import eras
+from hdl.flow.array_state import ArrayStatus
+from hdl.flow.drive_states import DriveStates
 from hdl.flow.host_command import Status
 from hdl.flow.intention import intention
 from hdl.flow.line import line_stream
@@ -97,8 +98,12 @@ class Sequencer(wiring.Component):
         That of the row's array.
     member_read
         Members of the row's array.
-    failed
-        A bit a port: its drive has failed.
+    drives
+        What the tables know of the drives.
+    arrays
+        As for `RowPlanning`. Drives that are ``essential`` are not given up for a block. The
+        sequencer, and all rows with it, waits for ``settled`` for `SETTLE_CYCLES` at most for a
+        block. After that the drive stays.
     allocate
         Lines of the rows' own.
     free
@@ -120,17 +125,10 @@ class Sequencer(wiring.Component):
         Ports whose drive is to be given up.
     busy
         Something moves.
-    stale, boundary_read, unsynced, doubts, eras, sync_read
+    boundary_read, sync_read
         As for `RowPlanning`.
-    restarts, undecided
+    restarts
         With ``background``: as for `hdl.stripe.dispatch.Dispatch`.
-    essential
-        With ``background``, a bit a port: its drive is not given up for a block
-        (`hdl.array.states.ArrayStates`).
-    settled
-        With ``background``: whether that is known. The sequencer, and all rows with it, waits for
-        it `SETTLE_CYCLES` at most for a block. After that the drive stays. Without ``background``
-        it is 1.
     migration_read
         With ``background``: the migration in an array.
     walked
@@ -163,7 +161,8 @@ class Sequencer(wiring.Component):
                 "strip_read": Out(TableRead(slot + 5, strip_state(config))),
                 "geometry_read": Out(geometry_read(config)),
                 "member_read": Out(member_read(config)),
-                "failed": In(MAX_DRIVES),
+                "drives": In(DriveStates()),
+                "arrays": In(ArrayStatus(config)),
                 "allocate": In(line_stream(config)),
                 "free": Out(line_stream(config)),
                 "operation": Out(stream.Signature(operation(config))),
@@ -177,15 +176,8 @@ class Sequencer(wiring.Component):
                 "retired": Out(stream.Signature(slot)),
                 "filled": Out(stream.Signature(slot)),
                 "piece": In(stream.Signature(piece(config))),
-                "stale": In(MAX_DRIVES),
-                "essential": In(MAX_DRIVES),
-                "settled": In(1, init=1),
                 "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
-                "unsynced": In(config.arrays),
-                "doubts": In(config.arrays),
-                "eras": In(eras(config)),
                 "restarts": In(tried_bits(config)).array(config.ports),
-                "undecided": In(1),
                 "sync_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "migration_read": Out(migration_read(config)),
                 "walked": Out(stream.Signature(walked(config))),
@@ -341,7 +333,7 @@ class Sequencer(wiring.Component):
         connect(m, planning.begun, flipped(self.begun))
         connect(m, flipped(self.allocate), planning.allocate)
         m.d.comb += [
-            planning.failed.eq(self.failed),
+            planning.failed.eq(self.drives.failed),
             planning.again.payload.eq(self._slot),
             planning.program_read.address.eq(self._slot),
             planning.target_read.address.eq(Cat(self._number, self._slot)),
@@ -349,10 +341,11 @@ class Sequencer(wiring.Component):
             unread.addr.eq(planning.unread_read.address),
             planning.unread_read.data.bad.eq(unread.data.bad),
             planning.unread_read.data.slow.eq(unread.data.slow),
-            planning.stale.eq(self.stale),
-            planning.unsynced.eq(self.unsynced),
-            planning.doubts.eq(self.doubts),
-            planning.eras.eq(self.eras),
+            planning.stale.eq(self.drives.stale),
+            planning.unsynced.eq(self.arrays.unsynced),
+            # While it is not known what becomes of drives, every array is doubted.
+            planning.doubts.eq(Mux(self.drives.undecided, ~0, self.arrays.doubts)),
+            planning.eras.eq(self.arrays.eras),
             planning.exists.eq(self.exists),
             planning.ended.eq(retired | (self.filled.valid & self.filled.ready)),
             planning.ended_slot.eq(self.retired.payload),
@@ -365,7 +358,7 @@ class Sequencer(wiring.Component):
         config, program, now = self._config, self._program, self._now
         # Drives that are kept have restarted since the row was planned.
         uses = Mux(self._recover, program.erased.any(), program.read.any())
-        restarted = program.era != self.eras[program.array]
+        restarted = program.era != self.arrays.eras[program.array]
         m.d.comb += [
             self.strip_read.address.eq((self._slot << bits_for_count(MAX_DRIVES)) | self._index),
             self._state_read.addr.eq(self._slot),
@@ -409,7 +402,7 @@ class Sequencer(wiring.Component):
             steps.slot.eq(self._slot),
             queues.next_step.eq(steps.step),
             queues.next_step.line.eq(Mux(steps.own, self._own_line, self._strip.line)),
-            sent.eras.eq(self.eras),
+            sent.eras.eq(self.arrays.eras),
         ]
         for restarts, given in zip(sent.restarts, self.restarts, strict=True):
             m.d.comb += restarts.eq(given)
@@ -455,8 +448,8 @@ class Sequencer(wiring.Component):
             refusals.number.eq(self._number),
             refusals.target.eq(self._target),
             refusals.fault.eq(self._fault),
-            refusals.essential.eq(self.essential),
-            refusals.settled.eq(self.settled),
+            refusals.essential.eq(self.arrays.essential),
+            refusals.settled.eq(self.arrays.settled),
             result.migrates.eq(migrates),
             result.paired.eq(
                 self._migrates
@@ -836,7 +829,7 @@ class Sequencer(wiring.Component):
             m.d.comb += self._queues.send_operation.eq(1)
             m.next = "SELECT-TARGET"
             # Until then its era is not known.
-            with m.If(self._operation.dated & self.undecided):
+            with m.If(self._operation.dated & self.drives.undecided):
                 m.d.comb += self._queues.send_operation.eq(0)
                 m.next = "SEND"
 
@@ -890,7 +883,7 @@ class Sequencer(wiring.Component):
 
     def _is_stale(self, port: Value) -> Value:
         """Whether the drive at ``port`` is being rebuilt now."""
-        return self.stale.bit_select(port, 1)
+        return self.drives.stale.bit_select(port, 1)
 
     def _note_drives(self, m: Module) -> None:
         """The states from SELECT-PLACE, of a row of which a drive did not store a block, up to
@@ -908,7 +901,7 @@ class Sequencer(wiring.Component):
         with m.State("FIND-PLACE"):
             m.next = "NOTE-PLACE"
         with m.State("NOTE-PLACE"):
-            with m.If(self.failed.bit_select(port, 1)):
+            with m.If(self.drives.failed.bit_select(port, 1)):
                 m.d.sync += [now.lost.eq(now.lost | own), now.left.eq(now.left | own)]
             with m.Elif(~self._walks & self._is_stale(port)):
                 m.d.sync += self._rebuilt.eq(self._rebuilt | own)
