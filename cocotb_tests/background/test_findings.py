@@ -50,13 +50,13 @@ class PagesOfFindings(wiring.Component):
         connect(m, pages.response, flipped(self.response))
         connect(m, pages.line_write, flipped(self.line_write))
         connect(m, flipped(self.finding), findings.finding)
-        asked = pages.report_read.address
+        asked = pages.report.read.address
         m.d.comb += [
             findings.lost.eq(asked.section == Section.LOST),
             findings.number.eq(asked.number),
             findings.word.eq(asked.word),
-            findings.showing.eq(pages.report_shows),
-            pages.report_read.data.eq(findings.data),
+            findings.showing.eq(pages.report.shows),
+            pages.report.read.data.eq(findings.data),
         ]
         return m
 
