@@ -14,6 +14,8 @@ NEVER = (1 << TIME_BITS) - 1
 
 def before(early: Value, late: Value) -> Value:
     """Whether the time ``early`` is earlier than the time ``late``."""
+    if len(early) != len(late):
+        raise ValueError(f"times must have the same width, not {len(early)} and {len(late)} bits")
     return (early - late)[len(late) - 1]
 
 

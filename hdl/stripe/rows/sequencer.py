@@ -207,11 +207,9 @@ class Sequencer(wiring.Component):
         self._walk_outcome = WalkOutcome(config=config)
 
         # Options as constants. Blocks can be made unreadable. A row may give the host several
-        # blocks. It may find all of them where they lie.
-        may_read_all = config.gather_reads or config.slow_read_ms or config.background
+        # blocks.
         self._blanks = Const(config.background, 1)
         self._gathers = Const(config.gather_reads, 1)
-        self._may_read_all = Const(bool(may_read_all), 1)
 
         # The row at hand: its program and progress follow `slot` by one cycle. What belongs to
         # target `number`, or to role `index`, follows that by one.
@@ -596,8 +594,9 @@ class Sequencer(wiring.Component):
                 ]
             with m.If(~program.possible):
                 m.next = "CLOSE"
-                with m.If(self._blanks & program.write.any()):
-                    m.next = "WRITE"
+                if config.background:
+                    with m.If(program.write.any()):
+                        m.next = "WRITE"
             with m.Elif(program.read.any()):
                 self._begin_operations(m, targets=program.read, phase=Phase.READ)
                 # With other rows at its heels the next reads matter more.
@@ -684,8 +683,9 @@ class Sequencer(wiring.Component):
             m.d.comb += self._steps.recover.eq(1)
             m.d.sync += now.phase.eq(Phase.RECOVER)
             m.next = "BEGIN-PASS"
-        with m.Elif(self._recover & ~program.fills & self._may_read_all):
-            self._deliver_joined(m)
+        if config.gather_reads or config.slow_read_ms or config.background:
+            with m.Elif(self._recover & ~program.fills):
+                self._deliver_joined(m)
         with m.Elif(program.fills):
             self._end_filling(m)
         if config.background:
