@@ -26,9 +26,13 @@ class Table:
         cocotb.start_soon(self._run())
 
     async def _run(self) -> None:
+        shown = 0
+        edge, address = RisingEdge(self._clock), self._address
         while True:
-            await RisingEdge(self._clock)
-            self._data.value = self.entries.get(int(self._address.value), 0)
+            await edge
+            found = self.entries.get(int(address.value), 0)
+            if found != shown:
+                self._data.value = shown = found
 
 
 def random_recovery(generator, config: Config, *, copies: int) -> dict[str, int]:

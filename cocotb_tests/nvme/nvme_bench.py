@@ -228,17 +228,19 @@ class Bench(DataPath):
     async def _post_late(self) -> None:
         """Says that writes have not left for some time after they were taken."""
         dut = self.dut
+        streams = [
+            (getattr(dut, f"{name}__valid"), getattr(dut, f"{name}__ready"))
+            for name in ("host__post", "host__write_request")
+        ]
+        shown = None
         while True:
             await RisingEdge(dut.clk)
-            taken = any(
-                int(getattr(dut, f"{name}__valid").value)
-                and int(getattr(dut, f"{name}__ready").value)
-                for name in ("host__post", "host__write_request")
-            )
-            if taken:
+            if any(int(valid.value) and int(ready.value) for valid, ready in streams):
                 self.posted_until = self.cycle + self.random.randint(1, self.latency)
             waits = self.holds_posted and self.posted_until
-            dut.posted.value = int(bool(waits) or self.cycle < self.posted_until)
+            posted = bool(waits) or self.cycle < self.posted_until
+            if posted != shown:
+                dut.posted.value = shown = posted
 
     async def _flush(self) -> None:
         """Answers each flush of a shutdown, with a pulse or a level."""

@@ -407,7 +407,7 @@ async def what_the_host_has_taken_is_known(dut):
     dut.tellings__tells.value = 0
 
 
-@pytest.mark.parametrize("data_width", [64, 256])
+@pytest.mark.parametrize("data_width", [pytest.param(64, marks=pytest.mark.slow), 256])
 def test_nvme_lifetimes(data_width):
     run_front_end(__name__, data_width=data_width)
 

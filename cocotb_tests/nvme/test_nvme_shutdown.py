@@ -86,7 +86,7 @@ async def a_message_is_a_write(dut):
     for delay in range(0, 60, 3):
         await bring_up(host)
         pair = host.queues[1]
-        posts = next(sink for sink in host.sinks if sink.name == "post")
+        posts = next(sink for sink in host.sinks if sink.name == "host__post")
         host.place(pair, opcode=nvme.FLUSH, nsid=1)
         count = len(host.interrupts)
         await host.ring(pair)

@@ -8,7 +8,7 @@ from typing import Self
 import cocotb
 from cocotb.triggers import RisingEdge
 
-from cocotb_tests.streams import StreamSink, StreamSource, busy_after, pack, start, wait_until
+from cocotb_tests.streams import Packing, StreamSink, StreamSource, busy_after, start, wait_until
 from cocotb_tests.stripe.stripe_models import (
     BLOCK,
     Allocator,
@@ -116,6 +116,8 @@ class Bench:
         self.recovered = 0
         self.retired = 0
         self.mended: set[tuple[int, int]] = set()
+        self._pack_row = Packing(row_state(config))
+        self._pack_strip = Packing(strip_state(config))
         TableServer(dut, "row_read", self._row)
         TableServer(dut, "strip_read", self._strip)
         self.launch = StreamSource(dut, "launch", active=active, seed=seed)
@@ -155,8 +157,7 @@ class Bench:
         row = self.slots.get(slot)
         if row is None:
             return 0
-        return pack(
-            row_state(self.config),
+        return self._pack_row(
             kind=row.kind,
             gathered=row.gathered,
             fua=row.fua,
@@ -174,7 +175,7 @@ class Bench:
         if row is None or index not in row.strips:
             return 0
         command, offset, line = row.strips[index]
-        return pack(strip_state(self.config), slot=command, offset=offset, line=line)
+        return self._pack_strip(slot=command, offset=offset, line=line)
 
     # What the sequencer says.
 

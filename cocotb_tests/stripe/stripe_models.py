@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import cocotb
 from cocotb.triggers import Event, RisingEdge
 
-from cocotb_tests.streams import StreamSink, StreamSource, pack, unpack
+from cocotb_tests.streams import Packing, StreamSink, StreamSource, unpack
 from hdl.config import DATA_OFFSET_BLOCKS, PIECES, Config
 from hdl.flow.geometry import Rotation, geometry
 from hdl.flow.intention import intention
@@ -105,24 +105,23 @@ class ArrayModel:
     def mirrored(self) -> bool:
         return self.copies > 1
 
-    def packed(self, config: Config) -> int:
+    def geometry(self, config: Config) -> dict[str, int]:
+        """Fields of `hdl.flow.geometry.geometry`."""
         # Nothing but this allows updates where rows are not walked.
         assumed = {} if config.background else {"assumed": 1}
-        return pack(
-            geometry(config),
-            valid=1,
-            **assumed,
-            width=self.width,
-            data=self.data,
-            parities=self.parities,
-            copies=self.copies,
-            spans=self.spans,
-            strip_shift=self.strip_shift,
-            rotate=self.parities != 0,
-            rotation=self.rotation.value,
-            rows=1 << 20,
-            blocks=1 << 20,
-        )
+        return assumed | {
+            "valid": 1,
+            "width": self.width,
+            "data": self.data,
+            "parities": self.parities,
+            "copies": self.copies,
+            "spans": self.spans,
+            "strip_shift": self.strip_shift,
+            "rotate": int(self.parities != 0),
+            "rotation": self.rotation.value,
+            "rows": 1 << 20,
+            "blocks": 1 << 20,
+        }
 
     def port(self, position: int) -> int:
         return self.ports[position]
@@ -182,9 +181,13 @@ class TableServer:
         cocotb.start_soon(self._run(dut.clk))
 
     async def _run(self, clock) -> None:
+        shown = 0
+        edge, address = RisingEdge(clock), self._address
         while True:
-            await RisingEdge(clock)
-            self._data.value = self._answer(int(self._address.value))
+            await edge
+            found = self._answer(int(address.value))
+            if found != shown:
+                self._data.value = shown = found
 
 
 class Tables:
@@ -193,6 +196,9 @@ class Tables:
     def __init__(self, dut, config: Config, arrays: list[ArrayModel], *, members: bool = True):
         self._config = config
         self._arrays = arrays
+        self._geometry = Packing(geometry(config))
+        self._address = member_address(config)
+        self._members: dict[int, tuple[int, int]] = {}
         TableServer(dut, "geometry_read", self.geometry_of)
         if members:
             TableServer(dut, "member_read", self._member)
@@ -205,14 +211,17 @@ class Tables:
         """The packed geometry of an array."""
         if address >= len(self._arrays):
             return 0
-        return self._arrays[address].packed(self._config)
+        return self._geometry(**self._arrays[address].geometry(self._config))
 
     def _member(self, address: int) -> int:
-        fields = unpack(member_address(self._config), address)
-        if fields.array >= len(self._arrays):
+        if address not in self._members:
+            fields = unpack(self._address, address)
+            self._members[address] = fields.array, fields.position
+        array, position = self._members[address]
+        if array >= len(self._arrays):
             return 0
-        ports = self._arrays[fields.array].ports
-        return ports[fields.position] if fields.position < len(ports) else 0
+        ports = self._arrays[array].ports
+        return ports[position] if position < len(ports) else 0
 
 
 class Lines:

@@ -10,7 +10,7 @@ import pytest
 from amaranth.hdl import Signal
 from cocotb.triggers import Event
 
-from cocotb_tests.streams import start
+from cocotb_tests.streams import Packing, start
 from cocotb_tests.stripe.row_runs import must_catch, run_rows
 from cocotb_tests.stripe.sequencer_bench import (
     ARRAYS,
@@ -20,7 +20,7 @@ from cocotb_tests.stripe.sequencer_bench import (
     random_rows,
     some_rows,
 )
-from cocotb_tests.stripe.stripe_models import BLOCK, ArrayModel, TableServer, pack
+from cocotb_tests.stripe.stripe_models import BLOCK, ArrayModel, TableServer
 from cocotb_tests.stripe.walk_bench import WalkBench
 from hdl.flow.host_command import Status
 from hdl.flow.table_read import migration
@@ -59,12 +59,13 @@ class MigrationBench(WalkBench):
         self.old = array.ports[self.position]
         self.target = self.random.choice(sorted({*range(config.ports)} - {*array.ports}))
         self.moved_to = self.target
+        self._pack = Packing(migration(config))
         TableServer(dut, "migration_read", self._entry)
 
     def _entry(self, array: int) -> int:
         valid = array == 1 and self.migrating
         port = self.moved_to
-        return pack(migration(self.config), valid=valid, position=self.position, port=port)
+        return self._pack(valid=valid, position=self.position, port=port)
 
     def begin_migration(self) -> None:
         """Whatever the target had before."""

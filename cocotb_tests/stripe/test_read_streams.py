@@ -15,6 +15,7 @@ from cocotb_tests.stripe.stripe_extents import split
 from cocotb_tests.stripe.stripe_models import ArrayModel
 from hdl.config import Config
 from hdl.flow.extent import extent
+from hdl.flow.geometry import geometry
 from hdl.flow.host_command import HostOpcode
 from hdl.stripe.read_streams import ReadStreams
 
@@ -69,11 +70,11 @@ class Bench:
         """What is said of an extent, as soon as it has to be."""
         self.dut.extent.value = pack(extent(CONFIG), array=1, **fields)
         await RisingEdge(self.dut.clk)
-        self.dut.geometry.value = self.array.packed(CONFIG)
+        self.dut.geometry.value = pack(geometry(CONFIG), **self.array.geometry(CONFIG))
         self.dut.note.value = 1
         await RisingEdge(self.dut.clk)
         self.dut.note.value = 0
-        self.dut.geometry.value = self.array.packed(CONFIG)
+        self.dut.geometry.value = pack(geometry(CONFIG), **self.array.geometry(CONFIG))
         for _ in range(2):
             await RisingEdge(self.dut.clk)
         return bool(int(self.dut.gathers.value))
