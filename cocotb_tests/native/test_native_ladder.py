@@ -157,6 +157,7 @@ def test_pulled_while_it_hangs():
             card.finish(card.run(main()))
 
 
+@pytest.mark.slow
 def test_a_block_that_breaks_off_costs_no_line():
     """A drive is given up amid the blocks that it sends; then the smallest card still has lines for
     what the host writes to others, which needs all that it has."""

@@ -132,6 +132,7 @@ def test_random_accesses(array, commands):
     run("random_accesses", array=array, commands=commands)
 
 
+@pytest.mark.slow
 def test_full_queues():
     run("as_many_as_it_holds")
 

@@ -495,6 +495,7 @@ def test_bad_commands():
     run("refuses_bad_commands")
 
 
+@pytest.mark.slow
 def test_ranges_and_compares():
     run("judges_ranges_and_compares")
 

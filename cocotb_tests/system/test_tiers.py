@@ -145,7 +145,7 @@ def functional(level: Level, direction: str, lanes: int) -> float:
     [
         pytest.param(Level.RAID0, "read", 8, marks=pytest.mark.slow),
         pytest.param(Level.RAID0, "write", 8, marks=pytest.mark.slow),
-        (Level.RAID5, "write", 8),
+        pytest.param(Level.RAID5, "write", 8, marks=pytest.mark.slow),
         (Level.RAID0, "read", 4),
         pytest.param(Level.RAID5, "write", 4, marks=pytest.mark.slow),
     ],
