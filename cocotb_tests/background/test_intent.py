@@ -13,10 +13,10 @@ from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, start, unpack, wait_until
 from hdl.background.epochs import SETTLE_CYCLES, Epochs
 from hdl.background.intent import Intent, tally
-from hdl.background.rows import array_row, flushing, stretch
+from hdl.background.rows import array_row, stretch
 from hdl.config import BLOCK_NUMBER_BITS, Config
 from hdl.flow.host_command import Status, completion
-from hdl.flow.intention import intention
+from hdl.flow.intention import flushing, intention
 
 CONFIG = Config(rows=16, commands=16, arrays=4, intent_chunks=64)
 ROWS = (20, 64, 1000, (1 << 39) + 12345)
@@ -94,7 +94,7 @@ class Bench:
         self.slots = set(range(CONFIG.rows))
         self.commands = set(range(CONFIG.commands))
         pulses = ("writes__flush", "writes__completed", "judged", "wipe", "fill")
-        values = ("flushing", "completion", "judged_array", "judged_rows", "named")
+        values = ("writes__flushing", "writes__completion", "judged_array", "judged_rows", "named")
         for name in (*pulses, *values, "tally_read__address"):
             getattr(dut, name).value = 0
         dut.settled.value = 1

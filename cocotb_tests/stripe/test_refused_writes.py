@@ -271,7 +271,8 @@ def check_had(bench: WalkBench, entry: Row) -> None:
 async def settled(bench: WalkBench) -> None:
     """The states of arrays are known."""
     await bench.pause(2)
-    await wait_until(bench.dut, lambda: int(bench.dut.arrays__settled.value), cycles=1000, what="states")
+    signal = bench.dut.arrays__settled
+    await wait_until(bench.dut, lambda: int(signal.value), cycles=1000, what="states")
 
 
 async def refuse_one(bench: WalkBench, row: int, strip: int, place: tuple[int, int]) -> None:
