@@ -538,9 +538,9 @@ class Core(wiring.Component):
         # A drive that is flushed, or that found its row written, is heard of much later.
         expects, ends = self._dispatch.expected, self._tracker.completion
         m.d.sync += [
-            writes.flush.eq(expects.valid & expects.ready),
-            writes.flushing.slot.eq(expects.payload.slot),
-            writes.flushing.array.eq(expects.payload.array),
-            writes.completed.eq(ends.valid & ends.ready),
-            writes.completion.eq(ends.payload),
+            writes.flushes.flush.eq(expects.valid & expects.ready),
+            writes.flushes.flushing.slot.eq(expects.payload.slot),
+            writes.flushes.flushing.array.eq(expects.payload.array),
+            writes.flushes.completed.eq(ends.valid & ends.ready),
+            writes.flushes.completion.eq(ends.payload),
         ]

@@ -176,7 +176,7 @@ class Bench:
                      "tellings__unheard"):  # fmt: skip
             getattr(dut, name).value = 0
         for name in ("flush", "flushing", "completed", "completion"):
-            getattr(dut, f"writes__{name}").value = 0
+            getattr(dut, f"writes__flushes__{name}").value = 0
         dut.report__read__address.value = 0
         dut.boundary_read__address.value = 0
         for port in range(config.ports):
@@ -250,9 +250,9 @@ class Bench:
     async def flush_now(self, array: int, between: Coroutine | None = None) -> None:
         """The same, whatever else is going on; ``between`` happens before it ends."""
         dut = self.dut
-        dut.writes__flushing.value = pack(flushing(self.config), slot=1, array=array)
-        dut.writes__completion.value = pack(completion(self.config), slot=1)
-        for name in ("writes__flush", "writes__completed"):
+        dut.writes__flushes__flushing.value = pack(flushing(self.config), slot=1, array=array)
+        dut.writes__flushes__completion.value = pack(completion(self.config), slot=1)
+        for name in ("writes__flushes__flush", "writes__flushes__completed"):
             getattr(dut, name).value = 1
             await RisingEdge(dut.clk)
             getattr(dut, name).value = 0

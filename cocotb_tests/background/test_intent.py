@@ -93,8 +93,9 @@ class Bench:
         self.answers = StreamSink(dut, "answer", layout=stretch(), active=0.5)
         self.slots = set(range(CONFIG.rows))
         self.commands = set(range(CONFIG.commands))
-        pulses = ("writes__flush", "writes__completed", "judged", "wipe", "fill")
-        values = ("writes__flushing", "writes__completion", "judged_array", "judged_rows", "named")
+        pulses = ("writes__flushes__flush", "writes__flushes__completed", "judged", "wipe", "fill")
+        flushes = ("writes__flushes__flushing", "writes__flushes__completion")
+        values = (*flushes, "judged_array", "judged_rows", "named")
         for name in (*pulses, *values, "tally_read__address"):
             getattr(dut, name).value = 0
         dut.settled.value = 1
@@ -160,9 +161,10 @@ class Bench:
             number = self.random.randrange(CONFIG.arrays) if number is None else number
             slot = self.random.choice(sorted(self.commands))
             self.commands.discard(slot)
-            self.dut.writes__flushing.value = pack(flushing(CONFIG), slot=slot, array=number)
+            begins = pack(flushing(CONFIG), slot=slot, array=number)
+            self.dut.writes__flushes__flushing.value = begins
             self.arrays[number].flush(slot)
-            await self.pulse("writes__flush")
+            await self.pulse("writes__flushes__flush")
 
     async def end_flush(self, good: bool | None = None, array: Array | None = None) -> None:
         arrays = self.arrays if array is None else [array]
@@ -172,8 +174,9 @@ class Bench:
             if good is None:
                 good = self.random.random() < 0.8
             status = Status.SUCCESS if good else Status.WRITE_FAULT
-            self.dut.writes__completion.value = pack(completion(CONFIG), slot=slot, status=status)
-            await self.pulse("writes__completed")
+            ends = pack(completion(CONFIG), slot=slot, status=status)
+            self.dut.writes__flushes__completion.value = ends
+            await self.pulse("writes__flushes__completed")
             array.flushed(slot, good)
             self.commands.add(slot)
 

@@ -11,7 +11,7 @@ from amaranth.lib.wiring import In, Out
 from cocotb.triggers import RisingEdge, Timer
 
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, pack, start, unpack
+from cocotb_tests.streams import Packing, StreamSink, StreamSource, pack, start, unpack
 from hdl.kit.cut import Relay, Skid
 from hdl.kit.merge import Merge
 
@@ -192,6 +192,15 @@ def test_pack_agrees_with_amaranth():
     assert value == LAYOUT.const(fields).as_value().value
     assert unpack(LAYOUT, value) == fields
     assert unpack(LAYOUT, value).inner.x == 17
+
+
+def test_packing_packs_each_entry_as_it_is():
+    """Also one that comes again, and one that differs in a nested field only."""
+    packing = Packing(LAYOUT)
+    for colour, x in ((Colour.GREEN, 1), (Colour.GREEN, 2), (Colour.RED, 1), (Colour.GREEN, 1)):
+        fields = {"colour": colour, "inner": {"x": x}}
+        assert packing(**fields) == pack(LAYOUT, **fields)
+    assert packing(colour=Colour.GREEN) == pack(LAYOUT, colour=Colour.GREEN)
 
 
 def test_pack_refuses_what_does_not_fit():

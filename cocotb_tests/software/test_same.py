@@ -214,3 +214,31 @@ def test_nothing_else_is_left_out(variant):
     kept = without_constants(logic)
     assert len(kept.states) == len(logic.states)
     assert compare(logic, kept).alike
+
+
+class Twins(wiring.Component):
+    """Two registers of which one is called as the other, with an underscore."""
+
+    step: In(WORD)
+    total: Out(WORD)
+    most: Out(WORD)
+
+    def __init__(self, name: str, *, other: bool) -> None:
+        self._name, self._other = name, other
+        super().__init__()
+
+    def elaborate(self, platform) -> Module:
+        m = Module()
+        hidden, shown = Signal(WORD, name="_t"), Signal(WORD, name=self._name)
+        more = shown <= hidden if self._other else shown < hidden
+        m.d.sync += [hidden.eq(hidden + self.step), shown.eq(Mux(more, hidden, shown))]
+        m.d.comb += [self.total.eq(hidden), self.most.eq(shown)]
+        return m
+
+
+def test_an_underscore_tells_two_registers_apart():
+    """One of the two has another name now, and is made in another way."""
+    before = without_constants(logic_of(Twins("t", other=False)))
+    after = without_constants(logic_of(Twins("s_t", other=True)))
+    found = compare(before, after, {"t": "s_t"})
+    assert found.proved and not found.alike and not found.only_before

@@ -5,8 +5,8 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config
-from hdl.flow.host_command import Status, completion
-from hdl.flow.intention import flushing
+from hdl.flow.host_command import Status
+from hdl.flow.intention import FlushEvents
 
 SETTLE_CYCLES = 63
 """Most cycles from the end of a flush until a drive that it found gone is being judged."""
@@ -27,14 +27,8 @@ class Epochs(wiring.Component):
 
     Ports
     -----
-    flush
-        A pulse. ``flushing`` begins.
-    flushing
-        A FLUSH of an array.
-    completed
-        A pulse. ``completion`` ends.
-    completion
-        A host command, and how it ended.
+    flushes
+        Flushes, and how they ended.
     optimal
         One bit per array. It is OPTIMAL.
     settled
@@ -65,10 +59,7 @@ class Epochs(wiring.Component):
         self._config = config
         super().__init__(
             {
-                "flush": In(1),
-                "flushing": In(flushing(config)),
-                "completed": In(1),
-                "completion": In(completion(config)),
+                "flushes": In(FlushEvents(config)),
                 "optimal": In(config.arrays),
                 "settled": In(1),
                 "takes": In(1),
@@ -98,7 +89,7 @@ class Epochs(wiring.Component):
         pause = Signal(range(SETTLE_CYCLES + 1))
         # Rows being written, by the epoch that they began in.
         written = Array(Signal(range(config.rows + 1), name=f"written_{n}") for n in range(2))
-        target = self.flushing.array
+        target = self.flushes.flushing.array
         new_plane = self.planes.bit_select(target, 1)
 
         with m.If(self.takes):
@@ -107,19 +98,19 @@ class Epochs(wiring.Component):
             m.d.sync += written[self.retired_epoch].eq(written[self.retired_epoch] - 1)
 
         m.d.sync += spoiled.eq(spoiled | ~self.optimal.bit_select(self.array, 1))
-        with m.If(active & self.completed & (self.completion.slot == slot)):
+        with m.If(active & self.flushes.completed & (self.flushes.completion.slot == slot)):
             m.d.sync += flushed.eq(1)
-            with m.If(self.completion.status != Status.SUCCESS):
+            with m.If(self.flushes.completion.status != Status.SUCCESS):
                 m.d.sync += spoiled.eq(1)
         with m.If(flushed & (pause != SETTLE_CYCLES)):
             m.d.sync += pause.eq(pause + 1)
         with m.If(self.closed):
             m.d.sync += [active.eq(0), flushed.eq(0), pause.eq(0)]
-        with m.If(self.flush & ~active & self.settled & self.optimal.bit_select(target, 1)):
+        with m.If(self.flushes.flush & ~active & self.settled & self.optimal.bit_select(target, 1)):
             m.d.sync += [
                 active.eq(1),
                 spoiled.eq(0),
-                slot.eq(self.flushing.slot),
+                slot.eq(self.flushes.flushing.slot),
                 self.array.eq(target),
                 new_plane.eq(~new_plane),
                 self.number.eq(~self.number),

@@ -2,7 +2,7 @@
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, enum, stream, wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.background.epochs import Epochs
 from hdl.background.rows import array_row, stretch
@@ -207,19 +207,16 @@ class Intent(wiring.Component):
                 | self._epochs.busy
                 | self.wipe
                 | self.fill
-                | self.writes.flush
-                | self.writes.completed
+                | self.writes.flushes.flush
+                | self.writes.flushes.completed
             )
         return m
 
     def _connect_epochs(self, m: Module) -> None:
         """What the epochs are told of flushes and arrays."""
         m.submodules.epochs = epochs = self._epochs
+        connect(m, flipped(self.writes.flushes), epochs.flushes)
         m.d.comb += [
-            epochs.flush.eq(self.writes.flush),
-            epochs.flushing.eq(self.writes.flushing),
-            epochs.completed.eq(self.writes.completed),
-            epochs.completion.eq(self.writes.completion),
             epochs.optimal.eq(self.optimal),
             epochs.settled.eq(self.settled),
         ]

@@ -90,7 +90,7 @@ class JobControl(wiring.Signature):
     rebuilt_array
         That array.
     complete
-        With ``rebuilt`` of a COPY: all rows have been copied.
+        With ``rebuilt`` of a COPY: all rows are on the new drive.
     handed
         A pulse that answers ``rebuilt``. The drives are no longer stale, or have been flushed, or
         the migration has ended.

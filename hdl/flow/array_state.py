@@ -29,7 +29,8 @@ def eras(config: Config) -> data.ArrayLayout:
 
 
 class ArrayStatus(wiring.Signature):
-    """The states of all arrays, seen from background work. Without it all are 0.
+    """The states of all arrays, seen from background work. Without that ``settled`` is 1, and all
+    else is 0.
 
     Ports
     -----

@@ -9,7 +9,7 @@ from hdl.config import MAX_DRIVES
 class DriveStates(wiring.Signature):
     """The states of all drives, seen from the tables (`hdl.array.tables.tables.ArrayTables`).
 
-    All but ``used`` and ``failed`` and ``changed`` are 0 without ``Config.background``.
+    Without ``Config.background`` all but ``used``, ``failed`` and ``changed`` are 0.
 
     Ports
     -----

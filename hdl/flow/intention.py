@@ -23,15 +23,11 @@ def flushing(config: Config) -> data.StructLayout:
     return data.StructLayout({"slot": config.slot_bits, "array": config.array_bits})
 
 
-class WriteEvents(wiring.Signature):
-    """What the write-intent bitmap hears of writes and flushes, seen from the row engine.
+class FlushEvents(wiring.Signature):
+    """Flushes that begin, and host commands that end, seen from the engine.
 
     Ports
     -----
-    begun
-        A row is about to be written.
-    retired
-        A row slot has been given back.
     flush
         A pulse. ``flushing`` begins.
     flushing
@@ -45,11 +41,32 @@ class WriteEvents(wiring.Signature):
     def __init__(self, config: Config):
         super().__init__(
             {
-                "begun": Out(stream.Signature(intention(config))),
-                "retired": Out(stream.Signature(config.row_slot_bits)),
                 "flush": Out(1),
                 "flushing": Out(flushing(config)),
                 "completed": Out(1),
                 "completion": Out(completion(config)),
+            }
+        )
+
+
+class WriteEvents(wiring.Signature):
+    """What the write-intent bitmap hears of writes and flushes, seen from the engine.
+
+    Ports
+    -----
+    begun
+        A row is about to be written.
+    retired
+        A row slot has been given back.
+    flushes
+        Flushes, and how they ended.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__(
+            {
+                "begun": Out(stream.Signature(intention(config))),
+                "retired": Out(stream.Signature(config.row_slot_bits)),
+                "flushes": Out(FlushEvents(config)),
             }
         )

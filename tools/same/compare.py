@@ -83,18 +83,22 @@ def pairs(
 
     Those of the same name in the same block; of the rest those whose signal has a name that no
     other block's has, or the same in as many blocks in the same order. Underscores at the begin of
-    a name do not count. ``renamed``: names of before, modules and signal divided by ``/``, or ends
-    of such, and what they are called now; a bit is ``/number`` behind.
+    a name count only where a block has a name with and without. ``renamed``: names of before,
+    modules and signal divided by ``/``, or ends of such, and what they are called now; a bit is
+    ``/number`` behind.
     """
     found: list[tuple[int, int]] = []
     rest: list[dict[int, State]] = [dict(before.states), dict(after.states)]
-    called = [
-        {node: _called(state, renames) for node, state in states.items()}
-        for states, renames in zip(rest, (renamed or {}, {}), strict=True)
-    ]
-    for depth in (None, 4, 3):
+    exact, called = (
+        [
+            {node: _called(state, renames, loosely=loosely) for node, state in states.items()}
+            for states, renames in zip(rest, (renamed or {}, {}), strict=True)
+        ]
+        for loosely in (False, True)
+    )
+    for of_designs, depth in ((exact, None), (called, None), (called, 4), (called, 3)):
         names: list[dict[tuple, list[int]]] = []
-        for states, paths in zip(rest, called, strict=True):
+        for states, paths in zip(rest, of_designs, strict=True):
             by_name: dict[tuple, list[int]] = defaultdict(list)
             for node, state in states.items():
                 name = paths[node] if depth is None else paths[node][-depth:]
@@ -109,10 +113,13 @@ def pairs(
     return found
 
 
-def _called(state: State, renamed: Mapping[str, str]) -> tuple[str, ...]:
+def _called(state: State, renamed: Mapping[str, str], *, loosely: bool) -> tuple[str, ...]:
     """Modules, signal and bit, without what only tells names of one module apart. The memory of a
-    `hdl.kit.table.Table` is called as the table."""
-    parts = [re.sub(r"\$\d+$", "", part).lstrip("_") for part in state.name]
+    `hdl.kit.table.Table` is called as the table. With ``loosely`` without underscores at the begin.
+    """
+    parts = [re.sub(r"\$\d+$", "", part) for part in state.name]
+    if loosely:
+        parts = [part.lstrip("_") for part in parts]
     path = re.sub(r"/entries(\d*)/", r"\1/", "/" + "/".join(parts) + "/")
     for old, new in renamed.items():
         path = path.replace(f"/{old}/", f"/{new}/")
