@@ -1,4 +1,5 @@
-"""cocotb drivers and monitors for `amaranth.lib.stream` ports, and packing of their payloads.
+"""cocotb drivers and monitors for `amaranth.lib.stream` ports, packing of their payloads, and
+tables behind read ports.
 
 The sink and the source check the rules of streams as they go: a stream that withdraws ``valid`` or
 changes a payload before it was taken fails the test.
@@ -339,3 +340,23 @@ class StreamSink(_Port):
                     self._callback(value)
                 else:
                     self._items.append(value)
+
+
+class TableServer:
+    """Answers table reads of ``dut`` one cycle after the address, as a synchronous memory does."""
+
+    def __init__(self, dut, name: str, answer):
+        self._address = getattr(dut, f"{name}__address")
+        self._data = getattr(dut, f"{name}__data")
+        self._answer = answer
+        self._data.value = 0
+        cocotb.start_soon(self._run(dut.clk))
+
+    async def _run(self, clock) -> None:
+        shown = 0
+        edge, address = RisingEdge(clock), self._address
+        while True:
+            await edge
+            found = self._answer(int(address.value))
+            if found != shown:
+                self._data.value = shown = found

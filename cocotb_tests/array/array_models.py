@@ -1,9 +1,6 @@
 """What the tests of the array blocks share: tables behind read ports, and random layouts."""
 
-import cocotb
-from cocotb.triggers import RisingEdge
-
-from cocotb_tests.streams import pack
+from cocotb_tests.streams import TableServer, pack
 from hdl.config import ERA_BITS, Config
 from hdl.flow.geometry import Level, geometry
 from hdl.flow.recovery import ROUNDS
@@ -19,20 +16,7 @@ class Table:
 
     def __init__(self, dut, name: str):
         self.entries: dict[int, int] = {}
-        self._clock = dut.clk
-        self._address = getattr(dut, f"{name}__address")
-        self._data = getattr(dut, f"{name}__data")
-        self._data.value = 0
-        cocotb.start_soon(self._run())
-
-    async def _run(self) -> None:
-        shown = 0
-        edge, address = RisingEdge(self._clock), self._address
-        while True:
-            await edge
-            found = self.entries.get(int(address.value), 0)
-            if found != shown:
-                self._data.value = shown = found
+        TableServer(dut, name, lambda address: self.entries.get(address, 0))
 
 
 def random_recovery(generator, config: Config, *, copies: int) -> dict[str, int]:

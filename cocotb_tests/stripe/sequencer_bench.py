@@ -8,7 +8,15 @@ from typing import Self
 import cocotb
 from cocotb.triggers import RisingEdge
 
-from cocotb_tests.streams import Packing, StreamSink, StreamSource, busy_after, start, wait_until
+from cocotb_tests.streams import (
+    Packing,
+    StreamSink,
+    StreamSource,
+    TableServer,
+    busy_after,
+    start,
+    wait_until,
+)
 from cocotb_tests.stripe.stripe_models import (
     BLOCK,
     Allocator,
@@ -17,7 +25,6 @@ from cocotb_tests.stripe.stripe_models import (
     Lines,
     ParityModel,
     Tables,
-    TableServer,
 )
 from hdl.config import Config
 from hdl.flow.geometry import Rotation

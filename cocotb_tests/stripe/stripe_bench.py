@@ -11,7 +11,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import Out, connect, flipped
 from cocotb.triggers import RisingEdge
 
-from cocotb_tests.streams import StreamSink, StreamSource, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, TableServer, wait_until
 from cocotb_tests.stripe.stripe_extents import split
 from cocotb_tests.stripe.stripe_models import (
     BLOCK,
@@ -21,7 +21,6 @@ from cocotb_tests.stripe.stripe_models import (
     Lines,
     ParityModel,
     Tables,
-    TableServer,
 )
 from hdl.config import Config
 from hdl.flow.extent import extent

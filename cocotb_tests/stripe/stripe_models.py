@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import cocotb
 from cocotb.triggers import Event, RisingEdge
 
-from cocotb_tests.streams import Packing, StreamSink, StreamSource, unpack
+from cocotb_tests.streams import Packing, StreamSink, StreamSource, TableServer, unpack
 from hdl.config import DATA_OFFSET_BLOCKS, PIECES, Config
 from hdl.flow.geometry import Rotation, geometry
 from hdl.flow.intention import intention
@@ -168,26 +168,6 @@ class ArrayModel:
         erased = {self.exponent(role, shift=shift): role for role in lost}
         found = solve(weighed, parities, list(erased))
         return None if found is None else {erased[x]: block for x, block in found.items()}
-
-
-class TableServer:
-    """Answers table reads of ``dut`` one cycle after the address, as a synchronous memory does."""
-
-    def __init__(self, dut, name: str, answer):
-        self._address = getattr(dut, f"{name}__address")
-        self._data = getattr(dut, f"{name}__data")
-        self._answer = answer
-        self._data.value = 0
-        cocotb.start_soon(self._run(dut.clk))
-
-    async def _run(self, clock) -> None:
-        shown = 0
-        edge, address = RisingEdge(clock), self._address
-        while True:
-            await edge
-            found = self._answer(int(address.value))
-            if found != shown:
-                self._data.value = shown = found
 
 
 class Tables:

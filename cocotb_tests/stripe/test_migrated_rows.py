@@ -10,7 +10,7 @@ import pytest
 from amaranth.hdl import Signal
 from cocotb.triggers import Event
 
-from cocotb_tests.streams import Packing, start
+from cocotb_tests.streams import Packing, TableServer, start
 from cocotb_tests.stripe.row_runs import must_catch, run_rows
 from cocotb_tests.stripe.sequencer_bench import (
     ARRAYS,
@@ -20,7 +20,7 @@ from cocotb_tests.stripe.sequencer_bench import (
     random_rows,
     some_rows,
 )
-from cocotb_tests.stripe.stripe_models import BLOCK, ArrayModel, TableServer
+from cocotb_tests.stripe.stripe_models import BLOCK, ArrayModel
 from cocotb_tests.stripe.walk_bench import WalkBench
 from hdl.flow.host_command import Status
 from hdl.flow.table_read import migration

@@ -8,7 +8,7 @@ import pytest
 from cocotb.triggers import RisingEdge
 
 from cocotb_tests.runner import SimulationError
-from cocotb_tests.streams import CLOCK_PERIOD_NS, start
+from cocotb_tests.streams import CLOCK_PERIOD_NS, TableServer, start
 from cocotb_tests.stripe.row_runs import KeepsLines, must_catch, run_rows
 from cocotb_tests.stripe.sequencer_bench import (
     ARRAYS,
@@ -18,7 +18,7 @@ from cocotb_tests.stripe.sequencer_bench import (
     random_rows,
     some_rows,
 )
-from cocotb_tests.stripe.stripe_models import BLOCK, TableServer
+from cocotb_tests.stripe.stripe_models import BLOCK
 from hdl.config import PIECES
 from hdl.flow.host_command import Status
 from hdl.flow.operation import Opcode

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 
 from cocotb.triggers import ClockCycles, RisingEdge
 
-from cocotb_tests.streams import StreamSink, wait_until
+from cocotb_tests.streams import StreamSink, TableServer, wait_until
 from cocotb_tests.stripe.sequencer_bench import ARRAY, PATIENCE, Bench, Row
-from cocotb_tests.stripe.stripe_models import BLOCK, TableServer
+from cocotb_tests.stripe.stripe_models import BLOCK
 from hdl.config import ERA_BITS, MAX_DRIVES
 from hdl.flow.geometry import Rotation
 from hdl.flow.recovery import tried_bits
