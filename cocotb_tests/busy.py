@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 import cocotb
 from cocotb.triggers import RisingEdge
 
+from cocotb_tests.streams import sample
+
 
 class BusyWatch:
     """Nothing begins at a block's outputs that was not announced by ``busy``.
@@ -56,29 +58,29 @@ class BusyWatch:
         others, offered = self._others(), [0] * len(self._sources)
         while True:
             await RisingEdge(dut.clk)
-            if int(dut.rst.value):
+            if sample(dut.rst):
                 before, caused = [1] * len(self._sinks), True
                 continue
-            now, offers = self._others(), [int(valid.value) for valid, _ in self._sources]
+            now, offers = self._others(), [sample(valid) for valid, _ in self._sources]
             new_offer = any(
                 new and not old for new, old in zip(offers, offered, strict=True)
             )
             entered = any(
-                new and int(ready.value)
+                new and sample(ready)
                 for (_, ready), new in zip(self._sources, offers, strict=True)
             )
             changed, others, offered = now != others or new_offer, now, offers
-            valids = [int(valid.value) for _, valid, _ in self._sinks]
+            valids = [sample(valid) for _, valid, _ in self._sinks]
             for (name, _, _), old, new in zip(self._sinks, before, valids, strict=True):
                 if new and not old and not (caused or changed):
                     assert busy, f"{name} is offered although the block was not busy"
                     self.announced += 1
             taken = any(
-                new and int(ready.value)
+                new and sample(ready)
                 for (_, _, ready), new in zip(self._sinks, valids, strict=True)
             )
             before, caused = valids, entered or taken or changed
-            busy = int(dut.busy.value)
+            busy = sample(dut.busy)
             self.worked += busy
             self.rested += 1 - busy
 

@@ -9,6 +9,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import cocotb
@@ -21,6 +22,18 @@ CLOCK_PERIOD_NS = 4
 """250 MHz."""
 
 RESET_CYCLES = 4
+
+SINK_IDLE_CYCLES = 8
+"""Cycles without an offer after which a sink leaves its ``ready`` alone until the next one."""
+
+
+def sample(handle) -> int:
+    """The value of a signal, of one bit or many.
+
+    ``int(handle.value)`` takes ten times longer: it makes an array of four-valued bits on the way.
+    The simulator knows two values only.
+    """
+    return int(handle._handle.get_signal_val_binstr(), 2)
 
 
 class Fields(dict):
@@ -48,29 +61,53 @@ def unpack(layout, value: int) -> Any:
     Fields without a bit, which a configuration leaves out, are not there. Bits that are no member
     of their enumeration are returned as an integer.
     """
-    if isinstance(layout, type) and issubclass(layout, Enum):
-        width = Shape.cast(layout).width
-        bits = value & ((1 << width) - 1)
-        try:
-            return layout(bits)
-        except ValueError:
-            return bits
-    inner = _layout(layout)
+    return _unpacker(layout)(value)
+
+
+_UNPACKERS: dict[int, tuple[Any, Callable[[int], Any]]] = {}
+"""By the identity of a shape: the shape, so that no other takes its identity, and its unpacker."""
+
+
+def _unpacker(shape) -> Callable[[int], Any]:
+    """A function that unpacks the lowest bits of an integer.
+
+    It is made once for a shape. To look at a layout takes much longer than to unpack it.
+    """
+    found = _UNPACKERS.get(id(shape))
+    if found is None:
+        found = _UNPACKERS[id(shape)] = shape, _make_unpacker(shape)
+    return found[1]
+
+
+def _make_unpacker(shape) -> Callable[[int], Any]:
+    mask = (1 << Shape.cast(shape).width) - 1
+    if isinstance(shape, type) and issubclass(shape, Enum):
+        return partial(_member, shape, mask, {})
+    inner = _layout(shape)
     if inner is None:
-        shape = Shape.cast(layout)
-        value &= (1 << shape.width) - 1
-        if shape.signed and value >> (shape.width - 1):
-            value -= 1 << shape.width
-        return value
+        sign = (mask + 1) >> 1 if Shape.cast(shape).signed else 0
+        return lambda value: ((value & mask) ^ sign) - sign
+    parts = [
+        (key, field.offset, _unpacker(field.shape))
+        for key, field in inner
+        if Shape.cast(field.shape).width or isinstance(inner, data.ArrayLayout)
+    ]
     if isinstance(inner, data.ArrayLayout):
-        return [unpack(field.shape, value >> field.offset) for _, field in inner]
-    return Fields(
-        {
-            str(key): unpack(field.shape, value >> field.offset)
-            for key, field in inner
-            if Shape.cast(field.shape).width
-        }
-    )
+        return lambda value: [part(value >> offset) for _, offset, part in parts]
+    named = [(str(key), offset, part) for key, offset, part in parts]
+    return lambda value: Fields({name: part(value >> offset) for name, offset, part in named})
+
+
+def _member(shape, mask: int, known: dict[int, Any], value: int) -> Any:
+    value &= mask
+    found = known.get(value)
+    if found is None:
+        try:
+            found = shape(value)
+        except ValueError:
+            found = value
+        known[value] = found
+    return found
 
 
 def _layout(shape) -> data.Layout | None:
@@ -146,11 +183,11 @@ async def busy_after(dut, name: str) -> None:
     taken = False
     while True:
         await RisingEdge(dut.clk)
-        if int(dut.rst.value):
+        if sample(dut.rst):
             taken = False
             continue
-        assert not taken or int(dut.busy.value), f"not busy after it has taken {name}"
-        taken = bool(int(valid.value) and int(ready.value))
+        assert not taken or sample(dut.busy), f"not busy after it has taken {name}"
+        taken = bool(sample(valid) and sample(ready))
 
 
 class _Port:
@@ -159,8 +196,8 @@ class _Port:
     def __init__(self, dut, name: str, *, layout, active: float, seed: int | str | None):
         self.name = name
         self.layout = layout
-        self.active = active
-        self.paused = False
+        self._active = active
+        self._paused = False
         self._clock = dut.clk
         self._reset = getattr(dut, "rst", None)
         self._random = random.Random(f"{cocotb.RANDOM_SEED if seed is None else seed}/{name}")
@@ -168,11 +205,34 @@ class _Port:
         self._payload = getattr(dut, f"{name}__payload", None)
         self._ready = getattr(dut, f"{name}__ready")
 
+    @property
+    def active(self) -> float:
+        """Chance of moving in a cycle. It may be changed at any time."""
+        return self._active
+
+    @active.setter
+    def active(self, chance: float) -> None:
+        self._active = chance
+        self._changed()
+
+    @property
+    def paused(self) -> bool:
+        """Whether the port begins nothing new. It may be changed at any time."""
+        return self._paused
+
+    @paused.setter
+    def paused(self, paused: bool) -> None:
+        self._paused = paused
+        self._changed()
+
+    def _changed(self) -> None:
+        """``active`` or ``paused`` has been set."""
+
     def _moves(self) -> bool:
-        return not self.paused and (self.active >= 1.0 or self._random.random() < self.active)
+        return not self._paused and (self._active >= 1.0 or self._random.random() < self._active)
 
     def _in_reset(self) -> bool:
-        return self._reset is not None and bool(int(self._reset.value))
+        return self._reset is not None and bool(sample(self._reset))
 
 
 class StreamSource(_Port):
@@ -248,7 +308,7 @@ class StreamSource(_Port):
                 self._valid.value = 1
                 self._offering = True
             await RisingEdge(self._clock)
-            if self._offering and int(self._ready.value) and not self._in_reset():
+            if self._offering and sample(self._ready) and not self._in_reset():
                 self._offering = False
                 self.sent += 1
                 self._valid.value = 0
@@ -256,6 +316,9 @@ class StreamSource(_Port):
 
 class StreamSink(_Port):
     """Takes from stream output ``name`` of ``dut``; starts by itself.
+
+    While nothing is offered ``ready`` changes for `SINK_IDLE_CYCLES` and then stays as it is, so
+    that a stream at rest costs the simulation nothing.
 
     Parameters
     ----------
@@ -279,11 +342,17 @@ class StreamSink(_Port):
     ):
         super().__init__(dut, name, layout=layout, active=active, seed=seed)
         self.received = 0
+        self._resting = False
         self._callback = callback
         self._items: deque[Any] = deque()
-        self._arrived = Event()
         self._ready.value = 0
-        cocotb.start_soon(self._run())
+        self._task = cocotb.start_soon(self._run())
+
+    def _changed(self) -> None:
+        if self._resting:
+            self._resting = False
+            self._task.cancel()
+            self._task = cocotb.start_soon(self._run())
 
     def __len__(self) -> int:
         return len(self._items)
@@ -291,7 +360,7 @@ class StreamSink(_Port):
     @property
     def idle(self) -> bool:
         """Whether nothing taken waits for `receive`, and nothing is offered."""
-        return not self._items and not int(self._valid.value)
+        return not self._items and not sample(self._valid)
 
     def receive_now(self) -> Any:
         """The oldest payload not yet received; there must be one."""
@@ -313,6 +382,7 @@ class StreamSink(_Port):
         refused: int | None = None
         shown: bool | None = None
         clock, offered = RisingEdge(self._clock), self._valid
+        begins, idle = RisingEdge(offered), 0
         while True:
             ready = self._moves()
             # Most cycles of most streams have nothing new: what costs time is left out.
@@ -320,13 +390,20 @@ class StreamSink(_Port):
                 shown = ready
                 self._ready.value = int(ready)
             await clock
-            valid = int(offered.value)
+            valid = sample(offered)
             if not valid and refused is None:
+                idle += 1
+                if idle == SINK_IDLE_CYCLES:
+                    self._resting = True
+                    await begins
+                    self._resting = False
+                    idle = 0
                 continue
+            idle = 0
             if self._in_reset():
                 refused = None
                 continue
-            payload = int(self._payload.value) if self._payload is not None and valid else 0
+            payload = sample(self._payload) if self._payload is not None and valid else 0
             if refused is not None:
                 assert valid, f"{self.name}: valid withdrawn before ready"
                 assert payload == refused, (
@@ -357,6 +434,6 @@ class TableServer:
         edge, address = RisingEdge(clock), self._address
         while True:
             await edge
-            found = self._answer(int(address.value))
+            found = self._answer(sample(address))
             if found != shown:
                 self._data.value = shown = found

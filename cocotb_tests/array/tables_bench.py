@@ -7,7 +7,7 @@ from cocotb.triggers import FallingEdge, RisingEdge
 
 from cocotb_tests.array.tables_model import Model
 from cocotb_tests.runner import simulate
-from cocotb_tests.streams import StreamSink, StreamSource, unpack
+from cocotb_tests.streams import StreamSink, StreamSource, sample, unpack
 from hdl.array.tables.migrations import MIGRATION_READERS
 from hdl.array.tables.tables import ArrayTables
 from hdl.config import MAX_DRIVES, Config, small
@@ -59,12 +59,12 @@ class Bench:
 
     def _flush(self, ports: int) -> None:
         assert ports == self.model.flushes.pop(0), f"{ports:#b} are flushed"
-        self.flushed.send(ports & ~self.model.refusing & ~int(self.dut.drives__failed.value))
+        self.flushed.send(ports & ~self.model.refusing & ~sample(self.dut.drives__failed))
 
     def _rewind(self, array: int) -> None:
         """Before there is anything stale, or a migration, and only once."""
         self.rewound.append(array)
-        self.stale_before = int(self.dut.drives__stale.value)
+        self.stale_before = sample(self.dut.drives__stale)
 
     def plug(self, port: int, capacity: int | None) -> None:
         """A drive of ``capacity`` blocks comes, or (None) it goes."""
@@ -124,7 +124,7 @@ class Bench:
             getattr(self.dut, f"{port}__address").value = address
         await RisingEdge(self.dut.clk)
         await FallingEdge(self.dut.clk)
-        return [unpack(shape, int(getattr(self.dut, f"{port}__data").value)) for port in ports]
+        return [unpack(shape, sample(getattr(self.dut, f"{port}__data"))) for port in ports]
 
     async def compare(self) -> None:
         """Every table and the health of every port equal the model."""
@@ -166,9 +166,9 @@ class Bench:
             owner += [n for n, moved in model.migrations.items() if port == moved[1]]
             assert entry.used == len(owner)
             assert not owner or entry.array == owner[0]
-        assert int(self.dut.drives__failed.value) == model.failed
+        assert sample(self.dut.drives__failed) == model.failed
         if config.background:
-            assert int(self.dut.drives__stale.value) == model.stale
+            assert sample(self.dut.drives__stale) == model.stale
             for number in range(config.arrays):
                 entries = await self.look(
                     "migration_read", migration(config), number, MIGRATION_READERS

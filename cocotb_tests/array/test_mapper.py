@@ -10,7 +10,7 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.array.array_models import Table, pack_geometry, pack_volume, random_recovery
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, sample, start, wait_until
 from hdl.array.mapping.mapper import Mapper
 from hdl.array.mapping.strip import NextStrip
 from hdl.config import BLOCK_NUMBER_BITS, Config, small
@@ -142,8 +142,8 @@ class Bench:
         )
         for _ in range(4):
             await RisingEdge(self.dut.clk)
-        assert int(self.dut.busy.value) == 0, "busy at rest"
-        assert not int(self.dut.extent__valid.value), "an extent is left over"
+        assert sample(self.dut.busy) == 0, "busy at rest"
+        assert not sample(self.dut.extent__valid), "an extent is left over"
 
 
 @cocotb.test(timeout_time=20, timeout_unit="ms")
@@ -174,7 +174,7 @@ async def keeps_its_rate(dut):
         pieces = layout.extents(0, count, write=False)
         bench.expected = [{"row": piece.row} for piece in pieces]
         bench.commands.send(opcode=HostOpcode.READ, volume=0, block=0, blocks=count - 1)
-        await wait_until(dut, lambda: int(dut.command__valid.value), cycles=10, what="command")
+        await wait_until(dut, lambda: sample(dut.command__valid), cycles=10, what="command")
         before = bench.extents.received
         taken = await wait_until(
             dut, lambda seen=before: bench.extents.received > seen, cycles=100, what="extent"

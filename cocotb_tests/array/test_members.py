@@ -9,7 +9,7 @@ from cocotb.triggers import FallingEdge, RisingEdge
 
 from cocotb_tests.array.tables_bench import CONFIGS, Bench, run_tables, this_config
 from cocotb_tests.runner import SimulationError
-from cocotb_tests.streams import start
+from cocotb_tests.streams import sample, start
 from hdl.array.tables.identities import Identities
 from hdl.config import DATA_OFFSET_BLOCKS
 from hdl.flow.geometry import Level
@@ -42,8 +42,8 @@ async def replaces_members(dut):
             dut.member_read__0__address.value = 1
             await RisingEdge(dut.clk)
             await FallingEdge(dut.clk)
-            port = int(dut.member_read__0__data.value)
-            failed, stale = int(dut.drives__failed.value), int(dut.drives__stale.value)
+            port = sample(dut.member_read__0__data)
+            failed, stale = sample(dut.drives__failed), sample(dut.drives__stale)
             assert (failed | stale) >> port & 1, "a good member"
 
     watching = cocotb.start_soon(watch())

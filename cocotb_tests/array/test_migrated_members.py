@@ -7,7 +7,7 @@ import pytest
 from cocotb.triggers import FallingEdge, RisingEdge
 
 from cocotb_tests.array.tables_bench import CONFIGS, Bench, run_tables, this_config
-from cocotb_tests.streams import start, unpack
+from cocotb_tests.streams import sample, start, unpack
 from hdl.flow.geometry import Level
 from hdl.flow.manage import ManageOpcode, ManageStatus, MigrationEnd
 from hdl.flow.table_read import migration
@@ -50,8 +50,8 @@ async def migrates_members(dut):
             while True:
                 await RisingEdge(dut.clk)
                 await FallingEdge(dut.clk)
-                entry = unpack(migration(config), int(dut.migration_read__0__data.value))
-                seen.add((int(dut.member_read__0__data.value), entry.valid))
+                entry = unpack(migration(config), sample(dut.migration_read__0__data))
+                seen.add((sample(dut.member_read__0__data), entry.valid))
 
         watching = cocotb.start_soon(watch())
         answered = await bench.change(ManageOpcode.END_COPY, array=0, complete=complete)

@@ -9,7 +9,7 @@ from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
 
 from cocotb_tests.array.array_models import Table
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSource, pack, start
+from cocotb_tests.streams import StreamSource, pack, sample, start
 from hdl.array.references import References
 from hdl.config import Config, small
 from hdl.flow.reference import command_begin, reference, row_begin
@@ -184,7 +184,7 @@ async def waits_for_all_that_was_inside(dut):
             asked.follow(left, came)
             held += bool(asked.due)
         await RisingEdge(dut.clk)
-        if int(dut.quiesce__valid.value) and int(dut.quiesce__ready.value):
+        if sample(dut.quiesce__valid) and sample(dut.quiesce__ready):
             assert asked, "an answer that nobody asked for"
             assert not asked.due and not asked.leftovers, f"{asked.fields}: too early"
             asked = None

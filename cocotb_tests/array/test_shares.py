@@ -11,7 +11,7 @@ from cocotb.triggers import RisingEdge
 
 from campaign.sizes import SIZES
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, pack, sample, start, wait_until
 from hdl.array.shares.command_shares import CommandShares
 from hdl.array.shares.shares import Shares
 from hdl.array.shares.turnstile import Turnstile
@@ -75,7 +75,7 @@ class Bench:
         dut = self.dut
         while True:
             await RisingEdge(dut.clk)
-            array = int(dut.volume_read__address.value) % 4
+            array = sample(dut.volume_read__address) % 4
             dut.volume_read__data.value = pack(
                 volume(CONFIG),
                 valid=int(array in self.exists - self.gone),
@@ -150,11 +150,11 @@ async def shares_out(dut):
             bench.send(bench.random.choice((0, 0, 1, 2)))
         for _ in range(bench.random.randrange(20)):
             await RisingEdge(dut.clk)
-            busy += int(dut.busy.value)
+            busy += sample(dut.busy)
     assert busy > COMMANDS, "busy while commands pass"
     await wait_until(dut, bench.rests, cycles=100_000, what="the end")
-    await wait_until(dut, lambda: not int(dut.busy.value), cycles=100, what="rest")
-    assert not int(dut.waiting.value)
+    await wait_until(dut, lambda: not sample(dut.busy), cycles=100, what="rest")
+    assert not sample(dut.waiting)
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
@@ -168,7 +168,7 @@ async def hangs(dut):
         await RisingEdge(dut.clk)
         for _ in range(20):
             await RisingEdge(dut.clk)
-    assert int(dut.waiting.value) == 1
+    assert sample(dut.waiting) == 1
     most = 0
     for _ in range(200):
         while len(bench.slots) < 4:
@@ -200,9 +200,9 @@ async def volume_goes(dut):
     for _ in range(20):
         bench.send(1)
     await wait_until(dut, bench.rests, cycles=100_000, what="the end")
-    await wait_until(dut, lambda: not int(dut.busy.value), cycles=100, what="rest")
+    await wait_until(dut, lambda: not sample(dut.busy), cycles=100, what="rest")
     assert not bench.retries, "a command passes twice"
-    assert not int(dut.waiting.value)
+    assert not sample(dut.waiting)
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
@@ -269,11 +269,11 @@ class Rows:
             await RisingEdge(dut.clk)
             slot = None
             woken = False
-            if int(dut.woken__valid.value):
-                slot, woken = int(dut.woken__payload.value), True
+            if sample(dut.woken__valid):
+                slot, woken = sample(dut.woken__payload), True
                 array, _ = self.rows[slot]
                 assert slot == self.waiting[array][0], "rows of an array out of order"
-            elif self.launched and not int(dut.calls.value):
+            elif self.launched and not sample(dut.calls):
                 slot = self.launched.popleft()
             if slot is None:
                 continue
@@ -304,11 +304,11 @@ class Rows:
         dut.ask.value = 1
         while True:
             await RisingEdge(dut.clk)
-            assert int(dut.busy.value), "not busy while it is asked"
-            if int(dut.granted.value) or int(dut.refused.value):
+            assert sample(dut.busy), "not busy while it is asked"
+            if sample(dut.granted) or sample(dut.refused):
                 break
         dut.ask.value = 0
-        return bool(int(dut.granted.value))
+        return bool(sample(dut.granted))
 
     async def end(self, slot: int) -> None:
         """The row has ended, and that has been counted."""
@@ -357,7 +357,7 @@ async def rows_share(dut):
     assert bench.done[1] > 100 and bench.done[2] > 100
     bench.hung.clear()
     await wait_until(dut, lambda: not bench.rows, cycles=50_000, what="the end")
-    await wait_until(dut, lambda: not int(dut.busy.value), cycles=100, what="rest")
+    await wait_until(dut, lambda: not sample(dut.busy), cycles=100, what="rest")
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
@@ -384,15 +384,15 @@ async def ends_between(dut):
         # had nothing, so that nobody else is called.
         await bench.end(granted[0].pop())
         dut.woken__ready.value = 1
-        await wait_until(dut, lambda: int(dut.woken__valid.value), cycles=50, what="a row")
-        called = int(dut.woken__payload.value)
+        await wait_until(dut, lambda: sample(dut.woken__valid), cycles=50, what="a row")
+        called = sample(dut.woken__payload)
         assert called == waiting[0].popleft(), "rows of an array out of order"
         dut.woken__ready.value = 0
         await bench.end(nothing.pop())
         assert await bench.ask(called, 0, CONFIG.ports), "it was called, and does not fit"
         granted[0].append(called)
     await RisingEdge(dut.clk)
-    assert int(dut.waiting.value) == 2, "whose queue is empty"
+    assert sample(dut.waiting) == 2, "whose queue is empty"
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
@@ -409,8 +409,8 @@ async def changes_its_mind(dut):
 
     async def call() -> int:
         dut.woken__ready.value = 1
-        await wait_until(dut, lambda: int(dut.woken__valid.value), cycles=50, what="a row")
-        called = int(dut.woken__payload.value)
+        await wait_until(dut, lambda: sample(dut.woken__valid), cycles=50, what="a row")
+        called = sample(dut.woken__payload)
         dut.woken__ready.value = 0
         return called
 
@@ -419,17 +419,17 @@ async def changes_its_mind(dut):
     assert not await bench.ask(waiting[0], 0, CONFIG.ports), "more than its share"
     for _ in range(30):
         await RisingEdge(dut.clk)
-        assert not int(dut.calls.value), "called once more before anybody has ended"
+        assert not sample(dut.calls), "called once more before anybody has ended"
     # From here on the first one waits for four.
     for count in range(3):
         await bench.end(granted.pop())
         dut.woken__ready.value = 1
         for _ in range(30):
             await RisingEdge(dut.clk)
-            assert int(dut.woken__valid.value) == 0 or count == 2, "called, and cannot have it"
-            if int(dut.woken__valid.value):
+            assert sample(dut.woken__valid) == 0 or count == 2, "called, and cannot have it"
+            if sample(dut.woken__valid):
                 break
-    assert int(dut.woken__payload.value) == waiting[0]
+    assert sample(dut.woken__payload) == waiting[0]
     dut.woken__ready.value = 0
     assert await bench.ask(waiting.popleft(), 0, 0), "nothing is always granted"
     assert await call() == waiting[0]
@@ -465,7 +465,7 @@ async def mends_some(dut):
         for _ in range(60):
             await RisingEdge(dut.clk)
         assert len(taken) == min(20, 8 + ended)
-        assert not int(dut.busy.value)
+        assert not sample(dut.busy)
         dut.ended.value = 1
         await RisingEdge(dut.clk)
         dut.ended.value = 0

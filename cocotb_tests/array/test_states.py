@@ -10,7 +10,7 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.array.array_models import Table, pack_geometry
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import pack, start, unpack, wait_until
+from cocotb_tests.streams import pack, sample, start, unpack, wait_until
 from hdl.array.states import ArrayStates
 from hdl.config import MAX_DRIVES, Config, small
 from hdl.flow.array_state import ArrayState, array_verdict
@@ -101,11 +101,11 @@ class Bench:
     async def _watch(self) -> None:
         while True:
             await RisingEdge(self.dut.clk)
-            self.news += int(self.dut.verdicts__news.value)
-            if int(self.dut.verdicts__judged.value):
-                seen = unpack(array_verdict(self.config), int(self.dut.verdicts__verdict.value))
+            self.news += sample(self.dut.verdicts__news)
+            if sample(self.dut.verdicts__judged):
+                seen = unpack(array_verdict(self.config), sample(self.dut.verdicts__verdict))
                 self.judged[seen.array] = seen
-                self.decided[seen.array] = int(self.dut.yields.value), int(self.dut.keeps.value)
+                self.decided[seen.array] = sample(self.dut.yields), sample(self.dut.keeps)
 
     def create(self, array: int, layout: Layout, ports: list[int]) -> None:
         self.arrays[array] = layout, ports
@@ -135,9 +135,9 @@ class Bench:
         dut.changed.value = 0
         await RisingEdge(dut.clk)
         settled = dut.verdicts__settled
-        await wait_until(dut, lambda: int(settled.value), cycles=CYCLES, what="states")
-        assert int(dut.busy.value) == 0
-        states, valid = int(dut.verdicts__states.value), int(dut.verdicts__valid.value)
+        await wait_until(dut, lambda: sample(settled), cycles=CYCLES, what="states")
+        assert sample(dut.busy) == 0
+        states, valid = sample(dut.verdicts__states), sample(dut.verdicts__valid)
         essential: set[int] = set()
         for array in range(self.config.arrays):
             assert valid >> array & 1 == (array in self.arrays)
@@ -167,7 +167,7 @@ class Bench:
                 yielded |= suspect & 1 << moved[1]
             where = f"{where} suspect {sorted(doubted)} migration {moved}"
             assert self.decided[array] == (yielded & ~kept, kept), where
-            known = int(self.dut.drives__kept.value)
+            known = sample(self.dut.drives__kept)
             assert seen.loses == bool(kept & ~known), where
             assert seen.redundant == bool(layout.parities or layout.copies > 1), where
             bad = {*gone, *behind}
@@ -178,7 +178,7 @@ class Bench:
                     essential |= {ports[position] for position in group - bad}
                     if moved and moved[0] in group & {*gone} and not failed >> moved[1] & 1:
                         essential.add(moved[1])
-        said = int(dut.essential.value)
+        said = sample(dut.essential)
         assert said == sum(1 << port for port in essential), f"{said:#x} {sorted(essential)}"
 
 
@@ -205,7 +205,7 @@ async def judges_like_the_reference(dut):
         stale = sum(1 << port for port in behind)
         await bench.judge(sum(1 << port for port in bad) & ~stale, stale)
         for array in bench.arrays:
-            seen[ArrayState(int(dut.verdicts__states.value) >> 2 * array & 3)] += 1
+            seen[ArrayState(sample(dut.verdicts__states) >> 2 * array & 3)] += 1
     dut._log.info("seen: %s", {state.name: count for state, count in seen.items()})
     assert all(seen.values())
 

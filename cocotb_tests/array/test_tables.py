@@ -10,7 +10,7 @@ from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.array.tables_bench import CHANGE_CYCLES, CONFIGS, Bench, run_tables, this_config
 from cocotb_tests.runner import SimulationError
-from cocotb_tests.streams import start
+from cocotb_tests.streams import sample, start
 from hdl.array.tables.tables import ArrayTables
 from hdl.config import DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
 from hdl.flow.geometry import Level, geometry
@@ -167,7 +167,7 @@ async def holds_what_the_model_holds(dut):
         await RisingEdge(dut.clk)
         if step % 20 == 0 or step == CHANGES - 1:
             await bench.compare()
-    assert int(dut.busy.value) == 0, "busy at rest"
+    assert sample(dut.busy) == 0, "busy at rest"
     dut._log.info("answers: %s", {status.name: count for status, count in bench.seen.items()})
 
 
@@ -189,7 +189,7 @@ async def remembers_lost_drives(dut):
         count = 0
         for _ in range(6):
             await RisingEdge(dut.clk)
-            count += int(dut.drives__changed.value)
+            count += sample(dut.drives__changed)
         return count
 
     assert await pulses(lambda: bench.plug(1, None)) == 1
@@ -252,9 +252,9 @@ async def nobody_trusts_a_drive_that_appears_late(dut):
         answer = await changing
         assert answer.status in (ManageStatus.DONE, ManageStatus.NO_SPACE), answer
         if answer.status == ManageStatus.DONE:
-            failed = int(dut.drives__failed.value)
+            failed = sample(dut.drives__failed)
             assert failed >> 4 & 1, f"a stranger is trusted after {delay} cycles"
-            assert int(dut.drives__used.value) == 0b11111
+            assert sample(dut.drives__used) == 0b11111
             late += 1
             if config.intent_chunks:
                 bench.requests.send(opcode=ManageOpcode.RE_ADD, array=0, position=4)
@@ -296,7 +296,7 @@ async def nobody_gets_what_is_referred_to(dut):
             assert not entry.valid
 
     async def used(ports: int) -> None:
-        assert int(dut.drives__used.value) == ports
+        assert sample(dut.drives__used) == ports
         for entry in await bench.look("geometry_read", geometry(config), 0, 2):
             assert entry.valid
 
@@ -308,15 +308,15 @@ async def nobody_gets_what_is_referred_to(dut):
             assert await bench.change(ManageOpcode.COPY, **migrating) == ManageStatus.DONE
             end = {"array": 0, "complete": complete}
             await held(ManageOpcode.END_COPY, lambda: used(0b0111), **end)
-            assert int(dut.drives__used.value) == members
+            assert sample(dut.drives__used) == members
         bench.plug(2, None)
         replace = {"array": 0, "position": 1, "port": 3}
         await held(ManageOpcode.REPLACE, lambda: used(0b1101), **replace)
-        assert int(dut.drives__used.value) == 0b1001
+        assert sample(dut.drives__used) == 0b1001
 
         # The same drive is had again: it has failed until nobody knows it as it was.
         async def failed() -> None:
-            failed, stale = int(dut.drives__failed.value), int(dut.drives__stale.value)
+            failed, stale = sample(dut.drives__failed), sample(dut.drives__stale)
             assert failed & 0b1000 and not stale & 0b1000
 
         bench.plug(3, None)
@@ -324,9 +324,9 @@ async def nobody_gets_what_is_referred_to(dut):
         bench.plug(3, 100_000)
         await RisingEdge(dut.clk)
         await held(ManageOpcode.REPLACE, failed, **replace)
-    members = int(dut.drives__used.value)
+    members = sample(dut.drives__used)
     await held(ManageOpcode.DELETE_ARRAY, lambda: used(members), array=0)
-    assert int(dut.drives__used.value) == 0
+    assert sample(dut.drives__used) == 0
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
@@ -351,13 +351,13 @@ async def drives_are_flushed_before_they_are_trusted(dut):
         settling = cocotb.start_soon(bench.change(ManageOpcode.SETTLE, array=0))
         for _ in range(200):
             await RisingEdge(dut.clk)
-        assert int(dut.drives__stale.value) == 0b0100
+        assert sample(dut.drives__stale) == 0b0100
         assert not settling.done(), "trusted without a flush"
         bench.flushed.paused = False
         assert await settling == ManageStatus.DONE
         await RisingEdge(dut.clk)
-        assert int(dut.drives__stale.value) == 0
-        assert int(dut.drives__failed.value) & 0b0101 == refusing
+        assert sample(dut.drives__stale) == 0
+        assert sample(dut.drives__failed) & 0b0101 == refusing
         await bench.compare()
         assert await bench.change(ManageOpcode.DELETE_ARRAY, array=0) == ManageStatus.DONE
 

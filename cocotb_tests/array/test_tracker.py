@@ -9,7 +9,7 @@ import pytest
 from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import Fields, StreamSink, StreamSource, start, wait_until
+from cocotb_tests.streams import Fields, StreamSink, StreamSource, sample, start, wait_until
 from hdl.array.tracker import FLUSH_ROUNDS, Tracker
 from hdl.config import ERA_BITS, Config, small
 from hdl.flow.extent import expected
@@ -102,10 +102,10 @@ class Bench:
         }
         while True:
             await RisingEdge(self.dut.clk)
-            if int(self.dut.rst.value):
+            if sample(self.dut.rst):
                 continue
             for name, (valid, ready) in handshakes.items():
-                if int(valid.value) and int(ready.value):
+                if sample(valid) and sample(ready):
                     getattr(self, f"_on_{name}")(self.queued[name].pop(0))
 
     def _on_host_command(self, event: Fields) -> None:
@@ -306,9 +306,9 @@ class Bench:
         )
         for _ in range(4):
             await RisingEdge(self.dut.clk)
-        assert int(self.dut.busy.value) == 0, "busy at rest"
+        assert sample(self.dut.busy) == 0, "busy at rest"
         for name in ("command", "completion", "free"):
-            assert not int(getattr(self.dut, f"{name}__valid").value), f"{name} left over"
+            assert not sample(getattr(self.dut, f"{name}__valid")), f"{name} left over"
 
 
 @cocotb.test(timeout_time=20, timeout_unit="ms")

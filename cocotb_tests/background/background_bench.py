@@ -9,7 +9,7 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 from cocotb.triggers import FallingEdge, RisingEdge
 
-from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, pack, sample, start, wait_until
 from hdl.array.tables.tables import ArrayTables
 from hdl.background.background import Background
 from hdl.background.jobs import JobState
@@ -198,7 +198,7 @@ class Bench:
             self.cycle += 1
             dut.now.value = self.cycle
             self.cycles_out += bool(self.out)
-            self.news += int(dut.arrays__news.value)
+            self.news += sample(dut.arrays__news)
             if not self.out or self.paused or not self.ends.idle:
                 continue
             if self.random.random() < self.late:
@@ -284,8 +284,8 @@ class Bench:
         quiet = 0
         for _ in range(cycles):
             await RisingEdge(self.dut.clk)
-            engine = self.out or not self.ends.idle or int(self.dut.walk__valid.value)
-            quiet = 0 if int(self.dut.busy.value) or engine else quiet + 1
+            engine = self.out or not self.ends.idle or sample(self.dut.walk__valid)
+            quiet = 0 if sample(self.dut.busy) or engine else quiet + 1
             if quiet == 8:
                 return
         raise AssertionError("no rest")
@@ -300,7 +300,7 @@ class Bench:
             for _ in range(3):
                 await RisingEdge(dut.clk)
             await FallingEdge(dut.clk)
-            found.append(int(dut.report__read__data.value))
+            found.append(sample(dut.report__read__data))
         return found
 
     async def job(self, array: int) -> dict:
@@ -323,14 +323,14 @@ class Bench:
         }
 
     def state(self, array: int) -> ArrayState:
-        return ArrayState(int(self.dut.arrays__states.value) >> 2 * array & 3)
+        return ArrayState(sample(self.dut.arrays__states) >> 2 * array & 3)
 
     async def boundary(self, array: int) -> int:
         self.dut.boundary_read__address.value = array
         for _ in range(2):
             await RisingEdge(self.dut.clk)
         await FallingEdge(self.dut.clk)
-        return int(self.dut.boundary_read__data.value)
+        return sample(self.dut.boundary_read__data)
 
     async def until(self, condition, what: str, *, cycles: int = 20_000) -> None:
         await wait_until(self.dut, condition, cycles=cycles, what=what)

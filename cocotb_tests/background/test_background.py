@@ -11,7 +11,7 @@ from cocotb.triggers import ClockCycles, FallingEdge
 
 from cocotb_tests.background.background_bench import CAPACITY, CONFIG, ROWS, Assembly, Bench
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import pack
+from cocotb_tests.streams import pack, sample
 from hdl.array.tables.tables import ArrayTables
 from hdl.background.jobs import JobState
 from hdl.background.pace import Pace
@@ -42,12 +42,12 @@ async def rebuilds_members(dut):
     await host.rest()
     assert host.state(array) == ArrayState.PARTIALLY_DEGRADED and host.news == 1
     await host.good(ManageOpcode.REPLACE, array=array, position=1, port=4)
-    assert int(dut.drives__stale.value) == 1 << 4 and not int(dut.drives__failed.value) >> 4 & 1
+    assert sample(dut.drives__stale) == 1 << 4 and not sample(dut.drives__failed) >> 4 & 1
     # All before the boundary has been walked, whenever one looks.
     boundaries = set()
     while True:
         boundary = await host.boundary(array)
-        if not int(dut.drives__stale.value):
+        if not sample(dut.drives__stale):
             break
         ended = {row.row for row in host.log} - {row.row for row in host.out.values()}
         assert boundary <= ROWS and ended >= set(range(boundary)), f"{boundary} of {ended}"
@@ -59,7 +59,7 @@ async def rebuilds_members(dut):
     assert 0 < job["began"] < job["ended"] <= host.cycle
     assert rows_of(host, array, WalkKind.REBUILD) == list(range(ROWS))
     assert host.state(array) == ArrayState.OPTIMAL and host.news == 2
-    assert not int(dut.drives__used.value) >> 1 & 1
+    assert not sample(dut.drives__used) >> 1 & 1
     # The new drive is lost again while it is rebuilt; then the job has failed.
     host.pull(4)
     host.plug(1)
@@ -126,7 +126,7 @@ async def members_come_back(dut):
     assert rows_of(host, array, WalkKind.REBUILD) == [7, 8, 23]
     job = await host.job(array)
     assert job["state"] == JobState.DONE and job["row"] == ROWS and job["marked"] == 3
-    assert host.state(array) == ArrayState.OPTIMAL and not int(dut.drives__stale.value)
+    assert host.state(array) == ArrayState.OPTIMAL and not sample(dut.drives__stale)
     await host.flush(array)
     assert (await host.job(array))["marked"] == 0
     # Replaced, everything is; the other array has had no part in it.
@@ -172,12 +172,12 @@ async def spares_step_in(dut):
     # The one of its own goes first; of the others none is dedicated to the first array.
     host.pull(3)
     await host.rest()
-    assert int(dut.drives__used.value) & 0xFF == 0b01010111, f"{int(dut.drives__used.value):#b}"
+    assert sample(dut.drives__used) & 0xFF == 0b01010111, f"{sample(dut.drives__used):#b}"
     assert rows_of(host, second, WalkKind.REBUILD)
     assert host.state(second) == ArrayState.OPTIMAL
     host.pull(1)
     await host.rest()
-    assert int(dut.drives__used.value) & 0xFF == 0b01110101
+    assert sample(dut.drives__used) & 0xFF == 0b01110101
     assert host.state(first) == ArrayState.OPTIMAL
     # None is left; the next one steps in when it is named, unless it is too small.
     host.pull(0)
@@ -206,10 +206,10 @@ async def a_second_spare_waits_for_the_first(dut):
     await host.until(lambda: bool(host.out), "rows")
     host.pull(3)
     await ClockCycles(dut.clk, 1500)
-    assert int(dut.drives__stale.value) == 1 << 5 and host.state(array) == ArrayState.DEGRADED
+    assert sample(dut.drives__stale) == 1 << 5 and host.state(array) == ArrayState.DEGRADED
     host.paused = False
     await host.rest()
-    assert host.state(array) == ArrayState.OPTIMAL and not int(dut.drives__stale.value)
+    assert host.state(array) == ArrayState.OPTIMAL and not sample(dut.drives__stale)
     assert rows_of(host, array, WalkKind.REBUILD) == [*range(ROWS), *range(ROWS)]
 
 
@@ -338,7 +338,7 @@ async def what_is_refused_undoes_nothing(dut):
     await host.good(ManageOpcode.STOP_JOB, array=array)
     await host.rest()
     rebuilt = await host.boundary(array)
-    assert 0 < rebuilt < ROWS and int(dut.drives__stale.value) == 1 << 6
+    assert 0 < rebuilt < ROWS and sample(dut.drives__stale) == 1 << 6
     for opcode, fields, status in (
         (ManageOpcode.REPLACE, {"position": 0, "port": 7}, "IN_USE"),
         (ManageOpcode.REPLACE, {"position": 40, "port": 7}, "INVALID_FIELD"),
@@ -353,7 +353,7 @@ async def what_is_refused_undoes_nothing(dut):
     await host.rest()
     await host.good(ManageOpcode.ADD_SPARE, port=7)
     await host.rest()
-    assert not int(dut.drives__used.value) >> 7 & 1
+    assert not sample(dut.drives__used) >> 7 & 1
     await host.good(ManageOpcode.REMOVE_SPARE, port=7)
     replace = {"opcode": ManageOpcode.REPLACE, "array": array, "position": 1}
     assert await host.change(**replace, port=7) == ManageStatus.NO_SPACE
@@ -366,7 +366,7 @@ async def what_is_refused_undoes_nothing(dut):
     host.log.clear()
     host.paused = True
     await host.good(**replace, port=7)
-    assert await host.boundary(array) == 0 and int(dut.drives__stale.value) == 0b11000000
+    assert await host.boundary(array) == 0 and sample(dut.drives__stale) == 0b11000000
     host.paused = False
     await host.rest()
     assert rows_of(host, array, WalkKind.REBUILD) == list(range(ROWS + 8))
@@ -392,7 +392,7 @@ async def rows_are_read_as_one(dut):
                 dut.report__read__address.value = address
                 await ClockCycles(dut.clk, host.random.randint(2, 9))
                 await FallingEdge(dut.clk)
-                row |= int(dut.report__read__data.value) << 32 * place
+                row |= sample(dut.report__read__data) << 32 * place
             seen.add(row)
 
     check = {"array": array, "kind": WalkKind.CHECK.value, "start": middle - 4}
@@ -456,7 +456,7 @@ async def time_may_jump_while_a_drive_is_handed_over(dut):
         await host.until(lambda: len(host.log) == ROWS, "rows")
         await host.rest(cycles=1000)
         assert (await host.job(array))["state"] == JobState.RUNNING
-        assert not int(dut.busy.value)
+        assert not sample(dut.busy)
         wait.value = 0
         await host.rest()
         assert (await host.job(array))["state"] == JobState.DONE
@@ -491,7 +491,7 @@ async def rebuilds_stop_past_tolerance(dut):
     await host.rest()
     job = await host.job(array)
     assert (job["state"], job["kind"], job["row"]) == (JobState.FAILED, WalkKind.REBUILD, boundary)
-    assert host.state(array) == ArrayState.FAILED and int(dut.drives__stale.value) == 1 << 2
+    assert host.state(array) == ArrayState.FAILED and sample(dut.drives__stale) == 1 << 2
     assert len(host.log) == reached, "walked on"
     # What comes back changes nothing by itself.
     host.plug(0)
@@ -506,7 +506,7 @@ async def rebuilds_stop_past_tolerance(dut):
     assert rows_of(host, array, WalkKind.SALVAGE)[0] == boundary
     assert job["found"][2] >= ROWS - boundary - 4
     # What is left is a member that is missing, and can be replaced.
-    assert host.state(array) == ArrayState.DEGRADED and not int(dut.drives__stale.value)
+    assert host.state(array) == ArrayState.DEGRADED and not sample(dut.drives__stale)
     host.judge = lambda row: (WalkResult.GOOD, 0)
     await host.good(ManageOpcode.REPLACE, array=array, position=0, port=4)
     await host.rest()
@@ -528,7 +528,7 @@ async def rebuilds_stop_past_tolerance(dut):
     await ClockCycles(dut.clk, 200)
     host.paused = False
     await host.rest()
-    assert not int(dut.drives__stale.value) and (await host.job(array))["state"] == JobState.DONE
+    assert not sample(dut.drives__stale) and (await host.job(array))["state"] == JobState.DONE
     assert host.state(array) == ArrayState.DEGRADED
 
 
@@ -546,12 +546,12 @@ async def a_spare_that_one_cannot_use_serves_another(dut):
     assert host.state(large) == ArrayState.DEGRADED
     host.pull(3)
     await host.rest()
-    assert host.state(small) == ArrayState.OPTIMAL and int(dut.drives__used.value) >> 7 & 1
+    assert host.state(small) == ArrayState.OPTIMAL and sample(dut.drives__used) >> 7 & 1
     # And the one that found none finds the next that fits.
     dut.capacity__6.value = CAPACITY + 8
     await host.good(ManageOpcode.ADD_SPARE, port=6)
     await host.rest()
-    assert host.state(large) == ArrayState.OPTIMAL and int(dut.drives__used.value) >> 6 & 1
+    assert host.state(large) == ArrayState.OPTIMAL and sample(dut.drives__used) >> 6 & 1
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
@@ -574,13 +574,13 @@ async def dedicated_spares_go_with_their_array(dut):
     await host.create(Level.JBOD, 6)
     host.pull(3)
     await host.rest()
-    assert host.state(other) == ArrayState.OPTIMAL and int(dut.drives__used.value) >> 5 & 1
+    assert host.state(other) == ArrayState.OPTIMAL and sample(dut.drives__used) >> 5 & 1
     # One that has served its array, and is a spare of all arrays later, stays one.
     host.plug(1, 3)
     await host.good(ManageOpcode.REPLACE, array=array, position=1, port=1)
     await host.good(ManageOpcode.COPY, array=other, position=0, port=3, spare=1)
     await host.rest()
-    assert not int(dut.drives__used.value) >> 5 & 1
+    assert not sample(dut.drives__used) >> 5 & 1
     await host.good(ManageOpcode.DELETE_ARRAY, array=other)
     await host.good(ManageOpcode.REMOVE_SPARE, port=5)
 

@@ -10,7 +10,7 @@ from amaranth.hdl import Const, Module
 from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
 
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, pack, start, unpack, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, pack, sample, start, unpack, wait_until
 from hdl.background.epochs import SETTLE_CYCLES, Epochs
 from hdl.background.intent import Intent, tally
 from hdl.background.rows import array_row, stretch
@@ -122,7 +122,7 @@ class Bench:
         quiet = 0
         for _ in range(5000):
             await RisingEdge(dut.clk)
-            quiet = 0 if int(dut.busy.value) else quiet + 1
+            quiet = 0 if sample(dut.busy) else quiet + 1
             if quiet == 4:
                 return
         raise AssertionError("no rest")
@@ -196,8 +196,8 @@ class Bench:
             await ClockCycles(dut.clk, self.random.randrange(SETTLE_CYCLES - 4))
         dut.settled.value = 0
         await ClockCycles(dut.clk, self.random.randint(1, 200))
-        array.optimal = bool(int(dut.optimal.value) >> number & 1 == 0)
-        dut.optimal.value = int(dut.optimal.value) ^ 1 << number
+        array.optimal = bool(sample(dut.optimal) >> number & 1 == 0)
+        dut.optimal.value = sample(dut.optimal) ^ 1 << number
         await RisingEdge(dut.clk)
         dut.settled.value = 1
 
@@ -216,7 +216,7 @@ class Bench:
             array.all_needed = True
             array.flushes = {slot: (rows, False) for slot, (rows, _) in array.flushes.items()}
         await wait_until(
-            self.dut, lambda: not int(self.dut.sweeping.value), cycles=600, what="a sweep"
+            self.dut, lambda: not sample(self.dut.sweeping), cycles=600, what="a sweep"
         )
 
     # What is marked
@@ -246,7 +246,7 @@ class Bench:
         dut.tally_read__address.value = number
         await ClockCycles(dut.clk, 2)
         await FallingEdge(dut.clk)
-        told = unpack(tally(CONFIG), int(dut.tally_read__data.value))
+        told = unpack(tally(CONFIG), sample(dut.tally_read__data))
         assert (told.marked, 1 << told.shift) == (len(found), array.chunk), f"array {number}"
         await RisingEdge(dut.clk)
         return found

@@ -9,7 +9,7 @@ from amaranth.hdl import Module
 from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, sample, start, wait_until
 from hdl.background.job_orders import JobOrder, job_order
 from hdl.background.jobs import Jobs, JobState, job
 from hdl.background.walker import SliceEnd, slice_request
@@ -46,7 +46,7 @@ class Bench:
         """First row that is not rebuilt."""
         self.dut.boundary_read__0__address.value = array
         await ClockCycles(self.dut.clk, 3)
-        return int(self.dut.boundary_read__0__data.value)
+        return sample(self.dut.boundary_read__0__data)
 
     async def check(self) -> None:
         await self.rewind.drained()
@@ -72,13 +72,13 @@ class Bench:
             dut.advanced.value = 1
             await RisingEdge(dut.clk)
             dut.advanced.value = 0
-            self.both += int(dut.rewind__valid.value) and int(dut.advanced.value)
+            self.both += sample(dut.rewind__valid) and sample(dut.advanced)
         await self.rewind.drained()
         self.order.send(order=JobOrder.STOP, array=array)
-        await wait_until(dut, lambda: int(dut.stop.value), cycles=WAITS, what="stop")
+        await wait_until(dut, lambda: sample(dut.stop), cycles=WAITS, what="stop")
         self.slice_end.send(row=self.boundaries[array], complete=0, failed=0)
         await self.order.drained()
-        await wait_until(dut, lambda: not int(dut.busy.value), cycles=WAITS, what="rest")
+        await wait_until(dut, lambda: not sample(dut.busy), cycles=WAITS, what="rest")
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
@@ -86,7 +86,7 @@ async def goes_back(dut):
     """Boundaries go back to 0 while that of another array moves on, in every cycle of it."""
     bench = Bench(dut)
     await start(dut)
-    await wait_until(dut, lambda: not int(dut.busy.value), cycles=WAITS, what="the beginning")
+    await wait_until(dut, lambda: not sample(dut.busy), cycles=WAITS, what="the beginning")
     for _ in range(SLICES):
         array = bench.random.randrange(CONFIG.arrays)
         others = [n for n in range(CONFIG.arrays) if n != array and bench.random.random() < 0.4]
@@ -94,7 +94,7 @@ async def goes_back(dut):
         await bench.check()
         dut.job_read__address.value = array
         await ClockCycles(dut.clk, 3)
-        held = job().from_bits(int(dut.job_read__data.value))
+        held = job().from_bits(sample(dut.job_read__data))
         assert JobState(held.state) == JobState.STOPPED and held.row == bench.boundaries[array]
     dut._log.info("%d boundaries went back, %d as another moved", bench.rewound, bench.both)
     assert bench.both > SLICES // 4

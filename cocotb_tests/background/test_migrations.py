@@ -9,6 +9,7 @@ from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.background.background_bench import CONFIG, ROWS, Assembly, Bench
 from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.streams import sample
 from hdl.background.jobs import JobState
 from hdl.background.supervisor import Supervisor
 from hdl.flow.array_state import ArrayState
@@ -47,7 +48,7 @@ async def half_way(host: Bench, array: int, **fields) -> None:
 
 
 def used(dut) -> int:
-    return int(dut.drives__used.value)
+    return sample(dut.drives__used)
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
@@ -58,7 +59,7 @@ async def moves_members(dut):
         host.log.clear()
         old, new = (1, 5) if not spare else (5, 1)
         await host.good(**migrate(array, 1, new, spare=spare))
-        assert used(dut) == 0b100111 and not int(dut.drives__stale.value)
+        assert used(dut) == 0b100111 and not sample(dut.drives__stale)
         assert (await host.job(array))["state"] == JobState.RUNNING
         refused = migrate(array, 0, 4)
         assert await host.change(**refused) == ManageStatus.JOB_RUNNING
@@ -67,7 +68,7 @@ async def moves_members(dut):
         job = await host.job(array)
         assert (job["state"], job["kind"], job["row"]) == (JobState.DONE, WalkKind.COPY, ROWS)
         assert rows_of(host, WalkKind.COPY) == list(range(ROWS))
-        assert used(dut) == 0b101 | 1 << new and not int(dut.drives__stale.value)
+        assert used(dut) == 0b101 | 1 << new and not sample(dut.drives__stale)
         assert host.state(array) == ArrayState.OPTIMAL and not host.news
         # What was the member is nothing to the array any more, the new one is.
         host.pull(old)
@@ -101,7 +102,7 @@ async def ends_badly(dut):
         job = await host.job(array)
         wanted = JobState.STOPPED if way == "stop" else JobState.FAILED
         assert (job["state"], job["kind"]) == (wanted, WalkKind.COPY), way
-        assert used(dut) == 0b111 and not int(dut.drives__stale.value), way
+        assert used(dut) == 0b111 and not sample(dut.drives__stale), way
         assert host.state(array) == ArrayState.OPTIMAL and not host.news
         host.plug(5)
         await host.rest()
@@ -125,10 +126,10 @@ async def the_member_fails(dut):
     assert 0 < boundary < ROWS
     host.pull(1)
     host.paused = False
-    await host.until(lambda: bool(int(dut.drives__stale.value)), "a stale drive")
+    await host.until(lambda: bool(sample(dut.drives__stale)), "a stale drive")
     await ClockCycles(dut.clk, 6)
-    assert int(dut.drives__stale.value) == 1 << 5 and used(dut) == 0b100101
-    while int(dut.drives__stale.value):
+    assert sample(dut.drives__stale) == 1 << 5 and used(dut) == 0b100101
+    while sample(dut.drives__stale):
         assert await host.boundary(array) >= boundary
         await RisingEdge(dut.clk)
     await host.rest()
@@ -159,7 +160,7 @@ async def another_member_fails(dut):
     await half_way(host, array)
     host.pull(2)
     await ClockCycles(dut.clk, 500)
-    assert not int(dut.drives__stale.value) and host.state(array) == ArrayState.DEGRADED
+    assert not sample(dut.drives__stale) and host.state(array) == ArrayState.DEGRADED
     host.paused = False
     await host.rest()
     assert rows_of(host, WalkKind.COPY) == list(range(ROWS))
@@ -177,7 +178,7 @@ async def nobody_gets_a_drive_that_is_written(dut):
     await host.until(lambda: len(host.log) == ROWS, "rows")
     host.pull(2)
     await ClockCycles(dut.clk, 1000)
-    assert not int(dut.drives__stale.value) and used(dut) == 0b100111
+    assert not sample(dut.drives__stale) and used(dut) == 0b100111
     assert (await host.job(array))["state"] == JobState.RUNNING
     dut.occupied.value = 0
     await host.rest()
@@ -225,7 +226,7 @@ async def the_last_writes_count(dut):
         dut.occupied.value = 0
         await host.rest()
         assert host.state(array) == ArrayState.OPTIMAL, delay
-        assert not int(dut.drives__failed.value) & used(dut), delay
+        assert not sample(dut.drives__failed) & used(dut), delay
         job = await host.job(array)
         if delay is None:
             assert job["state"] == JobState.DONE and used(dut) == 0b100111
@@ -330,7 +331,7 @@ async def members_without_redundancy(dut):
     job = await host.job(array)
     assert (job["state"], job["kind"]) == (JobState.FAILED, WalkKind.REBUILD)
     assert host.state(array) == ArrayState.FAILED and used(dut) == 0b001111
-    assert not rows_of(host, WalkKind.REBUILD) and int(dut.drives__stale.value) == 1 << 3
+    assert not rows_of(host, WalkKind.REBUILD) and sample(dut.drives__stale) == 1 << 3
     salvage = {"opcode": ManageOpcode.START_JOB, "kind": WalkKind.SALVAGE.value}
     await host.good(**salvage, array=array)
     await host.rest()
@@ -350,7 +351,7 @@ async def drives_that_do_not_flush_are_not_trusted(dut):
     job = await host.job(array)
     assert (job["state"], job["kind"]) == (JobState.FAILED, WalkKind.COPY)
     assert used(dut) == 0b111 and host.state(array) == ArrayState.OPTIMAL
-    assert not int(dut.drives__stale.value)
+    assert not sample(dut.drives__stale)
     host.pull(1)
     await host.rest()
     await host.good(ManageOpcode.REPLACE, array=array, position=1, port=5)
@@ -358,7 +359,7 @@ async def drives_that_do_not_flush_are_not_trusted(dut):
     job = await host.job(array)
     assert (job["state"], job["kind"]) == (JobState.FAILED, WalkKind.REBUILD)
     assert used(dut) == 0b100101 and host.state(array) == ArrayState.DEGRADED
-    assert int(dut.drives__failed.value) >> 5 & 1 and not int(dut.drives__stale.value)
+    assert sample(dut.drives__failed) >> 5 & 1 and not sample(dut.drives__stale)
     dut.refusing.value = 0
     await host.good(ManageOpcode.REPLACE, array=array, position=1, port=4)
     await host.rest()

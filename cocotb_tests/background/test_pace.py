@@ -10,7 +10,7 @@ from amaranth.hdl import Module
 from cocotb.triggers import RisingEdge
 
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import start
+from cocotb_tests.streams import sample, start
 from hdl.background.pace import BATCH_ROWS, WHOLE, Pace
 from hdl.config import TIME_BITS, Config
 from hdl.kit.clock import NEVER
@@ -59,13 +59,13 @@ class Bench:
         await self.tick()
         await self.tick()
         if share == WHOLE:
-            assert not int(dut.hold.value)
+            assert not sample(dut.hold)
         waited = 0
-        while int(dut.hold.value):
+        while sample(dut.hold):
             waited += 1
             assert waited < 40 * cycles * WHOLE // share, "held for ever"
             await self.tick()
-        assert int(dut.deadline.value) == NEVER
+        assert sample(dut.deadline) == NEVER
         return self.time - began
 
 

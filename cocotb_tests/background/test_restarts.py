@@ -9,7 +9,7 @@ from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.background.background_bench import ROWS, Assembly, Bench
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import pack, unpack
+from cocotb_tests.streams import pack, sample, unpack
 from hdl.array.states import ArrayStates
 from hdl.background.jobs import JobState
 from hdl.flow.array_state import ArrayState
@@ -52,18 +52,18 @@ async def a_member_is_brought_up_to_date(dut):
         host.log.clear()
         await restart(dut, ports[1])
         drive = 1 << ports[1]
-        suspect, failed = int(dut.drives__suspect.value), int(dut.drives__failed.value)
+        suspect, failed = sample(dut.drives__suspect), sample(dut.drives__failed)
         assert suspect == drive or failed & drive
-        await host.until(lambda bit=drive: int(dut.drives__stale.value) == bit, "a stale drive")
+        await host.until(lambda bit=drive: sample(dut.drives__stale) == bit, "a stale drive")
         await host.rest()
         job = await host.job(array)
         assert (job["state"], job["kind"]) == (JobState.DONE, WalkKind.REBUILD)
         rebuilt = {*rows_of(host, WalkKind.REBUILD)}
         assert {3, 4} <= rebuilt and len(rebuilt) <= marked * job["chunk"] < ROWS
-        assert not int(dut.drives__suspect.value) and not int(dut.drives__stale.value)
+        assert not sample(dut.drives__suspect) and not sample(dut.drives__stale)
         assert host.state(array) == ArrayState.OPTIMAL
-        assert not int(dut.drives__failed.value) & 0xFF
-    assert int(dut.drives__used.value) == 0b111111
+        assert not sample(dut.drives__failed) & 0xFF
+    assert sample(dut.drives__used) == 0b111111
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
@@ -96,18 +96,18 @@ async def the_last_copy_is_kept(dut):
         before = host.state(number)
         await restart(dut, *ports)
         await host.rest()
-        assert int(dut.drives__suspect.value) == mask, "a flush would succeed"
-        assert not int(dut.drives__failed.value) & mask and not int(dut.drives__stale.value)
+        assert sample(dut.drives__suspect) == mask, "a flush would succeed"
+        assert not sample(dut.drives__failed) & mask and not sample(dut.drives__stale)
         assert host.state(number) == before
         # A flush of another array says nothing about them.
         dut.blamed.value = 0x7F & ~mask
         await ClockCycles(dut.clk, 2)
-        assert int(dut.drives__suspect.value) == mask
+        assert sample(dut.drives__suspect) == mask
         dut.blamed.value = mask
         await RisingEdge(dut.clk)
         dut.blamed.value = 0
         await ClockCycles(dut.clk, 2)
-        assert not int(dut.drives__suspect.value)
+        assert not sample(dut.drives__suspect)
     assert not host.log
 
 
@@ -142,7 +142,7 @@ async def rows_that_may_be_torn_are_made_right(dut):
         await ClockCycles(dut.clk, 2)
         dut.blamed.value = 0
         await ClockCycles(dut.clk, 2)
-        assert not int(dut.drives__suspect.value)
+        assert not sample(dut.drives__suspect)
         for _ in range(2):
             await host.flush_now(array)
             await ClockCycles(dut.clk, 200)
@@ -242,7 +242,7 @@ async def torn_rows_and_other_jobs(dut):
     array = await host.create(Level.RAID5, 0, 1, 2, assumed=0)
     await host.until(lambda: len(host.log) > ROWS // 2, "rows")
     await restart(dut, 0, 1)
-    await host.until(lambda: not int(dut.busy.value) or not host.out, "rows that have ended")
+    await host.until(lambda: not sample(dut.busy) or not host.out, "rows that have ended")
     host.log.clear()
     await host.rest()
     assert {*rows_of(host, WalkKind.RESYNC)} == {*range(ROWS)}
@@ -262,7 +262,7 @@ async def torn_rows_and_other_jobs(dut):
     assert (job["state"], job["kind"]) == (JobState.DONE, WalkKind.RESYNC) and job["in_sync"]
     assert {*rows_of(host, WalkKind.COPY)} == {*range(ROWS)}
     assert 9 in rows_of(host, WalkKind.RESYNC)
-    assert int(dut.drives__used.value) == 0b1000011
+    assert sample(dut.drives__used) == 0b1000011
     # While it is checked.
     await host.write(array, 10)
     host.log.clear()
@@ -294,8 +294,8 @@ async def a_drive_that_cannot_return_is_replaced(dut):
     dut.identity__1.value = 99
     await restart(dut, 1, 4)
     await host.rest()
-    assert int(dut.drives__used.value) == 0b10000101
-    assert host.state(array) == ArrayState.OPTIMAL and not int(dut.drives__suspect.value)
+    assert sample(dut.drives__used) == 0b10000101
+    assert host.state(array) == ArrayState.OPTIMAL and not sample(dut.drives__suspect)
     assert len(set(rows_of(host, WalkKind.REBUILD))) == ROWS
     # Half rebuilt, it begins again; so it does as a migration target.
     host.log.clear()
@@ -304,7 +304,7 @@ async def a_drive_that_cannot_return_is_replaced(dut):
     await restart(dut, 3)
     await host.rest()
     assert (await host.job(array))["state"] == JobState.FAILED
-    assert int(dut.drives__used.value) == 0b10000101 and host.state(array) == ArrayState.OPTIMAL
+    assert sample(dut.drives__used) == 0b10000101 and host.state(array) == ArrayState.OPTIMAL
     host.pull(2)
     await host.rest()
     host.plug(2)
@@ -331,14 +331,14 @@ async def late_reports_say_nothing_new(dut):
     for number in range(4):
         host.log.clear()
         await restart(dut, 1)
-        await host.until(lambda: int(dut.drives__failed.value) & 2, "a failed drive", cycles=200)
+        await host.until(lambda: sample(dut.drives__failed) & 2, "a failed drive", cycles=200)
         for _ in range(3 * number):
             await ClockCycles(dut.clk, host.random.randrange(30))
             await host.fail(1)
         await ClockCycles(dut.clk, 300)
-        failed = int(dut.drives__failed.value)
+        failed = sample(dut.drives__failed)
         assert failed & 2, "the drive is had again while rows may refer to it"
-        assert not int(dut.drives__stale.value) and not host.log
+        assert not sample(dut.drives__stale) and not host.log
         dut.occupied.value = 0
         await host.rest()
         assert 3 in rows_of(host, WalkKind.REBUILD), number
@@ -353,7 +353,7 @@ async def late_reports_say_nothing_new(dut):
     host.plug(1)
     dut.occupied.value = 0
     await host.rest()
-    assert int(dut.drives__failed.value) & 2 and host.state(array) == ArrayState.DEGRADED
+    assert sample(dut.drives__failed) & 2 and host.state(array) == ArrayState.DEGRADED
 
 
 @cocotb.test(timeout_time=20, timeout_unit="ms")
@@ -376,13 +376,13 @@ async def is_never_trusted_at_once(dut):
                 host.plug(1)
             else:
                 await host.fail(1)
-            await host.until(lambda: bool(host.out) or not int(dut.busy.value), "rows")
+            await host.until(lambda: bool(host.out) or not sample(dut.busy), "rows")
             await ClockCycles(dut.clk, 4)
-            failed, stale = int(dut.drives__failed.value), int(dut.drives__stale.value)
+            failed, stale = sample(dut.drives__failed), sample(dut.drives__stale)
             assert (failed | stale) & 2, f"good after {delay} cycles"
             host.paused = False
             await host.rest()
-            if int(dut.drives__failed.value) & 2:
+            if sample(dut.drives__failed) & 2:
                 assert host.state(array) == ArrayState.DEGRADED
                 failed += 1
                 request = {"array": array, "position": 1}
@@ -416,7 +416,7 @@ async def ends(
     dut = host.dut
     dut.slots__ended.value, dut.slots__ends.value = slot, 1
     await RisingEdge(dut.clk)
-    told = unpack(telling(host.config), int(dut.tellings__tells.value))
+    told = unpack(telling(host.config), sample(dut.tellings__tells))
     dut.slots__ends.value = 0
     await ClockCycles(dut.clk, 2 + cycles)
     if told.any:
@@ -434,7 +434,7 @@ async def late_ones(host: Bench, *slots: int) -> set[int]:
     for slot in slots:
         host.dut.late__address.value = slot
         await ClockCycles(host.dut.clk, 2)
-        if int(host.dut.late__data.value):
+        if sample(host.dut.late__data):
             found.add(slot)
     return found
 
@@ -457,26 +457,26 @@ async def what_is_lost_is_told(dut):
         host.paused = True
         await restart(dut, 1)
         await host.until(lambda: bool(host.out), "rows")
-        assert not int(dut.arrays__indebted.value)
+        assert not sample(dut.arrays__indebted)
         await restart(dut, 2)
-        await host.until(lambda: not int(dut.doubted.value), "a verdict", cycles=200)
-        assert int(dut.drives__suspect.value) == 4
+        await host.until(lambda: not sample(dut.doubted), "a verdict", cycles=200)
+        assert sample(dut.drives__suspect) == 4
         # If it does so again, it is looked at again.
         await restart(dut, 2)
-        assert int(dut.drives__suspect.value) == int(dut.doubted.value) == 4
-        await host.until(lambda: not int(dut.doubted.value), "a verdict", cycles=200)
-        assert int(dut.drives__suspect.value) == 4
+        assert sample(dut.drives__suspect) == sample(dut.doubted) == 4
+        await host.until(lambda: not sample(dut.doubted), "a verdict", cycles=200)
+        assert sample(dut.drives__suspect) == 4
         host.paused = False
         await host.rest()
         assert host.state(array) == ArrayState.OPTIMAL
-        suspect = int(dut.drives__suspect.value)
+        suspect = sample(dut.drives__suspect)
         assert suspect == 4, "the drive is brought up to date from what it lost"
-        assert int(dut.arrays__indebted.value) == indebted
+        assert sample(dut.arrays__indebted) == indebted
         if gone:
             host.pull(2)
             await host.rest()
-            assert not int(dut.drives__suspect.value)
-            assert int(dut.arrays__indebted.value) == indebted
+            assert not sample(dut.drives__suspect)
+            assert sample(dut.arrays__indebted) == indebted
         # Each volume is told by its own flush; one that is new has nothing to be told.
         late = await host.good(ManageOpcode.CREATE_VOLUME, array=array, start=8, blocks=4)
         await begins(host, 1, volumes[2])
@@ -489,45 +489,45 @@ async def what_is_lost_is_told(dut):
             await RisingEdge(dut.clk)
             dut.blamed.value = dut.blame__blames.value = 0
             await ClockCycles(dut.clk, 2)
-            assert not int(dut.drives__suspect.value) and int(dut.arrays__indebted.value) == owed
+            assert not sample(dut.drives__suspect) and sample(dut.arrays__indebted) == owed
             # The host does not know until that has ended, whatever ends before.
             await begins(host, 5, volume)
             await ends(host, 2)
-            assert int(dut.arrays__indebted.value) == owed and not await late_ones(host, 2, slot, 5)
+            assert sample(dut.arrays__indebted) == owed and not await late_ones(host, 2, slot, 5)
             # Nor if it gets no completion: then the next Flush tells.
             await ends(host, slot, posted=False)
             await begins(host, slot, volume)
             await ends(host, slot)
-            assert int(dut.arrays__indebted.value) == owed and not await late_ones(host, 2, slot, 5)
+            assert sample(dut.arrays__indebted) == owed and not await late_ones(host, 2, slot, 5)
             await begins(host, slot, volume)
             dut.blame__volume.value, dut.blame__blames.value = volume, 1
             await RisingEdge(dut.clk)
             dut.blame__blames.value = 0
             cocotb.start_soon(ends(host, slot))
-            await host.until(lambda: bool(int(dut.tellings__told.value)), "the news", cycles=10)
-            assert int(dut.tellings__told.value) == 1 << volume
+            await host.until(lambda: bool(sample(dut.tellings__told)), "the news", cycles=10)
+            assert sample(dut.tellings__told) == 1 << volume
             await ClockCycles(dut.clk, 3)
             owed &= ~(1 << volume)
-            assert int(dut.arrays__indebted.value) == owed
+            assert sample(dut.arrays__indebted) == owed
             await begins(host, 6, volume)
             await begins(host, 7, volume, late=True)
             assert await late_ones(host, 5, 6, 7) == {5, 7}
         assert await late_ones(host, 1, 2, 6, 7) == {1, 2, 7}
         await host.rest()
-        assert not int(dut.drives__suspect.value) and not int(dut.arrays__indebted.value)
+        assert not sample(dut.drives__suspect) and not sample(dut.arrays__indebted)
         # The next array in its place owes nothing for it.
         if not gone:
             await restart(dut, 0)
             await restart(dut, 1)
             await host.rest()
-            assert int(dut.arrays__indebted.value) == 1 << volumes[0] | 1 << volumes[2] | 1 << late
+            assert sample(dut.arrays__indebted) == 1 << volumes[0] | 1 << volumes[2] | 1 << late
         host.plug(2)
         for volume in (*volumes[:3], late):
             await host.good(ManageOpcode.DELETE_VOLUME, volume=volume)
-        assert not int(dut.arrays__indebted.value), "volumes are gone"
+        assert not sample(dut.arrays__indebted), "volumes are gone"
         await host.good(ManageOpcode.DELETE_ARRAY, array=array)
     assert await host.create(Level.RAID1, 0, 1) == 1
-    assert not int(dut.arrays__indebted.value) and not int(dut.drives__suspect.value)
+    assert not sample(dut.arrays__indebted) and not sample(dut.drives__suspect)
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
@@ -553,7 +553,7 @@ async def what_is_lost_later_is_told_later(dut):
     await host.rest()
     await begins(host, 2, volume)
     await ends(host, 1)
-    assert int(dut.arrays__indebted.value) == 1 << volume and not await late_ones(host, 2)
+    assert sample(dut.arrays__indebted) == 1 << volume and not await late_ones(host, 2)
     await refuse(3)
     # Its slot may be another's before its completion is posted.
     end = cocotb.start_soon(ends(host, 3, cycles=400))
@@ -562,12 +562,12 @@ async def what_is_lost_later_is_told_later(dut):
     await host.rest()
     await refuse(3)
     await ends(host, 3)
-    assert not end.done() and int(dut.arrays__indebted.value) == 1 << volume
+    assert not end.done() and sample(dut.arrays__indebted) == 1 << volume
     await end
-    assert int(dut.arrays__indebted.value) == 1 << volume and not await late_ones(host, 2)
+    assert sample(dut.arrays__indebted) == 1 << volume and not await late_ones(host, 2)
     await refuse(3)
     await ends(host, 3)
-    assert not int(dut.arrays__indebted.value) and await late_ones(host, 2) == {2}
+    assert not sample(dut.arrays__indebted) and await late_ones(host, 2) == {2}
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
@@ -588,7 +588,7 @@ async def what_is_not_heard_is_told_again(dut):
         await RisingEdge(dut.clk)
         getattr(dut, f"tellings__{name}").value = 0
         await ClockCycles(dut.clk, 2)
-        return int(dut.arrays__indebted.value)
+        return sample(dut.arrays__indebted)
 
     async def tell(volume: int, queue: int) -> None:
         await begins(host, 1, volume)
@@ -603,10 +603,10 @@ async def what_is_not_heard_is_told_again(dut):
     for _ in range(2):
         await restart(dut, 3)
         await host.rest()
-        assert int(dut.arrays__indebted.value) == first | second
+        assert sample(dut.arrays__indebted) == first | second
         await tell(volumes[0], 1)
         await tell(volumes[1], last)
-        assert not int(dut.arrays__indebted.value)
+        assert not sample(dut.arrays__indebted)
         # Other queues go, or are read, and nothing follows.
         others = every & ~(1 << 1) & ~(1 << last)
         assert await pulse("heard", others) == await pulse("unheard", others) == 0
@@ -614,7 +614,7 @@ async def what_is_not_heard_is_told_again(dut):
         assert await pulse("unheard", 1 << 1) == first
         # It is told again, in another queue: only that counts from then on.
         await tell(volumes[0], 0)
-        assert int(dut.arrays__indebted.value) == 0
+        assert sample(dut.arrays__indebted) == 0
         assert await pulse("heard", 1 << 1) == await pulse("unheard", 1 << 1) == 0
         assert await pulse("heard", 1 << last) == 0
         assert await pulse("unheard", every) == first
@@ -645,12 +645,12 @@ async def marks_are_kept_until_it_is_known_who_needs_them(dut):
     await host.until(lambda: bool(host.out), "rows")
     host.log.clear()
     await restart(dut, 0, 1)
-    await host.until(lambda: not int(dut.doubted.value), "a verdict", cycles=200)
+    await host.until(lambda: not sample(dut.doubted), "a verdict", cycles=200)
     dut.blamed.value = 0xFF
     await ClockCycles(dut.clk, 2)
     dut.blamed.value = 0
     await ClockCycles(dut.clk, 100)
-    assert not int(dut.drives__suspect.value) and (await host.job(array))["in_sync"]
+    assert not sample(dut.drives__suspect) and (await host.job(array))["in_sync"]
     for _ in range(2):
         await host.flush_now(array)
         await ClockCycles(dut.clk, 200)
@@ -686,12 +686,12 @@ async def nobody_is_doubted_for_long(dut):
     await host.good(ManageOpcode.COPY, array=array, position=0, port=3)
     await host.until(lambda: not host.out and len(host.log) == ROWS, "all rows")
     await ClockCycles(dut.clk, 300)
-    assert int(dut.drives__used.value) == 0b1001
+    assert sample(dut.drives__used) == 0b1001
     await restart(dut, 0)
-    await host.until(lambda: not int(dut.doubted.value), "a verdict", cycles=300)
+    await host.until(lambda: not sample(dut.doubted), "a verdict", cycles=300)
     dut.occupied.value = 0
     await host.rest()
-    assert int(dut.drives__used.value) == 0b1000 and host.state(array) == ArrayState.OPTIMAL
+    assert sample(dut.drives__used) == 0b1000 and host.state(array) == ArrayState.OPTIMAL
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
@@ -744,12 +744,12 @@ async def zeros_are_stored(dut):
         assert (await host.job(array))["state"] == JobState.DONE
         assert len(rows_of(host, WalkKind.ZERO)) == 2 * stripes * ROWS
         # Nobody is to be told of it.
-        assert not int(dut.drives__suspect.value) and not int(dut.drives__failed.value) & 0xFF
+        assert not sample(dut.drives__suspect) and not sample(dut.drives__failed) & 0xFF
         dut.refusing.value = 1 << ports[0]
         await host.good(ManageOpcode.START_JOB, **zero)
         await host.rest()
         assert (await host.job(array))["state"] == JobState.FAILED
-        assert not int(dut.drives__failed.value) & 0xFF
+        assert not sample(dut.drives__failed) & 0xFF
         dut.refusing.value = 0
 
 

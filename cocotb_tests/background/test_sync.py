@@ -11,6 +11,7 @@ from cocotb.triggers import FallingEdge, RisingEdge
 
 from cocotb_tests.background.background_bench import ROWS, Assembly, Bench
 from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.streams import sample
 from hdl.background.background import Background
 from hdl.background.job_orders import Sync
 from hdl.background.jobs import JobState
@@ -42,9 +43,9 @@ async def boundary(host: Bench, array: int) -> int | None:
     for _ in range(2):
         await RisingEdge(host.dut.clk)
     await FallingEdge(host.dut.clk)
-    if not int(host.dut.arrays__unsynced.value) >> array & 1:
+    if not sample(host.dut.arrays__unsynced) >> array & 1:
         return None
-    return int(host.dut.sync_read__data.value)
+    return sample(host.dut.sync_read__data)
 
 
 async def stop_after(host: Bench, array: int, rows: int) -> int | None:
@@ -219,7 +220,7 @@ async def spares_wait_for_the_resync(dut):
     host.late = 0.9
     host.pull(1)
     while await boundary(host, array) is not None:
-        assert not int(dut.drives__stale.value) and not int(dut.drives__used.value) >> 5 & 1
+        assert not sample(dut.drives__stale) and not sample(dut.drives__used) >> 5 & 1
     host.late = 0.5
     await host.rest()
     assert kinds_of(host) == [WalkKind.RESYNC, WalkKind.REBUILD]
@@ -253,7 +254,7 @@ async def members_are_rebuilt_after_the_rest_is_in_sync(dut):
     job = await host.job(array)
     assert (job["state"], job["kind"]) == (JobState.RUNNING, WalkKind.RESYNC)
     first = await stop_after(host, array, 2)
-    assert first is not None and int(dut.drives__stale.value) == 1 << 4
+    assert first is not None and sample(dut.drives__stale) == 1 << 4
     assert await host.boundary(array) == 0
     await host.good(**START, array=array, kind=WalkKind.REBUILD.value)
     await host.rest()
@@ -279,7 +280,7 @@ async def migrations_of_arrays_that_are_not_in_sync(dut):
     await host.good(ManageOpcode.COPY, array=array, position=1, port=4)
     await host.rest()
     assert kinds_of(host) == [WalkKind.COPY] and await boundary(host, array) == 0
-    assert int(dut.drives__used.value) == 0b11101
+    assert sample(dut.drives__used) == 0b11101
     host.log.clear()
     await host.good(ManageOpcode.COPY, array=array, position=1, port=5)
     await host.until(lambda: len(host.log) > 5, "rows")

@@ -10,7 +10,7 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.array.array_models import Table, pack_geometry
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, sample, start, wait_until
 from hdl.background.row_order import RowOrder
 from hdl.background.walker import SliceEnd, Walker, finding, slice_request
 from hdl.config import BLOCK_NUMBER_BITS, Config, small
@@ -71,8 +71,8 @@ class Bench:
         generator = self.generator
         while True:
             await RisingEdge(self.dut.clk)
-            boundary = int(self.dut.boundary.value)
-            if int(self.dut.walking.value):
+            boundary = sample(self.dut.boundary)
+            if sample(self.dut.walking):
                 assert all(row >= boundary for _, _, row in self.out.values()), "passed a row"
             if not self.ends.idle or generator.random() < self.late:
                 continue
@@ -154,8 +154,8 @@ class Bench:
         for _ in range(4):
             await RisingEdge(self.dut.clk)
         assert not self.found and self.findings.idle, "findings are left over"
-        assert not int(self.dut.outstanding.value)
-        assert int(self.dut.busy.value) == 0, "busy at rest"
+        assert not sample(self.dut.outstanding)
+        assert sample(self.dut.busy) == 0, "busy at rest"
 
 
 def random_rows(generator: random.Random, layout: Layout) -> tuple[int, int]:
@@ -218,7 +218,7 @@ async def holds_and_keeps_its_rate(dut):
     for _ in range(200):
         await RisingEdge(dut.clk)
     held = bench.walks.received
-    assert not bench.out and int(dut.busy.value) == 0, "a held walker is at rest"
+    assert not bench.out and sample(dut.busy) == 0, "a held walker is at rest"
     for _ in range(20):
         await RisingEdge(dut.clk)
     assert bench.walks.received == held

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import cocotb
 from cocotb.triggers import ClockCycles, RisingEdge
 
-from cocotb_tests.streams import pack, unpack
+from cocotb_tests.streams import pack, sample, unpack
 from hdl.config import BLOCK_BYTES, Config
 from hdl.flow.drive_port import drive_command, drive_completion, read_data, write_data
 from hdl.flow.operation import DriveStatus, Opcode
@@ -509,10 +509,10 @@ class DriveModel:
                     read_valid = True
 
             await clock
-            if int(self._reset.value):
+            if sample(self._reset):
                 continue
             self._cycle += 1
-            if int(self._port_reset.value):
+            if sample(self._port_reset):
                 if not shut:
                     self._forget()
                 shut = True
@@ -521,18 +521,18 @@ class DriveModel:
                 late = False
                 continue
             shut = False
-            if int(self._abort[0].value):
-                self._take_abort(int(self._abort[1].value))
+            if sample(self._abort[0]):
+                self._take_abort(sample(self._abort[1]))
 
             # What happened in it.
-            offered = int(self._command[0].value)
+            offered = sample(self._command[0])
             assert offered or refused_command is None, f"drive {self.index}: command withdrawn"
-            bits = int(self._command[2].value) if offered else 0
+            bits = sample(self._command[2]) if offered else 0
             if refused_command is not None:
                 assert bits == refused_command, f"drive {self.index}: command changed"
             refused_command = None
             if offered:
-                restarts = bool(int(self._restarted.value))
+                restarts = bool(sample(self._restarted))
                 if command_ready:
                     self._take_command(bits)
                     if late and not restarts:
@@ -542,9 +542,9 @@ class DriveModel:
                     refused_command = bits
                     late |= restarts
             if self._granted or refused_beat is not None:
-                offered = int(self._write[0].value)
+                offered = sample(self._write[0])
                 assert offered or refused_beat is None, f"drive {self.index}: data withdrawn"
-                bits = int(self._write[2].value) if offered else 0
+                bits = sample(self._write[2]) if offered else 0
                 if refused_beat is not None:
                     assert bits == refused_beat, f"drive {self.index}: data changed"
                 refused_beat = None
@@ -553,12 +553,12 @@ class DriveModel:
                         self._take_beat(bits)
                     else:
                         refused_beat = bits
-            if grant_valid and int(self._grant[1].value):
+            if grant_valid and sample(self._grant[1]):
                 assert self._granting is not None
                 self._granting.granted += 1
                 self._granted.append(self._granting)
                 self._granting = None
-            if read_valid and int(self._read[1].value):
+            if read_valid and sample(self._read[1]):
                 read_valid = False
                 if self._beats:
                     self._sent_beat()
@@ -572,8 +572,8 @@ class DriveModel:
                         read_valid = True
                 if not read_valid:
                     self._read[0].value = 0
-            if end_valid and int(self._end[1].value):
+            if end_valid and sample(self._end[1]):
                 self._end[0].value = 0
                 end_valid = False
-            if int(self._restarted.value):
+            if sample(self._restarted):
                 self._abort_all()

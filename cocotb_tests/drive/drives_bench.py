@@ -11,7 +11,7 @@ from cocotb.triggers import RisingEdge
 from cocotb_tests.array.array_models import random_recovery
 from cocotb_tests.drive.drive_model import DriveModel, Timing
 from cocotb_tests.memory.store_model import STORE_DELAY, StoreModel
-from cocotb_tests.streams import StreamSink, StreamSource, busy_after, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, busy_after, sample, wait_until
 from hdl.config import BLOCK_BYTES, PIECES, Config
 from hdl.flow.operation import DriveStatus, Opcode, Owner, finished, landed, operation
 from hdl.flow.piece import PIECE_CYCLES, piece
@@ -144,7 +144,7 @@ class Bench:
                 self.dut.allocate__payload.value = offered
             valid.value = int(offered is not None)
             await RisingEdge(self.dut.clk)
-            if offered is not None and int(ready.value):
+            if offered is not None and sample(ready):
                 self.lent.add(offered)
                 self.store.writable.add(offered)
                 offered = None
@@ -383,7 +383,7 @@ class Bench:
         # The ladder may be on its last walk.
         walk = 3 * self.config.ports * self.config.drive_tags
         busy = self.dut.busy
-        await wait_until(self.dut, lambda: not int(busy.value), cycles=walk, what="rest")
+        await wait_until(self.dut, lambda: not sample(busy), cycles=walk, what="rest")
         assert all(drive.idle for drive in self.drives), "a drive still has a command"
         await wait_until(self.dut, lambda: not self.lent, cycles=100, what="all lines")
         # As many operations and commands as there can be, at once: nothing has been lost.
@@ -401,7 +401,7 @@ class Bench:
             self.dut.load_read__address.value = port
             for _ in range(2):
                 await RisingEdge(self.dut.clk)
-            assert not int(self.dut.load_read__data.value), f"port {port} has blocks to do"
+            assert not sample(self.dut.load_read__data), f"port {port} has blocks to do"
 
 
 def traffic(bench: Bench, count: int):

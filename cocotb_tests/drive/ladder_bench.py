@@ -8,6 +8,7 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.drive.drive_model import Timing
 from cocotb_tests.drive.drives_bench import Bench, sizes
+from cocotb_tests.streams import sample
 from hdl.config import TIME_BITS, Config
 from hdl.flow.operation import DriveStatus, Opcode, Owner
 
@@ -42,8 +43,8 @@ class Ladders(Bench):
             await RisingEdge(dut.clk)
             self.time += 1
             dut.now.value = self.time & ((1 << TIME_BITS) - 1)
-            if int(dut.fail__valid.value):
-                self.given_up.append(int(dut.fail__payload.value))
+            if sample(dut.fail__valid):
+                self.given_up.append(sample(dut.fail__payload))
                 dut.failed.value = sum(1 << gone for gone in self.given_up)
 
     def some(self, port: int, count: int) -> None:

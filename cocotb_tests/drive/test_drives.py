@@ -12,7 +12,7 @@ from cocotb.triggers import ClockCycles, RisingEdge
 from cocotb_tests.drive.drive_model import IDEAL, RANDOM, Timing
 from cocotb_tests.drive.drives_bench import Bench, environment, run_traffic, sizes
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import start, wait_until
+from cocotb_tests.streams import sample, start, wait_until
 from hdl.config import PIECES, Config
 from hdl.drive.drives import Drives
 from hdl.drive.records import BURST_BEATS
@@ -108,7 +108,7 @@ async def without_lines(dut):
     await wait_until(dut, lambda: len(bench.pending) == 1, cycles=12_000, what="other ports")
     for _ in range(100):
         await RisingEdge(dut.clk)
-    assert not int(dut.busy.value), "busy while waiting for a line"
+    assert not sample(dut.busy), "busy while waiting for a line"
     bench.lines_offered = True
     await bench.settle()
     assert bench.landed_blocks == 4 and not bench.lent
@@ -297,7 +297,7 @@ async def latencies(dut):
     bench.submit(port=0, opcode=Opcode.READ, owner=Owner.COMMAND, block=9)
     await wait_until(dut, lambda: bench.operations.idle, cycles=20, what="operation")
     command = await wait_until(
-        dut, lambda: bool(int(dut.drives__0__command__valid.value)), cycles=20, what="command"
+        dut, lambda: bool(sample(dut.drives__0__command__valid)), cycles=20, what="command"
     )
     await bench.drain()
     delay = bench.last_landed_cycle - bench.store.last_write_cycle

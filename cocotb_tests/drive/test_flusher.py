@@ -12,7 +12,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from cocotb.triggers import RisingEdge
 
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, sample, start, wait_until
 from hdl.array.tracker import FLUSH_ROUNDS
 from hdl.config import MAX_DRIVES, Config
 from hdl.drive.flusher import FlushAll, Flusher
@@ -121,8 +121,8 @@ class Drives:
         calm = 0
         for _ in range(50_000):
             await RisingEdge(dut.clk)
-            moves = self.out or int(dut.busy.value) or not self.ends.idle
-            calm = 0 if moves or int(dut.operation__valid.value) else calm + 1
+            moves = self.out or sample(dut.busy) or not self.ends.idle
+            calm = 0 if moves or sample(dut.operation__valid) else calm + 1
             if calm == 10:
                 return
         raise AssertionError("no rest")
@@ -154,7 +154,7 @@ async def says_which_drives_have_flushed(dut):
         asked = generator.choice((asked, 0, 1 << generator.randrange(CONFIG.ports)))
         asks.send(asked)
         assert await told.receive(cycles=50_000) == drives.stored(asked)
-    await wait_until(dut, lambda: not int(dut.busy.value), cycles=20, what="rest")
+    await wait_until(dut, lambda: not sample(dut.busy), cycles=20, what="rest")
 
 
 @cocotb.test(timeout_time=10, timeout_unit="ms")
@@ -176,29 +176,29 @@ async def all_drives_are_flushed_before_power_goes(dut):
         dut.request__flush.value = 1
         for _ in range(300):
             await RisingEdge(dut.clk)
-            assert not int(dut.request__flushed.value), "answered before a drive has"
+            assert not sample(dut.request__flushed), "answered before a drive has"
         # A drive that goes in the meantime changes nothing for the others.
         gone, lost = generator.getrandbits(CONFIG.ports), generator.random() < 0.3
         dut.failed.value = gone
         dut.settled.value = 0
         drives.held = False
         await drives.rest(dut)
-        assert not int(dut.request__flushed.value), "answered before it is known what is lost"
+        assert not sample(dut.request__flushed), "answered before it is known what is lost"
         dut.lost.value = lost
         dut.settled.value = 1
-        await wait_until(dut, lambda: int(dut.request__flushed.value), cycles=10, what="an answer")
+        await wait_until(dut, lambda: sample(dut.request__flushed), cycles=10, what="an answer")
         asked = used & ~failed
         missed = asked & ~drives.stored(asked) & ~gone
         answers[not missed, lost] += 1
         for _ in range(10):
-            assert int(dut.request__flushed.value)
-            assert bool(int(dut.request__stored.value)) == (not missed and not lost)
+            assert sample(dut.request__flushed)
+            assert bool(sample(dut.request__stored)) == (not missed and not lost)
             await RisingEdge(dut.clk)
         dut.lost.value = 0
         dut.request__flush.value = 0
         for _ in range(2):
             await RisingEdge(dut.clk)
-        assert not int(dut.request__flushed.value)
+        assert not sample(dut.request__flushed)
         if number % 4 == 0:
             # Another user, at once; and a request that is given up.
             drives.reset()
@@ -237,7 +237,7 @@ async def what_is_asked_stays(dut):
         drives.held = False
         await told.receive(cycles=50_000)
         await wait_until(
-            dut, lambda: int(dut.request__flushed.value), cycles=50_000, what="an answer"
+            dut, lambda: sample(dut.request__flushed), cycles=50_000, what="an answer"
         )
         assert sum(1 << port for port in drives.begun) == used & ~failed | 1
         dut.request__flush.value = 0

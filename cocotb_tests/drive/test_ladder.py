@@ -12,7 +12,7 @@ import hdl.drive.recovery.ladder
 from cocotb_tests.drive.drive_model import RANDOM, Timing
 from cocotb_tests.drive.ladder_bench import CONFIG, PORTS, QUICK, SLACK, TICK, Ladders
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import start, wait_until
+from cocotb_tests.streams import sample, start, wait_until
 from hdl.config import TIME_BITS, Config
 from hdl.config.drive_time import given_up_ms, longest_ms
 from hdl.drive.data.write_path import WritePath
@@ -105,11 +105,11 @@ async def resets(dut):
     bench.some(0, 5)
     await bench.drain()
     assert bench.ended(DriveStatus.GONE) == 5
-    assert int(dut.drives__0__reset.value), "a drive that was given up is not in reset"
+    assert sample(dut.drives__0__reset), "a drive that was given up is not in reset"
 
     bench.mend(0)
     await bench.settle()
-    assert not int(dut.drives__0__reset.value)
+    assert not sample(dut.drives__0__reset)
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
@@ -260,11 +260,11 @@ async def asks_nothing_after_a_restart(dut):
         await bench.passes(1 + delay)
         await drive.restart()
         dut.doubted.value = 1 << 1
-        before = int(valid.value)
+        before = sample(valid)
         for cycle in range(40):
             await RisingEdge(dut.clk)
-            before &= int(valid.value)
-            assert before == int(valid.value), f"offered {cycle + 1} cycles after a restart"
+            before &= sample(valid)
+            assert before == sample(valid), f"offered {cycle + 1} cycles after a restart"
         dut.doubted.value = 0
         begun = drive.counts.commands
         await bench.drain()

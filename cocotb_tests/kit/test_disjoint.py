@@ -12,7 +12,7 @@ from amaranth.lib.wiring import In, Out
 from cocotb.triggers import RisingEdge
 
 from cocotb_tests.runner import simulate
-from cocotb_tests.streams import start
+from cocotb_tests.streams import sample, start
 from hdl.config import Config
 from hdl.kit.disjoint import DISJOINT
 from hdl.nvme.prp.prp_lists import ListMemory
@@ -75,7 +75,7 @@ async def reads_and_writes(dut):
             held[target] = data
         dut.write.value = 0
         await RisingEdge(dut.clk)
-        assert int(dut.found.value) == expected
+        assert sample(dut.found) == expected
     assert collisions > 10
 
 

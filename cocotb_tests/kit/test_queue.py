@@ -7,7 +7,7 @@ import pytest
 from cocotb.triggers import RisingEdge
 
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, start
+from cocotb_tests.streams import StreamSink, StreamSource, sample, start
 from hdl.kit.queue import Queue
 
 DEPTH = 6
@@ -32,8 +32,8 @@ async def holds_so_many(dut):
     source.send_all(range(2 * DEPTH))
     for _ in range(2 * DEPTH):
         await RisingEdge(dut.clk)
-    assert int(dut.level.value) == DEPTH and not int(dut.input__ready.value)
-    assert not int(dut.filling.value) and not int(dut.busy.value)
+    assert sample(dut.level) == DEPTH and not sample(dut.input__ready)
+    assert not sample(dut.filling) and not sample(dut.busy)
     sink.active = 1.0
     assert await sink.receive_all(2 * DEPTH) == list(range(2 * DEPTH))
 

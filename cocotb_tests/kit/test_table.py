@@ -11,7 +11,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from cocotb.triggers import FallingEdge
 
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import pack, start, unpack, wait_until
+from cocotb_tests.streams import pack, sample, start, unpack, wait_until
 from hdl.kit.table import Table, TableRead, clear
 
 DEPTH = 6
@@ -79,13 +79,13 @@ async def reads_what_was_stored_last(dut):
 
 async def _follows_a_list(dut, *, forwards: bool) -> None:
     """After a reset: random reads and writes in every cycle."""
-    await wait_until(dut, lambda: int(dut.ready.value), cycles=DEPTH + 2, what="cleared")
+    await wait_until(dut, lambda: sample(dut.ready), cycles=DEPTH + 2, what="cleared")
     await FallingEdge(dut.clk)
     entries = [{"kind": 0, "count": 0} for _ in range(DEPTH)]
     expected: list[dict] = []
     for _ in range(CYCLES):
         # What is seen now was asked for before the last edge.
-        seen = [unpack(ENTRY, int(dut[f"reads__{port}__data"].value)) for port in range(2)]
+        seen = [unpack(ENTRY, sample(dut[f"reads__{port}__data"])) for port in range(2)]
         assert not expected or seen == expected, f"{seen}, not {expected}"
         places = [random.randrange(DEPTH) for _ in range(2)]
         place, stores = random.randrange(DEPTH), random.random() < 0.7

@@ -6,7 +6,7 @@ from collections import deque
 import cocotb
 from cocotb.triggers import RisingEdge
 
-from cocotb_tests.streams import unpack
+from cocotb_tests.streams import sample, unpack
 from hdl.config import BLOCK_BYTES, Config
 from hdl.flow.line import write_beat
 from hdl.memory.store import READ_LATENCY
@@ -79,8 +79,8 @@ class StoreModel:
             self.cycle += 1
             for path in range(2):
                 taken = None
-                if ready[path] and int(reads[path][0].value):
-                    line, beat = divmod(int(reads[path][2].value), count)
+                if ready[path] and sample(reads[path][0]):
+                    line, beat = divmod(sample(reads[path][2]), count)
                     assert line in self.readable, f"line {line} is read but not being written out"
                     taken = self.beats[line][beat]
                     self.moved[path] += 1
@@ -89,8 +89,8 @@ class StoreModel:
                 reads[path][3].value = int(answer is not None)
                 if answer is not None:
                     reads[path][4].value = answer
-                if ready[2 + path] and int(writes[path][0].value):
-                    beat = unpack(layout, int(writes[path][2].value))
+                if ready[2 + path] and sample(writes[path][0]):
+                    beat = unpack(layout, sample(writes[path][2]))
                     line, place = divmod(beat.address, count)
                     assert line in self.writable, f"line {line} is written without an owner"
                     assert beat.mask == (1 << self.config.beat_dwords) - 1, "partial beat"

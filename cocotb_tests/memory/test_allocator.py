@@ -13,7 +13,7 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.busy import BusyWatch
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, sample, start, wait_until
 from hdl.config import Config, small
 from hdl.core import Core
 from hdl.kit.free_list import FreeList
@@ -83,11 +83,11 @@ class Bench:
             await source.drained()
         await wait_until(
             self.dut,
-            lambda: int(self.dut.available.value) == LINES,
+            lambda: sample(self.dut.available) == LINES,
             cycles=10,
             what="all lines available",
         )
-        await wait_until(self.dut, lambda: not int(self.dut.busy.value), cycles=20, what="rest")
+        await wait_until(self.dut, lambda: not sample(self.dut.busy), cycles=20, what="rest")
         for sink in self.sinks:
             sink.paused = False
             sink.active = 1.0
@@ -97,7 +97,7 @@ class Bench:
         for _ in range(3 * LINES):
             await RisingEdge(self.dut.clk)
         assert self.taken - before == LINES - 2, "lines have been lost"
-        assert int(self.dut.available.value) == 2, "offered lines are available"
+        assert sample(self.dut.available) == 2, "offered lines are available"
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
@@ -109,7 +109,7 @@ async def random_users(dut):
     await start(dut)
     for _ in range(4000):
         await RisingEdge(dut.clk)
-        available = int(dut.available.value)
+        available = sample(dut.available)
         assert available <= LINES
         assert LINES - bench.in_use - USERS <= available <= LINES - bench.in_use + USERS
         for user in range(USERS):
@@ -131,7 +131,7 @@ async def reserves(dut):
         await RisingEdge(dut.clk)
     held = len(bench.owned[3])
     assert LINES - held >= RESERVES[3], f"user 3 got {held} lines"
-    assert int(dut.available.value) <= RESERVES[3] + USERS, "refused user sees no pressure"
+    assert sample(dut.available) <= RESERVES[3] + USERS, "refused user sees no pressure"
     bench.sinks[1].paused = False
     for _ in range(100):
         await RisingEdge(dut.clk)

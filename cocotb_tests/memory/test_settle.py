@@ -14,7 +14,7 @@ from cocotb.triggers import RisingEdge
 from cocotb_tests.busy import BusyWatch
 from cocotb_tests.memory.store_model import STORE_DELAY
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, start
+from cocotb_tests.streams import StreamSink, StreamSource, sample, start
 from hdl.kit.cut import Relay
 from hdl.memory.settle import Settle
 
@@ -40,9 +40,9 @@ async def reports_wait(dut):
             source.send(value)
             sent.append(value)
         await RisingEdge(dut.clk)
-        if int(dut.input__valid.value) and int(dut.input__ready.value):
+        if sample(dut.input__valid) and sample(dut.input__ready):
             begun.append(cycle)
-        if int(dut.output__valid.value) and int(dut.output__ready.value):
+        if sample(dut.output__valid) and sample(dut.output__ready):
             age = cycle - begun.popleft()
             assert age >= STORE_DELAY, f"told {age} cycles after it was written"
             soonest = age if soonest is None else min(soonest, age)
@@ -50,7 +50,7 @@ async def reports_wait(dut):
             assert sink.receive_now() == sent.popleft()
     assert not sent and not begun
     assert soonest == STORE_DELAY, "all waited for longer than need be"
-    assert not int(dut.busy.value)
+    assert not sample(dut.busy)
     watch.check()
 
 

@@ -9,7 +9,7 @@ import pytest
 from cocotb.triggers import RisingEdge
 
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSource, start
+from cocotb_tests.streams import StreamSource, sample, start
 from hdl.config import Config
 from hdl.memory.shared_read import SharedRead
 from hdl.memory.store import READ_LATENCY
@@ -37,14 +37,14 @@ async def share(dut, active: tuple[float, float], ready: float) -> list[int]:
         await RisingEdge(dut.clk)
         cycle += 1
         for user in (0, 1):
-            if int(getattr(dut, f"users__{user}__response_valid").value):
-                got = int(getattr(dut, f"users__{user}__response").value)
+            if sample(getattr(dut, f"users__{user}__response_valid")):
+                got = sample(getattr(dut, f"users__{user}__response"))
                 assert wanted[user] and got == wanted[user].popleft(), f"user {user}: {got:#x}"
                 left[user] = cycle
-        valid = int(dut.line_read__request__valid.value)
-        address = int(dut.line_read__request__payload.value) if valid else None
+        valid = sample(dut.line_read__request__valid)
+        address = sample(dut.line_read__request__payload) if valid else None
         assert offered in (None, address), "a request was withdrawn"
-        taken = valid and int(dut.line_read__request__ready.value)
+        taken = valid and sample(dut.line_read__request__ready)
         offered = address if valid and not taken else None
         pipe.append(address if taken else None)
         beat = pipe.popleft()

@@ -13,7 +13,7 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.memory.store_model import STORE_DELAY
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import pack, start
+from cocotb_tests.streams import pack, sample, start
 from hdl.config import Config
 from hdl.flow.line import write_beat
 from hdl.kit.cut import Relay
@@ -134,12 +134,12 @@ class Bench:
                     offers[kind, n] = (address, beat, mask)
             await RisingEdge(self.dut.clk)
             moving = cycle < stored_at or any(any(answers) for answers in expected)
-            assert int(self.dut.busy.value) or not moving, "not busy although beats move"
+            assert sample(self.dut.busy) or not moving, "not busy although beats move"
             stored = []
             for kind, ports in (("read", reads), ("write", writes)):
                 for n, port in enumerate(ports):
                     offer = offers.get((kind, n))
-                    taken = offer is not None and int(port[1].value)
+                    taken = offer is not None and sample(port[1])
                     if offer is None:
                         pass
                     elif taken:
@@ -160,11 +160,11 @@ class Bench:
                             )
                         expected[n].append(answer)
                         due = expected[n].popleft()
-                        assert int(port[3].value) == (due is not None), f"reader {n}: latency"
+                        assert sample(port[3]) == (due is not None), f"reader {n}: latency"
                         if due is not None:
                             self.answered += 1
                             for word, values in enumerate(due[1]):
-                                value = int(port[4].value) >> DWORD_BITS * word
+                                value = sample(port[4]) >> DWORD_BITS * word
                                 value &= (1 << DWORD_BITS) - 1
                                 assert values is None or value in values, (
                                     f"reader {n}: word {word} of {due[0]:#x} is {value:#x}, "
@@ -197,7 +197,7 @@ async def random_users(dut):
         assert bench.longest["write"] <= MOST_WRITE_WAIT, bench.longest
         await RisingEdge(dut.clk)
         await RisingEdge(dut.clk)
-        assert not int(dut.busy.value), "busy at rest"
+        assert not sample(dut.busy), "busy at rest"
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
@@ -247,11 +247,11 @@ async def the_delay_is_the_longest(dut):
         due = asked.popleft()
         if due is not None:
             _, written = due
-            found = int(answer.value) & (1 << DWORD_BITS) - 1
+            found = sample(answer) & (1 << DWORD_BITS) - 1
             assert found >= written, f"{written}: not there {STORE_DELAY} cycles later"
             checked += 1
         for writer, (address, written) in list(offers.items()):
-            if int(getattr(dut, f"write__{writer}__ready").value):
+            if sample(getattr(dut, f"write__{writer}__ready")):
                 del offers[writer]
                 if writer == 0:
                     to_read[cycle + STORE_DELAY] = address, written

@@ -3,7 +3,6 @@
 import ctypes
 import random
 from functools import partial
-from time import process_time
 
 import pytest
 
@@ -42,9 +41,6 @@ from sim.native.parameters import (
     Ssd,
     link_rate,
 )
-
-HARNESS_MICROSECONDS = 1.5
-"""Most processor time a cycle with all of 24 ports moving data (measured: 0.45)."""
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -223,17 +219,16 @@ def test_design_errors_are_reported():
 
 
 def test_everything_at_once():
-    """24 drives and both directions of the link stay full, and the harness's own cost is small."""
+    """24 drives and both directions of the link stay full."""
     config = Config(ports=24, completion_straddle=False)
     drives = [Ideal(rate=link_rate(12), keep_data=False)] * config.ports
     duration_ns = 400_000
     expected = pytest.approx(link_rate(12) * duration_ns / 1e9, rel=0.05)
     with Harness(config, drives=drives, component=partial(Saturate, config=config)) as harness:
         harness.run(until_ns=10_000)
-        before, started = harness.statistics(), process_time()
+        before = harness.statistics()
         at_start = [harness.drive_statistics(port) for port in range(config.ports)]
         harness.run(until_ns=harness.now_ns + duration_ns)
-        seconds = process_time() - started
         moved = {name: value - before[name] for name, value in harness.statistics().items()}
         for port in range(config.ports):
             name = "written_blocks" if port & 1 else "read_blocks"
@@ -241,9 +236,6 @@ def test_everything_at_once():
             assert blocks * BLOCK_BYTES == expected
     assert moved["up_busy_ps"] > 0.97 * duration_ns * 1000
     assert moved["up_payload_bytes"] == pytest.approx(moved["down_payload_bytes"], rel=0.02)
-    per_cycle = seconds / moved["cycles_evaluated"] * 1e6
-    print(f"{per_cycle:.2f} us of processor time a cycle")
-    assert per_cycle < HARNESS_MICROSECONDS
 
 
 @pytest.mark.parametrize(

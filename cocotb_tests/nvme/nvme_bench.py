@@ -10,7 +10,7 @@ from cocotb.triggers import ClockCycles, Event, RisingEdge
 from cocotb_tests.memory.store_model import STORE_DELAY
 from cocotb_tests.nvme.nvme_model import ADMIN_LINES, KEPT_LINES, DataPath
 from cocotb_tests.runner import simulate
-from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, sample, start, wait_until
 from hdl.config import Config
 from hdl.flow.host_command import command, completion
 from hdl.flow.host_data import delivered, fetched, transfer
@@ -235,7 +235,7 @@ class Bench(DataPath):
         shown = None
         while True:
             await RisingEdge(dut.clk)
-            if any(int(valid.value) and int(ready.value) for valid, ready in streams):
+            if any(sample(valid) and sample(ready) for valid, ready in streams):
                 self.posted_until = self.cycle + self.random.randint(1, self.latency)
             waits = self.holds_posted and self.posted_until
             posted = bool(waits) or self.cycle < self.posted_until
@@ -247,14 +247,14 @@ class Bench(DataPath):
         dut = self.dut
         while True:
             await RisingEdge(dut.clk)
-            if not int(dut.shutdown_flush__flush.value) or int(dut.rst.value):
+            if not sample(dut.shutdown_flush__flush) or sample(dut.rst):
                 continue
             self.flushes += 1
             assert not self.in_flight, "a flush while commands are inside"
             await ClockCycles(dut.clk, self.random.randint(1, self.latency))
             while self.holds_flush:
                 await RisingEdge(dut.clk)
-            assert int(dut.shutdown_flush__flush.value), "a flush was taken back"
+            assert sample(dut.shutdown_flush__flush), "a flush was taken back"
             dut.shutdown_flush__flushed.value = 1
             await ClockCycles(dut.clk, self.random.randint(1, 3))
             dut.shutdown_flush__flushed.value = 0
@@ -264,17 +264,17 @@ class Bench(DataPath):
         dut = self.dut
         while True:
             await RisingEdge(dut.clk)
-            if not int(dut.cache_flush__flush.value) or int(dut.rst.value):
+            if not sample(dut.cache_flush__flush) or sample(dut.rst):
                 continue
             self.cache_flushes += 1
             await ClockCycles(dut.clk, self.random.randint(1, self.latency))
             while self.holds_flush:
                 await RisingEdge(dut.clk)
-            assert int(dut.cache_flush__flush.value), "a flush was taken back"
+            assert sample(dut.cache_flush__flush), "a flush was taken back"
             dut.cache_flush__stored.value = int(self.caches_store)
             dut.cache_flush__flushed.value = 1
             await RisingEdge(dut.clk)
-            while int(dut.cache_flush__flush.value):
+            while sample(dut.cache_flush__flush):
                 await RisingEdge(dut.clk)
             dut.cache_flush__flushed.value = 0
 
@@ -485,7 +485,7 @@ class Bench(DataPath):
         await wait_until(self.dut, quiet, cycles=cycles, what="quiet")
         await ClockCycles(self.dut.clk, 200)
         assert quiet(), "something moved after everything had ended"
-        assert not int(self.dut.busy.value), "busy although nothing can move"
+        assert not sample(self.dut.busy), "busy although nothing can move"
         assert self.allocate.waiting == ADMIN_LINES - KEPT_LINES, "an admin line was not given back"
         assert len(self.free_lines) == self.config.lines - ADMIN_LINES
         assert not self._transfers and not self._sending

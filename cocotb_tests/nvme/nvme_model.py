@@ -5,7 +5,7 @@ import random
 import cocotb
 from cocotb.triggers import ClockCycles, Event, RisingEdge
 
-from cocotb_tests.streams import StreamSource, pack
+from cocotb_tests.streams import StreamSource, pack, sample
 from hdl.config import Config
 from hdl.flow.geometry import Level, geometry
 from hdl.flow.host_command import HostOpcode, Status
@@ -166,7 +166,7 @@ class DataPath:
             if now != exist:
                 dut.volume_exists.value = exist = now
             for number, (address, data, layout, look) in enumerate(handles):
-                entry = look(int(address.value))
+                entry = look(sample(address))
                 # To pack an entry takes much longer than to see that it is the one that is shown.
                 if entry != shown[number]:
                     shown[number] = entry if layout is None else dict(entry)

@@ -9,6 +9,7 @@ from cocotb.triggers import ClockCycles, RisingEdge
 from cocotb_tests.nvme.nvme_bench import Bench, bench_config
 from cocotb_tests.nvme.nvme_model import MANAGE_OPCODES, fresh_geometry
 from cocotb_tests.runner import simulate
+from cocotb_tests.streams import sample
 from hdl.flow.array_state import ArrayState
 from hdl.flow.geometry import Level, Rotation
 from hdl.flow.manage import ManageStatus
@@ -209,7 +210,7 @@ async def queues_are_created_and_deleted(dut):
     delete = host.place(admin, opcode=nvme.DELETE_SQ, dwords=(1,))
     await host.ring(admin)
     await ClockCycles(dut.clk, 300)
-    assert delete in admin.waiting and not int(dut.busy.value)
+    assert delete in admin.waiting and not sample(dut.busy)
     await host.ring(pair)
     await host.bad(nvme.INVALID_OPCODE, 2, opcode=0x55, nsid=1)
     host.hold = False
@@ -409,13 +410,13 @@ async def interrupts_follow_completions(dut):
         host.interrupts.clear()
         await host.good(1, opcode=nvme.FLUSH, nsid=1)
         await host.settle()
-        assert host.interrupts == [2] and not int(dut.host__messages__withhold.value)
+        assert host.interrupts == [2] and not sample(dut.host__messages__withhold)
         assert await host.read64(nvme.MSIX_PENDING) == 0
         await host.write32(nvme.MSIX_TABLE + 16 * 2 + 12, 1)
         assert await host.read64(nvme.MSIX_PENDING) == 1 << 2
         if again:
             await host.write32(nvme.MSIX_TABLE + 16 * 2 + 12, 0)
-        assert int(dut.host__messages__withhold.value)
+        assert sample(dut.host__messages__withhold)
         dut.host__messages__dropped.value = 1
         await RisingEdge(dut.clk)
         dut.host__messages__dropped.value = 0

@@ -11,7 +11,7 @@ from amaranth.lib.wiring import connect, flipped
 from cocotb.triggers import FallingEdge, RisingEdge
 
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import start
+from cocotb_tests.streams import sample, start
 from hdl.config import TIME_BITS, small
 from hdl.nvme.registers.coalesce import DELAYS_PER_SECOND, Coalesce
 
@@ -93,7 +93,7 @@ async def holds_back(dut):
             dut.raised.value, dut.vector.value = int(raises), vector
             dut.hurry.value = int(held.hurry)
             await FallingEdge(dut.clk)
-            found = int(dut.passed.value)
+            found = sample(dut.passed)
             over_and_judged += any(held.waiting) and now == held.until and judged is not None
             wanted = held.passes(now, judged)
             assert found == sum(1 << vector for vector in wanted), (
@@ -101,7 +101,7 @@ async def holds_back(dut):
             )
             passes += len(wanted)
             await RisingEdge(dut.clk)
-            deadline = int(dut.deadline.value)
+            deadline = sample(dut.deadline)
             if any(held.waiting):
                 assert now - held.until < 0 or held.hurry, f"{held} waits for ever"
                 assert deadline == held.until % (1 << TIME_BITS) or now <= held.until

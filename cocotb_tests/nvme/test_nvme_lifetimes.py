@@ -8,7 +8,7 @@ from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.nvme.nvme_bench import Bench, bench_config, run_front_end
 from cocotb_tests.runner import SimulationError
-from cocotb_tests.streams import pack, unpack, wait_until
+from cocotb_tests.streams import pack, sample, unpack, wait_until
 from hdl.flow.manage import ManageOpcode, ManageStatus
 from hdl.flow.reference import answer, command_begin, telling
 from hdl.nvme.commands.lifetimes import Lifetimes
@@ -46,12 +46,12 @@ class Host(Bench):
         dut, layout = self.dut, command_begin(self.config)
         while True:
             await RisingEdge(dut.clk)
-            if int(dut.slots__begins.value):
-                begun = unpack(layout, int(dut.slots__begun.value))
+            if sample(dut.slots__begins):
+                begun = unpack(layout, sample(dut.slots__begun))
                 self.inside[begun.slot] = begun.volume
                 self.late[begun.slot] = begun.late
-            if int(dut.slots__ends.value):
-                del self.inside[int(dut.slots__ended.value)]
+            if sample(dut.slots__ends):
+                del self.inside[sample(dut.slots__ended)]
 
     def _manage(self, request) -> None:
         cocotb.start_soon(self._change(request))
@@ -287,8 +287,8 @@ async def answers_are_posted(dut):
     async def watch() -> None:
         while True:
             await RisingEdge(dut.clk)
-            if int(dut.tellings__answers.value):
-                seen = unpack(answer(host.config), int(dut.tellings__answer.value))
+            if sample(dut.tellings__answers):
+                seen = unpack(answer(host.config), sample(dut.tellings__answer))
                 assert seen.volume == VICTIM
                 answered.append(seen.posted)
 
@@ -338,7 +338,7 @@ async def what_the_host_has_taken_is_known(dut):
         while True:
             await RisingEdge(dut.clk)
             for name, seen in (("heard", heard), ("unheard", unheard)):
-                bits = int(getattr(dut, f"tellings__{name}").value)
+                bits = sample(getattr(dut, f"tellings__{name}"))
                 if bits:
                     seen.append(bits)
 

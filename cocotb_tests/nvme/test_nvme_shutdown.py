@@ -8,7 +8,7 @@ from cocotb.triggers import ClockCycles
 
 from cocotb_tests.nvme.nvme_bench import Bench, bench_config, run_front_end
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import wait_until
+from cocotb_tests.streams import sample, wait_until
 from hdl.nvme.front_end import NvmeFrontEnd
 from sim.golden import nvme
 
@@ -67,10 +67,10 @@ async def ready_falls_when_all_has_left(dut):
         if host.holds_posted:
             await ClockCycles(dut.clk, SOON)
             status = await host.read32(nvme.CSTS)
-            assert status & nvme.CSTS_READY or not int(dut.posted.value), "RDY passed writes"
+            assert status & nvme.CSTS_READY or not sample(dut.posted), "RDY passed writes"
             host.holds_posted = False
         await host.wait_status(0, mask=nvme.CSTS_READY)
-        assert not int(dut.posted.value), "RDY is 0 while writes are on their way"
+        assert not sample(dut.posted), "RDY is 0 while writes are on their way"
         before = written(host)
         await ClockCycles(dut.clk, SOON)
         assert written(host) == before, "written after RDY was 0"
@@ -253,10 +253,10 @@ async def a_flush_is_for_one_shutdown(dut):
             dut.status__function_reset.value = 1
             await ClockCycles(dut.clk, 20)
             dut.host_idle.value = 1
-            await wait_until(dut, lambda: int(dut.reset_done.value), cycles=SOON, what="reset")
+            await wait_until(dut, lambda: sample(dut.reset_done), cycles=SOON, what="reset")
             dut.status__function_reset.value = 0
             await ClockCycles(dut.clk, 200)
-        assert int(dut.shutdown_flush__flush.value), "a flush was taken back"
+        assert sample(dut.shutdown_flush__flush), "a flush was taken back"
         await host.enable()
         await host.write32(nvme.CC, nvme.CC_ENABLE | nvme.CC_SHUTDOWN_NORMAL)
         await ClockCycles(dut.clk, SOON)
@@ -362,7 +362,7 @@ async def states_change_while_requests_stall(dut):
         await change()
         await ClockCycles(dut.clk, SOON)
         names = ("host__write_request", "host__post")
-        return any(int(getattr(dut, f"{name}__valid").value) for name in names)
+        return any(sample(getattr(dut, f"{name}__valid")) for name in names)
 
     for round_number in range(18):
         await bring_up(host)

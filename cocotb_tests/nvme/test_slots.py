@@ -8,7 +8,7 @@ from cocotb.triggers import FallingEdge, RisingEdge
 
 from cocotb_tests.nvme.nvme_bench import bench_config
 from cocotb_tests.runner import simulate
-from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, pack, sample, start, wait_until
 from hdl.flow.host_command import Status, completion
 from hdl.nvme.codes import StatusCode, status_field
 from hdl.nvme.commands.slots import SlotTable
@@ -43,13 +43,13 @@ class Bench:
         dut = self.dut
         while True:
             await RisingEdge(dut.clk)
-            self.ends += int(dut.abort_access__tried.value)
-            if not int(dut.cancel__valid.value):
+            self.ends += sample(dut.abort_access__tried)
+            if not sample(dut.cancel__valid):
                 continue
-            slot = int(dut.cancel__payload.value)
+            slot = sample(dut.cancel__payload)
             for _ in range(self.generator.randrange(4)):
                 await RisingEdge(dut.clk)
-                assert int(dut.cancel__valid.value), "taken back"
+                assert sample(dut.cancel__valid), "taken back"
             await FallingEdge(dut.clk)
             dut.cancel__ready.value = 1
             await RisingEdge(dut.clk)
@@ -59,7 +59,7 @@ class Bench:
             dut.cancelled.value = 1
             dut.cancel_found.value = int(slot in self.held)
             await RisingEdge(dut.clk)
-            self.ends += int(dut.abort_access__tried.value)
+            self.ends += sample(dut.abort_access__tried)
             await FallingEdge(dut.clk)
             dut.cancelled.value = 0
 
@@ -67,9 +67,9 @@ class Bench:
         """A command gets the next slot, in this cycle if there is one."""
         dut = self.dut
         await FallingEdge(dut.clk)
-        while not int(dut.allocate__valid.value):
+        while not sample(dut.allocate__valid):
             await FallingEdge(dut.clk)
-        slot = int(dut.allocate__payload.value)
+        slot = sample(dut.allocate__payload)
         dut.allocate__ready.value = dut.store.value = 1
         dut.store_slot.value = slot
         dut.store_command.value = pack(carried(CONFIG), queue=queue, identifier=identifier)

@@ -10,7 +10,7 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.parity.parity_config import config_of
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, pack, start
+from cocotb_tests.streams import StreamSink, StreamSource, pack, sample, start
 from hdl.parity import engine as engine_module
 from hdl.parity.engine import (
     ParityEngine,
@@ -92,7 +92,7 @@ class Bench:
         assert self.beats.idle
         assert self.drain.idle
         assert self.output.idle
-        assert not int(self.dut.busy.value)
+        assert not sample(self.dut.busy)
 
 
 async def _transfers(dut, name: str, cycles: list[int]) -> None:
@@ -102,7 +102,7 @@ async def _transfers(dut, name: str, cycles: list[int]) -> None:
     while True:
         await RisingEdge(dut.clk)
         now += 1
-        if int(valid.value) and int(ready.value):
+        if sample(valid) and sample(ready):
             cycles.append(now)
 
 

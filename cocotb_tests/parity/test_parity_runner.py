@@ -10,7 +10,7 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.parity.parity_config import config_of
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, sample, start, wait_until
 from hdl.config import BLOCK_BYTES, PIECES
 from hdl.flow.line import write_beat
 from hdl.flow.parity_pass import StepKind, pass_done, step
@@ -80,8 +80,8 @@ class Lines:
             await RisingEdge(dut.clk)
             self.cycle += 1
             answer = None
-            if go and int(valid.value):
-                line, place = self._locate(int(payload.value))
+            if go and sample(valid):
+                line, place = self._locate(sample(payload))
                 beat = self.content[line][place : place + self.config.beat_bytes]
                 answer = int.from_bytes(beat, "little")
                 self.asked.append(self.cycle)
@@ -186,11 +186,11 @@ class Bench:
         """Waits for all passes; nothing may be left over."""
         while self.running:
             await self.finish_one()
-        await wait_until(self.dut, lambda: not int(self.dut.busy.value), cycles=50, what="idle")
+        await wait_until(self.dut, lambda: not sample(self.dut.busy), cycles=50, what="idle")
         writes = self.lines.writes
         for _ in range(4 * READ_LATENCY):
             await RisingEdge(self.dut.clk)
-        assert not int(self.dut.busy.value)
+        assert not sample(self.dut.busy)
         assert self.step.idle
         assert self.done.idle
         assert self.lines.writes == writes

@@ -9,7 +9,7 @@ import pytest
 from cocotb.triggers import RisingEdge
 
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import pack, start, unpack
+from cocotb_tests.streams import pack, sample, start, unpack
 from hdl.config import MAX_DRIVES, Config
 from hdl.flow.parity_pass import StepKind
 from hdl.parity import solver as solver_module
@@ -39,15 +39,15 @@ class Bench:
         dut.request__payload.value = pack(solver_request(self.config), **fields)
         dut.request__valid.value = 1
         await RisingEdge(dut.clk)
-        while not int(dut.request__ready.value):
+        while not sample(dut.request__ready):
             await RisingEdge(dut.clk)
         dut.request__valid.value = 0
         cycles = 0
         while True:
             await RisingEdge(dut.clk)
             cycles += 1
-            if int(dut.answer__valid.value):
-                return unpack(solver_answer(self.config), int(dut.answer__payload.value)), cycles
+            if sample(dut.answer__valid):
+                return unpack(solver_answer(self.config), sample(dut.answer__payload)), cycles
 
     async def generate(self) -> None:
         """A GENERATE and some of its inputs."""
@@ -115,7 +115,7 @@ async def solves_as_the_reference(dut):
             await bench.recover(erased, used)
     await RisingEdge(dut.clk)
     await RisingEdge(dut.clk)
-    assert not int(dut.busy.value)
+    assert not sample(dut.busy)
 
 
 def _simulate(parities: int, patterns: int, name: str = "solver") -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import cocotb
 from cocotb.triggers import RisingEdge
 
-from cocotb_tests.streams import unpack
+from cocotb_tests.streams import sample, unpack
 from hdl.pcie.phy.sideband import user_shape
 
 WORD_BITS = 32
@@ -74,7 +74,7 @@ class StreamRules:
         self._dut = dut
         self._unbroken = unbroken
         self._packet = packet
-        self._reset = reset or (lambda: bool(int(dut.rst.value)))
+        self._reset = reset or (lambda: bool(sample(dut.rst)))
         self._ports = [getattr(dut, f"{name}_{part}") for part in ("tdata", "tkeep", "tuser")]
         self._valid = getattr(dut, f"{name}_tvalid")
         self._ready = getattr(dut, f"{name}_tready")
@@ -93,20 +93,20 @@ class StreamRules:
             await RisingEdge(self._dut.clk)
             if self._reset():
                 refused = None
-                if int(self._valid.value) and int(self._ready.value):
+                if sample(self._valid) and sample(self._ready):
                     self._pass()
                 users.clear()
                 continue
-            if not int(self._valid.value):
+            if not sample(self._valid):
                 assert refused is None, f"{self.name}: tvalid fell before tready"
                 assert not (words and self._unbroken), (
                     f"{self.name}: tvalid fell within a packet, after {len(words)} words"
                 )
                 continue
-            data, keep, user = (int(port.value) for port in self._ports)
-            beat = (data, keep, user, int(self._last.value))
+            data, keep, user = (sample(port) for port in self._ports)
+            beat = (data, keep, user, sample(self._last))
             assert refused in (None, beat), f"{self.name}: a beat changed before tready"
-            if not int(self._ready.value):
+            if not sample(self._ready):
                 refused = beat
                 continue
             refused = None
@@ -116,7 +116,7 @@ class StreamRules:
     def _pass(self) -> None:
         """A beat in reset: only whether a packet has begun is of interest."""
         self.words.append(0)
-        if int(self._last.value):
+        if sample(self._last):
             self.words.clear()
 
     def _take(self, data: int, keep: int, user: int, last: int) -> None:
@@ -176,7 +176,7 @@ class StraddleRules(StreamRules):
         return starts, ends
 
     def _pass(self) -> None:
-        user = unpack(user_shape("rc", WORD_BITS * self._words), int(self._ports[2].value))
+        user = unpack(user_shape("rc", WORD_BITS * self._words), sample(self._ports[2]))
         starts, ends = self._places(user)
         if len(starts) + bool(self.words) > len(ends):
             self.words.append(0)

@@ -13,7 +13,7 @@ from cocotb.triggers import RisingEdge
 from cocotb_tests.pcie.pcie_host import CREDITS, PAGE_BYTES, PcieHost
 from cocotb_tests.pcie.series7_model import Series7Host
 from cocotb_tests.runner import simulate
-from cocotb_tests.streams import StreamSink, StreamSource, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, sample, wait_until
 from hdl.config import TIME_BITS, Config
 from hdl.flow.host_memory import (
     HostAccess,
@@ -240,8 +240,8 @@ class Bench:
         await wait_until(
             self.dut,
             lambda: (
-                not int(self.dut.busy.value)
-                and int(self.dut.deadline.value) == (1 << TIME_BITS) - 1
+                not sample(self.dut.busy)
+                and sample(self.dut.deadline) == (1 << TIME_BITS) - 1
                 and not self.host.rc.reads_pending
             ),
             cycles=6 * TIMEOUT,

@@ -28,7 +28,7 @@ from cocotbext.pcie.xilinx.us import UltraScalePlusPcieDevice
 from cocotbext.pcie.xilinx.us.tlp import ErrorCode, Tlp_us
 
 from cocotb_tests.pcie.axis_rules import UltrascaleRules
-from cocotb_tests.streams import unpack
+from cocotb_tests.streams import sample, unpack
 from hdl.config import STRADDLE_WIDTH, TIME_BITS
 from hdl.flow.pcie_status import PcieStatus
 from hdl.flow.register_bus import BAR_BITS
@@ -572,7 +572,7 @@ class PcieHost:
 
     def resetting(self) -> bool:
         """The link is down, or everything is being reset."""
-        return bool(int(self.dut.rst.value) or int(self.dut.status__link_reset.value))
+        return bool(sample(self.dut.rst) or sample(self.dut.status__link_reset))
 
     def limits(self) -> tuple[int, int, bool]:
         """Maximum payload and read request in bytes, and whether extended tags are enabled."""
@@ -588,7 +588,7 @@ class PcieHost:
 
     def _beats_left(self) -> int:
         """Beats of requests that left in the last cycle."""
-        return int(self.dut.rq_tvalid.value) & int(self.dut.rq_tready.value)
+        return sample(self.dut.rq_tvalid) & sample(self.dut.rq_tready)
 
     def _forget(self, tag: int) -> None:
         """No answer comes any more. A block that keeps a table of tags has the tag until its own
@@ -602,8 +602,8 @@ class PcieHost:
     async def _time_out(self, tag: int, request) -> None:
         dut, mask = self.dut, (1 << TIME_BITS) - 1
         patience = self._rng.randrange(*self._split_timeout)
-        began = int(dut.now.value)
-        while (int(dut.now.value) - began) & mask < patience:
+        began = sample(dut.now)
+        while (sample(dut.now) - began) & mask < patience:
             await ClockCycles(dut.clk, POLL_CYCLES)
         # It has not been reset meanwhile, nor told of the tag.
         if self.device.active_request[tag] is request:
@@ -613,7 +613,7 @@ class PcieHost:
         """Leaves reset, enumerates, and allows bus mastering."""
         cocotb.start_soon(self._run())
         await RisingEdge(self.dut.rst)
-        while int(self.dut.rst.value):
+        while sample(self.dut.rst):
             await RisingEdge(self.dut.clk)
         await self.rc.enumerate()
         device: Any = self.rc.find_device(self.function.pcie_id)
@@ -665,13 +665,13 @@ class PcieHost:
             for tag, request in enumerate(device.active_request):
                 if request is not None:
                     self._terminate(tag, request, ErrorCode.FLR)
-        while not int(dut.reset_done.value):
+        while not sample(dut.reset_done):
             await RisingEdge(dut.clk)
         took = self.cycle - began
         assert not self.outstanding, "the reset was done with reads outstanding"
         for _ in range(DRAIN_CYCLES):
             await RisingEdge(dut.clk)
-            assert int(dut.reset_done.value), "done was taken back"
+            assert sample(dut.reset_done), "done was taken back"
         dut.status__function_reset.value = 0
         return took
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import cocotb
 from cocotb.triggers import RisingEdge
 
-from cocotb_tests.streams import pack
+from cocotb_tests.streams import pack, sample
 from hdl.config import Config
 from hdl.pcie.tlp import CompletionStatus, completion_beat
 
@@ -224,8 +224,8 @@ class LineMemory:
             ready = self._rng.random() < self.active
             self._ready.value = int(ready)
             await RisingEdge(self._dut.clk)
-            taken = ready and int(self._valid.value) and not int(self._dut.rst.value)
-            pipeline.append(int(self._address.value) if taken else None)
+            taken = ready and sample(self._valid) and not sample(self._dut.rst)
+            pipeline.append(sample(self._address) if taken else None)
             self.reads += bool(taken)
             answer = pipeline.popleft()
             self._response_valid.value = int(answer is not None)

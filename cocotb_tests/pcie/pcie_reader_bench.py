@@ -7,7 +7,7 @@ import cocotb
 from cocotb.triggers import RisingEdge
 
 from cocotb_tests.pcie.pcie_models import CompletionModel, apply_beat, host_word
-from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, sample, start, wait_until
 from hdl.config import Config
 from hdl.flow.host_memory import Kind, inbox_beat, inbox_dwords, read_done, read_request
 from hdl.flow.line import write_beat
@@ -108,7 +108,7 @@ class Bench:
             await RisingEdge(self.dut.clk)
             self.cycle += 1
             self.dut.now.value = self.cycle
-            if int(self.dut.completion__valid.value) and int(self.dut.completion__ready.value):
+            if sample(self.dut.completion__valid) and sample(self.dut.completion__ready):
                 self.completion_cycles.append(self.cycle)
 
     async def jump(self, cycles: int):
@@ -117,10 +117,10 @@ class Bench:
         calm = 0
         while self.cycle < end:
             await RisingEdge(self.dut.clk)
-            calm = 0 if int(self.dut.busy.value) else calm + 1
+            calm = 0 if sample(self.dut.busy) else calm + 1
             if calm > CALM_CYCLES:
                 calm = 0
-                self.cycle = min(end, max(self.cycle, int(self.dut.deadline.value)))
+                self.cycle = min(end, max(self.cycle, sample(self.dut.deadline)))
 
     async def _complete(self):
         while True:
@@ -142,7 +142,7 @@ class Bench:
             dut.drop_tag.value = self.dropped.pop(0)
             dut.drop_valid.value = 1
             await RisingEdge(dut.clk)
-            while not int(dut.drop_taken.value):
+            while not sample(dut.drop_taken):
                 await RisingEdge(dut.clk)
             dut.drop_valid.value = 0
 
@@ -315,10 +315,10 @@ class Bench:
         await wait_until(
             self.dut,
             lambda: (
-                int(self.dut.deadline.value) == (1 << 48) - 1
+                sample(self.dut.deadline) == (1 << 48) - 1
                 and self.request.idle
                 and self.completion.idle
-                and not int(self.dut.busy.value)
+                and not sample(self.dut.busy)
             ),
             cycles=10 * TIMEOUT,
             what="no tag held",

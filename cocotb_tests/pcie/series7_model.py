@@ -21,6 +21,7 @@ from cocotbext.pcie.xilinx.us.tlp import Tlp_us
 
 from cocotb_tests.pcie.axis_rules import Series7Rules, check_request
 from cocotb_tests.pcie.pcie_host import PcieHost
+from cocotb_tests.streams import sample
 
 WORD_BYTES = 4
 WAITING = 2
@@ -160,7 +161,7 @@ class Streams:
             dut.rx_tkeep.value = keep
             dut.rx_tvalid.value = 1
             await RisingEdge(dut.clk)
-            while not int(dut.rx_tready.value):
+            while not sample(dut.rx_tready):
                 await RisingEdge(dut.clk)
 
     async def _take(self) -> None:
@@ -170,10 +171,10 @@ class Streams:
             ready = self._rng.random() >= self._pause and not self.stalled
             dut.tx_tready.value = int(ready)
             await RisingEdge(dut.clk)
-            if not ready or not int(dut.tx_tvalid.value) or int(dut.rst.value):
+            if not ready or not sample(dut.tx_tvalid) or sample(dut.rst):
                 continue
-            data, keep = int(dut.tx_tdata.value), int(dut.tx_tkeep.value)
-            last = int(dut.tx_tlast.value)
+            data, keep = sample(dut.tx_tdata), sample(dut.tx_tkeep)
+            last = sample(dut.tx_tlast)
             count = keep.bit_length() // WORD_BYTES
             assert keep == (1 << WORD_BYTES * count) - 1, f"tkeep {keep:#x}"
             assert count == self.width // 32 or (last and count), "a beat with a gap"
@@ -186,7 +187,7 @@ class Streams:
         tlp = Tlp.unpack(to_bytes(words))
         assert tlp.get_size_dw() == len(words), f"{tlp} came in {len(words)} words"
         assert tlp.get_payload_size_dw() == (tlp.length if tlp.has_data() else 0), f"{tlp}"
-        own = int(self.dut.id.value)
+        own = sample(self.dut.id)
         if tlp.is_completion():
             assert int(tlp.completer_id) == own
             self.completions.put_nowait(tlp)

@@ -23,7 +23,7 @@ from cocotb_tests.pcie.pcie_bench import (
 from cocotb_tests.pcie.pcie_host import FAULTS, HARMLESS, PAGE_BYTES
 from cocotb_tests.pcie.series7_model import Series7Host
 from cocotb_tests.runner import SimulationError
-from cocotb_tests.streams import wait_until
+from cocotb_tests.streams import sample, wait_until
 from hdl.flow.host_memory import Kind
 from hdl.pcie.dma.reader import HostReader
 from hdl.pcie.dma.writer import ChunkReader
@@ -205,13 +205,13 @@ async def write_rate(dut):
     beats = 0
     packets = 0
     began = None
-    while len(bench.written) < blocks or int(dut.busy.value):
+    while len(bench.written) < blocks or sample(dut.busy):
         await RisingEdge(dut.clk)
-        valid, ready = int(dut.rq_tvalid.value), int(dut.rq_tready.value)
+        valid, ready = sample(dut.rq_tvalid), sample(dut.rq_tready)
         if valid and ready:
             began = began or bench.host.cycle
             beats += 1
-            packets += int(dut.rq_tlast.value)
+            packets += sample(dut.rq_tlast)
         elif valid:
             stalls += 1
         elif began and packets < blocks * 16:
@@ -245,7 +245,7 @@ async def short_completions(dut):
         await RisingEdge(dut.clk)
         assert host.cycle < 20_000, "the blocks do not come"
         most = max(most, host.device.rx_buf_cplh_fc_count)
-        if int(dut.rc_tvalid.value) and int(dut.rc_tready.value):
+        if sample(dut.rc_tvalid) and sample(dut.rc_tready):
             first, last = first or host.cycle, host.cycle
     rate = blocks * PAGE_BYTES / (last - first + 1)
     link = LINK_BYTES[CONFIG.data_width] * 64 / (64 + LINK_OVERHEAD)
@@ -387,7 +387,7 @@ async def discarded(dut):
     for _ in range(200):
         await RisingEdge(dut.clk)
     assert not bench.read
-    assert not int(dut.idle.value)
+    assert not sample(dut.idle)
     dut.host__discard.value = 1
     await host.restore_bus_master()
     await wait_until(
@@ -398,7 +398,7 @@ async def discarded(dut):
     )
     assert all(bench.read.values())
     await bench.settle()
-    assert int(dut.idle.value)
+    assert sample(dut.idle)
     assert not host.request_beats
     assert not any(memory[:])
     dut.host__discard.value = 0
@@ -458,7 +458,7 @@ async def register_latency(dut):
     async def measure():
         while True:
             await RisingEdge(dut.clk)
-            if int(dut.register__response__valid.value) and int(
+            if sample(dut.register__response__valid) and int(
                 dut.register__response__ready.value
             ):
                 began, before = host.cycle, answers()
@@ -491,7 +491,7 @@ async def messages_withheld(dut):
         while True:
             await RisingEdge(dut.clk)
             for name in ends:
-                ends[name] += int(getattr(dut, f"host__messages__{name}").value)
+                ends[name] += sample(getattr(dut, f"host__messages__{name}"))
 
     cocotb.start_soon(count())
     left = 0
@@ -547,13 +547,13 @@ async def messages_behind_tails(dut):
         nonlocal packets, words, moved, stopped
         await RisingEdge(dut.clk)
         for name in ends:
-            ends[name] += int(getattr(dut, f"host__messages__{name}").value)
-        stopped = moved and bool(int(valid.value)) and not int(ready.value)
-        moved = bool(int(valid.value) and int(ready.value))
+            ends[name] += sample(getattr(dut, f"host__messages__{name}"))
+        stopped = moved and bool(sample(valid)) and not sample(ready)
+        moved = bool(sample(valid) and sample(ready))
         if not moved:
             return
-        words += int(keep.value).bit_count() // kept
-        if int(last.value):
+        words += sample(keep).bit_count() // kept
+        if sample(last):
             packets += 1
             is_message = words < 64
             assert not is_message or next_to_leave in (None, packets), (
@@ -619,7 +619,7 @@ async def link_resets(dut):
             lambda: (
                 len(bench.read) == blocks
                 and len(bench.written) == blocks
-                and int(dut.idle.value)
+                and sample(dut.idle)
             ),
             cycles=TIMEOUT // 2,
             what="everything ended without a timeout",
@@ -684,7 +684,7 @@ async def link_resets_of_unsent_reads(dut):
     await host.reset_link(cycles=rng.choice((1, 2, 100)), discard=dut.host__discard)
     await wait_until(
         dut,
-        lambda: len(bench.read) == tags and len(lists) == 1 and int(dut.idle.value),
+        lambda: len(bench.read) == tags and len(lists) == 1 and sample(dut.idle),
         cycles=TIMEOUT,
         what="every read has ended",
     )
@@ -711,7 +711,7 @@ async def link_resets_of_short_reads(dut):
         await host.reset_link(cycles=rng.choice((1, 2, 100)), discard=dut.host__discard)
         await wait_until(
             dut,
-            lambda: len(bench.read) == lines and int(dut.idle.value),
+            lambda: len(bench.read) == lines and sample(dut.idle),
             cycles=TIMEOUT,
             what="every read has ended",
         )

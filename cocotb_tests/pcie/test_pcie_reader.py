@@ -11,7 +11,7 @@ from cocotb.triggers import RisingEdge
 from cocotb_tests.pcie.pcie_models import CompletionModel
 from cocotb_tests.pcie.pcie_reader_bench import TIMEOUT, Bench, reader_config
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import wait_until
+from cocotb_tests.streams import sample, wait_until
 from hdl.flow.host_memory import Kind
 from hdl.pcie.dma.landing import Landing
 from hdl.pcie.dma.reader import HostReader
@@ -141,7 +141,7 @@ async def dropped_requests(dut):
         bench.request.send_all(bench.random_transfers(20))
         await bench.finish(cycles=CLEARING + 12_000)
         assert bench.failing
-        assert not int(dut.outstanding.value)
+        assert not sample(dut.outstanding)
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
@@ -230,7 +230,7 @@ async def extended_tags(dut):
             bench.request.send_all(bench.transfer(Kind.BLOCK, index, parts))
         for _ in range(700):
             await RisingEdge(dut.clk)
-        assert extended or not int(dut.busy.value), "busy with nothing to do but wait"
+        assert extended or not sample(dut.busy), "busy with nothing to do but wait"
         bench.hold = False
         used = {tlp["tag"] for tlp in bench.tlps}
         assert used == set(range(tags if extended else 32)), f"{sorted(used)}, {extended}"
@@ -288,7 +288,7 @@ async def completion_timeouts(dut):
                 assert low <= took <= high, f"code {code:#x}: {took:.0f} us"
             await bench.jump(4 * high * cycles_a_us)  # out of quarantine
             bench.model.next_beats()
-            assert not int(dut.outstanding.value)
+            assert not sample(dut.outstanding)
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
@@ -318,7 +318,7 @@ async def tags_stay_with_the_block(dut):
             await bench.jump(us * a_us // steps)
 
     def is_free() -> bool:
-        return not int(dut.outstanding.value)
+        return not sample(dut.outstanding)
 
     async def tell() -> None:
         """The last completion comes after all."""
@@ -331,7 +331,7 @@ async def tags_stay_with_the_block(dut):
         left = await lose()
         await pass_time(lambda: bench.answers, us=2 * high, steps=40)
         assert bench.answers and not is_free()
-        assert not int(dut.unanswered.value), "a tag in quarantine holds up a reset"
+        assert not sample(dut.unanswered), "a tag in quarantine holds up a reset"
         await pass_time(is_free, us=10 * high, steps=200)
         took = (bench.cycle - left) / a_us
         dut._log.info("code %s: free again after %.0f us", f"{code:04b}", took)

@@ -18,7 +18,7 @@ from cocotbext.pcie.xilinx.us.interface import RcSource, UsPcieFrame
 from cocotb_tests.pcie.axis_rules import StraddleRules
 from cocotb_tests.pcie.pcie_host import straddle_strictly
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, pack, start, unpack, wait_until
+from cocotb_tests.streams import StreamSink, pack, sample, start, unpack, wait_until
 from hdl.config import UNSTRADDLED_COMPLETIONS, Config
 from hdl.pcie.dma.tags import headers_within
 from hdl.pcie.phy.descriptors import ErrorCode, RequesterCompletion
@@ -83,10 +83,10 @@ class Bench:
         while True:
             await RisingEdge(self.dut.clk)
             self.now += 1
-            if int(valid.value):
+            if sample(valid):
                 self.began = self.began or self.now
                 self.ended = self.now
-                self.stalls += not int(ready.value)
+                self.stalls += not sample(ready)
 
     def send(
         self,
@@ -188,7 +188,7 @@ class Bench:
     async def finish(self, cycles: int = 60_000):
         await wait_until(
             self.dut,
-            lambda: not self.expected and self.source.idle() and not int(self.dut.busy.value),
+            lambda: not self.expected and self.source.idle() and not sample(self.dut.busy),
             cycles=cycles,
             what="every completion",
         )
@@ -391,9 +391,9 @@ async def broken_block(dut):
             beat.tuser |= 1 << place("discontinue")
         elif kind == "changed":
             await RisingEdge(dut.clk)
-            while not int(dut.rc_tvalid.value) or int(dut.rc_tready.value):
+            while not sample(dut.rc_tvalid) or sample(dut.rc_tready):
                 await RisingEdge(dut.clk)
-            dut.rc_tdata.value = int(dut.rc_tdata.value) ^ 1
+            dut.rc_tdata.value = sample(dut.rc_tdata) ^ 1
 
     bench.source._drive = spoil
     for _ in range(200):

@@ -9,7 +9,7 @@ from cocotb.triggers import RisingEdge
 
 from cocotb_tests.pcie.pcie_models import LineMemory
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, sample, start, wait_until
 from hdl.config import Config
 from hdl.flow.host_memory import write_request
 from hdl.flow.post import post
@@ -164,7 +164,7 @@ class Bench:
             lambda: (
                 len(self.finished) == len(self.due)
                 and self.post.idle
-                and not int(self.dut.busy.value)
+                and not sample(self.dut.busy)
             ),
             cycles=60_000,
             what="all transfers done",

@@ -14,6 +14,7 @@ from cocotb_tests.streams import (
     StreamSource,
     TableServer,
     busy_after,
+    sample,
     start,
     wait_until,
 )
@@ -393,16 +394,16 @@ class Bench:
     async def settle(self) -> None:
         """Waits until everything is quiet, then checks that nothing is left over."""
         for _ in range(PATIENCE):
-            quiet = not self.slots and not int(self.dut.busy.value) and not self.drives.outstanding
+            quiet = not self.slots and not sample(self.dut.busy) and not self.drives.outstanding
             # What waits for its receiver is not busy.
             offers = (self.dut.mend__0__valid, self.dut.mend__1__valid)
-            if quiet and not any(int(offer.value) for offer in offers):
+            if quiet and not any(sample(offer) for offer in offers):
                 break
             await RisingEdge(self.dut.clk)
         assert not self.slots, f"rows {sorted(self.slots)} never retired"
         assert not self.by_command, "commands without an answer"
         assert len(self.lines.taken) == self.allocator.offered(), f"leaked: {self.lines.taken}"
-        assert self.parity.idle and not int(self.dut.busy.value)
+        assert self.parity.idle and not sample(self.dut.busy)
 
     def check_drives(self) -> None:
         """Every row satisfies its parity equations on the drives left, and holds what it should."""

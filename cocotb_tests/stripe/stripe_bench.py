@@ -11,7 +11,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import Out, connect, flipped
 from cocotb.triggers import RisingEdge
 
-from cocotb_tests.streams import StreamSink, StreamSource, TableServer, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, TableServer, sample, wait_until
 from cocotb_tests.stripe.stripe_extents import split
 from cocotb_tests.stripe.stripe_models import (
     BLOCK,
@@ -384,14 +384,14 @@ class Bench:
     async def settle(self) -> None:
         """Waits until every command has been answered, then checks that nothing is left."""
         for _ in range(PATIENCE):
-            if not self.commands and not self.walking and not int(self.dut.busy.value):
+            if not self.commands and not self.walking and not sample(self.dut.busy):
                 break
             await RisingEdge(self.dut.clk)
         assert not self.commands, f"commands without an answer: {self.commands}"
         assert not self.walking, f"walks without an end: {self.walking}"
         for _ in range(500):
             await RisingEdge(self.dut.clk)
-        assert not int(self.dut.busy.value), "still busy"
+        assert not sample(self.dut.busy), "still busy"
         offered = sum(one.offered() for one in self.allocators)
         assert len(self.lines.taken) == offered, f"leaked: {self.lines.taken}"
         assert not self.drives.outstanding and self.parity.idle

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import cocotb
 from cocotb.triggers import Event, RisingEdge
 
-from cocotb_tests.streams import Packing, StreamSink, StreamSource, TableServer, unpack
+from cocotb_tests.streams import Packing, StreamSink, StreamSource, TableServer, sample, unpack
 from hdl.config import DATA_OFFSET_BLOCKS, PIECES, Config
 from hdl.flow.geometry import Rotation, geometry
 from hdl.flow.intention import intention
@@ -258,7 +258,7 @@ class Allocator:
                     self._payload.value = offered
                     self._valid.value = 1
             await RisingEdge(clock)
-            if offered is not None and int(self._ready.value):
+            if offered is not None and sample(self._ready):
                 self._lines.taken[offered] = self._name
                 offered = None
                 self._valid.value = 0

@@ -12,7 +12,7 @@ from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
 
 from cocotb_tests.array.array_models import Table, pack_geometry, random_recovery
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, pack, sample, start, wait_until
 from hdl.config import DATA_OFFSET_BLOCKS, ERA_BITS, MAX_DRIVES, Config, board, small
 from hdl.flow.extent import expected, extent
 from hdl.flow.host_command import HostOpcode, Status, completion
@@ -115,10 +115,10 @@ class Bench:
         """Suspect drives of which a flush was refused."""
         while True:
             await RisingEdge(self.dut.clk)
-            if int(self.dut.blame__blames.value):
-                self.blamed.append((int(self.dut.blame__volume.value), int(self.dut.blamed.value)))
+            if sample(self.dut.blame__blames):
+                self.blamed.append((sample(self.dut.blame__volume), sample(self.dut.blamed)))
             else:
-                assert not int(self.dut.blamed.value)
+                assert not sample(self.dut.blamed)
 
     def _mended(self, seen) -> None:
         """Walks may be dropped, but those that come are in order, and each has a reason."""
@@ -453,15 +453,15 @@ class Bench:
             # Walks to mend rows may still be on their way.
             parts = (self.dut.busy, self.dut.mend__valid)
             await wait_until(
-                self.dut, lambda: not any(int(p.value) for p in parts), cycles=200, what="mended"
+                self.dut, lambda: not any(sample(p) for p in parts), cycles=200, what="mended"
             )
         for _ in range(4):
             await RisingEdge(self.dut.clk)
-        assert int(self.dut.busy.value) == 0, "busy at rest"
+        assert sample(self.dut.busy) == 0, "busy at rest"
         assert self.announced == 0, "flushes are missing"
         assert self.blamed == self.to_blame, "suspect drives of which a flush was refused"
         for name in self.sinks:
-            assert not int(getattr(self.dut, f"{name}__valid").value), f"{name} left over"
+            assert not sample(getattr(self.dut, f"{name}__valid")), f"{name} left over"
 
 
 @cocotb.test(timeout_time=20, timeout_unit="ms")
@@ -545,7 +545,7 @@ async def a_flush_is_judged_again_if_a_drive_restarts_meanwhile(dut):
             bench.extents.send(slot=1, opcode=HostOpcode.FLUSH, array=0, volume=1, last=1)
             await ClockCycles(dut.clk, wait)
             await FallingEdge(dut.clk)
-            if not int(dut.expected__valid.value):
+            if not sample(dut.expected__valid):
                 dut.drives__suspect.value, dut.drives__undecided.value = 1 << port, 1
                 await ClockCycles(dut.clk, 20)
                 bench.suspect, bench.failed = (1 << port, 0) if kept else (0, 1 << port)
@@ -570,7 +570,7 @@ async def a_flush_is_of_what_drives_had_as_it_was_judged(dut):
     bench.extents.send(slot=1, opcode=HostOpcode.FLUSH, array=0, volume=1, last=1)
     bench.expect_flush()
     await wait_until(
-        dut, lambda: int(dut.operation__valid.value), cycles=200, what="the first operation"
+        dut, lambda: sample(dut.operation__valid), cycles=200, what="the first operation"
     )
     for port, count in enumerate(bench.restarts):
         getattr(dut, f"restarts__{port}").value = (count + 1) % 16

@@ -9,7 +9,7 @@ import pytest
 from cocotb.triggers import RisingEdge
 
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, pack, sample, start, wait_until
 from hdl.config import PIECES, Config, board
 from hdl.flow.parity_pass import StepKind, pass_done, step
 from hdl.flow.piece import PIECE_CYCLES, piece
@@ -152,10 +152,10 @@ class Bench:
                 row.settled = True
                 fields = {"settle_seat": row.seat, "good": int(row.good)}
                 await self._strobe("settle", **fields)
-            elif begun < ROWS and int(self.dut.free.value):
+            elif begun < ROWS and sample(self.dut.free):
                 begun += 1
                 slot = self.slots.pop(self.random.randrange(len(self.slots)))
-                row = Row(slot=slot, seat=int(self.dut.seat.value), chance=self.random)
+                row = Row(slot=slot, seat=sample(self.dut.seat), chance=self.random)
                 assert row.seat not in self.rows, "a seat is given twice"
                 self.rows[row.seat] = row
                 reads = sum(1 << n for n in self.random.sample(range(CONFIG.ports), row.blocks))
@@ -229,7 +229,7 @@ async def pieces_are_worked_out_as_they_land(dut):
     for _ in range(PIECE_CYCLES):
         await RisingEdge(dut.clk)
     assert not bench.rows and not bench.whole_steps and not bench.engine
-    assert not int(dut.busy.value)
+    assert not sample(dut.busy)
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
@@ -250,7 +250,7 @@ async def seats_are_shared(dut):
         for got in range(SHARED.early_rows + 1):
             await RisingEdge(dut.clk)
             await RisingEdge(dut.clk)
-            if not int(dut.free.value):
+            if not sample(dut.free):
                 return got
             dut.claim.value = 1
             await RisingEdge(dut.clk)

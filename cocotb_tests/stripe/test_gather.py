@@ -9,7 +9,15 @@ import pytest
 from cocotb.triggers import RisingEdge
 
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, busy_after, start, unpack, wait_until
+from cocotb_tests.streams import (
+    StreamSink,
+    StreamSource,
+    busy_after,
+    sample,
+    start,
+    unpack,
+    wait_until,
+)
 from cocotb_tests.stripe.stripe_extents import split
 from cocotb_tests.stripe.stripe_models import BLOCK, Allocator, ArrayModel, Lines, Tables
 from hdl.config import TIME_BITS, Config
@@ -127,7 +135,7 @@ class Bench:
             self.dut.row_read__address.value = slot
             await RisingEdge(self.dut.clk)
             await RisingEdge(self.dut.clk)
-            row = unpack(row_state(CONFIG), int(self.dut.row_read__data.value))
+            row = unpack(row_state(CONFIG), sample(self.dut.row_read__data))
             assert row.array == 1 and not row.failed
             # Without parity each strip is a row of its own, named by its place.
             first = 0 if self.array.parities else row.shift // self.array.copies
@@ -143,7 +151,7 @@ class Bench:
                 self.dut.strip_read__address.value = slot * 32 + index
                 await RisingEdge(self.dut.clk)
                 await RisingEdge(self.dut.clk)
-                strip = unpack(strip_state(CONFIG), int(self.dut.strip_read__data.value))
+                strip = unpack(strip_state(CONFIG), sample(self.dut.strip_read__data))
                 expected = self.blocks[strip.slot, strip.offset]
                 found = row.base, row.row, first + index
                 assert expected == found, f"{expected} is in row {key} as {index}"
@@ -204,8 +212,8 @@ class Bench:
         assert len(self.slots) == CONFIG.commands, f"commands without an answer: {+self.owed}"
         for _ in range(200):
             await RisingEdge(self.dut.clk)
-        assert not int(self.dut.busy.value), "still busy"
-        assert int(self.dut.deadline.value) == NEVER
+        assert not sample(self.dut.busy), "still busy"
+        assert sample(self.dut.deadline) == NEVER
         assert len(self.lines.taken) == self.allocator.offered(), f"leaked: {self.lines.taken}"
         assert self.retired.idle and self.fetched.idle and self.extent.idle
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import StreamSink, StreamSource, start
+from cocotb_tests.streams import StreamSink, StreamSource, sample, start
 from hdl.config import Config, small
 from hdl.flow.row import RowKind
 from hdl.stripe.planning import planner as planner_module
@@ -274,7 +274,7 @@ async def plans_as_the_reference(dut):
     await RisingEdge(dut.clk)
     assert source.idle
     assert sink.idle
-    assert not int(dut.busy.value)
+    assert not sample(dut.busy)
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
@@ -284,10 +284,10 @@ async def answers_in_time(dut):
     StreamSink(dut, "plan")
     for request in requests(1)[:20]:
         source.send(request)
-        while not (int(dut.request__valid.value) and int(dut.request__ready.value)):
+        while not (sample(dut.request__valid) and sample(dut.request__ready)):
             await RisingEdge(dut.clk)
         waited = 0
-        while not int(dut.plan__valid.value):
+        while not sample(dut.plan__valid):
             await RisingEdge(dut.clk)
             waited += 1
         assert waited == LATENCY

@@ -10,7 +10,7 @@ import pytest
 from cocotb.triggers import RisingEdge
 
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import pack, start
+from cocotb_tests.streams import pack, sample, start
 from cocotb_tests.stripe.stripe_extents import split
 from cocotb_tests.stripe.stripe_models import ArrayModel
 from hdl.config import Config
@@ -77,7 +77,7 @@ class Bench:
         self.dut.geometry.value = pack(geometry(CONFIG), **self.array.geometry(CONFIG))
         for _ in range(2):
             await RisingEdge(self.dut.clk)
-        return bool(int(self.dut.gathers.value))
+        return bool(sample(self.dut.gathers))
 
     async def read(self, block: int, blocks: int) -> int:
         """A command, whose number is returned; counts what was said against what holds."""

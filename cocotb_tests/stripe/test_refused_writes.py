@@ -8,7 +8,7 @@ from amaranth.hdl import Const
 from cocotb.triggers import Event
 from cocotb.utils import get_sim_time
 
-from cocotb_tests.streams import wait_until
+from cocotb_tests.streams import sample, wait_until
 from cocotb_tests.stripe.row_runs import must_catch, run_rows
 from cocotb_tests.stripe.sequencer_bench import ARRAYS, ROW_STEP, Row, some_rows
 from cocotb_tests.stripe.walk_bench import WalkBench
@@ -272,7 +272,7 @@ async def settled(bench: WalkBench) -> None:
     """The states of arrays are known."""
     await bench.pause(2)
     signal = bench.dut.arrays__settled
-    await wait_until(bench.dut, lambda: int(signal.value), cycles=1000, what="states")
+    await wait_until(bench.dut, lambda: sample(signal), cycles=1000, what="states")
 
 
 async def refuse_one(bench: WalkBench, row: int, strip: int, place: tuple[int, int]) -> None:

@@ -7,7 +7,7 @@ import cocotb
 import pytest
 from cocotb.triggers import ClockCycles
 
-from cocotb_tests.streams import CLOCK_PERIOD_NS, start, wait_until
+from cocotb_tests.streams import CLOCK_PERIOD_NS, sample, start, wait_until
 from cocotb_tests.stripe.row_runs import TrustsStaleDrives, must_catch, run_rows
 from cocotb_tests.stripe.sequencer_bench import (
     ARRAY,
@@ -190,7 +190,7 @@ async def plans_again_what_was_read_before_a_restart(dut):
     for era, row in enumerate(some_rows(SPAN), 1):
         written, other = bench.random.sample(range(bench.array.data), 2)
         await bench.begin(row, joined=[written])
-        await wait_until(dut, lambda: int(dut.step__valid.value), cycles=PATIENCE, what="a pass")
+        await wait_until(dut, lambda: sample(dut.step__valid), cycles=PATIENCE, what="a pass")
         (place,) = bench.strip_places(row, other)
         bench.drives.blocks[place] = bench.rows[row][other] = bench.random.randbytes(BLOCK)
         dut.arrays__doubts.value = 1 << ARRAY

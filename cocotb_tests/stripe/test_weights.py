@@ -10,7 +10,7 @@ from amaranth.hdl import Module
 from cocotb.triggers import Timer
 
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import pack, unpack
+from cocotb_tests.streams import pack, sample, unpack
 from hdl.config import Config
 from hdl.flow.parity_pass import StepKind, step
 from hdl.stripe.planning.weights import Weights
@@ -32,7 +32,7 @@ class Bench:
         """A step as the engine takes it; fields that a step does not use come back unchanged."""
         self.dut.plain.value = pack(step(self.config), **fields)
         await Timer(1, "ns")
-        return unpack(step(self.config), int(self.dut.weighed.value))
+        return unpack(step(self.config), sample(self.dut.weighed))
 
     async def check(self, layout: Layout, row: int, lost: tuple[int, ...]) -> None:
         """A row with data roles ``lost``."""

@@ -4,6 +4,7 @@ import os
 import random
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import cocotb
@@ -15,7 +16,8 @@ from cocotb.triggers import ClockCycles, RisingEdge
 
 from cocotb_tests.drive.drive_model import RANDOM, DriveModel, Timing
 from cocotb_tests.pcie.pcie_host import PcieHost
-from cocotb_tests.runner import simulate
+from cocotb_tests.runner import TOP, simulate
+from cocotb_tests.streams import sample
 from cocotb_tests.system.transport import CocotbTransport
 from hdl.config import BLOCK_BYTES, DATA_OFFSET_BLOCKS, TIME_BITS, Config
 from hdl.controller import Controller
@@ -24,6 +26,7 @@ from sim.card.row_check import checked_row
 from sim.card.volume_model import VolumeModel
 from sim.golden import parity
 from sim.golden.layout import Layout
+from sim.verilog import Netlist, to_verilog
 from sw.driver import raid
 from sw.driver.commands import Command, NvmeError
 from sw.driver.nvme import Nvme
@@ -175,7 +178,7 @@ class Bench:
         self.nvme = Nvme(self.transport)
         await self.nvme.start(queue_pairs or self.config.queue_pairs, self.config.queue_depth)
         await self.settle()
-        self.lines = int(self.dut.available.value)
+        self.lines = sample(self.dut.available)
         return self
 
     # Arrays
@@ -349,7 +352,7 @@ class Bench:
         calm = 0
         for _ in range(SETTLE_CYCLES):
             await RisingEdge(self.dut.clk)
-            still = int(self.dut.quiet.value) and not self.host.rc.reads_pending
+            still = sample(self.dut.quiet) and not self.host.rc.reads_pending
             calm = calm + 1 if still and all(drive.idle for drive in self.drives) else 0
             if calm == QUIET_CYCLES:
                 return
@@ -359,14 +362,14 @@ class Bench:
         """What is still under way, for messages."""
         busy = [f"drive {drive.index}: {drive.state()}" for drive in self.drives if not drive.idle]
         return (
-            f"quiet {int(self.dut.quiet.value)}, free lines {int(self.dut.available.value)}, "
+            f"quiet {sample(self.dut.quiet)}, free lines {sample(self.dut.available)}, "
             f"reads out {self.host.outstanding}, reads pending {self.host.rc.reads_pending} {busy}"
         )
 
     async def jump(self) -> bool:
         """Lets time pass to the design's next deadline, as the native tier does; False: none."""
         await self.settle()
-        deadline = int(self.dut.deadline.value)
+        deadline = sample(self.dut.deadline)
         if deadline == NEVER:
             return False
         self.host.cycle = max(self.host.cycle, deadline)
@@ -383,7 +386,7 @@ class Bench:
         assert not self.host.outstanding, f"{self.host.outstanding} PCIe reads are still out"
         for queue in self.nvme.queues:
             assert not queue.outstanding, f"queue {queue.identifier}: commands are outstanding"
-        free = int(self.dut.available.value)
+        free = sample(self.dut.available)
         assert free == self.lines, f"{self.lines - free} lines are lost"
         await self.check_health()
         for volume in volumes:
@@ -441,12 +444,31 @@ def code(error: NvmeError) -> int:
     return error.completion.code | error.completion.code_type << 8
 
 
-def run_controller(testcase: str, *, module: str, name: str = "controller", **parameters) -> None:
-    """Runs a cocotb test of ``module`` on the controller of `CONFIG`."""
+def run_controller(
+    testcase: str,
+    *,
+    module: str,
+    mutant: type | None = None,
+    seed: int | None = None,
+    timeout: float = 300.0,
+    **parameters,
+) -> None:
+    """Runs a cocotb test of ``module`` on the controller of `CONFIG`.
+
+    ``mutant`` is what the caller has planted in the design; without it, the design is converted
+    once for all tests.
+    """
     simulate(
-        ObservedController(config=CONFIG),
-        name=name,
+        _controller() if mutant is None else ObservedController(config=CONFIG),
+        name="controller" if mutant is None else mutant.__name__,
         module=module,
         testcase=testcase,
         parameters={key.upper(): str(value) for key, value in parameters.items()},
+        seed=seed,
+        timeout=timeout,
     )
+
+
+@cache
+def _controller() -> Netlist:
+    return to_verilog(ObservedController(config=CONFIG), top=TOP)

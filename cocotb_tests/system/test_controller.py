@@ -111,8 +111,8 @@ async def as_many_as_it_holds(dut):
     await bench.finish(*volumes)
 
 
-def run(testcase: str, name: str = "controller", **parameters) -> None:
-    run_controller(testcase, module=__name__, name=name, **parameters)
+def run(testcase: str, **parameters) -> None:
+    run_controller(testcase, module=__name__, **parameters)
 
 
 def test_bring_up_and_management():
@@ -172,7 +172,7 @@ class ConfusesParities(Sequencer):
 def test_planted_bugs_are_caught(monkeypatch, place, mutant, testcase, message):
     monkeypatch.setattr(place, mutant)
     with pytest.raises(SimulationError, match=message):
-        run(testcase, name=mutant.__name__, array="RAID6", commands=20)
+        run(testcase, mutant=mutant, array="RAID6", commands=20)
 
 
 def test_golden_volume_allows_what_can_be():

@@ -9,6 +9,7 @@ from cocotb.triggers import ClockCycles
 
 from cocotb_tests.drive.drive_model import RANDOM, Timing
 from cocotb_tests.runner import SimulationError
+from cocotb_tests.streams import sample
 from cocotb_tests.system.controller_bench import CONFIG, LIMIT, Bench, run_controller
 from cocotb_tests.system.controller_situations import PAUSES, busy_host, plant
 from cocotb_tests.system.transport import MSIX_ENTRY_BYTES, MSIX_TABLE
@@ -385,7 +386,7 @@ async def stands_at_the_block(dut):
         await ClockCycles(dut.clk, 200)
         host.hide_bus_master(True)
         await ClockCycles(dut.clk, 200)
-        stands = int(dut.rq_tvalid.value)
+        stands = sample(dut.rq_tvalid)
         stood += stands
         await transport.write32(Register.CC, 0)
         await ClockCycles(dut.clk, 3 * GIVEN_UP)
@@ -487,8 +488,8 @@ async def admin_waits_for_no_drive(dut):
         task.cancel()
 
 
-def run(testcase: str, name: str = "controller", **parameters) -> None:
-    run_controller(testcase, module=__name__, name=name, **parameters)
+def run(testcase: str, **parameters) -> None:
+    run_controller(testcase, module=__name__, **parameters)
 
 
 def test_bad_commands():
@@ -522,7 +523,7 @@ class Hasty(wiring.Component):
 def test_reads_too_soon_are_caught(monkeypatch):
     monkeypatch.setattr("hdl.nvme.front_end.Settle", Hasty)
     with pytest.raises(SimulationError, match="too soon after a write"):
-        run("judges_ranges_and_compares", name="controller_mutant_hasty")
+        run("judges_ranges_and_compares", mutant=Hasty)
 
 
 def test_host_faults():
@@ -587,4 +588,4 @@ class ForgetsCommands(FunctionReset):
 def test_planted_bugs_are_caught(monkeypatch, place, mutant, testcase, message):
     monkeypatch.setattr(place, mutant)
     with pytest.raises(SimulationError, match=message):
-        run(testcase, name=mutant.__name__, array="RAID6", commands=20)
+        run(testcase, mutant=mutant, array="RAID6", commands=20)

@@ -13,8 +13,7 @@ from cocotb.triggers import ClockCycles
 from cocotbext.pcie.core.tlp import CplStatus, TlpType
 
 from cocotb_tests.pcie.pcie_host import FAULTS, HARMLESS
-from cocotb_tests.runner import simulate
-from cocotb_tests.system.controller_bench import CONFIG, Bench, ObservedController
+from cocotb_tests.system.controller_bench import Bench, run_controller
 from cocotb_tests.system.controller_situations import PAUSES, busy_host
 from hdl.config import BLOCK_BYTES
 from hdl.flow.geometry import Level
@@ -90,14 +89,8 @@ async def faults_cost_their_commands(dut):
 
 
 def run(*, commands: int, seed: int) -> None:
-    simulate(
-        ObservedController(config=CONFIG),
-        name="controller",
-        module=__name__,
-        testcase="faults_cost_their_commands",
-        parameters={"COMMANDS": str(commands)},
-        seed=seed,
-        timeout=3000,
+    run_controller(
+        "faults_cost_their_commands", module=__name__, seed=seed, timeout=3000, commands=commands
     )
 
 
