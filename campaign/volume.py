@@ -10,11 +10,11 @@ from hdl.config import BLOCK_BYTES
 from sim.card.volume_model import ANYTHING, Access, DataError
 from sim.golden.nvme import (
     ABORT_REQUESTED,
-    COMMAND_INTERRUPTED,
     COMPARE_FAILURE,
     DATA_TRANSFER_ERROR,
     INVALID_FIELD,
     INVALID_NAMESPACE,
+    NAMESPACE_NOT_READY,
     UNRECOVERED_READ,
     VERIFY,
     WRITE_ZEROES,
@@ -27,7 +27,7 @@ from sw.driver.transport import PAGE_BYTES
 if TYPE_CHECKING:
     from campaign.array import Array
 
-DELETED = (ABORT_REQUESTED, COMMAND_INTERRUPTED, INVALID_NAMESPACE, INVALID_FIELD)
+DELETED = (ABORT_REQUESTED, INVALID_FIELD, INVALID_NAMESPACE, NAMESPACE_NOT_READY)
 """Statuses that end commands to a volume that is being deleted (NVMe 1.4 section 6.1.5)."""
 
 FLUSHES, FUAS = 0.05, 0.2

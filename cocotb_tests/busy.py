@@ -1,11 +1,8 @@
 """Holds the output ``busy`` of a block to its contract while the block works."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-import cocotb
-from cocotb.triggers import RisingEdge
-
-from cocotb_tests.streams import sample
+from cocotb_tests.streams import every_cycle, sample
 
 
 class BusyWatch:
@@ -49,15 +46,15 @@ class BusyWatch:
         self.worked = 0
         self.rested = 0
         self.announced = 0
-        cocotb.start_soon(self._run())
+        every_cycle(dut.clk, self._run())
 
-    async def _run(self) -> None:
+    def _run(self) -> Iterator[None]:
         dut = self._dut
         before = [1] * len(self._sinks)
         busy, caused = 1, True
         others, offered = self._others(), [0] * len(self._sources)
         while True:
-            await RisingEdge(dut.clk)
+            yield
             if sample(dut.rst):
                 before, caused = [1] * len(self._sinks), True
                 continue

@@ -7,7 +7,7 @@ changes a payload before it was taken fails the test.
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -71,7 +71,8 @@ _UNPACKERS: dict[int, tuple[Any, Callable[[int], Any]]] = {}
 def _unpacker(shape) -> Callable[[int], Any]:
     """A function that unpacks the lowest bits of an integer.
 
-    It is made once for a shape. To look at a layout takes much longer than to unpack it.
+    It is made once for an object, since to look at a layout takes much longer than to unpack it.
+    So whoever unpacks much keeps the layout instead of making it anew.
     """
     found = _UNPACKERS.get(id(shape))
     if found is None:
@@ -188,6 +189,38 @@ async def busy_after(dut, name: str) -> None:
             continue
         assert not taken or sample(dut.busy), f"not busy after it has taken {name}"
         taken = bool(sample(valid) and sample(ready))
+
+
+class _Cycles:
+    """Processes that wait for nothing but the clock, one after the other in one task."""
+
+    def __init__(self, clock):
+        self.processes: list[Iterator[None]] = []
+        self.task = cocotb.start_soon(self._run(RisingEdge(clock)))
+
+    async def _run(self, edge) -> None:
+        processes = self.processes
+        while True:
+            await edge
+            for process in processes:
+                next(process)
+
+
+_CYCLES: dict[Any, _Cycles] = {}
+"""Of each clock, those of the test that runs."""
+
+
+def every_cycle(clock, process: Iterator[None]) -> None:
+    """Runs a generator, which ends never, from each rising edge of ``clock`` to its next ``yield``.
+
+    It begins at once, up to its first ``yield``. To wake a coroutine for each model in each cycle
+    is a large part of what a simulation costs.
+    """
+    cycles = _CYCLES.get(clock)
+    if cycles is None or cycles.task.done():
+        cycles = _CYCLES[clock] = _Cycles(clock)
+    next(process)
+    cycles.processes.append(process)
 
 
 class _Port:
@@ -427,13 +460,13 @@ class TableServer:
         self._data = getattr(dut, f"{name}__data")
         self._answer = answer
         self._data.value = 0
-        cocotb.start_soon(self._run(dut.clk))
+        every_cycle(dut.clk, self._run())
 
-    async def _run(self, clock) -> None:
+    def _run(self) -> Iterator[None]:
         shown = 0
-        edge, address = RisingEdge(clock), self._address
+        address = self._address
         while True:
-            await edge
+            yield
             found = self._answer(sample(address))
             if found != shown:
                 self._data.value = shown = found

@@ -47,10 +47,11 @@ async def migrates_members(dut):
         async def watch(seen=seen) -> None:
             dut.member_read__0__address.value = 1
             dut.migration_read__0__address.value = 0
+            shape = migration(config)
             while True:
                 await RisingEdge(dut.clk)
                 await FallingEdge(dut.clk)
-                entry = unpack(migration(config), sample(dut.migration_read__0__data))
+                entry = unpack(shape, sample(dut.migration_read__0__data))
                 seen.add((sample(dut.member_read__0__data), entry.valid))
 
         watching = cocotb.start_soon(watch())

@@ -99,11 +99,12 @@ class Bench:
         cocotb.start_soon(self._watch())
 
     async def _watch(self) -> None:
+        shape = array_verdict(self.config)
         while True:
             await RisingEdge(self.dut.clk)
             self.news += sample(self.dut.verdicts__news)
             if sample(self.dut.verdicts__judged):
-                seen = unpack(array_verdict(self.config), sample(self.dut.verdicts__verdict))
+                seen = unpack(shape, sample(self.dut.verdicts__verdict))
                 self.judged[seen.array] = seen
                 self.decided[seen.array] = sample(self.dut.yields), sample(self.dut.keeps)
 

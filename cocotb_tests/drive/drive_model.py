@@ -7,12 +7,13 @@ the drive, and exactly the beats that were granted.
 
 import random
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import cocotb
 from cocotb.triggers import ClockCycles, RisingEdge
 
-from cocotb_tests.streams import pack, sample, unpack
+from cocotb_tests.streams import every_cycle, pack, sample, unpack
 from hdl.config import BLOCK_BYTES, Config
 from hdl.flow.drive_port import drive_command, drive_completion, read_data, write_data
 from hdl.flow.operation import DriveStatus, Opcode
@@ -198,7 +199,7 @@ class DriveModel:
             read_data(config),
             drive_completion(config),
         )
-        cocotb.start_soon(self._run())
+        every_cycle(self._clock, self._run())
 
     @property
     def idle(self) -> bool:
@@ -446,10 +447,9 @@ class DriveModel:
         if command.moved == command.blocks:
             self._complete(command, DriveStatus.GOOD)
 
-    async def _run(self) -> None:
+    def _run(self) -> Iterator[None]:
         layout = self._layouts[2]
         self._last_bit = layout["last"].offset
-        clock = RisingEdge(self._clock)
         command_ready = write_ready = grant_valid = read_valid = end_valid = False
         refused_command: int | None = None
         refused_beat: int | None = None
@@ -508,7 +508,7 @@ class DriveModel:
                     self._read[0].value = 1
                     read_valid = True
 
-            await clock
+            yield
             if sample(self._reset):
                 continue
             self._cycle += 1

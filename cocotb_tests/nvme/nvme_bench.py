@@ -2,6 +2,7 @@
 
 import random
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import cocotb
@@ -10,7 +11,7 @@ from cocotb.triggers import ClockCycles, Event, RisingEdge
 from cocotb_tests.memory.store_model import STORE_DELAY
 from cocotb_tests.nvme.nvme_model import ADMIN_LINES, KEPT_LINES, DataPath
 from cocotb_tests.runner import simulate
-from cocotb_tests.streams import StreamSink, StreamSource, sample, start, wait_until
+from cocotb_tests.streams import StreamSink, StreamSource, every_cycle, sample, start, wait_until
 from hdl.config import Config
 from hdl.flow.host_command import command, completion
 from hdl.flow.host_data import delivered, fetched, transfer
@@ -214,7 +215,7 @@ class Bench(DataPath):
         dut.temperature.value = 0
         dut.posted.value = 0
         dut.shutdown_flush__flushed.value = 0
-        cocotb.start_soon(self._post_late())
+        every_cycle(dut.clk, self._post_late())
         cocotb.start_soon(self._flush())
         dut.cache_flush__flushed.value = 0
         dut.cache_flush__stored.value = 0
@@ -222,10 +223,10 @@ class Bench(DataPath):
         dut.identity.value = self.identity
         dut.nonce.value = self.random.getrandbits(64)
         await start(dut)
-        cocotb.start_soon(self._tables())
-        cocotb.start_soon(self._answer_line_reads())
+        every_cycle(dut.clk, self._tables())
+        every_cycle(dut.clk, self._answer_line_reads())
 
-    async def _post_late(self) -> None:
+    def _post_late(self) -> Iterator[None]:
         """Says that writes have not left for some time after they were taken."""
         dut = self.dut
         streams = [
@@ -234,7 +235,7 @@ class Bench(DataPath):
         ]
         shown = None
         while True:
-            await RisingEdge(dut.clk)
+            yield
             if any(sample(valid) and sample(ready) for valid, ready in streams):
                 self.posted_until = self.cycle + self.random.randint(1, self.latency)
             waits = self.holds_posted and self.posted_until
@@ -246,6 +247,8 @@ class Bench(DataPath):
         """Answers each flush of a shutdown, with a pulse or a level."""
         dut = self.dut
         while True:
+            if not sample(dut.shutdown_flush__flush):
+                await RisingEdge(dut.shutdown_flush__flush)
             await RisingEdge(dut.clk)
             if not sample(dut.shutdown_flush__flush) or sample(dut.rst):
                 continue
@@ -263,6 +266,8 @@ class Bench(DataPath):
         """Answers each flush as the write cache goes off."""
         dut = self.dut
         while True:
+            if not sample(dut.cache_flush__flush):
+                await RisingEdge(dut.cache_flush__flush)
             await RisingEdge(dut.clk)
             if not sample(dut.cache_flush__flush) or sample(dut.rst):
                 continue
@@ -580,13 +585,15 @@ class Bench(DataPath):
         value = self.lines[line][begin : begin + self.config.beat_bytes]
         self._beats.append((self.cycle + READ_LATENCY - 1, int.from_bytes(value, "little")))
 
-    async def _answer_line_reads(self) -> None:
+    def _answer_line_reads(self) -> Iterator[None]:
         """Beats, a fixed time after they were asked for."""
+        shown = None
         while True:
-            await RisingEdge(self.dut.clk)
+            yield
             self.cycle += 1
             due = bool(self._beats) and self._beats[0][0] <= self.cycle
-            self.dut.line_read__response_valid.value = int(due)
+            if due != shown:
+                self.dut.line_read__response_valid.value = shown = due
             if due:
                 self.dut.line_read__response.value = self._beats.popleft()[1]
 

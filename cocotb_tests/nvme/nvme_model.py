@@ -1,6 +1,7 @@
 """The data path and the tables around `NvmeFrontEnd`, as its tests need them."""
 
 import random
+from collections.abc import Iterator
 
 import cocotb
 from cocotb.triggers import ClockCycles, Event, RisingEdge
@@ -142,7 +143,7 @@ class DataPath:
         begin = number * self.config.beat_bytes
         self.lines[line][begin : begin + len(data)] = data
 
-    async def _tables(self) -> None:
+    def _tables(self) -> Iterator[None]:
         """Synchronous reads: data one cycle after the address."""
         dut, config = self.dut, self.config
         tables = (
@@ -161,7 +162,7 @@ class DataPath:
         shown: list = [None] * len(handles)
         exist = -1
         while True:
-            await RisingEdge(dut.clk)
+            yield
             now = sum(1 << number for number in self.volumes)
             if now != exist:
                 dut.volume_exists.value = exist = now

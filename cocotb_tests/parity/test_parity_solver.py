@@ -28,6 +28,7 @@ class Bench:
         self.dut = dut
         self.parities = int(os.environ["PARITIES"])
         self.config = Config(parities=self.parities)
+        self._request, self._answer = solver_request(self.config), solver_answer(self.config)
         self.random = random.Random(int(os.environ["SEED"]))
         self.kept: tuple | None = None
         dut.request__valid.value = 0
@@ -36,7 +37,7 @@ class Bench:
     async def ask(self, **fields):
         """The answer to a request, and the cycles from the request taken to the answer offered."""
         dut = self.dut
-        dut.request__payload.value = pack(solver_request(self.config), **fields)
+        dut.request__payload.value = pack(self._request, **fields)
         dut.request__valid.value = 1
         await RisingEdge(dut.clk)
         while not sample(dut.request__ready):
@@ -47,7 +48,7 @@ class Bench:
             await RisingEdge(dut.clk)
             cycles += 1
             if sample(dut.answer__valid):
-                return unpack(solver_answer(self.config), sample(dut.answer__payload)), cycles
+                return unpack(self._answer, sample(dut.answer__payload)), cycles
 
     async def generate(self) -> None:
         """A GENERATE and some of its inputs."""

@@ -6,12 +6,9 @@ stays as it is, ``tkeep`` is full but in the last beat. What a packet may hold i
 descriptor, or by its header on the 7-series block.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-import cocotb
-from cocotb.triggers import RisingEdge
-
-from cocotb_tests.streams import sample, unpack
+from cocotb_tests.streams import every_cycle, sample, unpack
 from hdl.pcie.phy.sideband import user_shape
 
 WORD_BITS = 32
@@ -84,13 +81,13 @@ class StreamRules:
         self._keeps = {
             (1 << word_keep * count) - 1: count for count in range(1, self._words + 1)
         }
-        cocotb.start_soon(self._run())
+        every_cycle(dut.clk, self._run())
 
-    async def _run(self) -> None:
+    def _run(self) -> Iterator[None]:
         words, users = self.words, self._users
         refused = None
         while True:
-            await RisingEdge(self._dut.clk)
+            yield
             if self._reset():
                 refused = None
                 if sample(self._valid) and sample(self._ready):

@@ -13,7 +13,7 @@ The model drives clock and reset.
 import logging
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ from cocotbext.pcie.xilinx.us import UltraScalePlusPcieDevice
 from cocotbext.pcie.xilinx.us.tlp import ErrorCode, Tlp_us
 
 from cocotb_tests.pcie.axis_rules import UltrascaleRules
-from cocotb_tests.streams import sample, unpack
+from cocotb_tests.streams import every_cycle, sample, unpack
 from hdl.config import STRADDLE_WIDTH, TIME_BITS
 from hdl.flow.pcie_status import PcieStatus
 from hdl.flow.register_bus import BAR_BITS
@@ -432,13 +432,18 @@ class HardBlock(UltraScalePlusPcieDevice):
         places = (0, 1) if self.dw == 512 else (0,)
         names = [name for name in ("rq_seq_num0", "rq_seq_num1") if hasattr(dut, name)]
         waits = 0
+        shown = [False, False]
         for place in range(len(names)):
             getattr(dut, f"rq_seq_num{place}").value = 0
             getattr(dut, f"rq_seq_num_vld{place}").value = 0
         while True:
             await RisingEdge(self.user_clk)
+            if self.rq_seq_num.empty() and not any(shown):
+                waits = max(0, waits - 1)
+                continue
             for place in places:
                 valid = not self.rq_seq_num.empty() and not waits
+                shown[place] = valid
                 if names:
                     getattr(dut, f"rq_seq_num_vld{place}").value = int(valid)
                 if not valid:
@@ -611,7 +616,7 @@ class PcieHost:
 
     async def start(self) -> None:
         """Leaves reset, enumerates, and allows bus mastering."""
-        cocotb.start_soon(self._run())
+        every_cycle(self.dut.clk, self._run())
         await RisingEdge(self.dut.rst)
         while sample(self.dut.rst):
             await RisingEdge(self.dut.clk)
@@ -779,10 +784,10 @@ class PcieHost:
         """Reads of the device that the block still waits for."""
         return sum(request is not None for request in self.device.active_request)
 
-    async def _run(self) -> None:
+    def _run(self) -> Iterator[None]:
         dut = self.dut
         while True:
-            await RisingEdge(dut.clk)
+            yield
             self.cycle += 1
             self.request_beats += self._beats_left()
             if self._drive_now:

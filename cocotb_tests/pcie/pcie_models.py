@@ -17,6 +17,9 @@ from hdl.pcie.tlp import CompletionStatus, completion_beat
 
 PAGE_BYTES = 4096
 
+OLDEST = 0.2
+"""Chance that a completion is one of the oldest read."""
+
 FAULTS = (
     "unsupported",
     "abort",
@@ -174,10 +177,12 @@ class CompletionModel:
         return len(self._queues)
 
     def next_beats(self) -> list[int] | None:
-        """A completion of a read picked at random, those of one read in order."""
+        """A completion of a read picked at random, those of one read in order. Each time the oldest
+        read may be the one, so that none waits for ever."""
         if not self._queues:
             return None
-        queue = self.rng.choice(self._queues)
+        oldest = self.rng.random() < OLDEST
+        queue = self._queues[0] if oldest else self.rng.choice(self._queues)
         completion = queue.pop(0)
         beats = completion.beats(self.config)
         if not queue:

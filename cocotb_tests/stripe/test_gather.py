@@ -32,6 +32,7 @@ CONFIG = Config(
     data_width=64, ports=8, lines=64, banks=4, commands=32, rows=16, operations=64, arrays=2
 )
 
+ROW, STRIP = row_state(CONFIG), strip_state(CONFIG)
 IDLE_CYCLES = 300
 LIMIT_CYCLES = 4000
 
@@ -135,7 +136,7 @@ class Bench:
             self.dut.row_read__address.value = slot
             await RisingEdge(self.dut.clk)
             await RisingEdge(self.dut.clk)
-            row = unpack(row_state(CONFIG), sample(self.dut.row_read__data))
+            row = unpack(ROW, sample(self.dut.row_read__data))
             assert row.array == 1 and not row.failed
             # Without parity each strip is a row of its own, named by its place.
             first = 0 if self.array.parities else row.shift // self.array.copies
@@ -151,7 +152,7 @@ class Bench:
                 self.dut.strip_read__address.value = slot * 32 + index
                 await RisingEdge(self.dut.clk)
                 await RisingEdge(self.dut.clk)
-                strip = unpack(strip_state(CONFIG), sample(self.dut.strip_read__data))
+                strip = unpack(STRIP, sample(self.dut.strip_read__data))
                 expected = self.blocks[strip.slot, strip.offset]
                 found = row.base, row.row, first + index
                 assert expected == found, f"{expected} is in row {key} as {index}"

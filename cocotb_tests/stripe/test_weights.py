@@ -10,7 +10,7 @@ from amaranth.hdl import Module
 from cocotb.triggers import Timer
 
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import pack, sample, unpack
+from cocotb_tests.streams import Packing, sample, unpack
 from hdl.config import Config
 from hdl.flow.parity_pass import StepKind, step
 from hdl.stripe.planning.weights import Weights
@@ -26,13 +26,14 @@ class Bench:
 
     def __init__(self, dut, config: Config):
         self.dut = dut
-        self.config = config
+        self._shape = step(config)
+        self._pack = Packing(self._shape)
 
     async def weigh(self, **fields) -> dict:
         """A step as the engine takes it; fields that a step does not use come back unchanged."""
-        self.dut.plain.value = pack(step(self.config), **fields)
+        self.dut.plain.value = self._pack(**fields)
         await Timer(1, "ns")
-        return unpack(step(self.config), sample(self.dut.weighed))
+        return unpack(self._shape, sample(self.dut.weighed))
 
     async def check(self, layout: Layout, row: int, lost: tuple[int, ...]) -> None:
         """A row with data roles ``lost``."""

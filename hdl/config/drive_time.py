@@ -49,3 +49,13 @@ def given_up_ms(config: Config) -> float:
     count = (config.drive_resets + 2) * count + ticks(config, config.abort_timeout_ms)
     aborted = count * tick_ms
     return max((config.drive_resets + 1) * longest_ms(config), aborted)
+
+
+def row_given_up_ms(config: Config) -> float:
+    """Longest time until a row with parity ends although its drives end nothing, in milliseconds.
+
+    A row is planned again when a drive has been given up, and may ask the next drive that hangs
+    only then. After one more drive than parities the array has failed. It is 0 where drives have
+    no time limit.
+    """
+    return (config.parities + 1) * given_up_ms(config)

@@ -165,8 +165,8 @@ class StatusCode(enum.Enum, shape=11):
     INVALID_NAMESPACE = 0x00B
     COMMAND_SEQUENCE = 0x00C
     INVALID_PRP_OFFSET = 0x013
-    COMMAND_INTERRUPTED = 0x021
     LBA_OUT_OF_RANGE = 0x080
+    NAMESPACE_NOT_READY = 0x082
     INVALID_CQ = 0x100
     INVALID_QUEUE = 0x101
     INVALID_QUEUE_SIZE = 0x102
@@ -198,7 +198,7 @@ RETRYABLE = frozenset(
         StatusCode.DATA_TRANSFER_ERROR,
         StatusCode.INTERNAL_ERROR,
         StatusCode.ABORT_REQUESTED,
-        StatusCode.COMMAND_INTERRUPTED,
+        StatusCode.NAMESPACE_NOT_READY,
         StatusCode.WRITE_FAULT,
         StatusCode.UNRECOVERED_READ,
     }

@@ -582,7 +582,7 @@ class Admin(wiring.Component):
                 m.next = "DRAIN"
 
     def _store_caches(self, m: Module) -> None:
-        """The states DRAIN, STORE and GIVE-UP.
+        """The states DRAIN and STORE.
 
         The cache is off now. From now on each write is stored before it completes, so all that was
         written before must be stored too. A flush goes on although nobody waits for it any more.
@@ -590,7 +590,8 @@ class Admin(wiring.Component):
         status = self._status
         with m.State("DRAIN"):
             with m.If(self.stop):
-                m.next = "GIVE-UP"
+                m.d.sync += status.eq(status_field(StatusCode.INTERNAL_ERROR))
+                m.next = "JUDGE"
             with m.Elif(~self.caching & ~self.cache_flush.flush):
                 m.d.sync += self.cache_flush.flush.eq(1)
                 m.next = "STORE"
@@ -601,11 +602,8 @@ class Admin(wiring.Component):
                 with m.If(~self.cache_flush.stored):
                     m.d.sync += status.eq(status_field(StatusCode.INTERNAL_ERROR))
             with m.Elif(self.stop):
-                m.next = "GIVE-UP"
-
-        with m.State("GIVE-UP"):
-            m.d.sync += status.eq(status_field(StatusCode.COMMAND_INTERRUPTED))
-            m.next = "JUDGE"
+                m.d.sync += status.eq(status_field(StatusCode.INTERNAL_ERROR))
+                m.next = "JUDGE"
 
     def _change_tables(self, m: Module) -> None:
         """The states MANAGE and ATTACH: the tables, or what is attached, change."""

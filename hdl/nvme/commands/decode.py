@@ -95,7 +95,7 @@ class Decode(wiring.Component):
     belongs
         From `Lifetimes`, a cycle after ``volume``: it has been there since the command was
         submitted. In the cycle in which a command gets its slot this must be so. Else the command
-        ends with Invalid Field, as of an inactive namespace, or with Command Interrupted if its age
+        ends with Invalid Field, as of an inactive namespace, or with Namespace Not Ready if its age
         is not known.
     busy
         Something moves without anybody else being waited for.
@@ -328,7 +328,7 @@ class Decode(wiring.Component):
             ((fields.fuse != 0) | (fields.psdt != 0), StatusCode.INVALID_FIELD),
             ((fields.nsid == 0) | (fields.nsid > config.volumes), StatusCode.INVALID_NAMESPACE),
             (self.detached.bit_select(self._volume, 1), StatusCode.INVALID_FIELD),
-            (self.there & ~self.belongs & self._mixed, StatusCode.COMMAND_INTERRUPTED),
+            (self.there & ~self.belongs & self._mixed, StatusCode.NAMESPACE_NOT_READY),
             (~self.belongs, StatusCode.INVALID_FIELD),
             (moves_data & ~self._hostless & too_long, StatusCode.INVALID_FIELD),
             (

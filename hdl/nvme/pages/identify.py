@@ -7,7 +7,7 @@ from amaranth.hdl import Cat, Const, Mux
 from amaranth.lib.wiring import PureInterface
 
 from hdl.config import BLOCK_BYTES, SECTOR_BYTES, SECTORS_PER_BLOCK, Config
-from hdl.config.drive_time import given_up_ms
+from hdl.config.drive_time import given_up_ms, row_given_up_ms
 from hdl.nvme.admin.names import CHUNKS
 from hdl.nvme.codes import (
     CQ_ENTRY_EXPONENT,
@@ -25,9 +25,6 @@ BLOCK_SHIFT = BLOCK_BYTES.bit_length() - 1
 
 ABORT_LIMIT = 4
 """Abort commands outstanding; they run one at a time, the rest waits in the queue."""
-
-SHUTDOWN_STAGES = 2
-"""Commands end; drives are flushed."""
 
 IO_CONTROLLER = 1
 NGUID_DESCRIPTOR, NGUID_BYTES = 2, 16
@@ -75,11 +72,12 @@ class Identity:
 def shutdown_us(config: Config) -> int:
     """RTD3 Entry Latency: microseconds that a shutdown may take (NVMe 1.4 sections 7.6.2, 8.4.4).
 
-    A drive that ends nothing may have to be given up before the last commands have ended, and
+    Drives that end nothing may have to be given up before the last commands have ended, and
     another one before all drives are flushed (`hdl.config.drive_time`). 0, not reported, where
     drives have no time limit.
     """
-    return min(ceil(SHUTDOWN_STAGES * given_up_ms(config) * 1000), (1 << 32) - 1)
+    longest_ms = row_given_up_ms(config) + given_up_ms(config)
+    return min(ceil(longest_ms * 1000), (1 << 32) - 1)
 
 
 def _ascii(text: str, size: int) -> bytes:

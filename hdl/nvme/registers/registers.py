@@ -7,7 +7,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.config import Config, bits_for_count
-from hdl.config.drive_time import given_up_ms
+from hdl.config.drive_time import row_given_up_ms
 from hdl.flow.register_bus import RegisterBus
 from hdl.nvme.codes import (
     CQ_ENTRY_EXPONENT,
@@ -41,14 +41,14 @@ class ShutdownStatus:
 def ready_timeout(config: Config) -> int:
     """CAP.TO (section 3.1.1).
 
-    At a reset, commands that are in the drives end, or their drive is given up. So the host waits
-    for that long, or for the longest time that there is. It waits for the longest time if drives
-    have no time limit.
+    At a reset, commands that are in the data path end, or their drives are given up. So the host
+    waits for that long, or for the longest time that there is. It waits for the longest time if
+    drives have no time limit.
     """
     longest = (1 << READY_TIMEOUT_BITS) - 1
     if not config.command_timeout_ms:
         return longest
-    return min(ceil(given_up_ms(config) / READY_UNIT_MS) + 1, longest)
+    return min(ceil(row_given_up_ms(config) / READY_UNIT_MS) + 1, longest)
 
 
 def capabilities(config: Config) -> int:
