@@ -19,7 +19,7 @@ from functools import partial
 from campaign.card import Outcome
 from campaign.features import help_text, names, selected
 from campaign.run import Run
-from campaign.sizes import SIZES, size_of
+from campaign.sizes import config_of
 from sim.cli import INTERRUPTED, Parser, positive, processes, program, seed
 from sim.native.build import build_controller
 
@@ -96,8 +96,8 @@ def attempts(
     at the end."""
     # Build each controller once, before several processes need it.
     print("building the controllers (minutes, the first time)", flush=True)
-    for size in sorted({size_of(number, others="sizes" in features) for number in seeds}):
-        build_controller(SIZES[size])
+    for config in dict.fromkeys(config_of(number, others="sizes" in features) for number in seeds):
+        build_controller(config)
     if count == 1:
         yield map(partial(attempt, features), seeds)
         return

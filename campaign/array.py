@@ -83,6 +83,8 @@ class Array:
         self.troubled: set[int] = set()
         """Ports whose drives have had a fault since the array last rested."""
         self.restarted: set[int] = set()
+        self.forgot: set[int] = set()
+        """Ports that may be reset, and whose drives have lost their caches then."""
         """Ports whose drives have only begun anew."""
 
     def __str__(self) -> str:
@@ -261,16 +263,20 @@ class Array:
 
     async def _had_again(self) -> None:
         """Returns when drives that have begun anew have been brought up to date by the card."""
-        card, ports = self.card, self.restarted
-        self.restarted = set()
+        card, ports, forgot = self.card, self.restarted, self.forgot - self.restarted
+        self.restarted, self.forgot = set(), set()
         if not card.config.background:
             return
         until = card.harness.now_ns + JOB_LADDERS * card.ladder_ns
-        while ports:
+        while ports or forgot:
             members = (await self.state()).members
             ports &= {m.port for m in members if m.failed or m.stale}
+            forgot &= {m.port for m in members if m.failed or m.stale}
             if card.harness.now_ns > until:
-                raise Stuck(f"{self}: {ports} have begun anew, and are not had again")
+                stale = {m.port for m in members if m.stale}
+                if ports or forgot & stale:
+                    raise Stuck(f"{self}: {ports | forgot} have begun anew, and are not had again")
+                return  # given up
             await card.sleep(POLL_NS)
             card.outcome.seen["waits for drives that began anew"] += bool(ports)
 

@@ -141,7 +141,7 @@ class Faults:
         if not (array.redundant and array.consistent):
             # A reset does not pass where none is forgiven.
             passing = PASSING if card.config.drive_resets else PASSING[:1]
-            if port in card.troubled or kind not in passing:
+            if port in card.troubled or kind not in passing or card.drive.reset_loses_cache:
                 return
         elif not array.budget.admits(drives=[position]):
             return
@@ -151,6 +151,8 @@ class Faults:
         few = choose.randint(1, 3) if array.redundant and array.consistent else 1
         deaf, back = choose.random() < 0.3, choose.random() < 0.5
         late_ns = choose.uniform(10_000, 1.2 * card.ladder_ns)
+        if card.drive.reset_loses_cache and kind in (*HANGS, "late"):
+            array.forgot.add(port)
         again_ns = choose.uniform(0, FAULT_TIME_NS)
 
         async def trouble() -> None:

@@ -36,7 +36,8 @@ FEATURES = {
     "queues": "queues are deleted and created again under load, and as drives restart",
     "link": "some runs on a link that makes trouble: few credits, waits, completions in any order",
     "wrap": "some runs in which the card's clock wraps, as it does every 13 days",
-    "sizes": "some runs on other controllers: narrow, starved, wide, deep, plain",
+    "forget": "some runs on drives that have lost their cache when their port is reset",
+    "sizes": "some runs on other controllers: narrow, starved, wide, deep, plain, drawn at random",
 }
 """Names and their meanings."""
 

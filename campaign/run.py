@@ -22,7 +22,7 @@ from campaign.queues import Queues
 from campaign.refusals import Refusals
 from campaign.resets import Resets
 from campaign.shapes import layout_of_most, turn_rows
-from campaign.sizes import SIZES, size_of
+from campaign.sizes import config_of, size_of
 from campaign.torn import Torn
 from hdl.config import DATA_OFFSET_BLOCKS, TIME_BITS
 from sim.native.parameters import MICROSECOND, DriveParameters, Ideal, Ssd, link_rate
@@ -41,6 +41,9 @@ BESIDE, BESIDE_NS = 0.1, 100_000
 """Load on an array without a fault, while others wait for their drives: share and pauses."""
 
 PAST = 0.5
+
+FORGETS = 0.25
+"""Share of runs on drives that have lost their cache when their port is reset."""
 
 WRAPS = 0.25
 WRAP_NS = 10_000_000
@@ -66,7 +69,7 @@ class Run:
         self._tamper = tamper
         choose = self._choose = random.Random(f"{seed}/campaign")
         self.size = size_of(seed, others="sizes" in features)
-        config = SIZES[self.size]
+        self._config = config_of(seed, others="sizes" in features)
         self._layouts = self._draw_layouts()
         longest = max(turn_rows(layout) for layout, _ in self._layouts)
         most = MOST_ROWS if choose.random() < 0.1 else max(ROWS, longest)
@@ -76,13 +79,20 @@ class Run:
             Ideal(capacity=capacity, latency_ps=choose.choice((1, 5, 20)) * MICROSECOND),
             Ssd(capacity=capacity, rate=link_rate(12), dies=4),
         )
-        self._drive = choose.choice(kinds).changed(volatile_cache=True)
-        self._config = config
+        drive = choose.choice(kinds)
         self._link = link_of(seed, troubled="link" in features)
         self.outcome = Outcome(title=f"seed {seed}, {self.size}")
+        self._drive = drive.changed(volatile_cache=True, reset_loses_cache=self._draw_forgets())
         if self._link.hold_every:
             self.outcome.title += ", a troubled link"
         self._begin = self._draw_begin()
+
+    def _draw_forgets(self) -> bool:
+        """Whether drives have lost their cache when their port is reset."""
+        if "forget" not in self._features or self._generator("forget").random() >= FORGETS:
+            return False
+        self.outcome.title += ", drives that forget"
+        return True
 
     def _draw_begin(self) -> int:
         """Time of the card's clock as the run begins, in cycles."""
@@ -94,7 +104,7 @@ class Run:
 
     def _draw_layouts(self) -> list[tuple]:
         """Draws layouts and ports of the arrays. A few ports stay free."""
-        config, choose = SIZES[self.size], self._choose
+        config, choose = self._config, self._choose
         ports = list(range(config.ports))
         choose.shuffle(ports)
         # Without shares an array waits for the drives of others.

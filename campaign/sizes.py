@@ -1,9 +1,9 @@
 """The controllers that a campaign runs. They are small, so that they are quick and short of
 everything.
 
-One of them is usual. Each of the others is short of something else, or has something left out.
-Controllers that are too small for shares of several arrays run one array. Times are milliseconds,
-since simulated drives take microseconds.
+One of them is usual. Each of the others is short of something else, or has something left out. One
+more is drawn at random for each `DRAWN_SEEDS` seeds. Controllers that are too small for shares of
+several arrays run one array. Times are milliseconds, since simulated drives take microseconds.
 """
 
 import random
@@ -60,9 +60,64 @@ OTHERS = 0.2
 """Share of runs on another controller than the usual one."""
 
 
+DRAWN = "drawn"
+"""The name of a controller whose sizes are drawn."""
+
+DRAWN_SEEDS = 200
+"""Seeds, one after the other, that have the drawn controller in common: to build one takes minutes.
+"""
+
+
 def size_of(seed: int, *, others: bool) -> str:
     """The name of the controller of a run."""
     choose = random.Random(f"{seed}/sizes")
     if not others or choose.random() >= OTHERS:
         return "usual"
-    return choose.choice([name for name in SIZES if name != "usual"])
+    return choose.choice([*(name for name in SIZES if name != "usual"), DRAWN])
+
+
+def config_of(seed: int, *, others: bool) -> Config:
+    """The controller of a run."""
+    size = size_of(seed, others=others)
+    return drawn(seed // DRAWN_SEEDS) if size == DRAWN else SIZES[size]
+
+
+def drawn(number: int) -> Config:
+    """A controller with random sizes and options, one for each ``number``."""
+    choose = random.Random(f"{number}/drawn")
+
+    def power(least: int, most: int) -> int:
+        return 1 << choose.randint(least, most)
+
+    while True:
+        shares = choose.random() < 0.5
+        background = choose.random() < 0.8
+        try:
+            return replace(
+                USUAL,
+                data_width=choose.choice((64, 128, 256, 512)),
+                ports=choose.randint(4, 12),
+                lines=power(5, 9),
+                banks=power(1, 3),
+                commands=power(4, 7),
+                rows=power(2, 7),
+                operations=power(5, 9),
+                drive_tags=choose.randint(1, 16),
+                read_tags=power(3, 6),
+                queue_pairs=choose.randint(1, 3),
+                queue_depth=power(5, 7),
+                arrays=power(1, 3),
+                parities=choose.randint(1, 4),
+                transfer_blocks=power(2, 5),
+                walk_window=power(1, 4),
+                drive_resets=choose.randint(0, 3),
+                background=background,
+                intent_chunks=power(3, 6) if background else 0,
+                slow_read_ms=int(background and choose.random() < 0.5),
+                gather_reads=background and choose.random() < 0.5,
+                early_rows=choose.choice((0, 1, 2, 8)),
+                sector_emulation=choose.random() < 0.5,
+                array_shares=shares,
+            )
+        except ValueError:
+            continue  # what does not fit together

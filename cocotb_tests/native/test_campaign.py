@@ -14,7 +14,7 @@ from campaign.budget import Budget
 from campaign.durable import DurableModel
 from campaign.features import ALL, selected
 from campaign.run import Run
-from campaign.sizes import SIZES, size_of
+from campaign.sizes import DRAWN, SIZES, drawn, size_of
 from campaign.volume import Volume
 from sim.golden.layout import Layout
 from sim.golden.nvme import UNRECOVERED_READ, WRITE_FAULT, WRITE_ZEROES
@@ -35,13 +35,22 @@ def test_nothing_is_lost(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [*SIZES, DRAWN])
 def test_every_controller(size):
     """A run on each."""
     seed = next(seed for seed in range(SEED, SEED + 1000) if size_of(seed, others=True) == size)
     outcome = Run(seed, features=ALL).run()
     print(f"SEED={seed}: {outcome}")
     assert size in outcome.title
+
+
+def test_drawn_controllers_differ():
+    """In sizes and in options, and the same number gives the same one."""
+    configs = [drawn(number) for number in range(20)]
+    assert configs == [drawn(number) for number in range(20)]
+    assert len(set(configs)) == len(configs)
+    for name in ("ports", "lines", "rows", "drive_tags", "parities", "background", "array_shares"):
+        assert len({getattr(config, name) for config in configs}) > 1, name
 
 
 @pytest.mark.parametrize(
