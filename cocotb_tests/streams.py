@@ -16,7 +16,7 @@ import cocotb
 from amaranth.hdl import Shape
 from amaranth.lib import data
 from cocotb.clock import Clock
-from cocotb.triggers import Event, RisingEdge
+from cocotb.triggers import Event, ReadOnly, RisingEdge
 
 CLOCK_PERIOD_NS = 4
 """250 MHz."""
@@ -189,6 +189,17 @@ async def busy_after(dut, name: str) -> None:
             continue
         assert not taken or sample(dut.busy), f"not busy after it has taken {name}"
         taken = bool(sample(valid) and sample(ready))
+
+
+async def risen(signal) -> None:
+    """Returns once a signal of one bit is 1, in the cycle in which it becomes so.
+
+    Verilator compares with the value of the last time that somebody waited for this signal. So the
+    wait begins as the time step ends: what has risen in it would not be seen.
+    """
+    await ReadOnly()
+    if not sample(signal):
+        await RisingEdge(signal)
 
 
 class _Cycles:
@@ -415,22 +426,23 @@ class StreamSink(_Port):
         refused: int | None = None
         shown: bool | None = None
         clock, offered = RisingEdge(self._clock), self._valid
-        begins, idle = RisingEdge(offered), 0
+        ready, idle = False, 0
         while True:
-            ready = self._moves()
-            # Most cycles of most streams have nothing new: what costs time is left out.
-            if ready != shown:
-                shown = ready
-                self._ready.value = int(ready)
+            if idle < SINK_IDLE_CYCLES:
+                ready = self._moves()
+                # Most cycles of most streams have nothing new: what costs time is left out.
+                if ready != shown:
+                    shown = ready
+                    self._ready.value = int(ready)
+            else:
+                self._resting = True
+                await risen(offered)
+                self._resting = False
+                idle = 0
             await clock
             valid = sample(offered)
             if not valid and refused is None:
                 idle += 1
-                if idle == SINK_IDLE_CYCLES:
-                    self._resting = True
-                    await begins
-                    self._resting = False
-                    idle = 0
                 continue
             idle = 0
             if self._in_reset():

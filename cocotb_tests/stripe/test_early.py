@@ -29,9 +29,9 @@ MOST_CYCLES = 5
 class Row:
     """A row that holds a seat: what it reads, and how far it is."""
 
-    def __init__(self, *, slot: int, seat: int, chance: random.Random):
+    def __init__(self, *, slot: int, chance: random.Random):
         self.slot = slot
-        self.seat = seat
+        self.seat = -1  # not yet claimed
         self.blocks = chance.randrange(1, CONFIG.ports)
         self.good = chance.random() < 0.7
         self.landed = [0] * self.blocks
@@ -72,6 +72,7 @@ class Bench:
         self.engine: deque = deque()
         self.ended = 0
         self.slots = list(range(CONFIG.rows // 2))
+        self.ending: Row | None = None  # whose last pieces are told of after its end
         for name in ("claim", "record", "settle"):
             getattr(dut, name).value = 0
         cocotb.start_soon(self._run_engine())
@@ -155,11 +156,13 @@ class Bench:
             elif begun < ROWS and sample(self.dut.free):
                 begun += 1
                 slot = self.slots.pop(self.random.randrange(len(self.slots)))
-                row = Row(slot=slot, seat=sample(self.dut.seat), chance=self.random)
-                assert row.seat not in self.rows, "a seat is given twice"
-                self.rows[row.seat] = row
+                row = Row(slot=slot, chance=self.random)
                 reads = sum(1 << n for n in self.random.sample(range(CONFIG.ports), row.blocks))
                 await self._strobe("claim", slot=slot, reads=reads)
+                # The seat of that cycle: another one may have become the next meanwhile.
+                row.seat = sample(self.dut.seat)
+                assert row.seat not in self.rows, "a seat is given twice"
+                self.rows[row.seat] = row
                 cocotb.start_soon(self._land(row, over))
                 for one in row.steps:
                     for _ in range(self.random.randrange(4)):
@@ -169,7 +172,8 @@ class Bench:
 
     async def _land(self, row: Row, over: list[Row]) -> None:
         """Blocks land at their own speeds; those of a row that is not good may break off, and its
-        last pieces are told of when its reads have ended."""
+        last pieces are told of when its reads have ended. Those must be taken in time, so no other
+        row has pieces then."""
         for _ in range(8):
             await RisingEdge(self.dut.clk)
         wanted = [PIECES] * row.blocks
@@ -179,7 +183,11 @@ class Bench:
             late = self.random.choice((0, 1, 2))
         chances = [self.random.random() for _ in range(row.blocks)]
         for left in reversed(range(sum(wanted))):
+            while self.ending not in (None, row):
+                await RisingEdge(self.dut.clk)
             if left + 1 == late:
+                self.ending = row
+                await self.piece.drained()
                 await self._end(row, over)
                 for _ in range(self.random.randrange(PIECE_CYCLES - MOST_CYCLES * late)):
                     await RisingEdge(self.dut.clk)
@@ -190,6 +198,8 @@ class Bench:
             await self.piece.drained()
             for _ in range(0 if left < late else self.random.choice((0, 0, 0, 20))):
                 await RisingEdge(self.dut.clk)
+        if self.ending is row:
+            self.ending = None
         if sum(wanted) < late or not late:
             for _ in range(self.random.choice((len(row.steps) * 8, 400))):
                 await RisingEdge(self.dut.clk)
