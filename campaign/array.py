@@ -83,9 +83,9 @@ class Array:
         self.troubled: set[int] = set()
         """Ports whose drives have had a fault since the array last rested."""
         self.restarted: set[int] = set()
+        """Ports whose drives have only begun anew."""
         self.forgot: set[int] = set()
         """Ports that may be reset, and whose drives have lost their caches then."""
-        """Ports whose drives have only begun anew."""
 
     def __str__(self) -> str:
         layout = self.layout

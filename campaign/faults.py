@@ -151,9 +151,9 @@ class Faults:
         few = choose.randint(1, 3) if array.redundant and array.consistent else 1
         deaf, back = choose.random() < 0.3, choose.random() < 0.5
         late_ns = choose.uniform(10_000, 1.2 * card.ladder_ns)
+        again_ns = choose.uniform(0, FAULT_TIME_NS)
         if card.drive.reset_loses_cache and kind in (*HANGS, "late"):
             array.forgot.add(port)
-        again_ns = choose.uniform(0, FAULT_TIME_NS)
 
         async def trouble() -> None:
             await card.sleep(delay_ns)

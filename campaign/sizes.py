@@ -90,7 +90,6 @@ def drawn(number: int) -> Config:
         return 1 << choose.randint(least, most)
 
     while True:
-        shares = choose.random() < 0.5
         background = choose.random() < 0.8
         try:
             return replace(
@@ -117,7 +116,7 @@ def drawn(number: int) -> Config:
                 gather_reads=background and choose.random() < 0.5,
                 early_rows=choose.choice((0, 1, 2, 8)),
                 sector_emulation=choose.random() < 0.5,
-                array_shares=shares,
+                array_shares=choose.random() < 0.5,
             )
         except ValueError:
             continue  # what does not fit together

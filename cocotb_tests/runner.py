@@ -47,9 +47,9 @@ BUILD_TIMEOUT = 3600.0
 """Seconds for translating and compiling a model."""
 
 SPLIT_BYTES = 2_000_000
-"""Verilog from which on a model is compiled in parts. Each part reads the model's own headers: the
-parts of a front end (1 MB) take 1.3 times the processor time of the whole, those of a controller
-(5 MB) half of it."""
+"""Verilog from which on a model is compiled in parts. Each part reads the model's own headers,
+which costs more than it saves up to the size of a front end (1 MB). The compiler takes longer for a
+whole controller (5 MB) than for its parts."""
 
 QUICK = {"fast": "-O1", "slow": "-O0", "library": "-O2"}
 """Optimisation for unit tests: building them costs more than running them."""

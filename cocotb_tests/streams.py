@@ -16,7 +16,7 @@ import cocotb
 from amaranth.hdl import Shape
 from amaranth.lib import data
 from cocotb.clock import Clock
-from cocotb.triggers import Event, ReadOnly, RisingEdge
+from cocotb.triggers import Event, RisingEdge
 
 CLOCK_PERIOD_NS = 4
 """250 MHz."""
@@ -30,8 +30,8 @@ SINK_IDLE_CYCLES = 8
 def sample(handle) -> int:
     """The value of a signal, of one bit or many.
 
-    ``int(handle.value)`` takes ten times longer: it makes an array of four-valued bits on the way.
-    The simulator knows two values only.
+    ``int(handle.value)`` takes several times longer: it makes an array of four-valued bits on the
+    way. The simulator knows two values only.
     """
     return int(handle._handle.get_signal_val_binstr(), 2)
 
@@ -191,17 +191,6 @@ async def busy_after(dut, name: str) -> None:
         taken = bool(sample(valid) and sample(ready))
 
 
-async def risen(signal) -> None:
-    """Returns once a signal of one bit is 1, in the cycle in which it becomes so.
-
-    Verilator compares with the value of the last time that somebody waited for this signal. So the
-    wait begins as the time step ends: what has risen in it would not be seen.
-    """
-    await ReadOnly()
-    if not sample(signal):
-        await RisingEdge(signal)
-
-
 class _Cycles:
     """Processes that wait for nothing but the clock, one after the other in one task."""
 
@@ -222,10 +211,10 @@ _CYCLES: dict[Any, _Cycles] = {}
 
 
 def every_cycle(clock, process: Iterator[None]) -> None:
-    """Runs a generator, which ends never, from each rising edge of ``clock`` to its next ``yield``.
+    """Runs a generator from each rising edge of ``clock`` to its next ``yield``, and never ends.
 
-    It begins at once, up to its first ``yield``. To wake a coroutine for each model in each cycle
-    is a large part of what a simulation costs.
+    It begins at once, up to its first ``yield``. This costs less than to wake a coroutine for each
+    model in each cycle.
     """
     cycles = _CYCLES.get(clock)
     if cycles is None or cycles.task.done():
@@ -426,6 +415,7 @@ class StreamSink(_Port):
         refused: int | None = None
         shown: bool | None = None
         clock, offered = RisingEdge(self._clock), self._valid
+        begins = RisingEdge(offered)
         ready, idle = False, 0
         while True:
             if idle < SINK_IDLE_CYCLES:
@@ -436,7 +426,7 @@ class StreamSink(_Port):
                     self._ready.value = int(ready)
             else:
                 self._resting = True
-                await risen(offered)
+                await begins
                 self._resting = False
                 idle = 0
             await clock

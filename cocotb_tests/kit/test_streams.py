@@ -8,10 +8,19 @@ import pytest
 from amaranth.hdl import Module
 from amaranth.lib import data, enum, stream, wiring
 from amaranth.lib.wiring import In, Out
-from cocotb.triggers import RisingEdge, Timer
+from cocotb.triggers import ClockCycles, RisingEdge, Timer
 
 from cocotb_tests.runner import SimulationError, simulate
-from cocotb_tests.streams import Packing, StreamSink, StreamSource, pack, sample, start, unpack
+from cocotb_tests.streams import (
+    SINK_IDLE_CYCLES,
+    Packing,
+    StreamSink,
+    StreamSource,
+    pack,
+    sample,
+    start,
+    unpack,
+)
 from hdl.kit.cut import Relay, Skid
 from hdl.kit.merge import Merge
 
@@ -108,6 +117,28 @@ def test_merge(inputs):
 
 
 @cocotb.test(timeout_time=100, timeout_unit="us")
+async def sinks_wake_in_time(dut):
+    """A sink that rests misses no payload, however long the pause before it, nor that it is told to
+    pause."""
+    await start(dut)
+    source = StreamSource(dut, "input")
+    sink = StreamSink(dut, "output")
+    gaps = [*range(2 * SINK_IDLE_CYCLES), *range(2 * SINK_IDLE_CYCLES)]
+    for number, gap in enumerate(gaps):
+        source.send(number)
+        await ClockCycles(dut.clk, 1 + gap)
+    await source.drained()
+    await ClockCycles(dut.clk, 3 * SINK_IDLE_CYCLES)
+    assert [sink.receive_now() for _ in range(len(sink))] == list(range(len(gaps)))
+    sink.paused = True
+    source.send(1)
+    await ClockCycles(dut.clk, 3 * SINK_IDLE_CYCLES)
+    assert not len(sink), "paused, and it takes"
+    sink.paused = False
+    assert await sink.receive(cycles=10) == 1
+
+
+@cocotb.test(timeout_time=100, timeout_unit="us")
 async def relays_one_payload_a_cycle(dut):
     await start(dut)
     source = StreamSource(dut, "input")
@@ -157,7 +188,7 @@ def test_relay(kind):
         kind(PAYLOAD_BITS),
         name=kind.__name__.lower(),
         module=__name__,
-        testcase=["relays", "relays_one_payload_a_cycle", "cuts_ready"],
+        testcase=["relays", "relays_one_payload_a_cycle", "sinks_wake_in_time", "cuts_ready"],
     )
 
 

@@ -11,15 +11,7 @@ from cocotb.triggers import ClockCycles, Event, RisingEdge
 from cocotb_tests.memory.store_model import STORE_DELAY
 from cocotb_tests.nvme.nvme_model import ADMIN_LINES, KEPT_LINES, DataPath
 from cocotb_tests.runner import simulate
-from cocotb_tests.streams import (
-    StreamSink,
-    StreamSource,
-    every_cycle,
-    risen,
-    sample,
-    start,
-    wait_until,
-)
+from cocotb_tests.streams import StreamSink, StreamSource, every_cycle, sample, start, wait_until
 from hdl.config import Config
 from hdl.flow.host_command import command, completion
 from hdl.flow.host_data import delivered, fetched, transfer
@@ -255,7 +247,8 @@ class Bench(DataPath):
         """Answers each flush of a shutdown, with a pulse or a level."""
         dut = self.dut
         while True:
-            await risen(dut.shutdown_flush__flush)
+            if not sample(dut.shutdown_flush__flush):
+                await RisingEdge(dut.shutdown_flush__flush)
             await RisingEdge(dut.clk)
             if not sample(dut.shutdown_flush__flush) or sample(dut.rst):
                 continue
@@ -273,7 +266,8 @@ class Bench(DataPath):
         """Answers each flush as the write cache goes off."""
         dut = self.dut
         while True:
-            await risen(dut.cache_flush__flush)
+            if not sample(dut.cache_flush__flush):
+                await RisingEdge(dut.cache_flush__flush)
             await RisingEdge(dut.clk)
             if not sample(dut.cache_flush__flush) or sample(dut.rst):
                 continue

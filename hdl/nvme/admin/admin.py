@@ -597,13 +597,11 @@ class Admin(wiring.Component):
                 m.next = "STORE"
 
         with m.State("STORE"):
-            with m.If(self.cache_flush.flushed):
+            flush = self.cache_flush
+            with m.If(flush.flushed | self.stop):
                 m.next = "JUDGE"
-                with m.If(~self.cache_flush.stored):
+                with m.If(~flush.flushed | ~flush.stored):
                     m.d.sync += status.eq(status_field(StatusCode.INTERNAL_ERROR))
-            with m.Elif(self.stop):
-                m.d.sync += status.eq(status_field(StatusCode.INTERNAL_ERROR))
-                m.next = "JUDGE"
 
     def _change_tables(self, m: Module) -> None:
         """The states MANAGE and ATTACH: the tables, or what is attached, change."""
