@@ -22,7 +22,7 @@ USUAL = Config(
     drive_tags=8,
     read_tags=32,
     queue_pairs=2,
-    queue_depth=64,
+    queue_depth=32,
     arrays=4,
     volumes=8,
     parities=3,
@@ -41,17 +41,17 @@ SIZES = {
         small(), parities=3, queue_pairs=2, command_timeout_ms=3, abort_timeout_ms=1, lines=16
     ),
     "starved": replace(
-        USUAL, lines=32, commands=16, rows=4, operations=32, drive_tags=2, early_rows=2,
-        walk_window=2, transfer_blocks=32, array_shares=False,
+        USUAL, lines=32, commands=16, queue_depth=64, rows=4, operations=32, drive_tags=2,
+        early_rows=2, walk_window=2, transfer_blocks=32, array_shares=False,
     ),
     "wide": replace(USUAL, ports=32, lines=512, operations=512),
     "deep": replace(
-        USUAL, lines=512, rows=256, commands=256, drive_tags=32, operations=1024, walk_window=64,
+        USUAL, lines=512, rows=256, commands=512, drive_tags=32, operations=1024, walk_window=64,
         intent_chunks=64, transfer_blocks=32, queue_depth=256,
     ),
     "plain": replace(
-        USUAL, data_width=128, intent_chunks=0, slow_read_ms=0, early_rows=0, gather_reads=False,
-        sector_emulation=False, drive_resets=0,
+        USUAL, data_width=128, queue_depth=64, array_shares=False, intent_chunks=0, slow_read_ms=0,
+        early_rows=0, gather_reads=False, sector_emulation=False, drive_resets=0,
     ),
 }  # fmt: skip
 """The controllers by name."""

@@ -21,7 +21,8 @@ from hdl.flow.table_read import volume
 from hdl.stripe.mends import Mending
 
 CONFIG = Config(
-    ports=4, lines=256, commands=64, rows=64, operations=512, arrays=4, volumes=4, walk_window=2,
+    ports=4, lines=256, commands=64, queue_pairs=2, queue_depth=32, rows=64, operations=512,
+    arrays=4, volumes=4, walk_window=2,
     transfer_blocks=8, sector_emulation=False, early_rows=0, array_shares=True,
 )  # fmt: skip
 WIDE = replace(CONFIG, ports=32, lines=512, operations=1024)
@@ -604,8 +605,10 @@ def test_sizes():
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
+        ({"queue_pairs": 3}, "each completion that the queues hold, 3 x 31: there are 64"),
+        ({"queue_depth": 64}, "2 x 63: there are 64"),
         ({"rows": 32}, "8 blocks on their way for each of 4 arrays, 32: rows are enough for 14"),
-        ({"commands": 32}, "32: commands are enough for 14"),
+        ({"commands": 32, "queue_depth": 16}, "32: commands are enough for 14"),
         ({"operations": 128}, "32: operations are enough for 2"),
         ({"arrays": 8}, "8 arrays, 64: rows are enough for 46"),
         (

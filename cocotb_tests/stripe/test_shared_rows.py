@@ -20,7 +20,7 @@ from hdl.stripe.rows.sequencer import Sequencer
 
 CONFIG = replace(
     sequencer_bench.CONFIG, lines=128, rows=128, commands=128, operations=512, walk_window=2,
-    sector_emulation=False, array_shares=True,
+    queue_pairs=1, queue_depth=128, sector_emulation=False, array_shares=True,
 )  # fmt: skip
 SHARE = 22
 """Of 128 lines half are for data, and 20 are never shared; 8 are kept for each of two arrays, and

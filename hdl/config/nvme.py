@@ -62,6 +62,12 @@ class Nvme:
         power_of_two("error_log_entries", self.error_log_entries, 2, 64)
 
     @property
+    def fetched_commands(self) -> int:
+        """Host I/O commands inside the controller at most. Each has an entry of its completion
+        queue reserved, and a queue of n entries has room for n - 1."""
+        return self.queue_pairs * (self.queue_depth - 1)
+
+    @property
     def slot_bits(self) -> int:
         """Width of a host command slot number."""
         return bits_for_count(self.commands)

@@ -5,7 +5,15 @@ from hdl.config.controller import Config
 
 def board(ports: int = 8) -> Config:
     """The configuration that is simulated and characterised: 256 bits, 4 MiB on chip."""
-    return Config(ports=ports, slow_read_ms=1000, intent_chunks=1024, array_shares=True)
+    return Config(
+        ports=ports,
+        commands=1024,
+        queue_pairs=4,
+        queue_depth=256,
+        slow_read_ms=1000,
+        intent_chunks=1024,
+        array_shares=True,
+    )
 
 
 def small() -> Config:

@@ -19,6 +19,11 @@ class Shares(DataPath, Nvme, Arrays, Drives, Background):
         of all."""
         if not self.array_shares:
             return
+        if self.commands < self.fetched_commands:
+            raise ValueError(
+                f"array_shares needs a command slot for each completion that the queues hold,"
+                f" {self.queue_pairs} x {self.queue_depth - 1}: there are {self.commands}"
+            )
         found = self.blocks_found()
         scarcest = min(found, key=lambda size: found[size])
         blocks, lines = self.arrays * self.command_cost, self.arrays * self.ports

@@ -34,8 +34,6 @@ class Point:
         PCIe link of the card.
     load
         The load on the array.
-    queue_pairs
-        I/O queue pairs that share the accesses.
     """
 
     id: str
@@ -47,7 +45,6 @@ class Point:
     strip_kib: int
     link: LinkParameters
     load: Load
-    queue_pairs: int = 1
 
     @property
     def profile(self) -> Profile:
@@ -58,7 +55,9 @@ class Point:
 async def _run(card: SimulatedCard, point: Point) -> tuple[Result, dict[str, int]]:
     """The measurement, and how long (ps) each possible limit was busy meanwhile."""
     nvme = card.nvme
-    await nvme.start(queue_pairs=point.queue_pairs)
+    # As few queues as hold all accesses.
+    held = card.config.queue_depth - 1
+    await nvme.start(queue_pairs=-(-point.load.outstanding // held))
     array = await raid.create_array(
         nvme,
         point.level,
