@@ -277,13 +277,14 @@ class DrivesModel:
     UNREACHED; the next one for that block must be alone. Ports in ``gone`` answer GONE. To read a
     block in ``distrusted`` is an error. Reads of ports in ``slow`` that may be had elsewhere end as
     SLOW, others are counted in ``waited``. The first write to each block in ``stubborn`` gives
-    MEDIUM_ERROR, the first to each in ``aborted_once`` ABORTED, and every one to those in
-    ``refusing`` MEDIUM_ERROR and to those in ``aborting`` ABORTED; these cannot be made unreadable
-    unless ``spoils_refused``. A write that is aborted may have been stored. An operation at a block
-    in ``held`` waits for the event there. With ``intent_chunks`` no row slot may write that is not
-    in ``begun``, which maps those announced to what was said of them, unless ``needs_no_mark`` is
-    true of it and the port. ``wants_fua`` says of an operation whether it is to be FUA. One that is
-    dated otherwise than its port's ``restarts`` ends with ABORTED and is not done.
+    MEDIUM_ERROR, as many to each as ``aborted`` counts give ABORTED. Every one to those in
+    ``refusing`` gives MEDIUM_ERROR, and to those in ``aborting`` ABORTED; these cannot be made
+    unreadable unless ``spoils_refused``. A write that is aborted may have been stored. An operation
+    at a block in ``held`` waits for the event there. With ``intent_chunks`` no row slot may write
+    that is not in ``begun``, which maps those announced to what was said of them, unless
+    ``needs_no_mark`` is true of it and the port. ``wants_fua`` says of an operation whether it is
+    to be FUA. One that is dated otherwise than its port's ``restarts`` ends with ABORTED and is not
+    done.
     """
 
     def __init__(
@@ -302,7 +303,7 @@ class DrivesModel:
         self.left_alone: set[tuple[int, int]] = set()
         self.write_errors = 0.0
         self.stubborn: set[tuple[int, int]] = set()
-        self.aborted_once: set[tuple[int, int]] = set()
+        self.aborted: Counter[tuple[int, int]] = Counter()
         self.refusing: set[tuple[int, int]] = set()
         self.aborting: set[tuple[int, int]] = set()
         self.held: dict[tuple[int, int], Event] = {}
@@ -369,7 +370,7 @@ class DrivesModel:
                 self.blocks[key] = self.lines.read(one.line)
         elif self._random.random() < self.aborts or (writes and self._is_aborted(one.opcode, key)):
             status = DriveStatus.ABORTED
-            self.aborted_once.discard(key)
+            self.aborted -= Counter([key])
             if one.opcode == Opcode.WRITE and self._random.random() < 0.5:
                 self.blocks[key] = self.lines.read(one.line)
         elif one.port in self.slow and one.elsewhere:
@@ -422,7 +423,7 @@ class DrivesModel:
 
     def _is_aborted(self, opcode: Opcode, key: tuple[int, int]) -> bool:
         spoils = opcode == Opcode.WRITE_UNCORRECTABLE and self.spoils_refused
-        return key in self.aborted_once or (key in self.aborting and not spoils)
+        return self.aborted[key] > 0 or (key in self.aborting and not spoils)
 
     async def _land(self, one, block: bytes, *, count: int) -> None:
         """The first ``count`` pieces of an early read, each told of once it is in its line."""

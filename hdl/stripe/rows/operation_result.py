@@ -7,16 +7,16 @@ from amaranth.lib.wiring import In, Out
 from hdl.config import Config
 from hdl.flow.operation import DriveStatus, Opcode, finished
 from hdl.stripe.planning.program import role_bits, target_bits
-from hdl.stripe.rows.progress import attempts, progress
+from hdl.stripe.rows.progress import progress, rounds
 
 
 class OperationResult(wiring.Component):
     """Counts an operation off and notes what became of its block. Combinational.
 
-    ABORTED operations are sent `attempts` times, and a write that its drive cannot store is sent
-    twice. UNREACHED operations are sent again without being counted. A read that is SLOW counts as
-    one that failed, and is noted in ``slow``. What becomes of a drive that did not store a block
-    depends on the whole row (`hdl.stripe.rows.refusals`).
+    ABORTED operations are sent again in so many `rounds`, and a write that its drive cannot store
+    is sent twice. UNREACHED operations are sent again without being counted. A read that is SLOW
+    counts as one that failed, and is noted in ``slow``. What becomes of a drive that did not store
+    a block depends on the whole row (`hdl.stripe.rows.refusals`).
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class OperationResult(wiring.Component):
     """
 
     def __init__(self, *, config: Config):
-        self._attempts = attempts(config)
+        self._rounds = rounds(config)
         super().__init__(
             {
                 "event": In(finished(config)),
@@ -80,7 +80,7 @@ class OperationResult(wiring.Component):
         counts = Signal()
         once_more = Signal()
         m.d.comb += [
-            counts.eq(aborted & (before.attempts != self._attempts - 1)),
+            counts.eq(aborted & (before.rounds != self._rounds - 1)),
             once_more.eq(refused & ~before.refused.bit_select(self.number, 1)),
             after.eq(before),
             after.remaining.eq(before.remaining - 1),

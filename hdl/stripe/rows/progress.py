@@ -9,10 +9,19 @@ from hdl.stripe.planning.program import role_bits, target_bits, targets
 
 
 def attempts(config: Config) -> int:
-    """Times that operations a drive aborts are sent before they count as failed: as often as a
-    drive that hangs takes until it is given up (`hdl.drive.recovery.ladder`), after one that
-    restarted."""
+    """Times that an operation which its drive aborts is sent at least before it counts as failed.
+    It is as often as a drive that hangs takes until it is given up (`hdl.drive.recovery.ladder`),
+    after one that restarted."""
     return max(4, config.drive_resets + 3)
+
+
+def rounds(config: Config) -> int:
+    """Rounds of a phase in which drives may abort operations of a row.
+
+    They are counted for the row. Beside its own `attempts` an operation may spend one round on
+    ending as UNREACHED and one on being refused, while others of the row are aborted.
+    """
+    return attempts(config) + 2
 
 
 class Phase(enum.Enum, shape=3):
@@ -51,7 +60,7 @@ def progress(config: Config) -> data.StructLayout:
     that could not be written, and, once one could not, all whose drive has failed meanwhile;
     ``left``: those of them whose drive has gone away. ``good``: data
     strips of which a copy that is in sync is written. ``retry``: targets to ask again;
-    ``aborted``: at least one of them because a drive aborted it, which counts as one of `attempts`.
+    ``aborted``: at least one of them because a drive aborted it, which counts as one of ``rounds``.
     ``refused``: targets that their drive could not store once.
 
     ``slow`` (with ``Config.slow_read_ms``): those of ``bad`` whose drive takes too long.
@@ -77,7 +86,7 @@ def progress(config: Config) -> data.StructLayout:
         {
             "phase": Phase,
             "remaining": target_bits(config) + 1,
-            "attempts": range(attempts(config) + 1),
+            "rounds": range(rounds(config)),
             "aborted": 1,
             "bad": config.ports,
             "lost": targets(config),

@@ -61,7 +61,7 @@ class Sequencer(wiring.Component):
     succeeds. If the row does not, its blocks end with WRITE_FAULT, and the drive stays: what is
     live and in sync when the row ends decides, not the level (`hdl.stripe.rows.refusals`). A copy
     that is not in sync does not make a write succeed. ABORTED operations are sent
-    `hdl.stripe.rows.progress.attempts` times at most, UNREACHED ones and writes that end with
+    `hdl.stripe.rows.progress.attempts` times at least, UNREACHED ones and writes that end with
     MEDIUM_ERROR once more. Operations that are sent again go alone. GONE is always reported.
 
     What was read before drives restarted that are kept, and what is read after it, may be of
@@ -615,7 +615,7 @@ class Sequencer(wiring.Component):
                     with m.If(self._walks & (program.walk.kind == WalkKind.ZERO)):
                         m.next = "COMPARE"
         with m.State("WRITE"):
-            m.d.sync += now.attempts.eq(0)
+            m.d.sync += now.rounds.eq(0)
             self._begin_operations(m, targets=program.write, phase=Phase.WRITE)
             with m.If(~program.write.any()):
                 m.next = "CLOSE"
@@ -769,7 +769,7 @@ class Sequencer(wiring.Component):
     def _make_unreadable(self, m: Module, *, targets: Value, phase: Phase) -> None:
         """Ends a state: make ``targets`` unreadable, which their drives may refuse, too."""
         now = self._now
-        m.d.sync += [now.lost.eq(0), now.refused.eq(0), now.attempts.eq(0)]
+        m.d.sync += [now.lost.eq(0), now.refused.eq(0), now.rounds.eq(0)]
         self._begin_operations(m, targets=targets, phase=phase)
 
     def _try_again(self, m: Module, *, phase: Phase) -> None:
@@ -778,7 +778,7 @@ class Sequencer(wiring.Component):
         m.d.sync += [
             now.retry.eq(0),
             now.aborted.eq(0),
-            now.attempts.eq(now.attempts + now.aborted),
+            now.rounds.eq(now.rounds + now.aborted),
         ]
         self._begin_operations(m, targets=now.retry, phase=phase, again=1)
 
