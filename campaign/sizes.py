@@ -10,6 +10,7 @@ import random
 from dataclasses import replace
 
 from hdl.config import Config, small
+from sim.native.build import SHIM_WIDTHS
 
 USUAL = Config(
     data_width=256,
@@ -94,7 +95,7 @@ def drawn(number: int) -> Config:
         try:
             return replace(
                 USUAL,
-                data_width=choose.choice((64, 128, 256, 512)),
+                data_width=choose.choice(SHIM_WIDTHS),
                 ports=choose.randint(4, 12),
                 lines=power(5, 9),
                 banks=power(1, 3),

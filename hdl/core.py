@@ -353,9 +353,14 @@ class Core(wiring.Component):
         """Who reads arrays, members, volumes and ports."""
         config, tables, front_end = self._config, self._tables, self._front_end
         mapper, dispatch, sequencer = self._mapper, self._dispatch, self._sequencer
-        users = mapper, dispatch, self._gather, sequencer
-        geometries = [front_end.reads.geometry, *(user.geometry_read for user in users)]
-        members = [front_end.reads.member, dispatch.member_read, sequencer.member_read]
+        geometries = [
+            front_end.reads.geometry,
+            mapper.geometry_read,
+            dispatch.reads.geometry,
+            self._gather.geometry_read,
+            sequencer.reads.geometry,
+        ]
+        members = [front_end.reads.member, dispatch.reads.member, sequencer.reads.member]
         volumes = [front_end.reads.volume, mapper.volume_read, self._references.volume_read]
         if config.compare_and_deallocate:
             volumes.append(front_end.size_read)
@@ -480,15 +485,11 @@ class Core(wiring.Component):
         for user in (self._flusher, dispatch, sequencer, drives):
             for count, counted in zip(user.restarts, tables.restarts, strict=True):
                 m.d.comb += count.eq(counted)
-        # Partially degraded is 1, degraded 2: the upper bit is 0 if there is redundancy left.
-        low, high = (Cat(arrays.states[bit::2]) for bit in (0, 1))
         ends = self._tracker.completion
         m.d.comb += [
             tables.blamed.eq(dispatch.blamed | self._flush_cache.blamed),
             tables.doubts.eq(arrays.doubts),
             drives.doubted.eq(known.suspect & ~known.kept),
-            dispatch.impaired.eq(low ^ high),
-            dispatch.redundant.eq(~high),
             dispatch.ended.eq(ends.valid & ends.ready),
             dispatch.ended_slot.eq(ends.payload.slot),
         ]
@@ -498,29 +499,28 @@ class Core(wiring.Component):
         background, tables = self._background, self._tables
         dispatch, sequencer = self._dispatch, self._sequencer
         for number, user in enumerate((sequencer, dispatch)):
-            connect(m, user.sync_read, background.sync_read[number])
-            connect(m, user.boundary_read, background.boundary_read[number])
-        users = sequencer, dispatch, background
+            connect(m, user.reads.sync, background.sync_read[number])
+            connect(m, user.reads.boundary, background.boundary_read[number])
+        users = sequencer.reads.migration, dispatch.reads.migration, background.migration_read
         for user, port in zip(users, tables.migration_read, strict=True):
-            connect(m, user.migration_read, port)
+            connect(m, user, port)
 
     def _connect_walks(self, m: Module) -> None:
         """Rows that are walked: those to be mended, and those of the row walker."""
         dispatch, sequencer, mending = self._dispatch, self._sequencer, self._mending
         references, walked = self._references, sequencer.walked
-        for sender, port in zip((dispatch.mend, *sequencer.mend), mending.inputs, strict=True):
-            connect(m, sender, port)
+        mends = dispatch.mend, *sequencer.mends
+        for mend, port, array in zip(mends, mending.inputs, references.noted, strict=True):
+            connect(m, mend.walk, port)
+            m.d.comb += array.eq(mend.array)
         connect(m, mending.walk, self._walks.inputs[0])
         connect(m, self._background.walk, self._walks.inputs[1])
         connect(m, self._walks.output, self._gather.walk)
         connect(m, walked, self._background.walked)
         m.d.comb += [
             mending.ended.eq(walked.valid & walked.ready & (walked.payload.tag == MEND_TAG)),
-            references.notes.eq(Cat(dispatch.noted, sequencer.noted)),
+            references.notes.eq(Cat(mend.noted for mend in mends)),
         ]
-        arrays = dispatch.noted_array, *sequencer.noted_arrays
-        for number, array in zip(references.noted, arrays, strict=True):
-            m.d.comb += number.eq(array)
 
     def _connect_intent(self, m: Module) -> None:
         """Rows that are written, and flushes, for the write-intent bitmap."""

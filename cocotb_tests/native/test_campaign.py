@@ -49,6 +49,7 @@ def test_drawn_controllers_differ():
     configs = [drawn(number) for number in range(20)]
     assert configs == [drawn(number) for number in range(20)]
     assert len(set(configs)) == len(configs)
+    assert {config.data_width for config in configs} == {64, 128, 256}, "what the tier can build"
     for name in ("ports", "lines", "rows", "drive_tags", "parities", "background", "array_shares"):
         assert len({getattr(config, name) for config in configs}) > 1, name
 

@@ -57,5 +57,5 @@ class TrustsStaleDrives(Sequencer):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += m.submodules.planning.stale.eq(0)
+        m.d.comb += m.submodules.planning.drives.stale.eq(0)
         return m

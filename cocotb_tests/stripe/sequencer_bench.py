@@ -148,7 +148,7 @@ class Bench:
         sink("fail", self.fail)
         sink("retired", self._retired)
         for number in range(2):
-            sink(f"mend__{number}", self._mend, walk(config))
+            sink(f"mends__{number}__walk", self._mend, walk(config))
 
     @classmethod
     def from_environment(cls, dut, arrays: Mapping[str, ArrayModel] = ARRAYS) -> Self:
@@ -396,7 +396,7 @@ class Bench:
         for _ in range(PATIENCE):
             quiet = not self.slots and not sample(self.dut.busy) and not self.drives.outstanding
             # What waits for its receiver is not busy.
-            offers = (self.dut.mend__0__valid, self.dut.mend__1__valid)
+            offers = (self.dut.mends__0__walk__valid, self.dut.mends__1__walk__valid)
             if quiet and not any(sample(offer) for offer in offers):
                 break
             await RisingEdge(self.dut.clk)

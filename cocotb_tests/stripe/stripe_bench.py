@@ -68,8 +68,8 @@ SEQUENCER_STREAMS = (
 class Stripe(wiring.Component):
     """`Gather` and `Sequencer` connected, everything else brought out.
 
-    The sequencer's lines are ``row_allocate`` and ``row_free``, and its geometry reads
-    ``row_geometry_read``. Without ``marks`` blocks written in part are taken for whole ones.
+    The sequencer's lines are ``row_allocate`` and ``row_free``. Without ``marks`` blocks written in
+    part are taken for whole ones.
     """
 
     def __init__(self, *, config: Config, sequencer=Sequencer, gather=Gather, marks: bool = True):
@@ -89,10 +89,8 @@ class Stripe(wiring.Component):
                 "deadline": gathering["deadline"],
                 "row_allocate": sequencing["allocate"],
                 "row_free": sequencing["free"],
-                "row_geometry_read": sequencing["geometry_read"],
-                "member_read": sequencing["member_read"],
+                "reads": sequencing["reads"],
                 "drives": sequencing["drives"],
-                "boundary_read": sequencing["boundary_read"],
                 "launched": Out(1),
                 "busy": Out(1),
             }
@@ -113,7 +111,7 @@ class Stripe(wiring.Component):
 
         for name in (*GATHER_STREAMS, "geometry_read"):
             bring_out(getattr(gather, name), getattr(self, name))
-        for name in (*SEQUENCER_STREAMS, "member_read", "boundary_read"):
+        for name in (*SEQUENCER_STREAMS, "reads"):
             bring_out(getattr(sequencer, name), getattr(self, name))
         if not self._marks:
             marked = gather.extent.payload
@@ -121,7 +119,6 @@ class Stripe(wiring.Component):
         bring_out(sequencer.allocate, self.row_allocate)
         bring_out(sequencer.free, self.row_free)
         connect(m, flipped(self.drives), sequencer.drives)
-        bring_out(sequencer.geometry_read, self.row_geometry_read)
         m.d.comb += [
             gather.available.eq(self.available),
             gather.now.eq(self.now),
@@ -180,7 +177,7 @@ class Bench:
             Allocator(dut, self.lines, name="row_allocate", active=active, seed=seed),
         ]
         tables = Tables(dut, CONFIG, [ArrayModel(width=2, ports=(0, 1)), array])
-        TableServer(dut, "row_geometry_read", tables.geometry_of)
+        TableServer(dut, "geometry_read", tables.geometry_of)
         self.extent = StreamSource(dut, "extent", layout=extent(CONFIG), active=active, seed=seed)
         self.fetched = StreamSource(
             dut, "fetched", layout=fetched(CONFIG), active=active, seed=seed
@@ -203,7 +200,8 @@ class Bench:
         self.statuses: dict[Status, int] = defaultdict(int)
         dut.drives__failed.value = 0
         dut.drives__stale.value = 0
-        dut.boundary_read__data.value = 0
+        dut.reads__boundary__data.value = dut.reads__sync__data.value = 0
+        dut.reads__migration__data.value = 0
 
         def sink(name, callback, layout=None):
             StreamSink(dut, name, layout=layout, active=active, seed=seed, callback=callback)

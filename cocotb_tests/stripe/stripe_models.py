@@ -171,7 +171,8 @@ class ArrayModel:
 
 
 class Tables:
-    """Geometry and member tables of some arrays."""
+    """Geometry and member tables of some arrays, read by ``reads``, or geometries alone by
+    ``geometry_read``."""
 
     def __init__(self, dut, config: Config, arrays: list[ArrayModel], *, members: bool = True):
         self._config = config
@@ -179,9 +180,9 @@ class Tables:
         self._geometry = Packing(geometry(config))
         self._address = member_address(config)
         self._members: dict[int, tuple[int, int]] = {}
-        TableServer(dut, "geometry_read", self.geometry_of)
+        TableServer(dut, "reads__geometry" if members else "geometry_read", self.geometry_of)
         if members:
-            TableServer(dut, "member_read", self._member)
+            TableServer(dut, "reads__member", self._member)
 
     def replace(self, number: int, array: ArrayModel) -> None:
         """An array whose members have changed."""

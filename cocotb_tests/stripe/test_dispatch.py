@@ -14,6 +14,7 @@ from cocotb_tests.array.array_models import Table, pack_geometry, random_recover
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, sample, start, wait_until
 from hdl.config import DATA_OFFSET_BLOCKS, ERA_BITS, MAX_DRIVES, Config, board, small
+from hdl.flow.array_state import ArrayState
 from hdl.flow.extent import expected, extent
 from hdl.flow.host_command import HostOpcode, Status, completion
 from hdl.flow.operation import Opcode, Owner, operation
@@ -51,8 +52,8 @@ class Bench:
         self.dut = dut
         self.config = config
         self.generator = generator
-        self.geometries = Table(dut, "geometry_read")
-        self.members = Table(dut, "member_read")
+        self.geometries = Table(dut, "reads__geometry")
+        self.members = Table(dut, "reads__member")
         self.loads = Table(dut, "load_read")
         self.follows: Counter[int] = Counter()
         self.extents = StreamSource(dut, "extent", layout=extent(config))
@@ -90,9 +91,9 @@ class Bench:
         self.undecided = self.unsynced = self.doubts = 0
         self.syncs: dict[int, int] = {}
         dut.drives__failed.value = 0
-        if config.slow_read_ms:
-            dut.redundant.value = 0
         if config.background:
+            # None has redundancy left.
+            dut.arrays__states.value = (1 << 2 * config.arrays) - 1
             dut.drives__stale.value = dut.drives__suspect.value = 0
             dut.drives__undecided.value = dut.arrays__indebted.value = 0
             self.late = Table(dut, "late").entries
@@ -103,13 +104,13 @@ class Bench:
             self.restarts = [generator.randrange(16) for _ in range(config.ports)]
             for port, count in enumerate(self.restarts):
                 getattr(dut, f"restarts__{port}").value = count
-            self.syncs = Table(dut, "sync_read").entries
+            self.syncs = Table(dut, "reads__sync").entries
             cocotb.start_soon(self._hear())
-            table = Table(dut, "boundary_read")
+            table = Table(dut, "reads__boundary")
             self.boundaries = table.entries
-            self.migrations = Table(dut, "migration_read")
-            sink = StreamSink(dut, "mend", layout=walk(config), callback=self._mended)
-            self.sinks["mend"] = sink
+            self.migrations = Table(dut, "reads__migration")
+            sink = StreamSink(dut, "mend__walk", layout=walk(config), callback=self._mended)
+            self.sinks["mend__walk"] = sink
 
     async def _hear(self) -> None:
         """Suspect drives of which a flush was refused."""
@@ -213,7 +214,10 @@ class Bench:
         """Any array may have redundancy left or not."""
         if self.config.slow_read_ms:
             self.redundant = self.generator.getrandbits(self.config.arrays)
-            self.dut.redundant.value = self.redundant
+            # Of one that is degraded, reads may be gathered: `test_read_streams`.
+            numbers = range(self.config.arrays)
+            lost = [n for n in numbers if not self.redundant >> n & 1]
+            self.dut.arrays__states.value = sum(ArrayState.FAILED.value << 2 * n for n in lost)
 
     def fail(self, chance: float) -> None:
         """Fails each port with ``chance``."""
@@ -451,7 +455,7 @@ class Bench:
         )
         if self.config.background:
             # Walks to mend rows may still be on their way.
-            parts = (self.dut.busy, self.dut.mend__valid)
+            parts = (self.dut.busy, self.dut.mend__walk__valid)
             await wait_until(
                 self.dut, lambda: not any(sample(p) for p in parts), cycles=200, what="mended"
             )

@@ -60,7 +60,7 @@ class MigrationBench(WalkBench):
         self.target = self.random.choice(sorted({*range(config.ports)} - {*array.ports}))
         self.moved_to = self.target
         self._pack = Packing(migration(config))
-        TableServer(dut, "migration_read", self._entry)
+        TableServer(dut, "reads__migration", self._entry)
 
     def _entry(self, array: int) -> int:
         valid = array == 1 and self.migrating

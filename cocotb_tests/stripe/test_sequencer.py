@@ -197,7 +197,7 @@ async def updates_no_row_that_is_not_in_sync(dut):
     bench = bench_of(dut)
     boundary = 3 * ROW_STEP
     dut.arrays__unsynced.value = 0b10
-    TableServer(dut, "sync_read", lambda number: boundary if number == 1 else 0)
+    TableServer(dut, "reads__sync", lambda number: boundary if number == 1 else 0)
     await start(dut)
     await write_unsynced(bench, boundary)
 
@@ -452,7 +452,7 @@ class IgnoresTheSyncBoundary(Sequencer):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += m.submodules.planning.unsynced.eq(0)
+        m.d.comb += m.submodules.planning.arrays.unsynced.eq(0)
         return m
 
 
@@ -461,7 +461,7 @@ class IgnoresDoubts(Sequencer):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += m.submodules.planning.doubts.eq(0)
+        m.d.comb += m.submodules.planning.arrays.doubts.eq(0)
         return m
 
 
@@ -470,8 +470,8 @@ class OtherArraysBoundary(Sequencer):
 
     def elaborate(self, platform):
         m = super().elaborate(platform)
-        m.d.comb += self.sync_read.address.eq(0)
-        m.d.comb += m.submodules.planning.unsynced.eq(self.arrays.unsynced >> 1)
+        m.d.comb += self.reads.sync.address.eq(0)
+        m.d.comb += m.submodules.planning.arrays.unsynced.eq(self.arrays.unsynced >> 1)
         return m
 
 

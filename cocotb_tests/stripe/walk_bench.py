@@ -30,7 +30,7 @@ class WalkBench(Bench):
             getattr(dut, f"restarts__{port}").value = 0
         dut.drives__stale.value = 0
         self.drives.needs_no_mark = self._catches_up
-        TableServer(dut, "boundary_read", lambda array: self.boundary if array == 1 else 0)
+        TableServer(dut, "reads__boundary", lambda array: self.boundary if array == 1 else 0)
         StreamSink(
             dut, "walked", layout=walked(config), active=active, seed=seed, callback=self._walked
         )

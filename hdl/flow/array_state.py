@@ -1,5 +1,6 @@
 """How much redundancy an array has left."""
 
+from amaranth.hdl import Cat, Value
 from amaranth.lib import data, enum, wiring
 from amaranth.lib.wiring import Out
 
@@ -70,6 +71,16 @@ class ArrayStatus(wiring.Signature):
                 "eras": Out(eras(config)),
             }
         )
+
+
+def redundant(arrays: wiring.PureInterface) -> Value:
+    """Of an `ArrayStatus`, one bit per array: it is OPTIMAL or PARTIALLY_DEGRADED."""
+    return ~Cat(arrays.states[1::2])
+
+
+def impaired(arrays: wiring.PureInterface) -> Value:
+    """Of an `ArrayStatus`, one bit per array: it has lost drives, but no data."""
+    return Cat(arrays.states[::2]) ^ Cat(arrays.states[1::2])
 
 
 def array_verdict(config: Config) -> data.StructLayout:

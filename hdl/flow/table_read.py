@@ -83,3 +83,34 @@ def migration(config: Config) -> data.StructLayout:
 def migration_read(config: Config) -> TableRead:
     """Reads the migration in an array."""
     return TableRead(config.array_bits, migration(config))
+
+
+class ArrayReads(wiring.Signature):
+    """Reads of where the blocks of arrays lie, and of which rows may be believed, seen from the
+    reader. All are of an array.
+
+    Ports
+    -----
+    geometry
+        Its geometry.
+    member
+        The port of a member.
+    migration
+        Its migration. Not there without ``Config.background``, as all that follows.
+    boundary
+        Its first row that has not been rebuilt yet.
+    sync
+        Its first row that may not be in sync yet.
+    """
+
+    def __init__(self, config: Config):
+        row = TableRead(config.array_bits, BLOCK_NUMBER_BITS)
+        super().__init__(
+            {
+                "geometry": Out(geometry_read(config)),
+                "member": Out(member_read(config)),
+                "migration": Out(migration_read(config)),
+                "boundary": Out(row),
+                "sync": Out(row),
+            }
+        )

@@ -1,6 +1,7 @@
 """A row that the background asks the stripe engine to work on, and its end."""
 
-from amaranth.lib import data, enum
+from amaranth.lib import data, enum, stream, wiring
+from amaranth.lib.wiring import Out
 
 from hdl.config import BLOCK_NUMBER_BITS, ERA_BITS, MAX_DRIVES, Config
 
@@ -108,3 +109,27 @@ def walked(config: Config) -> data.StructLayout:
         of a migration, have been made unreadable there.
     """
     return data.StructLayout({"tag": 8, "result": WalkResult, "roles": MAX_DRIVES})
+
+
+class MendRequest(wiring.Signature):
+    """Rows that are to be mended, seen from who came upon a block that its drive cannot read.
+    Without ``Config.background`` nothing is asked for.
+
+    Ports
+    -----
+    walk
+        The rows, with tag `MEND_TAG`. Each is offered some time after it was noted.
+    noted
+        A pulse. A row has been noted, and refers to its array from now on.
+    array
+        With ``noted``: that array.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__(
+            {
+                "walk": Out(stream.Signature(walk(config))),
+                "noted": Out(1),
+                "array": Out(config.array_bits),
+            }
+        )

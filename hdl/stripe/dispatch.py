@@ -5,7 +5,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import BLOCK_NUMBER_BITS, DATA_OFFSET_BLOCKS, MAX_DRIVES, Config
-from hdl.flow.array_state import ArrayStatus
+from hdl.flow.array_state import ArrayStatus, impaired, redundant
 from hdl.flow.drive_states import DriveStates
 from hdl.flow.extent import expected, extent
 from hdl.flow.geometry import WIDTH_BITS, geometry
@@ -14,8 +14,8 @@ from hdl.flow.operation import Opcode, Owner, load_bits, operation
 from hdl.flow.recovery import ROUNDS, tried_bits
 from hdl.flow.reference import Blame
 from hdl.flow.row import committed
-from hdl.flow.table_read import geometry_read, member_read, migration_read
-from hdl.flow.walk import walk
+from hdl.flow.table_read import ArrayReads
+from hdl.flow.walk import MendRequest
 from hdl.kit.table import Table, TableRead
 from hdl.stripe.mends import Mends
 from hdl.stripe.read_streams import ReadStreams
@@ -85,10 +85,9 @@ class Dispatch(wiring.Component):
         One UNRECOVERED_READ for each block that no drive holds any more.
     expected
         Drives that a FLUSH waits for, said before its operations are.
-    geometry_read
-        Geometries of arrays.
-    member_read
-        Members of arrays.
+    reads
+        Tables of the array. In an extent that reaches ``boundary`` a stale drive counts as failed
+        for a read. From ``sync`` on copies of an array that is ``unsynced`` may differ.
     load_read
         How many blocks each port has to do (`hdl.drive.drives.Drives`).
     drives
@@ -99,10 +98,6 @@ class Dispatch(wiring.Component):
         anything. That is so of all rows of an array in ``doubts``, and of every array while drives
         are undecided. That a drive could not read a block counts only in the era in which it was
         asked.
-    redundant
-        With ``slow_read_ms``, a bit an array: it is optimal or partially degraded.
-    impaired
-        With ``gather_reads``, a bit an array: it has lost drives, but no data.
     ended
         With ``gather_reads``, a pulse: a command has completed.
     ended_slot
@@ -117,22 +112,11 @@ class Dispatch(wiring.Component):
         With ``background``: a FLUSH is refused.
     blamed
         With ``blame``, those of the array's members that are suspect.
-    boundary_read
-        With ``background``: the first row of an array that has not been rebuilt yet. In an extent
-        that goes so far a stale drive counts as failed for a read.
-    sync_read
-        With ``background``: the first such row of an array.
-    migration_read
-        With ``background``: the migration in an array.
     mend
         With ``background``: the row of a redundant array in which a drive could not read a block,
         once the block has been asked for by other means (`hdl.stripe.mends.Mends`). Where copies
         may differ, its ``source`` is the copy that was asked: that is what the block is from now
         on, even if a copy before it could be read later.
-    noted
-        With ``background``, a pulse: such a row has been noted.
-    noted_array
-        The array of that row.
 
     Throughput: 6 cycles for a direct read, of mirrors 4 and 4 for each copy, if tried before 6 and
     2 for each copy passed over; 2 for a write; 2 a member of each group and 1 a port for a FLUSH.
@@ -152,25 +136,17 @@ class Dispatch(wiring.Component):
                 "rejected": Out(stream.Signature(completion(config))),
                 "unreadable": Out(stream.Signature(committed(config))),
                 "expected": Out(stream.Signature(expected(config))),
-                "geometry_read": Out(geometry_read(config)),
-                "member_read": Out(member_read(config)),
+                "reads": Out(ArrayReads(config)),
                 "load_read": Out(TableRead(config.port_bits, load_bits(config))),
                 "drives": In(DriveStates()),
                 "arrays": In(ArrayStatus(config)),
-                "redundant": In(config.arrays),
-                "impaired": In(config.arrays),
                 "ended": In(1),
                 "ended_slot": In(config.slot_bits),
                 "restarts": In(tried_bits(config)).array(config.ports),
                 "late": Out(TableRead(config.slot_bits, 1)),
                 "blame": Out(Blame(config)),
                 "blamed": Out(MAX_DRIVES),
-                "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
-                "sync_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
-                "migration_read": Out(migration_read(config)),
-                "mend": Out(stream.Signature(walk(config))),
-                "noted": Out(1),
-                "noted_array": Out(config.array_bits),
+                "mend": Out(MendRequest(config)),
                 "busy": Out(1),
             }
         )
@@ -181,7 +157,7 @@ class Dispatch(wiring.Component):
         self._port = Signal(config.port_bits)
         self._row = Signal(BLOCK_NUMBER_BITS)
 
-        # Drives, asked by port or by what `member_read` gives.
+        # Drives, asked by port or by what ``reads.member`` gives.
         self._unreadable = Signal()
         # Not to be flushed; not to be counted on.
         self._unflushed = Signal()
@@ -275,14 +251,14 @@ class Dispatch(wiring.Component):
         """Addresses the tables; works out the place of the copy, and what a group is."""
         item, shape = self._item, self._shape
         m.d.comb += [
-            self.geometry_read.address.eq(self.extent.payload.array),
-            self.member_read.address.array.eq(item.array),
-            self.load_read.address.eq(self.member_read.data),
-            self.boundary_read.address.eq(item.array),
-            self.sync_read.address.eq(item.array),
-            self.migration_read.address.eq(item.array),
+            self.reads.geometry.address.eq(self.extent.payload.array),
+            self.reads.member.address.array.eq(item.array),
+            self.load_read.address.eq(self.reads.member.data),
+            self.reads.boundary.address.eq(item.array),
+            self.reads.sync.address.eq(item.array),
+            self.reads.migration.address.eq(item.array),
             self.late.address.eq(item.slot),
-            self._follows.reads[0].address.eq(self.member_read.data),
+            self._follows.reads[0].address.eq(self.reads.member.data),
             self._mirrored.eq(shape.copies > 1),
             self._redundant.eq(self._mirrored | (shape.parities > 0)),
             self._weighs.eq(self._mirrored & (item.recover.tried == 0) & ~self._in_order),
@@ -298,17 +274,17 @@ class Dispatch(wiring.Component):
 
     def _judge_member(self, m: Module) -> None:
         """Says of the member that has been looked up whether it can be read and flushed."""
-        member = self.member_read.data
+        member = self.reads.member.data
         drives = self.drives
         failed, stale = drives.failed.bit_select(member, 1), drives.stale.bit_select(member, 1)
         # In every cycle: a rebuild may begin while copies are being weighed.
         boundary = Signal(BLOCK_NUMBER_BITS)
         beyond = Signal()
         m.d.sync += [
-            boundary.eq(self.boundary_read.data),
+            boundary.eq(self.reads.boundary.data),
             beyond.eq(self._last_row >= boundary),
         ]
-        entry = self.migration_read.data
+        entry = self.reads.migration.data
         target_fails = (drives.failed | drives.suspect).bit_select(entry.port, 1)
         m.d.comb += [
             self._unreadable.eq(failed | (beyond & stale)),
@@ -322,7 +298,7 @@ class Dispatch(wiring.Component):
         """Says whether the rows of a read may be inconsistent, and how often drives are asked."""
         item, shape = self._item, self._shape
         unsynced = self.arrays.unsynced.bit_select(item.array, 1)
-        behind = unsynced & (self._last_row >= self.sync_read.data)
+        behind = unsynced & (self._last_row >= self.reads.sync.data)
         torn = self.arrays.doubts.bit_select(item.array, 1) | self.drives.undecided
         same_era = item.recover.era == self.arrays.eras[item.array]
         # In order it may be one of the copies that has to be given up.
@@ -336,7 +312,7 @@ class Dispatch(wiring.Component):
             self._medium.eq(item.recover.medium & ~self.drives.undecided & same_era),
         ]
         if self._config.slow_read_ms:
-            lasts = self.redundant.bit_select(item.array, 1)
+            lasts = redundant(self.arrays).bit_select(item.array, 1)
             asked = item.recover.tried.any()
             reads = item.opcode == HostOpcode.READ
             m.d.comb += [
@@ -363,7 +339,7 @@ class Dispatch(wiring.Component):
         m.d.comb += [
             streams.extent.eq(self._item),
             streams.geometry.eq(self._shape),
-            streams.impaired.eq(self.impaired),
+            streams.impaired.eq(impaired(self.arrays)),
             streams.ended.eq(self.ended),
             streams.ended_slot.eq(self.ended_slot),
             streams.note.eq(self._starts),
@@ -374,7 +350,7 @@ class Dispatch(wiring.Component):
         """Notes rows of which a drive could not read a block, as the read has gone on."""
         m.submodules.mends = mends = self._mends
         item, row = self._item, mends.row
-        connect(m, mends.walk, flipped(self.mend))
+        connect(m, mends.mend, flipped(self.mend))
         m.d.comb += [
             row.array.eq(item.array),
             row.base.eq(item.base),
@@ -383,8 +359,6 @@ class Dispatch(wiring.Component):
             row.source.eq(Mux(self._in_order, self._chosen, 0)),
             row.era.eq(self.arrays.eras[item.array]),
             mends.note.eq(self._gone_on & self._medium & self._redundant),
-            self.noted.eq(mends.noted),
-            self.noted_array.eq(item.array),
         ]
 
     def _send(self, m: Module) -> None:
@@ -445,7 +419,7 @@ class Dispatch(wiring.Component):
     def _look(self, m: Module) -> None:
         """LOOK, PREFER, MEASURE: reads the geometry; sets off the choice of a copy, or the walk
         over the members."""
-        item, shape, found = self._item, self._shape, self.geometry_read.data
+        item, shape, found = self._item, self._shape, self.reads.geometry.data
         with m.State("LOOK"):
             m.d.sync += [
                 Assert(found.valid, "an extent of no array"),
@@ -497,12 +471,12 @@ class Dispatch(wiring.Component):
 
     def _choose_copy(self, m: Module) -> None:
         """CHOOSE, PROBE: looks a copy up; takes it, unless several are weighed."""
-        item, shape, member = self._item, self._shape, self.member_read.data
+        item, shape, member = self._item, self._shape, self.reads.member.data
         with m.State("CHOOSE"):
             place = Mux(self._turns, self._place - shape.width, self._place)
             # Copies that do not fit in a stripe go on in the next one.
             stripe = Mux(self._turns & self._mirrored, 1 << shape.strip_shift, 0)
-            m.d.comb += self.member_read.address.position.eq(item.base + place)
+            m.d.comb += self.reads.member.address.position.eq(item.base + place)
             m.d.sync += self._w_row.eq(self._first_row + stripe)
             m.next = "PROBE"
 
@@ -578,7 +552,7 @@ class Dispatch(wiring.Component):
         """ASK, COUNT: a member at a time, who is asked, and whether its group has lost data."""
         shape, position = self._shape, self._position
         with m.State("ASK"):
-            m.d.comb += self.member_read.address.position.eq(position)
+            m.d.comb += self.reads.member.address.position.eq(position)
             m.next = "COUNT"
 
         with m.State("COUNT"):
@@ -589,7 +563,7 @@ class Dispatch(wiring.Component):
             asks = ~self._unflushed & ~(self._targets & member).any()
             m.d.comb += [
                 group_dead.eq(self._dead + self._untrusted),
-                member.eq(1 << self.member_read.data),
+                member.eq(1 << self.reads.member.data),
                 after.eq(Mux(self._mirrored & (position + 1 == shape.width), 0, position + 1)),
             ]
             m.d.sync += [
@@ -648,7 +622,8 @@ class Dispatch(wiring.Component):
         """Says whether there is work, though it may only wait for others."""
         outputs = [self.operation, self.gather, self.rejected, self.unreadable, self.expected]
         waits = Cat(output.valid & ~output.ready for output in outputs).any()
-        aside = self._streams.busy | self._mends.busy | (self.mend.valid & self.mend.ready)
+        walk = self.mend.walk
+        aside = self._streams.busy | self._mends.busy | (walk.valid & walk.ready)
         m.d.comb += self.busy.eq((~waits & ~rests) | aside)
 
 

@@ -5,7 +5,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.config import BLOCK_NUMBER_BITS, ERA_BITS, MENDED, MENDS, Config
-from hdl.flow.walk import MEND_TAG, ROLE_BITS, WalkKind, walk
+from hdl.flow.walk import MEND_TAG, ROLE_BITS, MendRequest, WalkKind, walk
 from hdl.kit.merge import Merge
 from hdl.kit.queue import Queue
 
@@ -27,14 +27,22 @@ def row_place(config: Config) -> data.StructLayout:
 class Mends(wiring.Component):
     """Asks for a PATROL of a row, which writes the block anew, after the host's read has gone on.
 
-    ``note``: the read has gone on to other drives; ``row`` is where its row lies, and as for any
-    walk without parity its ``shift`` that of the strip. Dropped while `MENDS` wait; ``noted``: it
-    was not. Without ``background`` nothing is noted.
-
     Parameters
     ----------
     config
-        Sizes.
+        Sizes. Without ``background`` nothing is noted.
+
+    Ports
+    -----
+    row
+        Where the row of the read lies. As for any walk without parity, ``shift`` is that of the
+        strip.
+    note
+        A pulse: the read has gone on to other drives. It is dropped while `MENDS` rows wait.
+    mend
+        The rows that have been noted.
+    busy
+        Such a row waits.
     """
 
     def __init__(self, *, config: Config):
@@ -43,8 +51,7 @@ class Mends(wiring.Component):
             {
                 "row": In(row_place(config)),
                 "note": In(1),
-                "noted": Out(1),
-                "walk": Out(stream.Signature(walk(config))),
+                "mend": Out(MendRequest(config)),
                 "busy": Out(1),
             }
         )
@@ -56,7 +63,7 @@ class Mends(wiring.Component):
         layout = walk(self._config)
         m.submodules.queue = queue = Queue(layout, MENDS)
         noted = queue.input.payload
-        connect(m, queue.output, flipped(self.walk))
+        connect(m, queue.output, flipped(self.mend.walk))
         m.d.comb += [
             noted.kind.eq(WalkKind.PATROL),
             noted.array.eq(self.row.array),
@@ -67,7 +74,8 @@ class Mends(wiring.Component):
             noted.era.eq(self.row.era),
             noted.tag.eq(MEND_TAG),
             queue.input.valid.eq(self.note),
-            self.noted.eq(self.note & queue.input.ready),
+            self.mend.noted.eq(self.note & queue.input.ready),
+            self.mend.array.eq(self.row.array),
             self.busy.eq(queue.filling),
         ]
         return m

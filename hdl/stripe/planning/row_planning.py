@@ -5,13 +5,14 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from hdl.array.shares.turnstile import Turnstile
-from hdl.config import BLOCK_NUMBER_BITS, ERA_BITS, MAX_DRIVES, OPERATIONS_PER_BLOCK, Config
-from hdl.flow.array_state import eras
+from hdl.config import ERA_BITS, OPERATIONS_PER_BLOCK, Config
+from hdl.flow.array_state import ArrayStatus
+from hdl.flow.drive_states import DriveStates
 from hdl.flow.intention import intention
 from hdl.flow.line import line_stream
 from hdl.flow.row import RowKind, row_state
-from hdl.flow.table_read import geometry_read, member_read, migration_read
-from hdl.flow.walk import WalkKind, walk
+from hdl.flow.table_read import ArrayReads
+from hdl.flow.walk import MendRequest, WalkKind
 from hdl.kit.bits import ones
 from hdl.kit.pick import lowest_bit
 from hdl.kit.queue import Queue
@@ -75,43 +76,26 @@ class RowPlanning(wiring.Component):
         Targets, for the sequencer. The address is the row slot, and below it the target.
     line_read
         Rows' own lines, for the sequencer. The address is the row slot, and below it the role.
-    geometry_read
-        That of the row's array.
-    member_read
-        Members of the row's array.
-    failed
-        A bit a port: its drive has failed.
+    reads
+        Tables of the row's array. From ``boundary`` on a stale drive is not read, and what is
+        written to a row is written to it as well. From ``sync`` on the parities of an array that is
+        ``unsynced`` may be anything, unless the host has written the row since. No such row is
+        updated: all its parities are generated from data, and what a host reads is worked out only
+        if its drive has nothing. The drive of a ``migration`` gets what its member gets, as target
+        `migration_target` (of mirrors in rows of one strip, as the gatherer makes them).
+    drives
+        What the tables know of the drives.
+    arrays
+        The parities of each row of an array in ``doubts`` may be anything, and while drives are
+        undecided those of every array. Without ``background`` no row of an array that was not taken
+        to be consistent is updated. The program says how many ``eras`` the array had when the row
+        was planned.
     allocate
         Lines.
     busy
         Something moves.
-    stale
-        With ``background``, a bit a port: its drive is being rebuilt.
-    boundary_read
-        With ``background``: the first row of an array that has not been rebuilt yet. From there on
-        a stale drive is not read, and what is written to a row is written to it as well.
-    unsynced
-        A bit an array: the parities of some of its rows may be anything. Without ``background`` it
-        says so of every array that was not taken to be consistent, and no row of it is updated.
-    sync_read
-        With ``background``: the first row of such an array whose parities may be anything, unless
-        the host has written it since. From there on no row is updated. All its parities are
-        generated from data, and what a host reads is worked out only if its drive has nothing.
-    doubts
-        With ``background``, a bit an array: the parities of each of its rows may be anything, as
-        drives have restarted and ``unsynced`` may not say so yet.
-    eras
-        With ``background``: how often each array has lost what was not flushed. The program says
-        how often it had when the row was planned.
-    migration_read
-        With ``background``: the migration in an array. Its drive gets what its member gets, as
-        target `migration_target` (of mirrors in rows of one strip, as the gatherer makes them).
     mend
         With ``background``: the row of a host's read in which a drive could not read a block.
-    noted
-        With ``background``, a pulse: such a row has been noted.
-    noted_array
-        Its array.
     begun
         With ``intent_chunks``: a row that may be written, before its drives are judged. A walk that
         only writes what it cannot read is told of once that has happened. What such walks write to
@@ -134,23 +118,14 @@ class RowPlanning(wiring.Component):
                 "ready": Out(stream.Signature(slot)),
                 "row_read": Out(TableRead(slot, row_state(config))),
                 "unread_read": Out(TableRead(slot, unread(config))),
-                "geometry_read": Out(geometry_read(config)),
-                "member_read": Out(member_read(config)),
-                "failed": In(MAX_DRIVES),
+                "reads": Out(ArrayReads(config)),
+                "drives": In(DriveStates()),
+                "arrays": In(ArrayStatus(config)),
                 "allocate": In(line_stream(config)),
                 "program_read": In(TableRead(slot, program(config))),
                 "target_read": In(TableRead(slot + target_bits(config), target(config))),
                 "line_read": In(TableRead(slot + role_bits(config), config.line_bits)),
-                "stale": In(MAX_DRIVES),
-                "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
-                "unsynced": In(config.arrays),
-                "doubts": In(config.arrays),
-                "eras": In(eras(config)),
-                "sync_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
-                "migration_read": Out(migration_read(config)),
-                "mend": Out(stream.Signature(walk(config))),
-                "noted": Out(1),
-                "noted_array": Out(config.array_bits),
+                "mend": Out(MendRequest(config)),
                 "begun": Out(stream.Signature(intention(config))),
                 "exists": In(config.arrays),
                 "ended": In(1),
@@ -187,7 +162,7 @@ class RowPlanning(wiring.Component):
         self._waited = Signal()  # for its share
         self._todo = todo = Signal(program(config))
         self._row = row = self.row_read.data
-        self._geometry = geometry = self.geometry_read.data
+        self._geometry = geometry = self.reads.geometry.data
         self._walks = row.walk.any
         self._mirrored = (geometry.copies > 1) & ~self._walks
         self._recover = row.kind == RowKind.RECOVER
@@ -281,7 +256,7 @@ class RowPlanning(wiring.Component):
         if self._share is not None:
             with m.If(self._share.busy):
                 m.d.comb += self.busy.eq(1)
-        with m.If(self._mends.busy | (self.mend.valid & self.mend.ready)):
+        with m.If(self._mends.busy | (self.mend.walk.valid & self.mend.walk.ready)):
             m.d.comb += self.busy.eq(1)
         return m
 
@@ -311,7 +286,7 @@ class RowPlanning(wiring.Component):
         m.d.comb += [
             self.row_read.address.eq(slot),
             self.unread_read.address.eq(slot),
-            self.geometry_read.address.eq(row.array),
+            self.reads.geometry.address.eq(row.array),
             self._programs.write.address.eq(slot),
             self._programs.write.data.eq(self._todo),
             self._wanted.eq(lowest_bit(m, self._pending, "lowest_pending")),
@@ -339,32 +314,34 @@ class RowPlanning(wiring.Component):
         """Where members are looked up, and what of their drives may be believed."""
         config, row, number = self._config, self._row, self._number
         write, duplicate = self._targets.write, self._duplicate
-        open_array = self.unsynced.bit_select(row.array, 1)
-        doubted = self.doubts.bit_select(row.array, 1)
+        drives, arrays = self.drives, self.arrays
+        open_array = arrays.unsynced.bit_select(row.array, 1)
+        # While it is not known what becomes of drives, every array is doubted.
+        doubted = arrays.doubts.bit_select(row.array, 1) | drives.undecided
         beyond = Signal()
         m.d.sync += [
             self._following.eq(lowest_bit(m, self._strips, "lowest_strip")),
             self._got.eq(self._ask),
             self._got_role.eq(Mux(self._mirrored, self._strip, self._role)),
             self._got_wrapped.eq(self._wrapped),
-            beyond.eq(row.row >= self.boundary_read.data),
+            beyond.eq(row.row >= self.reads.boundary.data),
         ]
         if config.background:
-            open_row = open_array & (row.row >= self.sync_read.data)
+            open_row = open_array & (row.row >= self.reads.sync.data)
             m.d.sync += self._unsynced.eq(open_row | doubted)
         else:
             m.d.comb += self._unsynced.eq(~self._geometry.assumed)
         m.d.comb += [
-            self.member_read.address.array.eq(row.array),
-            self.member_read.address.position.eq(row.base + self._place),
-            self.sync_read.address.eq(row.array),
-            self.boundary_read.address.eq(row.array),
-            self.migration_read.address.eq(row.array),
-            duplicate.entry.eq(self.migration_read.data),
-            duplicate.position.eq(self.member_read.address.position),
-            duplicate.member.eq(self.member_read.data),
-            duplicate.failed.eq(self.failed),
-            duplicate.stale.eq(self.stale),
+            self.reads.member.address.array.eq(row.array),
+            self.reads.member.address.position.eq(row.base + self._place),
+            self.reads.sync.address.eq(row.array),
+            self.reads.boundary.address.eq(row.array),
+            self.reads.migration.address.eq(row.array),
+            duplicate.entry.eq(self.reads.migration.data),
+            duplicate.position.eq(self.reads.member.address.position),
+            duplicate.member.eq(self.reads.member.data),
+            duplicate.failed.eq(drives.failed),
+            duplicate.stale.eq(drives.stale),
             duplicate.beyond.eq(beyond),
             write.address.eq(Cat(number, self._slot)),
             write.data.port.eq(duplicate.port),
@@ -461,10 +438,8 @@ class RowPlanning(wiring.Component):
         the migration target is written."""
         row, todo, mends, eras = self._row, self._todo, self._mends, self._planned_eras
         of_migration = self._walks & (row.walk.kind == WalkKind.COPY)
-        connect(m, mends.walk, flipped(self.mend))
+        connect(m, mends.mend, flipped(self.mend))
         m.d.comb += [
-            self.noted.eq(mends.noted),
-            self.noted_array.eq(row.array),
             mends.row.array.eq(row.array),
             mends.row.base.eq(row.base),
             mends.row.shift.eq(row.shift),
@@ -548,7 +523,7 @@ class RowPlanning(wiring.Component):
                 self._wrapped.eq(0),
                 self._number.eq(0),
                 todo.eq(0),
-                todo.era.eq(self.eras[row.array]),
+                todo.era.eq(self.arrays.eras[row.array]),
             ]
             m.next = "LOCATE"
             if config.intent_chunks:

@@ -5,7 +5,7 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from hdl.config import BLOCK_NUMBER_BITS, MAX_DRIVES, Config, bits_for_count
+from hdl.config import MAX_DRIVES, Config, bits_for_count
 from hdl.flow.array_state import ArrayStatus
 from hdl.flow.drive_states import DriveStates
 from hdl.flow.host_command import Status
@@ -16,8 +16,8 @@ from hdl.flow.parity_pass import pass_done, step
 from hdl.flow.piece import piece
 from hdl.flow.recovery import tried_bits
 from hdl.flow.row import RowKind, committed, row_state, strip_state
-from hdl.flow.table_read import geometry_read, member_read, migration_read
-from hdl.flow.walk import WalkKind, walk, walked
+from hdl.flow.table_read import ArrayReads
+from hdl.flow.walk import MendRequest, WalkKind, walked
 from hdl.kit.pick import lowest_bit
 from hdl.kit.queue import Queue
 from hdl.kit.table import TableRead
@@ -94,10 +94,8 @@ class Sequencer(wiring.Component):
         Their rows.
     strip_read
         Joined blocks, at address row slot * 32 + data strip.
-    geometry_read
-        That of the row's array.
-    member_read
-        Members of the row's array.
+    reads
+        Tables of the row's array, as for `RowPlanning`.
     drives
         What the tables know of the drives.
     arrays
@@ -125,21 +123,13 @@ class Sequencer(wiring.Component):
         Ports whose drive is to be given up.
     busy
         Something moves.
-    boundary_read, sync_read
-        As for `RowPlanning`.
     restarts
         With ``background``: as for `hdl.stripe.dispatch.Dispatch`.
-    migration_read
-        With ``background``: the migration in an array.
     walked
         With ``background``: how a row ended that was walked.
-    mend
-        With ``background``: rows that are to be mended, of reads, and those that a host has written
-        of which blocks were made unreadable.
-    noted
-        With ``background``, a bit for each of the two: such a row has been noted.
-    noted_arrays
-        Of each of the two: the array of that row.
+    mends
+        With ``background``: rows that are to be mended. Those of the first are of reads. Those of
+        the second are rows that a host has written, of which blocks were made unreadable.
     begun
         With ``intent_chunks``: as for `RowPlanning`.
     exists
@@ -159,8 +149,7 @@ class Sequencer(wiring.Component):
                 "launch": In(stream.Signature(slot)),
                 "row_read": Out(TableRead(slot, row_state(config))),
                 "strip_read": Out(TableRead(slot + 5, strip_state(config))),
-                "geometry_read": Out(geometry_read(config)),
-                "member_read": Out(member_read(config)),
+                "reads": Out(ArrayReads(config)),
                 "drives": In(DriveStates()),
                 "arrays": In(ArrayStatus(config)),
                 "allocate": In(line_stream(config)),
@@ -176,14 +165,9 @@ class Sequencer(wiring.Component):
                 "retired": Out(stream.Signature(slot)),
                 "filled": Out(stream.Signature(slot)),
                 "piece": In(stream.Signature(piece(config))),
-                "boundary_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
                 "restarts": In(tried_bits(config)).array(config.ports),
-                "sync_read": Out(TableRead(config.array_bits, BLOCK_NUMBER_BITS)),
-                "migration_read": Out(migration_read(config)),
                 "walked": Out(stream.Signature(walked(config))),
-                "mend": Out(stream.Signature(walk(config))).array(2),
-                "noted": Out(2),
-                "noted_arrays": Out(config.array_bits).array(2),
+                "mends": Out(MendRequest(config)).array(2),
                 "begun": Out(stream.Signature(intention(config))),
                 "exists": In(config.arrays),
                 "busy": Out(1),
@@ -322,16 +306,13 @@ class Sequencer(wiring.Component):
         retired = self.retired.valid & self.retired.ready
         connect(m, flipped(self.launch), planning.launch)
         connect(m, planning.row_read, flipped(self.row_read))
-        connect(m, planning.geometry_read, flipped(self.geometry_read))
-        connect(m, planning.member_read, flipped(self.member_read))
-        connect(m, planning.boundary_read, flipped(self.boundary_read))
-        connect(m, planning.sync_read, flipped(self.sync_read))
-        connect(m, planning.migration_read, flipped(self.migration_read))
-        connect(m, planning.mend, flipped(self.mend[0]))
+        connect(m, planning.reads, flipped(self.reads))
+        connect(m, flipped(self.drives), planning.drives)
+        connect(m, flipped(self.arrays), planning.arrays)
+        connect(m, planning.mend, flipped(self.mends[0]))
         connect(m, planning.begun, flipped(self.begun))
         connect(m, flipped(self.allocate), planning.allocate)
         m.d.comb += [
-            planning.failed.eq(self.drives.failed),
             planning.again.payload.eq(self._slot),
             planning.program_read.address.eq(self._slot),
             planning.target_read.address.eq(Cat(self._number, self._slot)),
@@ -339,16 +320,9 @@ class Sequencer(wiring.Component):
             unread.addr.eq(planning.unread_read.address),
             planning.unread_read.data.bad.eq(unread.data.bad),
             planning.unread_read.data.slow.eq(unread.data.slow),
-            planning.stale.eq(self.drives.stale),
-            planning.unsynced.eq(self.arrays.unsynced),
-            # While it is not known what becomes of drives, every array is doubted.
-            planning.doubts.eq(Mux(self.drives.undecided, ~0, self.arrays.doubts)),
-            planning.eras.eq(self.arrays.eras),
             planning.exists.eq(self.exists),
             planning.ended.eq(retired | (self.filled.valid & self.filled.ready)),
             planning.ended_slot.eq(self.retired.payload),
-            self.noted[0].eq(planning.noted),
-            self.noted_arrays[0].eq(planning.noted_array),
         ]
 
     def _connect_row(self, m: Module) -> None:
@@ -468,7 +442,7 @@ class Sequencer(wiring.Component):
     def _connect_walks(self, m: Module) -> None:
         """What walks see of the row, and rows that are to be mended."""
         program, now, mends = self._program, self._now, self._mends
-        connect(m, mends.walk, flipped(self.mend[1]))
+        connect(m, mends.mend, flipped(self.mends[1]))
         m.d.comb += [
             self._suspicion.program.eq(program),
             self._suspicion.before.eq(now),
@@ -480,8 +454,6 @@ class Sequencer(wiring.Component):
             mends.row.base.eq(program.base),
             mends.row.shift.eq(program.place),
             mends.row.row.eq(program.row),
-            self.noted[1].eq(mends.noted),
-            self.noted_arrays[1].eq(program.array),
         ]
 
     # States. Each method has those of one step, and says which they are.
@@ -524,7 +496,7 @@ class Sequencer(wiring.Component):
         # At rest, only what arrives, or room for what is queued, moves anything.
         moves = self.finished.valid | pass_done.valid | todo.filling
         moves |= room & (todo.output.valid | planning.ready.valid)
-        moves |= self._mends.busy | (self.mend[1].valid & self.mend[1].ready)
+        moves |= self._mends.busy | (self.mends[1].walk.valid & self.mends[1].walk.ready)
         return moves | self._early.busy
 
     def _end_operation(self, m: Module) -> None:
