@@ -126,6 +126,8 @@ class Card:
         """Chooses which data of writes the host cannot give."""
         self.whim = random.Random(f"{seed}/others")
         """Chooses when commands are other than Read, Write and Flush."""
+        self.hints = random.Random(f"{seed}/ranges")
+        """Chooses ranges of Dataset Management."""
         self._card = SimulatedCard(
             config,
             [drive] * config.ports,
@@ -152,6 +154,8 @@ class Card:
         all of that."""
         self._outstanding: list[Begun] = []
         self._buffers: list[int] = []
+        self._pauses = 0
+        self._paused_ns = 0.0
         self._done = False
         self.run(self.nvme.start(queue_pairs=config.queue_pairs))
 
@@ -184,7 +188,7 @@ class Card:
         idle_ns = self.harness.now_ns
         while not self._done:
             await self.sleep(WATCH_NS)
-            if not self.nvme.admin_outstanding:
+            if self._pauses or not self.nvme.admin_outstanding:
                 idle_ns = self.harness.now_ns
             elif self.harness.now_ns - idle_ns > most:
                 raise Stuck(f"an admin command has taken {most / 1e6:.0f} ms")
@@ -197,7 +201,7 @@ class Card:
 
     def _in_time(self, begun: Begun) -> None:
         # A controller that is being disabled posts no more completions.
-        if self.stops or begun.queue in self.renewed:
+        if self.stops or self._pauses or begun.queue in self.renewed:
             return
         took = self.harness.now_ns - begun.since_ns
         most = begun.volume.array.longest_ns()
@@ -227,6 +231,21 @@ class Card:
         self._outstanding.remove(begun)
         self._in_time(begun)
         return status
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The host keeps the card from sending. That time is not the card's, and counts for no
+        command."""
+        if not self._pauses:
+            self._paused_ns = self.harness.now_ns
+        self._pauses += 1
+        yield
+        self._pauses -= 1
+        if self._pauses:
+            return
+        now = self.harness.now_ns
+        for begun in self._outstanding:
+            begun.since_ns += now - max(self._paused_ns, begun.since_ns)
 
     @contextmanager
     def renewing(self, queue: int) -> Iterator[None]:

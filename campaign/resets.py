@@ -18,6 +18,8 @@ from sw.driver.nvme import CC_ENABLE, CSTS_READY
 
 SHARE = 0.3
 WITH_FAULTS = 0.4
+WITHOUT_MASTER = 0.4
+"""Share of disables while bus mastering is off. What waits to be sent is then dropped for good."""
 POLL_NS = 2_000
 
 SHUTDOWNS = (1 << 14, 2 << 14)
@@ -114,6 +116,10 @@ class Resets:
         await card.sleep(choose.uniform(0, FAULT_TIME_NS))
         way = choose.choice(("disable", "shut_down", *UNEXPECTED))
         card.stops = True
+        silent = way == "disable" and "master" in self._features
+        if silent and choose.random() < WITHOUT_MASTER:
+            card.harness.set_status("bus_master", 0)
+            card.outcome.seen["disabled without bus mastering"] += 1
         if way == "disable":
             await disable(card)
         elif way == "shut_down":
@@ -124,6 +130,7 @@ class Resets:
         await card.nvme.stop()
         await load.join()
         before = zlib.crc32(card.harness.memory)
+        card.harness.set_status("bus_master", 1)
         await card.sleep(choose.choice(QUIET_NS))
         assert zlib.crc32(card.harness.memory) == before, "the host's memory changed after a reset"
         await card.nvme.start(queue_pairs=card.config.queue_pairs)

@@ -15,6 +15,8 @@ from campaign.features import ALL
 from campaign.jobs import Jobs
 from campaign.lifetimes import Lifetimes
 from campaign.links import link_of
+from campaign.masks import Masks
+from campaign.mastering import Mastering
 from campaign.members import Members
 from campaign.past import Past
 from campaign.power import Power
@@ -24,6 +26,7 @@ from campaign.resets import Resets
 from campaign.shapes import layout_of_most, turn_rows
 from campaign.sizes import config_of, size_of
 from campaign.torn import Torn
+from campaign.unfinished import Unfinished
 from hdl.config import DATA_OFFSET_BLOCKS, TIME_BITS
 from sim.native.parameters import MICROSECOND, DriveParameters, Ideal, Ssd, link_rate
 
@@ -177,12 +180,16 @@ class Run:
         members = Members(card, arrays, features, self._generator("members"), faults, refusals)
         jobs = Jobs(card, features, self._generator("jobs"), faults)
         queues = Queues(card, features, self._generator("queues"))
+        mastering = Mastering(card, features, self._generator("mastering"))
+        masks = Masks(card, features, self._generator("masks"))
+        unfinished = Unfinished(members, features, self._generator("unfinished"))
         torn = Torn(features, self._generator("torn"), queues)
         power = Power(card, arrays, lifetimes, features, self._generator("power"))
         resets = Resets(card, arrays, features, self._generator("resets"), faults)
         card.transport.spawn(card.watch())
         for array in arrays:
-            await lifetimes.begin(array)
+            if not await unfinished.begin(array):
+                await lifetimes.begin(array)
         for _ in range(choose.randint(*ROUNDS)):
             await members.offer_spares()
             # An array without a fault must not feel those of the others.
@@ -190,7 +197,8 @@ class Run:
             faults.plant(hit, choose.randint(*FAULTS))
             load = card.spawn(array.load() for array in hit)
             beside = [self._beside(card, a, load) for a in arrays if a not in hit]
-            await card.together([*beside, queues.work(load)])
+            changes = [work.work(load) for work in (queues, mastering, masks)]
+            await card.together([*beside, *changes])
             await load.join()
             for array in arrays:
                 await array.rest()

@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Container, Coroutine, Iterable
 from typing import TYPE_CHECKING
 
+from campaign import ranges
 from campaign.card import STOPPED
 from campaign.durable import DurableModel
 from hdl.config import BLOCK_BYTES
@@ -12,13 +13,14 @@ from sim.golden.nvme import (
     ABORT_REQUESTED,
     COMPARE_FAILURE,
     DATA_TRANSFER_ERROR,
+    DATASET_MANAGEMENT,
     INVALID_FIELD,
     INVALID_NAMESPACE,
+    LBA_OUT_OF_RANGE,
     NAMESPACE_NOT_READY,
     UNRECOVERED_READ,
     VERIFY,
     WRITE_ZEROES,
-    dataset,
 )
 from sim.native.harness import ReadEnd
 from sw.driver.commands import Command, Io, NvmeError, read_write
@@ -293,11 +295,25 @@ class Volume:
         return 0
 
     async def _hint(self, first: int, count: int, address: int, queue: int) -> int:
-        """Sends a Dataset Management. Data must stay, whatever it says."""
-        fields, ranges = dataset(self.namespace, [(first, count)])
-        self.array.card.transport.memory.write(address, ranges)
-        command = Command(fields["opcode"], fields["nsid"], dwords=fields["dwords"])
-        return await self._send("a Dataset Management", command, queue, address, len(ranges))
+        """Sends a Dataset Management. Data must stay, whatever it says. It is refused exactly if a
+        range ends beyond the volume."""
+        card, blocks = self.array.card, len(self.model)
+        choose, wanted = card.hints, [(first, count)]
+        if "ranges" in self.array.features:
+            wanted = ranges.draw(choose, blocks)
+        data = ranges.packed(choose, wanted)
+        card.transport.memory.write(address, data)
+        command = Command(
+            DATASET_MANAGEMENT, self.namespace, dwords=ranges.dwords(choose, wanted)
+        )
+        status = await self._send("a Dataset Management", command, queue, address, len(data))
+        outside = ranges.beyond(wanted, blocks)
+        assert status or not outside, f"{self}: ranges beyond it are taken: {outside}"
+        if status != LBA_OUT_OF_RANGE:
+            return status
+        assert outside, f"{self}: {len(wanted)} ranges that it has are refused"
+        card.outcome.seen["ranges refused"] += 1
+        return 0
 
     # Load
 

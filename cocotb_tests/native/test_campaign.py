@@ -4,21 +4,33 @@ import os
 import random
 import re
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 import campaign.__main__ as command
+from campaign import ranges
 from campaign.array import Array
 from campaign.budget import Budget
 from campaign.durable import DurableModel
 from campaign.features import ALL, selected
+from campaign.masks import PENDING_BITS, Masks
 from campaign.run import Run
 from campaign.sizes import DRAWN, SIZES, drawn, size_of
 from campaign.volume import Volume
+from hdl.flow.walk import WalkKind
 from sim.golden.layout import Layout
-from sim.golden.nvme import UNRECOVERED_READ, WRITE_FAULT, WRITE_ZEROES
+from sim.golden.nvme import (
+    DATASET_MANAGEMENT,
+    LBA_OUT_OF_RANGE,
+    UNRECOVERED_READ,
+    WRITE_FAULT,
+    WRITE_ZEROES,
+)
+from sim.native.harness import Harness
 from sw.driver.commands import Io
+from sw.driver.native import NativeTransport
 from sw.driver.nvme import Nvme
 
 SEED = int(os.environ.get("SEED") or "1")
@@ -76,6 +88,21 @@ def test_budget(level, drives, options, tolerates):
         assert admitted == max(0, tolerates - bad)
         lost = [block for block in range(layout.blocks(4)) if not budget.readable(block)]
         assert not lost and budget.tolerated()
+
+
+def test_range_lists():
+    """As many as a command may have, and both kinds. A volume has exactly the blocks below its end.
+    """
+    choose = random.Random(SEED)
+    for blocks in (1, 7, 24 * 8):
+        lists = [ranges.draw(choose, blocks) for _ in range(400)]
+        lengths = {len(wanted) for wanted in lists}
+        assert min(lengths) == 1 and max(lengths) == ranges.MOST_RANGES
+        assert all(len(ranges.packed(choose, wanted)) == 16 * len(wanted) for wanted in lists)
+        refused = sum(bool(ranges.beyond(wanted, blocks)) for wanted in lists)
+        assert 100 < refused < 300
+        assert all(ranges.beyond([ranges.bad(choose, blocks)], blocks) for _ in range(400))
+    assert ranges.beyond([(0, 8), (7, 1), (8, 0), (8, 1), (0, 9)], 8) == [(8, 1), (0, 9)]
 
 
 # What survives a loss of power
@@ -238,6 +265,75 @@ def test_commands_that_do_nothing_are_found(monkeypatch, opcode, message):
 
     monkeypatch.setattr(Volume, "_send", nothing)
     find(monkeypatch, {"others"}, message)
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [(0, "ranges beyond it are taken"), (LBA_OUT_OF_RANGE, "ranges that it has are refused")],
+)
+def test_ranges_that_are_judged_wrongly_are_found(monkeypatch, status, message):
+    """Every Dataset Management ends alike."""
+    send = Volume._send
+
+    async def judge(volume, what, command, *arguments) -> int:
+        ended = await send(volume, what, command, *arguments)
+        return status if command.opcode == DATASET_MANAGEMENT else ended
+
+    monkeypatch.setattr(Volume, "_send", judge)
+    find(monkeypatch, {"others", "ranges"}, message)
+
+
+def test_a_rebuild_before_rows_are_in_sync_is_found(monkeypatch):
+    """The job that goes on when the drive has been replaced is called a REBUILD."""
+    found = Array.job
+
+    async def job(array: Array):
+        job = await found(array)
+        return replace(job, kind=WalkKind.REBUILD) if job.kind == WalkKind.RESYNC else job
+
+    monkeypatch.setattr(Array, "job", job)
+    monkeypatch.setattr("campaign.unfinished.SHARE", 1)
+    find(monkeypatch, {"unfinished"}, "a REBUILD runs, and rows are not in sync")
+
+
+def test_requests_without_bus_mastering_are_found(monkeypatch):
+    """It is never off."""
+    set_status = Harness.set_status
+
+    def ignore(harness: Harness, name: str, value: int) -> None:
+        set_status(harness, name, value or name == "bus_master")
+
+    monkeypatch.setattr(Harness, "set_status", ignore)
+    monkeypatch.setattr("campaign.mastering.SHARE", 1)
+    monkeypatch.setattr("campaign.mastering.OFF_NS", (100_000,))
+    find(monkeypatch, {"master"}, r"sends \d+ requests while bus mastering is off")
+
+
+def test_vectors_that_are_not_pending_are_found(monkeypatch):
+    """The card forgets them while they are masked."""
+    read32 = NativeTransport.read32
+
+    async def forget(transport: NativeTransport, offset: int) -> int:
+        return 0 if offset == PENDING_BITS else await read32(transport, offset)
+
+    monkeypatch.setattr(NativeTransport, "read32", forget)
+    monkeypatch.setattr("campaign.masks.SHARE", 1)
+    monkeypatch.setattr("campaign.masks.MASKED_NS", (100_000,))
+    find(monkeypatch, {"masks"}, "is masked and raised, and not pending")
+
+
+def test_messages_that_never_come_are_found(monkeypatch):
+    """A vector stays masked."""
+    switch = Masks._switch
+
+    async def only_on(masks: Masks, way: str, vectors, *, on: bool) -> None:
+        if on:
+            await switch(masks, way, vectors, on=True)
+
+    monkeypatch.setattr(Masks, "_switch", only_on)
+    monkeypatch.setattr("campaign.masks.WAYS", ("vectors masked",))
+    monkeypatch.setattr("campaign.masks.SHARE", 1)
+    find(monkeypatch, {"masks"}, "has taken")
 
 
 def test_aborts_that_lie_are_found(monkeypatch):

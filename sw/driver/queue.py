@@ -82,6 +82,11 @@ class QueuePair:
         return len(self._waiting)
 
     @property
+    def untaken(self) -> bool:
+        """Whether there is a completion that has not been taken."""
+        return self._next() is not None
+
+    @property
     def commands(self) -> dict[int, Event]:
         """Commands submitted and not completed, by identifier. Each has the event that its
         completion sets."""
@@ -163,11 +168,8 @@ class QueuePair:
 
     async def take(self) -> None:
         """Takes the completions that are there."""
-        memory, taken = self._transport.memory, 0
-        while True:
-            raw = memory.read(self.cq_address + self._cq_head * CQE_BYTES, CQE_BYTES)
-            if raw[14] & 1 != self._phase:
-                break
+        taken = 0
+        while (raw := self._next()) is not None:
             self._take(Completion.unpack(raw))
             taken += 1
             self._cq_head += 1
@@ -176,6 +178,12 @@ class QueuePair:
                 self._phase ^= 1
         if taken:
             await self._transport.write32(self._doorbell(1), self._cq_head)
+
+    def _next(self) -> bytes | None:
+        """The next completion entry, if it is there."""
+        address = self.cq_address + self._cq_head * CQE_BYTES
+        raw = self._transport.memory.read(address, CQE_BYTES)
+        return raw if raw[14] & 1 == self._phase else None
 
     def _take(self, completion: Completion) -> None:
         if completion.sq_identifier != self.identifier:
