@@ -70,8 +70,8 @@ class Assembly(wiring.Component):
         connect(m, flipped(self.flushed), tracker.flushed)
         connect(m, dispatch.expected, tracker.expected)
         connect(m, dispatch.rejected, tracker.rejected)
-        connect(m, dispatch.geometry_read, flipped(self.geometry_read))
-        connect(m, dispatch.member_read, flipped(self.member_read))
+        connect(m, dispatch.reads.geometry, flipped(self.geometry_read))
+        connect(m, dispatch.reads.member, flipped(self.member_read))
         extent, sent = dispatch.extent.payload, tracker.command
         m.d.comb += [
             dispatch.extent.valid.eq(sent.valid),

@@ -97,12 +97,16 @@ def test_nothing_lands_in_the_next_array(level, members):
         card.finish(other)
 
 
+FEW_SLOTS = replace(USUAL, queue_depth=64, array_shares=False)
+"""Its queues hold more commands than it has slots."""
+
+
 @pytest.mark.parametrize("waiting", [20, 60])
 def test_nothing_lands_in_the_next_volume(waiting):
     """Commands of an array that hangs have all slots; others wait in the inbox and in the queues
     for them. Their volume is deleted and created again, with other sectors: none of them finds it.
     """
-    with Card([FAST] * PORTS, seed=SEED, config=USUAL) as card:
+    with Card([FAST] * PORTS, seed=SEED, config=FEW_SLOTS) as card:
         hung = card.run(card.create(Level.RAID0, range(2)))
         old = card.run(card.create(Level.RAID1, range(4, 6)))
         statuses: list[int] = []
@@ -126,7 +130,7 @@ def test_nothing_lands_in_the_next_volume(waiting):
             transport = card.card.transport
             for port in hung.ports:
                 card.harness.drive_fault(port, deaf=True)
-            for number in range(USUAL.commands):
+            for number in range(FEW_SLOTS.commands):
                 transport.spawn(read(number))
             await transport.sleep(50_000)
             for number in range(waiting):
@@ -139,7 +143,7 @@ def test_nothing_lands_in_the_next_volume(waiting):
             before = contents(card, range(4, 6))
             address = card.buffer(1)
             await card.nvme.read(old.namespace, 0, 8, address, 0, 512)
-            while len(statuses) < waiting or ended < USUAL.commands:
+            while len(statuses) < waiting or ended < FEW_SLOTS.commands:
                 await transport.sleep(100_000)
             assert set(statuses) == {INVALID_FIELD}, statuses
             assert contents(card, range(4, 6)) == before, "old writes have landed"
