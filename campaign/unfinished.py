@@ -24,8 +24,8 @@ from sw.driver.commands import NvmeError
 
 SHARE = 0.25
 STOPPED, SPARED, SAME_PORT = 0.5, 0.5, 0.3
-LEAST_SHARE = 1
-LOOK_NS = 30_000
+LEAST_SHARE = 5
+LOOK_NS = 60_000
 
 
 class Unfinished:
