@@ -8,7 +8,9 @@ are lost (docs/host-interface.md, Interrupts). The host looks at its queues afte
 import random
 
 from campaign.card import Card, Group
+from campaign.switches import LANDED_NS, now_and_then
 from sw.driver.native import MSIX_ENTRY_BYTES, MSIX_TABLE
+from sw.driver.queue import QueuePair
 
 SHARE = 0.4
 """Share of rounds in which this happens."""
@@ -17,17 +19,11 @@ PENDING_BITS = 0x3000
 VECTOR_CONTROL = 12
 """Offset in an entry of the table."""
 
-PAUSE_NS = (3_000, 30_000, 100_000)
-"""Times between two switches, on average."""
-
-MOST = 100
-"""Switches in a round."""
-
 MASKED_NS = (10, 300, 10_000, 100_000)
 """How long nothing may come, on average."""
 
-LANDED_NS, RAISED_NS = 40_000, 5_000
-"""A message that had left before has arrived after so long. A completion has raised its vector."""
+RAISED_NS = 5_000
+"""A completion has raised its vector after so long."""
 
 WAYS = ("function masked", "vectors masked", "MSI-X disabled")
 
@@ -50,16 +46,15 @@ class Masks:
 
     async def work(self, load: Group) -> None:
         """Sometimes switches interrupts, as long as there is load."""
-        card, choose = self._card, self._choose
+        choose = self._choose
         if not self._happens or choose.random() >= SHARE:
             return
-        pause_ns, masked_ns = choose.choice(PAUSE_NS), choose.choice(MASKED_NS)
-        await card.sleep(choose.uniform(0, 2 * pause_ns))
-        for _ in range(MOST):
-            if load.ended:
-                return
+        masked_ns = choose.choice(MASKED_NS)
+
+        async def switch() -> None:
             await self.mask(choose.choice(WAYS), choose.uniform(0, 2 * masked_ns))
-            await card.sleep(choose.uniform(0, 2 * pause_ns))
+
+        await now_and_then(self._card, choose, load, switch)
 
     async def mask(self, way: str, duration_ns: float) -> None:
         """Keeps messages from being sent for so long."""
@@ -100,16 +95,20 @@ class Masks:
         Of a queue that is being deleted the host may have had the message, and look away.
         """
         card = self._card
-        waiting = [
-            queue
-            for number, queue in enumerate(card.nvme.queues)
-            if queue.identifier in vectors and queue.untaken and number not in card.renewed
-        ]
+        waiting = self._untaken(vectors)
         await card.sleep(RAISED_NS)
         bits = await card.transport.read32(PENDING_BITS)
+        still = self._untaken(vectors)
         for queue in waiting:
-            number = card.nvme.queues.index(queue) if queue in card.nvme.queues else None
-            if queue.untaken and number is not None and number not in card.renewed:
+            if queue in still:
                 pending = bits >> queue.identifier & 1
                 assert pending, f"vector {queue.identifier} is masked and raised, and not pending"
                 card.outcome.seen["vectors pending"] += 1
+
+    def _untaken(self, vectors) -> list[QueuePair]:
+        """Queues of these vectors that have a completion, and are not being deleted."""
+        return [
+            queue
+            for number, queue in enumerate(self._card.nvme.queues)
+            if queue.identifier in vectors and queue.untaken and number not in self._card.renewed
+        ]

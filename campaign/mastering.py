@@ -8,15 +8,10 @@ ends as if nothing had happened. The time meanwhile is not the card's.
 import random
 
 from campaign.card import Card, Group
+from campaign.switches import LANDED_NS, now_and_then
 
 SHARE = 0.4
 """Share of rounds in which this happens."""
-
-PAUSE_NS = (3_000, 30_000, 100_000)
-"""Times between two switches, on average."""
-
-MOST = 100
-"""Switches in a round."""
 
 OFF_NS = (10, 300, 3_000, 60_000)
 """How long it is off, on average."""
@@ -25,9 +20,6 @@ LONG, LONG_NS = 0.3, 400_000
 """Share of such rounds in which it is once off for longer than the shortest completion timeout."""
 SHORT_TIMEOUT, USUAL_TIMEOUT = 1, 0
 """Completion Timeout Values of Device Control 2: 50 to 100 us, and the default range."""
-
-LANDED_NS = 40_000
-"""What had left before has arrived after so long."""
 
 REQUESTS = ("memory_writes", "memory_reads", "interrupts")
 """Counters of requests of the card."""
@@ -51,19 +43,18 @@ class Mastering:
 
     async def work(self, load: Group) -> None:
         """Sometimes switches bus mastering, as long as there is load."""
-        card, choose = self._card, self._choose
+        choose = self._choose
         if not self._happens or choose.random() >= SHARE:
             return
-        pause_ns, off_ns = choose.choice(PAUSE_NS), choose.choice(OFF_NS)
-        long = choose.random() < LONG
-        await card.sleep(choose.uniform(0, 2 * pause_ns))
-        for _ in range(MOST):
-            if load.ended:
-                return
+        off_ns, long = choose.choice(OFF_NS), choose.random() < LONG
+
+        async def switch() -> None:
+            nonlocal long
             await self.off(LONG_NS if long else choose.uniform(0, 2 * off_ns), short=long)
-            card.outcome.seen["bus mastering off for long"] += long
+            self._card.outcome.seen["bus mastering off for long"] += long
             long = False
-            await card.sleep(choose.uniform(0, 2 * pause_ns))
+
+        await now_and_then(self._card, choose, load, switch)
 
     async def off(self, duration_ns: float, *, short: bool = False) -> None:
         """Switches bus mastering off for so long. Nothing leaves the card meanwhile.

@@ -22,8 +22,8 @@ from hdl.stripe.mends import Mending
 
 CONFIG = Config(
     ports=4, lines=256, commands=64, queue_pairs=2, queue_depth=32, rows=64, operations=512,
-    arrays=4, volumes=4, walk_window=2,
-    transfer_blocks=8, sector_emulation=False, early_rows=0, array_shares=True,
+    arrays=4, volumes=4, walk_window=2, transfer_blocks=8, sector_emulation=False, early_rows=0,
+    array_shares=True,
 )  # fmt: skip
 WIDE = replace(CONFIG, ports=32, lines=512, operations=1024)
 CONFIGS = {"narrow": CONFIG, "wide": WIDE}

@@ -25,8 +25,6 @@ from sw.driver.commands import NvmeError
 SEED = int(os.environ.get("SEED") or "1")
 FAST = Ideal(capacity=DATA_OFFSET_BLOCKS + 128, latency_ps=20 * MICROSECOND)
 CONFIG = replace(board(PORTS), command_timeout_ms=3, abort_timeout_ms=1, slow_read_ms=1)
-QUEUED = 4 * 255
-"""Commands that the queues of `board` have room for."""
 MOST = 1.10
 """How much longer than beside an idle array, the promise of docs/guarantees.md."""
 
@@ -69,7 +67,8 @@ class Pair:
         self.hang = hang
         self.seed = seed
         self.level = level
-        self.card = Card([FAST] * PORTS, seed=seed, queue_pairs=4, config=config, quiet=True)
+        pairs = config.queue_pairs
+        self.card = Card([FAST] * PORTS, seed=seed, queue_pairs=pairs, config=config, quiet=True)
         self.over = False
         self.running = False
         """The job of the array that hangs is."""
@@ -190,7 +189,7 @@ FLOODS = {
         load=Load(workers=256, writes=0.5, longest=32), level=Level.RAID10, job=WalkKind.RESYNC
     ),
     # All that the queues take, but for those of the other array and a few to spare.
-    "full": Hang(load=Load(workers=QUEUED - 32, writes=0.5, longest=8)),
+    "full": Hang(load=Load(workers=CONFIG.fetched_commands - 32, writes=0.5, longest=8)),
 }
 
 

@@ -18,6 +18,7 @@ from hdl.flow.row import RowKind
 from hdl.flow.walk import WalkKind, WalkResult
 from hdl.stripe.rows.dismissal import Dismissal
 from hdl.stripe.rows.operation_result import OperationResult
+from hdl.stripe.rows.progress import attempts
 from hdl.stripe.rows.sequencer import Sequencer
 
 SPAN = 6
@@ -582,6 +583,14 @@ class SharesSecondTries(Sequencer):
         return m
 
 
+class CountsForTheRow(OperationResult):
+    """A planted bug: an operation has only the attempts that others of its row have left it."""
+
+    def __init__(self, *, config):
+        super().__init__(config=config)
+        self._rounds = attempts(config)
+
+
 class LeavesMixtures(Sequencer):
     """A planted bug: what a write that failed has stored stays."""
 
@@ -637,6 +646,7 @@ def test_refused_writes(array):
     ("mutant", "array", "testcase"),
     [
         (GivesUpEveryDrive, "raid5", LAST),
+        (CountsForTheRow, "raid5", "a_second_try_is_each_blocks_own"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

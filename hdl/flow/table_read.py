@@ -86,8 +86,9 @@ def migration_read(config: Config) -> TableRead:
 
 
 class ArrayReads(wiring.Signature):
-    """Reads of where the blocks of arrays lie, and of which rows may be believed, seen from the
-    reader. All are of an array.
+    """Reads of where the blocks of an array lie, and of which of its rows may be believed, seen
+    from the reader. Without ``Config.background`` ``migration``, ``boundary`` and ``sync`` read as
+    0.
 
     Ports
     -----
@@ -96,7 +97,7 @@ class ArrayReads(wiring.Signature):
     member
         The port of a member.
     migration
-        Its migration. Not there without ``Config.background``, as all that follows.
+        Its migration.
     boundary
         Its first row that has not been rebuilt yet.
     sync
