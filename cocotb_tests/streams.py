@@ -18,6 +18,8 @@ from amaranth.lib import data
 from cocotb.clock import Clock
 from cocotb.triggers import Event, RisingEdge
 
+from cocotb_tests.fields import PAYLOAD, Fields, Unread, noting, reads
+
 CLOCK_PERIOD_NS = 4
 """250 MHz."""
 
@@ -34,16 +36,6 @@ def sample(handle) -> int:
     way. The simulator knows two values only.
     """
     return int(handle._handle.get_signal_val_binstr(), 2)
-
-
-class Fields(dict):
-    """Fields of an unpacked layout; ``fields.name`` is short for ``fields["name"]``."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(name) from None
 
 
 def pack(layout, /, **fields) -> int:
@@ -80,23 +72,93 @@ def _unpacker(shape) -> Callable[[int], Any]:
     return found[1]
 
 
-def _make_unpacker(shape) -> Callable[[int], Any]:
+def _make_unpacker(shape, path: str = "", unread: set[str] | None = None) -> Callable[[int], Any]:
+    """The same, anew. Records take the paths of fields that are read out of ``unread``."""
     mask = (1 << Shape.cast(shape).width) - 1
     if isinstance(shape, type) and issubclass(shape, Enum):
         return partial(_member, shape, mask, {})
     inner = _layout(shape)
     if inner is None:
-        sign = (mask + 1) >> 1 if Shape.cast(shape).signed else 0
+        if not Shape.cast(shape).signed:
+            return lambda value: value & mask
+        sign = (mask + 1) >> 1
         return lambda value: ((value & mask) ^ sign) - sign
-    parts = [
-        (key, field.offset, _unpacker(field.shape))
-        for key, field in inner
-        if Shape.cast(field.shape).width or isinstance(inner, data.ArrayLayout)
-    ]
+    parts = []
+    for name, field in _parts(inner):
+        part = _unpacker(field.shape)
+        if unread is not None:
+            below = path if isinstance(inner, data.ArrayLayout) else f"{path}{name}."
+            part = _make_unpacker(field.shape, below, unread)
+        parts.append((name, field.offset, part))
     if isinstance(inner, data.ArrayLayout):
         return lambda value: [part(value >> offset) for _, offset, part in parts]
-    named = [(str(key), offset, part) for key, offset, part in parts]
-    return lambda value: Fields({name: part(value >> offset) for name, offset, part in named})
+    kind = Fields
+    if unread is not None:
+        kind = noting({name: path + name for name, _ in _parts(inner)}, unread)
+    new = kind.__new__
+
+    def record(value: int) -> Fields:
+        made = new(kind)
+        made.__dict__ = {name: part(value >> offset) for name, offset, part in parts}
+        return made
+
+    return record
+
+
+def _parts(layout: data.Layout) -> list[tuple[str, data.Field]]:
+    """Those fields that have a bit, and all elements of an array."""
+    return [
+        (str(key), field)
+        for key, field in layout
+        if Shape.cast(field.shape).width or isinstance(layout, data.ArrayLayout)
+    ]
+
+
+def _paths(shape) -> dict[str, bool]:
+    """Those of all fields of a structure that are none themselves, and whether each has a bit.
+
+    Another shape is one field.
+    """
+
+    def below(shape, path: str) -> list[tuple[str, bool]]:
+        inner = _layout(shape)
+        if isinstance(inner, data.ArrayLayout):
+            return below(inner.elem_shape, path)
+        if inner is None:
+            return [(path, Shape.cast(shape).width > 0)]
+        return [
+            found
+            for key, field in inner
+            for found in below(field.shape, f"{path}.{key}" if path else str(key))
+        ]
+
+    inner = None if shape is None else _layout(shape)
+    if inner is None or isinstance(inner, data.ArrayLayout):
+        return {PAYLOAD: True}
+    return dict(below(inner, ""))
+
+
+def _noting_unpacker(layout, unread: Unread | None) -> Callable[[int], Any]:
+    """A function that unpacks a payload, and that has it noted which of its fields are read."""
+    if unread is None or unread.whole:
+        return _unpacker(layout)
+    kinds = [
+        (((1 << Shape.cast(field.shape).width) - 1) << field.offset, field.offset, field.shape)
+        for _, field in _parts(_layout(layout))
+        if isinstance(field.shape, type) and issubclass(field.shape, Enum)
+    ]
+    mask = sum(bits for bits, _, _ in kinds)
+    found: dict[int, Callable[[int], Any]] = {}
+
+    def record(value: int) -> Any:
+        make = found.get(value & mask)
+        if make is None:
+            values = [_unpacker(shape)((value & bits) >> at) for bits, at, shape in kinds]
+            names = [one.name if isinstance(one, Enum) else str(one) for one in values]
+            make = found[value & mask] = _make_unpacker(layout, "", unread.of(names))
+        return make(value)
+
+    return record
 
 
 def _member(shape, mask: int, known: dict[int, Any], value: int) -> Any:
@@ -361,6 +423,8 @@ class StreamSink(_Port):
         Chance of being ready in a cycle; may be changed at any time. ``paused`` refuses.
     callback
         Called with each payload in the cycle it is taken, instead of queueing it.
+    ignores
+        Why the test need not look at the payload; or why at some of its fields, by name.
     """
 
     def __init__(
@@ -372,9 +436,14 @@ class StreamSink(_Port):
         active: float = 1.0,
         seed=None,
         callback: Callable[[Any], None] | None = None,
+        ignores: Mapping[str, str] | str | None = None,
     ):
         super().__init__(dut, name, layout=layout, active=active, seed=seed)
         self.received = 0
+        self._looks = callback is not None and reads(callback)
+        self._whole: set[str] | None = None
+        self._unread = Unread(name, _paths(layout), ignores) if self._payload is not None else None
+        self._unpack = None if layout is None else _noting_unpacker(layout, self._unread)
         self._resting = False
         self._callback = callback
         self._items: deque[Any] = deque()
@@ -397,13 +466,15 @@ class StreamSink(_Port):
 
     def receive_now(self) -> Any:
         """The oldest payload not yet received; there must be one."""
+        if self._whole:
+            self._whole.clear()
         return self._items.popleft()
 
     async def receive(self, *, cycles: int = 100_000) -> Any:
         """The oldest payload not yet received; waits for it, fails after ``cycles``."""
         for _ in range(cycles):
             if self._items:
-                return self._items.popleft()
+                return self.receive_now()
             await RisingEdge(self._clock)
         raise AssertionError(f"{self.name}: nothing within {cycles} cycles")
 
@@ -411,11 +482,18 @@ class StreamSink(_Port):
         """The next ``count`` payloads; each may take ``cycles``."""
         return [await self.receive(cycles=cycles) for _ in range(count)]
 
+    def _begin(self) -> None:
+        """Something has been taken for the first time."""
+        if self._unread is not None and self._unread.whole:
+            self._whole = self._unread.of(())
+            if self._looks:
+                self._whole.clear()
+
     async def _run(self) -> None:
         refused: int | None = None
         shown: bool | None = None
         clock, offered = RisingEdge(self._clock), self._valid
-        begins = RisingEdge(offered)
+        begins, unpack_it = RisingEdge(offered), self._unpack
         ready, idle = False, 0
         while True:
             if idle < SINK_IDLE_CYCLES:
@@ -446,8 +524,10 @@ class StreamSink(_Port):
                 )
             refused = payload if valid and not ready else None
             if valid and ready:
+                if not self.received:
+                    self._begin()
                 self.received += 1
-                value = payload if self.layout is None else unpack(self.layout, payload)
+                value = payload if unpack_it is None else unpack_it(payload)
                 if self._callback is not None:
                     self._callback(value)
                 else:
