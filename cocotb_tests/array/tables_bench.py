@@ -37,7 +37,10 @@ class Bench:
         self.generator = generator
         self.model = Model(config)
         self.requests = StreamSource(dut, "changes__request", layout=manage_request(config))
-        self.responses = StreamSink(dut, "changes__response", layout=manage_response(config))
+        refused = {f"{one.name}:index": "nothing was changed" for one in ManageStatus if one.value}
+        self.responses = StreamSink(
+            dut, "changes__response", layout=manage_response(config), ignores=refused
+        )
         self.fail = StreamSource(dut, "fail")
         self.quiesces = StreamSink(
             dut, "quiesce", layout=reference(config), callback=self._quiesce, active=0.3

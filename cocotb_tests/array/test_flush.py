@@ -10,13 +10,19 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 from cocotb.triggers import RisingEdge
 
-from cocotb_tests.array.array_models import Table, pack_geometry
+from cocotb_tests.array.array_models import (
+    FLUSH_IGNORES,
+    Table,
+    flush_operation,
+    pack_geometry,
+)
+from cocotb_tests.fields import check_fields
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, start, wait_until
 from hdl.array.tracker import Tracker
 from hdl.config import MAX_DRIVES, Config, board, small
 from hdl.flow.host_command import HostOpcode, Status, command, completion
-from hdl.flow.operation import DriveStatus, Opcode, finished, operation
+from hdl.flow.operation import DriveStatus, Opcode, Owner, finished, operation
 from hdl.flow.table_read import geometry_read, member_address, member_read
 from hdl.stripe.dispatch import Dispatch
 from sim.golden.layout import Layout
@@ -108,9 +114,14 @@ class Bench:
         self.commands = StreamSource(dut, "host_command", layout=command(config))
         self.ends = StreamSource(dut, "flushed", layout=finished(config))
         self.operations = StreamSink(
-            dut, "operation", layout=operation(config), callback=self._ask
+            dut,
+            "operation",
+            layout=operation(config),
+            callback=self._ask,
+            ignores=FLUSH_IGNORES,
         )
         self.completions = StreamSink(dut, "completion", layout=completion(config))
+        self.slot = 0
         self.out: list[int] = []
         self.ports: list[int] = []
         self.failed: set[int] = set()
@@ -118,7 +129,9 @@ class Bench:
         self.show()
 
     def _ask(self, seen) -> None:
-        assert seen.opcode == Opcode.FLUSH and seen.port in self.ports
+        assert seen.port in self.ports
+        wanted = flush_operation(port=seen.port, owner=Owner.COMMAND, index=self.slot)
+        check_fields(seen, wanted, "operation")
         assert seen.port not in self.out, "a drive is asked twice at once"
         self.out.append(seen.port)
 
@@ -161,7 +174,8 @@ async def no_flush_of_a_failed_array_succeeds(dut):
         if generator.random() < 0.3:
             bench.lose(layout, most=generator.choice((1, 1, 2)))
         began_lost = has_lost_data(layout, bench.failed | bench.stale)
-        bench.commands.send(slot=number % config.commands, opcode=HostOpcode.FLUSH)
+        bench.slot = number % config.commands
+        bench.commands.send(slot=bench.slot, opcode=HostOpcode.FLUSH)
         goes = generator.random() < 0.6
         told_lost = began_lost
         aborts = generator.choice((0, 0, 1, 3))
@@ -180,8 +194,9 @@ async def no_flush_of_a_failed_array_succeeds(dut):
                 status, aborts = DriveStatus.ABORTED, aborts - 1
             if status != DriveStatus.GOOD:
                 told_lost |= has_lost_data(layout, bench.failed | bench.stale)
-            bench.ends.send(opcode=Opcode.FLUSH, index=number % config.commands, status=status)
+            bench.ends.send(opcode=Opcode.FLUSH, index=bench.slot, status=status)
         ended = await bench.completions.receive()
+        assert ended.slot == bench.slot
         lost = has_lost_data(layout, bench.failed | bench.stale)
         about = f"{layout.level} of {layout.drives}, failed {bench.failed}, stale {bench.stale}"
         if told_lost:

@@ -10,12 +10,14 @@ import pytest
 from cocotb.triggers import RisingEdge
 
 from campaign.sizes import SIZES
+from cocotb_tests.array.array_models import random_recovery
+from cocotb_tests.fields import check_fields
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, sample, start, wait_until
 from hdl.array.shares.command_shares import CommandShares
 from hdl.array.shares.shares import Shares
 from hdl.array.shares.turnstile import Turnstile
-from hdl.config import OPERATIONS_PER_BLOCK, Config, board
+from hdl.config import BLOCK_NUMBER_BITS, OPERATIONS_PER_BLOCK, Config, board
 from hdl.flow.host_command import HostOpcode, command
 from hdl.flow.table_read import volume
 from hdl.stripe.mends import Mending
@@ -57,6 +59,8 @@ class Bench:
         )
         self.sent: dict[int, deque] = {array: deque() for array in range(3)}
         self.has: dict[int, int] = dict.fromkeys(range(3), 0)
+        self.given: dict[int, dict] = {}
+        """The last command that was sent in each slot."""
         self.inside: dict[int, tuple[int, int]] = {}
         self.slots = deque(range(CONFIG.commands))
         self.retries = 0
@@ -95,10 +99,22 @@ class Bench:
         self._give(slot, array, opcode, blocks)
 
     def _give(self, slot: int, array: int, opcode: HostOpcode, blocks: int) -> None:
-        self.source.send(slot=slot, opcode=opcode, blocks=blocks - 1, volume=array)
+        fields = {
+            "slot": slot,
+            "opcode": opcode,
+            "fua": self.random.getrandbits(1),
+            "recover": random_recovery(self.random, CONFIG, copies=2),
+            "volume": array,
+            "block": self.random.getrandbits(BLOCK_NUMBER_BITS),
+            "blocks": blocks - 1,
+            "offset": self.random.randrange(8),
+        }
+        self.source.send(**fields)
+        self.given[slot] = fields
 
     def _passed(self, payload) -> None:
         slot, array = payload.slot, payload.volume
+        check_fields(payload, self.given[slot], "passed")
         if slot in self.inside:
             self.retries += 1
             return
