@@ -11,16 +11,22 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 from cocotb.triggers import RisingEdge
 
+from cocotb_tests.array.array_models import FLUSH_IGNORES, flush_operation
+from cocotb_tests.busy import BusyWatch
+from cocotb_tests.fields import check_fields
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, sample, start, wait_until
-from hdl.array.tracker import FLUSH_ROUNDS
 from hdl.config import MAX_DRIVES, Config
 from hdl.drive.flusher import FlushAll, Flusher
 from hdl.flow.flush_request import FlushRequest
 from hdl.flow.operation import DriveStatus, Opcode, Owner, finished, operation
+from hdl.flow.recovery import tried_bits
 
 CONFIG = Config(ports=24)
 REQUESTS = 150
+FLUSH_ROUNDS = 16
+"""Flushes are sent 16 times, since any of their drives may abort them (docs/guarantees.md)."""
+MOST_RESTARTS = 1 << tried_bits(CONFIG)
 
 
 class Assembly(wiring.Component):
@@ -38,6 +44,7 @@ class Assembly(wiring.Component):
                 "told": Out(stream.Signature(MAX_DRIVES)),
                 "operation": Out(stream.Signature(operation(CONFIG))),
                 "finished": In(stream.Signature(finished(CONFIG))),
+                "restarts": In(tried_bits(CONFIG)).array(CONFIG.ports),
                 "busy": Out(1),
             }
         )
@@ -46,6 +53,8 @@ class Assembly(wiring.Component):
         m = Module()
         m.submodules.flusher = flusher = Flusher(config=CONFIG, users=2)
         m.submodules.flush_all = flush_all = FlushAll()
+        for mine, its in zip(self.restarts, flusher.restarts, strict=True):
+            m.d.comb += its.eq(mine)
         connect(m, flipped(self.request), flush_all.request)
         connect(m, flush_all.ask, flusher.ask[0])
         connect(m, flusher.told[0], flush_all.told)
@@ -69,7 +78,12 @@ class Drives:
     def __init__(self, dut, generator: random.Random):
         self.random = generator
         self.operations = StreamSink(
-            dut, "operation", layout=operation(CONFIG), callback=self._begin, active=0.5
+            dut,
+            "operation",
+            layout=operation(CONFIG),
+            callback=self._begin,
+            active=0.5,
+            ignores=FLUSH_IGNORES,
         )
         self.ends = StreamSource(dut, "finished", layout=finished(CONFIG))
         self.out: list[int] = []
@@ -77,6 +91,10 @@ class Drives:
         self.aborts: dict[int, int] = {}
         self.fate: dict[int, DriveStatus] = {}
         self.held = False
+        self.dut = dut
+        self.restarts = [0] * CONFIG.ports
+        """How often each drive had restarted when the request was taken."""
+        self.restart()
         self._clock = dut.clk
         for name in ("request__flush", "used", "failed", "lost"):
             getattr(dut, name).value = 0
@@ -84,13 +102,23 @@ class Drives:
         cocotb.start_soon(self._run())
 
     def _begin(self, seen) -> None:
-        assert (seen.opcode, seen.owner) == (Opcode.FLUSH, Owner.FLUSHER)
+        wanted = flush_operation(
+            port=seen.port, owner=Owner.FLUSHER, restarts=self.restarts[seen.port]
+        )
+        check_fields(seen, wanted | {"alone": 1}, "operation")
         assert seen.port not in self.out, "two flushes of a drive at once"
         self.out.append(seen.port)
         self.begun[seen.port] += 1
 
+    def restart(self) -> None:
+        """Before a request: drives have restarted so often."""
+        self.restarts = [self.random.randrange(MOST_RESTARTS) for _ in range(CONFIG.ports)]
+        for port, count in enumerate(self.restarts):
+            getattr(self.dut, f"restarts__{port}").value = count
+
     def reset(self) -> None:
         """Some drives will abort, go away or refuse."""
+        self.restart()
         self.begun.clear()
         bad = (DriveStatus.GONE, DriveStatus.MEDIUM_ERROR)
         self.fate = {
@@ -147,6 +175,7 @@ async def says_which_drives_have_flushed(dut):
     drives = Drives(dut, generator)
     asks = StreamSource(dut, "ask")
     told = StreamSink(dut, "told", active=0.5)
+    watch = BusyWatch(dut, ["ask", "finished"], ["operation", "told"])
     await start(dut)
     for _ in range(REQUESTS):
         drives.reset()
@@ -155,6 +184,7 @@ async def says_which_drives_have_flushed(dut):
         asks.send(asked)
         assert await told.receive(cycles=50_000) == drives.stored(asked)
     await wait_until(dut, lambda: not sample(dut.busy), cycles=20, what="rest")
+    watch.check()
 
 
 @cocotb.test(timeout_time=10, timeout_unit="ms")
@@ -177,7 +207,9 @@ async def all_drives_are_flushed_before_power_goes(dut):
         for _ in range(300):
             await RisingEdge(dut.clk)
             assert not sample(dut.request__flushed), "answered before a drive has"
-        # A drive that goes in the meantime changes nothing for the others.
+        # A drive that goes in the meantime, or restarts, changes nothing for the others.
+        for port in range(CONFIG.ports):
+            getattr(dut, f"restarts__{port}").value = generator.randrange(MOST_RESTARTS)
         gone, lost = generator.getrandbits(CONFIG.ports), generator.random() < 0.3
         dut.failed.value = gone
         dut.settled.value = 0
