@@ -12,13 +12,20 @@ from cocotb_tests.pcie.pcie_bench import CONFIG, PAGE_BYTES, SHIM, Bench, run_en
 from cocotb_tests.pcie.pcie_host import DRAIN_CYCLES
 from cocotb_tests.runner import SimulationError
 from cocotb_tests.streams import sample, wait_until
-from hdl.pcie.ordering import GIVEN_UP, ReadCredits, SequenceNumbers, WritesAhead
+from hdl.pcie.ordering import ReadCredits, SequenceNumbers, WritesAhead
 from hdl.pcie.tlp import CREDITS_MOST
 
 LIMIT = {"timeout_time": 4, "timeout_unit": "ms"}
 LETTER_BYTES = 16
 STANDS_STILL = 0.8
 """Share of the cycles in which the stream of requests does."""
+
+GIVEN_UP = 4096
+"""Cycles after which writes count as gone, if the block has taken nothing and given nothing back
+since (docs/host-side.md)."""
+
+AROUND = 200
+"""Cycles by which this may be off, as seen from where a write is handed over."""
 
 HELD_CYCLES = 1500
 """Longer than a completion takes that waits for nothing."""
@@ -41,6 +48,7 @@ class OrderBench(Bench):
         self.block_base, self.block_memory = self.host.allocate(CONFIG.lines * PAGE_BYTES)
 
     def _access(self, access):
+        assert (access.address, access.write, access.enable) == (0, 0, 0x0F)
         # What has been reported done at this moment.
         self.seen.append((self.post.sent, len(self.written)))
         self.register_response.send(len(self.seen))
@@ -153,10 +161,11 @@ async def writes_that_are_dropped_hold_nothing(dut):
     await wait_until(dut, lambda: sample(dut.rq_tvalid), cycles=200, what="the write")
     order.host.function.bus_master_enable = False
     reading = cocotb.start_soon(order.host.read_register(0))
-    await ClockCycles(dut.clk, GIVEN_UP // 2)
+    await ClockCycles(dut.clk, GIVEN_UP - AROUND)
     assert sample(dut.posted) and not reading.done()
-    await reading
+    await ClockCycles(dut.clk, 2 * AROUND)
     assert not sample(dut.posted)
+    await reading
     order.host.function.bus_master_enable = True
     for _ in range(64):
         await RisingEdge(dut.clk)
