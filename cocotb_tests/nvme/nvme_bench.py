@@ -9,7 +9,7 @@ import cocotb
 from cocotb.triggers import ClockCycles, Event, RisingEdge
 
 from cocotb_tests.memory.store_model import STORE_DELAY
-from cocotb_tests.nvme.nvme_model import ADMIN_LINES, KEPT_LINES, DataPath
+from cocotb_tests.nvme.nvme_model import ADMIN_LINES, KEPT_LINES, DataPath, change_ignores
 from cocotb_tests.runner import simulate
 from cocotb_tests.streams import StreamSink, StreamSource, every_cycle, sample, start, wait_until
 from hdl.config import Config
@@ -113,6 +113,12 @@ class Completions:
     automatic: bool = True
 
 
+NOT_WRITTEN = {
+    f"{opcode}:{name}": "of a write" for opcode in ("READ", "FLUSH") for name in ("head", "tail")
+}
+"""Fields without a meaning in a command for the data path."""
+
+
 class Bench(DataPath):
     """Drivers, monitors and the host's state. Every check that always holds is made here.
 
@@ -159,8 +165,10 @@ class Bench(DataPath):
         self._beats: deque[tuple[int, int]] = deque()
         self.cycle = 0
 
-        def sink(name, layout, callback):
-            return StreamSink(dut, name, layout=layout, active=active, callback=callback)
+        def sink(name, layout, callback, ignores=None):
+            return StreamSink(
+                dut, name, layout=layout, active=active, callback=callback, ignores=ignores
+            )
 
         def source(name, layout):
             return StreamSource(dut, name, layout=layout, active=active)
@@ -176,7 +184,7 @@ class Bench(DataPath):
         self.deliver = source("deliver", transfer(config))
         self.manage_response = source("table_changes__response", manage_response(config))
         self.allocate = source("allocate", None)
-        self.command_sink = sink("command", command(config), self._command)
+        self.command_sink = sink("command", command(config), self._command, NOT_WRITTEN)
         self.sinks = [
             sink("host__read_request", read_request(config), self._read),
             sink("host__write_request", write_request(config), self._write),
@@ -184,7 +192,12 @@ class Bench(DataPath):
             self.command_sink,
             sink("fetched", fetched(config), self._fetched),
             sink("delivered", delivered(config), self._delivered),
-            sink("table_changes__request", manage_request(config), self._manage),
+            sink(
+                "table_changes__request",
+                manage_request(config),
+                self._manage,
+                change_ignores(config),
+            ),
             sink("line_write", write_beat(config), self._line_write),
             sink("free", None, self.allocate.send),
             sink("line_read__request", None, self._line_read),
@@ -381,9 +394,10 @@ class Bench(DataPath):
             identifier = self.random.randrange(1 << 16)
         assert len(queue.waiting) < queue.entries - 1, "the test overfills a submission queue"
         assert queue.sq_tail not in queue.unread, "the test overwrites a submission queue entry"
-        entry = Sqe(identifier=identifier, **fields).pack()
+        entry = Sqe(identifier=identifier, **fields)
+        self._submitted(entry, admin=queue.number == 0)
         at = queue.sq + queue.sq_tail * nvme.SQE_BYTES
-        self.memory[at : at + nvme.SQE_BYTES] = entry
+        self.memory[at : at + nvme.SQE_BYTES] = entry.pack()
         queue.unread.add(queue.sq_tail)
         queue.sq_tail = (queue.sq_tail + 1) % queue.entries
         queue.waiting[identifier] = Outstanding()
@@ -628,7 +642,8 @@ class Bench(DataPath):
     def _post(self, request) -> None:
         self.posts += 1
         data = request.data.to_bytes(16, "little")[: 4 * request.dwords]
-        if request.address >= MESSAGE_BASE:
+        assert bool(request.message) == (request.address >= MESSAGE_BASE), request
+        if request.message:
             vector = (request.address - MESSAGE_BASE) // 4
             assert data == (0x4000 | vector).to_bytes(4, "little"), data
             self.interrupts.append(vector)

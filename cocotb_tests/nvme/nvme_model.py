@@ -10,10 +10,10 @@ from cocotb_tests.streams import StreamSource, pack, sample
 from hdl.config import Config
 from hdl.flow.geometry import Level, geometry
 from hdl.flow.host_command import HostOpcode, Status
-from hdl.flow.manage import ManageOpcode, ManageStatus
+from hdl.flow.manage import ManageOpcode, ManageStatus, manage_request
 from hdl.flow.table_read import port_use, volume
 from sim.golden import nvme
-from sim.golden.nvme import PAGE
+from sim.golden.nvme import PAGE, Sqe
 
 ADMIN_LINES = 3
 """Lines that the allocator offers to the front end; the rest are the data path's."""
@@ -28,6 +28,75 @@ LATENCY = 40
 def contents(volume_number: int, block: int) -> bytes:
     """What the data path's volumes hold before they are written."""
     return random.Random(volume_number << 48 | block).randbytes(64) * (PAGE // 64)
+
+
+CHANGES = {
+    ManageOpcode.CREATE_ARRAY: (
+        "level", "strip_shift", "copies", "spans", "rotation", "drives", "assumed", "idle",
+        "degraded", "initialise", "zero",
+    ),
+    ManageOpcode.DELETE_ARRAY: ("array",),
+    ManageOpcode.CREATE_VOLUME: ("array", "start", "blocks", "sectors", "emulation"),
+    ManageOpcode.DELETE_VOLUME: ("volume",),
+    ManageOpcode.START_JOB: ("array", "kind", "resume", "start"),
+    ManageOpcode.STOP_JOB: ("array",),
+    ManageOpcode.SET_SHARE: ("share",),
+    ManageOpcode.REPLACE: ("array", "position", "port"),
+    ManageOpcode.ADD_SPARE: ("array", "dedicated", "port"),
+    ManageOpcode.REMOVE_SPARE: ("port",),
+    ManageOpcode.RE_ADD: ("array", "position"),
+    ManageOpcode.COPY: ("array", "position", "port", "spare"),
+}  # fmt: skip
+"""Fields that a change has, besides its opcode."""
+
+
+def change_ignores(config: Config) -> dict[str, str]:
+    """Fields without a meaning in a change to the tables."""
+    return {
+        f"{opcode.name}:{name}": "no field of this change"
+        for opcode, fields in CHANGES.items()
+        for name, _ in manage_request(config)
+        if name not in ("opcode", *fields)
+    }
+
+
+def wanted_change(config: Config, entry: Sqe, *, volume: int = 0) -> dict:
+    """What an admin command asks of the tables, as docs/host-interface.md has its fields.
+
+    ``volume`` is the one that a Namespace Management is about.
+    """
+    first, second, third, fourth, fifth, *_ = (*entry.dwords, 0, 0, 0, 0, 0)
+    opcode = MANAGE_OPCODES.get(entry.opcode, ManageOpcode.DELETE_VOLUME)
+    fields = {
+        "array": first & 0xFF,
+        "volume": first & 0xFF if entry.opcode in MANAGE_OPCODES else volume,
+        "level": first & 0xF,
+        "assumed": first >> 4 & 1,
+        "idle": first >> 5 & 1,
+        "degraded": first >> 6 & 1,
+        "strip_shift": first >> 8 & 0xF,
+        "rotation": first >> 12 & 0xF,
+        "copies": first >> 16 & 0x3F,
+        "spans": first >> 24 & 0x3F,
+        "initialise": first >> 30 & 1,
+        "zero": first >> 31,
+        "drives": second,
+        "start": second | third << 32,
+        "blocks": fourth | fifth << 32,
+        "sectors": first >> 8 & 1,
+        "emulation": first >> 12 & 3,
+        "position": first >> 8 & 0xFF,
+        "port": second & 0xFF,
+        "kind": first >> 8 & 7,
+        "resume": first >> 12 & 1,
+        "dedicated": first >> 8 & 1,
+        "share": first & 0xFF,
+        "spare": second >> 8 & 1,
+    }
+    names = CHANGES[opcode]
+    if not config.sector_emulation:
+        names = tuple(name for name in names if name not in ("sectors", "emulation"))
+    return {"opcode": opcode} | {name: fields[name] for name in names}
 
 
 class DataPath:
@@ -55,6 +124,12 @@ class DataPath:
         self.hold = False
         self.manage_answer = (ManageStatus.DONE, 0)
         self.manage_requests: list = []
+        self.changes: list[dict] = []
+        """What has been submitted that asks the tables for a change, in order."""
+        self.has_sectors = False
+        """A volume of 512-byte sectors has been asked for."""
+        self.asks_fua = False
+        """A command has been submitted that asks for FUA, or the write cache may be off."""
         self.geometries: dict[int, dict] = {}
         self.volumes: dict[int, dict] = {}
         self.members: dict[tuple[int, int], int] = {}
@@ -67,6 +142,12 @@ class DataPath:
         self._ends: dict[int, Status] = {}
 
     def _command(self, request) -> None:
+        assert not request.offset and not any(request.recover.values()), "it was read before"
+        assert not request.fua or self.asks_fua, f"nobody has asked for FUA: {request}"
+        if request.opcode == HostOpcode.WRITE and self.config.sector_emulation:
+            assert not (request.head or request.tail) or self.has_sectors, request
+        if request.opcode == HostOpcode.FLUSH:
+            assert not (request.fua or request.block or request.blocks), request
         self.commands.append(request)
         cocotb.start_soon(self._execute(request))
 
@@ -131,10 +212,41 @@ class DataPath:
 
     # Tables.
 
+    def _submitted(self, entry: Sqe, *, admin: bool) -> None:
+        """A command is in a queue."""
+        if not admin:
+            self.asks_fua |= len(entry.dwords) > 2 and bool(entry.dwords[2] >> 30 & 1)
+            return
+        self.asks_fua |= entry.opcode == nvme.SET_FEATURES
+        if entry.opcode in MANAGE_OPCODES:
+            self.changes.append(wanted_change(self.config, entry))
+            self.has_sectors |= bool(self.changes[-1].get("sectors"))
+        elif entry.opcode == nvme.NAMESPACE_MANAGEMENT:
+            every = range(self.config.volumes) if entry.nsid == 0xFFFFFFFF else (entry.nsid - 1,)
+            self.changes += [wanted_change(self.config, entry, volume=one) for one in every]
+
     def _manage(self, request) -> None:
+        self._check_change(request)
         self.manage_requests.append(request)
         status, index = self.manage_answer
         self.manage_response.send(status=status, index=index)
+
+    def _check_change(self, request) -> None:
+        """Somebody has asked for it; some others that were submitted have been refused."""
+        while self.changes and self.changes[0]["opcode"] != request.opcode:
+            del self.changes[0]
+        while len(self.changes) > 1 and not self._is(request, self.changes[0]):
+            del self.changes[0]
+        assert self.changes, f"nobody has asked for {request}"
+        wanted = self.changes.pop(0)
+        assert self._is(request, wanted), f"{request}, not {wanted}"
+
+    @staticmethod
+    def _is(request, wanted: dict) -> bool:
+        found = {name: request[name] for name in wanted}
+        return wanted == {
+            name: value.value if name == "emulation" else value for name, value in found.items()
+        }
 
     def _line_write(self, beat) -> None:
         line, number = divmod(beat.address, self.config.beats)

@@ -7,6 +7,7 @@ import cocotb
 import pytest
 from cocotb.triggers import ClockCycles, RisingEdge
 
+from cocotb_tests.fields import ANY, Fields, check_fields
 from cocotb_tests.nvme.nvme_bench import Bench, bench_config, run_front_end
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, start, wait_until
@@ -26,6 +27,15 @@ HELD = 4
 TOLD_CYCLES = 40
 """Longest from an event that may be told to its report."""
 
+EVENTS = {
+    nvme_logs.ERROR_EVENT: ({nvme_logs.INVALID_DOORBELL_REGISTER}, nvme_logs.ERROR_LOG),
+    nvme_logs.HEALTH_EVENT: (
+        {nvme_logs.RELIABILITY, nvme_logs.TEMPERATURE}, nvme_logs.SMART_LOG
+    ),
+    nvme_logs.VENDOR_EVENT: ({0}, nvme_logs.ARRAYS_LOG),
+}  # fmt: skip
+"""Of each type: what it may tell here, and the log page that it names."""
+
 WARNINGS = (nvme_logs.WARN_DEGRADED, nvme_logs.WARN_TEMPERATURE)
 
 
@@ -37,6 +47,9 @@ class AdminBench:
         self.cycle = 0
         self.began: int | None = None
         self.reports: list[tuple[int, int]] = []
+        self.requests: list[int] = []
+        """Identifiers of the requests that are held."""
+        self.identifier = 0
         config = bench_config()
         for name in ("misuse", "misuse_value", "warning", "news", "allocated",
                      "parameter_read__done", "parameter_read__error",
@@ -45,10 +58,16 @@ class AdminBench:
             getattr(dut, name).value = 0
         dut.entry_sizes_good.value = dut.io_queues.value = 0
         self.entry = StreamSource(dut, "entry", layout=sqe())
-        self.finish = StreamSink(dut, "finish", layout=finish(config))
-        self.note = StreamSink(dut, "note", callback=lambda _: None)
+        self.finish = StreamSink(
+            dut, "finish", layout=finish(config), ignores={"tells.volume": "nothing is told"}
+        )
+        self.note = StreamSink(
+            dut, "note", callback=lambda _: None, ignores="test_nvme_logs reads the error log"
+        )
         self.report = StreamSink(dut, "reports__ended", layout=report(), callback=self._reported)
-        self.send = StreamSink(dut, "send", callback=lambda _: self._send())
+        self.send = StreamSink(
+            dut, "send", callback=lambda _: self._send(), ignores="test_nvme_logs reads the pages"
+        )
         self.sent = StreamSource(dut, "sent")
         for name in ("table_changes__request", "change", "parameter_read__request"):
             StreamSink(dut, name, callback=lambda _: None)
@@ -66,7 +85,12 @@ class AdminBench:
 
     def _reported(self, answer) -> None:
         self.held -= 1
-        self.reports.append((self.cycle, answer.result & 7))
+        assert not answer.aborted
+        self.requests.remove(answer.identifier)
+        kind = answer.result & 7
+        told, page = EVENTS[kind]
+        assert answer.result in {kind | one << 8 | page << 16 for one in told}, hex(answer.result)
+        self.reports.append((self.cycle, kind))
 
     def _send(self) -> None:
         self.began = self.cycle
@@ -78,14 +102,26 @@ class AdminBench:
 
     async def run(self, **fields) -> None:
         """One command."""
-        self.entry.send(**fields)
-        assert (await self.finish.receive(cycles=1000)).status == 0
+        self.identifier = (self.identifier + 0x1357) % (1 << 16)
+        # A request that is held has no entry yet.
+        holds = fields["opcode"] == nvme.ASYNC_EVENT
+        if holds:
+            self.requests.append(self.identifier)
+        self.entry.send(**fields, identifier=self.identifier)
+        assert (await self.ended(post=int(not holds))).status == 0
+
+    async def ended(self, *, post: int = 1) -> Fields:
+        """The end of the command that was sent last."""
+        seen = await self.finish.receive(cycles=1000)
+        wanted = {"identifier": self.identifier, "status": seen.status, "post": post}
+        check_fields(seen, wanted | {"tells": {"volume": ANY}}, "finish")
+        return seen
 
     async def hold(self) -> None:
         """Keeps enough Asynchronous Event Requests there."""
         while self.held < HELD:
             self.held += 1
-            await self.run(opcode=nvme.ASYNC_EVENT, identifier=self.held)
+            await self.run(opcode=nvme.ASYNC_EVENT)
 
     async def read(self, event: EventType, *, retain: bool = False, at: int = 0) -> None:
         """Reads some of the log page of a type, from byte ``at`` on."""
@@ -182,8 +218,12 @@ async def what_is_told_stays_masked(dut):
             await bench.read(event, retain=True)
             assert await reported(bench, event) == 0, "told although the page was retained"
             bench.status = 1 << 1
-            bench.entry.send(opcode=nvme.GET_LOG, cdw10=LOGS[event].value | 3 << 16)
-            assert (await bench.finish.receive()).status
+            bench.entry.send(
+                opcode=nvme.GET_LOG,
+                cdw10=LOGS[event].value | 3 << 16,
+                identifier=bench.identifier,
+            )
+            assert (await bench.ended()).status
             bench.status = 0
             assert await reported(bench, event) == 0, "told although the page was not read"
             await bench.read(event)
@@ -237,6 +277,7 @@ async def a_reset_forgets(dut):
         await ClockCycles(dut.clk, 1)
         dut.clear.value = 0
         bench.held = 0
+        bench.requests.clear()
         await bench.run(opcode=nvme.SET_FEATURES, cdw10=11, cdw11=sum(WARNINGS))
 
     for event in (EventType.ERROR, EventType.HEALTH, EventType.VENDOR):

@@ -255,13 +255,13 @@ async def wrong_completions_are_caught(dut):
 
     def entry(address=pair.cq, phase=1, named=identifier):
         data = named << 96 | phase << 112 | 1 << 80
-        return SimpleNamespace(address=address, dwords=4, data=data)
+        return SimpleNamespace(address=address, dwords=4, message=0, data=data)
 
     for wrong in (
         entry(address=pair.cq + 16),
         entry(phase=0),
         entry(named=identifier ^ 1),
-        SimpleNamespace(address=pair.cq, dwords=4, data=entry().data | 7 << 80),
+        SimpleNamespace(address=pair.cq, dwords=4, message=0, data=entry().data | 7 << 80),
     ):
         saved = dataclasses.replace(host.completions[1])
         with pytest.raises(AssertionError):

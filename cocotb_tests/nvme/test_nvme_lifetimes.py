@@ -54,6 +54,7 @@ class Host(Bench):
                 del self.inside[sample(dut.slots__ended)]
 
     def _manage(self, request) -> None:
+        self._check_change(request)
         cocotb.start_soon(self._change(request))
 
     async def _change(self, request) -> None:
