@@ -171,6 +171,7 @@ class Bench:
             layout=request,
             callback=self._access,
             active=register_activity,
+            ignores={"data": "of a write"},
         )
         self.register_response = StreamSource(
             dut, "register__response", active=register_activity

@@ -644,6 +644,7 @@ async def link_resets_of_unsent_reads(dut):
 
     def ends(done):
         if done.kind is Kind.LIST:
+            assert done.index == 5
             lists.append(bool(done.error))
             return
         assert done.index not in bench.read, f"line {done.index} ends twice"
