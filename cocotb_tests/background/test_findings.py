@@ -68,6 +68,7 @@ async def pages_are_of_one_moment(dut):
     line = bytearray(PAGE)
 
     def write(beat) -> None:
+        assert beat.mask == (1 << CONFIG.beat_dwords) - 1
         place = beat.address % CONFIG.beats * CONFIG.beat_bytes
         line[place : place + CONFIG.beat_bytes] = beat.data.to_bytes(CONFIG.beat_bytes, "little")
 

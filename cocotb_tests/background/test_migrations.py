@@ -188,6 +188,7 @@ async def nobody_gets_a_drive_that_is_written(dut):
     await host.good(**migrate(array, 0, 4))
     await host.until(lambda: bool(host.out), "rows")
     host.requests.send(opcode=ManageOpcode.STOP_JOB, array=array)
+    host.expect(ManageOpcode.CREATE_ARRAY)
     host.requests.send(opcode=ManageOpcode.CREATE_ARRAY, level=Level.JBOD.value, drives=1 << 4)
     await ClockCycles(dut.clk, 1000)
     assert used(dut) == 0b110011

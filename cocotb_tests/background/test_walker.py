@@ -9,6 +9,7 @@ from amaranth.hdl import Module
 from cocotb.triggers import RisingEdge
 
 from cocotb_tests.array.array_models import Table, pack_geometry
+from cocotb_tests.busy import BusyWatch
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, sample, start, wait_until
 from hdl.background.row_order import RowOrder
@@ -36,7 +37,13 @@ class Bench:
         self.geometries = Table(dut, "geometry_read")
         self.slices = StreamSource(dut, "slice", layout=slice_request(config))
         self.slice_ends = StreamSink(dut, "slice_end", layout=SliceEnd)
-        self.walks = StreamSink(dut, "walk", layout=walk(config), callback=self._ask)
+        self.walks = StreamSink(
+            dut,
+            "walk",
+            layout=walk(config),
+            callback=self._ask,
+            ignores={"era": "of a source but 0"},
+        )
         self.ends = StreamSource(dut, "walked", layout=walked(config))
         self.findings = StreamSink(dut, "finding", layout=finding(config), callback=self._find)
         self.expected: list[tuple[int, int, int]] = []
@@ -44,6 +51,9 @@ class Bench:
         self.found: list[dict] = []
         self.rows_out: list[int] = []
         self.most_out = 0
+        self.limit = 0
+        self.followed = 0
+        """Rows of which it was said that the next one follows."""
         self.fails = False
         self.fault_rate = 0.1
         self.late = 0.3
@@ -59,6 +69,8 @@ class Bench:
         assert key == self.expected.pop(0), f"{seen}: out of order"
         assert seen.tag not in self.out, f"tag {seen.tag} is out twice"
         assert (seen.kind, seen.array, seen.source) == (self.kind, self.array, 0)
+        assert not seen.more or seen.row + 1 < self.limit, "no row follows"
+        self.followed += seen.more
         self.out[seen.tag] = key
         self.most_out = max(self.most_out, len(self.out))
 
@@ -111,7 +123,7 @@ class Bench:
         """Walks one slice, up to ``end_row`` if it is not 0; its end."""
         dut = self.dut
         self.rows_out = []
-        limit = min(end_row, rows) if end_row else rows
+        self.limit = limit = min(end_row, rows) if end_row else rows
         self.expected = [
             (base, shift, row)
             for row in range(first, limit)
@@ -173,6 +185,12 @@ async def walks_like_the_reference(dut):
     generator = random.Random(int(os.environ["SEED"]))
     config = CONFIGS[os.environ["CONFIG"]]
     bench = Bench(dut, config, generator)
+    watch = BusyWatch(
+        dut,
+        ["slice", "walked"],
+        ["walk", "slice_end", "finding"],
+        others=lambda: (sample(dut.stop), sample(dut.hold)),
+    )
     await start(dut)
     ends = {"complete": 0, "stopped": 0, "failed": 0}
     parts = 0
@@ -202,6 +220,8 @@ async def walks_like_the_reference(dut):
     dut._log.info("%s, %d parts, at most %d rows at once", ends, parts, bench.most_out)
     assert parts > 5 or not config.intent_chunks
     assert all(ends.values()) and bench.most_out >= config.walk_window - 2
+    assert bench.followed
+    watch.check()
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
