@@ -79,10 +79,11 @@ def some_rows(span: int) -> range:
 class Row:
     """One row that the test launches."""
 
-    def __init__(self, *, kind, base, shift, row, joined, gathered=False, fua=False):
+    def __init__(self, *, kind, base, shift, row, joined, gathered=False, fua=False, more=False):
         self.kind = kind
         self.gathered = gathered
         self.fua = fua
+        self.more = more
         self.base = base
         self.shift = shift
         self.row = row
@@ -105,6 +106,8 @@ class Bench:
         self.lines = Lines(config.lines)
         self.drives = DrivesModel(dut, config, self.lines, active=active, seed=seed)
         self.drives.wants_fua = self._wants_fua
+        self.drives.wants_more = self._wants_more
+        self.drives.redundant = array.parities > 0 or array.mirrored
         self.parity = ParityModel(dut, config, self.lines, active=active, seed=seed)
         self.allocator = Allocator(
             dut, self.lines, name="allocate", active=active, seed=seed
@@ -138,8 +141,10 @@ class Bench:
             # One of two arrays.
             dut.exists.value = 3
 
-        def sink(name, callback, layout=None):
-            StreamSink(dut, name, layout=layout, active=active, seed=seed, callback=callback)
+        def sink(name, callback, layout=None, **more):
+            StreamSink(
+                dut, name, layout=layout, active=active, seed=seed, callback=callback, **more
+            )
 
         sink("free", self.lines.give_back)
         sink("committed", self._committed, committed(config))
@@ -148,7 +153,8 @@ class Bench:
         sink("fail", self.fail)
         sink("retired", self._retired)
         for number in range(2):
-            sink(f"mends__{number}__walk", self._mend, walk(config))
+            era = {"era": "of a source but 0"}
+            sink(f"mends__{number}__walk", self._mend, walk(config), ignores=era)
 
     @classmethod
     def from_environment(cls, dut, arrays: Mapping[str, ArrayModel] = ARRAYS) -> Self:
@@ -169,6 +175,7 @@ class Bench:
             kind=row.kind,
             gathered=row.gathered,
             fua=row.fua,
+            more=row.more,
             array=ARRAY,
             base=row.base,
             shift=row.shift,
@@ -193,6 +200,14 @@ class Bench:
         if operation.opcode != Opcode.READ and operation.index in self.drives.begun:
             assert self.drives.begun[operation.index] == (ARRAY, row.row), "another row is marked"
         return operation.opcode != Opcode.READ and row.fua
+
+    def _wants_more(self, operation) -> bool | None:
+        """The next row follows at once: what is written first is merged with that of it. Reads
+        need not wait for it."""
+        row = self.slots[operation.index]
+        if operation.opcode == Opcode.READ and not operation.more:
+            return None
+        return row.more and not operation.alone
 
     def fail(self, port: int) -> None:
         self.failed.add(port)
@@ -297,7 +312,7 @@ class Bench:
         assert strip in range(self.strips(one.row)), one
         wanted = shift + strip * self.array.copies if self.array.mirrored else shift
         asked = one.kind, one.array, one.base, one.shift, one.tag, one.source
-        assert asked == (WalkKind.PATROL, 1, base, wanted, MEND_TAG, 0)
+        assert asked == (WalkKind.PATROL, 1, base, wanted, MEND_TAG, 0) and not one.more
         self.mended.add((one.row, strip))
 
     def allowed(self, row: int, index: int) -> set[bytes]:
@@ -369,6 +384,7 @@ class Bench:
             joined=joined,
             gathered=gathered,
             fua=kind == RowKind.WRITE and self.wishes.random() < 0.3,
+            more=self.wishes.random() < 0.3,
         )
         self.rows.setdefault(row, {})
         for index in joined:

@@ -6,7 +6,9 @@ went where, and through which sums.
 
 import random
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import cocotb
 from cocotb.triggers import Event, RisingEdge
@@ -269,6 +271,40 @@ class Allocator:
         return sum(owner == f"offered by {self._name}" for owner in self._lines.taken.values())
 
 
+OPERATION_IGNORES = {
+    "restarts": "of what is dated",
+    "READ:early.seat": "of what is early",
+    **{
+        f"{opcode}:{field}": "of a read"
+        for opcode in ("WRITE", "WRITE_UNCORRECTABLE")
+        for field in ("elsewhere", "early.seat")
+    },
+    "WRITE_UNCORRECTABLE:line": "no block is moved",
+}
+"""Fields without a meaning in an operation of a row."""
+
+STEP_IGNORES = {
+    **{
+        f"{kind}:{field}": "of RECOVER"
+        for kind in ("GENERATE", "DATA", "PARITY", "OUTPUT")
+        for field in ("erased", "parities")
+    },
+    **{
+        f"{kind}:{field}": "of the last OUTPUT"
+        for kind in ("GENERATE", "RECOVER", "DATA", "PARITY")
+        for field in ("last", "index")
+    },
+    **{
+        f"{kind}:{field}": "a begin has no block"
+        for kind in ("GENERATE", "RECOVER")
+        for field in ("role", "line")
+    },
+    **{f"{kind}:piece": "that of the begin counts" for kind in ("DATA", "PARITY", "OUTPUT")},
+    "piece.number": "of a pass for a piece",
+}
+"""Fields without a meaning in a step of a pass."""
+
+
 class DrivesModel:
     """Drives that answer operations in any order, fail, and lose blocks.
 
@@ -284,8 +320,9 @@ class DrivesModel:
     at a block in ``held`` waits for the event there. With ``intent_chunks`` no row slot may write
     that is not in ``begun``, which maps those announced to what was said of them, unless
     ``needs_no_mark`` is true of it and the port. ``wants_fua`` says of an operation whether it is
-    to be FUA. One that is dated otherwise than its port's ``restarts`` ends with ABORTED and is not
-    done.
+    to be FUA, and ``wants_more`` whether it is to say that more follows, or None. ``redundant``:
+    reads may be had elsewhere. One that is dated otherwise than its port's ``restarts`` ends with
+    ABORTED and is not done.
     """
 
     def __init__(
@@ -313,6 +350,8 @@ class DrivesModel:
         self.begun: dict[int, tuple[int, int]] = {}
         self.needs_no_mark = lambda slot, port: False
         self.wants_fua = lambda one: False
+        self.wants_more: Callable[[Any], bool | None] = lambda one: None
+        self.redundant = True
         self.restarts: Counter[int] = Counter()
         self.counts: Counter = Counter()
         self.outstanding = 0
@@ -341,11 +380,23 @@ class DrivesModel:
             layout=operation(config),
             active=active,
             seed=seed,
-            callback=lambda one: cocotb.start_soon(self._serve(one)),
+            callback=self._take,
+            ignores=OPERATION_IGNORES,
         )
 
-    async def _serve(self, one) -> None:
+    def _take(self, one) -> None:
         assert one.owner == Owner.ROW and one.blocks == 0
+        assert not any(one.recover.values()), "the record of a host's read"
+        more = self.wants_more(one)
+        assert not (one.more and one.alone), f"nothing follows {one}, which is alone"
+        assert more is None or one.more == more, f"{one} should{' not' * one.more} say more"
+        if self.config.slow_read_ms and one.opcode == Opcode.READ:
+            assert not one.elsewhere or self.redundant, f"nobody else has what {one} reads"
+        if self.config.early_rows and one.opcode != Opcode.READ:
+            assert not one.early.any, f"{one} is no read"
+        cocotb.start_soon(self._serve(one))
+
+    async def _serve(self, one) -> None:
         self.outstanding += 1
         self.counts[one.opcode] += 1
         key = one.port, one.block
@@ -421,7 +472,6 @@ class DrivesModel:
             status=status,
         )
 
-
     def _is_aborted(self, opcode: Opcode, key: tuple[int, int]) -> bool:
         spoils = opcode == Opcode.WRITE_UNCORRECTABLE and self.spoils_refused
         return self.aborted[key] > 0 or (key in self.aborting and not spoils)
@@ -462,7 +512,13 @@ class ParityModel:
             dut, "pass_done", layout=pass_done(config), active=active, seed=seed
         )
         StreamSink(
-            dut, "step", layout=step(config), active=active, seed=seed, callback=self._steps.append
+            dut,
+            "step",
+            layout=step(config),
+            active=active,
+            seed=seed,
+            callback=self._steps.append,
+            ignores=STEP_IGNORES,
         )
         cocotb.start_soon(self._run())
 

@@ -17,6 +17,7 @@ from cocotb_tests.array.array_models import (
     pack_geometry,
     random_recovery,
 )
+from cocotb_tests.busy import BusyWatch
 from cocotb_tests.fields import ANY, check_fields
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, sample, start, wait_until
@@ -492,6 +493,7 @@ class Bench:
 async def sends_every_extent_where_it_belongs(dut):
     generator = random.Random(int(os.environ["SEED"]))
     bench = Bench(dut, CONFIGS[os.environ["CONFIG"]], generator)
+    watch = BusyWatch(dut, ["extent"], list(bench.sinks))
     await start(dut)
     for _ in range(BATCHES):
         bench.rebuild()
@@ -513,6 +515,7 @@ async def sends_every_extent_where_it_belongs(dut):
             bench.request()
         await bench.settled()
     assert bool(bench.mended) == bench.config.background
+    watch.check()
 
 
 async def flushed_bench(dut) -> Bench | None:

@@ -8,6 +8,7 @@ import cocotb
 import pytest
 from cocotb.triggers import RisingEdge
 
+from cocotb_tests.busy import BusyWatch
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, sample, start, wait_until
 from hdl.config import PIECES, Config, board
@@ -64,10 +65,18 @@ class Bench:
         self.whole = StreamSource(dut, "whole", layout=step(CONFIG), active=active)
         self.answers = StreamSource(dut, "pass_done", layout=pass_done(CONFIG), active=active)
         StreamSink(dut, "step", layout=step(CONFIG), active=active, callback=self._step)
-        StreamSink(dut, "done", layout=pass_done(CONFIG), active=active, callback=self._done)
+        StreamSink(
+            dut,
+            "done",
+            layout=pass_done(CONFIG),
+            active=active,
+            callback=self._done,
+            ignores={"piece.number": "of a pass for a piece"},
+        )
         self.rows: dict[int, Row] = {}
         self.whole_steps: deque[dict] = deque()
         self.whole_done: deque[int] = deque()
+        self.nonzero: deque[int] = deque()
         self.current: list = []
         self.engine: deque = deque()
         self.ended = 0
@@ -113,7 +122,10 @@ class Bench:
             for _ in range(self.random.choice((0, 3, 30))):
                 await RisingEdge(self.dut.clk)
             mark = {"any": int(number is not None), "number": number or 0}
-            self.answers.send(index=index, error=int(error), piece=mark)
+            nonzero = self.random.getrandbits(CONFIG.parities) if number is None else 0
+            if number is None:
+                self.nonzero.append(nonzero)
+            self.answers.send(index=index, error=int(error), nonzero=nonzero, piece=mark)
 
     # What the rows are told.
 
@@ -122,9 +134,11 @@ class Bench:
         assert not one.piece.any
         if one.index >= CONFIG.rows // 2:
             assert self.whole_done.popleft() == one.index
+            assert self.nonzero.popleft() == one.nonzero
             return
         row = next(row for row in self.rows.values() if row.slot == one.index)
         assert row.settled, "a row that reads is over"
+        assert not one.nonzero, "nobody asks which pieces were not zero"
         del self.rows[row.seat]
         self.slots.append(row.slot)
         assert one.error == (row.good and row.faulty)
@@ -229,6 +243,13 @@ class Bench:
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def pieces_are_worked_out_as_they_land(dut):
     bench = Bench(dut)
+    strobes = (dut.claim, dut.record, dut.settle)
+    watch = BusyWatch(
+        dut,
+        ["piece", "whole", "pass_done"],
+        ["step", "done"],
+        others=lambda: tuple(sample(one) for one in strobes),
+    )
     await start(dut)
     others = cocotb.start_soon(bench.run_whole())
     await bench.run_rows()
@@ -240,6 +261,7 @@ async def pieces_are_worked_out_as_they_land(dut):
         await RisingEdge(dut.clk)
     assert not bench.rows and not bench.whole_steps and not bench.engine
     assert not sample(dut.busy)
+    watch.check()
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")

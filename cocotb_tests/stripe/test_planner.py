@@ -10,6 +10,7 @@ from cocotb.triggers import RisingEdge
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cocotb_tests.busy import BusyWatch
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, sample, start
 from hdl.config import Config, small
@@ -266,6 +267,7 @@ async def plans_as_the_reference(dut):
     await start(dut)
     source = StreamSource(dut, "request", layout=plan_request(CONFIG), active=0.8)
     sink = StreamSink(dut, "plan", layout=plan(CONFIG), active=0.8)
+    watch = BusyWatch(dut, ["request"], ["plan"])
     for request in requests(int(os.environ["SEED"])):
         source.send(request)
         answer = await sink.receive()
@@ -275,13 +277,14 @@ async def plans_as_the_reference(dut):
     assert source.idle
     assert sink.idle
     assert not sample(dut.busy)
+    watch.check()
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
 async def answers_in_time(dut):
     await start(dut)
     source = StreamSource(dut, "request", layout=plan_request(CONFIG))
-    StreamSink(dut, "plan")
+    StreamSink(dut, "plan", layout=plan(CONFIG))
     for request in requests(1)[:20]:
         source.send(request)
         while not (sample(dut.request__valid) and sample(dut.request__ready)):

@@ -142,7 +142,8 @@ class WalkBench(Bench):
         base, shift = self.place(row)
         if not self.array.parities:
             shift = (shift + strip * self.array.copies) % self.array.width
-        entry = Row(kind=RowKind.WRITE, base=base, shift=shift, row=row, joined=[])
+        more = self.wishes.random() < 0.3
+        entry = Row(kind=RowKind.WRITE, base=base, shift=shift, row=row, joined=[], more=more)
         tag = self.random.choice(tags)
         era = (self.era - age) % (1 << ERA_BITS)
         entry.walk = {"any": 1, "kind": kind, "tag": tag, "source": source, "era": era}
