@@ -9,6 +9,7 @@ from amaranth.hdl import Module
 from cocotb.triggers import RisingEdge
 
 from cocotb_tests.array.array_models import Table, pack_geometry, pack_volume, random_recovery
+from cocotb_tests.busy import BusyWatch
 from cocotb_tests.fields import ANY, check_fields
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, sample, start, wait_until
@@ -173,6 +174,7 @@ class Bench:
 async def maps_like_the_reference(dut):
     generator = random.Random(int(os.environ["SEED"]))
     bench = Bench(dut, CONFIGS[os.environ["CONFIG"]], generator)
+    watch = BusyWatch(dut, ["command"], ["extent"])
     await start(dut)
     for _ in range(BATCHES):
         bench.rebuild()
@@ -181,6 +183,7 @@ async def maps_like_the_reference(dut):
         for _ in range(COMMANDS):
             bench.request()
         await bench.settled()
+    watch.check()
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")

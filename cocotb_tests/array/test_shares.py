@@ -11,6 +11,7 @@ from cocotb.triggers import RisingEdge
 
 from campaign.sizes import SIZES
 from cocotb_tests.array.array_models import random_recovery
+from cocotb_tests.busy import BusyWatch
 from cocotb_tests.fields import check_fields
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, sample, start, wait_until
@@ -160,6 +161,10 @@ class Bench:
 async def shares_out(dut):
     """Nobody has more than its share, nothing is lost or overtakes, and nobody starves."""
     bench = Bench(dut)
+    others = (dut.ended, dut.exists, dut.volume_read__data)
+    watch = BusyWatch(
+        dut, ["command"], ["passed"], others=lambda: tuple(sample(one) for one in others)
+    )
     await start(dut)
     busy = 0
     for _ in range(COMMANDS):
@@ -172,6 +177,7 @@ async def shares_out(dut):
     await wait_until(dut, bench.rests, cycles=100_000, what="the end")
     await wait_until(dut, lambda: not sample(dut.busy), cycles=100, what="rest")
     assert not sample(dut.waiting)
+    watch.check()
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")

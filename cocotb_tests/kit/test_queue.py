@@ -6,6 +6,7 @@ import cocotb
 import pytest
 from cocotb.triggers import RisingEdge
 
+from cocotb_tests.busy import BusyWatch
 from cocotb_tests.runner import SimulationError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, sample, start
 from hdl.kit.queue import Queue
@@ -18,9 +19,12 @@ async def keeps_the_order(dut):
     await start(dut)
     source = StreamSource(dut, "input", active=0.6)
     sink = StreamSink(dut, "output", active=0.5)
+    watch = BusyWatch(dut, ["input"], ["output"])
     values = [random.randrange(1 << 16) for _ in range(400)]
     source.send_all(values)
     assert await sink.receive_all(len(values)) == values
+    await RisingEdge(dut.clk)
+    watch.check()
 
 
 @cocotb.test(timeout_time=100, timeout_unit="us")
