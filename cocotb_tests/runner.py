@@ -19,6 +19,7 @@ from xml.etree import ElementTree
 import cocotb_tools.runner
 from amaranth.lib import wiring
 
+from cocotb_tests.fields import REPORT
 from sim import verilator
 from sim.verilog import BUILD, Netlist, digest, to_verilog
 
@@ -172,7 +173,8 @@ def simulate(
     Raises
     ------
     SimulationError
-        A test failed, none ran, the build failed, or time was up.
+        A test failed, none ran, the build failed, or time was up. Or a stream has a field that no
+        test has read (`cocotb_tests.fields`).
     """
     if waves is None:
         waves = os.environ.get("WAVES", "0") not in ("", "0")
@@ -190,6 +192,8 @@ def simulate(
     directory.mkdir(parents=True, exist_ok=True)
     results = directory / "results.xml"
     log = directory / "simulation.log"
+    unread = directory / "unread.txt"
+    environment[REPORT] = str(unread)
     told = f"{name}: {RUN_MARK}{environment['SEED']}, log {log.relative_to(BUILD.parent)}"
     if waves:
         told += f", waves {log.with_name('dump.vcd').relative_to(BUILD.parent)}"
@@ -221,6 +225,8 @@ def simulate(
         failure = "failed: " + ", ".join(failed)
     elif failed is None and failure is None:
         failure = "no test ran"
+    elif failure is None:
+        failure = _unread_fields(unread)
     if failure is not None:
         raise SimulationError(_report(failure, log, environment["SEED"]))
 
@@ -302,6 +308,12 @@ def _failed_tests(results: Path) -> list[str] | None:
         for case in ran
         if case.find("failure") is not None or case.find("error") is not None
     ]
+
+
+def _unread_fields(report: Path) -> str | None:
+    """What is wrong if a stream has a field that nothing has read."""
+    unread = report.read_text()
+    return f"no test has looked at these fields of payloads:\n{unread}" if unread else None
 
 
 def _report(failure: str, log: Path, seed: str) -> str:
