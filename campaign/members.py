@@ -261,6 +261,10 @@ class Members:
         given up."""
         card, old = self._card, array.ports[position]
         spared = array.redundant and array.budget.admits(drives=[position])
+        if array.redundant and not spared:
+            # The card knows which drives are left, but not which blocks they cannot read.
+            array.cure()
+            spared = array.budget.admits(drives=[position])
         await self._refusals.as_migration_ends(array, old, port)
         job = await array.job()
         member = (await array.state()).members[position]
