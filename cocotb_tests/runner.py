@@ -66,7 +66,7 @@ class SimulationError(AssertionError):
 class UnreadFieldsError(AssertionError):
     """All tests passed, but none has read some field of a stream.
 
-    It is no `SimulationError`: a test with a planted bug that nothing has found must not pass by it.
+    It is no `SimulationError`. Else a test would pass whose planted bug nothing has found.
     """
 
 

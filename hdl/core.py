@@ -217,8 +217,8 @@ class Core(wiring.Component):
             connect(m, tracker.command, shares.command)
             connect(m, shares.passed, mapper.command)
             m.d.comb += [
-                shares.ended.eq(tracker.completion.valid & tracker.completion.ready),
-                shares.ended_slot.eq(tracker.completion.payload.slot),
+                shares.ended.valid.eq(tracker.completion.valid & tracker.completion.ready),
+                shares.ended.payload.eq(tracker.completion.payload.slot),
                 shares.exists.eq(tables.exists),
                 sequencer.exists.eq(tables.exists),
             ]
@@ -490,8 +490,8 @@ class Core(wiring.Component):
             tables.blamed.eq(dispatch.blamed | self._flush_cache.blamed),
             tables.doubts.eq(arrays.doubts),
             drives.doubted.eq(known.suspect & ~known.kept),
-            dispatch.ended.eq(ends.valid & ends.ready),
-            dispatch.ended_slot.eq(ends.payload.slot),
+            dispatch.ended.valid.eq(ends.valid & ends.ready),
+            dispatch.ended.payload.eq(ends.payload.slot),
         ]
 
     def _connect_in_sync(self, m: Module) -> None:

@@ -72,7 +72,7 @@ class Bench:
         self.hung: set[int] = set()
         self.due: deque[int] = deque()
         dut.exists.value = sum(1 << array for array in self.exists)
-        dut.ended.value = 0
+        dut.ended__valid.value = 0
         dut.volume_read__data.value = 0
         cocotb.start_soon(self._tables())
         cocotb.start_soon(self._end())
@@ -132,7 +132,7 @@ class Bench:
         dut = self.dut
         while True:
             await RisingEdge(dut.clk)
-            dut.ended.value = 0
+            dut.ended__valid.value = 0
             if self.due and self.random.random() < 0.1:
                 slot = self.due.popleft()
                 array, counts = self.inside[slot]
@@ -145,10 +145,10 @@ class Bench:
                     )
                 del self.inside[slot]
                 self.has[array] -= counts
-                dut.ended.value = 1
-                dut.ended_slot.value = slot
+                dut.ended__valid.value = 1
+                dut.ended__payload.value = slot
                 await RisingEdge(dut.clk)
-                dut.ended.value = 0
+                dut.ended__valid.value = 0
                 for _ in range(4):
                     await RisingEdge(dut.clk)
                 self.slots.append(slot)
@@ -161,7 +161,7 @@ class Bench:
 async def shares_out(dut):
     """Nobody has more than its share, nothing is lost or overtakes, and nobody starves."""
     bench = Bench(dut)
-    others = (dut.ended, dut.exists, dut.volume_read__data)
+    others = (dut.ended__valid, dut.exists, dut.volume_read__data)
     watch = BusyWatch(
         dut, ["command"], ["passed"], others=lambda: tuple(sample(one) for one in others)
     )

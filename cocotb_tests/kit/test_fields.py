@@ -112,7 +112,8 @@ def test_fields_that_are_read(testcase):
     ],
 )
 def test_fields_that_are_not_read_are_found(testcase, unread):
-    with pytest.raises(UnreadFieldsError, match=rf"looked at these fields of payloads:\n{unread}\n"):
+    wanted = rf"looked at these fields of payloads:\n{unread}\n"
+    with pytest.raises(UnreadFieldsError, match=wanted):
         run(testcase)
 
 

@@ -54,15 +54,15 @@ class Bench:
         self.counts: Counter[tuple[bool, bool]] = Counter()
         dut.impaired.value = 2
         dut.note.value = 0
-        dut.ended.value = 0
+        dut.ended__valid.value = 0
 
     async def end(self, command: int) -> None:
         """A command completes."""
         slot = self.outstanding.pop(command)
-        self.dut.ended.value = 1
-        self.dut.ended_slot.value = slot
+        self.dut.ended__valid.value = 1
+        self.dut.ended__payload.value = slot
         await RisingEdge(self.dut.clk)
-        self.dut.ended.value = 0
+        self.dut.ended__valid.value = 0
         self.slots.append(slot)
         await RisingEdge(self.dut.clk)
 

@@ -16,6 +16,7 @@ from hdl.flow.reference import Blame
 from hdl.flow.row import committed
 from hdl.flow.table_read import ArrayReads
 from hdl.flow.walk import MendRequest
+from hdl.kit.pulse import Pulse
 from hdl.kit.table import Table, TableRead
 from hdl.stripe.mends import Mends
 from hdl.stripe.read_streams import ReadStreams
@@ -99,9 +100,7 @@ class Dispatch(wiring.Component):
         are undecided. That a drive could not read a block counts only in the era in which it was
         asked.
     ended
-        With ``gather_reads``, a pulse: a command has completed.
-    ended_slot
-        The slot of that command.
+        With ``gather_reads``: a command has completed, in this slot.
     restarts
         With ``background``: how often the drive at a port has restarted. FLUSH operations say how
         often it had when they were judged, reads as it was seen whether copies may differ.
@@ -140,8 +139,7 @@ class Dispatch(wiring.Component):
                 "load_read": Out(TableRead(config.port_bits, load_bits(config))),
                 "drives": In(DriveStates()),
                 "arrays": In(ArrayStatus(config)),
-                "ended": In(1),
-                "ended_slot": In(config.slot_bits),
+                "ended": In(Pulse(config.slot_bits)),
                 "restarts": In(tried_bits(config)).array(config.ports),
                 "late": Out(TableRead(config.slot_bits, 1)),
                 "blame": Out(Blame(config)),
@@ -336,12 +334,11 @@ class Dispatch(wiring.Component):
     def _follow_streams(self, m: Module) -> None:
         """Connects what recognises streams that had better wait for the rest of their rows."""
         m.submodules.streams = streams = self._streams
+        connect(m, flipped(self.ended), streams.ended)
         m.d.comb += [
             streams.extent.eq(self._item),
             streams.geometry.eq(self._shape),
             streams.impaired.eq(impaired(self.arrays)),
-            streams.ended.eq(self.ended),
-            streams.ended_slot.eq(self.ended_slot),
             streams.note.eq(self._starts),
             self._gathers.eq(streams.gathers),
         ]

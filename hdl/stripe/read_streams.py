@@ -8,6 +8,7 @@ from hdl.config import Config
 from hdl.flow.extent import extent
 from hdl.flow.geometry import geometry
 from hdl.flow.host_command import HostOpcode
+from hdl.kit.pulse import Pulse
 from hdl.kit.table import Table
 from hdl.stripe.gather.stream_detector import StreamDetector
 
@@ -43,9 +44,7 @@ class ReadStreams(wiring.Component):
     impaired
         A bit an array: it has lost drives, but no data.
     ended
-        A pulse: a command has completed.
-    ended_slot
-        The slot of that command.
+        A command has completed, in this slot.
     note
         A pulse: the extent comes.
     gathers
@@ -61,8 +60,7 @@ class ReadStreams(wiring.Component):
                 "extent": In(extent(config)),
                 "geometry": In(geometry(config)),
                 "impaired": In(config.arrays),
-                "ended": In(1),
-                "ended_slot": In(config.slot_bits),
+                "ended": In(Pulse(config.slot_bits)),
                 "note": In(1),
                 "gathers": Out(1),
                 "busy": Out(1),
@@ -100,15 +98,15 @@ class ReadStreams(wiring.Component):
         """Counts the commands of each slot."""
         ended = Signal()
         ended_slot = Signal(self._config.slot_bits)
-        m.d.sync += [ended.eq(self.ended), ended_slot.eq(self.ended_slot)]
+        m.d.sync += [ended.eq(self.ended.valid), ended_slot.eq(self.ended.payload)]
         m.d.comb += [
             self._ages.write.enable.eq(ended),
             self._ages.write.address.eq(ended_slot),
             self._ages.write.data.eq(self._old_age.data + 1),
             self._own_age.address.eq(self.extent.slot),
             self._mark_age.address.eq(self._found.before.slot),
-            self._old_age.address.eq(self.ended_slot),
-            self.busy.eq(self.ended | ended),
+            self._old_age.address.eq(self.ended.payload),
+            self.busy.eq(self.ended.valid | ended),
         ]
 
     def _detect(self, m: Module) -> None:

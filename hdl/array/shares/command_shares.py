@@ -8,6 +8,7 @@ from hdl.array.shares.turnstile import Turnstile
 from hdl.config import OPERATIONS_PER_BLOCK, Config
 from hdl.flow.host_command import HostOpcode, command
 from hdl.flow.table_read import volume_read
+from hdl.kit.pulse import Pulse
 from hdl.kit.table import Table
 
 
@@ -37,9 +38,7 @@ class CommandShares(wiring.Component):
     passed
         To the mapper. Commands of an array come in order.
     ended
-        A pulse. A host command has completed.
-    ended_slot
-        The command slot of that.
+        A host command has completed, in this command slot.
     exists
         One bit per array. It is there.
     volume_read
@@ -59,8 +58,7 @@ class CommandShares(wiring.Component):
             {
                 "command": In(stream.Signature(command(config))),
                 "passed": Out(stream.Signature(command(config))),
-                "ended": In(1),
-                "ended_slot": In(config.slot_bits),
+                "ended": In(Pulse(config.slot_bits)),
                 "exists": In(config.arrays),
                 "volume_read": Out(volume_read(config)),
                 "waiting": Out(config.arrays),
@@ -111,8 +109,8 @@ class CommandShares(wiring.Component):
         flushes = command.opcode == HostOpcode.FLUSH
         flush_cost = -(-self._config.ports // OPERATIONS_PER_BLOCK)
         m.d.comb += [
-            turnstile.ended.eq(self.ended),
-            turnstile.ended_number.eq(self.ended_slot),
+            turnstile.ended.eq(self.ended.valid),
+            turnstile.ended_number.eq(self.ended.payload),
             turnstile.exists.eq(self.exists),
             turnstile.number.eq(command.slot),
             turnstile.array.eq(self._array),

@@ -15,6 +15,7 @@ from hdl.flow.table_read import ArrayReads
 from hdl.flow.walk import MendRequest, WalkKind
 from hdl.kit.bits import ones
 from hdl.kit.pick import lowest_bit
+from hdl.kit.pulse import Pulse
 from hdl.kit.queue import Queue
 from hdl.kit.table import Table, TableRead
 from hdl.stripe.mends import Mends
@@ -103,9 +104,7 @@ class RowPlanning(wiring.Component):
     exists
         With ``array_shares``, a bit an array: it exists.
     ended
-        With ``array_shares``, a pulse: a row has ended.
-    ended_slot
-        The row slot of that row.
+        With ``array_shares``: a row has ended, in this row slot.
     """
 
     def __init__(self, *, config: Config):
@@ -128,8 +127,7 @@ class RowPlanning(wiring.Component):
                 "mend": Out(MendRequest(config)),
                 "begun": Out(stream.Signature(intention(config))),
                 "exists": In(config.arrays),
-                "ended": In(1),
-                "ended_slot": In(slot),
+                "ended": In(Pulse(slot)),
                 "busy": Out(1),
             }
         )
@@ -469,8 +467,8 @@ class RowPlanning(wiring.Component):
             uncounted.eq(self._walks | self._todo.salvage),
             share.exists.eq(self.exists),
             # The sequencer does one of them at a time.
-            share.ended.eq(self.ended | given_back),
-            share.ended_number.eq(Mux(given_back, self.again.payload, self.ended_slot)),
+            share.ended.eq(self.ended.valid | given_back),
+            share.ended_number.eq(Mux(given_back, self.again.payload, self.ended.payload)),
             share.number.eq(self._slot),
             share.array.eq(self._row.array),
             share.amount.eq(self._counted(lines, others)),

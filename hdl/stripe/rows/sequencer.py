@@ -321,8 +321,8 @@ class Sequencer(wiring.Component):
             planning.unread_read.data.bad.eq(unread.data.bad),
             planning.unread_read.data.slow.eq(unread.data.slow),
             planning.exists.eq(self.exists),
-            planning.ended.eq(retired | (self.filled.valid & self.filled.ready)),
-            planning.ended_slot.eq(self.retired.payload),
+            planning.ended.valid.eq(retired | (self.filled.valid & self.filled.ready)),
+            planning.ended.payload.eq(self.retired.payload),
         ]
 
     def _connect_row(self, m: Module) -> None:
